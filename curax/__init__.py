@@ -1,0 +1,3 @@
+"""curax: curate the learning signal of RLVR, in JAX."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,221 @@
+"""Rewards -> advantages: the credit of every completion, one function per estimator.
+
+Every estimator is `(reward, exists) -> advantage`, 0 where there is no completion.
+Each states the weight w(p) its expected update puts on grad p when n completions with
+0/1 rewards are summed with coefficients A_i / n.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from curax import masked
+from curax.masked import Axis
+
+_COLLAPSED = 1e-6  # rewards no further apart than this are equal
+
+
+def raw(reward: jax.Array, exists: jax.Array) -> jax.Array:
+    """The reward itself.
+
+        A_i = r_i
+
+    No baseline: unbiased and noisy, w(p) = 1. With 0/1 rewards this is RAFT, which
+    trains on right completions and ignores wrong ones.
+
+    Args:
+        reward: `[..., G]` float, outcome of each completion. Any scale.
+        exists: `[..., G]` bool, True where there is a completion.
+
+    Returns:
+        `[..., G]` float32 in the units of `reward`; 0 where `exists` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
+
+    References:
+        Williams 1992, "Simple Statistical Gradient-Following Algorithms for
+        Connectionist Reinforcement Learning", Machine Learning 8. Dong et al. 2023,
+        RAFT, arXiv:2304.06767.
+    """
+    _check(reward, exists)
+    return jnp.where(exists, jnp.asarray(reward, jnp.float32), 0.0)
+
+
+def signed(reward: jax.Array, exists: jax.Array) -> jax.Array:
+    """Right is +1, wrong is -1.
+
+        A_i = 2 r_i - 1
+
+    Reinforce and Reinforce-Rej as written, w(p) = 2; behind `gate.zero_variance`
+    w(p) = 2 - p^(n-1) - (1-p)^(n-1). The released code of Reinforce-Rej passes 0/1
+    rewards on, which is `raw`, w(p) = 1 - p^(n-1) behind the same gate: it never
+    learns from a wrong completion.
+
+    Args:
+        reward: `[..., G]` float in [0, 1], outcome of each completion.
+        exists: `[..., G]` bool, True where there is a completion.
+
+    Returns:
+        `[..., G]` float32 in [-1, 1]; 0 where `exists` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
+
+    References:
+        Xiong et al. 2025, "A Minimalist Approach to LLM Reasoning: from Rejection
+        Sampling to Reinforce", arXiv:2504.11343.
+    """
+    _check(reward, exists)
+    return jnp.where(exists, 2.0 * jnp.asarray(reward, jnp.float32) - 1.0, 0.0)
+
+
+def group_mean(reward: jax.Array, exists: jax.Array) -> jax.Array:
+    """How much better each completion did than its group.
+
+        A_i = r_i - mean_j r_j        over the n completions that exist
+
+    The mean contains r_i, so w(p) = (n - 1) / n; `leave_one_out` makes it 1. A group of
+    equal rewards gets exactly 0, and so does a group with n < 2.
+
+    Args:
+        reward: `[..., G]` float, outcome of each completion. Any scale.
+        exists: `[..., G]` bool, True where there is a completion.
+
+    Returns:
+        `[..., G]` float32 in the units of `reward`; 0 where `exists` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
+
+    References:
+        Liu et al. 2025, "Understanding R1-Zero-Like Training: A Critical Perspective"
+        (Dr. GRPO), arXiv:2503.20783. Xiong et al. 2025, Reinforce-Ada,
+        arXiv:2510.04996, where the group is the whole pool.
+    """
+    _check(reward, exists)
+    return _deviation(reward, exists, axis=-1)
+
+
+def leave_one_out(reward: jax.Array, exists: jax.Array) -> jax.Array:
+    """How much better each completion did than the others drawn for its prompt.
+
+        A_i = r_i - mean_{j != i} r_j = n / (n - 1) (r_i - mean_j r_j)
+
+    over the n completions that exist. The baseline of completion i never contains r_i,
+    so it leaves the policy gradient unbiased: w(p) = 1. A group with n < 2 has no
+    baseline: it gets 0 and trains nothing.
+
+    Args:
+        reward: `[..., G]` float, outcome of each completion. Any scale.
+        exists: `[..., G]` bool, True where there is a completion.
+
+    Returns:
+        `[..., G]` float32 in the units of `reward`; 0 where `exists` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
+
+    References:
+        Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization
+        for Learning from Human Feedback in LLMs", arXiv:2402.14740.
+    """
+    _check(reward, exists)
+    n = masked.total(exists, exists, keepdims=True)
+    return _deviation(reward, exists, axis=-1) * (n / jnp.maximum(n - 1.0, 1.0))
+
+
+def standardised(
+    reward: jax.Array,
+    exists: jax.Array,
+    *,
+    eps: float | jax.Array = 1e-6,
+    bessel: bool = False,
+) -> jax.Array:
+    """How many standard deviations each completion is above its group. GRPO.
+
+        A_i = (r_i - mean_j r_j) / (s + eps),   s^2 = sum_j (r_j - mean)^2 / (n - ddof)
+
+    over the n completions that exist. ddof is 0, or 1 with `bessel`; the papers leave
+    it open, the trainers of verl and TRL use 1. eps is added to s and not to s^2, as
+    they do. Small groups of any prompt matter alike: w(p) tends to 1 / sqrt(p (1 - p))
+    as n grows, and to sqrt(n - 1) as p -> 0 at fixed n; `bessel` multiplies it by
+    sqrt((n - 1) / n). A group whose rewards are within 1e-6 of each other gets exactly
+    0, where rounding would make advantages of noise; so does a group with n < 2, which
+    verl gives its raw reward.
+
+    Args:
+        reward: `[..., G]` float, outcome of each completion. Any scale.
+        exists: `[..., G]` bool, True where there is a completion.
+        eps: added to the standard deviation, in the units of `reward`, at least 0.
+        bessel: divide by n - 1 and not by n; static.
+
+    Returns:
+        `[..., G]` float32, no unit; 0 where `exists` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
+
+    References:
+        Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in
+        Open Language Models", arXiv:2402.03300, section 4.1.
+    """
+    _check(reward, exists)
+    return _standardised(reward, exists, axis=-1, eps=eps, ddof=int(bessel))
+
+
+def batch_standardised(
+    reward: jax.Array, exists: jax.Array, *, eps: float | jax.Array = 1e-6
+) -> jax.Array:
+    """How many standard deviations each completion is above the whole batch.
+
+        A_i = (r_i - mean) / (s + eps)        over all completions of all prompts
+
+    One baseline for all prompts: what an easy prompt gets is pushed up as a whole, what
+    a hard one gets down. With many prompts w(p) = 1 / s for each; with few, a prompt's
+    advantages depend on the rest of the batch. A batch whose rewards are within 1e-6
+    of each other gets exactly 0.
+
+    Args:
+        reward: `[..., B, G]` float, outcome of each completion. Any scale.
+        exists: `[..., B, G]` bool, True where there is a completion.
+        eps: added to the population standard deviation, in the units of `reward`.
+
+    Returns:
+        `[..., B, G]` float32, no unit; 0 where `exists` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ, there is no prompt axis or
+            dtypes are not (float, bool).
+
+    References:
+        Hu et al. 2025, "REINFORCE++: Stabilizing Critic-Free Policy Optimization with
+        Global Advantage Normalization", arXiv:2501.03262. Its KL penalty inside the
+        reward is not part of this.
+    """
+    _check(reward, exists)
+    chex.assert_axis_dimension_gt(reward, -2, 0)
+    return _standardised(reward, exists, axis=(-2, -1), eps=eps, ddof=0)
+
+
+def _standardised(
+    reward: jax.Array, exists: jax.Array, *, axis: Axis, eps, ddof: int
+) -> jax.Array:
+    low, high = masked.extent(reward, exists, axis=axis, keepdims=True)
+    differ = high - low > _COLLAPSED
+    square = masked.variance(reward, exists, axis=axis, keepdims=True, ddof=ddof)
+    scale = jnp.where(differ, jnp.sqrt(square) + eps, 1.0)
+    return jnp.where(differ, _deviation(reward, exists, axis=axis) / scale, 0.0)
+
+
+def _deviation(reward: jax.Array, exists: jax.Array, *, axis: Axis) -> jax.Array:
+    """Reward minus mean. Taken from the smallest reward, equal ones give exactly 0."""
+    low, _ = masked.extent(reward, exists, axis=axis, keepdims=True)
+    above = jnp.where(exists, jnp.asarray(reward, jnp.float32) - low, 0.0)
+    centre = masked.mean(above, exists, axis=axis, keepdims=True)
+    return jnp.where(exists, above - centre, 0.0)
+
+
+def _check(reward: jax.Array, exists: jax.Array) -> None:
+    chex.assert_equal_shape([reward, exists])
+    chex.assert_type([reward, exists], [float, bool])

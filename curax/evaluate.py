@@ -1,0 +1,65 @@
+"""Pass rates on held-out prompts, sampled and greedy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import allocate, hint, reward, rollout
+from curax.keys import stage_key
+from curax.pipeline import Parts
+from curax.types import Prompts, Rollouts
+
+
+def draw(
+    parts: Parts, params: Any, seed: jax.Array, *, samples: int
+) -> tuple[Prompts, Rollouts]:
+    """Completions of the held-out prompts, always without hints.
+
+    Args:
+        parts: of the run.
+        params: the policy's.
+        seed: `[]` uint32; the same seed draws with the same noise at every call.
+        samples: completions per prompt; 0 takes one, greedily.
+
+    Returns:
+        E prompts, always the same, and E * max(samples, 1) rows.
+    """
+    cfg = parts.config
+    count = cfg.evaluation.prompts
+    prompts = parts.task.held_out(jnp.arange(count, dtype=jnp.int32))
+    each = jnp.full(count, max(samples, 1), jnp.int32)
+    rollouts = rollout.sample(
+        parts.model,
+        params,
+        hint.none(prompts),
+        allocate.plan(each, rows=count * max(samples, 1)),
+        stage_key(seed, jnp.int32(0), "evaluate"),
+        max_tokens=cfg.sampling.max_tokens,
+        end=parts.task.end,
+        pad=parts.task.pad,
+        temperature=cfg.sampling.temperature if samples else 0,
+        top_k=cfg.sampling.top_k,
+        top_p=cfg.sampling.top_p,
+        slots=cfg.sampling.slots,
+    )
+    return prompts, rollouts
+
+
+def pass_rates(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:
+    """`[..., E]` share of right completions per prompt; missing ones do not count.
+
+    Leading axes, as of seeds, are kept.
+    """
+    if parts.task.on_device:
+        grade = jax.jit(lambda p, r: reward.on_device(parts.task, p, r))
+        for _ in range(rollouts.prompt.ndim - 1):
+            grade = jax.vmap(grade)
+        outcome = np.asarray(grade(prompts, rollouts))
+    else:
+        local = jax.device_get((prompts, rollouts))
+        outcome = reward.on_host(parts.task, *local)
+    each = outcome.reshape(*outcome.shape[:-1], parts.config.evaluation.prompts, -1)
+    counted = np.maximum((~np.isnan(each)).sum(-1), 1)
+    return np.nansum(each, -1) / counted

@@ -1,0 +1,196 @@
+"""Which groups and completions may train. A gate reads outcomes, never the reward.
+
+Every gate is `(outcome, exists, finished) -> may_train`, a subset of `exists`. Groups
+it closes are not corrected for: what a gate does to the objective is part of it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from curax import masked
+
+
+def none(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Array:
+    """Whatever exists may train.
+
+    Args:
+        outcome: `[..., G]` float in [0, 1], what the verifier said.
+        exists: `[..., G]` bool, True where there is a completion with an outcome.
+        finished: `[..., G]` bool, False where the length limit cut a completion off.
+
+    Returns:
+        `[..., G]` bool, `exists`.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not
+            (float, bool, bool).
+    """
+    _check(outcome, exists, finished)
+    return jnp.asarray(exists)
+
+
+def zero_variance(
+    outcome: jax.Array,
+    exists: jax.Array,
+    finished: jax.Array,
+    *,
+    delta: float | jax.Array = 1e-6,
+) -> jax.Array:
+    """Only groups whose outcomes differ: max - min > delta.
+
+    A group with equal outcomes has nothing to compare. Its advantages are 0 already
+    where they are centred on the group; the gate matters for those that are not
+    (`signed`: Reinforce-Rej), and for what is averaged over the trained tokens. The
+    spread is tested and not a standard deviation, which rounding makes positive for
+    equal float32 outcomes. With advantages 2r - 1 over n draws of 0/1 outcomes the
+    effective weight is 2 - p^(n-1) - (1-p)^(n-1).
+
+    Args:
+        outcome: as `none`.
+        exists: as `none`.
+        finished: as `none`; not read.
+        delta: largest spread that counts as equal, in the units of `outcome`.
+
+    Returns:
+        `[..., G]` bool, `exists` in groups that differ; a group of one is closed.
+
+    Raises:
+        AssertionError: as `none`.
+
+    References:
+        Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at
+        Scale", arXiv:2503.14476, dynamic sampling. Xiong et al. 2025, "A Minimalist
+        Approach to LLM Reasoning: from Rejection Sampling to Reinforce",
+        arXiv:2504.11343, Reinforce-Rej.
+    """
+    _check(outcome, exists, finished)
+    smallest, largest = masked.extent(outcome, exists, keepdims=True)
+    return exists & (largest - smallest > delta)
+
+
+def pass_rate_band(
+    outcome: jax.Array,
+    exists: jax.Array,
+    finished: jax.Array,
+    *,
+    low: float | jax.Array,
+    high: float | jax.Array,
+) -> jax.Array:
+    """Only groups that are neither too hard nor too easy: low <= mean outcome <= high.
+
+    Args:
+        outcome: as `none`.
+        exists: as `none`.
+        finished: as `none`; not read.
+        low: smallest mean outcome that may train, in [0, 1].
+        high: largest mean outcome that may train, in [0, 1].
+
+    Returns:
+        `[..., G]` bool, `exists` in groups inside the band, both ends included.
+
+    Raises:
+        AssertionError: as `none`.
+
+    References:
+        Bae et al. 2025, "Online Difficulty Filtering for Reasoning Oriented
+        Reinforcement Learning", arXiv:2504.03380.
+    """
+    _check(outcome, exists, finished)
+    rate = masked.mean(outcome, exists, keepdims=True)
+    return exists & (rate >= low) & (rate <= high)
+
+
+def overlong(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Array:
+    """Only completions that ended by themselves.
+
+    A completion cut off by the length limit was judged on half of what it had to say.
+    It still counts in the statistics of its group where those are taken over all that
+    exists. Dropping depends on content and not on the label alone, so no effective
+    weight in p describes it.
+
+    Args:
+        outcome: as `none`; not read.
+        exists: as `none`.
+        finished: as `none`.
+
+    Returns:
+        `[..., G]` bool, `exists` where `finished`.
+
+    Raises:
+        AssertionError: as `none`.
+
+    References:
+        Yu et al. 2025, DAPO, arXiv:2503.14476, overlong filtering.
+    """
+    _check(outcome, exists, finished)
+    return jnp.asarray(exists) & finished
+
+
+def accepted(
+    outcome: jax.Array,
+    exists: jax.Array,
+    finished: jax.Array,
+    *,
+    threshold: float | jax.Array = 1.0,
+) -> jax.Array:
+    """Only completions that are right: outcome >= threshold. RAFT's accepted set.
+
+    The paper accepts the best of each group, which would accept all of an all-wrong
+    one; its code accepts none of those, and neither does this.
+
+    Args:
+        outcome: as `none`.
+        exists: as `none`.
+        finished: as `none`; not read.
+        threshold: smallest outcome that is accepted, in the units of `outcome`.
+
+    Returns:
+        `[..., G]` bool, `exists` where accepted.
+
+    Raises:
+        AssertionError: as `none`.
+
+    References:
+        Dong et al. 2023, "RAFT: Reward rAnked FineTuning for Generative Foundation
+        Model Alignment", arXiv:2304.06767. Xiong et al. 2025, arXiv:2504.11343.
+    """
+    _check(outcome, exists, finished)
+    return exists & (jnp.asarray(outcome) >= threshold)
+
+
+def every(
+    outcome: jax.Array,
+    exists: jax.Array,
+    finished: jax.Array,
+    *,
+    gates: Sequence[Callable[[jax.Array, jax.Array, jax.Array], jax.Array]],
+) -> jax.Array:
+    """What all of several gates let through.
+
+    Each gate sees all that exists and not what the others left of it, so their order
+    changes nothing.
+
+    Args:
+        outcome: as `none`.
+        exists: as `none`.
+        finished: as `none`.
+        gates: functions of (outcome, exists, finished); none at all is `none`.
+
+    Returns:
+        `[..., G]` bool, where every gate is open.
+
+    Raises:
+        AssertionError: as `none`.
+    """
+    open_ = none(outcome, exists, finished)
+    for gate in gates:
+        open_ &= gate(outcome, exists, finished)
+    return open_
+
+
+def _check(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> None:
+    chex.assert_equal_shape([outcome, exists, finished])
+    chex.assert_type([outcome, exists, finished], [float, bool, bool])

@@ -1,0 +1,106 @@
+"""The device mesh, and which logical axis of an array lies along which axis of it."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from curax.config import ConfigError
+from curax.config import Mesh as Sizes
+
+AXES = ("data", "fsdp", "tensor")
+RULES = (
+    ("rows", ("data", "fsdp")),
+    ("vocab", "tensor"),
+    ("embed", "fsdp"),
+    ("heads", "tensor"),
+    ("mlp", "tensor"),
+)
+
+
+def make(sizes: Sizes) -> Mesh | None:
+    """The mesh of these sizes on the first devices there are; None for one device.
+
+    Raises:
+        ConfigError: if there are fewer devices than the mesh takes.
+    """
+    shape = tuple(getattr(sizes, axis) for axis in AXES)
+    wanted, devices = math.prod(shape), jax.devices()
+    if wanted == 1:
+        return None
+    if wanted > len(devices):
+        product = " x ".join(
+            f"mesh.{axis}={n}" for axis, n in zip(AXES, shape, strict=True)
+        )
+        raise ConfigError(
+            f"{product} takes {wanted} devices; set them so that their product is at "
+            f"most the {len(devices)} that are here."
+        )
+    return jax.make_mesh(
+        shape, AXES, devices=devices[:wanted], axis_types=(AxisType.Auto,) * len(AXES)
+    )
+
+
+@contextlib.contextmanager
+def use(mesh: Mesh | None) -> Iterator[None]:
+    """Trace and run inside this: constraints by logical axis take effect."""
+    if mesh is None:
+        yield
+    else:
+        with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+            yield
+
+
+def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
+    """The sharding of every parameter, from the names of its logical axes.
+
+    Args:
+        mesh: of the run.
+        axes: tree like params of logical axis names, for the last axes of each leaf.
+        params: shapes; axes in front of the named ones, as of seeds, are not sharded.
+
+    Raises:
+        ConfigError: if a dimension does not divide over its mesh axes.
+    """
+
+    def leaf(path, param, names):
+        names = (None,) * (param.ndim - len(names)) + tuple(names)
+        spec = nn.logical_to_mesh_axes(names, RULES)
+        assert spec is not None
+        for size, axis in zip(param.shape, spec, strict=True):
+            parts = mesh.shape[axis] if axis else 1
+            if size % parts:
+                raise ConfigError(
+                    f"mesh.{axis}={parts} does not divide the {size} of parameter "
+                    f"{jax.tree_util.keystr(path)}, {tuple(param.shape)}; change one."
+                )
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(leaf, params, axes)
+
+
+def of_state(mesh: Mesh, axes: Any, state: Any) -> Any:
+    """The sharding of a train state: what is shaped like params lies like them.
+
+    Args:
+        mesh: of the run.
+        axes: tree like params of logical axis names.
+        state: shapes; its field `params`, and every subtree of the same structure
+            (optimizer moments, reference), is sharded, the rest copied everywhere.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    structure = jax.tree.structure(state.params)
+    params = of_params(mesh, axes, state.params)
+
+    def is_like_params(node):
+        return jax.tree.structure(node) == structure
+
+    return jax.tree.map(
+        lambda node: params if is_like_params(node) else everywhere,
+        state,
+        is_leaf=is_like_params,
+    )

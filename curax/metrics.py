@@ -1,0 +1,48 @@
+"""Metrics of a step as sums and weights, so parts of a step can be put together."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from curax import masked
+
+
+@flax.struct.dataclass(kw_only=True)
+class Tally:
+    """What a part of a step adds to its metrics; keys are metric names."""
+
+    means: dict[str, tuple[jax.Array, jax.Array]]  # (sum, weight), both [] float32
+    counts: dict[str, jax.Array]  # [] float32
+
+
+def mean(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(sum, weight) of the values that count."""
+    return masked.total(values, where, axis=None), count(where)
+
+
+def count(where: jax.Array) -> jax.Array:
+    """How many are True, `[]` float32 (exact to 2**24)."""
+    return jnp.sum(where, dtype=jnp.float32)
+
+
+def one(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(sum, weight) of a single value."""
+    return jnp.asarray(value, jnp.float32), jnp.float32(1)
+
+
+def merge(a: Tally, b: Tally) -> Tally:
+    """The tally of two parts of a step together."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def join(a: Tally, b: Tally) -> Tally:
+    """The tally of two parts that measured different things."""
+    return Tally(means=a.means | b.means, counts=a.counts | b.counts)
+
+
+def finish(tally: Tally) -> dict[str, Any]:
+    """Name to `[]` float32: counts, and means, NaN where nothing counted."""
+    means = {name: s / w for name, (s, w) in tally.means.items()}
+    return means | tally.counts

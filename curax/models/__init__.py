@@ -1,0 +1,1 @@
+"""Policies: Linen modules behind `curax.types.Model`."""

@@ -1,0 +1,244 @@
+"""What a run has written, read back: its folder as numbers, and numbers as words.
+
+A run that is still going, or was killed, reads like a finished one with less in it: a
+last line that was cut off in the middle is left out, and a step written twice, as by a
+run that resumed, counts once, as last written.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Row = Mapping[str, Any]
+
+
+class RecordError(ValueError):
+    """A run folder cannot be read. Its text is one sentence: where, what, the fix."""
+
+
+class Run(NamedTuple):
+    """All that a run folder holds, in the order of its steps."""
+
+    config: Mapping[str, Any]  # resolved; functions are {"function": name, options}
+    rows: Sequence[Row]  # metrics; step 0 is the state before RL
+    warm: Sequence[Row] = ()  # metrics of the warm start
+    before: np.ndarray | None = None  # [seeds, prompts] held-out pass rates, before RL
+    after: np.ndarray | None = None  # the same prompts at the last evaluation
+    samples: int = 0  # completions behind each of these pass rates
+    rollouts: Sequence[Row] = ()  # completions of a few prompts per step
+
+
+def read(folder: Path) -> Run:
+    """Everything in a run folder; only `metrics.jsonl` must be there.
+
+    Raises:
+        RecordError: if it is not there, or a file is not what a run writes.
+    """
+    if not folder.is_dir():
+        raise RecordError(f"{folder}: no such folder; give the folder of a run.")
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        raise RecordError(
+            f"{folder}: no metrics.jsonl in it; give the folder of a run."
+        )
+    metrics = _lines(path, _check_metrics)
+    if not metrics:
+        raise RecordError(f"{path}: no rows yet; try again after the first step.")
+    _check_seeds(path, metrics)
+    warm = _lines(folder / "warm_start.jsonl", _check_metrics)
+    rollouts = _lines(folder / "rollouts.jsonl", _check_rollout)
+    evaluation = _object(folder / "evaluation.json")
+    before, after = (
+        _pass_rates(folder / "evaluation.json", evaluation, side)
+        for side in ("before", "after")
+    )
+    measured = evaluation.get("after") or evaluation.get("before") or {}
+    samples = measured.get("samples")
+    return Run(
+        config=_object(folder / "config.json"),
+        rows=_by_step(metrics),
+        warm=_by_step(warm),
+        before=before,
+        after=after,
+        samples=samples if isinstance(samples, int) else 0,
+        rollouts=sorted((row for _, row in rollouts), key=lambda row: row["step"]),
+    )
+
+
+def _lines(path: Path, check: Callable[[Row], str | None]) -> list[tuple[int, Row]]:
+    """The objects of a file that has one per line, each with its line number."""
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            if number == len(lines):  # no newline after it: still being written
+                break
+            row = None
+        if not isinstance(row, dict):
+            wrong = "not a JSON object"
+        elif not isinstance(row.get("step"), int | float):
+            wrong = "no number under step"
+        else:
+            wrong = check(row)
+        if wrong:
+            raise RecordError(f"{path}:{number}: {wrong}; repair or delete this line.")
+        rows.append((number, row))
+    return rows
+
+
+def _check_metrics(row: Row) -> str | None:
+    for name, value in row.items():
+        values = value if isinstance(value, list) and value else [value]
+        if not all(isinstance(v, int | float | None) for v in values):
+            return f"{name} is neither a number nor a list of numbers"
+    return None
+
+
+def _check_seeds(path: Path, rows: Sequence[tuple[int, Row]]) -> None:
+    """Lists are one number per seed, so all are as long as the first."""
+    seeds = 0
+    for number, row in rows:
+        for name, value in row.items():
+            if isinstance(value, list):
+                seeds = seeds or len(value)
+                if len(value) != seeds:
+                    raise RecordError(
+                        f"{path}:{number}: {name} has {len(value)} numbers where the "
+                        f"lines before have {seeds}; repair or delete this line."
+                    )
+
+
+def _check_rollout(row: Row) -> str | None:
+    for name in ("outcome", "reward", "advantage"):
+        if not isinstance(row.get(name), int | float | None):
+            return f"{name} is not a number"
+    return None
+
+
+def _by_step(rows: Sequence[tuple[int, Row]]) -> list[Row]:
+    last = {row["step"]: row for _, row in rows}
+    return [last[step] for step in sorted(last)]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        raise RecordError(
+            f"{path}:{error.lineno}: not JSON; repair or delete the file."
+        ) from None
+    except UnicodeDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise RecordError(f"{path}:1: not a JSON object; repair or delete the file.")
+    return value
+
+
+def _pass_rates(path: Path, evaluation: Row, side: str) -> np.ndarray | None:
+    """`[seeds, prompts]`, missing ones NaN; None where there was no evaluation."""
+    if not evaluation.get(side):
+        return None
+    try:
+        rates = np.array(evaluation[side]["pass_rates"], float)
+    except (KeyError, TypeError, ValueError):
+        rates = np.zeros(())
+    if rates.ndim not in (1, 2):
+        raise RecordError(
+            f"{path}: {side}.pass_rates is neither a list of numbers nor a list of "
+            "those per seed; repair or delete the file."
+        )
+    return np.atleast_2d(rates) if np.isfinite(rates).any() else None
+
+
+# Numbers
+
+# Two-sided 95% points of Student's t for 1 to 30 degrees of freedom.
+_T_95 = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
+
+
+def column(rows: Sequence[Row], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Every value a metric took: `(step [K], value [K, R])`, float64, R seeds.
+
+    Rows that lack the metric, or hold no finite value of it, are left out. A seed
+    without a finite value is NaN. A metric that is one number for all seeds has R = 1.
+    """
+    given = [row for row in rows if name in row]
+    values = [np.atleast_1d(np.array(row[name], float)) for row in given]
+    known = [i for i, value in enumerate(values) if np.isfinite(value).any()]
+    if not known:
+        return np.zeros(0), np.zeros((0, 1))
+    seeds = max(values[i].size for i in known)
+    table = np.stack([np.broadcast_to(values[i], seeds) for i in known])
+    steps = np.array([given[i]["step"] for i in known], float)
+    return steps, np.where(np.isfinite(table), table, np.nan)
+
+
+def means(rows: Sequence[Row], name: str) -> dict[float, float]:
+    """Mean of a metric over the seeds, by step; steps without a value are left out."""
+    steps, values = column(rows, name)
+    return {step: float(np.nanmean(v)) for step, v in zip(steps, values, strict=True)}
+
+
+def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the last axis and half the width of its 95% t-interval.
+
+        half = t_{0.975, n-1} s / sqrt(n)        over the n >= 1 values that are not NaN
+
+    A single value has no interval: its `half` is NaN.
+    """
+    n = np.sum(np.isfinite(values), axis=-1)
+    freedom = np.maximum(n - 1, 1)
+    mean = np.nanmean(values, axis=-1)
+    variance = np.nansum((values - mean[..., None]) ** 2, axis=-1) / freedom
+    # Beyond the table, t is expanded about the normal quantile z.
+    z = 1.959964
+    beyond = z + (z**3 + z) / (4 * freedom)
+    beyond = beyond + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    last = 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
+    beyond = beyond + last / (384 * freedom**3)
+    within = np.array(_T_95)[np.minimum(freedom, len(_T_95)) - 1]
+    t = np.where(freedom <= len(_T_95), within, beyond)
+    return mean, np.where(n > 1, t * np.sqrt(variance / np.maximum(n, 1)), np.nan)
+
+
+def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Steps and seconds of each timed stage, the costliest in total first."""
+    times = {}
+    names = {name for row in rows for name in row if name.startswith("time/")}
+    for name in sorted(names):
+        steps, values = column(rows, name)
+        if steps.size:
+            stage = name.removeprefix("time/").removesuffix("_s").replace("_", " ")
+            times[stage] = steps, np.nanmean(values, axis=-1)
+    return dict(sorted(times.items(), key=lambda item: -item[1][1].sum()))
+
+
+def count(value: float) -> str:
+    """A count as people say it: 950, 12.3 k, 4.56 M."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: 4.2 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    if seconds < 3599.5:
+        return "{} min {} s".format(*divmod(round(seconds), 60))
+    return "{} h {} min".format(*divmod(round(seconds / 60), 60))

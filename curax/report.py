@@ -1,0 +1,362 @@
+"""`python -m curax.report RUN`: the pictures of a run, and one HTML page that tells it.
+
+The page stands alone: pictures, styles and completions are inside, nothing is loaded
+from anywhere, so it can be mailed or published as it is. Completions are text that a
+model made up: they travel as JSON that cannot end its script element, and the page
+shows them as text, never as markup.
+"""
+
+import argparse
+import base64
+import html
+import importlib.resources
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from curax import pictures, record
+from curax.record import Row, Run, column, count, duration, interval, means
+
+_MOST_ROLLOUTS = 2_000  # completions on a page
+_MOST_CHARACTERS = 3_000  # of a text on the page
+_STAGES = (
+    *("task", "allocate", "objective", "gate", "downsample", "correct"),
+    *("advantage", "modulate", "loss", "aggregate"),
+)
+
+
+def write(run: Path, *, title: str | None = None) -> Path:
+    """Draw the pictures of a run folder and write its page; old ones are replaced.
+
+    Args:
+        run: a folder with at least `metrics.jsonl`; the run may be unfinished.
+        title: headline of the page; by default the name of the folder.
+
+    Returns:
+        The path of the page, `report.html` in the folder. A picture is left out where
+        the run has no numbers for it.
+
+    Raises:
+        RecordError: in one sentence, if the folder cannot be read.
+    """
+    told = record.read(run)
+    figures = []
+    for picture in pictures.PICTURES:
+        light = pictures.png(picture, told, pictures.LIGHT)
+        dark = pictures.png(picture, told, pictures.DARK)
+        if light and dark:
+            (run / f"{picture.name}.png").write_bytes(light)
+            figures.append(_figure(picture, light, dark))
+    parts = {
+        "title": html.escape(title or run.resolve().name),
+        "recipe": "".join(_recipe(told)),
+        "verdict": _verdict(told),
+        "tiles": "\n".join(_tiles(told)),
+        "figures": "\n".join(figures),
+        "metrics": "\n".join(_metrics(told.rows)),
+        "config": "\n".join(_config(told.config)),
+        "rollouts": _json(_rollouts(told)),
+    }
+    template = importlib.resources.files("curax") / "report.html.tmpl"
+    page = re.sub(
+        r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template.read_text("utf-8")
+    )
+    path = run / "report.html"
+    path.write_bytes(page.encode("utf-8", "replace"))
+    return path
+
+
+# The run in words
+
+
+def _verdict(run: Run) -> str:
+    """What came of the run, in a sentence; then what it took, and how sure it is."""
+    headline, sure = "No pass rate has been measured yet.", ""
+    for metric, name in (
+        ("eval/pass_rate", "Held-out pass rate"),
+        ("eval/greedy_pass_rate", "Held-out greedy pass rate"),
+        ("outcome/mean", "Mean outcome of the completions drawn in training"),
+    ):
+        rates = means(run.rows, metric)
+        if not rates:
+            continue
+        first, last = min(rates), max(rates)
+        start, end = f"{rates[first]:.1%}", f"{rates[last]:.1%}"
+        if first == last:
+            headline = f"{name} is <b>{end}</b> at step {last:,.0f}."
+            break
+        verb = "rose" if rates[last] > rates[first] else "fell"
+        change = f"{verb} from <b>{start}</b> to <b>{end}</b>"
+        if start == end:
+            change = f"stayed at <b>{end}</b>"
+        headline = f"{name} {change} in {last - first:,.0f} steps."
+        if words := _interval(run.rows, metric):
+            sure = f"The last rate is the mean of {_seeds(run)} seeds, {words}."
+        elif metric == "eval/pass_rate":
+            sure = _gain(run)
+        break
+    return f'<p class="lead">{headline}</p>\n<p>{_cost(run)} {sure}</p>'
+
+
+def _interval(rows: Sequence[Row], name: str) -> str:
+    """The 95% t-interval over seeds of the last value of a rate, empty for one seed."""
+    _, values = column(rows, name)
+    mean, half = map(float, interval(values[-1]))
+    if math.isnan(half):
+        return ""
+    low, high = np.clip([mean - half, mean + half], 0, 1)
+    return f"95% t-interval {low:.1%} to {high:.1%}"
+
+
+def _gain(run: Run) -> str:
+    """What the held-out prompts gained, with an interval over these prompts."""
+    if run.before is None or run.after is None or run.before.shape != run.after.shape:
+        return ""
+    gain = 100 * (run.after - run.before).ravel()
+    gain = gain[np.isfinite(gain)]
+    if len(gain) < 2:
+        return ""
+    mean, half = map(float, interval(gain))
+    return (
+        f"Over the {len(gain):,} held-out prompts the change is {mean:+.1f} points, "
+        f"95% t-interval {mean - half:+.1f} to {mean + half:+.1f}."
+    )
+
+
+def _cost(run: Run) -> str:
+    """What the run has taken until its last row."""
+    each = " per seed" if _seeds(run) > 1 else ""
+    took = [
+        f"{count(value)} {name}{each}"
+        for name, value in (
+            ("generated tokens", _last(run.rows, "rollout/tokens")),
+            ("optimizer updates", _last(run.rows, "update/count")),
+        )
+        if value is not None
+    ]
+    if times := record.stage_seconds(run.rows):
+        took.append(duration(sum(seconds.sum() for _, seconds in times.values())))
+    step, steps = run.rows[-1]["step"], run.config.get("steps")
+    unfinished = isinstance(steps, int) and step < steps
+    words = (
+        f"The run is unfinished, at step {step:,} of {steps:,}. " if unfinished else ""
+    )
+    if took:
+        words += "So far it took " if unfinished else "It took "
+        words += " and ".join([*filter(None, [", ".join(took[:-1])]), took[-1]]) + "."
+    return words
+
+
+def _last(rows: Sequence[Row], name: str) -> float | None:
+    """The last value of a metric, its mean over seeds."""
+    return next(reversed(means(rows, name).values()), None)
+
+
+def _seeds(run: Run) -> int:
+    lists = (v for row in run.rows for v in row.values() if isinstance(v, list))
+    return len(next(lists, [0]))
+
+
+def _tiles(run: Run) -> Iterator[str]:
+    """The key numbers."""
+    rows = run.rows
+    each = "per seed" if _seeds(run) > 1 else ""
+    for name, metric in (
+        ("Held-out pass rate", "eval/pass_rate"),
+        ("Greedy pass rate", "eval/greedy_pass_rate"),
+    ):
+        if rates := means(rows, metric):
+            first, last = min(rates), max(rates)
+            start = (
+                f"from {rates[first]:.1%}" if last > first else f"at step {last:.0f}"
+            )
+            sure = _interval(rows, metric).replace("95% t-interval ", "95%: ")
+            note = f"{start}; {sure}" if sure else start
+            yield _tile(name, f"{rates[last]:.1%}", note)
+    if (tokens := _last(rows, "rollout/tokens")) is not None:
+        yield _tile("Generated tokens", count(tokens), each or f"{tokens:,.0f}")
+    if (updates := _last(rows, "update/count")) is not None:
+        of = f" of {run.config['steps']}" if "steps" in run.config else ""
+        note = f"{each} in {rows[-1]['step']:,.0f}{of} steps".strip()
+        yield _tile("Optimizer updates", count(updates), note)
+    if dead := means(rows, "group/dead_fraction"):
+        shares = [
+            f"{np.mean(list(share.values())):.0%} {end}"
+            for end in ("failed", "solved")
+            if (share := means(rows, f"group/{end}_fraction"))
+        ]
+        note = ", ".join(shares) or "of all groups"
+        yield _tile(
+            "Groups that taught nothing", f"{np.mean(list(dead.values())):.0%}", note
+        )
+    if lengths := list(means(rows, "rollout/length_tokens").values()):
+        note = f"tokens, from {lengths[0]:.1f}"
+        yield _tile("Completion length", f"{lengths[-1]:.1f}", note)
+    if entropy := list(means(rows, "policy/entropy_nats").values()):
+        note = f"nats per token, from {entropy[0]:.2f}"
+        yield _tile("Policy entropy", f"{entropy[-1]:.2f}", note)
+    if times := record.stage_seconds(rows):
+        total = sum(float(seconds.sum()) for _, seconds in times.values())
+        stage, (_, seconds) = next(iter(times.items()))
+        note = f"{seconds.sum() / max(total, 1e-9):.0%} {stage}"
+        yield _tile("Time in all stages", duration(total), note)
+
+
+# The parts of the page
+
+
+def _tile(name: str, value: str, note: str) -> str:
+    name, value, note = map(html.escape, (name, value, note))
+    return f"<div><span>{name}</span><b>{value}</b><small>{note}</small></div>"
+
+
+def _figure(picture: pictures.Picture, light: bytes, dark: bytes) -> str:
+    shown, shaded = (
+        f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        for png in (light, dark)
+    )
+    return (
+        '<figure><picture><source media="(prefers-color-scheme: dark)" '
+        f'srcset="{shaded}"><img src="{shown}" width="768" height="432" '
+        f'alt="{html.escape(picture.title)}"></picture>'
+        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
+    )
+
+
+def _recipe(run: Run) -> Iterator[str]:
+    """The function of each stage, in the order in which a batch meets them."""
+    for stage in _STAGES:
+        chosen = run.config.get(stage)
+        name = chosen.get("function") if isinstance(chosen, dict) else chosen
+        if isinstance(name, str):
+            name = name.removeprefix("curax.").removeprefix(f"{stage}.")
+            name = html.escape(name.removeprefix("tasks.").removesuffix(".task"))
+            yield f"<li><span>{stage}</span> {name}</li>"
+    if (seeds := _seeds(run)) > 1:
+        yield f"<li><span>seeds</span> {seeds}</li>"
+
+
+def _metrics(rows: Sequence[Row]) -> Iterator[str]:
+    """A table row per metric: its name, its first and last value, its mean."""
+    for name in sorted({name for row in rows for name in row} - {"step"}):
+        values = list(means(rows, name).values())
+        if values:
+            cells = (
+                f"{x:,.5g}" for x in (values[0], values[-1], float(np.mean(values)))
+            )
+            numbers = "".join(f"<td>{cell}</td>" for cell in cells)
+            yield f"<tr><th>{html.escape(name)}</th>{numbers}</tr>"
+
+
+def _config(config: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in _flat(config, ""):
+        name, value = html.escape(name), html.escape(value)
+        yield f"<tr><th>{name}</th><td>{value}</td></tr>"
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Dotted name and value of every setting; a function's name stands at its place."""
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            at = name if key == "function" and name else f"{name}.{key}".lstrip(".")
+            yield from _flat(child, at)
+    elif isinstance(value, list) and any(isinstance(child, dict) for child in value):
+        for i, child in enumerate(value):
+            yield from _flat(child, f"{name}.{i}")
+    elif name:
+        yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _rollouts(run: Run) -> dict[str, Any]:
+    """The completions that the page shows, and how many it leaves out."""
+    chosen = _chosen(run.rollouts)
+    steps = {step: i for i, step in enumerate(dict.fromkeys(r["step"] for r in chosen))}
+    texts = {text: i for i, text in enumerate(dict.fromkeys(map(_prompt, chosen)))}
+    rows = [
+        [
+            *(steps[row["step"]], row.get("seed", 0), texts[_prompt(row)]),
+            *(row.get("prompt_id"), row.get("slot"), _cut(str(row.get("text", "")))),
+            *(len(row.get("tokens") or ()), _finite(row.get("outcome"))),
+            *(_finite(row.get("reward")), _finite(row.get("advantage"))),
+        ]
+        for row in chosen
+    ]
+    finished = run.rows[-1]["step"] == run.config.get("steps", run.rows[-1]["step"])
+    return {
+        "steps": list(steps),
+        "finished": finished and list(steps)[-1:] == [run.rows[-1]["step"]],
+        "prompts": list(texts),
+        "rows": rows,
+        "logged": len(run.rollouts),
+        "logged_steps": len({row["step"] for row in run.rollouts}),
+    }
+
+
+def _chosen(rollouts: Sequence[Row]) -> list[Row]:
+    """The first and the last step, and evenly spaced others as far as there is room."""
+    steps: dict[float, list[Row]] = {}
+    for row in rollouts:
+        steps.setdefault(row["step"], []).append(row)
+    groups = list(steps.values())
+    ends = [groups[0], groups[-1]] if len(groups) > 1 else groups
+    if sum(map(len, ends)) > _MOST_ROLLOUTS:
+        return [row for group in ends for row in group[: _MOST_ROLLOUTS // len(ends)]]
+    for n in range(min(len(groups), _MOST_ROLLOUTS), 2, -1):
+        places = np.linspace(0, len(groups) - 1, n).round().astype(int)
+        picked = [row for i in places for row in groups[i]]
+        if len(picked) <= _MOST_ROLLOUTS:
+            return picked
+    return [row for group in ends for row in group]
+
+
+def _prompt(row: Row) -> str:
+    return _cut(str(row.get("prompt", "")))
+
+
+def _cut(text: str) -> str:
+    """A long text without its middle: the answer stands at the end."""
+    extra = len(text) - _MOST_CHARACTERS
+    if extra <= 0:
+        return text
+    head, tail = _MOST_CHARACTERS * 2 // 3, _MOST_CHARACTERS // 3
+    return f"{text[:head]}\n[{extra:,} characters left out]\n{text[-tail:]}"
+
+
+def _finite(value: Any) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _json(value: Any) -> str:
+    """JSON for the inside of a script element, which no `</script>` in it can end."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 2 and a sentence on stderr if the folder cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m curax.report",
+        description="Draw the pictures of a run and write its page, report.html.",
+    )
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument(
+        "--title", help="headline of the page; default: the folder's name"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        page = write(options.run, title=options.title)
+    except (record.RecordError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tasks: prompts and a verifier, a file each."""

@@ -1,0 +1,144 @@
+"""The arrays that travel from stage to stage. Shapes: see CONTRIBUTING, "Words"."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+
+
+@flax.struct.dataclass(kw_only=True)
+class Prompts:
+    """Questions, and whatever their verifier needs to know."""
+
+    tokens: jax.Array  # [B, P] int32, left-padded
+    mask: jax.Array  # [B, P] bool, True on real tokens
+    id: jax.Array  # [B] int32 in [0, num_prompts), names the question for ever
+    target: Any  # tree of [B, ...], read by the verifier alone
+
+
+@flax.struct.dataclass(kw_only=True)
+class Contexts:
+    """What completions are conditioned on: a prompt, and a hint where there is one."""
+
+    tokens: jax.Array  # [C, P] int32, left-padded
+    mask: jax.Array  # [C, P] bool, True on real tokens
+
+
+@flax.struct.dataclass(kw_only=True)
+class Plan:
+    """Which rows are to be drawn. (prompt, slot) names a row; its position does not."""
+
+    prompt: jax.Array  # [N] int32 in [0, B), the row's prompt
+    slot: jax.Array  # [N] int32 in [0, G), the row's place in its group
+    context: jax.Array  # [N] int32 in [0, C), what the row is conditioned on
+    exists: jax.Array  # [N] bool, False on rows of the budget that nobody asked for
+
+
+@flax.struct.dataclass(kw_only=True)
+class Rollouts:
+    """Completions and how they came about. Log-probs are taken after temperature."""
+
+    tokens: jax.Array  # [N, T] int32, `pad` after the end
+    mask: jax.Array  # [N, T] bool, True on tokens the policy chose, end token included
+    logp_behaviour: jax.Array  # [N, T] float32, nats, of the distribution drawn from
+    logp_policy: jax.Array  # [N, T] float32, nats, before top-k and top-p cut it
+    entropy: jax.Array  # [N, T] float32, nats, of the policy at that token
+    finished: jax.Array  # [N] bool, False where max_tokens cut the completion off
+    prompt: jax.Array  # [N] int32 in [0, B)
+    slot: jax.Array  # [N] int32 in [0, G)
+    context: jax.Array  # [N] int32 in [0, C)
+    exists: jax.Array  # [N] bool
+
+
+@flax.struct.dataclass(kw_only=True)
+class Batch:
+    """The M rows an update trains on. Masked rows weigh nothing."""
+
+    tokens: jax.Array  # [M, T] int32
+    mask: jax.Array  # [M, T] bool
+    context: jax.Array  # [M] int32 in [0, C)
+    credit: jax.Array  # [M] float32, multiplies the row's gradient
+    multiplier: jax.Array  # [M, T] float32, modulates the policy term of each token
+    logp_behaviour: jax.Array  # [M, T] float32, nats
+    logp_policy: jax.Array  # [M, T] float32, nats
+    logp_old: jax.Array | None  # [M, T] float32, nats; None: the policy is still old
+    logp_ref: jax.Array | None  # [M, T] float32, nats; None: no KL to a reference
+
+
+@flax.struct.dataclass(kw_only=True)
+class Memory:
+    """Discounted counts per prompt id: how often it was drawn, how often solved."""
+
+    draws: jax.Array  # [num_prompts] float32
+    solved: jax.Array  # [num_prompts] float32
+
+
+@flax.struct.dataclass(kw_only=True)
+class TrainState:
+    """All that a run is. Saved as one tree; resumed, it goes on bit for bit."""
+
+    params: Any  # nested dict of arrays
+    opt_state: Any  # optax state
+    reference: Any  # params the KL refers to, or None
+    memory: Memory
+    position: jax.Array  # [] int32, training prompts taken so far
+    step: jax.Array  # [] int32, steps done
+    seed: jax.Array  # [] uint32, every key derives from it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A policy as pure functions of its params, a plain nested dict.
+
+    Attributes:
+        init: `key -> params`.
+        features: `(params, tokens [N, Q] int32, positions [N, Q] int32,
+            mask [N, Q, S] bool, cache, column) -> (features [N, Q, D], cache)`.
+            Keys and values of the tokens join those of the cache: behind them where
+            `column` is None (S grows by Q; no cache: S = Q), else written in place
+            from `column` on (S is the cache's length). Each query sees `mask` of them.
+        head: `params -> [V, D]`, the matrix that turns features into logits.
+        axes: tree like params of logical axis names, one per dimension.
+    """
+
+    init: Callable[[jax.Array], Any]
+    features: Callable[..., tuple[jax.Array, Any]]
+    head: Callable[[Any], jax.Array]
+    axes: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """Questions without end, their verifier, and how to show both to a person.
+
+    Attributes:
+        vocab_size: V.
+        pad: token behind the end of a completion.
+        end: tokens that end a completion.
+        num_prompts: training prompts have ids below this.
+        num_held_out: held-out prompts have ids below this; no question is on both
+            sides.
+        prompts: training prompts, `id [B] -> Prompts`; pure.
+        held_out: held-out prompts, `id [B] -> Prompts`; pure.
+        traces: completions to imitate, `(key, Prompts) -> (tokens [B, T] int32,
+            mask [B, T] bool)`; None where there are none.
+        verify: outcome of each completion, in [0, 1], NaN where it cannot be told.
+            On the device `(target [N, ...], tokens [N, T], mask [N, T]) -> [N]`; on
+            the host one at a time, `(target, tokens) -> float | None`.
+        on_device: whether `verify` is a JAX function.
+        decode: token ids to readable text.
+    """
+
+    vocab_size: int
+    pad: int
+    end: tuple[int, ...]
+    num_prompts: int
+    num_held_out: int
+    prompts: Callable[[jax.Array], Prompts]
+    held_out: Callable[[jax.Array], Prompts]
+    traces: Callable[[jax.Array, Prompts], tuple[jax.Array, jax.Array]] | None
+    verify: Callable
+    on_device: bool
+    decode: Callable[[Any], str]

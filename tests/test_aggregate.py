@@ -1,0 +1,115 @@
+"""Token weights: definitions, and what lengthening or dropping a row changes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contracts import (
+    close,
+    follows_permutations,
+    is_the_same_however_it_runs,
+    name,
+    runs_compiled_and_on_a_mesh,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from curax import aggregate, loss
+
+ten_tokens = partial(aggregate.constant_length, length=10)
+# Every rule with its definition: (tokens of the row, tokens of all rows) -> weight.
+DEFINITIONS = {
+    aggregate.token_mean: lambda own, rows: 1 / sum(rows),
+    aggregate.sequence_mean: lambda own, rows: 1 / own / np.count_nonzero(rows),
+    ten_tokens: lambda own, rows: 1 / (10 * len(rows)),
+}
+for_every_rule = pytest.mark.parametrize("rule", DEFINITIONS, ids=name)
+masks = hnp.arrays(np.bool_, (3, 4))
+
+
+@for_every_rule
+@given(masks)
+def test_a_rule_is_its_definition(rule, mask):
+    want, rows = np.zeros((3, 4)), mask.sum(-1)
+    for i, t in zip(*mask.nonzero(), strict=True):
+        want[i, t] = DEFINITIONS[rule](rows[i], rows)
+    got = jax.jit(rule)(mask)
+    assert got.dtype == jnp.float32
+    close(got, want)
+
+
+@pytest.mark.parametrize(
+    "rule", [aggregate.token_mean, aggregate.sequence_mean], ids=name
+)
+@given(masks)
+def test_the_weights_of_a_mean_sum_to_one(rule, mask):
+    close(np.sum(jax.jit(rule)(mask)), float(mask.any()))
+
+
+@for_every_rule
+@given(masks, st.permutations(range(3)), st.permutations(range(4)))
+def test_weights_follow_their_tokens(rule, mask, rows, tokens):
+    follows_permutations(rule, mask, order=rows, axis=0)
+    follows_permutations(rule, mask, order=tokens, axis=1)
+
+
+@for_every_rule
+def test_a_rule_is_the_same_however_it_runs(rule):
+    mask = np.random.default_rng(0).random((8, 3, 4)) < 0.7
+    is_the_same_however_it_runs(rule, mask)
+    runs_compiled_and_on_a_mesh(rule, mask[:, 0])
+
+
+@for_every_rule
+def test_the_losses_of_micro_batches_add_up(rule):
+    random = np.random.default_rng(0)
+    logp, mask = -random.random((8, 4), np.float32), random.random((8, 4)) < 0.7
+    weight, credit = rule(mask), random.normal(size=8).astype(np.float32)
+
+    def step(rows):
+        def total(logp):
+            token = loss.reinforce(logp, logp, credit[rows], mask[rows])
+            return jnp.sum(weight[rows] * token)
+
+        return jax.grad(total)(logp[rows])
+
+    parts = np.concatenate([step(slice(i, i + 2)) for i in range(0, 8, 2)])
+    close(parts, step(slice(0, 8)))
+
+
+def gradient(rule, lengths):
+    """Gradient of the weighted loss of three rows, in the log-probs."""
+    mask = np.arange(6) < np.array(lengths)[:, None]
+    logp, credit = np.full((3, 6), -0.5, np.float32), np.float32([2.0, -1.0, 0.5])
+
+    def total(logp):
+        return jnp.sum(
+            rule(mask) * loss.clipped_ratio(logp, logp * 0 - 0.5, credit, mask)
+        )
+
+    return np.asarray(jax.grad(total)(logp)), mask, credit
+
+
+def test_a_constant_length_gives_the_score_of_the_whole_sequence():
+    got, mask, credit = gradient(ten_tokens, [2, 4, 3])
+    close(got, np.where(mask, -credit[:, None] / (3 * 10), 0))
+
+
+@pytest.mark.parametrize("change", [[6, 4, 3], [0, 4, 3]], ids=["longer", "dropped"])
+def test_only_a_constant_length_leaves_the_other_rows_alone(change):
+    for rule in DEFINITIONS:
+        before, after = (gradient(rule, rows)[0][1:] for rows in ([2, 4, 3], change))
+        alone = rule is ten_tokens or (
+            rule is aggregate.sequence_mean and min(change) > 0
+        )
+        assert np.allclose(before, after, rtol=1e-6) == alone
+
+
+def test_wrong_shapes_and_dtypes_are_refused():
+    for rule in DEFINITIONS:
+        for bad in (np.ones((2, 3), np.float32), np.ones(3, bool)):
+            with pytest.raises(AssertionError):
+                rule(bad)

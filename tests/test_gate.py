@@ -1,0 +1,127 @@
+"""Gates: definitions, what they never do, and the weights they leave."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from contracts import (
+    close,
+    effective_weight,
+    follows_permutations,
+    ignores_absent_entries,
+    is_the_same_however_it_runs,
+    name,
+    pools,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from curax import advantage, gate
+
+band = partial(gate.pass_rate_band, low=0.25, high=0.75)
+half_right = partial(gate.accepted, threshold=0.5)
+several = partial(gate.every, gates=(band, gate.overlong, gate.zero_variance))
+
+# Every gate with its definition: (outcomes of the group, finished) -> may train.
+DEFINITIONS = {
+    gate.none: lambda outcome, finished: True,
+    gate.zero_variance: lambda outcome, finished: np.ptp(outcome) > 0,
+    band: lambda outcome, finished: 0.25 <= outcome.mean() <= 0.75,
+    gate.overlong: lambda outcome, finished: finished,
+    gate.accepted: lambda outcome, finished: outcome == 1,
+    half_right: lambda outcome, finished: outcome >= 0.5,
+    several: lambda outcome, finished: (
+        finished & (0.25 <= outcome.mean() <= 0.75) & (np.ptp(outcome) > 0)
+    ),
+}
+for_every_gate = pytest.mark.parametrize("gate_", DEFINITIONS, ids=name)
+outcomes = hnp.arrays(np.float32, (3, 4), elements=st.sampled_from([0.0, 0.5, 1.0]))
+masks = hnp.arrays(np.bool_, (3, 4))
+
+
+@for_every_gate
+@given(outcomes, masks, masks)
+def test_a_gate_is_its_definition(gate_, outcome, exists, finished):
+    want = np.zeros((3, 4), bool)
+    for b, row in enumerate(exists):
+        if row.any():
+            want[b, row] = DEFINITIONS[gate_](outcome[b, row], finished[b, row])
+    np.testing.assert_array_equal(jax.jit(gate_)(outcome, exists, finished), want)
+
+
+@for_every_gate
+@given(outcomes, masks, masks, st.permutations(range(3)), st.permutations(range(4)))
+def test_a_gate_neither_reads_nor_opens_to_the_absent(
+    gate_, outcome, exists, finished, prompts, slots
+):
+    arrays = outcome, exists, finished
+    ignores_absent_entries(gate_, *arrays, counts=exists)
+    follows_permutations(gate_, *arrays, order=prompts, axis=0)
+    follows_permutations(gate_, *arrays, order=slots, axis=1)
+
+
+@for_every_gate
+def test_a_gate_is_the_same_however_it_runs(gate_):
+    random = np.random.default_rng(0)
+    outcome = random.integers(0, 2, (8, 4)).astype(np.float32)
+    exists, finished = random.random((2, 8, 4)) < 0.8
+    is_the_same_however_it_runs(gate_, outcome, exists, finished)
+
+
+def test_rounding_does_not_bring_a_dead_group_to_life():
+    outcome = np.array([[1.1, np.nextafter(np.float32(1.1), np.float32(2))]])
+    both = np.ones((1, 2), bool)
+    assert not gate.zero_variance(outcome, both, both).any()
+    assert gate.zero_variance(outcome, both, both, delta=0.0).all()
+
+
+def test_no_gates_at_all_let_everything_through():
+    exists = np.array([[True, False, True]])
+    outcome = np.zeros((1, 3), np.float32)
+    np.testing.assert_array_equal(gate.every(outcome, exists, exists, gates=()), exists)
+
+
+@pytest.mark.parametrize(
+    ("n", "weights"),
+    [(4, (1.1425, 1.27, 1.5625, 1.75)), (8, (1.301663, 1.521703, 1.866455, 1.984375))],
+)
+def test_reinforce_rej_weighs_prompts_as_derived(n, weights):
+    every = np.ones((n + 1, n), bool)
+    mixed = gate.zero_variance(pools(n), every, every)
+    for p, weight in zip((0.05, 0.1, 0.25, 0.5), weights, strict=True):
+        credit = np.where(mixed, advantage.signed(pools(n), every), 0.0) / n
+        close(effective_weight(credit, p), weight)
+        close(effective_weight(credit, 1 - p), weight)
+        released = np.where(mixed, advantage.raw(pools(n), every), 0.0) / n
+        close(effective_weight(released, p), 1 - p ** (n - 1))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropping_one_kind_of_dead_group_weighs_as_derived(p):
+    n, credit = 4, advantage.signed(pools(4), np.ones((5, 4), bool)) / 4
+    without_all_wrong = np.where(np.arange(5)[:, None] > 0, credit, 0.0)
+    without_all_right = np.where(np.arange(5)[:, None] < n, credit, 0.0)
+    close(effective_weight(without_all_wrong, p), 2 - (1 - p) ** (n - 1))
+    close(effective_weight(without_all_right, p), 2 - p ** (n - 1))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_the_mean_over_accepted_completions_ascends_the_truncated_log(p):
+    n, every = 5, np.ones((6, 5), bool)
+    accepted = np.asarray(gate.accepted(pools(n), every, every))
+    credit = accepted / np.maximum(accepted.sum(-1, keepdims=True), 1)
+    close(effective_weight(credit, p), (1 - (1 - p) ** n) / p)
+
+
+def test_wrong_shapes_and_dtypes_are_refused():
+    outcome, mask = np.zeros((2, 3), np.float32), np.ones((2, 3), bool)
+    for bad in [
+        (outcome, mask, mask[:1]),
+        (mask, mask, mask),
+        (outcome, mask, outcome),
+    ]:
+        for gate_ in DEFINITIONS:
+            with pytest.raises(AssertionError):
+                gate_(*bad)

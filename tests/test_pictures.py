@@ -1,0 +1,125 @@
+import matplotlib
+import numpy as np
+import pytest
+
+from curax import pictures
+from curax.record import Run
+
+BY_NAME = {picture.name: picture for picture in pictures.PICTURES}
+for_every_picture = pytest.mark.parametrize("name", BY_NAME)
+METRICS = (
+    *("eval/pass_rate", "eval/greedy_pass_rate", "outcome/mean", "rollout/tokens"),
+    *("group/dead_fraction", "group/solved_fraction", "group/failed_fraction"),
+    *("rollout/length_tokens", "policy/entropy_nats", "kl/behaviour_nats"),
+    *("kl/ref_nats", "ratio/clipped_fraction", "gradient/norm", "loss/mean"),
+    *("time/rollout_s", "time/update_s"),
+)
+
+
+def a_run(seeds, steps):
+    draw = np.random.default_rng(0)
+
+    def value(name):
+        shape = () if seeds == 1 or name.startswith("time/") else (seeds,)
+        return draw.uniform(0.1, 0.4, shape).tolist()
+
+    rows = [{"step": t} | {name: value(name) for name in METRICS} for t in range(steps)]
+    warm = [{"step": t, "warm/loss_nats": 1.0} for t in range(steps)]
+    before, after = draw.integers(0, 5, (2, seeds, 20)) / 4
+    return Run({}, rows, warm, before=before, after=after, samples=4)
+
+
+def panels(name, run, style=pictures.LIGHT):
+    figure = BY_NAME[name].draw(run, style)
+    assert figure is not None
+    return figure.axes
+
+
+@for_every_picture
+@pytest.mark.parametrize(
+    ("seeds", "steps", "style"), [(1, 1, pictures.DARK), (3, 40, pictures.LIGHT)]
+)
+def test_every_picture_is_a_png_of_its_size_in_both_styles(name, seeds, steps, style):
+    png = pictures.png(BY_NAME[name], a_run(seeds, steps), style)
+    assert png is not None
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(png[16:20]) == 768
+    assert int.from_bytes(png[20:24]) == 432
+
+
+@for_every_picture
+def test_equal_numbers_give_equal_bytes_and_leave_the_settings_alone(name):
+    before = dict(matplotlib.rcParams)
+    draw = [pictures.png(BY_NAME[name], a_run(1, 2), pictures.LIGHT) for _ in range(2)]
+    assert draw[0] == draw[1]
+    assert dict(matplotlib.rcParams) == before
+
+
+@for_every_picture
+def test_without_its_numbers_a_picture_is_left_out(name):
+    nothing = Run({}, [{"step": 0}, {"step": 1, "outcome/mean": None}])
+    assert pictures.png(BY_NAME[name], nothing, pictures.LIGHT) is None
+
+
+def test_curves_are_the_mean_over_seeds_with_its_interval():
+    rows = [
+        {"step": 0, "loss/mean": [1.0, 2.0, 3.0]},
+        {"step": 4, "loss/mean": [2.0, 2.0, 2.0]},
+    ]
+    (axes,) = panels("learning", Run({}, rows))
+    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[0, 2], [4, 2]])
+    (band,) = axes.collections
+    assert band.get_label() == "_mean, 95% t-interval, 3 seeds"
+    heights = band.get_paths()[0].vertices[:, 1]
+    half = 4.3027 / np.sqrt(3)  # t of 2 degrees of freedom, s = 1
+    np.testing.assert_allclose([heights.min(), heights.max()], [2 - half, 2 + half])
+
+
+def test_pass_rates_over_tokens_stand_where_the_tokens_of_their_step_are():
+    rows = [
+        {"step": 0, "rollout/tokens": [0, 0], "eval/pass_rate": [0.1, 0.1]},
+        {"step": 1, "rollout/tokens": [80, 100]},
+        {"step": 2, "rollout/tokens": [180, 220], "eval/pass_rate": [0.2, 0.4]},
+        {"step": 3, "eval/pass_rate": [0.9, 0.9]},  # its tokens are not known
+    ]
+    (axes,) = panels("pass_rate_tokens", Run({}, rows))
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[0, 0.1], [200, 0.3]])
+
+
+def test_groups_stack_the_solved_on_the_failed():
+    rows = [
+        {"step": t, "group/failed_fraction": 0.5, "group/solved_fraction": 0.25}
+        for t in (1, 2)
+    ]
+    (axes,) = panels("groups", Run({}, rows))
+    tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes.collections]
+    assert tops == [0.5, 0.75]
+
+
+@pytest.mark.parametrize(("samples", "bars"), [(4, 5), (16, 17), (64, 10)])
+def test_the_histogram_holds_every_prompt_of_every_seed(samples, bars):
+    rates = np.array([[0, 0, 0.25, 1], [0, 0.5, 1, np.nan]])
+    run = Run({}, [{"step": 0}], before=rates, after=rates, samples=samples)
+    for axes in panels("histogram", run):
+        heights = [bar.get_height() for bar in axes.patches]
+        assert len(heights) == bars
+        assert sum(heights) == pytest.approx(1)
+        assert heights[0] == pytest.approx(3 / 7)
+        assert heights[-1] == pytest.approx(2 / 7)
+
+
+def test_time_bars_are_the_seconds_of_a_stage_in_all():
+    rows = [{"step": t, "time/rollout_s": 3.0, "time/update_s": 1.0} for t in (1, 2)]
+    _, bars = panels("time", Run({}, rows))
+    assert [bar.get_width() for bar in bars.patches] == [6, 2]
+    assert [text.get_text() for text in bars.texts] == [
+        "rollout: 6 s, 75%",
+        "update: 2 s, 25%",
+    ]
+
+
+def test_every_axis_is_named():
+    run = a_run(3, 5)
+    for name in BY_NAME:
+        for axes in panels(name, run):
+            assert (axes.get_xlabel() and axes.get_ylabel()) or not axes.axison

@@ -1,0 +1,442 @@
+import base64
+import html.parser
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from curax import pictures, record, report
+
+NASTY = "</script><script>alert(1)</script><!-- <b>bold</b> & \u2028 \ud800 'q' \"q\""
+VOID = {"meta", "img", "source", "input", "col", "link", "br"}
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page, checked for balance, and the text between them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.words = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.elements if name == tag]
+
+    @property
+    def text(self):
+        return " ".join("".join(self.words).split())
+
+
+@pytest.fixture
+def few_pictures(monkeypatch):
+    """For tests of the words on the page: one picture, drawn in no time, is enough."""
+    monkeypatch.setattr(pictures, "PICTURES", pictures.PICTURES[:1])
+
+
+few = pytest.mark.usefixtures("few_pictures")
+
+
+def write(folder, *, seeds=1, steps=20, done=20, texts=("1 + 1", NASTY), **config):
+    """A run folder as a run leaves it; gives back its metric rows."""
+    draw = np.random.default_rng(seeds)
+    folder.mkdir(exist_ok=True)
+
+    def value(low, high):
+        return draw.uniform(low, high, () if seeds == 1 else seeds).tolist()
+
+    rows = []
+    for step in range(done + 1):
+        cost = 0.0 if seeds == 1 else [0.0] * seeds
+        row = {"step": step, "update/count": cost, "rollout/tokens": cost}
+        if step % 10 == 0:
+            row["eval/pass_rate"] = value(step / 40, step / 30 + 0.1)
+            row["eval/greedy_pass_rate"] = value(step / 40, step / 30 + 0.1)
+            row["time/evaluate_s"] = 0.5
+        if step:
+            row["update/count"] = step if seeds == 1 else [step] * seeds
+            row["rollout/tokens"] = value(700 * step, 701 * step)
+            row["rollout/length_tokens"] = value(5, 9)
+            row["group/failed_fraction"] = value(0.1, 0.2)
+            row["group/solved_fraction"] = value(0.2, 0.3)
+            row["group/dead_fraction"] = value(0.3, 0.5)
+            row["loss/mean"] = None if step == 3 else value(-1, 1)
+            row["time/rollout_s"], row["time/update_s"] = 1.25, 2.5
+        rows.append(row)
+
+    def evaluation(step):
+        rates = draw.integers(0, 5, (seeds, 30)) / 4
+        rates = rates.tolist() if seeds > 1 else rates[0].tolist()
+        return {"pass_rates": rates, "samples": 4, "step": step}
+
+    sides = {"before": evaluation(0)} | (
+        {"after": evaluation(done)} if done == steps else {}
+    )
+    rollouts = [
+        {
+            **{
+                "step": step,
+                "seed": seed,
+                "prompt_id": 7,
+                "prompt": f"<i>{step}</i> = ?",
+            },
+            **{
+                "slot": slot,
+                "text": text,
+                "tokens": [1, 2, 3],
+                "outcome": slot % 2 or None,
+            },
+            **{"reward": 0.5, "advantage": -0.25},
+        }
+        for step in range(0, done + 1, 5)
+        for seed in range(seeds)
+        for slot, text in enumerate(texts)
+    ]
+    settings = {
+        "steps": steps,
+        "seeds": seeds,
+        "loss": {"function": "curax.loss.clipped_ratio", "low": 0.2, "dual": None},
+        "gate": {
+            "function": "curax.gate.every",
+            "gates": [{"function": "a.b", "c": 1}],
+        },
+        "sampling": {"group_size": 8, "sizes": [1, 2]},
+        **config,
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "evaluation.json").write_text(json.dumps(sides))
+    for name, table in (("metrics", rows), ("rollouts", rollouts)):
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(r) + "\n" for r in table)
+        )
+    return rows
+
+
+def opened(folder, **options):
+    path = report.write(folder, **options)
+    assert path == folder / "report.html"
+    text = path.read_text(encoding="utf-8")
+    (data,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', text
+    )
+    return Page(text), json.loads(data), text
+
+
+def verdict(text):
+    lead = re.search(r'<p class="lead">(.*?)</p>\n<p>(.*?)</p>', text)
+    assert lead
+    return re.sub("</?b>", "", lead[1]), lead[2].strip()
+
+
+def tiles(text):
+    found = re.findall(r"<div><span>(.*?)</span><b>(.*?)</b><small>(.*?)</small>", text)
+    return {name: (value, note) for name, value, note in found}
+
+
+@few
+def test_the_numbers_on_the_page_are_those_of_the_rows(tmp_path):
+    rows = write(tmp_path)
+    told = json.loads((tmp_path / "evaluation.json").read_text())
+    gain = np.subtract(told["after"]["pass_rates"], told["before"]["pass_rates"]) * 100
+    half = scipy.stats.t.ppf(0.975, 29) * gain.std(ddof=1) / np.sqrt(30)
+    _, _, text = opened(tmp_path)
+    first, last = rows[0], rows[-1]
+    assert verdict(text) == (
+        f"Held-out pass rate rose from {first['eval/pass_rate']:.1%} to "
+        f"{last['eval/pass_rate']:.1%} in 20 steps.",
+        f"It took {last['rollout/tokens'] / 1000:.3g} k generated tokens, 20 optimizer "
+        "updates and 1 min 16 s. "  # 20 (1.25 + 2.5) + 3 * 0.5 = 76.5, to even
+        f"Over the 30 held-out prompts the change is {gain.mean():+.1f} points, 95% "
+        f"t-interval {gain.mean() - half:+.1f} to {gain.mean() + half:+.1f}.",
+    )
+    mean = {
+        end: np.mean([row[f"group/{end}_fraction"] for row in rows[1:]])
+        for end in ("dead", "failed", "solved")
+    }
+    assert tiles(text) == {
+        "Held-out pass rate": (
+            f"{last['eval/pass_rate']:.1%}",
+            f"from {first['eval/pass_rate']:.1%}",
+        ),
+        "Greedy pass rate": (
+            f"{last['eval/greedy_pass_rate']:.1%}",
+            f"from {first['eval/greedy_pass_rate']:.1%}",
+        ),
+        "Generated tokens": (
+            f"{last['rollout/tokens'] / 1000:.3g} k",
+            f"{last['rollout/tokens']:,.0f}",
+        ),
+        "Optimizer updates": ("20", "in 20 of 20 steps"),
+        "Groups that taught nothing": (
+            f"{mean['dead']:.0%}",
+            f"{mean['failed']:.0%} failed, {mean['solved']:.0%} solved",
+        ),
+        "Completion length": (
+            f"{last['rollout/length_tokens']:.1f}",
+            f"tokens, from {rows[1]['rollout/length_tokens']:.1f}",
+        ),
+        "Time in all stages": ("1 min 16 s", "65% update"),
+    }
+    losses = [row["loss/mean"] for row in rows[1:] if row["loss/mean"] is not None]
+    shown = (losses[0], losses[-1], np.mean(losses))
+    cells = "".join(f"<td>{x:,.5g}</td>" for x in shown)
+    assert f"<tr><th>loss/mean</th>{cells}</tr>" in text
+
+
+@few
+def test_with_seeds_the_rates_are_means_and_carry_their_interval(tmp_path):
+    rows = write(tmp_path, seeds=3)
+    page, data, text = opened(tmp_path)
+    start, rates = (np.array(rows[i]["eval/pass_rate"]) for i in (0, -1))
+    half = scipy.stats.t.ppf(0.975, 2) * rates.std(ddof=1) / np.sqrt(3)
+    low, high = np.clip([rates.mean() - half, rates.mean() + half], 0, 1)
+    lead, rest = verdict(text)
+    assert lead == (
+        f"Held-out pass rate rose from {start.mean():.1%} to {rates.mean():.1%} "
+        "in 20 steps."
+    )
+    assert rest.endswith(
+        f"The last rate is the mean of 3 seeds, 95% t-interval {low:.1%} to {high:.1%}."
+    )
+    tokens = np.mean(rows[-1]["rollout/tokens"]) / 1000
+    assert f"It took {tokens:.3g} k generated tokens per seed" in rest
+    assert "seeds 3" in page.text
+    assert {row[1] for row in data["rows"]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_page_stands_alone_with_every_picture_inside(tmp_path, seeds):
+    write(tmp_path, seeds=seeds)
+    page, _, text = opened(tmp_path)
+    images = page.all("img")
+    embedded = {
+        base64.b64decode(i["src"].removeprefix("data:image/png;base64,"))
+        for i in images
+    }
+    assert embedded == {path.read_bytes() for path in tmp_path.glob("*.png")}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {
+        *("pass_rate", "pass_rate_tokens", "histogram", "groups", "length_entropy"),
+        *("learning", "time"),
+    }
+    assert all(
+        s["srcset"].startswith("data:image/png;base64,") for s in page.all("source")
+    )
+    assert len(page.all("source")) == len(images)
+    assert all(image["alt"] for image in images)
+    for _, attributes in page.elements:
+        assert not {"href", "onclick", "onload"} & attributes.keys()
+        assert attributes.get("src", "data:").startswith("data:")
+    assert "http" not in text.replace("http-equiv", "")
+    assert len(text) < 2_000_000
+
+
+@few
+def test_what_a_model_writes_never_becomes_markup(tmp_path):
+    write(tmp_path, task={"function": "<b>task", "x": NASTY})
+    page, data, text = opened(tmp_path, title="<b>a</b> & {{config}}")
+    assert len(page.all("script")) == 2
+    assert not page.all("i")
+    assert "alert" not in "".join(re.findall(r"<[^>]*>", text))
+    assert [row[5] for row in data["rows"]] == ["1 + 1", NASTY] * 5
+    assert data["prompts"] == [f"<i>{step}</i> = ?" for step in range(0, 21, 5)]
+    assert page.text.startswith("<b>a</b> & {{config}}")
+    assert "task <b>task" in page.text
+    assert "<b>alert" not in text
+    assert "<b>bold" not in text
+    scripts = text[text.rindex("<script>") :]
+    assert "innerHTML" not in scripts
+    assert "insertAdjacentHTML" not in scripts
+
+
+@few
+def test_the_page_browses_completions_with_what_became_of_them(tmp_path):
+    write(tmp_path)
+    _, data, _ = opened(tmp_path)
+    assert data["steps"] == [0, 5, 10, 15, 20]
+    assert data["finished"] is True
+    assert data["rows"][0] == [0, 0, 0, 7, 0, "1 + 1", 3, None, 0.5, -0.25]
+    assert data["rows"][-1] == [4, 0, 4, 7, 1, NASTY, 3, 1, 0.5, -0.25]
+    assert data["logged"] == len(data["rows"]) == 10
+
+
+@few
+def test_every_setting_is_listed_under_its_dotted_name(tmp_path):
+    write(tmp_path)
+    _, _, text = opened(tmp_path)
+    table = text[text.index('<table class="settings">') :]
+    assert dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td></tr>", table)) == {
+        "steps": "20",
+        "seeds": "1",
+        "loss": "curax.loss.clipped_ratio",
+        "loss.low": "0.2",
+        "loss.dual": "null",
+        "gate": "curax.gate.every",
+        "gate.gates.0": "a.b",
+        "gate.gates.0.c": "1",
+        "sampling.group_size": "8",
+        "sampling.sizes": "[1, 2]",
+    }
+
+
+def test_an_unfinished_run_says_so_and_shows_what_there_is(tmp_path):
+    rows = write(tmp_path, steps=50, done=13)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 14, "loss/')
+    _, data, text = opened(tmp_path)
+    lead, rest = verdict(text)
+    assert lead.endswith(f"to {rows[10]['eval/pass_rate']:.1%} in 10 steps.")
+    assert rest.startswith("The run is unfinished, at step 13 of 50. So far it took ")
+    assert data["finished"] is False
+    assert (tmp_path / "histogram.png").exists()
+
+
+def test_a_run_before_its_first_step_has_a_page(tmp_path):
+    rows = write(tmp_path, done=0)
+    (tmp_path / "rollouts.jsonl").unlink()
+    _, data, text = opened(tmp_path)
+    assert (
+        verdict(text)[0]
+        == f"Held-out pass rate is {rows[0]['eval/pass_rate']:.1%} at step 0."
+    )
+    assert data["rows"] == []
+    assert not (tmp_path / "groups.png").exists()
+
+
+def test_a_run_with_metrics_alone_has_a_page(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "memory/bytes": 5}\n')
+    page, _, text = opened(tmp_path)
+    assert verdict(text) == ("No pass rate has been measured yet.", "")
+    assert "memory/bytes" in page.text
+    assert not page.all("img")
+
+
+@few
+def test_without_evaluation_the_verdict_tells_of_training(tmp_path):
+    lines = (f'{{"step": {t}, "outcome/mean": {t / 8}}}\n' for t in (1, 2, 3))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert verdict(opened(tmp_path)[2])[0] == (
+        "Mean outcome of the completions drawn in training rose from 12.5% to 37.5% "
+        "in 2 steps."
+    )
+
+
+@few
+def test_a_rate_that_does_not_move_stays(tmp_path):
+    lines = (f'{{"step": {t}, "eval/pass_rate": 0.5}}\n' for t in (0, 9))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert (
+        verdict(opened(tmp_path)[2])[0]
+        == "Held-out pass rate stayed at 50.0% in 9 steps."
+    )
+
+
+def rollouts(steps, each, text="x"):
+    return [
+        {"step": t, "slot": i, "text": text} for t in range(steps) for i in range(each)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "each", "kept_steps", "kept"),
+    [(3, 10, 3, 30), (100, 50, 40, 2000), (5000, 1, 2000, 2000), (4, 900, 2, 1800)],
+)
+def test_of_many_completions_the_page_holds_evenly_spaced_steps(
+    tmp_path, steps, each, kept_steps, kept
+):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    lines = "".join(json.dumps(row) + "\n" for row in rollouts(steps, each))
+    (tmp_path / "rollouts.jsonl").write_text(lines)
+    _, data, _ = opened(tmp_path)
+    assert len(data["rows"]) == kept
+    assert (data["logged"], data["logged_steps"]) == (steps * each, steps)
+    assert len(data["steps"]) == kept_steps
+    assert data["steps"][0] == 0
+    assert data["steps"][-1] == steps - 1
+    gaps = np.diff(data["steps"])
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_steps_too_large_for_the_page_are_cut(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    lines = "".join(json.dumps(row) + "\n" for row in rollouts(2, 1500))
+    (tmp_path / "rollouts.jsonl").write_text(lines)
+    _, data, _ = opened(tmp_path)
+    assert [row[4] for row in data["rows"]] == [*range(1000), *range(1000)]
+
+
+@few
+def test_a_long_completion_keeps_its_beginning_and_its_end(tmp_path):
+    long = "a" * 3000 + "b" * 3000 + "answer"
+    write(tmp_path, texts=[long])
+    _, data, _ = opened(tmp_path)
+    assert data["rows"][0][5] == (
+        "a" * 2000 + "\n[3,006 characters left out]\n" + "b" * 994 + "answer"
+    )
+
+
+@few
+def test_a_page_is_the_same_when_written_again(tmp_path):
+    write(tmp_path, seeds=3)
+    first = report.write(tmp_path).read_bytes()
+    assert report.write(tmp_path).read_bytes() == first
+
+
+def test_a_broken_run_is_one_sentence_and_status_2(tmp_path, capsys):
+    write(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1,\n')
+    assert report.main([str(tmp_path)]) == 2
+    assert report.main([str(tmp_path / "none")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"{tmp_path}/metrics.jsonl:2: not a JSON object; repair or delete this line.\n"
+        f"{tmp_path}/none: no such folder; give the folder of a run.\n"
+    )
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
+    write(tmp_path, steps=2, done=2)
+    program = (
+        "import sys; from curax import report; assert 'matplotlib' not in sys.modules; "
+        f"assert report.main([{str(tmp_path)!r}, '--title', 'A run']) == 0; "
+        "assert not {'jax', 'matplotlib.pyplot'} & sys.modules.keys()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (
+        0,
+        f"{tmp_path}/report.html\n",
+        "",
+    )
+    assert "<h1>A run</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    module = [sys.executable, "-m", "curax.report", str(tmp_path / "none")]
+    ran = subprocess.run(module, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr == f"{tmp_path}/none: no such folder; give the folder of a run.\n"
+
+
+def test_a_folder_without_metrics_is_refused(tmp_path):
+    with pytest.raises(record.RecordError, match=r"no metrics\.jsonl in it"):
+        report.write(tmp_path)
