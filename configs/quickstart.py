@@ -52,7 +52,7 @@ def get_config() -> Config:
         loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
         aggregate=partial(aggregate.constant_length, length=8),
         optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
-        update=Update(clip_norm=1.0),
+        update=Update(minibatches=2, clip_norm=1.0),
         evaluation=Evaluation(every=50, prompts=256, samples=8),
         steps=400,
     )

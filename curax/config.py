@@ -279,6 +279,11 @@ def fields_of(config: Config) -> list[str]:
     return [name for name, _ in _leaves("", describe(config))]
 
 
+# The stages called with arrays alone; other functions may be given keywords as well.
+_STAGES = ["objective", "gate", "downsample", "correct", "advantage", "modulate"]
+_STAGES += ["loss", "aggregate"]
+
+
 def _wrong_values(name: str, place: "Place") -> Iterator[str]:
     """Fields of the wrong type or out of range; arrays may be traced, and pass."""
     for key, (value, kind) in _places(place).items():
@@ -344,9 +349,6 @@ def _conflicts(config: Config) -> Iterator[str]:
 
 
 _UNSET: Any = object()  # the value of an option that has none
-# The stages called with arrays alone; other functions may be given keywords as well.
-_STAGES = ["objective", "gate", "downsample", "correct", "advantage", "modulate"]
-_STAGES += ["loss", "aggregate"]
 _FUNCTION: Any = typing.get_origin(Function)
 _SEQUENCES = (tuple, list, Sequence)
 _WORDS: dict[Any, tuple[str, Any]] = {
@@ -524,8 +526,10 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _unknown(shown: str, owner: str, key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1)
+def _unknown(
+    shown: str, owner: str, key: str, known: Iterable[str], below: Sequence[str] = ()
+) -> str:
+    near = below or difflib.get_close_matches(key, known, 1)
     guess = f"did you mean {near[0]!r}? It" if near else "it"
     has = ", ".join(sorted(known)) or "none"
     return f"{shown}: {owner} has no option {key!r}; {guess} has {has}."
@@ -538,7 +542,8 @@ def _edit_inside(
     key, *deeper = path
     inner = _places(place)
     if key not in inner:
-        raise ConfigError(_unknown(edit.shown, _owner(name, place), key, inner))
+        below = [n for n, _ in _walk(name, place) if n.endswith(f".{key}")]
+        raise ConfigError(_unknown(edit.shown, _owner(name, place), key, inner, below))
     name, part = _join(name, key), inner[key]
     if not deeper:
         return key, _replacement(name, part, edit)
@@ -564,11 +569,11 @@ def _replacement(name: str, place: Place, edit: _Edit) -> Any:
         kind = _kind_of(now)
     kinds = _members(kind)
     for value in edit.readings:
-        if isinstance(now, tuple) and isinstance(value, list):
-            value = tuple(value)
-        if _suits(value, kind):
-            widen = float in kinds and int not in kinds and type(value) is int
-            return float(value) if widen and abs(value) < 2**1023 else value
+        relist = isinstance(now, tuple) and isinstance(value, list)
+        new: Any = tuple(value) if relist else value
+        if _suits(new, kind):
+            widen = type(new) is int and float in kinds and int not in kinds
+            return float(new) if widen and abs(new) < 2**1023 else new
     inside = [part.value for _, part in _walk(name, place)]
     if any(callable(part) or _is_dataclass(part) for part in inside):
         reach = ", ".join(_join(name, key) for key in _places(place)) or "none"

@@ -13,8 +13,8 @@ def prompt_ids(
 ) -> jax.Array:
     """The next `count` prompt ids behind `position` prompts already taken.
 
-    Epoch e is a permutation of all ids, drawn from (seed, e). It is computed id by id (a
-    Feistel network on the smallest even number of bits, walked until it falls below
+    Epoch e is a permutation of all ids, drawn from (seed, e). It is computed id by id
+    (a Feistel network on the smallest even number of bits, walked until it falls below
     `num_prompts`), so nothing is stored and any position is reached at once.
 
     Args:

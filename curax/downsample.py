@@ -102,8 +102,7 @@ def max_variance(
     choice = jnp.argmax(variance >= best * (1 - _TIE), axis=-1, keepdims=True)
     from_top = jnp.take_along_axis(largest, choice, axis=-1)
     rank = jnp.argsort(order, axis=-1)
-    extreme = (rank < m - from_top) | (rank >= n - from_top)
-    return exists & (extreme | (n <= m))
+    return exists & ((rank < m - from_top) | (rank >= n - from_top))
 
 
 def random(

@@ -1,7 +1,7 @@
 """The run folder: config, metrics and rollouts as JSON lines, TensorBoard events.
 
-Rows are appended whole and flushed, so a file never holds half a row. On resume the rows
-behind the checkpoint are cut off, and the run writes them anew.
+Rows are appended whole and flushed. On resume those behind the checkpoint, and a half
+row at the end if there is one, are cut off, and the run writes them anew.
 """
 
 import json

@@ -6,6 +6,7 @@ host gets metrics, progress and checkpoints between chunks. `Staged` goes step b
 and lets the host verify; all else is the same functions.
 """
 
+import dataclasses
 import time
 from functools import partial
 from typing import Any
@@ -15,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import allocate, evaluate, metrics, pipeline, reward
+from curax import allocate, evaluate, imitate, metrics, pipeline, reward, update
 from curax import mesh as meshes
+from curax.keys import stage_key
 from curax.pipeline import Drawn, Parts, Shown
 from curax.types import TrainState
 
@@ -33,9 +35,9 @@ class Warm:
 
 def initial(parts: Parts, seed: jax.Array) -> Warm:
     """Random parameters, before any training."""
-    params = parts.model.init(pipeline.stage_key(seed, jnp.int32(0), "init"))
+    params = parts.model.init(stage_key(seed, jnp.int32(0), "init"))
     warm = parts.config.warm_start
-    tx = warm and pipeline.transformation(warm.optimizer, warm.clip_norm)
+    tx = warm and update.transformation(warm.optimizer, warm.clip_norm)
     return Warm(
         params=params,
         opt_state=tx.init(params) if tx else None,
@@ -44,13 +46,14 @@ def initial(parts: Parts, seed: jax.Array) -> Warm:
     )
 
 
-def imitate(parts: Parts, state: Warm) -> tuple[Warm, jax.Array]:
+def warm_step(parts: Parts, state: Warm) -> tuple[Warm, jax.Array]:
     """One warm-start step; its loss in nats per token."""
-    params, opt_state, loss = pipeline.imitate(
+    params, opt_state, loss = imitate.update(
         parts, state.params, state.opt_state, state.seed, state.step
     )
     step = state.step + 1
-    return state.replace(params=params, opt_state=opt_state, step=step), loss
+    state = dataclasses.replace(state, params=params, opt_state=opt_state, step=step)
+    return state, loss
 
 
 def begin(parts: Parts, warm: Warm) -> TrainState:
@@ -72,19 +75,17 @@ def step(
 ) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
     """One RL step with a verifier that is a JAX function."""
 
-    def attempt(drawn: Drawn | None, number: jax.Array) -> Drawn:
-        memory = state.memory if drawn is None else drawn.memory
+    def attempt(drawn: Drawn | None) -> Drawn:
+        memory = drawn.memory if drawn else state.memory
+        number = drawn.attempts if drawn else jnp.int32(0)
         sampled = pipeline.draw(parts, state, memory, number)
         outcome = reward.on_device(parts.task, sampled[0], sampled[2])
         return pipeline.absorb(parts, memory, drawn, sampled, outcome)
 
-    def unfinished(drawn: Drawn) -> jax.Array:
-        closed = jnp.any(pipeline.closed_groups(parts, drawn))
-        return closed & (drawn.rounds < parts.config.sampling.rounds)
-
-    drawn = attempt(None, jnp.int32(0))
+    drawn = attempt(None)
     if parts.config.sampling.rounds > 1:
-        drawn = jax.lax.while_loop(unfinished, lambda d: attempt(d, d.rounds), drawn)
+        wanted = partial(pipeline.wants_refill, parts)
+        drawn = jax.lax.while_loop(wanted, attempt, drawn)
     state, tally, shown = pipeline.learn(parts, state, drawn)
     return state, (metrics.finish(tally), shown)
 
@@ -120,7 +121,9 @@ def run(parts: Parts, seed: jax.Array) -> tuple[TrainState, dict[str, jax.Array]
     """
     warm, count = initial(parts, seed), parts.config.warm_start
     if count:
-        warm, _ = jax.lax.scan(lambda w, _: imitate(parts, w), warm, length=count.steps)
+        warm, _ = jax.lax.scan(
+            lambda w, _: warm_step(parts, w), warm, length=count.steps
+        )
 
     def body(state, _):
         state, (values, _) = step(parts, state)
@@ -149,7 +152,7 @@ class Loop:
             self._each(partial(initial, parts)), out_shardings=warm_sharding
         )
         self._warm = jax.jit(
-            self._each(self._imitate_many, None),
+            self._each(self._warm_many, None),
             out_shardings=(warm_sharding, None),
             donate_argnums=0,
         )
@@ -196,8 +199,8 @@ class Loop:
         """
         raise NotImplementedError
 
-    def _imitate_many(self, state, times):
-        body = partial(imitate, self.parts)
+    def _warm_many(self, state, times):
+        body = partial(warm_step, self.parts)
         return repeat(body, state, times, most=self.parts.config.logging.every)
 
     def _evaluate(self, state, *, samples):
@@ -227,6 +230,7 @@ class Jitted(Loop):
             donate_argnums=0,
         )
         self._draw = jax.jit(self._each(self._draw_once))
+        self._draw_is_compiled = False
 
     def _many(self, state, times):
         body = partial(step, self.parts)
@@ -261,8 +265,9 @@ class Jitted(Loop):
         )
 
     def _timed_draw(self, state) -> float:
-        if not self._draw._cache_size():
-            jax.block_until_ready(self._draw(state))  # compile
+        if not self._draw_is_compiled:
+            jax.block_until_ready(self._draw(state))
+            self._draw_is_compiled = True
         start = time.perf_counter()
         jax.block_until_ready(self._draw(state))
         return time.perf_counter() - start
@@ -276,9 +281,7 @@ class Staged(Loop):
         super().__init__(parts)
         self._draw = jax.jit(partial(pipeline.draw, parts))
         self._absorb = jax.jit(partial(pipeline.absorb, parts))
-        self._closed = jax.jit(
-            lambda drawn: jnp.any(pipeline.closed_groups(parts, drawn))
-        )
+        self._wants_refill = jax.jit(partial(pipeline.wants_refill, parts))
         self._learn = jax.jit(
             self._learn_once,
             out_shardings=(self.sharding, None, None),
@@ -299,14 +302,12 @@ class Staged(Loop):
         return state, rows, all_shown
 
     def _step(self, state):
-        cfg, task = self.parts.config, self.parts.task
-        drawn, memory = None, state.memory
+        task = self.parts.task
+        drawn, memory, attempt = None, state.memory, jnp.int32(0)
         seconds = dict.fromkeys(("rollout", "verify", "update"), 0.0)
-        for number in range(cfg.sampling.rounds):
+        while drawn is None or self._wants_refill(drawn):
             start = time.perf_counter()
-            sampled = jax.block_until_ready(
-                self._draw(state, memory, jnp.int32(number))
-            )
+            sampled = jax.block_until_ready(self._draw(state, memory, attempt))
             drawn_at = time.perf_counter()
             if task.on_device:
                 outcome = reward.on_device(task, sampled[0], sampled[2])
@@ -315,11 +316,9 @@ class Staged(Loop):
                 outcome = jnp.asarray(reward.on_host(task, *local))
             verified_at = time.perf_counter()
             drawn = self._absorb(memory, drawn, sampled, outcome)
-            memory = drawn.memory
+            memory, attempt = drawn.memory, drawn.attempts
             seconds["rollout"] += drawn_at - start
             seconds["verify"] += verified_at - drawn_at
-            if number + 1 < cfg.sampling.rounds and not self._closed(drawn):
-                break
         start = time.perf_counter()
         state, values, shown = jax.block_until_ready(self._learn(state, drawn))
         seconds["update"] = time.perf_counter() - start

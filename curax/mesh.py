@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import flax.linen as nn
 import jax
+from flax.linen.spmd import logical_axis_rules, logical_to_mesh_axes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from curax.config import ConfigError
@@ -51,7 +51,7 @@ def use(mesh: Mesh | None) -> Iterator[None]:
     if mesh is None:
         yield
     else:
-        with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+        with jax.set_mesh(mesh), logical_axis_rules(RULES):
             yield
 
 
@@ -69,7 +69,7 @@ def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
 
     def leaf(path, param, names):
         names = (None,) * (param.ndim - len(names)) + tuple(names)
-        spec = nn.logical_to_mesh_axes(names, RULES)
+        spec = logical_to_mesh_axes(names, RULES)
         assert spec is not None
         for size, axis in zip(param.shape, spec, strict=True):
             parts = mesh.shape[axis] if axis else 1

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from curax import masked
+from curax.types import Rollouts
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -46,3 +47,36 @@ def finish(tally: Tally) -> dict[str, Any]:
     """Name to `[]` float32: counts, and means, NaN where nothing counted."""
     means = {name: s / w for name, (s, w) in tally.means.items()}
     return means | tally.counts
+
+
+def of_rollouts(
+    rollouts: Rollouts, outcome: jax.Array, exists: jax.Array, *, missing: jax.Array
+) -> Tally:
+    """What completions say before anything is selected.
+
+    Args:
+        rollouts: `[N]` rows.
+        outcome: `[B, G]` float32, 0 where it does not exist.
+        exists: `[B, G]` bool, drawn and graded.
+        missing: `[N]` bool, drawn but not graded.
+    """
+    drawn, some = rollouts.exists, jnp.any(exists, -1)
+    best = jnp.max(outcome, -1, where=exists, initial=-jnp.inf)
+    worst = jnp.min(outcome, -1, where=exists, initial=jnp.inf)
+    length = jnp.sum(rollouts.mask, -1, dtype=jnp.float32)
+    return Tally(
+        means={
+            "outcome/mean": mean(outcome, exists),
+            "group/dead_fraction": mean(best == worst, some),
+            "group/solved_fraction": mean(worst >= 1, some),
+            "group/failed_fraction": mean(best <= 0, some),
+            "rollout/length_tokens": mean(length, drawn),
+            "rollout/unfinished_fraction": mean(~rollouts.finished, drawn),
+            "policy/entropy_nats": mean(rollouts.entropy, rollouts.mask),
+        },
+        counts={
+            "rollout/drawn": count(drawn),
+            "rollout/tokens": count(rollouts.mask),
+            "outcome/missing": count(missing),
+        },
+    )

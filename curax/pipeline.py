@@ -15,16 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from curax import (
-    aggregate,
-    allocate,
-    data,
-    hint,
-    loss,
-    metrics,
-    rollout,
-    update,
-)
+from curax import allocate, data, grids, hint, loss, metrics, rollout, update
 from curax.config import Config, option
 from curax.keys import stage_key
 from curax.metrics import Tally
@@ -58,103 +49,40 @@ def build(config: Config) -> Parts:
     Raises:
         ValueError: if a combination is impossible, in a sentence.
     """
-    task = config.task()
-    refill, is_uniform = (
-        config.sampling.rounds > 1,
-        _is(config.allocate, allocate.uniform),
-    )
-    if refill and not is_uniform:
+    task, sizes = config.task(), config.sampling
+    allocator = getattr(config.allocate, "func", config.allocate)
+    if sizes.rounds > 1 and allocator is not allocate.uniform:
         raise ValueError(
-            f"sampling.rounds={config.sampling.rounds} replaces whole groups and needs "
-            "groups of one size; set allocate to allocate.uniform or rounds to 1."
+            f"sampling.rounds={sizes.rounds} replaces whole groups and needs groups of "
+            "one size; set allocate to allocate.uniform or sampling.rounds to 1."
         )
-    rows = config.sampling.prompts * config.sampling.group_size
-    kept = option(config.downsample, "m", config.sampling.group_size)
+    if config.warm_start and task.traces is None:
+        raise ValueError(
+            "warm_start needs traces to imitate and the task has none; set it to None."
+        )
     return Parts(
         config=config,
         task=task,
         model=config.model(vocab_size=task.vocab_size),
-        tx=transformation(config.optimizer, config.update.clip_norm),
-        rows=rows,
-        train_rows=config.sampling.prompts * kept,
+        tx=update.transformation(config.optimizer, config.update.clip_norm),
+        rows=sizes.prompts * sizes.group_size,
+        train_rows=sizes.prompts * option(config.downsample, "m", sizes.group_size),
     )
-
-
-def _is(stage: Any, function: Any) -> bool:
-    return getattr(stage, "func", stage) is function
-
-
-def transformation(optimizer, clip_norm) -> optax.GradientTransformation:
-    """Clip by global norm, then the optimizer."""
-    return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer())
-
-
-def settings(config: Config) -> update.Settings:
-    """How the trainer computes log-probs."""
-    return update.Settings(
-        temperature=config.sampling.temperature,
-        micro_batches=config.update.micro_batches,
-        vocab_chunk=config.update.vocab_chunk,
-    )
-
-
-# ----- rows and grids
-
-
-def grid_index(rollouts: Rollouts, shape: tuple[int, int]) -> jax.Array:
-    """`[B, G]` int32: the row of each (prompt, slot); N where there is none."""
-    rows = rollouts.prompt.shape[0]
-    prompt = jnp.where(rollouts.exists, rollouts.prompt, shape[0])  # out: dropped
-    row = jnp.arange(rows, dtype=jnp.int32)
-    empty = jnp.full(shape, rows, jnp.int32)
-    return empty.at[prompt, rollouts.slot].set(row, mode="drop")
-
-
-def grid(values: jax.Array, index: jax.Array, fill: Any) -> jax.Array:
-    """Rows `[N, ...]` as a grid `[B, G, ...]`; `fill` where there is no row."""
-    return values.at[index].get(mode="fill", fill_value=fill)
-
-
-def compact(keep: jax.Array, *, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Places in the flat grid of the kept completions, in grid order.
-
-    Args:
-        keep: `[B, G]` bool, at most `rows` of them True.
-        rows: M, static.
-
-    Returns:
-        `[M]` int32 places in [0, B G), `[M]` bool, False on the rows left over.
-    """
-    order = jnp.argsort(~keep.reshape(-1), stable=True)[:rows].astype(jnp.int32)
-    return order, keep.reshape(-1)[order]
 
 
 # ----- draw: data, allocate, hint, rollout
 
 
-@flax.struct.dataclass(kw_only=True)
-class Drawn:
-    """Prompts with graded completions. What the gate closed may have been replaced."""
-
-    prompts: Prompts
-    contexts: Contexts
-    rollouts: Rollouts
-    outcome: jax.Array  # [N] float32, NaN where missing
-    memory: Memory  # after all prompts that were tried
-    rounds: jax.Array  # [] int32, batches of prompts tried
-    tally: Tally  # of all prompts that were tried
-
-
 def draw(
-    parts: Parts, state: TrainState, memory: Memory, round_: jax.Array
+    parts: Parts, state: TrainState, memory: Memory, attempt: jax.Array
 ) -> tuple[Prompts, Contexts, Rollouts]:
     """Sample completions for the next prompts.
 
     Args:
         parts: of the run.
         state: at the start of the step.
-        memory: with what earlier rounds of this step observed.
-        round_: `[]` int32, 0 unless closed groups are refilled.
+        memory: with what earlier attempts of this step observed.
+        attempt: `[]` int32, 0 unless groups the gate closed are being refilled.
 
     Returns:
         B prompts, their contexts, N rows.
@@ -163,7 +91,7 @@ def draw(
     count = cfg.sampling.prompts
     ids = data.prompt_ids(
         state.seed,
-        state.position + round_ * count,
+        state.position + attempt * count,
         count=count,
         num_prompts=parts.task.num_prompts,
     )
@@ -171,7 +99,7 @@ def draw(
     difficulty = allocate.pass_rate(memory, ids, prior=cfg.memory.prior)
     counts = cfg.allocate(difficulty, memory.draws[ids], budget=parts.rows)
     contexts = hint.none(prompts)
-    key = jax.random.fold_in(stage_key(state.seed, state.step, "rollout"), round_)
+    key = jax.random.fold_in(stage_key(state.seed, state.step, "rollout"), attempt)
     rollouts = rollout.sample(
         parts.model,
         state.params,
@@ -192,6 +120,58 @@ def draw(
 # ----- absorb: reward, memory, refill
 
 
+@flax.struct.dataclass(kw_only=True)
+class Drawn:
+    """Prompts with graded completions. What the gate closed may have been replaced."""
+
+    prompts: Prompts
+    contexts: Contexts
+    rollouts: Rollouts
+    outcome: jax.Array  # [N] float32, NaN where missing
+    memory: Memory  # after all prompts that were tried
+    attempts: jax.Array  # [] int32, batches of prompts tried
+    tally: Tally  # of all prompts that were tried
+
+
+@flax.struct.dataclass(kw_only=True)
+class Graded:
+    """What stages compute on, `[B, G]`."""
+
+    row: jax.Array  # int32, the row of each completion; N where there is none
+    exists: jax.Array  # bool, drawn and graded: a missing outcome is absent
+    outcome: jax.Array  # float32 in [0, 1], 0 where it does not exist
+    finished: jax.Array  # bool, ended by itself
+    length: jax.Array  # int32 tokens
+
+
+def graded(config: Config, rollouts: Rollouts, outcome: jax.Array) -> Graded:
+    """Rows to grids."""
+    shape = (config.sampling.prompts, config.sampling.group_size)
+    row = grids.index(rollouts, shape)
+    outcome = grids.grid(outcome, row, fill=jnp.nan)
+    exists = ~jnp.isnan(outcome)
+    length = jnp.sum(rollouts.mask, -1, dtype=jnp.int32)
+    return Graded(
+        row=row,
+        exists=exists,
+        outcome=jnp.where(exists, outcome, 0.0),
+        finished=grids.grid(rollouts.finished, row, fill=False),
+        length=grids.grid(length, row, fill=0),
+    )
+
+
+def open_groups(config: Config, seen: Graded) -> jax.Array:
+    """`[B]` bool: groups of which the gate lets something train."""
+    return jnp.any(config.gate(seen.outcome, seen.exists, seen.finished), -1)
+
+
+def wants_refill(parts: Parts, drawn: Drawn) -> jax.Array:
+    """`[]` bool: a group is closed and there are attempts left."""
+    seen = graded(parts.config, drawn.rollouts, drawn.outcome)
+    closed = ~jnp.all(open_groups(parts.config, seen))
+    return closed & (drawn.attempts < parts.config.sampling.rounds)
+
+
 def absorb(
     parts: Parts,
     memory: Memory,
@@ -199,42 +179,56 @@ def absorb(
     sampled: tuple[Prompts, Contexts, Rollouts],
     outcome: jax.Array,
 ) -> Drawn:
-    """Take graded completions in; let live new groups replace closed old ones.
+    """Take graded completions in; let open new groups replace closed old ones.
 
     Args:
         parts: of the run.
         memory: before these completions.
-        drawn: of the rounds before; None in the first.
-        sampled: prompts, contexts and rollouts of this round.
+        drawn: of the attempts before; None in the first.
+        sampled: prompts, contexts and rollouts of this attempt.
         outcome: `[N]` float32 in [0, 1], NaN where missing.
 
     Returns:
         All that is known of the step's completions.
     """
     prompts, contexts, rollouts = sampled
-    index, exists, graded, finished = grids(parts, rollouts, outcome)
-    memory = allocate.observe(
-        memory, prompts.id, graded, exists, discount=parts.config.memory.discount
-    )
+    cfg = parts.config
+    seen = graded(cfg, rollouts, outcome)
     new = Drawn(
         prompts=prompts,
         contexts=contexts,
         rollouts=rollouts,
         outcome=outcome,
-        memory=memory,
-        rounds=jnp.int32(1),
-        tally=tally_of(rollouts, outcome, graded, exists),
+        memory=allocate.observe(
+            memory,
+            prompts.id,
+            seen.outcome,
+            seen.exists,
+            discount=cfg.memory.discount,
+        ),
+        attempts=jnp.int32(1),
+        tally=metrics.of_rollouts(
+            rollouts,
+            seen.outcome,
+            seen.exists,
+            missing=rollouts.exists & jnp.isnan(outcome),
+        ),
     )
-    if drawn is None:
-        return new
-    # The i-th closed old group gives its place to the i-th live new one.
-    live = jnp.any(parts.config.gate(graded, exists, finished), -1)
-    closed = closed_groups(parts, drawn)
+    return new if drawn is None else refill(cfg, drawn, new, seen)
+
+
+def refill(config: Config, old: Drawn, new: Drawn, seen: Graded) -> Drawn:
+    """The i-th closed old group gives its place to the i-th open new one.
+
+    Places keep their number, hence their rows; what stands in them changes.
+    """
+    fresh = open_groups(config, seen)
+    closed = ~open_groups(config, graded(config, old.rollouts, old.outcome))
     rank = jnp.cumsum(closed, dtype=jnp.int32) - 1
-    source = jnp.argsort(~live, stable=True).astype(jnp.int32)[rank]
-    replaced = closed & (rank < jnp.sum(live, dtype=jnp.int32))
-    old = drawn.rollouts
-    row = index[source[old.prompt], old.slot]  # the new row for each old one
+    source = jnp.argsort(~fresh, stable=True).astype(jnp.int32)[rank]  # [B]
+    replaced = closed & (rank < jnp.sum(fresh, dtype=jnp.int32))  # [B]
+    place = old.rollouts
+    row = seen.row[source[place.prompt], place.slot]  # [N], the new row for each old
 
     def pick(new, old, where, at):
         def leaf(new, old):
@@ -242,61 +236,20 @@ def absorb(
 
         return jax.tree.map(leaf, new, old)
 
+    swapped = replaced[place.prompt]
     return Drawn(
-        prompts=pick(prompts, drawn.prompts, replaced, source),
-        contexts=pick(contexts, drawn.contexts, replaced, source),
-        rollouts=pick(rollouts, old, replaced[old.prompt], row).replace(
-            prompt=old.prompt, slot=old.slot, context=old.context
+        prompts=pick(new.prompts, old.prompts, replaced, source),
+        contexts=pick(new.contexts, old.contexts, replaced, source),
+        rollouts=dataclasses.replace(
+            pick(new.rollouts, old.rollouts, swapped, row),
+            prompt=place.prompt,
+            slot=place.slot,
+            context=place.context,
         ),
-        outcome=pick(outcome, drawn.outcome, replaced[old.prompt], row),
-        memory=memory,
-        rounds=drawn.rounds + 1,
-        tally=metrics.merge(drawn.tally, new.tally),
-    )
-
-
-def grids(parts: Parts, rollouts: Rollouts, outcome: jax.Array):
-    """Row index, exists, outcome and finished as `[B, G]` grids; missing is absent."""
-    cfg = parts.config.sampling
-    index = grid_index(rollouts, (cfg.prompts, cfg.group_size))
-    graded = grid(outcome, index, jnp.nan)
-    exists = ~jnp.isnan(graded)
-    return (
-        index,
-        exists,
-        jnp.where(exists, graded, 0.0),
-        grid(rollouts.finished, index, False),
-    )
-
-
-def closed_groups(parts: Parts, drawn: Drawn) -> jax.Array:
-    """`[B]` bool: groups of which the gate lets nothing train."""
-    _, exists, graded, finished = grids(parts, drawn.rollouts, drawn.outcome)
-    return ~jnp.any(parts.config.gate(graded, exists, finished), -1)
-
-
-def tally_of(rollouts, outcome, graded, exists) -> Tally:
-    """What the completions of one round say, before anything is selected."""
-    drawn = rollouts.exists
-    some = jnp.any(exists, -1)
-    best = jnp.max(graded, -1, where=exists, initial=-jnp.inf)
-    worst = jnp.min(graded, -1, where=exists, initial=jnp.inf)
-    length = jnp.sum(rollouts.mask, -1, dtype=jnp.float32)
-    return Tally(
-        means={
-            "outcome/mean": metrics.mean(graded, exists),
-            "group/dead_fraction": metrics.mean(best == worst, some),
-            "group/solved_fraction": metrics.mean(worst >= 1, some),
-            "group/failed_fraction": metrics.mean(best <= 0, some),
-            "rollout/length_tokens": metrics.mean(length, drawn),
-            "rollout/unfinished_fraction": metrics.mean(~rollouts.finished, drawn),
-            "policy/entropy_nats": metrics.mean(rollouts.entropy, rollouts.mask),
-        },
-        counts={
-            "rollout/drawn": metrics.count(drawn),
-            "rollout/tokens": metrics.count(rollouts.mask),
-            "outcome/missing": metrics.count(drawn & jnp.isnan(outcome)),
-        },
+        outcome=pick(new.outcome, old.outcome, swapped, row),
+        memory=new.memory,
+        attempts=old.attempts + 1,
+        tally=metrics.merge(old.tally, new.tally),
     )
 
 
@@ -308,7 +261,6 @@ class Credit:
     """What becomes of each completion, `[B, G]`."""
 
     keep: jax.Array  # bool, trains
-    advantage: jax.Array  # float32, before correction and prompt weight
     credit: jax.Array  # float32, multiplies the completion's gradient; 0 if not kept
 
 
@@ -325,8 +277,8 @@ def assign(
         credit = advantage * correction * f'(pass rate)   where kept
 
     With binary outcomes and a sum over tokens by a constant, the expected gradient is
-    w(p) grad p with w(p) = E[sum of credit over right completions] / p - E[the same
-    over wrong ones] / (1 - p), up to that constant.
+    w(p) grad p with w(p) = E[sum of credit over right completions] / p + E[the same
+    over wrong ones] / (p - 1), up to that constant.
 
     Args:
         config: names the stages.
@@ -341,12 +293,11 @@ def assign(
     """
     pool = config.gate(outcome, exists, finished)
     keep = config.downsample(key, reward, pool)
-    among = exists if config.pool_statistics else keep
-    advantage = config.advantage(reward, among)
+    advantage = config.advantage(reward, exists if config.pool_statistics else keep)
     undo = config.correct(reward, pool, keep)
-    prompt_weight = config.objective(outcome, exists)
-    credit = jnp.where(keep, advantage * undo * prompt_weight[..., None], 0.0)
-    return Credit(keep=keep, advantage=advantage, credit=credit)
+    weight = config.objective(outcome, exists)
+    credit = jnp.where(keep, advantage * undo * weight[..., None], 0.0)
+    return Credit(keep=keep, credit=credit)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -368,61 +319,89 @@ def learn(
 ) -> tuple[TrainState, Tally, Shown]:
     """Everything behind the verifier: one step of training on graded completions."""
     cfg, rollouts = parts.config, drawn.rollouts
-    index, exists, outcome, finished = grids(parts, rollouts, drawn.outcome)
-    length = jnp.sum(grid(rollouts.mask, index, False), -1, dtype=jnp.int32)
-    shaped = cfg.shape_reward(outcome, length) if cfg.shape_reward else outcome
+    seen = graded(cfg, rollouts, drawn.outcome)
+    reward = seen.outcome
+    if cfg.shape_reward:
+        reward = cfg.shape_reward(seen.outcome, seen.length)
     key = stage_key(state.seed, state.step, "downsample")
-    given = assign(cfg, key, outcome, shaped, exists, finished)
+    given = assign(cfg, key, seen.outcome, reward, seen.exists, seen.finished)
 
-    place, used = compact(given.keep, rows=parts.train_rows)
-    row = jnp.minimum(index.reshape(-1)[place], parts.rows - 1)
-    mask = rollouts.mask[row] & used[:, None]
-    tokens, context = rollouts.tokens[row], rollouts.context[row]
-    how = settings(cfg)
+    place, used = grids.compact(given.keep, rows=parts.train_rows)
+    row = jnp.minimum(seen.row.reshape(-1)[place], parts.rows - 1)
+    credit = jnp.where(used, given.credit.reshape(-1)[place], 0.0)
+    batch = batch_of(parts, state, drawn, row, used, credit)
+    params, opt_state, tally = optimise(parts, state, drawn.contexts, batch)
 
-    def logprobs(params):
-        return update.logprobs(
-            parts.model, params, drawn.contexts, tokens, context, how
-        )
-
-    updates = cfg.update.epochs * cfg.update.minibatches
-    batch = Batch(
-        tokens=tokens,
-        mask=mask,
-        context=context,
-        credit=jnp.where(used, given.credit.reshape(-1)[place], 0.0),
-        logp_behaviour=rollouts.logp_behaviour[row],
-        logp_policy=rollouts.logp_policy[row],
-        logp_old=logprobs(state.params) if updates > 1 else None,
-        logp_ref=logprobs(state.reference) if cfg.kl else None,
-        multiplier=cfg.modulate(rollouts.entropy[row], mask),
+    difficulty = allocate.pass_rate(
+        drawn.memory, drawn.prompts.id, prior=cfg.memory.prior
     )
-    params, opt_state, tally = optimise(parts, state, drawn.contexts, batch, how)
-    ids = drawn.prompts.id
-    difficulty = allocate.pass_rate(drawn.memory, ids, prior=cfg.memory.prior)
-    tally.means["memory/pass_rate"] = metrics.mean(difficulty, jnp.ones_like(ids, bool))
-    tally.means["reward/mean"] = metrics.mean(shaped, exists)
+    always = jnp.ones_like(difficulty, bool)
+    tally.means["memory/pass_rate"] = metrics.mean(difficulty, always)
+    tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
     tally.counts["train/rows"] = metrics.count(used)
-    shown = cfg.logging.rollout_prompts
-    state = state.replace(
+    state = dataclasses.replace(
+        state,
         params=params,
         opt_state=opt_state,
         memory=drawn.memory,
-        position=state.position + drawn.rounds * cfg.sampling.prompts,
+        position=state.position + drawn.attempts * cfg.sampling.prompts,
         step=state.step + 1,
     )
-    few = Shown(
+    shown = Shown(
         prompts=drawn.prompts,
-        tokens=grid(rollouts.tokens, index, parts.task.pad),
-        mask=grid(rollouts.mask, index, False),
-        outcome=jnp.where(exists, outcome, jnp.nan),
-        reward=shaped,
+        tokens=grids.grid(rollouts.tokens, seen.row, fill=parts.task.pad),
+        mask=grids.grid(rollouts.mask, seen.row, fill=False),
+        outcome=jnp.where(seen.exists, seen.outcome, jnp.nan),
+        reward=reward,
         credit=given.credit,
         keep=given.keep,
-        exists=index < parts.rows,
+        exists=seen.row < parts.rows,
     )
-    few = jax.tree.map(lambda leaf: leaf[:shown], few)
+    few = jax.tree.map(lambda leaf: leaf[: cfg.logging.rollout_prompts], shown)
     return state, metrics.join(drawn.tally, tally), few
+
+
+def batch_of(parts: Parts, state: TrainState, drawn: Drawn, row, used, credit) -> Batch:
+    """The M rows to train on, with the log-probs that ratios and penalties refer to.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step: its policy is old, its reference the reference.
+        drawn: of the step.
+        row: `[M]` int32, their rows among the N drawn.
+        used: `[M]` bool, False on rows left over.
+        credit: `[M]` float32.
+    """
+    cfg, rollouts = parts.config, drawn.rollouts
+    tokens, context = rollouts.tokens[row], rollouts.context[row]
+    mask = rollouts.mask[row] & used[:, None]
+
+    def logprobs(params):
+        return update.logprobs(
+            parts.model, params, drawn.contexts, tokens, context, settings(cfg)
+        )
+
+    several = cfg.update.epochs * cfg.update.minibatches > 1
+    return Batch(
+        tokens=tokens,
+        mask=mask,
+        context=context,
+        credit=credit,
+        multiplier=cfg.modulate(rollouts.entropy[row], mask),
+        logp_behaviour=rollouts.logp_behaviour[row],
+        logp_policy=rollouts.logp_policy[row],
+        logp_old=logprobs(state.params) if several else None,
+        logp_ref=logprobs(state.reference) if cfg.kl else None,
+    )
+
+
+def settings(config: Config) -> update.Settings:
+    """How the trainer computes log-probs."""
+    return update.Settings(
+        temperature=config.sampling.temperature,
+        micro_batches=config.update.micro_batches,
+        vocab_chunk=config.update.vocab_chunk,
+    )
 
 
 def token_loss(config: Config) -> update.TokenLoss:
@@ -434,33 +413,41 @@ def token_loss(config: Config) -> update.TokenLoss:
         if config.kl:
             distance = config.kl.estimator(logp, rows.logp_ref)
             value = value + config.kl.coefficient * distance
-        bonus = config.entropy_bonus
-        if not (isinstance(bonus, int | float) and bonus == 0):
-            value = value - bonus * entropy
+        value = value - config.entropy_bonus * entropy
         return jnp.where(rows.mask, value, 0.0)
 
     return objective
 
 
-def optimise(parts: Parts, state: TrainState, contexts, batch: Batch, how):
-    """All optimizer updates of a step: epochs times mini-batches."""
+def optimise(
+    parts: Parts, state: TrainState, contexts: Contexts, batch: Batch
+) -> tuple[Any, Any, Tally]:
+    """All optimizer updates of a step: epochs times mini-batches.
+
+    The weight of a token is its share of its own update, so an update means the same
+    however many there are; each epoch shuffles the rows anew.
+    """
     cfg = parts.config
-    objective = token_loss(cfg)
-    order = row_order(state, parts.train_rows, cfg.update)
+    rows, how = parts.train_rows, cfg.update
+    order = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (how.epochs, rows))
+    if how.minibatches > 1:
+        key = stage_key(state.seed, state.step, "minibatches")
+        epochs = jax.random.split(key, how.epochs)
+        order = jax.vmap(jax.random.permutation)(epochs, order)
+    order = order.reshape(how.epochs * how.minibatches, -1)
 
     def one(carry, item):
         params, opt_state = carry
-        number, rows = item
-        part = jax.tree.map(lambda leaf: leaf[rows], batch)
-        weight = cfg.aggregate(part.mask)
+        number, which = item
+        part = jax.tree.map(lambda leaf: leaf[which], batch)
         value, grads, own = update.gradient(
             parts.model,
             params,
             contexts,
             part,
-            weight,
-            objective,
-            how,
+            cfg.aggregate(part.mask),
+            token_loss(cfg),
+            settings(cfg),
             still_old=number == 0,
         )
         params, opt_state, done = update.apply(
@@ -471,29 +458,26 @@ def optimise(parts: Parts, state: TrainState, contexts, batch: Batch, how):
     carry = (state.params, state.opt_state)
     numbers = jnp.arange(order.shape[0])
     (params, opt_state), tallies = jax.lax.scan(one, carry, (numbers, order))
-    tally = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), tallies)
-    return params, opt_state, tally
+    return params, opt_state, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), tallies)
 
 
 def tally_update(
     config: Config, rows: Batch, own: update.Taken, done: update.Outcome, first
 ) -> Tally:
-    """What one optimizer update says."""
+    """What one optimizer update says; `first`: sampler and trainer share parameters."""
     rows = update.with_old(rows, own.logp, first)
-    pulled = jax.grad(
+    pull = jax.grad(
         lambda logp: jnp.sum(config.loss(logp, rows.logp_old, rows.credit, rows.mask))
     )(own.logp)
     trains = rows.mask & (rows.credit != 0)[:, None]
     drift = jnp.max(jnp.abs(own.logp - rows.logp_policy), where=rows.mask, initial=0.0)
+    distance = loss.k3(rows.logp_behaviour, own.logp)
     tally = Tally(
         means={
             "loss/mean": metrics.one(done.loss),
             "gradient/norm": metrics.one(done.gradient_norm),
-            "ratio/clipped_fraction": metrics.mean(pulled == 0, trains),
-            "kl/behaviour_nats": metrics.mean(
-                loss.k3(rows.logp_behaviour, own.logp), rows.mask
-            ),
-            # Before the first update sampler and trainer hold the same parameters.
+            "ratio/clipped_fraction": metrics.mean(pull == 0, trains),
+            "kl/behaviour_nats": metrics.mean(distance, rows.mask),
             "sampler/drift_nats": (jnp.where(first, drift, 0.0), metrics.count(first)),
         },
         counts={
@@ -502,77 +486,7 @@ def tally_update(
             "train/tokens": metrics.count(rows.mask),
         },
     )
-    if config.kl:
-        tally.means["kl/ref_nats"] = metrics.mean(
-            loss.k3(own.logp, rows.logp_ref), rows.mask
-        )
+    if rows.logp_ref is not None:
+        distance = loss.k3(own.logp, rows.logp_ref)
+        tally.means["kl/ref_nats"] = metrics.mean(distance, rows.mask)
     return tally
-
-
-def row_order(state: TrainState, rows: int, how) -> jax.Array:
-    """`[updates, rows / minibatches]` int32: which rows each update of a step sees.
-
-    Every epoch shuffles the rows anew; a single mini-batch keeps their order.
-    """
-    per_update = rows // how.minibatches
-    order = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (how.epochs, rows))
-    if how.minibatches > 1:
-        key = stage_key(state.seed, state.step, "minibatches")
-        epochs = jax.random.split(key, how.epochs)
-        order = jax.vmap(jax.random.permutation)(epochs, order)
-    return order.reshape(-1, per_update)
-
-
-# ----- warm start: imitate traces
-
-
-def imitate(
-    parts: Parts, params: Any, opt_state: Any, seed: jax.Array, step: jax.Array
-) -> tuple[Any, Any, jax.Array]:
-    """One supervised update on traces: the same trainer, credit 1 for every row.
-
-    Args:
-        parts: of the run.
-        params: parameters.
-        opt_state: of the warm start's own optimizer.
-        seed: `[]` uint32.
-        step: `[]` int32, warm-start steps done.
-
-    Returns:
-        Parameters, optimizer state, mean loss per token, `[]` float32 nats.
-    """
-    warm = parts.config.warm_start
-    assert warm is not None and parts.task.traces is not None
-    key_prompts, key_traces = jax.random.split(stage_key(seed, step, "warm start"))
-    ids = jax.random.randint(key_prompts, (warm.rows,), 0, parts.task.num_prompts)
-    prompts = parts.task.prompts(ids)
-    tokens, mask = parts.task.traces(key_traces, prompts)
-    zeros = jnp.zeros(tokens.shape, jnp.float32)
-    batch = Batch(
-        tokens=tokens,
-        mask=mask,
-        context=jnp.arange(warm.rows, dtype=jnp.int32),
-        credit=jnp.ones(warm.rows, jnp.float32),
-        multiplier=zeros + 1,
-        logp_behaviour=zeros,
-        logp_policy=zeros,
-        logp_old=None,
-        logp_ref=None,
-    )
-    value, grads, _ = update.gradient(
-        parts.model,
-        params,
-        hint.none(prompts),
-        batch,
-        aggregate.token_mean(mask),
-        lambda logp, _, rows: loss.reinforce(
-            logp, rows.logp_old, rows.credit, rows.mask
-        ),
-        update.Settings(),
-        still_old=True,
-    )
-    tx = transformation(warm.optimizer, warm.clip_norm)
-    params, opt_state, _ = update.apply(
-        tx, params, opt_state, value, grads, jnp.bool_(True)
-    )
-    return params, opt_state, value

@@ -1,13 +1,13 @@
 """The terminal: a live display, or plain lines where output is no terminal."""
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bars, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 from curax.config import Config
 
@@ -48,7 +48,7 @@ class Progress:
         self._show("warm start", done, total, note)
 
     def step(self, row: dict[str, Any], rows: Sequence[dict[str, Any]] = ()) -> None:
-        """Steps were done; `row` is the last one's, `rows` are all since the last call."""
+        """Steps were done; `row` is the last, `rows` are all since the last call."""
         if "eval/pass_rate" in row:
             self._held_out = f"held-out {np.mean(row['eval/pass_rate']):.3f}  "
         note = self._held_out

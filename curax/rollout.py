@@ -7,13 +7,13 @@ one scalar index although slots are at different tokens of different rows; a mas
 tells which columns belong to a slot's row.
 """
 
-from functools import partial
+import dataclasses
 from typing import Any
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
 
 from curax import keys
 from curax.types import Contexts, Model, Plan, Rollouts
@@ -117,7 +117,6 @@ def sample(
     length = jnp.sum(contexts.mask, -1, dtype=jnp.int32)
     head = model.head(params)
     prefix = prefill(model, params, contexts)
-    draw = partial(choose, temperature=temperature, top_k=top_k, top_p=top_p)
     row_key = keys.row_keys(key, plan.prompt, plan.slot)
     # The queue: rows that exist, in the order of the plan.
     queue = jnp.argsort(~plan.exists, stable=True).astype(jnp.int32)
@@ -128,100 +127,121 @@ def sample(
             "nd,vd->nv", features, head, preferred_element_type=jnp.float32
         )
 
-    def fill(cache, fresh, row):
-        """Copy the prefix of its new row into every slot that takes one."""
-        own = prefix.take(plan.context[row]).cache
-        new = fresh[:, None, None, None]
-        return jax.tree.map(
-            lambda old, c: old.at[:, :, :width].set(
-                jnp.where(new, c, old[:, :, :width])
-            ),
-            cache,
-            own,
-        )
-
-    def step(carry):
-        time, taken, row, active, count, z, cache, out = carry
-        # 1. A token for every slot.
-        token_key = jax.vmap(jax.random.fold_in)(row_key[row], count)
-        token, behaviour, policy, entropy = draw(token_key, z)
-        stop = jnp.isin(token, jnp.asarray(end, token.dtype))
-        place = (jnp.where(active, row, rows), count)
-        out = {
-            "tokens": out["tokens"].at[place].set(token, mode="drop"),
-            "mask": out["mask"].at[place].set(True, mode="drop"),
-            "logp_behaviour": out["logp_behaviour"]
-            .at[place]
-            .set(behaviour, mode="drop"),
-            "logp_policy": out["logp_policy"].at[place].set(policy, mode="drop"),
-            "entropy": out["entropy"].at[place].set(entropy, mode="drop"),
-            "finished": out["finished"].at[place[0]].set(stop, mode="drop"),
-        }
-        count = count + 1
-        ended = active & (stop | (count == max_tokens))
-
-        # 2. Run the token through the model; column `time` of the ring is its place.
-        ring = jnp.arange(max_tokens, dtype=jnp.int32)
-        age = (time - ring) % max_tokens
-        context = plan.context[row]
-        seen = jnp.concatenate(
-            [contexts.mask[context], age[None, :] < count[:, None]], -1
-        )
+    def decode(table: Table, token: jax.Array) -> Table:
+        """Run the tokens just chosen through the model, into this step's column."""
+        context = plan.context[table.row]
+        age = (table.time - jnp.arange(max_tokens, dtype=jnp.int32)) % max_tokens
+        own = age[None, :] < table.count[:, None]
         features, cache = model.features(
             params,
             token[:, None],
-            (length[context] + count - 1)[:, None],
-            seen[:, None, :],
-            cache,
-            width + time % max_tokens,
+            (length[context] + table.count - 1)[:, None],
+            jnp.concatenate([contexts.mask[context], own], -1)[:, None, :],
+            table.cache,
+            width + table.time % max_tokens,
         )
-        z = logits(features[:, 0])
+        return dataclasses.replace(table, logits=logits(features[:, 0]), cache=cache)
 
-        # 3. A slot whose completion has ended takes the next row of the plan.
+    def refill(table: Table, ended: jax.Array) -> Table:
+        """Slots whose completion has ended take the next rows of the queue."""
+        ticket = table.taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
+        fresh = ended & (ticket < wanted)
+        row = jnp.where(fresh, queue[jnp.minimum(ticket, rows - 1)], table.row)
+        context = plan.context[row]
+
+        def copy_prefix(cache):
+            def leaf(old, new):
+                new = jnp.where(fresh[:, None, None, None], new, old[:, :, :width])
+                return old.at[:, :, :width].set(new)
+
+            return jax.tree.map(leaf, cache, prefix.take(context).cache)
+
+        first = logits(prefix.last[context])
+        return dataclasses.replace(
+            table,
+            taken=table.taken + jnp.sum(fresh, dtype=jnp.int32),
+            row=row,
+            count=jnp.where(fresh, 0, table.count),
+            active=table.active | fresh,
+            logits=jnp.where(fresh[:, None], first, table.logits),
+            cache=jax.lax.cond(jnp.any(fresh), copy_prefix, lambda c: c, table.cache),
+        )
+
+    def step(table: Table) -> Table:
+        token_key = jax.vmap(jax.random.fold_in)(row_key[table.row], table.count)
+        token, *said = choose(
+            token_key, table.logits, temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        stop = jnp.isin(token, jnp.asarray(end, token.dtype))
+        table = dataclasses.replace(
+            table, out=write(table.out, table, token, said, stop), count=table.count + 1
+        )
+        ended = table.active & (stop | (table.count == max_tokens))
+        table = decode(dataclasses.replace(table, active=table.active & ~ended), token)
         if slots < rows:
-            ticket = taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
-            fresh = ended & (ticket < wanted)
-            row = jnp.where(fresh, queue[jnp.minimum(ticket, rows - 1)], row)
-            cache = jax.lax.cond(
-                jnp.any(fresh), fill, lambda c, *_: c, cache, fresh, row
-            )
-            z = jnp.where(fresh[:, None], logits(prefix.last[plan.context[row]]), z)
-            count = jnp.where(fresh, 0, count)
-            taken = taken + jnp.sum(fresh, dtype=jnp.int32)
-            active = (active & ~ended) | fresh
-        else:
-            active = active & ~ended
-        return time + 1, taken, row, active, count, z, cache, out
+            table = refill(table, ended)
+        return dataclasses.replace(table, time=table.time + 1)
 
     row = queue[:slots]
     start = prefix.take(plan.context[row])
     ring = ((0, 0), (0, 0), (0, max_tokens), (0, 0))
     zeros = jnp.zeros((rows, max_tokens), jnp.float32)
-    out = {
-        "tokens": jnp.full((rows, max_tokens), pad, jnp.int32),
-        "mask": jnp.zeros((rows, max_tokens), bool),
-        "logp_behaviour": zeros,
-        "logp_policy": zeros,
-        "entropy": zeros,
-        "finished": jnp.zeros(rows, bool),
-    }
-    carry = (
-        jnp.int32(0),
-        jnp.int32(slots),
-        row,
-        jnp.arange(slots) < wanted,
-        jnp.zeros(slots, jnp.int32),
-        logits(start.last),
-        jax.tree.map(lambda c: jnp.pad(c, ring), start.cache),
-        jax.tree.map(lambda a: shard_rows(a), out),
-    )
-    out = jax.lax.while_loop(lambda c: jnp.any(c[3]), step, carry)[-1]
-    return Rollouts(
-        **jax.tree.map(lambda a: shard_rows(a), out),
+    out = Rollouts(
+        tokens=jnp.full((rows, max_tokens), pad, jnp.int32),
+        mask=jnp.zeros((rows, max_tokens), bool),
+        logp_behaviour=zeros,
+        logp_policy=zeros,
+        entropy=zeros,
+        finished=jnp.zeros(rows, bool),
         prompt=plan.prompt,
         slot=plan.slot,
         context=plan.context,
         exists=plan.exists,
+    )
+    table = Table(
+        time=jnp.int32(0),
+        taken=jnp.int32(slots),
+        row=row,
+        count=jnp.zeros(slots, jnp.int32),
+        active=jnp.arange(slots) < wanted,
+        logits=logits(start.last),
+        cache=jax.tree.map(lambda c: jnp.pad(c, ring), start.cache),
+        out=jax.tree.map(shard_rows, out),
+    )
+    table = jax.lax.while_loop(lambda table: jnp.any(table.active), step, table)
+    return jax.tree.map(shard_rows, table.out)
+
+
+@flax.struct.dataclass(kw_only=True)
+class Table:
+    """The decoding slots, K of them, and what they have written so far."""
+
+    time: jax.Array  # [] int32, steps of the loop; modulo T, the column being written
+    taken: jax.Array  # [] int32, rows taken off the queue
+    row: jax.Array  # [K] int32, the row that a slot works on
+    count: jax.Array  # [K] int32, tokens of that row chosen so far
+    active: jax.Array  # [K] bool, False once the queue has run out
+    logits: jax.Array  # [K, V] float32, of the next token
+    cache: Any  # per layer k, v [K, kv_heads, P + T, d]
+    out: Rollouts  # [N, T]
+
+
+def write(out: Rollouts, table: Table, token, said, stop) -> Rollouts:
+    """Put the token of every active slot in its place, and what is known of it."""
+    row = jnp.where(table.active, table.row, out.finished.shape[0])  # out: dropped
+    behaviour, policy, entropy = said
+
+    def put(values, new):
+        return values.at[row, table.count].set(new, mode="drop")
+
+    return dataclasses.replace(
+        out,
+        tokens=put(out.tokens, token),
+        mask=put(out.mask, True),
+        logp_behaviour=put(out.logp_behaviour, behaviour),
+        logp_policy=put(out.logp_policy, policy),
+        entropy=put(out.entropy, entropy),
+        finished=out.finished.at[row].set(stop, mode="drop"),
     )
 
 
@@ -282,4 +302,4 @@ def pick(values: jax.Array, index: jax.Array) -> jax.Array:
 
 def shard_rows(x: jax.Array) -> jax.Array:
     """Rows lie over the data axes of the mesh, if there is one."""
-    return nn.with_logical_constraint(x, ("rows",) + (None,) * (x.ndim - 1))
+    return with_logical_constraint(x, ("rows",) + (None,) * (x.ndim - 1))

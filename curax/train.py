@@ -4,7 +4,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = argparse.ArgumentParser(
         prog="python -m curax.train",
-        description="Train a policy with reinforcement learning from verifiable rewards.",
+        description="Train a policy by reinforcement learning from verifiable rewards.",
         epilog="The run folder gets config.json, metrics.jsonl, rollouts.jsonl, "
         "TensorBoard events, checkpoints, pictures and report.html.",
     )
@@ -59,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"curax.train: {error}", file=sys.stderr)
         return 2
-    except Failure as error:
+    except RunError as error:
         print(f"curax.train: {error}", file=sys.stderr)
         return 1
 
 
-class Failure(RuntimeError):
+class RunError(RuntimeError):
     """The run cannot go on. Its text is one sentence."""
 
 
@@ -131,8 +131,8 @@ class Run:
             )
         except OSError as error:
             raise ConfigError(
-                f"--workdir {workdir} cannot be written: {error.strerror}; name another "
-                "folder."
+                f"--workdir {workdir} cannot be written: {error.strerror}; name "
+                "another folder."
             ) from error
         folder.write_json(workdir / folder.CONFIG, describe(config))
         self.totals: dict[str, Any] = {}
@@ -286,10 +286,10 @@ class Run:
         for row in rows:
             for name in ("loss/mean", "gradient/norm"):
                 if not np.all(np.isfinite(row[name])):
-                    raise Failure(
-                        f"{name} is {row[name]} at step {row['step']}, so the update was "
-                        "skipped and the run stops; lower optimizer.learning_rate, then "
-                        f"start anew (last good checkpoint: {self.checkpoints.latest()})."
+                    raise RunError(
+                        f"{name} is {row[name]} at step {row['step']}; the run stops; "
+                        "lower optimizer.learning_rate and start anew. The last good "
+                        f"checkpoint is that of step {self.checkpoints.latest()}."
                     )
 
     def _on_signal(self, number, frame) -> None:

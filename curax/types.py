@@ -104,7 +104,7 @@ class Model:
     """
 
     init: Callable[[jax.Array], Any]
-    features: Callable[..., tuple[jax.Array, Any]]
+    features: Callable[..., Any]
     head: Callable[[Any], jax.Array]
     axes: Any
 

@@ -6,6 +6,7 @@ Contexts are run through the model once, not once per completion: the gradient w
 respect to their keys and values is summed over the rows, then pulled back.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from curax import masked
 from curax.rollout import extend, prefill, shard_rows
@@ -98,7 +100,9 @@ def logprobs(
     parts = split((tokens, context), settings.micro_batches)
 
     def read(rows):
-        return take(model, params, contexts, prefix, *rows, settings).logp
+        tokens, context = rows
+        own = take(model, params, contexts, prefix, tokens, context, settings)
+        return own.logp
 
     return join(jax.lax.map(read, parts))
 
@@ -111,7 +115,7 @@ def with_old(rows: Batch, logp: jax.Array, still_old: bool | jax.Array) -> Batch
     own = jax.lax.stop_gradient(logp)
     if rows.logp_old is not None:
         own = jnp.where(still_old, own, rows.logp_old)
-    return rows.replace(logp_old=own)
+    return dataclasses.replace(rows, logp_old=own)
 
 
 def gradient(
@@ -165,6 +169,13 @@ def gradient(
     return loss, grads, join(own)
 
 
+def transformation(
+    optimizer: Callable[[], optax.GradientTransformation], clip_norm: float | jax.Array
+) -> optax.GradientTransformation:
+    """Clip by global norm, then the optimizer."""
+    return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer())
+
+
 @flax.struct.dataclass(kw_only=True)
 class Outcome:
     """What one optimizer update did."""
@@ -209,7 +220,7 @@ def apply(
 
 
 def warmup_cosine(
-    step: jax.Array, *, peak: float, warmup: int, steps: int, end: float = 0.0
+    step: ArrayLike, *, peak: float, warmup: int, steps: int, end: float = 0.0
 ) -> jax.Array:
     """Learning rate: linear from 0 to `peak`, then half a cosine down to `end`.
 

@@ -40,8 +40,9 @@ def poisoned(arrays, counts):
 
 def ignores_absent_entries(function, *arrays, counts):
     """NaN where `counts` is False changes nothing; a grid is 0 or False there."""
-    got = np.asarray(jax.jit(function)(*poisoned(arrays, counts)))
-    np.testing.assert_array_equal(got, jax.jit(function)(*arrays))
+    # Eagerly: compiled, a product with a mask would pass for a selection.
+    got = np.asarray(function(*poisoned(arrays, counts)))
+    np.testing.assert_array_equal(got, function(*arrays))
     assert np.isfinite(got).all()
     if got.shape == counts.shape:
         assert not got[~counts].any()

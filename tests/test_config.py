@@ -239,6 +239,8 @@ REFUSED = {
     "sampling.max_token=5": "sampling has no option 'max_token'; did you mean "
     "'max_tokens'? It has group_size, max_tokens, prompts, rounds, slots, "
     "temperature, top_k, top_p.",
+    "optimizer.peak=1": f"{HERE}.adam has no option 'peak'; did you mean "
+    "'optimizer.learning_rate.peak'? It has b1, learning_rate.",
     "steps.more=1": "steps has no option 'more'; it has none.",
     "kl.coefficient=1": "kl has no option 'coefficient'; it has none.",
     "gate.gates.7.delta=1": "gate.gates has no option '7'; it has 0, 1.",

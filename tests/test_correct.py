@@ -1,6 +1,6 @@
 """Corrections: exact identities over all subsets, published numbers, weights in p."""
 
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import jax
@@ -25,9 +25,13 @@ KEY = jax.random.key(0)
 RULES = [correct.none, correct.horvitz_thompson]
 for_every_rule = pytest.mark.parametrize("rule", RULES, ids=name)
 rewards = hnp.arrays(np.float32, (3, 5), elements=st.sampled_from([0.0, 0.5, 1.0]))
-best_four = jax.jit(partial(downsample.max_variance, m=4))
 masks = hnp.arrays(np.bool_, (3, 5))
 SUBSETS = np.array(list(product([False, True], repeat=7)))  # [128, 7], all of seven
+
+
+@cache
+def best(m):
+    return jax.jit(partial(downsample.max_variance, m=m))
 
 
 @given(rewards, masks, masks)
@@ -114,7 +118,7 @@ def test_the_mean_over_all_subsets_is_the_pool_unless_a_class_is_lost(levels):
 
 def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
     reward, pool = pools(8)[2:3], np.ones((1, 8), bool)
-    keep = np.asarray(best_four(KEY, reward, pool))
+    keep = np.asarray(best(4)(KEY, reward, pool))
     order = np.argsort(-reward[keep], kind="stable")  # right ones first
 
     def credit(f, rule, estimate=advantage.group_mean):
@@ -139,7 +143,7 @@ def test_a_pool_without_signal_has_no_credit_in_any_composition():
     pool = np.ones((1, 8), bool)
     for outcome, f, rule in product((0, 8), (objective.log, objective.arcsine), RULES):
         reward = pools(8)[outcome : outcome + 1]
-        keep = best_four(KEY, reward, pool)
+        keep = best(4)(KEY, reward, pool)
         credit = advantage.group_mean(reward, pool) * rule(reward, pool, keep)
         weight = objective.prompt_weight(reward, pool, f=f)[:, None]
         assert not np.asarray(credit * weight).any()
@@ -148,13 +152,11 @@ def test_a_pool_without_signal_has_no_credit_in_any_composition():
 def selected(estimate, *, n, m, rule, of_pool, f=objective.linear):
     """`[n + 1, n]` coefficients of a pipeline that keeps m of n by variance."""
 
-    @jax.jit
-    def credit(reward, pool):
-        keep = downsample.max_variance(KEY, reward, pool, m=m)
-        credit = estimate(reward, pool if of_pool else keep) * rule(reward, pool, keep)
-        return credit * objective.prompt_weight(reward, pool, f=f)[:, None] / m
-
-    return np.asarray(credit(pools(n), np.ones((n + 1, n), bool)))
+    reward, pool = pools(n), np.ones((n + 1, n), bool)
+    keep = best(m)(KEY, reward, pool)
+    credit = estimate(reward, pool if of_pool else keep) * rule(reward, pool, keep)
+    weight = objective.prompt_weight(reward, pool, f=f)[:, None]
+    return np.asarray(credit * weight) / m
 
 
 def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():

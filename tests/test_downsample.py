@@ -147,6 +147,19 @@ def test_no_subset_varies_more_than_the_one_kept(m):
             np.testing.assert_array_equal(chosen, there)
 
 
+@pytest.mark.parametrize("m", [2, 3, 4, 5])
+def test_equal_variances_are_decided_by_balance_and_not_by_rounding(m):
+    tenths = np.random.default_rng(m).integers(0, 4, (24 * len(KINDS), 10)) * 3
+    exists = np.ones(tenths.shape, bool)
+    keep = np.asarray(varied(m)(KEY, np.float32(tenths / 10), exists))
+    for row, chosen in zip(tenths, keep, strict=True):
+        pool = np.sort(row)
+        splits = [np.r_[pool[: m - i], pool[10 - i :]] for i in range(m + 1)]
+        spread = [m * np.sum(split**2) - np.sum(split) ** 2 for split in splits]
+        best = min(range(m + 1), key=lambda i: (-spread[i], abs(2 * i - m), i))
+        np.testing.assert_array_equal(np.sort(row[chosen]), splits[best])
+
+
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 10])
 def test_binary_pools_keep_as_many_of_either_as_there_are(m):
     n = 10

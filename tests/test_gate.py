@@ -75,6 +75,8 @@ def test_rounding_does_not_bring_a_dead_group_to_life():
     both = np.ones((1, 2), bool)
     assert not gate.zero_variance(outcome, both, both).any()
     assert gate.zero_variance(outcome, both, both, delta=0.0).all()
+    spread = np.ptp(outcome)
+    assert not gate.zero_variance(outcome, both, both, delta=spread).any()
 
 
 def test_no_gates_at_all_let_everything_through():

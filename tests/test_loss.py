@@ -119,6 +119,19 @@ def test_ratios_beyond_all_bounds_leave_loss_and_gradient_finite(loss_):
 
 
 @for_every_loss
+def test_a_token_pulls_on_its_own_log_prob_alone(loss_):
+    logp, logp_old = -np.random.default_rng(0).random((2, 1, 4), np.float32)
+    mask = np.array([[True, True, True, False]])
+    for junk in (0.0, np.nan):  # eagerly, so that no compiler tidies up
+        hidden = np.where(mask, logp, np.float32(junk))
+        arrays = hidden, logp_old, np.float32([0.5]), mask
+        slopes = np.asarray(jax.jacobian(loss_)(*arrays))[0, :, 0]
+        assert np.isfinite(slopes).all()
+        assert not slopes[~np.eye(4, dtype=bool)].any()
+        assert slopes[3, 3] == 0
+
+
+@for_every_loss
 def test_no_gradient_reaches_the_old_policy_or_the_advantage(loss_):
     logp, logp_old = -np.random.default_rng(0).random((2, 3, 4), np.float32)
     arrays = logp, logp_old, np.ones(3, np.float32), np.ones((3, 4), bool)

@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
 from jax.nn import initializers
 
 from curax.types import Model
@@ -99,7 +100,7 @@ def model(
 
     def features(params, tokens, positions, mask, cache=None, column=None):
         x = params["embed"][tokens].astype(dtype)
-        x = nn.with_logical_constraint(x, ("rows", None, None))
+        x = with_logical_constraint(x, ("rows", None, None))
         apply = partial(layer, block, positions, mask, column)
         if scan_layers:
             stacked = cache and jax.tree.map(lambda *c: jnp.stack(c), *cache)
@@ -150,7 +151,7 @@ class Block(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, positions, mask, cache=None, column=None):
+    def __call__(self, x, positions, mask, cache=None, column: Any = None):
         """`[N, Q, D]` in and out; `mask` `[N, Q, S]`; see `Model.features`."""
         rms = partial(
             nn.RMSNorm,
@@ -193,7 +194,7 @@ class Block(nn.Module):
         gate = dense("gate", self.mlp_width, "embed", "mlp")(y)
         y = nn.silu(gate) * dense("up", self.mlp_width, "embed", "mlp")(y)
         x = x + dense("down", self.width, "mlp", "embed", scale=small)(y)
-        return nn.with_logical_constraint(x, ("rows", None, None)), (k, v)
+        return with_logical_constraint(x, ("rows", None, None)), (k, v)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:

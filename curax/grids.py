@@ -1,0 +1,39 @@
+"""Rows and grids: what is heavy lies in rows, what stages compute on in grids.
+
+Only `pipeline` calls these. A row is found by its (prompt, slot), never by position.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from curax.types import Rollouts
+
+
+def index(rollouts: Rollouts, shape: tuple[int, int]) -> jax.Array:
+    """`[B, G]` int32: the row of each (prompt, slot); N where there is none."""
+    rows = rollouts.prompt.shape[0]
+    prompt = jnp.where(rollouts.exists, rollouts.prompt, shape[0])  # out: dropped
+    row = jnp.arange(rows, dtype=jnp.int32)
+    empty = jnp.full(shape, rows, jnp.int32)
+    return empty.at[prompt, rollouts.slot].set(row, mode="drop")
+
+
+def grid(values: jax.Array, index: jax.Array, *, fill: Any) -> jax.Array:
+    """Rows `[N, ...]` as a grid `[B, G, ...]`; `fill` where there is no row."""
+    return values.at[index].get(mode="fill", fill_value=fill)
+
+
+def compact(keep: jax.Array, *, rows: int) -> tuple[jax.Array, jax.Array]:
+    """Places in the flat grid of the kept completions, in grid order.
+
+    Args:
+        keep: `[B, G]` bool, at most `rows` of them True.
+        rows: M, static.
+
+    Returns:
+        `[M]` int32 places in [0, B G), `[M]` bool, False on the rows left over.
+    """
+    order = jnp.argsort(~keep.reshape(-1), stable=True)[:rows].astype(jnp.int32)
+    return order, keep.reshape(-1)[order]
