@@ -51,6 +51,12 @@ class Checkpoints:
         self._manager.close()
 
 
+def latest(folder: Path) -> int | None:
+    """The last step saved in a folder, None if there is none; touches nothing."""
+    there = ocp.utils.checkpoint_steps(folder.absolute()) if folder.is_dir() else []
+    return max(there, default=None)
+
+
 def with_sharding(shapes: Any, shardings: Any) -> Any:
     """Shapes with the sharding that each is to be restored to."""
     return jax.tree.map(

@@ -8,51 +8,52 @@ of a tuple (`gate.gates.0.delta`); errors, `override`, `describe` and `changes` 
 use that name. Only the standard library is imported here.
 """
 
-import ast
-import copy
 import dataclasses
 import difflib
-import functools
-import inspect
 import itertools
 import math
 import sys
 import traceback
 import types
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+from curax.kinds import Function, Range
+from curax.places import (
+    ConfigError,
+    Place,
+    assigned,
+    changes,
+    describe,
+    fields_of,
+    option,
+    options,
+    wrong_options,
+    wrong_values,
+)
 
-class ConfigError(ValueError):
-    """A config is wrong. Its text is one sentence: name, value, rule, nearest fix."""
+__all__ = [
+    "KL",
+    "Config",
+    "ConfigError",
+    "Evaluation",
+    "Logging",
+    "Memory",
+    "Mesh",
+    "Sampling",
+    "Update",
+    "WarmStart",
+    "changes",
+    "describe",
+    "fields_of",
+    "load",
+    "option",
+    "options",
+    "override",
+]
 
-
-class Range(NamedTuple):
-    """Where a number lies: from `low`, itself only if `closed`, to `high`."""
-
-    low: float
-    high: float = math.inf
-    closed: bool = True
-
-    def holds(self, value: float) -> bool:
-        """Whether `value` lies inside; NaN never does."""
-        above = self.low <= value if self.closed else self.low < value
-        return above and value <= self.high
-
-    def nearest(self, value: float) -> float:
-        """The bound next to a value outside; one above it if the bound is open."""
-        lowest = self.low if self.closed else min(self.low + 1, self.high)
-        return self.high if value > self.high else lowest
-
-    def __str__(self) -> str:
-        text = f"at least {self.low}" if self.closed else f"greater than {self.low}"
-        return text if self.high == math.inf else f"{text} and at most {self.high}"
-
-
-Function = Callable[..., Any]
 Count = Annotated[int, Range(1)]
 Natural = Annotated[int, Range(0)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
@@ -177,8 +178,9 @@ class Config:
     staged: bool = False  # step from the host although the reward is a JAX function
 
     def __post_init__(self) -> None:
-        values = _wrong_values("", Place(self))
-        for wrong in itertools.chain(values, _wrong_options(self), _conflicts(self)):
+        place = Place(self)
+        values, bound = wrong_values(place), wrong_options(place, _STAGES)
+        for wrong in itertools.chain(values, bound, _conflicts(self)):
             raise ConfigError(wrong)
 
 
@@ -232,92 +234,14 @@ def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> 
         ConfigError: an unknown name, a value of the wrong type, or a config that does
             not pass its checks.
     """
-    draft = copy.copy(config)
-    for name in assignments:
-        if isinstance(assignments, Mapping):
-            edit = _Edit(f"{name}={assignments[name]}", [assignments[name]])
-        else:
-            text, sign, value = (part.strip() for part in name.partition("="))
-            if not (text and sign):
-                fix = "write --set NAME=VALUE, for example --set steps=200"
-                raise ConfigError(f"{name!r} sets nothing; {fix}.")
-            name, edit = text, _Edit(f"{text}={value}", [_literal(value), value])
-        field, value = _edit_inside("", Place(draft), name.split("."), edit)
-        object.__setattr__(draft, field, value)
-    return dataclasses.replace(draft)
-
-
-def options(function: Function) -> dict[str, Any]:
-    """The options of a function by name: bound by `partial`, or else the default."""
-    inner = _places(Place(function)).items()
-    return {key: place.value for key, place in inner if place.value is not _UNSET}
-
-
-def option(function: Function, name: str, default: Any = None) -> Any:
-    """One option of a function; `default` where it has none of that name."""
-    return options(function).get(name, default)
-
-
-def describe(config: Config) -> dict[str, Any]:
-    """The config with every default resolved, ready for JSON, in a stable order.
-
-    A function is `{"function": its full name}` and its options. What a closure holds
-    cannot be seen: bind options with `partial` instead.
-    """
-    return _described(Place(config))
-
-
-def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where two descriptions differ: (dotted name, old, new); absent counts as None."""
-    before, after = dict(_leaves("", old)), dict(_leaves("", new))
-    pairs = [(name, before.get(name), after.get(name)) for name in after | before]
-    return [(name, was, now) for name, was, now in pairs if was != now]
-
-
-def fields_of(config: Config) -> list[str]:
-    """The dotted names of all functions and values that `describe` shows."""
-    return [name for name, _ in _leaves("", describe(config))]
+    return dataclasses.replace(assigned(config, assignments))
 
 
 # The stages called with arrays alone; other functions may be given keywords as well.
-_STAGES = ["objective", "gate", "downsample", "correct", "advantage", "modulate"]
-_STAGES += ["loss", "aggregate"]
-
-
-def _wrong_values(name: str, place: "Place") -> Iterator[str]:
-    """Fields of the wrong type or out of range; arrays may be traced, and pass."""
-    for key, (value, kind) in _places(place).items():
-        field = _join(name, key)
-        if not _suits(value, kind):
-            words, example = _words(kind)
-            fix = f"set {field} to {example}, for example" if example else "give one"
-            yield f"{field}={value!r} must be {words}; {fix}."
-        for bounds in getattr(kind, "__metadata__", ()):
-            if not _is_array(value) and not bounds.holds(value):
-                fix = f"set {field} to {bounds.nearest(value)}"
-                yield f"{field}={value!r} must be {bounds}; {fix}."
-        if not callable(value):
-            yield from _wrong_values(field, Place(value, kind))
-
-
-def _wrong_options(config: Config) -> Iterator[str]:
-    """Options that have no name, that do not exist, or that a stage still needs."""
-    for name, place in _walk("", Place(config)):
-        function = place.value
-        if not _is_function(function):
-            continue
-        owner, bound, parameters = _owner(name, place), *_signature(function)
-        if isinstance(function, functools.partial) and function.args:
-            yield f"{name} binds options of {owner} by position; bind them by name."
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        known = {k: p for k, p in _places(place).items() if k in parameters}
-        for key in bound if parameters and not takes_any else ():
-            if key not in known:
-                yield _unknown(f"{name}.{key}={bound[key]}", owner, key, known)
-        for key in known if name.split(".")[0] in _STAGES else ():
-            if known[key].value is _UNSET:
-                fix = f"bind it with functools.partial(..., {key}=...)"
-                yield f"{name}.{key} is not set, but {owner} needs it; {fix}."
+_STAGES = (
+    *("objective", "gate", "downsample", "correct", "advantage", "modulate"),
+    *("loss", "aggregate"),
+)
 
 
 def _conflicts(config: Config) -> Iterator[str]:
@@ -346,271 +270,3 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"update.minibatches={parts[0]} times update.micro_batches={parts[1]} must "
             f"divide the {rows} rows trained per step; set them to {a} and {b}."
         )
-
-
-_UNSET: Any = object()  # the value of an option that has none
-_FUNCTION: Any = typing.get_origin(Function)
-_SEQUENCES = (tuple, list, Sequence)
-_WORDS: dict[Any, tuple[str, Any]] = {
-    int: ("an integer", 1),
-    float: ("a number", 0.1),
-    bool: ("true or false", True),
-    str: ("text", "word"),
-    tuple: ("a tuple", (1.0, 1.0)),
-    Sequence: ("a tuple", (1.0, 1.0)),
-    type(None): ("none", None),
-    _FUNCTION: ("a function", None),
-}
-
-
-class Place(NamedTuple):
-    """Whatever has a dotted name: what stands there, and what may."""
-
-    value: Any
-    kind: Any = Any  # annotation
-
-
-class _Edit(NamedTuple):
-    shown: str  # NAME=VALUE
-    readings: list[Any]  # what the value may mean; the first that suits is taken
-
-
-def _places(place: Place) -> dict[str, Place]:
-    """The places inside a place, by the next part of their dotted name."""
-    node = place.value
-    if _is_dataclass(node):
-        kinds, names = _hints(type(node)), [f.name for f in dataclasses.fields(node)]
-        return {n: Place(getattr(node, n), kinds.get(n, Any)) for n in names}
-    if callable(node):
-        (bound, parameters), found = _signature(node), {}
-        for name, p in parameters.items():
-            default = _UNSET if p.default is p.empty else p.default
-            optional = p.kind is p.POSITIONAL_OR_KEYWORD and default is not _UNSET
-            if p.kind is p.KEYWORD_ONLY or optional or name in bound:
-                stated = p.annotation is not p.empty and type(p.annotation) is not str
-                kind = p.annotation if stated else _kind_of(default)
-                found[name] = Place(bound.get(name, default), kind)
-        return found | {k: Place(v) for k, v in bound.items() if k not in found}
-    if isinstance(node, tuple | list):
-        pairs = zip(node, _item_kinds(place.kind, len(node)), strict=False)
-        return {str(i): Place(*pair) for i, pair in enumerate(pairs)}
-    if isinstance(node, dict):
-        return {str(key): Place(value) for key, value in node.items()}
-    return {}
-
-
-def _walk(name: str, place: Place) -> Iterator[tuple[str, Place]]:
-    yield name, place
-    for key, inner in _places(place).items():
-        yield from _walk(_join(name, key), inner)
-
-
-def _join(name: str, key: object) -> str:
-    return f"{name}.{key}" if name else str(key)
-
-
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not _is_dataclass(value)
-
-
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except Exception:  # an annotation may be unreadable
-        return {}
-
-
-def _signature(function: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
-    """The keywords bound to a function, and its parameters before they were."""
-    partial = isinstance(function, functools.partial)
-    target, bound = (function.func, function.keywords) if partial else (function, {})
-    for eval_str in (True, False):
-        try:
-            signature = inspect.signature(target, eval_str=eval_str)
-            return bound, dict(signature.parameters)
-        except Exception:  # an annotation may be unreadable; a builtin may have none
-            continue
-    return bound, {}
-
-
-def _name_of(function: Any) -> str:
-    if isinstance(function, functools.partial):
-        return _name_of(function.func)
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _owner(name: str, place: Place) -> str:
-    """What messages call the thing that has options, or has none."""
-    if _is_function(place.value):
-        return _name_of(place.value).removeprefix("curax.")
-    return name or "the config"
-
-
-def _members(kind: Any) -> list[Any]:
-    """The alternatives of an annotation, without metadata."""
-    parts = typing.get_args(kind)
-    if typing.get_origin(kind) is Annotated:
-        return _members(parts[0])
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        members = [member for part in parts for member in _members(part)]
-        # A union of array-likes names bool too, but no magnitude is one.
-        return [m for m in members if not (m is bool and float in members)]
-    return [kind]
-
-
-def _item_kinds(kind: Any, length: int) -> list[Any]:
-    for member in _members(kind):
-        parts, origin = typing.get_args(member), typing.get_origin(member)
-        if origin is tuple and parts[1:] != (...,):
-            return list(parts)
-        if origin in _SEQUENCES:
-            return [parts[0]] * length
-    return [Any] * length
-
-
-def _kind_of(value: Any) -> Any:
-    """What may stand where no annotation says so: more of the same."""
-    if value is None or value is _UNSET:
-        return Any
-    if type(value) is tuple and value:
-        return types.GenericAlias(tuple, tuple(map(_kind_of, value)))
-    return _FUNCTION if callable(value) else float if _is_array(value) else type(value)
-
-
-def _suits(value: Any, kind: Any) -> bool:
-    """Whether a value may stand where the annotation is; arrays may for numbers."""
-
-    def suits_member(member: Any) -> bool:
-        origin = typing.get_origin(member) or member
-        if member in (int, float) or _is_array(member):
-            number = type(value) in (int, float if member is not int else int)
-            return number or _is_array(value)
-        if origin in _SEQUENCES:
-            if not isinstance(value, tuple | list) or not isinstance(value, origin):
-                return False
-            kinds = _item_kinds(member, len(value))
-            return len(kinds) == len(value) and all(map(_suits, value, kinds))
-        protocol = getattr(origin, "_is_protocol", False)  # isinstance may refuse it
-        known = isinstance(origin, type) and not protocol
-        return member is Any or (known and isinstance(value, origin))
-
-    return any(map(suits_member, _members(kind)))
-
-
-def _words(kind: Any) -> tuple[str, Any]:
-    """An annotation in words, and an example."""
-    kinds = [typing.get_origin(member) or member for member in _members(kind)]
-    kinds = [k for k in kinds if not (k is int and float in kinds)]
-    plain = [k for k in kinds if k in _WORDS or dataclasses.is_dataclass(k)] or kinds
-    known = [_WORDS.get(k, (f"a {getattr(k, '__name__', k)}", None)) for k in plain]
-    return " or ".join(words for words, _ in known), known[0][1]
-
-
-def _literal(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None, "inf": math.inf}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text
-
-
-def _unknown(
-    shown: str, owner: str, key: str, known: Iterable[str], below: Sequence[str] = ()
-) -> str:
-    near = below or difflib.get_close_matches(key, known, 1)
-    guess = f"did you mean {near[0]!r}? It" if near else "it"
-    has = ", ".join(sorted(known)) or "none"
-    return f"{shown}: {owner} has no option {key!r}; {guess} has {has}."
-
-
-def _edit_inside(
-    name: str, place: Place, path: list[str], edit: _Edit
-) -> tuple[str, Any]:
-    """Which place inside this one an assignment changes, and to what."""
-    key, *deeper = path
-    inner = _places(place)
-    if key not in inner:
-        below = [n for n, _ in _walk(name, place) if n.endswith(f".{key}")]
-        raise ConfigError(_unknown(edit.shown, _owner(name, place), key, inner, below))
-    name, part = _join(name, key), inner[key]
-    if not deeper:
-        return key, _replacement(name, part, edit)
-    node = part.value
-    changed = dict([_edit_inside(name, part, deeper, edit)])
-    if _is_dataclass(node):
-        try:
-            return key, dataclasses.replace(node, **changed)
-        except (TypeError, ValueError) as error:  # its own check, or a field it fixes
-            raise ConfigError(f"{edit.shown}: {error}") from error
-    if callable(node):
-        return key, functools.partial(node, **changed)
-    if isinstance(node, dict):
-        return key, {k: changed.get(str(k), v) for k, v in node.items()}
-    remade = getattr(type(node), "_make", type(node))  # a named tuple has _make
-    return key, remade(changed.get(str(i), v) for i, v in enumerate(node))
-
-
-def _replacement(name: str, place: Place, edit: _Edit) -> Any:
-    now, kind = place
-    is_set = now is not None and now is not _UNSET
-    if is_set and (kind is Any or not _suits(now, kind)):
-        kind = _kind_of(now)
-    kinds = _members(kind)
-    for value in edit.readings:
-        relist = isinstance(now, tuple) and isinstance(value, list)
-        new: Any = tuple(value) if relist else value
-        if _suits(new, kind):
-            widen = type(new) is int and float in kinds and int not in kinds
-            return float(new) if widen and abs(new) < 2**1023 else new
-    inside = [part.value for _, part in _walk(name, place)]
-    if any(callable(part) or _is_dataclass(part) for part in inside):
-        reach = ", ".join(_join(name, key) for key in _places(place)) or "none"
-        raise ConfigError(
-            f"{edit.shown}: functions and groups of options are chosen in the config "
-            f"file; --set reaches single options, here {reach}."
-        )
-    words, example = _words(kind)
-    state = "it is not set" if now is _UNSET else f"it is {now} now"
-    raise ConfigError(
-        f"{edit.shown}: expected {words} ({state}); "
-        f"write for example --set {name}={now if is_set else example}."
-    )
-
-
-def _described(place: Place) -> Any:
-    value, inner = place.value, _places(place)
-    shown = {k: _described(p) for k, p in inner.items() if p.value is not _UNSET}
-    if callable(value):
-        return {"function": _name_of(value)} | shown
-    if isinstance(value, tuple | list):
-        return list(shown.values())
-    if isinstance(value, dict) or _is_dataclass(value):
-        return shown
-    if _is_array(value):
-        return value.tolist()
-    finite = isinstance(value, float) and math.isfinite(value)
-    if value is None or finite or isinstance(value, bool | int | str):
-        return value
-    # JSON has neither inf nor nan, and an address would change from run to run.
-    return repr(value) if " at 0x" not in repr(value) else _name_of(value)
-
-
-def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    """What a description holds, by dotted name; a function goes by its place's."""
-    if not tree or not isinstance(tree, dict | list):
-        yield name, tree
-        return
-    for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        yield from _leaves(name if key == "function" else _join(name, key), part)

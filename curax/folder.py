@@ -7,20 +7,85 @@ row at the end if there is one, are cut off, and the run writes them anew.
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from tensorboardX import SummaryWriter
 
-from curax.config import ConfigError
+from curax.config import Config, ConfigError, changes, describe
 from curax.types import Task
 
 CONFIG = "config.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
 WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
 CHECKPOINTS, EVENTS = "checkpoints", "tensorboard"
+
+
+def check(workdir: Path, config: Config, *, resume: bool) -> None:
+    """Refuse a folder that this run may not write to. Writes nothing.
+
+    Raises:
+        ConfigError: there is another run, or none to resume, or no permission.
+    """
+    above = next(p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p))
+    if not above.is_dir():
+        raise ConfigError(f"--workdir {workdir}: {above} is a file; name a folder.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"--workdir {workdir} cannot be written: no permission in {above}; name "
+            "another folder."
+        )
+    if resume:
+        _check_same(workdir / CONFIG, config)
+        return
+    for name in (CONFIG, METRICS, CHECKPOINTS):
+        if (workdir / name).exists():
+            raise ConfigError(
+                f"--workdir {workdir} holds {name} of a run already; add --resume to "
+                "go on with that run, or name another folder."
+            )
+
+
+def _check_same(path: Path, config: Config) -> None:
+    """A run keeps its config; only its steps may grow."""
+    if not path.exists():
+        raise ConfigError(
+            f"--workdir {path.parent} holds no {path.name}, so no run to resume; leave "
+            "--resume out to start one, or name the folder of a run."
+        )
+    try:
+        old = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: {error}; the run cannot be resumed, name another --workdir."
+        ) from error
+    for name, was, now in changes(old, describe(config)):
+        if name == "steps" and isinstance(was, int) and was < now:
+            continue
+        rule = "steps may only grow" if name == "steps" else "a run keeps its config"
+        raise ConfigError(
+            f"--resume: {name}={now} differs from {was} in {path}; {rule}, so set "
+            f"{name} back or name another --workdir."
+        )
+
+
+def make(workdir: Path, config: Config) -> None:
+    """Make the folder and write the resolved config.
+
+    Raises:
+        ConfigError: if that fails.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_json(workdir / CONFIG, describe(config))
+    except OSError as error:
+        raise ConfigError(
+            f"--workdir {workdir} cannot be written: {error.strerror}; name another "
+            "folder."
+        ) from error
 
 
 def plain(value: Any) -> Any:
@@ -44,27 +109,23 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class Rows:
-    """A file of JSON objects, one per line, each with a `step`."""
+    """A file of JSON objects, one per line, each with a `step` that never falls."""
 
-    def __init__(self, path: Path, *, upto: int | None):
-        """Open for appending; rows with a step above `upto` are dropped (None: all)."""
-        kept = []
-        if path.exists() and upto is not None:
-            for line in path.read_text().splitlines():
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    break  # the last line of a run that was killed
-                if row["step"] <= upto:
-                    kept.append(line + "\n")
-        partial = path.with_name(path.name + ".tmp")
-        partial.write_text("".join(kept))
-        os.replace(partial, path)
-        self._file = path.open("a")
+    def __init__(self, path: Path, *, upto: float):
+        """Open for appending; from the first row behind `upto` on, all is cut off."""
+        self._file = path.open("ab+")
+        self._file.seek(0)
+        end = 0
+        for line in self._file:
+            if _step(line) > upto:
+                break
+            end += len(line)
+        self._file.truncate(end)
 
     def write(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append rows."""
-        self._file.write("".join(json.dumps(plain(row)) + "\n" for row in rows))
+        text = "".join(json.dumps(plain(row)) + "\n" for row in rows)
+        self._file.write(text.encode())
         self._file.flush()
 
     def close(self) -> None:
@@ -72,45 +133,79 @@ class Rows:
         self._file.close()
 
 
-class Events:
-    """TensorBoard scalars; with several seeds, their mean."""
+def _step(line: bytes) -> float:
+    """The step of a row, inf for what a killed run has left of one."""
+    try:
+        return json.loads(line)["step"] if line.endswith(b"\n") else math.inf
+    except ValueError:
+        return math.inf
 
-    def __init__(self, path: Path, *, upto: int):
-        """Open; events behind `upto` of an earlier process are hidden."""
-        from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(path), purge_step=upto + 1, flush_secs=10)
+class Files:
+    """All that a run writes between checkpoints."""
 
-    def write(self, rows: Iterable[dict[str, Any]]) -> None:
-        """One scalar per metric and row."""
+    def __init__(self, workdir: Path, *, step: int | None):
+        """Open; what lies behind the checkpoint of `step` (None: there is none) goes.
+
+        TensorBoard cannot take events back, but hides those behind a step.
+        """
+        upto = -1 if step is None else step
+        self._evaluation = workdir / EVALUATION
+        self.warm = Rows(workdir / WARM, upto=-1 if step is None else math.inf)
+        self._metrics = Rows(workdir / METRICS, upto=upto)
+        self._rollouts = Rows(workdir / ROLLOUTS, upto=upto)
+        self._events = SummaryWriter(
+            str(workdir / EVENTS), purge_step=upto + 1, flush_secs=10
+        )
+
+    def write(
+        self,
+        rows: Sequence[dict[str, Any]],
+        shown: Sequence[Any] = (),
+        task: Task | None = None,
+        seeds: Any = 0,
+    ) -> None:
+        """Append the metrics of some steps and the completions to be shown of them.
+
+        Args:
+            rows: metrics, one row per step; of many seeds TensorBoard gets the mean.
+            shown: `curax.pipeline.Shown` of each step; see `completions`.
+            task: decodes tokens.
+            seeds: `[]` or `[R]`, the seeds of the run.
+        """
+        for row, some in zip(rows, shown, strict=False):
+            assert task is not None
+            self._rollouts.write(completions(row["step"], some, task, seeds))
+        self._metrics.write(rows)
         for row in rows:
             for name, value in row.items():
-                number = np.mean(np.asarray(value, np.float64))
-                if name != "step" and np.isfinite(number):
-                    self._writer.add_scalar(name, float(number), row["step"])
+                numbers = np.asarray(value, np.float64)
+                numbers = numbers[np.isfinite(numbers)]
+                if name != "step" and numbers.size:
+                    mean = float(numbers.mean())
+                    self._events.add_scalar(name, mean, row["step"])
+
+    def evaluated(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
+        """Keep the held-out pass rates of step 0 and those of the last evaluation."""
+        path, known = self._evaluation, {}
+        if step and path.exists():
+            known = json.loads(path.read_text())
+        known["after" if step else "before"] = {
+            "step": step,
+            "samples": samples,
+            "pass_rates": pass_rates.round(6),
+        }
+        write_json(path, known)
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The resolved config of a run.
-
-    Raises:
-        ConfigError: if the file is no JSON.
-    """
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(
-            f"{path}: {error}; the run cannot be resumed, name another --workdir."
-        ) from error
+        for file in (self.warm, self._metrics, self._rollouts, self._events):
+            file.close()
 
 
 def completions(
     step: int, shown: Any, task: Task, seeds: Any
-) -> Iterable[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """One object per completion of the prompts that a step shows.
 
     Args:
@@ -125,6 +220,7 @@ def completions(
             prompt = one.prompts.tokens[b][one.prompts.mask[b]]
             for slot in np.flatnonzero(one.exists[b]):
                 tokens = one.tokens[b, slot][one.mask[b, slot]]
+                outcome, reward = one.outcome[b, slot], one.reward[b, slot]
                 yield {
                     "step": step,
                     "seed": seed,
@@ -133,8 +229,8 @@ def completions(
                     "slot": slot,
                     "text": task.decode(tokens),
                     "tokens": tokens,
-                    "outcome": one.outcome[b, slot],
-                    "reward": one.reward[b, slot],
+                    "outcome": outcome,
+                    "reward": reward if np.isfinite(outcome) else None,
                     "advantage": one.credit[b, slot],
                     "kept": one.keep[b, slot],
                 }

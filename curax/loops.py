@@ -169,6 +169,20 @@ class Loop:
         """Everything is traced and run inside this: it sets the mesh."""
         return meshes.use(self.mesh)
 
+    def rehearse(self) -> None:
+        """Trace every program without running it; the traces are kept for the run."""
+        with self.context():
+            warm = jax.eval_shape(self._initial, self.seeds)
+            if self.parts.config.warm_start:
+                jax.eval_shape(self._warm, warm, 1)
+            state = jax.eval_shape(self._begin, warm)
+            for draw in self._held_out:
+                jax.eval_shape(draw, state)
+            self._rehearse_step(state)
+
+    def _rehearse_step(self, state):
+        raise NotImplementedError
+
     def initial(self) -> Warm:
         """Random parameters."""
         return self._initial(self.seeds)
@@ -236,6 +250,9 @@ class Jitted(Loop):
         body = partial(step, self.parts)
         return repeat(body, state, times, most=self.parts.config.logging.every)
 
+    def _rehearse_step(self, state):
+        jax.eval_shape(self._chunk, state, 1)
+
     def _draw_once(self, state):
         return pipeline.draw(self.parts, state, state.memory, jnp.int32(0))
 
@@ -291,6 +308,12 @@ class Staged(Loop):
     def _learn_once(self, state, drawn):
         state, tally, shown = pipeline.learn(self.parts, state, drawn)
         return state, metrics.finish(tally), shown
+
+    def _rehearse_step(self, state):
+        sampled = jax.eval_shape(self._draw, state, state.memory, jnp.int32(0))
+        outcome = jax.ShapeDtypeStruct((self.parts.rows,), jnp.float32)
+        drawn = jax.eval_shape(self._absorb, state.memory, None, sampled, outcome)
+        jax.eval_shape(self._learn, state, drawn)
 
     def advance(self, state, times):
         """As `Loop.advance`; every stage is timed by itself."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from flax.linen.spmd import logical_axis_rules, logical_to_mesh_axes
+from flax.core.spmd import logical_axis_rules
+from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from curax.config import ConfigError

@@ -6,32 +6,31 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
-
-from curax.config import Config
+from rich.table import Column
 
 
 class Progress:
     """Step, pass rate, dead groups, tokens per second and time left of a run."""
 
-    def __init__(self, config: Config):
+    def __init__(self, console: Console | None = None):
         """Show nothing yet."""
-        self._steps = config.steps
-        self._console = Console()
-        self._live = self._console.is_terminal
+        self._console = console or Console(highlight=False)
         self._bars = Bars(
-            TextColumn("{task.description:>10}"),
-            BarColumn(bar_width=24),
+            SpinnerColumn(finished_text=" "),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=12),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
+            # The note alone may wrap where the terminal is narrow.
+            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=False)),
             console=self._console,
-            disable=not self._live,
+            disable=not self._console.is_terminal,
         )
-        self._tasks: dict[str, Any] = {}
         self._held_out = ""
-        self._start: tuple[float, int] | None = None
+        self._phase: Any = None  # name, id of its bar, steps in all
+        self._first: tuple[float, int] | None = None  # clock and step, behind compiling
+        self._last: tuple[float, int] | None = None  # clock and tokens, last call
 
     def __enter__(self) -> "Progress":
         """Start the display."""
@@ -42,41 +41,63 @@ class Progress:
         """Leave the last state on the screen."""
         self._bars.stop()
 
-    def warm(self, done: int, total: int, loss: Any) -> None:
-        """A warm-start step was done."""
-        note = f"loss {np.mean(loss):.3f} nats"
-        self._show("warm start", done, total, note)
+    def say(self, text: str) -> None:
+        """A line of its own, above the display."""
+        self._console.print(text, markup=False, soft_wrap=True)
 
-    def step(self, row: dict[str, Any], rows: Sequence[dict[str, Any]] = ()) -> None:
-        """Steps were done; `row` is the last, `rows` are all since the last call."""
-        if "eval/pass_rate" in row:
-            self._held_out = f"held-out {np.mean(row['eval/pass_rate']):.3f}  "
-        note = self._held_out
-        if rows:
-            seconds = sum(r["time/rollout_s"] + r["time/update_s"] for r in rows)
-            drawn = sum(
-                float(np.sum(r["rollout/drawn"])) * np.mean(r["rollout/length_tokens"])
-                for r in rows
-            )
-            note += (
-                f"train {_mean(rows, 'outcome/mean'):.3f}  "
-                f"dead groups {_mean(rows, 'group/dead_fraction'):.0%}  "
-                f"{drawn / max(seconds, 1e-9):,.0f} tokens/s"
-            )
-        self._show("RL", row["step"], self._steps, note)
+    def stopping(self, again: bool) -> None:
+        """A signal has come, `again` if not for the first time."""
+        if again:
+            self._console.show_cursor()
+        else:
+            self.say("Stopping after this chunk of steps; once more to stop at once.")
 
-    def _show(self, name: str, done: int, total: int, note: str) -> None:
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=total, note="")
-            self._began = time.monotonic(), done
-        self._bars.update(self._tasks[name], completed=done, note=note)
-        if not self._live:
-            began, first = self._began
-            rate = (time.monotonic() - began) / max(done - first, 1)
-            left = int(rate * (total - done)) if done > first else None
-            tail = "" if left is None else f"  left {left // 60}:{left % 60:02d}"
-            print(f"{name} {done}/{total}  {note}{tail}", flush=True)
+    def begin(self, name: str, done: int, total: int) -> None:
+        """A phase begins, at `done` of its `total` steps."""
+        self._phase = name, self._bars.add_task(name, total=total, note=""), total
+        self._first = self._last = None
+        self._show(done, f"{self._held_out}compiling")
+
+    def warm(self, done: int, loss: Any) -> None:
+        """Warm-start steps were done."""
+        self._show(done, f"loss {np.mean(loss):.3f} nats{self._left(done)}")
+
+    def held_out(self, pass_rate: Any) -> None:
+        """The policy was evaluated; shown from the next call on."""
+        self._held_out = f"held-out {np.mean(pass_rate):.3f}  "
+
+    def step(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Steps were done; `rows` are all since the last call."""
+        done, now = rows[-1]["step"], time.monotonic()
+        tokens = int(np.sum(rows[-1]["rollout/tokens"]))
+        note = (
+            f"{self._held_out}train {_mean(rows, 'outcome/mean'):.3f}  "
+            f"dead groups {_mean(rows, 'group/dead_fraction'):.0%}"
+        )
+        if self._last:
+            before, drawn = self._last
+            note += f"  {(tokens - drawn) / max(now - before, 1e-9):,.0f} tokens/s"
+        self._last = now, tokens
+        self._show(done, note + self._left(done))
+
+    def _left(self, done: int) -> str:
+        """Time left, by the steps since the phase's first call, which compiled."""
+        now, total = time.monotonic(), self._phase[-1]
+        began, first = self._first = self._first or (now, done)
+        if done in (first, total):
+            return ""
+        left = round((now - began) / (done - first) * (total - done))
+        return f"  left {left // 60}:{left % 60:02d}"
+
+    def _show(self, done: int, note: str) -> None:
+        name, bar, total = self._phase
+        self._bars.update(bar, completed=done, note=note)
+        if not self._console.is_terminal:
+            self.say(f"{name} {done}/{total}  {note}")
 
 
 def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
-    return float(np.nanmean([np.mean(row[name]) for row in rows]))
+    """Over steps and seeds, NaN if no value is finite."""
+    values = np.concatenate([np.ravel(row[name]) for row in rows])
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if values.size else float("nan")

@@ -205,7 +205,7 @@ def apply(
     Returns:
         Parameters, optimizer state, what was done.
     """
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     applied = usable & finite
     # optax raises floats to integer counts, which strict promotion would refuse.
@@ -235,4 +235,4 @@ def warmup_cosine(
         `[]` float32.
     """
     schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps, end)
-    return jnp.asarray(schedule(step), jnp.float32)
+    return jnp.asarray(schedule(jnp.asarray(step, jnp.float32)), jnp.float32)

@@ -72,10 +72,9 @@ def is_the_same_however_it_runs(function, *arrays):
 
 
 def runs_compiled_and_on_a_mesh(function, *arrays):
-    """Eager, compiled, and with the leading axis over eight devices: one result."""
+    """Eager on one device, compiled with the leading axis over eight: one result."""
     want = function(*arrays)
     assert want.dtype in (jnp.float32, jnp.bool_)
-    close(jax.jit(function)(*arrays), want)
     mesh = Mesh(np.array(jax.devices()), ("data",))
     assert mesh.size == 8
     rows = NamedSharding(mesh, PartitionSpec("data"))

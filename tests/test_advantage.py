@@ -108,7 +108,7 @@ def test_equal_rewards_give_exactly_nothing(estimate, reward, size):
 
 @pytest.mark.parametrize("estimate", CENTRED[2:], ids=name)
 def test_rewards_apart_by_rounding_alone_give_exactly_nothing(estimate):
-    reward = np.array([[0.5, np.nextafter(np.float32(0.5), np.float32(1))]])
+    reward = np.float32([[0.5, np.nextafter(np.float32(0.5), np.float32(1))]])
     assert not np.asarray(estimate(reward, np.ones((1, 2), bool))).any()
 
 
@@ -138,17 +138,17 @@ def test_one_right_among_eight_gives_the_published_numbers():
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
-@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
-def test_effective_weights_are_those_the_docstrings_state(n, p):
-    def weight(estimate):
-        return effective_weight(estimate(pools(n), np.ones((n + 1, n), bool)) / n, p)
-
-    close(weight(advantage.raw), 1.0)
-    close(weight(advantage.signed), 2.0)
-    close(weight(advantage.group_mean), 1 - 1 / n)
-    close(weight(advantage.leave_one_out), 1.0)
-    shrunk = np.sqrt((n - 1) / n) * weight(partial(advantage.standardised, eps=0.0))
-    close(weight(partial(bessel, eps=0.0)), shrunk)
+def test_effective_weights_are_those_the_docstrings_state(n):
+    everything = np.ones((n + 1, n), bool)
+    sharp = [partial(f, eps=0.0) for f in (advantage.standardised, bessel)]
+    credit = {f: f(pools(n), everything) / n for f in (*ESTIMATORS[:4], *sharp)}
+    for p in (0.05, 0.3, 0.5, 0.9):
+        weight = {f: effective_weight(c, p) for f, c in credit.items()}
+        close(weight[advantage.raw], 1.0)
+        close(weight[advantage.signed], 2.0)
+        close(weight[advantage.group_mean], 1 - 1 / n)
+        close(weight[advantage.leave_one_out], 1.0)
+        close(weight[sharp[1]], np.sqrt((n - 1) / n) * weight[sharp[0]])
 
 
 @pytest.mark.parametrize(

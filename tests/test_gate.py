@@ -71,7 +71,7 @@ def test_a_gate_is_the_same_however_it_runs(gate_):
 
 
 def test_rounding_does_not_bring_a_dead_group_to_life():
-    outcome = np.array([[1.1, np.nextafter(np.float32(1.1), np.float32(2))]])
+    outcome = np.float32([[1.1, np.nextafter(np.float32(1.1), np.float32(2))]])
     both = np.ones((1, 2), bool)
     assert not gate.zero_variance(outcome, both, both).any()
     assert gate.zero_variance(outcome, both, both, delta=0.0).all()

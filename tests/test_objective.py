@@ -67,7 +67,7 @@ def test_the_weight_is_the_same_however_it_runs(f):
 
 
 @for_every_objective
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 5])
 def test_the_weight_is_finite_at_both_ends(f, n):
     ends = np.stack([np.zeros(n, np.float32), np.ones(n, np.float32)])
     assert np.isfinite(WEIGHTS[f](ends, np.ones((2, n), bool))).all()
@@ -117,13 +117,13 @@ def test_magnitudes_may_be_traced():
     close(jax.vmap(weight)(alphas, jnp.full(2, 0.1)), want)
 
 
-@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("n", [2, 6])
-def test_the_log_weight_reaches_the_log_only_up_to_n_draws(n, p):
+def test_the_log_weight_reaches_the_log_only_up_to_n_draws(n):
     everything = np.ones((n + 1, n), bool)
     centred = advantage.group_mean(pools(n), everything)
     credit = centred * WEIGHTS[objective.log](pools(n), everything)[:, None] / n
-    close(effective_weight(credit, p), (1 - (1 - p) ** (n - 1)) / p)
+    for p in (0.05, 0.3, 0.5, 0.9):
+        close(effective_weight(credit, p), (1 - (1 - p) ** (n - 1)) / p)
 
 
 def test_the_slope_of_the_arcsine_is_the_large_group_limit_of_grpo():

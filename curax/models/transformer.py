@@ -75,9 +75,7 @@ def model(
         depth=layers,
         dtype=dtype,
     )
-    norm = nn.RMSNorm(
-        norm_eps, dtype=dtype, scale_init=axes_of(initializers.ones, None)
-    )
+    norm = RMSNorm(norm_eps, dtype=dtype, scale_init=axes_of(initializers.ones, None))
     x0 = jnp.zeros((1, 1, width), dtype)
     at0 = (jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 1), bool))
 
@@ -154,7 +152,7 @@ class Block(nn.Module):
     def __call__(self, x, positions, mask, cache=None, column: Any = None):
         """`[N, Q, D]` in and out; `mask` `[N, Q, S]`; see `Model.features`."""
         rms = partial(
-            nn.RMSNorm,
+            RMSNorm,
             self.norm_eps,
             dtype=self.dtype,
             scale_init=axes_of(initializers.ones, None),
@@ -195,6 +193,15 @@ class Block(nn.Module):
         y = nn.silu(gate) * dense("up", self.mlp_width, "embed", "mlp")(y)
         x = x + dense("down", self.width, "mlp", "embed", scale=small)(y)
         return with_logical_constraint(x, ("rows", None, None)), (k, v)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Flax's, which raises bfloat16 to float32: strict promotion would refuse."""
+
+    def __call__(self, x):
+        """`[..., D]` in and out."""
+        with jax.numpy_dtype_promotion("standard"):
+            return super().__call__(x)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:

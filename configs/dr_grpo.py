@@ -1,0 +1,61 @@
+"""Dr. GRPO: GRPO without the two divisions that depend on the data.
+
+Paper:    Liu et al. 2025, "Understanding R1-Zero-Like Training: A Critical
+          Perspective", arXiv:2503.20783, section 3.
+Command:  python -m curax.train --config configs/dr_grpo.py
+w(p):     1 - 1/8, whatever p; f = (1 - 1/8) p. Tokens are divided by a constant, so
+          this is exact for the first of the two updates per step, at ratio 1.
+Here:     8 completions of 16 prompts; the constant is max_tokens.
+"""
+
+from functools import partial
+
+import optax
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    gate,
+    loss,
+    modulate,
+    objective,
+    update,
+)
+from curax.config import Config, Evaluation, Sampling, Update, WarmStart
+from curax.models import transformer
+from curax.tasks import chain
+
+
+def get_config() -> Config:
+    return Config(
+        task=partial(chain.task, depth=6),
+        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
+        warm_start=WarmStart(
+            steps=300,
+            rows=128,
+            optimizer=partial(
+                optax.adamw,
+                learning_rate=partial(
+                    update.warmup_cosine, peak=3e-3, warmup=20, steps=300, end=3e-4
+                ),
+                weight_decay=0.01,
+            ),
+        ),
+        sampling=Sampling(prompts=16, group_size=8, max_tokens=8),
+        allocate=allocate.uniform,
+        gate=gate.none,
+        downsample=downsample.none,
+        correct=correct.none,
+        advantage=advantage.group_mean,
+        objective=partial(objective.prompt_weight, f=objective.linear),
+        modulate=modulate.none,
+        loss=loss.clipped_ratio,
+        aggregate=partial(aggregate.constant_length, length=8),
+        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
+        update=Update(minibatches=2, clip_norm=1.0),
+        evaluation=Evaluation(every=50, prompts=256, samples=8),
+        steps=200,
+    )

@@ -1,0 +1,68 @@
+"""PODS as published: of 32 completions train the 8 whose rewards vary most.
+
+Paper:    Xu et al. 2025, "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM
+          Reinforcement Learning", arXiv:2504.13818; 32 to 8 as in its runs on MATH.
+Command:  python -m curax.train --config configs/pods.py
+w(p):     E[sqrt(q (1 - q))] / (p (1 - p)), q = j / 8, j = min(max(4, k - 24), k),
+          k ~ Binomial(32, p). While both outcomes are plentiful q = 1/2, so
+          w(p) = 1 / (2 p (1 - p)) and f = log(p / (1 - p)) / 2: not GRPO's arcsine.
+          Each completion is divided by its length, which depends on content: w(p) is
+          exact only where all are equally long. configs/pods_exact.py undoes the
+          selection.
+Here:     4 prompts per step, the released single-GPU runs have 1. The standard
+          deviation is that of the kept (ddof 0); the code divides by m - 1 and adds
+          1e-4.
+"""
+
+from functools import partial
+
+import optax
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    gate,
+    loss,
+    modulate,
+    objective,
+    update,
+)
+from curax.config import Config, Evaluation, Sampling, Update, WarmStart
+from curax.models import transformer
+from curax.tasks import chain
+
+
+def get_config() -> Config:
+    return Config(
+        task=partial(chain.task, depth=6),
+        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
+        warm_start=WarmStart(
+            steps=300,
+            rows=128,
+            optimizer=partial(
+                optax.adamw,
+                learning_rate=partial(
+                    update.warmup_cosine, peak=3e-3, warmup=20, steps=300, end=3e-4
+                ),
+                weight_decay=0.01,
+            ),
+        ),
+        sampling=Sampling(prompts=4, group_size=32, max_tokens=8),
+        allocate=allocate.uniform,
+        gate=gate.none,
+        downsample=partial(downsample.max_variance, m=8),
+        correct=correct.none,
+        pool_statistics=False,
+        advantage=advantage.standardised,
+        objective=partial(objective.prompt_weight, f=objective.linear),
+        modulate=modulate.none,
+        loss=loss.clipped_ratio,
+        aggregate=aggregate.sequence_mean,
+        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
+        update=Update(clip_norm=1.0),
+        evaluation=Evaluation(every=50, prompts=256, samples=8),
+        steps=200,
+    )

@@ -1,0 +1,123 @@
+"""What an annotation allows, asked of values and said in words.
+
+Only the standard library is imported.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+Function = Callable[..., Any]
+_FUNCTION: Any = typing.get_origin(Function)
+_SEQUENCES = (tuple, list, Sequence)
+_WORDS: dict[Any, tuple[str, Any]] = {
+    int: ("an integer", 1),
+    float: ("a number", 0.1),
+    bool: ("true or false", True),
+    str: ("text", "word"),
+    tuple: ("a tuple", (1.0, 1.0)),
+    Sequence: ("a tuple", (1.0, 1.0)),
+    type(None): ("none", None),
+    _FUNCTION: ("a function", None),
+}
+
+
+class Range(NamedTuple):
+    """Where a number lies: from `low`, itself only if `closed`, to `high`."""
+
+    low: float
+    high: float = math.inf
+    closed: bool = True
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` lies inside; NaN never does."""
+        above = self.low <= value if self.closed else self.low < value
+        return above and value <= self.high
+
+    def nearest(self, value: float) -> float:
+        """The bound next to a value outside; one above it if the bound is open."""
+        lowest = self.low if self.closed else min(self.low + 1, self.high)
+        return self.high if value > self.high else lowest
+
+    def __str__(self) -> str:
+        text = f"at least {self.low}" if self.closed else f"greater than {self.low}"
+        return text if self.high == math.inf else f"{text} and at most {self.high}"
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array, traced or not."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+@functools.cache
+def hints(cls: type) -> dict[str, Any]:
+    """The annotations of a dataclass, strings read as types."""
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # an annotation may be unreadable
+        return {}
+
+
+def alternatives(kind: Any) -> list[Any]:
+    """The alternatives of an annotation, without metadata."""
+    parts = typing.get_args(kind)
+    if typing.get_origin(kind) is Annotated:
+        return alternatives(parts[0])
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        members = [member for part in parts for member in alternatives(part)]
+        # A union of array-likes names bool too, but no magnitude is one.
+        return [m for m in members if not (m is bool and float in members)]
+    return [kind]
+
+
+def item_kinds(kind: Any, length: int) -> list[Any]:
+    """What may stand at each place of a tuple that has `length` of them."""
+    for member in alternatives(kind):
+        parts, origin = typing.get_args(member), typing.get_origin(member)
+        if origin is tuple and parts[1:] != (...,):
+            return list(parts)
+        if origin in _SEQUENCES:
+            return [parts[0]] * length
+    return [Any] * length
+
+
+def kind_of(value: Any) -> Any:
+    """What may stand where no annotation says so: more of the same."""
+    if value is None:
+        return Any
+    if type(value) is tuple and value:
+        return types.GenericAlias(tuple, tuple(map(kind_of, value)))
+    return _FUNCTION if callable(value) else float if is_array(value) else type(value)
+
+
+def suits(value: Any, kind: Any) -> bool:
+    """Whether a value may stand where the annotation is; arrays may for numbers."""
+
+    def suits_member(member: Any) -> bool:
+        origin = typing.get_origin(member) or member
+        if member in (int, float) or is_array(member):
+            number = type(value) in (int, float if member is not int else int)
+            return number or is_array(value)
+        if origin in _SEQUENCES:
+            if not isinstance(value, tuple | list) or not isinstance(value, origin):
+                return False
+            kinds = item_kinds(member, len(value))
+            return len(kinds) == len(value) and all(map(suits, value, kinds))
+        protocol = getattr(origin, "_is_protocol", False)  # isinstance may refuse it
+        known = isinstance(origin, type) and not protocol
+        return member is Any or (known and isinstance(value, origin))
+
+    return any(map(suits_member, alternatives(kind)))
+
+
+def in_words(kind: Any) -> tuple[str, Any]:
+    """An annotation in words, and an example."""
+    kinds = [typing.get_origin(member) or member for member in alternatives(kind)]
+    kinds = [k for k in kinds if not (k is int and float in kinds)]
+    plain = [k for k in kinds if k in _WORDS or dataclasses.is_dataclass(k)] or kinds
+    known = [_WORDS.get(k, (f"a {getattr(k, '__name__', k)}", None)) for k in plain]
+    return " or ".join(words for words, _ in known), known[0][1]

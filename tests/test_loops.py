@@ -1,0 +1,268 @@
+"""Both loops are one path: on one device and on eight, whole or in chunks."""
+
+import dataclasses
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    gate,
+    loops,
+    loss,
+    modulate,
+    objective,
+    pipeline,
+)
+from curax.config import (
+    KL,
+    Config,
+    Evaluation,
+    Logging,
+    Mesh,
+    Sampling,
+    Update,
+    WarmStart,
+    override,
+)
+from curax.models import transformer
+from curax.tasks import chain
+
+STEPS = 4
+
+TINY = Config(
+    task=partial(chain.task, depth=2, num_prompts=64, num_held_out=32),
+    model=partial(
+        transformer.model,
+        width=16,
+        layers=1,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        mlp_width=32,
+    ),
+    warm_start=WarmStart(
+        steps=20, rows=16, optimizer=partial(optax.adam, learning_rate=1e-2)
+    ),
+    sampling=Sampling(prompts=4, group_size=4, max_tokens=4),
+    allocate=allocate.uniform,
+    gate=gate.none,
+    downsample=downsample.none,
+    correct=correct.none,
+    advantage=advantage.group_mean,
+    objective=partial(objective.prompt_weight, f=objective.linear),
+    modulate=modulate.none,
+    loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
+    aggregate=aggregate.token_mean,
+    optimizer=partial(optax.adam, learning_rate=1e-2),
+    update=Update(epochs=1, minibatches=2),
+    evaluation=Evaluation(every=2, prompts=8, samples=2),
+    logging=Logging(every=4, rollout_prompts=2),
+    kl=KL(estimator=loss.k3, coefficient=0.1),
+    steps=STEPS,
+)
+
+
+@pytest.fixture(autouse=True)
+def without_the_timed_draw(monkeypatch):
+    """It says how long a draw takes, and would have to be compiled in every test."""
+    monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
+
+
+@lru_cache
+def warmed(seeds):
+    """A policy after its warm start, on the host."""
+    loop = loops.Jitted(pipeline.build(dataclasses.replace(TINY, seeds=seeds)))
+    state = loop.initial()
+    for _ in range(5):
+        state, _ = loop.warm(state, 4)
+    return jax.device_get(state)
+
+
+def trained(config, kind=loops.Jitted, chunks=(STEPS,)):
+    """Final state and rows of a run in chunks of these sizes."""
+    loop = kind(pipeline.build(config))
+    with loop.context():
+        warm = dataclasses.replace(warmed(config.seeds), seed=loop.seeds)
+        state, rows = loop.begin(warm), []
+        for times in chunks:
+            state, new, shown = loop.advance(state, times)
+            rows += new
+            assert len(shown) == times
+    return jax.device_get(state), rows
+
+
+@lru_cache
+def reference():
+    return trained(TINY)
+
+
+def assert_same(got, want, tolerance=1e-5):
+    for name in ("params", "memory", "position", "step", "reference"):
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance),
+            getattr(got[0], name),
+            getattr(want[0], name),
+        )
+    for mine, theirs in zip(got[1], want[1], strict=True):
+        for metric in theirs:
+            if not metric.startswith("time/"):
+                np.testing.assert_allclose(
+                    mine[metric], theirs[metric], rtol=1e-3, atol=1e-4, err_msg=metric
+                )
+
+
+def test_training_changes_the_parameters_and_solves_some_prompts():
+    state, rows = reference()
+    moved = jax.tree.map(
+        lambda a, b: np.abs(a - b).max(), state.params, state.reference
+    )
+    assert min(jax.tree.leaves(moved)) > 1e-4
+    assert any(0 < row["outcome/mean"] < 1 for row in rows)
+    assert state.step == STEPS
+    assert state.position == STEPS * TINY.sampling.prompts
+
+
+def test_both_loops_give_the_same_parameters_and_metrics():
+    assert_same(trained(TINY, loops.Staged), reference())
+
+
+def test_a_verifier_on_the_host_gives_what_the_one_on_the_device_gives():
+    host = override(TINY, ["task.on_device=false"])
+    assert_same(trained(host, loops.Staged), reference())
+
+
+def test_chunks_of_any_size_give_the_same_bits():
+    for chunks in ((1, 3), (1, 1, 1, 1)):
+        state, rows = trained(TINY, chunks=chunks)
+        jax.tree.map(np.testing.assert_array_equal, state, reference()[0])
+        for mine, theirs in zip(rows, reference()[1], strict=True):
+            for metric in theirs:
+                if not metric.startswith("time/"):
+                    np.testing.assert_array_equal(mine[metric], theirs[metric])
+
+
+def test_the_whole_run_is_one_pure_function_of_its_seed():
+    parts = pipeline.build(TINY)
+    state, values = jax.jit(partial(loops.run, parts))(jnp.uint32(TINY.seed))
+    rows = [{name: value[i] for name, value in values.items()} for i in range(STEPS)]
+    want = [{n: v for n, v in row.items() if n in values} for row in reference()[1]]
+    assert_same((jax.device_get(state), rows), (reference()[0], want))
+
+
+def test_seeds_side_by_side_are_the_runs_one_by_one():
+    state, rows = trained(override(TINY, ["seeds=2"]))
+    parts = pipeline.build(TINY)
+    for r, seed in enumerate(state.seed):
+        alone, values = jax.jit(partial(loops.run, parts))(seed)
+        mine = [{name: row[name][r] for name in values} for row in rows]
+        want = [{n: v[i] for n, v in values.items()} for i in range(STEPS)]
+        assert_same(
+            (jax.tree.map(lambda leaf, r=r: leaf[r], state), mine),
+            (jax.device_get(alone), want),
+        )
+
+
+def test_runs_are_vmapped_over_magnitudes():
+    names = ("optimizer.learning_rate", "loss.high", "sampling.temperature")
+
+    def run(rate, high, temperature):
+        values = dict(zip(names, (rate, high, temperature), strict=True))
+        parts = pipeline.build(override(TINY, values))
+        return loops.run(parts, jnp.uint32(0))[0].params
+
+    many = jax.jit(jax.vmap(run))(
+        jnp.array([1e-2, 1e-3]), jnp.array([0.28, 0.1]), jnp.array([1.0, 0.7])
+    )
+    words = [f"{n}={v}" for n, v in zip(names, (1e-3, 0.1, 0.7), strict=True)]
+    for i, alone in enumerate((reference()[0], trained(override(TINY, words))[0])):
+        jax.tree.map(
+            lambda got, want, i=i: np.testing.assert_allclose(
+                got[i], want, rtol=1e-4, atol=1e-5
+            ),
+            many,
+            alone.params,
+        )
+
+
+@pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
+def test_eight_devices_give_what_one_gives(kind):
+    config = dataclasses.replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
+    loop = kind(pipeline.build(config))
+    with loop.context():
+        state = loop.begin(loop.initial())
+        shard = state.params["layers"]["q"]["kernel"].sharding.shard_shape((1, 16, 32))
+    assert shard == (1, 8, 16)  # over fsdp and over tensor
+    assert_same(trained(config, kind), reference())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["update.micro_batches=4"],
+        ["update.vocab_chunk=5"],
+        ["sampling.slots=3"],
+    ],
+    ids=str,
+)
+def test_what_only_costs_memory_or_time_changes_no_result(words):
+    assert_same(trained(override(TINY, words)), reference())
+
+
+def test_sampler_and_trainer_agree_to_a_ten_thousandth_of_a_nat():
+    for row in reference()[1]:
+        assert 0 < row["sampler/drift_nats"] < 1e-4
+
+
+def test_a_second_mini_batch_is_off_policy_and_a_first_is_not():
+    one = trained(override(TINY, ["update.minibatches=1"]))[1]
+    assert max(row["kl/behaviour_nats"] for row in one) < 1e-9
+    assert min(row["kl/behaviour_nats"] for row in reference()[1]) > 1e-9
+
+
+def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan():
+    hopeless = override(
+        dataclasses.replace(TINY, gate=gate.zero_variance), ["sampling.max_tokens=1"]
+    )
+    state, rows = trained(hopeless, chunks=(2,))
+    jax.tree.map(np.testing.assert_array_equal, state.params, warmed(1).params)
+    for row in rows:
+        assert row["group/dead_fraction"] == 1
+        assert row["update/count"] == 0
+        assert row["update/skipped"] == 2
+        assert np.isfinite(row["loss/mean"])
+
+
+def test_groups_are_refilled_alike_in_both_loops():
+    refilling = override(
+        dataclasses.replace(TINY, gate=gate.zero_variance), ["sampling.rounds=3"]
+    )
+    want = trained(refilling)
+    assert_same(trained(refilling, loops.Staged), want)
+    drawn = [row["rollout/drawn"] for row in want[1]]
+    assert max(drawn) > 16
+    assert want[0].position == sum(drawn) / TINY.sampling.group_size
+
+
+def test_a_missing_outcome_is_neither_right_nor_wrong():
+    parts = pipeline.build(TINY)
+    state = loops.begin(parts, warmed(1))
+    sampled = pipeline.draw(parts, state, state.memory, jnp.int32(0))
+    outcome = jnp.zeros(16).at[::4].set(jnp.nan).at[1::4].set(1.0)
+    drawn = pipeline.absorb(parts, state.memory, None, sampled, outcome)
+    np.testing.assert_allclose(drawn.memory.draws[sampled[0].id], 3.0)
+    np.testing.assert_allclose(drawn.memory.solved[sampled[0].id], 1.0)
+    _, tally, shown = pipeline.learn(parts, state, drawn)
+    assert tally.counts["outcome/missing"] == 4
+    assert tally.counts["train/rows"] == 12
+    assert np.isnan(shown.outcome[:, 0]).all()
+    assert not shown.keep[:, 0].any()
+    np.testing.assert_allclose(shown.credit[:, 1], 2 / 3, rtol=1e-6)

@@ -1,0 +1,283 @@
+"""One update: its gradient, by a naive loss; what changes nothing; what is skipped."""
+
+import dataclasses
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+from contracts import close
+from jax.extend.core import jaxprs_in_params
+
+from curax import loss, update
+from curax.types import Batch
+
+M, TEMPERATURE = 8, 0.8
+# Micro-batches, columns of the vocabulary at a time; the first is the plainest.
+SETTINGS = [(1, 0), (2, 5), (4, 8), (8, 22)]
+
+
+@cache
+def batch():
+    """The rows of the tiny plan that exist, one of them left over, and their weights."""
+    rows = jax.tree.map(lambda leaf: leaf[:M], jax.device_get(tiny.drawn()))
+    random = np.random.default_rng(0)
+    noise = partial(random.normal, size=(M, tiny.T))
+    mask = rows.mask & (np.arange(M) != 6)[:, None]
+    return Batch(
+        tokens=rows.tokens,
+        mask=mask,
+        context=rows.context,
+        credit=random.normal(size=M).astype(np.float32),
+        multiplier=random.uniform(0.5, 2, (M, tiny.T)).astype(np.float32),
+        logp_behaviour=rows.logp_behaviour,
+        logp_policy=rows.logp_policy,
+        logp_old=(rows.logp_policy + 0.2 * noise()).astype(np.float32),
+        logp_ref=(rows.logp_policy + 0.2 * noise()).astype(np.float32),
+    ), (mask * random.random((M, tiny.T))).astype(np.float32)
+
+
+def token_loss(logp, entropy, rows):
+    """Everything a recipe may use."""
+    value = loss.clipped_ratio(logp, rows.logp_old, rows.credit, rows.mask)
+    value = value * rows.multiplier + 0.1 * loss.k3(logp, rows.logp_ref)
+    return jnp.where(rows.mask, value - 0.05 * entropy, 0.0)
+
+
+def how(micro, chunk):
+    options = {"micro_batches": micro, "vocab_chunk": chunk}
+    return update.Settings(temperature=TEMPERATURE, **options)
+
+
+@cache
+def compiled(micro, chunk, token_loss=token_loss):
+    @tiny.jit
+    def run(params, rows, weight, still_old):
+        return update.gradient(
+            tiny.MODEL,
+            params,
+            tiny.CONTEXTS,
+            rows,
+            weight,
+            token_loss,
+            how(micro, chunk),
+            still_old=still_old,
+        )
+
+    return run
+
+
+@cache
+def plain():
+    return compiled(*SETTINGS[0])(tiny.params(), *batch(), False)
+
+
+@cache
+def naive():
+    """Loss, gradient, log-probs and entropies by one forward over each whole row."""
+    rows, weight = batch()
+    sequence, place = tiny.whole(tiny.CONTEXTS, rows.tokens, rows.context)
+
+    def run(params):
+        logits = tiny.full_logits(tiny.MODEL, params, sequence, place)
+        every = jax.nn.log_softmax(logits / TEMPERATURE)
+        logp = jnp.take_along_axis(every, rows.tokens[..., None], -1)[..., 0]
+        entropy = -jnp.sum(jnp.exp(every) * every, -1)
+        return jnp.sum(weight * token_loss(logp, entropy, rows)), (logp, entropy)
+
+    run = tiny.jit(jax.value_and_grad(run, has_aux=True))
+    (value, (logp, entropy)), grads = run(tiny.params())
+    return value, grads, update.Taken(logp=logp, entropy=entropy)
+
+
+def alike(got, want):
+    """Every leaf, relative to its own norm."""
+
+    def leaf(path, got, want):
+        off = np.linalg.norm(np.asarray(got) - want) / np.linalg.norm(want)
+        assert off < 1e-5, jax.tree_util.keystr(path)
+
+    jax.tree_util.tree_map_with_path(leaf, got, want)
+
+
+# ----- gradient
+
+
+@pytest.mark.parametrize(("micro", "chunk"), SETTINGS)
+def test_the_gradient_is_that_of_a_naive_loss_over_whole_rows(micro, chunk):
+    got = compiled(micro, chunk)(tiny.params(), *batch(), False)
+    alike(got, naive())
+
+
+@pytest.mark.parametrize(("micro", "chunk"), [SETTINGS[0], SETTINGS[2]])
+def test_logprobs_are_those_of_a_naive_forward(micro, chunk):
+    rows, _ = batch()
+    read = tiny.jit(partial(update.logprobs, tiny.MODEL, settings=how(micro, chunk)))
+    got = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.context)
+    close(got, naive()[2].logp, rtol=0, atol=1e-5)
+
+
+def test_the_order_of_rows_changes_nothing():
+    order = np.random.default_rng(0).permutation(M)
+    moved = jax.tree.map(lambda leaf: leaf[order], batch())
+    value, grads, own = compiled(*SETTINGS[1])(tiny.params(), *moved, False)
+    alike((value, grads), plain()[:2])
+    alike(own, jax.tree.map(lambda leaf: leaf[order], plain()[2]))
+
+
+def test_masked_rows_weigh_nothing():
+    rows, weight = batch()
+    junk = dataclasses.replace(
+        rows,
+        tokens=np.where(rows.mask, rows.tokens, 7),
+        credit=np.where(rows.mask.any(-1), rows.credit, np.float32(np.nan)),
+        logp_old=np.where(rows.mask, rows.logp_old, np.float32(np.nan)),
+    )
+    got = compiled(*SETTINGS[0])(tiny.params(), junk, weight, False)
+    alike(got[:2], plain()[:2])
+
+
+def test_parts_take_every_so_manieth_row_and_join_again():
+    x = np.arange(24).reshape(8, 3)
+    parts = update.split({"x": x}, 4)
+    assert parts["x"].shape == (4, 2, 3)
+    np.testing.assert_array_equal(parts["x"][1], x[1::4])
+    np.testing.assert_array_equal(update.join(parts)["x"], x)
+
+
+def shapes(jaxpr):
+    """Of every array in a jaxpr and in those inside it."""
+    for equation in jaxpr.eqns:
+        for variable in (*equation.invars, *equation.outvars):
+            yield variable.aval.shape
+        for inner in jaxprs_in_params(equation.params):
+            yield from shapes(inner)
+
+
+@pytest.mark.parametrize(("chunk", "exists"), [(0, True), (16, False)])
+def test_no_array_of_rows_by_tokens_by_vocabulary_exists_in_chunks(chunk, exists):
+    large = 97
+    policy = tiny.model(vocab_size=large)
+
+    def run(params):
+        settings = update.Settings(vocab_chunk=chunk)
+        args = tiny.CONTEXTS, *batch(), token_loss, settings
+        return update.gradient(policy, params, *args, still_old=True)
+
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    sizes = [np.prod(shape) for shape in shapes(jax.make_jaxpr(run)(params).jaxpr)]
+    assert (max(sizes) >= M * tiny.T * large) == exists
+
+
+# ----- old log-probs
+
+
+def ratio_loss(logp, entropy, rows):
+    return loss.clipped_ratio(logp, rows.logp_old, rows.credit, rows.mask)
+
+
+def test_the_first_ratio_is_exactly_one():
+    rows, _ = batch()
+    run = compiled(*SETTINGS[1], ratio_loss)
+    for row, t in [(0, 0), (2, 3), (5, 1), (7, 0)]:
+        weight = np.zeros((M, tiny.T), np.float32)
+        weight[row, t] = 1
+        value, _, _ = run(tiny.params(), rows, weight, True)
+        assert value == -rows.credit[row] * rows.mask[row, t]
+        later, _, own = run(tiny.params(), rows, weight, False)
+        ratio = np.exp(own.logp[row, t] - rows.logp_old[row, t])
+        clipped = np.clip(ratio, 0.8, 1.2)
+        want = -min(ratio * rows.credit[row], clipped * rows.credit[row])
+        close(later, want * rows.mask[row, t])
+
+
+def test_old_log_probs_are_the_policys_own_while_it_is_still_old():
+    rows, _ = batch()
+    logp = rows.logp_old + np.float32(0.1)
+    first = update.with_old(rows, logp, True)
+    np.testing.assert_array_equal(np.exp(logp - first.logp_old), 1)
+    later = update.with_old(rows, logp, jnp.bool_(False))
+    np.testing.assert_array_equal(later.logp_old, rows.logp_old)
+    none = update.with_old(dataclasses.replace(rows, logp_old=None), logp, True)
+    np.testing.assert_array_equal(none.logp_old, logp)
+
+    def sum_old(logp):
+        return jnp.sum(update.with_old(rows, logp, True).logp_old)
+
+    assert not jax.grad(sum_old)(logp).any()
+
+
+# ----- applying it
+
+PARAMS = {"a": np.float32([1, -2]), "b": np.float32([[0.5]])}
+GRADS = {"a": np.float32([3, 0]), "b": np.float32([[-4]])}  # norm 5
+adam = update.transformation(partial(optax.adamw, 1e-2, weight_decay=0.1), 1.0)
+
+
+@tiny.jit
+def apply_adam(opt_state, value, grads, usable):
+    return update.apply(adam, PARAMS, opt_state, value, grads, usable)
+
+
+@cache
+def warm():
+    """A state whose moments and count are not zero."""
+    return apply_adam(adam.init(PARAMS), np.float32(1), GRADS, True)[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "junk", "usable"),
+    [
+        (1.0, 3.0, False),
+        (np.nan, 3.0, True),
+        (np.inf, 3.0, True),
+        (1.0, np.nan, True),
+        (1.0, -np.inf, True),
+        (np.nan, np.nan, False),
+    ],
+)
+def test_an_unusable_update_is_skipped_as_a_whole_and_said_so(value, junk, usable):
+    grads = GRADS | {"a": np.float32([junk, 0])}
+    params, state, done = apply_adam(warm(), np.float32(value), grads, usable)
+    jax.tree.map(np.testing.assert_array_equal, params, PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, state, warm())
+    assert not done.applied
+    assert done.finite == bool(np.isfinite([value, junk]).all())
+
+
+def test_a_usable_update_moves_parameters_moments_and_count():
+    params, state, done = apply_adam(warm(), np.float32(1), GRADS, True)
+    assert done.applied
+    assert done.finite
+    assert done.loss == 1
+    assert done.gradient_norm == 5
+    assert all((params[name] != PARAMS[name]).all() for name in ("b",))
+    assert optax.tree.get(state, "count") == 2
+    assert jax.tree.map(lambda x: x.dtype, state) == jax.tree.map(
+        lambda x: x.dtype, warm()
+    )
+
+
+@pytest.mark.parametrize("clip", [0.5, 5.0, 100.0, np.inf])
+def test_gradients_are_clipped_by_their_global_norm(clip):
+    tx = update.transformation(partial(optax.sgd, 1.0), clip)
+    args = PARAMS, tx.init(PARAMS), np.float32(0), GRADS, True
+    params, _, done = update.apply(tx, *args)
+    for name in PARAMS:
+        want = PARAMS[name] - GRADS[name] * min(1.0, clip / 5)
+        close(params[name], want)
+    assert done.gradient_norm == 5
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_the_learning_rate_warms_up_and_follows_a_cosine(warmup):
+    options = {"peak": 2.0, "warmup": warmup, "steps": 10, "end": 0.5}
+    for step in range(14):
+        share = (min(step, 10) - warmup) / (10 - warmup)
+        want = 0.5 + 1.5 * (1 + np.cos(np.pi * share)) / 2
+        if step < warmup:
+            want = 2.0 * step / warmup
+        close(update.warmup_cosine(jnp.int32(step), **options), want)

@@ -1,0 +1,99 @@
+"""A policy, contexts and rows so small that a test compiles in a second or two."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import allocate, rollout
+from curax.models import transformer
+from curax.types import Contexts
+
+V, P, T = 11, 6, 5
+END, PAD = (9, 10), 0
+model = partial(
+    transformer.model,
+    vocab_size=V,
+    width=16,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    mlp_width=24,
+)
+MODEL = model()
+
+
+def left_padded(length: tuple[int, ...]) -> Contexts:
+    """Random contexts of these lengths; what stands under the padding is junk."""
+    tokens = np.random.default_rng(0).integers(0, V, (len(length), P))
+    mask = np.arange(P) >= P - np.array(length)[:, None]
+    return Contexts(tokens=jnp.asarray(tokens, jnp.int32), mask=jnp.asarray(mask))
+
+
+CONTEXTS = left_padded((6, 3, 1))
+PLAN = allocate.plan(jnp.array([3, 1, 4]), rows=10)  # two rows do not exist
+SETTINGS = {"max_tokens": T, "end": END, "pad": PAD}
+
+# Compiling costs more than running here; unoptimised code compiles in half the time.
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@cache
+def params():
+    """Random ones; scales too, so that a forgotten one shows. Quicker than `init`."""
+    random = np.random.default_rng(0)
+
+    def leaf(path, shape):
+        centre = float(path[-1].key == "scale")
+        values = centre + 0.3 * random.normal(size=shape.shape)
+        return jnp.asarray(values, jnp.float32)
+
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+@cache
+def compiled(slots, temperature):
+    options = SETTINGS | {"slots": slots, "temperature": temperature}
+    return jit(partial(rollout.sample, MODEL, **options))
+
+
+def sampler(slots=0, temperature=1.0):
+    """A compiled `(params, contexts, plan, key) -> rollouts` of the tiny model."""
+    return compiled(slots, temperature)
+
+
+def drawn(slots=0, temperature=1.0):
+    """What the tiny policy says to the tiny plan."""
+    draw = sampler(slots, temperature)
+    return draw(params(), CONTEXTS, PLAN, jax.random.key(1))
+
+
+def whole(contexts, tokens, context):
+    """Each row's context and completion as one sequence, padded on the right.
+
+    Returns:
+        `[N, P + T]` tokens; `[N, T]` the place from which each completion token is
+        predicted.
+    """
+    sequence = np.zeros((len(tokens), contexts.mask.shape[-1] + tokens.shape[-1]), int)
+    start = np.asarray(contexts.mask).sum(-1)[context]
+    for n, (c, said) in enumerate(zip(context, tokens, strict=True)):
+        before = np.asarray(contexts.tokens[c])[np.asarray(contexts.mask[c])]
+        sequence[n, : start[n] + len(said)] = [*before, *said]
+    place = start[:, None] + np.arange(tokens.shape[-1]) - 1
+    return sequence.astype(np.int32), place.astype(np.int32)
+
+
+def full_logits(policy, params, sequence, place):
+    """`[N, T, V]` logits at the places, by one plain causal forward over each row."""
+    n, length = sequence.shape
+    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (n, length))
+    mask = jnp.broadcast_to(
+        jnp.tril(jnp.ones((length, length), bool)), (n,) + (length,) * 2
+    )
+    features, _ = policy.features(params, sequence, positions, mask)
+    features = jnp.take_along_axis(features, place[..., None], 1)
+    return jnp.einsum("ntd,vd->ntv", features, policy.head(params))
