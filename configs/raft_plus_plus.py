@@ -4,10 +4,9 @@ Paper:    Xiong et al. 2025, "A Minimalist Approach to LLM Reasoning: from Rejec
           Sampling to Reinforce", arXiv:2504.11343, the objective of RAFT++.
 Command:  python -m curax.train --config configs/raft_plus_plus.py
 w(p):     1, whatever p; f = p: the policy gradient of the pass rate without a baseline.
-          That is for a sum over right completions divided by a constant. The paper
-          divides by how many are right in the mini-batch and each by its length; both
-          depend on content. The first is nearly common to all prompts of a large
-          batch, and as p grows it makes steps smaller.
+          That is for a sum over right completions divided by a constant. The objective
+          divides it by how many are right in the mini-batch, nearly the same for all
+          prompts of a large one, and each by its length; both depend on content.
 Here:     4 completions of 32 prompts, the paper has 4 of 1024. A completion is accepted
           if it is right; the argmax of the paper would accept all of an all-wrong
           group. Advantages are 0 or 1, so the lower clip never binds.

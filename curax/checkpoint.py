@@ -37,8 +37,24 @@ class Checkpoints:
         if not self._manager.save(step, args=items, force=True):
             raise OSError(f"the checkpoint of step {step} was not saved")
 
-    def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """State and totals of a step; `like` gives shapes, dtypes and shardings."""
+    def restore(
+        self, step: int, like: Any, sharding: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """State and totals of a step, wherever it was saved.
+
+        Args:
+            step: its number.
+            like: tree of shapes and dtypes.
+            sharding: tree of shardings like it; None: everything on the first device.
+        """
+        if sharding is None:
+            first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            sharding = jax.tree.map(lambda _: first, like)
+        like = jax.tree.map(
+            lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+            like,
+            sharding,
+        )
         items = ocp.args.Composite(
             state=ocp.args.StandardRestore(like),  # pyright: ignore[reportCallIssue]
             totals=ocp.args.JsonRestore(),  # pyright: ignore[reportCallIssue]
@@ -55,12 +71,3 @@ def latest(folder: Path) -> int | None:
     """The last step saved in a folder, None if there is none; touches nothing."""
     there = ocp.utils.checkpoint_steps(folder.absolute()) if folder.is_dir() else []
     return max(there, default=None)
-
-
-def with_sharding(shapes: Any, shardings: Any) -> Any:
-    """Shapes with the sharding that each is to be restored to."""
-    return jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        shapes,
-        shardings,
-    )

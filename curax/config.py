@@ -18,9 +18,17 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from curax.kinds import Function, Range
+from curax.kinds import (
+    Count,
+    Function,
+    Magnitude,
+    Natural,
+    Positive,
+    Seed,
+    Share,
+)
 from curax.places import (
     ConfigError,
     Place,
@@ -53,13 +61,6 @@ __all__ = [
     "options",
     "override",
 ]
-
-Count = Annotated[int, Range(1)]
-Natural = Annotated[int, Range(0)]
-Seed = Annotated[int, Range(0, 2**32 - 1)]
-Magnitude = Annotated[float, Range(0.0)]
-Positive = Annotated[float, Range(0.0, closed=False)]
-Share = Annotated[float, Range(0.0, 1.0, closed=False)]
 
 
 @dataclass(frozen=True, kw_only=True)

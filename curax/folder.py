@@ -117,7 +117,7 @@ class Rows:
         self._file.seek(0)
         end = 0
         for line in self._file:
-            if _step(line) > upto:
+            if not _step(line) <= upto:
                 break
             end += len(line)
         self._file.truncate(end)
@@ -134,11 +134,11 @@ class Rows:
 
 
 def _step(line: bytes) -> float:
-    """The step of a row, inf for what a killed run has left of one."""
+    """The step of a row, NaN for what a killed run has left of one."""
     try:
-        return json.loads(line)["step"] if line.endswith(b"\n") else math.inf
+        return json.loads(line)["step"] if line.endswith(b"\n") else math.nan
     except ValueError:
-        return math.inf
+        return math.nan
 
 
 class Files:

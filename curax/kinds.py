@@ -48,6 +48,22 @@ class Range(NamedTuple):
         return text if self.high == math.inf else f"{text} and at most {self.high}"
 
 
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+Magnitude = Annotated[float, Range(0.0)]
+Positive = Annotated[float, Range(0.0, closed=False)]
+Share = Annotated[float, Range(0.0, 1.0, closed=False)]
+
+
+def out_of_range(value: Any, kind: Any) -> Range | None:
+    """The range that a value should lie in and does not; arrays may be traced."""
+    for bounds in getattr(kind, "__metadata__", ()):
+        if type(value) in (int, float) and not bounds.holds(value):
+            return bounds
+    return None
+
+
 def is_array(value: Any) -> bool:
     """Whether it is an array, traced or not."""
     return hasattr(value, "shape") and hasattr(value, "dtype")

@@ -59,27 +59,32 @@ def use(mesh: Mesh | None) -> Iterator[None]:
 def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
     """The sharding of every parameter, from the names of its logical axes.
 
+    A vocabulary that does not divide over its mesh axis is copied instead: nobody
+    chooses its size. Any other dimension that does not divide is an error.
+
     Args:
         mesh: of the run.
         axes: tree like params of logical axis names, for the last axes of each leaf.
         params: shapes; axes in front of the named ones, as of seeds, are not sharded.
 
     Raises:
-        ConfigError: if a dimension does not divide over its mesh axes.
+        ConfigError: if a dimension does not divide over its mesh axis.
     """
 
     def leaf(path, param, names):
         names = (None,) * (param.ndim - len(names)) + tuple(names)
         spec = logical_to_mesh_axes(names, RULES)
         assert spec is not None
-        for size, axis in zip(param.shape, spec, strict=True):
+        fits = []
+        for size, axis, name in zip(param.shape, spec, names, strict=True):
             parts = mesh.shape[axis] if axis else 1
-            if size % parts:
+            fits.append(axis if size % parts == 0 else None)
+            if size % parts and name != "vocab":
                 raise ConfigError(
                     f"mesh.{axis}={parts} does not divide the {size} of parameter "
                     f"{jax.tree_util.keystr(path)}, {tuple(param.shape)}; change one."
                 )
-        return NamedSharding(mesh, spec)
+        return NamedSharding(mesh, PartitionSpec(*fits))
 
     return jax.tree_util.tree_map_with_path(leaf, params, axes)
 

@@ -60,6 +60,16 @@ def build(config: Config) -> Parts:
         raise ValueError(
             "warm_start needs traces to imitate and the task has none; set it to None."
         )
+    if config.seeds > 1 and not task.on_device:
+        raise ValueError(
+            f"seeds={config.seeds} cannot run side by side on a task that is verified "
+            "on the host; set seeds to 1."
+        )
+    if config.evaluation.prompts > task.num_held_out:
+        raise ValueError(
+            f"evaluation.prompts={config.evaluation.prompts} are more than the task "
+            f"holds out; set evaluation.prompts to at most {task.num_held_out}."
+        )
     return Parts(
         config=config,
         task=task,

@@ -24,6 +24,7 @@ from curax.kinds import (
     is_array,
     item_kinds,
     kind_of,
+    out_of_range,
     suits,
 )
 
@@ -150,19 +151,18 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def wrong_values(place: Place, name: str = "") -> Iterator[str]:
-    """Values of the wrong type or out of range; arrays may be traced, and pass."""
+    """Values out of range, and fields of the wrong type; traced arrays pass."""
     for key, inner in place.inside().items():
         (value, kind), field = inner, _join(name, key)
-        if not suits(value, kind):
+        # Annotations of functions may be anybody's: `assigned` alone goes by them.
+        if not (callable(place.value) or suits(value, kind)):
             words, example = in_words(kind)
             fix = f"set {field} to {example}, for example" if example else "give one"
             yield f"{field}={value!r} must be {words}; {fix}."
-        for bounds in getattr(kind, "__metadata__", ()):
-            if not is_array(value) and not bounds.holds(value):
-                fix = f"set {field} to {bounds.nearest(value)}"
-                yield f"{field}={value!r} must be {bounds}; {fix}."
-        if not callable(value):
-            yield from wrong_values(inner, field)
+        if bounds := out_of_range(value, kind):
+            fix = f"set {field} to {bounds.nearest(value)}"
+            yield f"{field}={value!r} must be {bounds}; {fix}."
+        yield from wrong_values(inner, field)
 
 
 def wrong_options(place: Place, complete: Sequence[str]) -> Iterator[str]:

@@ -30,7 +30,7 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:
 
     Returns:
         NaN where there is no row, where the verifier returned None, and where it
-        raised; what it raised is logged.
+        raised or returned no number; both are logged.
     """
     outcome = np.full(rollouts.prompt.shape, np.nan, np.float32)
     for n in np.flatnonzero(rollouts.exists):
@@ -40,15 +40,13 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:
         said: Any = np.asarray(rollouts.tokens[n])[np.asarray(rollouts.mask[n])]
         try:
             result = task.verify(target, said)
+            outcome[n] = np.nan if result is None else result
         except Exception as error:
             logging.getLogger("curax").warning(
                 "The verifier raised %s: %s; the outcome counts as missing.",
                 type(error).__name__,
                 error,
             )
-            result = None
-        if result is not None:
-            outcome[n] = result
     return outcome
 
 

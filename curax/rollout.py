@@ -58,6 +58,8 @@ def extend(
         `[N, T, D]`; position t depends on the prefix and on tokens before t.
     """
     n, steps = tokens.shape
+    if steps == 1:
+        return prefix.last[:, None]
     t = jnp.arange(steps - 1, dtype=jnp.int32)
     length = jnp.sum(seen, -1, dtype=jnp.int32)
     ahead = jnp.broadcast_to(seen[:, None, :], (n, steps - 1, seen.shape[-1]))

@@ -122,12 +122,12 @@ class Run:
             self._checkpoints.close()
 
     def _restored(self) -> TrainState:
-        step, like = self._step, self._loop.abstract
+        step, loop = self._step, self._loop
         assert step is not None
-        if self._loop.mesh is not None:
-            like = checkpoint.with_sharding(like, self._loop.sharding)
         try:
-            state, self._totals = self._checkpoints.restore(step, like)
+            state, self._totals = self._checkpoints.restore(
+                step, loop.abstract, loop.sharding
+            )
         except Exception as error:
             raise RunError(
                 f"the checkpoint {self._saved / str(step)} cannot be read "

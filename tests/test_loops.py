@@ -39,7 +39,7 @@ from curax.tasks import chain
 STEPS = 4
 
 TINY = Config(
-    task=partial(chain.task, depth=2, num_prompts=64, num_held_out=32),
+    task=partial(chain.task, depth=1, num_prompts=64, num_held_out=32),
     model=partial(
         transformer.model,
         width=16,
@@ -50,9 +50,9 @@ TINY = Config(
         mlp_width=32,
     ),
     warm_start=WarmStart(
-        steps=20, rows=16, optimizer=partial(optax.adam, learning_rate=1e-2)
+        steps=80, rows=32, optimizer=partial(optax.adam, learning_rate=1e-2)
     ),
-    sampling=Sampling(prompts=4, group_size=4, max_tokens=4),
+    sampling=Sampling(prompts=4, group_size=4, max_tokens=3),
     allocate=allocate.uniform,
     gate=gate.none,
     downsample=downsample.none,
@@ -62,7 +62,8 @@ TINY = Config(
     modulate=modulate.none,
     loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
     aggregate=aggregate.token_mean,
-    optimizer=partial(optax.adam, learning_rate=1e-2),
+    # Epsilon is large, or Adam makes full steps of gradients that are rounding alone.
+    optimizer=partial(optax.adam, learning_rate=1e-2, eps=1e-3),
     update=Update(epochs=1, minibatches=2),
     evaluation=Evaluation(every=2, prompts=8, samples=2),
     logging=Logging(every=4, rollout_prompts=2),
@@ -82,7 +83,7 @@ def warmed(seeds):
     """A policy after its warm start, on the host."""
     loop = loops.Jitted(pipeline.build(dataclasses.replace(TINY, seeds=seeds)))
     state = loop.initial()
-    for _ in range(5):
+    for _ in range(20):
         state, _ = loop.warm(state, 4)
     return jax.device_get(state)
 
@@ -150,47 +151,39 @@ def test_chunks_of_any_size_give_the_same_bits():
                     np.testing.assert_array_equal(mine[metric], theirs[metric])
 
 
+MAGNITUDES = ("optimizer.learning_rate", "loss.high", "sampling.temperature")
+
+
+def run(seed, *magnitudes):
+    """A run whose magnitudes may be traced: they are set while it is."""
+    values = dict(zip(MAGNITUDES, magnitudes, strict=True))
+    return loops.run(pipeline.build(override(TINY, values)), seed)
+
+
+run_alone = jax.jit(run)
+
+
 def test_the_whole_run_is_one_pure_function_of_its_seed():
-    parts = pipeline.build(TINY)
-    state, values = jax.jit(partial(loops.run, parts))(jnp.uint32(TINY.seed))
+    state, values = run_alone(jnp.uint32(TINY.seed), 1e-2, 0.28, 1.0)
     rows = [{name: value[i] for name, value in values.items()} for i in range(STEPS)]
     want = [{n: v for n, v in row.items() if n in values} for row in reference()[1]]
     assert_same((jax.device_get(state), rows), (reference()[0], want))
 
 
-def test_seeds_side_by_side_are_the_runs_one_by_one():
-    state, rows = trained(override(TINY, ["seeds=2"]))
-    parts = pipeline.build(TINY)
-    for r, seed in enumerate(state.seed):
-        alone, values = jax.jit(partial(loops.run, parts))(seed)
-        mine = [{name: row[name][r] for name in values} for row in rows]
-        want = [{n: v[i] for n, v in values.items()} for i in range(STEPS)]
-        assert_same(
-            (jax.tree.map(lambda leaf, r=r: leaf[r], state), mine),
-            (jax.device_get(alone), want),
-        )
-
-
-def test_runs_are_vmapped_over_magnitudes():
-    names = ("optimizer.learning_rate", "loss.high", "sampling.temperature")
-
-    def run(rate, high, temperature):
-        values = dict(zip(names, (rate, high, temperature), strict=True))
-        parts = pipeline.build(override(TINY, values))
-        return loops.run(parts, jnp.uint32(0))[0].params
-
-    many = jax.jit(jax.vmap(run))(
-        jnp.array([1e-2, 1e-3]), jnp.array([0.28, 0.1]), jnp.array([1.0, 0.7])
+def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
+    columns = (
+        jnp.array([0, 1, 0], jnp.uint32),
+        jnp.array([1e-2, 1e-2, 1e-3]),
+        jnp.array([0.28, 0.28, 0.1]),
+        jnp.array([1.0, 1.0, 0.7]),
     )
-    words = [f"{n}={v}" for n, v in zip(names, (1e-3, 0.1, 0.7), strict=True)]
-    for i, alone in enumerate((reference()[0], trained(override(TINY, words))[0])):
-        jax.tree.map(
-            lambda got, want, i=i: np.testing.assert_allclose(
-                got[i], want, rtol=1e-4, atol=1e-5
-            ),
-            many,
-            alone.params,
-        )
+    many = jax.jit(jax.vmap(run))(*columns)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    embedded = many[0].params["embed"]
+    for i in range(3):
+        alone = run_alone(*(column[i] for column in columns))
+        jax.tree.map(lambda got, want, i=i: close(got[i], want), many, alone)
+        assert np.abs(embedded[i] - embedded[i - 1]).max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
@@ -225,7 +218,7 @@ def test_sampler_and_trainer_agree_to_a_ten_thousandth_of_a_nat():
 def test_a_second_mini_batch_is_off_policy_and_a_first_is_not():
     one = trained(override(TINY, ["update.minibatches=1"]))[1]
     assert max(row["kl/behaviour_nats"] for row in one) < 1e-9
-    assert min(row["kl/behaviour_nats"] for row in reference()[1]) > 1e-9
+    assert max(row["kl/behaviour_nats"] for row in reference()[1]) > 1e-6
 
 
 def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan():
@@ -254,7 +247,7 @@ def test_groups_are_refilled_alike_in_both_loops():
 
 def test_a_missing_outcome_is_neither_right_nor_wrong():
     parts = pipeline.build(TINY)
-    state = loops.begin(parts, warmed(1))
+    state = loops.begin(parts, jax.device_put(warmed(1)))
     sampled = pipeline.draw(parts, state, state.memory, jnp.int32(0))
     outcome = jnp.zeros(16).at[::4].set(jnp.nan).at[1::4].set(1.0)
     drawn = pipeline.absorb(parts, state.memory, None, sampled, outcome)

@@ -262,8 +262,14 @@ def test_in_bfloat16_features_are_near_those_in_float32():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"heads": 4, "kv_heads": 3}, "model.heads=4 is no multiple of kv_heads=3."),
-        ({"head_dim": 7}, "model.head_dim=7 must be even, for rotary halves."),
+        (
+            {"heads": 4, "kv_heads": 3},
+            "model.heads=4 is no multiple of kv_heads=3; set model.kv_heads to 1.",
+        ),
+        (
+            {"head_dim": 7},
+            "model.head_dim=7 must be even, for rotary halves; set it to 8.",
+        ),
     ],
 )
 def test_impossible_heads_are_refused_in_a_sentence(options, sentence):

@@ -117,12 +117,12 @@ def test_in_bfloat16_sampler_and_trainer_differ_by_less_than_a_fiftieth_of_a_nat
 def test_a_completion_ends_at_the_end_token_or_at_max_tokens():
     rows = jax.device_get(tiny.drawn())
     drawn = rows.exists
-    assert rows.finished[drawn].any()
     assert not rows.finished[drawn].all()
     assert (np.diff(rows.mask.astype(int)) <= 0).all()  # no gaps
     length = rows.mask.sum(-1)
     last = np.take_along_axis(rows.tokens, np.maximum(length - 1, 0)[:, None], 1)[:, 0]
     ends = np.isin(rows.tokens, tiny.END) & rows.mask
+    assert set(rows.tokens[ends]) == set(tiny.END)
     np.testing.assert_array_equal(rows.finished, np.isin(last, tiny.END) & drawn)
     np.testing.assert_array_equal(ends.sum(-1), rows.finished)
     assert (length[drawn & ~rows.finished] == tiny.T).all()
@@ -130,12 +130,6 @@ def test_a_completion_ends_at_the_end_token_or_at_max_tokens():
     assert (rows.tokens[~rows.mask] == tiny.PAD).all()
     for field in FIELDS:
         assert (getattr(rows, field)[~rows.mask] == 0).all()
-
-
-def test_both_end_tokens_end_a_completion():
-    rows = jax.device_get(traced(tiny.params(), tiny.PLAN, KEY, *np.float32([9, 1])))
-    said = rows.tokens[rows.mask]
-    assert set(tiny.END) <= set(said)
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -188,11 +182,6 @@ def test_a_context_may_serve_several_prompts():
     close(got.logp_policy, np.where(got.mask, want, 0), rtol=0, atol=1e-5)
 
 
-def test_another_key_draws_other_completions():
-    other = tiny.sampler()(tiny.params(), tiny.CONTEXTS, tiny.PLAN, jax.random.key(2))
-    assert (other.tokens != tiny.drawn().tokens).any()
-
-
 def test_a_context_is_run_through_the_model_once_however_many_rows_share_it():
     seen = []
 
@@ -207,15 +196,16 @@ def test_a_context_is_run_through_the_model_once_however_many_rows_share_it():
     assert set(seen) == {(3, tiny.P), (8, 1)}
 
 
-def test_sampling_maps_over_seeds():
+def test_sampling_maps_over_policies_and_keys():
     def draw(params, key):
         sample = partial(rollout.sample, tiny.MODEL, slots=3, **tiny.SETTINGS)
         return sample(params, tiny.CONTEXTS, tiny.PLAN, key)
 
-    weights = [jax.tree.map(lambda p, s=s: p * s, tiny.params()) for s in (1.0, 0.5)]
+    weights = [jax.tree.map(lambda p, s=s: p * s, tiny.params()) for s in (1.0, 0.9)]
     keys = jax.random.split(KEY, 2)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
     got = tiny.jit(jax.vmap(draw))(stacked, keys)
+    assert (got.tokens[0] != got.tokens[1]).any()
     for i in range(2):
         own = tiny.sampler(3)(weights[i], tiny.CONTEXTS, tiny.PLAN, keys[i])
         agree(jax.tree.map(lambda leaf, i=i: leaf[i], got), own)
@@ -245,7 +235,9 @@ def test_first_tokens_are_distributed_as_the_softmax_at_the_temperature():
     draw = tiny.jit(partial(rollout.sample, tiny.MODEL, **options))
     rows = draw(tiny.params(), tiny.CONTEXTS, plan, KEY)
     first = np.asarray(rows.tokens).reshape(3, each)
-    logp = log_softmax(reordered(rows, np.arange(0, 3 * each, each)), 1.7)[:, 0]
+    some = reordered(rows, np.arange(0, 3 * each, each))
+    logp = log_softmax(some, 1.7)[:, 0]
+    close(logprobs(tiny.params(), some, np.float32(1.7)), some.logp_policy, atol=1e-5)
     for c in range(3):
         want = each * np.exp(logp[c])
         chi_square = (

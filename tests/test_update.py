@@ -22,7 +22,7 @@ SETTINGS = [(1, 0), (2, 5), (4, 8), (8, 22)]
 
 @cache
 def batch():
-    """The rows of the tiny plan that exist, one of them left over, and their weights."""
+    """The rows of the tiny plan that exist, one left over; the weight of each token."""
     rows = jax.tree.map(lambda leaf: leaf[:M], jax.device_get(tiny.drawn()))
     random = np.random.default_rng(0)
     noise = partial(random.normal, size=(M, tiny.T))

@@ -5,6 +5,7 @@ them; a shallow one is unrolled, which decodes faster. Attention is head-major
 (`[N, heads, tokens, d]`), as is the cache: decoding never transposes it.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 from jax.nn import initializers
 
+from curax.kinds import Count
 from curax.types import Model
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: k, v [N, kv_heads, S, d]
@@ -22,12 +24,12 @@ Cache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: k, v [N, kv_heads,
 def model(
     *,
     vocab_size: int,
-    width: int = 64,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 16,
-    mlp_width: int = 192,
+    width: Count = 64,
+    layers: Count = 2,
+    heads: Count = 4,
+    kv_heads: Count = 2,
+    head_dim: Count = 16,
+    mlp_width: Count = 192,
     rope_theta: float = 10_000.0,
     norm_eps: float = 1e-6,
     tied: bool = False,
@@ -61,9 +63,15 @@ def model(
         ValueError: if `kv_heads` does not divide `heads` or `head_dim` is odd.
     """
     if heads % kv_heads:
-        raise ValueError(f"model.heads={heads} is no multiple of kv_heads={kv_heads}.")
+        raise ValueError(
+            f"model.heads={heads} is no multiple of kv_heads={kv_heads}; set "
+            f"model.kv_heads to {math.gcd(heads, kv_heads)}."
+        )
     if head_dim % 2:
-        raise ValueError(f"model.head_dim={head_dim} must be even, for rotary halves.")
+        raise ValueError(
+            f"model.head_dim={head_dim} must be even, for rotary halves; set it to "
+            f"{head_dim + 1}."
+        )
     block = Block(
         width=width,
         heads=heads,

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax.kinds import Count
 from curax.types import Prompts, Task
 
 MODULUS = 16
@@ -33,9 +34,9 @@ NAMES = (*map(str, range(MODULUS)), *OPERATIONS, "end", "", "=", "")
 
 def task(
     *,
-    depth: int = 6,
-    num_prompts: int = 1 << 14,
-    num_held_out: int = 1 << 12,
+    depth: Count = 6,
+    num_prompts: Count = 1 << 14,
+    num_held_out: Count = 1 << 12,
     errors: tuple[float, float, float] = (0.05, 0.40, 0.85),
     on_device: bool = True,
 ) -> Task:
@@ -171,7 +172,7 @@ def verify_one(target: np.ndarray, tokens: np.ndarray) -> float:
 def decode(tokens: Any) -> str:
     """Readable text of a prompt or a completion; padding and blanks vanish."""
     tokens = [int(t) for t in tokens]
-    if GO in tokens[1:] and len(tokens) % 2 == 0:  # a prompt: operators meet operands
+    if tokens[-1:] == [GO] and len(tokens) % 2 == 0:  # a prompt: pair its operations
         half = len(tokens) // 2
         pairs = zip(tokens[1:half], tokens[half:-1], strict=True)
         tokens = [tokens[0], *(t for pair in pairs for t in pair), GO]

@@ -1,0 +1,110 @@
+"""Every file in configs/ loads, says what it is, and trains."""
+
+import ast
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import jit
+
+from curax import loops, pipeline, train
+from curax.config import describe, load, option, override
+from curax.tasks import chain
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("experiments/*/config.py")])
+for_every_config = pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: str(path.relative_to(ROOT))
+)
+
+SMALL = {
+    "model.width": 8,
+    "model.layers": 1,
+    "model.heads": 1,
+    "model.kv_heads": 1,
+    "model.head_dim": 8,
+    "model.mlp_width": 8,
+    "logging.every": 1,
+    "steps": 1,
+}
+
+
+def task():
+    """The task of the recipes, but luck solves half of it and soon comes to an end."""
+
+    def verify(target, tokens, mask):
+        return (tokens[:, 0] % 2 == 0).astype(jnp.float32)
+
+    strict = chain.task(depth=2, num_prompts=64)
+    return replace(strict, verify=verify, end=tuple(range(chain.MODULUS)))
+
+
+def shrunk(config):
+    """The config with its functions and its structure, but few and small arrays."""
+    group = min(config.sampling.group_size, 4)
+    small = SMALL | {
+        "sampling.group_size": group,
+        "sampling.prompts": 16 // group,
+    }
+    if option(config.downsample, "m"):
+        small["downsample.m"] = 2
+    config = replace(config, task=task, warm_start=None)
+    return override(config, small)
+
+
+@for_every_config
+def test_a_config_loads_and_describes_itself_in_json(path):
+    config = load(path)
+    text = json.dumps(describe(config), allow_nan=False)
+    assert json.loads(text) == describe(load(path))
+
+
+@for_every_config
+def test_a_docstring_says_which_paper_how_to_run_it_and_what_it_optimises(path):
+    says = ast.get_docstring(ast.parse(path.read_text())) or ""
+    parts = {}
+    for line in says.splitlines()[2:]:
+        key, colon, text = line.partition(":")
+        if colon and not line.startswith(" "):
+            parts[key] = text
+        else:
+            parts[list(parts)[-1]] += f" {line}"
+    assert {"Paper", "Command", "w(p)"} <= set(parts)
+    assert "arXiv:" in parts["Paper"]
+
+    python, module, name, *arguments = shlex.split(parts["Command"])
+    assert (python, module, name) == ("python", "-m", train.__name__)
+    args = train.parser().parse_args(arguments)
+    assert ROOT / args.config == path
+
+
+@for_every_config
+def test_a_config_takes_a_step(path, monkeypatch):
+    config = shrunk(load(path))
+    # Unoptimised code compiles in half the time; the timed draw would be a second one.
+    monkeypatch.setattr(jax, "jit", jit)
+    monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
+    parts = pipeline.build(config)
+    loop = loops.Jitted(parts)
+    with loop.context():
+        state = loops.begin(parts, loops.initial(parts, loop.seeds))
+        before = jax.device_get(state.params)
+        state, [row], _ = loop.advance(state, 1)
+    assert np.isfinite(row["loss/mean"])
+    assert np.isfinite(row["gradient/norm"])
+    assert 0 < row["outcome/mean"] < 1
+    updates = config.update.epochs * config.update.minibatches
+    assert row["update/count"] + row["update/skipped"] == updates
+    assert row["update/count"] > 0
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, state.params)
+    assert max(jax.tree.leaves(moved)) > 0
+    attempts, rest = divmod(int(state.position), config.sampling.prompts)
+    assert rest == 0
+    assert 1 <= attempts <= config.sampling.rounds
+    assert row["rollout/drawn"] == attempts * parts.rows
+    assert row["train/rows"] <= parts.train_rows

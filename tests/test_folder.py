@@ -1,0 +1,305 @@
+import json
+import math
+import os
+import struct
+
+import jax
+import numpy as np
+import pytest
+from small import get_config
+from tensorboardX.proto.event_pb2 import Event
+
+from curax import folder
+from curax.config import ConfigError, describe, override
+from curax.pipeline import Shown
+from curax.tasks import chain
+from curax.types import Prompts
+
+CONFIG = get_config()
+FOUR = [{"step": step, "loss/mean": step / 8} for step in range(4)]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def events(path):
+    """(step, name) to value: what TensorBoard shows, restarts taken into account."""
+    shown = {}
+    for file in sorted(path.iterdir(), key=lambda file: file.stat().st_mtime_ns):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.session_log.status == event.session_log.START:
+                shown = {k: v for k, v in shown.items() if k[0] < event.step}
+            for value in event.summary.value:
+                shown[event.step, value.tag] = value.simple_value
+    return shown
+
+
+# Rows
+
+
+def written(path, rows, *, upto=-1.0):
+    file = folder.Rows(path, upto=upto)
+    file.write(rows)
+    file.close()
+    return lines(path)
+
+
+def test_rows_are_appended_one_object_per_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert written(path, FOUR[:2]) == FOUR[:2]
+    assert written(path, FOUR[2:], upto=math.inf) == FOUR
+
+
+@pytest.mark.parametrize("upto", [-1, 0, 2, 3, math.inf])
+def test_rows_behind_the_checkpoint_are_cut_off(tmp_path, upto):
+    path = tmp_path / "rows.jsonl"
+    written(path, [*FOUR, FOUR[3]])
+    kept = [row for row in [*FOUR, FOUR[3]] if row["step"] <= upto]
+    assert written(path, [{"step": 9}], upto=upto) == [*kept, {"step": 9}]
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_half_a_row_at_the_end_is_cut_off(tmp_path, cut):
+    path = tmp_path / "rows.jsonl"
+    written(path, FOUR)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert written(path, FOUR[3:], upto=math.inf) == FOUR
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
+    file = folder.Rows(tmp_path / "rows.jsonl", upto=-1)
+    file.write(FOUR[:1])
+    assert lines(tmp_path / "rows.jsonl") == FOUR[:1]
+    file.close()
+
+
+def test_json_gets_plain_values_and_null_for_what_is_not_finite(tmp_path):
+    value = {
+        "a": np.float32(0.5),
+        "b": [math.nan, np.inf, 1],
+        "c": (np.arange(3), jax.numpy.float32(np.nan)),
+        "d": {"e": np.bool_(True), "f": "text", "g": None},
+    }
+    folder.write_json(tmp_path / "x.json", value)
+    assert json.loads((tmp_path / "x.json").read_text()) == {
+        "a": 0.5,
+        "b": [None, None, 1],
+        "c": [[0, 1, 2], None],
+        "d": {"e": True, "f": "text", "g": None},
+    }
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+# Files
+
+
+def test_on_resume_all_files_go_back_to_the_checkpoint_and_the_warm_start_stays(
+    tmp_path,
+):
+    for step, before, after in ((None, [], FOUR), (1, FOUR[:2], FOUR[2:])):
+        files = folder.Files(tmp_path, step=step)
+        assert lines(tmp_path / folder.METRICS) == before
+        if step is None:
+            files.warm.write(FOUR)
+        files.write(after)
+        files.close()
+        for file in (tmp_path / folder.EVENTS).iterdir():  # named by the second
+            file.rename(f"{file}.{step}")
+    assert lines(tmp_path / folder.METRICS) == lines(tmp_path / folder.WARM) == FOUR
+    want = {(row["step"], "loss/mean"): row["loss/mean"] for row in FOUR}
+    assert events(tmp_path / folder.EVENTS) == want
+    folder.Files(tmp_path, step=None).close()
+    assert not lines(tmp_path / folder.METRICS) + lines(tmp_path / folder.WARM)
+
+
+def test_tensorboard_gets_the_mean_of_the_seeds_and_nothing_that_is_not_finite(
+    tmp_path,
+):
+    files = folder.Files(tmp_path, step=None)
+    row = {"step": 2, "a": np.array([1.0, 3.0]), "b": [math.nan, 4.0], "c": math.nan}
+    files.write([row])
+    files.close()
+    assert events(tmp_path / folder.EVENTS) == {(2, "a"): 2.0, (2, "b"): 4.0}
+    assert lines(tmp_path / folder.METRICS) == [
+        {"step": 2, "a": [1.0, 3.0], "b": [None, 4.0], "c": None}
+    ]
+
+
+def test_the_first_and_the_last_evaluation_are_kept(tmp_path):
+    files = folder.Files(tmp_path, step=None)
+    kept = []
+    for step in (0, 3, 6):
+        files.evaluated(step, np.array([step / 8, np.nan]), samples=4)
+        kept.append(json.loads((tmp_path / folder.EVALUATION).read_text()))
+    files.close()
+    sides = [
+        {"step": step, "samples": 4, "pass_rates": [step / 8, None]}
+        for step in (0, 3, 6)
+    ]
+    assert kept == [
+        {"before": sides[0]},
+        {"before": sides[0], "after": sides[1]},
+        {"before": sides[0], "after": sides[2]},
+    ]
+
+
+# Completions
+
+
+def shown():
+    """Two prompts, groups of two: a right, a wrong, a missing and a failed one."""
+    prompts = Prompts(
+        tokens=np.array([[9, 7, 16, 3, 21], [1, 4, 17, 2, 21]]),
+        mask=np.array([[False, True, True, True, True]] * 2),
+        id=np.array([5, 6]),
+        target=None,
+    )
+    return Shown(
+        prompts=prompts,
+        tokens=np.array([[[10, 19], [3, 20]], [[2, 19], [0, 0]]]),
+        mask=np.array([[[True, True], [True, False]], [[True, True], [False, False]]]),
+        outcome=np.array([[1.0, 0.0], [np.nan, np.nan]], np.float32),
+        reward=np.array([[0.5, 0.0], [0.0, 0.0]], np.float32),
+        credit=np.array([[0.25, -0.25], [0.0, 0.0]], np.float32),
+        keep=np.array([[True, True], [False, False]]),
+        exists=np.array([[True, True], [True, False]]),
+    )
+
+
+TASK = chain.task(depth=1)
+FIRST = {
+    "step": 3,
+    "seed": 7,
+    "prompt_id": 5,
+    "prompt": "7 + 3 =",
+    "slot": 0,
+    "text": "10 end",
+    "tokens": [10, 19],
+    "outcome": 1.0,
+    "reward": 0.5,
+    "advantage": 0.25,
+    "kept": True,
+}
+
+
+def test_a_completion_is_an_object_and_a_missing_outcome_is_null():
+    seed = np.uint32(7)
+    got = [folder.plain(row) for row in folder.completions(3, shown(), TASK, seed)]
+    assert got[0] == FIRST
+    assert [(row["prompt_id"], row["slot"]) for row in got] == [(5, 0), (5, 1), (6, 0)]
+    assert got[1]["text"] == "3"
+    assert [row["outcome"] for row in got] == [1.0, 0.0, None]
+    assert [row["reward"] for row in got] == [0.5, 0.0, None]
+
+
+def test_of_many_seeds_all_completions_are_written_with_their_seed():
+    both = jax.tree.map(lambda x: np.stack([x, x]), shown())
+    seeds = np.array([7, 8], np.uint32)
+    got = [folder.plain(row) for row in folder.completions(3, both, TASK, seeds)]
+    assert [row["seed"] for row in got] == [7] * 3 + [8] * 3
+    assert got[0] == FIRST
+    assert got[3] == FIRST | {"seed": 8}
+
+
+# What is refused before anything is written
+
+
+def error_of(workdir, config=CONFIG, *, resume=False) -> str:
+    with pytest.raises(ConfigError) as caught:
+        folder.check(workdir, config, resume=resume)
+    return str(caught.value)
+
+
+def test_a_new_folder_and_an_empty_one_are_let_pass_and_left_alone(tmp_path):
+    folder.check(tmp_path, CONFIG, resume=False)
+    folder.check(tmp_path / "a" / "b", CONFIG, resume=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for workdir in (tmp_path / "file", tmp_path / "file" / "a" / "b"):
+        assert error_of(workdir) == (
+            f"--workdir {workdir}: {tmp_path / 'file'} is a file; name a folder."
+        )
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for workdir in (tmp_path, tmp_path / "a" / "b"):
+        assert error_of(workdir) == (
+            f"--workdir {workdir} cannot be written: no permission in {tmp_path}; name "
+            "another folder."
+        )
+
+
+def test_what_only_the_system_knows_is_said_when_the_folder_is_made():
+    with pytest.raises(ConfigError) as caught:
+        folder.make(folder.Path("/proc/run"), CONFIG)
+    assert str(caught.value) == (
+        "--workdir /proc/run cannot be written: No such file or directory; name "
+        "another folder."
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints"])
+def test_a_folder_with_a_run_is_not_begun_anew(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert error_of(tmp_path) == (
+        f"--workdir {tmp_path} holds {name} of a run already; add --resume to go on "
+        "with that run, or name another folder."
+    )
+
+
+def test_without_a_run_there_is_nothing_to_resume(tmp_path):
+    assert error_of(tmp_path, resume=True) == (
+        f"--workdir {tmp_path} holds no config.json, so no run to resume; leave "
+        "--resume out to start one, or name the folder of a run."
+    )
+
+
+def test_a_run_is_resumed_with_its_own_config_and_with_more_steps(tmp_path):
+    folder.make(tmp_path / "run", CONFIG)
+    for steps in (6, 7):
+        more = override(CONFIG, {"steps": steps})
+        folder.check(tmp_path / "run", more, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "was", "rule"),
+    [
+        ("steps=5", "6", "steps may only grow"),
+        ("loss.high=0.5", "0.28", "a run keeps its config"),
+        ("seed=1", "0", "a run keeps its config"),
+        ("loss.dual=3.0", "None", "a run keeps its config"),
+    ],
+)
+def test_a_changed_config_is_not_resumed(tmp_path, assignment, was, rule):
+    folder.make(tmp_path, CONFIG)
+    name = assignment.partition("=")[0]
+    changed = override(
+        CONFIG, [assignment, "steps=7"] if "steps" not in name else [assignment]
+    )
+    assert error_of(tmp_path, changed, resume=True) == (
+        f"--resume: {assignment} differs from {was} in {tmp_path / 'config.json'}; "
+        f"{rule}, so set {name} back or name another --workdir."
+    )
+
+
+def test_a_config_that_cannot_be_read_is_not_resumed(tmp_path):
+    (tmp_path / "config.json").write_text('{"steps": ')
+    assert error_of(tmp_path, resume=True) == (
+        f"{tmp_path / 'config.json'}: Expecting value: line 1 column 11 (char 10); the "
+        "run cannot be resumed, name another --workdir."
+    )
+
+
+def test_the_resolved_config_is_written_beside_the_metrics(tmp_path):
+    folder.make(tmp_path / "a" / "b", CONFIG)
+    text = (tmp_path / "a" / "b" / "config.json").read_text()
+    assert json.loads(text) == describe(CONFIG)

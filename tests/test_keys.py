@@ -1,0 +1,50 @@
+"""Keys are functions of (seed, step, stage, row) and of nothing else."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import keys
+
+
+def data(key):
+    return tuple(np.asarray(jax.random.key_data(key)).tolist())
+
+
+def test_seed_step_and_stage_each_make_another_key():
+    names = ["data", "rollout", "shuffle", "downsample", "evaluate", "init"]
+    every = itertools.product((0, 1, 2**32 - 1), (0, 1, 2), names)
+    drawn = [data(keys.stage_key(jnp.uint32(s), jnp.int32(t), n)) for s, t, n in every]
+    assert len(set(drawn)) == len(drawn) == 54
+
+
+def test_a_stage_key_is_the_same_at_every_call_and_compiled():
+    make = jax.jit(keys.stage_key, static_argnums=2)
+    for step in (0, 7):
+        args = jnp.uint32(3), jnp.int32(step), "rollout"
+        assert data(keys.stage_key(*args)) == data(keys.stage_key(*args))
+        assert data(make(*args)) == data(keys.stage_key(*args))
+
+
+def test_stage_keys_map_over_seeds():
+    seeds = jnp.arange(3, dtype=jnp.uint32)
+    got = jax.vmap(lambda seed: keys.stage_key(seed, jnp.int32(5), "rollout"))(seeds)
+    for i in range(3):
+        want = keys.stage_key(seeds[i], jnp.int32(5), "rollout")
+        assert data(got[i]) == data(want)
+
+
+def test_row_keys_depend_on_prompt_and_slot_alone():
+    key = jax.random.key(0)
+    prompt, slot = (i.reshape(-1) for i in np.indices((5, 4), np.int32))
+    rows = keys.row_keys(key, prompt, slot)
+    named = dict(zip(zip(prompt, slot, strict=True), map(data, rows), strict=True))
+    assert len(set(named.values())) == 20  # so (1, 2) and (2, 1) differ too
+    order = np.random.default_rng(0).permutation(20)[:7]
+    some = keys.row_keys(key, prompt[order], slot[order])
+    for n, row in zip(order, some, strict=True):
+        assert data(row) == named[prompt[n], slot[n]]
+    other = keys.row_keys(jax.random.key(1), prompt, slot)
+    assert not set(map(data, other)) & set(named.values())

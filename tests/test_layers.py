@@ -1,0 +1,129 @@
+"""Imports point in one direction: from what joins to what is joined."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "curax"
+
+BASE = {"types", "masked", "keys", "kinds"}
+STAGES = {
+    *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
+    *("correct", "advantage", "modulate", "loss", "aggregate"),
+}
+INNER = {"models", "tasks"}
+WORDS = {"kinds", "places", "config"}  # the vocabulary of configs; no arrays
+PAGES = {"record", "pictures", "report"}  # read a run folder; no arrays on devices
+JOINED = BASE | STAGES | {"data", "grids", "metrics", "update", "config"}
+
+# Module: what it may import. A package stands for each of its files.
+MAY_IMPORT = {
+    "types": set(),
+    "masked": set(),
+    "keys": set(),
+    "grids": BASE,
+    "metrics": BASE,
+    "kinds": set(),
+    "places": {"kinds"},
+    "config": {"kinds", "places"},
+    **dict.fromkeys(STAGES, BASE),
+    **dict.fromkeys(INNER, BASE),
+    "data": BASE,
+    "update": BASE | {"rollout"},
+    "pipeline": JOINED,
+    "imitate": JOINED | {"pipeline"},
+    "evaluate": JOINED | {"pipeline"},
+    "mesh": {"config"},
+    "loops": JOINED | {"pipeline", "imitate", "evaluate", "mesh"},
+    "checkpoint": {"types"},
+    "folder": {"types", "config"},
+    "progress": {"config"},
+    "interrupt": set(),
+    "record": set(),
+    "pictures": {"record"},
+    "report": {"record", "pictures"},
+    "run": {
+        *("types", "config", "pipeline", "loops", "checkpoint", "folder"),
+        *("progress", "interrupt", "record", "report"),
+    },
+    "train": {"config", "folder", "run"},
+}
+STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
+NO_JAX = WORDS | PAGES | {"progress"}
+JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
+# What a module may take of another, where that is not all of it.
+TAKES = {("update", "rollout"): {"extend", "prefill", "shard_rows"}}
+
+
+def imports(path):
+    """(module, name) pairs of all imports in a file, in functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def module_of(path):
+    """The first name below curax of a file in it."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def own(path):
+    """(module of curax, name taken from it) of each import of the package."""
+    for module, name in imports(path):
+        parts = module.split(".")
+        if parts[0] == "curax":
+            yield (parts[1], name) if len(parts) > 1 else (name, "")
+
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+for_every_file = pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+
+
+@for_every_file
+def test_no_import_points_back(path):
+    module = module_of(path)
+    assert module in MAY_IMPORT, f"say in this test what {module} may import"
+    back = {of for of, _ in own(path)} - MAY_IMPORT[module] - {module}
+    assert not back, f"{module} imports {back}"
+    for of, name in own(path):
+        assert name in TAKES.get((module, of), {name})
+
+
+def test_the_layers_have_no_cycle():
+    done = set()
+    while ready := {m for m, below in MAY_IMPORT.items() if m not in done} - {
+        m for m, below in MAY_IMPORT.items() if not below <= done
+    }:
+        done |= ready
+    assert done == set(MAY_IMPORT)
+
+
+@for_every_file
+def test_what_needs_no_arrays_imports_no_jax(path):
+    module, others = module_of(path), {name.split(".")[0] for name, _ in imports(path)}
+    if module in STANDARD_LIBRARY_ONLY:
+        assert others <= {*sys.stdlib_module_names, "curax"}
+    if module in NO_JAX:
+        assert not others & JAX
+    assert not others & {"torch", "transformers", "configs", "experiments", "tests"}
+
+
+def test_grids_are_the_business_of_the_pipeline_alone():
+    users = {module_of(path) for path in FILES if ("grids", "") in own(path)}
+    assert users == {"pipeline"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=str)
+def test_a_package_holds_nothing_but_its_version(path):
+    doc, *body = ast.parse(path.read_text()).body
+    assert isinstance(doc, ast.Expr)
+    names = [target.id for node in body for target in node.targets]
+    assert names == (["__version__"] if path.parent == PACKAGE else [])

@@ -1,0 +1,220 @@
+"""Meshes: where parameters lie, what cannot be, and that nothing else changes."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+from contracts import close
+
+from curax import allocate, loss, mesh, rollout, update
+from curax.config import ConfigError
+from curax.config import Mesh as Sizes
+from curax.types import Batch, TrainState
+
+V = 12  # as 11, but it divides over two devices
+MODEL = tiny.model(vocab_size=V)
+PLAN = allocate.plan(jnp.array([3, 1, 4]), rows=8)
+SHARDS = {  # of each parameter, on a mesh of 2 x 2 x 2
+    "embed": ("tensor", "fsdp"),
+    "head": ("tensor", "fsdp"),
+    "attention_norm": (None, None),
+    "down": (None, "tensor", "fsdp"),
+    "gate": (None, "fsdp", "tensor"),
+    "k": (None, "fsdp", "tensor"),
+    "k_norm": (None, None),
+    "mlp_norm": (None, None),
+    "o": (None, "tensor", "fsdp"),
+    "q": (None, "fsdp", "tensor"),
+    "q_norm": (None, None),
+    "up": (None, "fsdp", "tensor"),
+    "v": (None, "fsdp", "tensor"),
+    "norm": (None,),
+}
+
+
+@cache
+def cube():
+    made = mesh.make(Sizes(data=2, fsdp=2, tensor=2))
+    assert made is not None
+    return made
+
+
+@cache
+def params():
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
+
+    def leaf(shape):
+        return jnp.asarray(0.3 * random.normal(size=shape.shape), jnp.float32)
+
+    return jax.tree.map(leaf, shapes)
+
+
+def by_name(tree):
+    """The last name of a path but for `kernel` and `scale`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = [[key.key for key in path] for path, _ in leaves]
+    return {
+        [name for name in path if name not in ("kernel", "scale")][-1]: leaf
+        for path, (_, leaf) in zip(names, leaves, strict=True)
+    }
+
+
+# ----- meshes
+
+
+def test_one_device_needs_no_mesh():
+    assert mesh.make(Sizes()) is None
+    with mesh.use(None):
+        assert jax.sharding.get_abstract_mesh().empty
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"data": 8}, {"fsdp": 2}, {"data": 2, "tensor": 4}, {"data": 1, "fsdp": 3}],
+)
+def test_a_mesh_has_the_sizes_it_was_asked_for(sizes):
+    made = mesh.make(Sizes(**sizes))
+    want = {axis: sizes.get(axis, 1) for axis in mesh.AXES}
+    assert dict(made.shape) == want
+    assert len(set(made.devices.flat)) == np.prod(list(want.values()))
+
+
+def test_too_large_a_mesh_is_refused_in_a_sentence():
+    sentence = (
+        "mesh.data=4 x mesh.fsdp=3 x mesh.tensor=1 takes 12 devices; set them so that "
+        "their product is at most the 8 that are here."
+    )
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        mesh.make(Sizes(data=4, fsdp=3))
+
+
+# ----- shardings
+
+
+def test_parameters_lie_where_their_logical_axes_say():
+    got = by_name(mesh.of_params(cube(), MODEL.axes, params()))
+    assert {name: tuple(s.spec) for name, s in got.items()} == SHARDS
+    assert all(s.mesh == cube() for s in got.values())
+
+
+def test_leading_axes_of_seeds_are_not_sharded():
+    stacked = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct((3, *p.shape), p.dtype), params()
+    )
+    got = by_name(mesh.of_params(cube(), MODEL.axes, stacked))
+    want = {name: (None, *spec) for name, spec in SHARDS.items()}
+    assert {name: tuple(s.spec) for name, s in got.items()} == want
+
+
+def test_a_vocabulary_that_does_not_divide_is_copied():
+    odd = tiny.model(vocab_size=11)
+    shapes = jax.eval_shape(odd.init, jax.random.key(0))
+    got = by_name(mesh.of_params(cube(), odd.axes, shapes))
+    want = SHARDS | dict.fromkeys(("embed", "head"), (None, "fsdp"))
+    assert {name: tuple(s.spec) for name, s in got.items()} == want
+
+
+def test_a_dimension_that_does_not_divide_is_refused_in_a_sentence():
+    odd = tiny.model(vocab_size=V, mlp_width=25)
+    shapes = jax.eval_shape(odd.init, jax.random.key(0))
+    with pytest.raises(ConfigError) as caught:
+        mesh.of_params(cube(), odd.axes, shapes)
+    assert str(caught.value) == (
+        "mesh.tensor=2 does not divide the 25 of parameter ['layers']['down']"
+        "['kernel'], (2, 25, 16); change one."
+    )
+
+
+@pytest.mark.parametrize("referred", [True, False])
+def test_moments_and_reference_lie_like_the_parameters_and_the_rest_everywhere(
+    referred,
+):
+    tx = update.transformation(partial(optax.adam, 1e-3), 1.0)
+
+    def begin():
+        return TrainState(
+            params=params(),
+            opt_state=tx.init(params()),
+            reference=params() if referred else None,
+            memory=allocate.forget(7),
+            position=jnp.int32(0),
+            step=jnp.int32(0),
+            seed=jnp.uint32(0),
+        )
+
+    shapes = jax.eval_shape(begin)
+    got = mesh.of_state(cube(), MODEL.axes, shapes)
+    want = mesh.of_params(cube(), MODEL.axes, params())
+    assert got.params == want
+    assert got.reference == (want if referred else None)
+    assert optax.tree.get(got.opt_state, "mu") == want
+    assert optax.tree.get(got.opt_state, "nu") == want
+    everywhere = [got.memory.draws, got.step, optax.tree.get(got.opt_state, "count")]
+    assert {tuple(s.spec) for s in everywhere} == {()}
+    assert jax.tree.structure(got) == jax.tree.structure(shapes)
+
+
+# ----- one device equals eight
+
+
+def draw_and_differentiate(params):
+    rows = rollout.sample(
+        MODEL,
+        params,
+        tiny.CONTEXTS,
+        PLAN,
+        jax.random.key(1),
+        slots=4,
+        **tiny.SETTINGS,
+    )
+    batch = Batch(
+        tokens=rows.tokens,
+        mask=rows.mask,
+        context=rows.context,
+        credit=jnp.linspace(-1.0, 1.0, 8),
+        multiplier=jnp.ones(rows.mask.shape),
+        logp_behaviour=rows.logp_behaviour,
+        logp_policy=rows.logp_policy,
+        logp_old=rows.logp_policy - 0.1,
+        logp_ref=None,
+    )
+
+    def token_loss(logp, entropy, rows):
+        value = loss.clipped_ratio(logp, rows.logp_old, rows.credit, rows.mask)
+        return value - 0.01 * entropy
+
+    value, grads, own = update.gradient(
+        MODEL,
+        params,
+        tiny.CONTEXTS,
+        batch,
+        jnp.where(rows.mask, 0.1, 0.0),
+        token_loss,
+        update.Settings(micro_batches=2, vocab_chunk=6),
+        still_old=False,
+    )
+    return rows, value, grads, own
+
+
+def test_sampling_and_gradients_on_eight_devices_are_those_on_one():
+    want = tiny.jit(draw_and_differentiate)(params())
+    where = mesh.of_params(cube(), MODEL.axes, params())
+    lying = jax.device_put(params(), where)
+    run = tiny.jit(draw_and_differentiate, out_shardings=(None, None, where, None))
+    with mesh.use(cube()):
+        got = run(lying)
+    # A quarter of each matrix, and of its gradient, on each device.
+    for tree in (lying, got[2]):
+        for name, leaf in by_name(tree).items():
+            parts = 2 ** sum(axis is not None for axis in SHARDS[name])
+            assert leaf.addressable_shards[0].data.size * parts == leaf.size
+    assert got[0].tokens.addressable_shards[0].data.shape == (2, tiny.T)
+    assert got[3].logp.addressable_shards[0].data.shape == (2, tiny.T)
+    got = jax.device_get(got)
+    np.testing.assert_array_equal(got[0].tokens, want[0].tokens)
+    jax.tree.map(partial(close, rtol=1e-5, atol=1e-5), got, jax.device_get(want))

@@ -1,0 +1,95 @@
+import io
+import re
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from curax import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that tests set."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def shown(**options):
+    console = Console(file=io.StringIO(), width=100, **options)
+    return progress.Progress(console), console.file
+
+
+def row(step, tokens, outcome=0.25, dead=0.5):
+    return {
+        "step": step,
+        "rollout/tokens": tokens,
+        "outcome/mean": outcome,
+        "group/dead_fraction": dead,
+    }
+
+
+def test_a_run_is_plain_lines_where_output_is_no_terminal(clock):
+    told, file = shown()
+    with told:
+        told.begin("warm start", 0, 300)
+        for clock[0], done in ((9, 10), (10, 20), (38, 300)):
+            told.warm(done, np.float32(1.5))
+        told.held_out(np.array([0.25, 0.5]))
+        told.begin("RL", 0, 40)
+        clock[0] = 60  # the first chunk compiles: no rate, no time left
+        told.step([row(9, 900, 0.0), row(10, 1_000, 0.5)])
+        clock[0] = 62
+        told.held_out(np.array([0.5, 0.5]))
+        told.step([row(20, 11_000)])
+        clock[0] = 262
+        told.step([row(30, 12_000)])
+        told.step([row(40, 13_000)])
+    assert file.getvalue().splitlines() == [
+        "warm start 0/300  compiling",
+        "warm start 10/300  loss 1.500 nats",
+        "warm start 20/300  loss 1.500 nats  left 0:28",
+        "warm start 300/300  loss 1.500 nats",
+        "RL 0/40  held-out 0.375  compiling",
+        "RL 10/40  held-out 0.375  train 0.250  dead groups 50%",
+        "RL 20/40  held-out 0.500  train 0.250  dead groups 50%  5,000 tokens/s"
+        "  left 0:04",
+        "RL 30/40  held-out 0.500  train 0.250  dead groups 50%  5 tokens/s  left 1:41",
+        "RL 40/40  held-out 0.500  train 0.250  dead groups 50%  1,000,000,000,000 "
+        "tokens/s",
+    ]
+
+
+def test_many_seeds_show_their_mean_and_their_tokens_together(clock):
+    told, file = shown()
+    with told:
+        told.begin("RL", 4, 9)
+        missing = [np.nan, np.nan]
+        told.step([row(5, [100, 200], missing, missing)])
+        clock[0] = 2.0
+        told.step([row(6, [200, 300], [np.nan, 0.5], [0.25, 0.75])])
+    assert file.getvalue().splitlines() == [
+        "RL 4/9  compiling",
+        "RL 5/9  train nan  dead groups nan%",
+        "RL 6/9  train 0.500  dead groups 50%  100 tokens/s  left 0:06",
+    ]
+
+
+def test_a_terminal_gets_a_live_display_and_lines_above_it():
+    told, file = shown(force_terminal=True)
+    with told:
+        told.begin("RL", 0, 40)
+        told.step([row(10, 100)])
+        told.stopping(False)
+        told.step([row(40, 1_000)])
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
+    assert "Stopping after this chunk of steps; once more to stop at once.\n" in text
+    assert "40/40 train 0.250  dead groups 50%" in text.splitlines()[-1]
+    assert file.getvalue().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_a_process_that_leaves_at_once_gives_the_cursor_back():
+    told, file = shown(force_terminal=True)
+    told.stopping(True)
+    assert file.getvalue() == "\x1b[?25h"

@@ -1,0 +1,139 @@
+"""Outcomes on the device and on the host; rewards shaped by length."""
+
+import dataclasses
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from contracts import close
+
+from curax import allocate, hint, reward, rollout
+from curax.tasks import chain
+from curax.types import Prompts, Rollouts
+
+TASK = chain.task(depth=2)
+HOST = chain.task(depth=2, on_device=False)
+
+
+def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False)):
+    """Outcomes on the host of rows that name their prompt in their tokens."""
+    n = len(length)
+    prompt = np.int32([1, 0, 1, 0])
+    prompts = Prompts(
+        tokens=np.zeros((2, 1), np.int32),
+        mask=np.ones((2, 1), bool),
+        id=np.arange(2, dtype=np.int32),
+        target={"answer": np.int32([40, 41]), "more": np.ones((2, 3))},
+    )
+    zeros = np.zeros((n, 3), np.float32)
+    rows = Rollouts(
+        tokens=np.arange(3 * n, dtype=np.int32).reshape(n, 3),
+        mask=np.arange(3) < np.array(length)[:, None],
+        logp_behaviour=zeros,
+        logp_policy=zeros,
+        entropy=zeros,
+        finished=np.ones(n, bool),
+        prompt=prompt,
+        slot=np.zeros(n, np.int32),
+        context=prompt,
+        exists=np.array(exists),
+    )
+    return reward.on_host(dataclasses.replace(HOST, verify=verify), prompts, rows)
+
+
+def test_a_host_verifier_sees_the_target_and_the_tokens_without_padding():
+    seen = []
+
+    def verify(target, tokens):
+        seen.append((int(target["answer"]), target["more"].shape, tokens.tolist()))
+        return len(tokens) / 4
+
+    outcome = judged(verify)
+    assert seen == [(41, (3,), [0, 1]), (40, (3,), []), (41, (3,), [6, 7, 8])]
+    np.testing.assert_array_equal(outcome, np.float32([0.5, 0, 0.75, np.nan]))
+    assert outcome.dtype == np.float32
+
+
+def test_what_a_verifier_cannot_tell_is_missing_and_not_wrong():
+    answers = iter([None, 0.0, float("nan")])
+    outcome = judged(lambda target, tokens: next(answers))
+    np.testing.assert_array_equal(outcome, np.float32([np.nan, 0, np.nan, np.nan]))
+
+
+def test_a_verifier_that_raises_gives_a_missing_outcome_and_a_line_in_the_log(caplog):
+    def verify(target, tokens):
+        if len(tokens) == 2:
+            raise TimeoutError("two seconds are up")
+        return 1.0
+
+    with caplog.at_level(logging.WARNING, logger="curax"):
+        outcome = judged(verify)
+    np.testing.assert_array_equal(outcome, np.float32([np.nan, 1, 1, np.nan]))
+    (record,) = caplog.records
+    assert "TimeoutError: two seconds are up" in record.message
+
+
+def test_a_verdict_that_is_no_number_is_missing_too(caplog):
+    with caplog.at_level(logging.WARNING, logger="curax"):
+        outcome = judged(lambda target, tokens: "right" if len(tokens) else 1.0)
+    np.testing.assert_array_equal(outcome, np.float32([np.nan, 1, np.nan, np.nan]))
+    assert len(caplog.records) == 2
+
+
+def test_interrupting_a_verifier_interrupts_the_run():
+    def verify(target, tokens):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judged(verify)
+
+
+def test_device_and_host_judge_the_chain_task_alike():
+    prompts = jax.jit(TASK.prompts)(jnp.arange(8, dtype=jnp.int32))
+    policy = tiny.model(vocab_size=TASK.vocab_size)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    flat = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # uniform
+    rows = tiny.jit(
+        lambda plan: rollout.sample(
+            policy,
+            flat,
+            hint.none(prompts),
+            plan,
+            jax.random.key(0),
+            max_tokens=3,
+            end=TASK.end,
+            pad=TASK.pad,
+        )
+    )(allocate.plan(jnp.full(8, 3), rows=30))
+    # Some rows say what is right, of their own prompt or of another.
+    right = prompts.target[rows.prompt]
+    tokens = jnp.where(rows.slot[:, None] == 1, right, rows.tokens)
+    tokens = jnp.where(rows.slot[:, None] == 2, jnp.roll(right, 3, 0), tokens)
+    rows = dataclasses.replace(rows, tokens=tokens, mask=tokens != TASK.pad)
+    got = np.asarray(jax.jit(lambda p, r: reward.on_device(TASK, p, r))(prompts, rows))
+    want = reward.on_host(HOST, *jax.device_get((prompts, rows)))
+    exists = np.asarray(rows.exists)
+    np.testing.assert_array_equal(got[exists], want[exists])
+    assert np.isnan(want[~exists]).all()
+    assert got[exists & (np.asarray(rows.slot) == 1)].all()
+    assert 8 <= got[exists].sum() < 20
+
+
+def test_the_overlong_penalty_follows_its_equation():
+    # DAPO, section 3.4: 20,480 tokens at most, the last 4,096 of them punished.
+    length = np.int32([1, 16384, 17408, 18432, 20480, 30000])
+    got = jax.jit(
+        lambda r, n: reward.soft_overlong(r, n, max_tokens=20480, margin=4096)
+    )(np.ones(6, np.float32), length)
+    close(got, [1, 1, 0.75, 0.5, 0, 0])
+
+
+def test_the_overlong_penalty_is_subtracted_from_any_outcome():
+    outcome = np.float32([[0, 0.5], [1, 0]])
+    length = np.int32([[5, 6], [7, 8]])
+    got = reward.soft_overlong(outcome, length, max_tokens=8, margin=4)
+    close(got, [[-0.25, 0], [0.25, -1]])
+    assert got.dtype == jnp.float32
