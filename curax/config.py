@@ -200,6 +200,7 @@ def load(path: str | Path) -> Config:
     # Compiled here, not imported: no bytecode is left beside the file, and an edit
     # within the same second is seen.
     module = types.ModuleType(f"config_{path.stem}")
+    module.__file__ = str(path)
     sys.modules[module.__name__] = module
     try:
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from curax.keys import stage_key
 
-ROUNDS = 4  # of the Feistel network; three mix already
+ROUNDS = 8  # of the Feistel network; small sets need more than the usual four
 
 
 def prompt_ids(

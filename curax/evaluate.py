@@ -48,9 +48,9 @@ def draw(
 
 
 def pass_rates(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:
-    """`[..., E]` share of right completions per prompt; missing ones do not count.
+    """`[..., E]` share of right completions per prompt, among those that were graded.
 
-    Leading axes, as of seeds, are kept.
+    NaN where none was. Leading axes, as of seeds, are kept.
     """
     if parts.task.on_device:
         grade = jax.jit(lambda p, r: reward.on_device(parts.task, p, r))
@@ -60,6 +60,13 @@ def pass_rates(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> np.ndarray
     else:
         local = jax.device_get((prompts, rollouts))
         outcome = reward.on_host(parts.task, *local)
-    each = outcome.reshape(*outcome.shape[:-1], parts.config.evaluation.prompts, -1)
-    counted = np.maximum((~np.isnan(each)).sum(-1), 1)
-    return np.nansum(each, -1) / counted
+    # Every seed draws the same rows.
+    prompt, slot = (
+        np.asarray(of).reshape(-1, outcome.shape[-1])[0]
+        for of in (rollouts.prompt, rollouts.slot)
+    )
+    shape = (parts.config.evaluation.prompts, int(slot.max()) + 1)
+    each = np.full((*outcome.shape[:-1], *shape), np.nan)
+    each[..., prompt, slot] = outcome
+    graded = (~np.isnan(each)).sum(-1)
+    return np.where(graded, np.nansum(each, -1) / np.maximum(graded, 1), np.nan)

@@ -155,7 +155,7 @@ class Files:
         self._metrics = Rows(workdir / METRICS, upto=upto)
         self._rollouts = Rows(workdir / ROLLOUTS, upto=upto)
         self._events = SummaryWriter(
-            str(workdir / EVENTS), purge_step=upto + 1, flush_secs=10
+            str(workdir / EVENTS), purge_step=upto + 1, filename_suffix=f".{upto + 1}"
         )
 
     def write(
@@ -184,6 +184,7 @@ class Files:
                 if name != "step" and numbers.size:
                     mean = float(numbers.mean())
                     self._events.add_scalar(name, mean, row["step"])
+        self._events.flush()
 
     def evaluated(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
         """Keep the held-out pass rates of step 0 and those of the last evaluation."""

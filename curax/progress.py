@@ -64,15 +64,15 @@ class Progress:
 
     def held_out(self, pass_rate: Any) -> None:
         """The policy was evaluated; shown from the next call on."""
-        self._held_out = f"held-out {np.mean(pass_rate):.3f}  "
+        self._held_out = f"held-out {_mean(pass_rate):.3f}  "
 
     def step(self, rows: Sequence[dict[str, Any]]) -> None:
         """Steps were done; `rows` are all since the last call."""
         done, now = rows[-1]["step"], time.monotonic()
         tokens = int(np.sum(rows[-1]["rollout/tokens"]))
         note = (
-            f"{self._held_out}train {_mean(rows, 'outcome/mean'):.3f}  "
-            f"dead groups {_mean(rows, 'group/dead_fraction'):.0%}"
+            f"{self._held_out}train {_mean([r['outcome/mean'] for r in rows]):.3f}  "
+            f"dead groups {_mean([r['group/dead_fraction'] for r in rows]):.0%}"
         )
         if self._last:
             before, drawn = self._last
@@ -96,8 +96,8 @@ class Progress:
             self.say(f"{name} {done}/{total}  {note}")
 
 
-def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
-    """Over steps and seeds, NaN if no value is finite."""
-    values = np.concatenate([np.ravel(row[name]) for row in rows])
+def _mean(values: Any) -> float:
+    """Of all that is finite, NaN if nothing is."""
+    values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     return float(values.mean()) if values.size else float("nan")

@@ -86,11 +86,10 @@ def summary(workdir: Path) -> str:
     """What came of the run, without its time."""
     told = record.read(workdir)
     rates = list(record.means(told.rows, "eval/pass_rate").values())
-    tokens = float(np.sum(told.rows[-1]["rollout/tokens"]))
-    return (
-        f"Held-out pass rate {rates[0]:.3f} -> {rates[-1]:.3f}: "
-        f"{told.rows[-1]['step']} steps, {record.count(tokens)} tokens generated"
-    )
+    change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
+    tokens = record.count(float(np.sum(told.rows[-1]["rollout/tokens"])))
+    steps = told.rows[-1]["step"]
+    return f"Held-out pass rate {change}: {steps} steps, {tokens} tokens generated"
 
 
 class Run:
@@ -199,8 +198,8 @@ class Run:
         self._files.evaluated(step, sampled, self._config.evaluation.samples)
         self._progress.held_out(sampled)
         return {
-            "eval/pass_rate": sampled.mean(-1),
-            "eval/greedy_pass_rate": greedy.mean(-1),
+            "eval/pass_rate": _mean(sampled),
+            "eval/greedy_pass_rate": _mean(greedy),
             "time/evaluate_s": took,
         }
 
@@ -213,3 +212,10 @@ class Run:
                         f"stops behind the checkpoint of {self._checkpoints.latest()}; "
                         "start anew with a lower optimizer.learning_rate."
                     )
+
+
+def _mean(pass_rates: np.ndarray) -> np.ndarray:
+    """Over the prompts that have one, `[..., E]`; NaN where none has."""
+    known = np.isfinite(pass_rates)
+    count = np.where(known.any(-1), known.sum(-1), np.nan)
+    return np.where(known, pass_rates, 0.0).sum(-1) / count

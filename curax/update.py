@@ -160,11 +160,17 @@ def gradient(
         (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
             params, prefix, *rows_and_weight
         )
-        return jax.tree.map(jnp.add, total, (loss, grads)), own
+        return jax.tree.map(
+            lambda a, b: a + b.astype(a.dtype), total, (loss, grads)
+        ), own
 
-    start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, (params, prefix)))
+    # Sums are float32 whatever the model computes in, so their order hardly matters.
+    start = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, jnp.float32), (jnp.float32(0), (params, prefix))
+    )
     parts = split(jax.tree.map(shard_rows, (batch, weight)), settings.micro_batches)
     (loss, (grads, prefix_grads)), own = jax.lax.scan(add, start, parts)
+    prefix_grads = jax.tree.map(lambda g, x: g.astype(x.dtype), prefix_grads, prefix)
     grads = jax.tree.map(jnp.add, grads, pull(prefix_grads)[0])
     return loss, grads, join(own)
 

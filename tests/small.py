@@ -1,12 +1,18 @@
-"""The quickstart, shrunk: a config file for tests of whole runs."""
+"""The quickstart, shrunk, with a task that can be slow or fail: for whole runs."""
 
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from curax.config import Config, load, override
+from curax.kinds import Count
+from curax.tasks import chain
+from curax.types import Task
 
-QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.py"
+FILE = Path(__file__)
+QUICKSTART = FILE.parents[1] / "configs" / "quickstart.py"
 SIZES = """
-    task.depth=1 task.num_prompts=64 task.num_held_out=32
     model.width=16 model.layers=1 model.heads=2 model.kv_heads=1 model.head_dim=8
     model.mlp_width=16
     warm_start.steps=5 warm_start.rows=32
@@ -21,5 +27,37 @@ SIZES = """
 """
 
 
+def task(
+    *,
+    num_held_out: Count = 32,
+    on_device: bool = True,
+    slow: float = 0.0,
+    broken: int = 0,
+) -> Task:
+    """Chains of one operation.
+
+    Args:
+        num_held_out: size of the held-out set.
+        on_device: verify by a JAX function.
+        slow: seconds that it takes to decode one text.
+        broken: the verifier on the host raises for one completion in so many.
+    """
+    built = chain.task(
+        depth=1, num_prompts=64, num_held_out=num_held_out, on_device=on_device
+    )
+
+    def decode(tokens):
+        time.sleep(slow)
+        return built.decode(tokens)
+
+    def verify(target, tokens):
+        if int(target[0]) % broken == 0:
+            raise ValueError("cannot tell")
+        return built.verify(target, tokens)
+
+    return replace(built, decode=decode, verify=verify if broken else built.verify)
+
+
 def get_config() -> Config:
-    return override(load(QUICKSTART), SIZES.split())
+    config = override(load(QUICKSTART), SIZES.split())
+    return replace(config, task=partial(task))

@@ -252,8 +252,8 @@ from {HERE} import make
 class Local:
     depth: int = 1
 
-def task(*, local=Local()):
-    return local
+def task(*, local=Local(), file=__file__):
+    return local, file
 
 def get_config():
     return make(task=task)
@@ -266,6 +266,7 @@ def test_a_config_file_is_a_python_file_with_get_config(written):
     assert cf.describe(config)["task"] == {
         "function": "config_countdown.task",
         "local": {"depth": 3},
+        "file": str(path),
     }
     assert cf.load(str(path)).steps == 200
     assert [file.name for file in path.parent.iterdir()] == ["countdown.py"]

@@ -57,15 +57,14 @@ def assign(config):
     return jit(partial(pipeline.assign, config))
 
 
-def assigned(config, outcome, exists=None):
-    """What `pipeline.assign` makes of outcomes `[..., B, G]`, all finished in time."""
+def assigned(config, outcome, exists=True, finished=True):
+    """What `pipeline.assign` keeps of outcomes `[..., B, G]`, and with which credit."""
     outcome = np.asarray(outcome, np.float32)
-    everything = np.ones(outcome.shape, bool)
-    exists = everything if exists is None else exists
+    exists, finished = (np.zeros(outcome.shape, bool) | m for m in (exists, finished))
     reward = outcome
     if config.shape_reward:
         reward = config.shape_reward(outcome, np.full(outcome.shape, TOKENS, np.int32))
-    given = assign(config)(KEY, outcome, reward, exists, everything)
+    given = assign(config)(KEY, outcome, reward, exists, finished)
     return np.asarray(given.keep), np.asarray(given.credit, np.float64)
 
 
@@ -392,21 +391,25 @@ def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
 
 
 @pytest.mark.parametrize("m", range(2, 8))
-def test_the_correction_gives_back_the_pool_whatever_was_kept(m):
-    """The mean over all subsets within classes, for all pools of at most seven."""
+@pytest.mark.parametrize("where", ["drawn", "finished"])
+def test_the_correction_gives_back_the_pool_whatever_was_kept(where, m):
+    """The mean over all subsets within classes, for all pools of at most seven.
+
+    The pool is all that was drawn, or what a gate left of seven.
+    """
     sizes = np.array([(n, k) for n in range(2, 8) for k in range(1, n)])
     n, k = sizes[:, :1], sizes[:, 1:]
-    exists, right = np.arange(7) < n, np.arange(7) < k
-    whole = composed(7, advantage=advantage.standardised)
+    pool, right = np.arange(7) < n, np.arange(7) < k
+    masks = {"exists" if where == "drawn" else "finished": pool[:, None]}
+    whole = composed(7, advantage=advantage.standardised, gate=gate.overlong)
     best = partial(downsample.max_variance, m=m)
     kept = replace(whole, downsample=best, correct=correct.horvitz_thompson)
-    pool = exists[:, None]
-    of_pool = assigned(whole, right[:, None], pool)[1][:, 0]
-    keep, of_kept = (grid[:, 0] for grid in assigned(kept, right[:, None], pool))
+    of_pool = assigned(whole, right[:, None], **masks)[1][:, 0]
+    keep, of_kept = (grid[:, 0] for grid in assigned(kept, right[:, None], **masks))
     size = keep.sum(-1, keepdims=True)
     np.testing.assert_array_equal(size, np.minimum(m, n))
     fair = []
-    for members in (right & exists, ~right & exists):
+    for members in (right & pool, ~right & pool):
         among = keep & members
         assert among.any(-1).all()
         share = among.sum(-1, keepdims=True) / members.sum(-1, keepdims=True)
@@ -600,22 +603,23 @@ def test_a_loss_over_a_constant_sums_credit_times_scores():
 
 
 @pytest.mark.parametrize(
-    ("rule", "changes_others", "changes_own"),
+    ("rule", "longer", "gone"),
     [
         (partial(aggregate.constant_length, length=TOKENS), False, False),
         (aggregate.sequence_mean, False, True),
         (aggregate.token_mean, True, True),
     ],
 )
-def test_lengthening_one_completion_reaches_the_others_under_token_mean_alone(
-    rule, changes_others, changes_own
+def test_a_longer_or_a_dropped_completion_reaches_others_through_denominators(
+    rule, longer, gone
 ):
     config = composed(4, aggregate=rule)
-    logp, short = batch()
-    _, long = batch(lengths=(8, 8, 1, 5))
-    before, after = pull(config, short, logp), pull(config, long, logp)
-    assert changes_others == (not np.array_equal(before[1:], after[1:]))
-    assert changes_own == (not np.array_equal(before[0, :3], after[0, :3]))
+    logp, rows = batch()
+    before = pull(config, rows, logp)[1:]
+    for length, reaches in [(8, longer), (0, gone)]:
+        _, rows = batch(lengths=(length, 8, 1, 5))
+        after = pull(config, rows, logp)[1:]
+        assert reaches == (not np.array_equal(before, after))
 
 
 # ----- recipes

@@ -206,10 +206,10 @@ class Block(nn.Module):
 class RMSNorm(nn.RMSNorm):
     """Flax's, which raises bfloat16 to float32: strict promotion would refuse."""
 
-    def __call__(self, x):
+    def __call__(self, x, *, mask=None):
         """`[..., D]` in and out."""
         with jax.numpy_dtype_promotion("standard"):
-            return super().__call__(x)
+            return super().__call__(x, mask=mask)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:

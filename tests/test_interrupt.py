@@ -1,0 +1,55 @@
+"""Signals, sent to processes of their own and to this one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from curax.interrupt import Interrupt
+
+# A main thread that computes and hears of no signal, as while a device computes.
+DEAF = """
+import hashlib
+from curax.interrupt import Interrupt
+
+with Interrupt(lambda again: print(again, flush=True)):
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_leaves_at_once_whatever_the_main_thread_does(number):
+    root = str(Path(__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", DEAF],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == "False\n"
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.stdout.readline() == "True\n"
+        assert process.wait(10) == 128 + number
+
+
+def test_the_first_signal_is_remembered_and_afterwards_all_is_as_before():
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    heard = []
+    with Interrupt(heard.append) as interrupt:
+        assert interrupt.number is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(100):
+            if interrupt.number is None:
+                time.sleep(0.01)
+    assert interrupt.number == signal.SIGTERM
+    assert heard == [False]
+    assert {n: signal.getsignal(n) for n in before} == before

@@ -1,0 +1,580 @@
+"""The command line and the run folder, from end to end."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import small
+from jax.experimental.compilation_cache import compilation_cache
+from test_folder import events, lines
+
+from curax import checkpoint, folder, loops, run, train
+from curax.config import describe, load, override
+
+ROOT = Path(__file__).parents[1]
+# Every process takes compiled programs from one folder; unoptimised code compiles in
+# half the time.
+COMPILING = {
+    "jax_disable_most_optimizations": True,
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+FIXED = {
+    *("outcome/mean", "group/dead_fraction", "rollout/drawn", "rollout/tokens"),
+    *("update/count", "train/tokens", "time/rollout_s", "time/update_s"),
+    *("policy/entropy_nats", "kl/behaviour_nats", "loss/mean", "gradient/norm"),
+}
+EVALUATED = {"eval/pass_rate", "eval/greedy_pass_rate", "time/evaluate_s"}
+WRITTEN = {
+    *("config.json", "metrics.jsonl", "rollouts.jsonl", "warm_start.jsonl"),
+    *("evaluation.json", "tensorboard", "checkpoints"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+    """The folder of compiled programs, shared by workers and subprocesses."""
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    settings = COMPILING | {"jax_compilation_cache_dir": str(path)}
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield settings
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+BUILT: dict[str, loops.Loop] = {}
+
+
+def remembered(config, build=run.build):
+    """Loops have no state: one that was traced and compiled serves again."""
+    key = json.dumps(describe(config))
+    if key not in BUILT:
+        BUILT[key] = build(config)
+    return BUILT[key]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Pictures take a second; other tests look at them."""
+    monkeypatch.setattr(run, "build", remembered)
+    monkeypatch.setattr(run.report, "write", lambda workdir: workdir / "report.html")
+
+
+def call(workdir, *assignments, resume=False) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a run of the small config in this process."""
+    argv = ["--config", str(small.FILE), "--workdir", str(workdir)]
+    argv += ["--set", *assignments] if assignments else []
+    return main(*argv, *(["--resume"] if resume else []))
+
+
+def main(*argv: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = train.main(argv)
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, compiled):
+    """A run of six steps that nothing interrupted, and what it printed."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    status, out, err = call(workdir)
+    assert (status, err) == (0, "")
+    return workdir, out
+
+
+def rows(workdir, name=folder.METRICS):
+    """Without times, which are never the same."""
+    return [
+        {name: value for name, value in row.items() if not name.startswith("time/")}
+        for row in lines(workdir / name)
+    ]
+
+
+def state(workdir, step=6, config=None):
+    """The train state in a checkpoint, as numpy."""
+    config = config or load(small.FILE)
+    saved = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=2)
+    like = loops.Jitted(run.pipeline.build(config)).abstract
+    restored, totals = saved.restore(step, like)
+    saved.close()
+    return jax.device_get(restored), totals
+
+
+def assert_same_run(got, want, step=6):
+    for name in (folder.METRICS, folder.ROLLOUTS, folder.WARM):
+        assert rows(got, name) == rows(want, name)
+    for name in (folder.EVALUATION,):
+        assert (got / name).read_text() == (want / name).read_text()
+    mine, theirs = (
+        {
+            key: value
+            for key, value in events(path / folder.EVENTS).items()
+            if "time/" not in key[1]
+        }
+        for path in (got, want)
+    )
+    assert mine == theirs
+    jax.tree.map(np.testing.assert_array_equal, state(got, step), state(want, step))
+
+
+def snapshot(path: Path):
+    """Names, times and bytes of all that is in a folder."""
+    return {
+        file: (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
+        for file in path.rglob("*")
+    }
+
+
+# A run
+
+
+def test_a_run_leaves_a_folder_with_all_that_it_did(whole):
+    workdir, _ = whole
+    names = {file.name for file in workdir.iterdir()}
+    assert {name for name in names if not name.endswith(".png")} == WRITTEN | {
+        "report.html"
+    }
+    assert {"learning.png", "warm_start.png"} < names
+    assert {file.name for file in (workdir / "checkpoints").iterdir()} == {"4", "6"}
+    config = json.loads((workdir / "config.json").read_text())
+    assert config == describe(load(small.FILE))
+    assert [row["step"] for row in lines(workdir / "warm_start.jsonl")] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+    evaluation = json.loads((workdir / "evaluation.json").read_text())
+    assert [evaluation[side]["step"] for side in ("before", "after")] == [0, 6]
+    shown = [row["step"] for row in lines(workdir / "rollouts.jsonl")]
+    assert sorted(set(shown)) == [1, 2, 3, 4, 5, 6]
+    assert len(shown) == 6 * 2 * 4
+
+
+def test_every_step_has_one_row_with_all_metrics(whole):
+    first, *steps = lines(whole[0] / "metrics.jsonl")
+    assert set(first) == {"step", "rollout/tokens", "update/count"} | EVALUATED
+    assert [first[name] for name in ("step", "rollout/tokens", "update/count")] == [
+        0
+    ] * 3
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
+    for row in steps:
+        evaluated = EVALUATED if row["step"] % 3 == 0 else set()
+        assert set(row) >= FIXED | evaluated
+        assert (set(row) & EVALUATED) == evaluated
+        assert row["rollout/drawn"] == 16
+        assert row["update/count"] == 2 * row["step"]
+        assert 0 < row["train/tokens"] <= 32
+    tokens = np.diff([0, *(row["rollout/tokens"] for row in steps)])
+    lengths = [row["rollout/length_tokens"] for row in steps]
+    np.testing.assert_allclose(tokens, np.multiply(16, lengths), rtol=1e-6)
+    assert any(row["outcome/mean"] > 0 for row in steps)
+
+
+def test_the_terminal_shows_progress_and_at_the_end_what_came_of_it(whole):
+    workdir, out = whole
+    said = out.splitlines()
+    assert said[0] == "warm start 0/5  compiling"
+    assert re.fullmatch(r"warm start 4/5  loss \d.\d{3} nats  left 0:00", said[2])
+    assert re.fullmatch(r"RL 0/6  held-out 0\.\d{3}  compiling", said[4])
+    assert re.fullmatch(
+        r"RL 4/6  held-out 0\.\d{3}  train 0\.\d{3}  dead groups \d+%  [\d,]+ tokens/s"
+        r"  left 0:\d\d",
+        said[7],
+    )
+    metrics = lines(workdir / "metrics.jsonl")
+    before, after = (metrics[i]["eval/pass_rate"] for i in (0, -1))
+    tokens = metrics[-1]["rollout/tokens"]
+    end = f"Held-out pass rate {before:.3f} -> {after:.3f}: 6 steps, {tokens} tokens"
+    assert re.fullmatch(rf"{end} generated in [\w ]+\.", said[-2])
+    assert said[-1] == f"Report: {workdir / 'report.html'}"
+
+
+def test_many_seeds_run_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
+    workdir = tmp_path / "run"
+    words = ("seeds=2", "seed=5", "warm_start=none", "steps=3")
+    assert call(workdir, *words)[::2] == (0, "")
+    first, *steps = rows(workdir)
+    assert first["rollout/tokens"] == first["update/count"] == [0, 0]
+    written = events(workdir / folder.EVENTS)
+    for row in steps:
+        for name in set(row) - {"step"}:
+            assert len(row[name]) == 2
+        one, other = row["policy/entropy_nats"]
+        assert one != other
+        mean = written[row["step"], "policy/entropy_nats"]
+        assert mean == np.float32((one + other) / 2)
+    seeds = [row["seed"] for row in lines(workdir / "rollouts.jsonl")]
+    assert seeds == ([5] * 8 + [6] * 8) * 3
+    after = json.loads((workdir / "evaluation.json").read_text())["after"]
+    assert np.shape(after["pass_rates"]) == (2, 8)
+
+
+def test_a_staged_run_leaves_the_same_files_and_the_time_of_its_verifier(
+    tmp_path, whole
+):
+    assert call(tmp_path / "run", "staged=true", "steps=3")[::2] == (0, "")
+    assert {file.name for file in (tmp_path / "run").iterdir()} == WRITTEN
+    staged, jitted = (
+        lines(path / "metrics.jsonl") for path in (tmp_path / "run", whole[0])
+    )
+    for row, other in zip(staged[1:], jitted[1:], strict=False):
+        assert set(row) - {"time/verify_s"} >= set(other) - EVALUATED
+        assert "time/verify_s" in row
+        assert row["rollout/tokens"] == other["rollout/tokens"]
+        np.testing.assert_allclose(row["loss/mean"], other["loss/mean"], atol=1e-5)
+
+
+# What is missing, dead or not finite
+
+
+def test_what_a_verifier_cannot_tell_is_null_and_counted(tmp_path):
+    status, _, _ = call(
+        tmp_path / "run", "task.on_device=false", "task.broken=2", "steps=2"
+    )
+    assert status == 0
+    text = (tmp_path / "run/rollouts.jsonl").read_text()
+    assert "NaN" not in text + (tmp_path / "run/metrics.jsonl").read_text()
+    completions = lines(tmp_path / "run/rollouts.jsonl")
+    told = [row["outcome"] is not None for row in completions]
+    assert 0 < sum(told) < len(told)
+    assert all(row["advantage"] == 0 for row in completions if row["outcome"] is None)
+    for row in lines(tmp_path / "run/metrics.jsonl")[1:]:
+        assert 0 < row["outcome/missing"] < row["rollout/drawn"] == 16
+
+
+def test_a_step_that_teaches_nothing_changes_nothing_and_is_counted(tmp_path):
+    config = {"task.on_device": False, "task.broken": 1, "steps": 2}
+    words = ("task.on_device=false", "task.broken=1", "steps=2")
+    assert call(tmp_path / "run", *words)[0] == 0
+    for row in lines(tmp_path / "run/metrics.jsonl")[1:]:
+        assert row["outcome/mean"] is None
+        assert row["outcome/missing"] == row["rollout/drawn"] == 16
+        assert (row["update/count"], row["update/skipped"], row["train/tokens"]) == (
+            0,
+            2,
+            0,
+        )
+        assert row["loss/mean"] == row["gradient/norm"] == 0
+    changed = override(small.get_config(), config)
+    (start, _), (end, _) = (state(tmp_path / "run", step, changed) for step in (0, 2))
+    jax.tree.map(np.testing.assert_array_equal, start.params, end.params)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_in_a_sentence(tmp_path):
+    rate = "optimizer.learning_rate=1e+30"
+    status, out, err = call(tmp_path / "run", rate)
+    assert status == 1
+    assert re.fullmatch(
+        r"curax\.train: (loss/mean|gradient/norm) is (nan|inf) at step [12], so the "
+        r"run stops behind the checkpoint of 0; start anew with a lower "
+        r"optimizer\.learning_rate\.\n",
+        err,
+    )
+    assert "Report" not in out
+    assert state(tmp_path / "run", 0)[0].step == 0
+    again = call(tmp_path / "run", rate, resume=True)
+    assert again[::2] == (status, err)
+    assert [row["step"] for row in lines(tmp_path / "run/metrics.jsonl")] == [0, 1, 2]
+
+
+# Stopped and resumed
+
+
+@pytest.fixture
+def signals(monkeypatch):
+    """Send a signal when the loop does something for the n-th time."""
+
+    def when(method: str, n: int, number: signal.Signals):
+        original, calls = getattr(loops.Jitted, method), []
+
+        def sending(self, *args):
+            calls.append(args)
+            if len(calls) == n:
+                os.kill(os.getpid(), number)
+                time.sleep(0.2)
+            return original(self, *args)
+
+        monkeypatch.setattr(loops.Jitted, method, sending)
+
+    return when
+
+
+@pytest.mark.parametrize(
+    ("method", "n", "number", "steps"),
+    [
+        ("warm", 2, signal.SIGINT, None),
+        ("evaluate", 1, signal.SIGTERM, 0),
+        ("advance", 2, signal.SIGINT, 3),
+        ("advance", 3, signal.SIGTERM, 4),
+    ],
+)
+def test_a_signal_ends_the_chunk_and_the_resumed_run_is_the_same(
+    tmp_path, whole, signals, method, n, number, steps
+):
+    workdir = tmp_path / "run"
+    signals(method, n, number)
+    status, out, err = call(workdir)
+    assert (status, err) == (128 + number, "")
+    assert "Stopping after this chunk of steps; once more to stop at once.\n" in out
+    command = f"-m curax.train --config {small.FILE} --workdir {workdir} --resume"
+    assert out.splitlines()[-1] == f"Stopped; to go on: {sys.orig_argv[0]} {command}"
+    assert checkpoint.latest(workdir / "checkpoints") == steps
+    assert call(workdir, resume=True)[::2] == (0, "")
+    assert_same_run(workdir, whole[0])
+
+
+def test_a_run_killed_between_its_rows_and_its_checkpoint_loses_and_doubles_nothing(
+    tmp_path, whole
+):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole[0], workdir)
+    shutil.rmtree(workdir / "checkpoints" / "6")
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "loss/me')
+    assert call(workdir, resume=True)[::2] == (0, "")
+    assert_same_run(workdir, whole[0])
+
+
+def test_a_finished_run_goes_on_with_more_steps(tmp_path, whole):
+    short, long = tmp_path / "short", tmp_path / "long"
+    shutil.copytree(whole[0], short)
+    assert call(short, "steps=8", resume=True)[::2] == (0, "")
+    assert call(long, "steps=8")[::2] == (0, "")
+    assert json.loads((short / "config.json").read_text())["steps"] == 8
+    assert_same_run(short, long, step=8)
+
+
+def test_a_finished_run_says_so_and_its_report_is_written_again(
+    tmp_path, whole, monkeypatch
+):
+    monkeypatch.undo()
+    workdir = tmp_path / "run"
+    shutil.copytree(whole[0], workdir)
+    (workdir / "report.html").unlink()
+    before = snapshot(workdir)
+    status, out, err = call(workdir, resume=True)
+    assert (status, err) == (0, "")
+    assert out.startswith(
+        "Complete at step 6; to go on, --set a higher steps.\nHeld-out "
+    )
+    assert (workdir / "report.html").exists()
+    for path in before:
+        if path.suffix != ".png" and path != workdir:
+            assert snapshot(workdir)[path] == before[path]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, whole):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole[0], workdir)
+    broken = workdir / "checkpoints" / "6" / "state" / "_METADATA"
+    broken.write_text("{")
+    status, _, err = call(workdir, "steps=8", resume=True)
+    assert status == 1
+    assert re.fullmatch(
+        rf"curax\.train: the checkpoint {workdir}/checkpoints/6 cannot be read "
+        r"\(\w+\); delete it to go on from the one before\.\n",
+        err,
+    )
+    shutil.rmtree(workdir / "checkpoints" / "6")
+    assert call(workdir, "steps=8", resume=True)[0] == 0
+
+
+def start(command: list[str], compiled) -> subprocess.Popen:
+    env = {name.upper(): str(value) for name, value in compiled.items()}
+    return subprocess.Popen(
+        command,
+        env=os.environ | env | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_row(path: Path, step: int, process: subprocess.Popen):
+    """Until a step is in the metrics; its chunk may still be going on."""
+    for _ in range(3_000):
+        if path.exists() and f'"step": {step},' in path.read_text():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise TimeoutError
+
+
+def test_a_run_killed_and_interrupted_time_and_again_is_the_run_that_was_not(
+    tmp_path, compiled
+):
+    workdir = tmp_path / "run"
+    words = ["--config", str(small.FILE), "--workdir", str(workdir)]
+    command = [sys.executable, "-m", "curax.train", *words]
+    command += ["--set", "steps=30", "task.slow=0.005"]
+    metrics = workdir / "metrics.jsonl"
+
+    process = start(command, compiled)
+    wait_for_row(metrics, 5, process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+    command.append("--resume")
+    for number, step in ((signal.SIGTERM, 11), (signal.SIGINT, 17)):
+        process = start(command, compiled)
+        wait_for_row(metrics, step, process)
+        process.send_signal(number)
+        out, err = process.communicate()
+        assert (process.returncode, err) == (128 + number, "")
+        command = shlex.split(out.splitlines()[-1].removeprefix("Stopped; to go on:"))
+        last = lines(metrics)[-1]["step"]
+        assert step <= last == checkpoint.latest(workdir / "checkpoints") < 30
+
+    assert call(workdir, "steps=30", "task.slow=0.005", resume=True)[0] == 0
+    assert call(tmp_path / "other", "steps=30")[0] == 0
+    assert [row["step"] for row in lines(metrics)] == list(range(31))
+    assert_same_run(workdir, tmp_path / "other", step=30)
+
+
+# Bad input
+
+# What is typed, and the sentence that is printed; the names in braces are paths.
+USAGE = "; python -m curax.train --help lists what there is."
+SMALL = "--config {small} --workdir {new}"
+THERE = "--config {small} --workdir {run}"
+BAD = {
+    "--foo": f"unrecognized arguments: --foo{USAGE}",
+    "--work a": f"unrecognized arguments: --work a{USAGE}",
+    "--config": f"argument --config: expected one argument{USAGE}",
+    "--set": f"argument --set: expected at least one argument{USAGE}",
+    "--config {new}/quick.py": "{new}/quick.py: there is no such file; no Python file "
+    "is beside it either.",
+    "--config {syntax} --workdir {new}": "{syntax}:2: SyntaxError: '(' was never "
+    "closed; mend that line.",
+    "--config {traced} --workdir {new}": "{traced}:6: TypeError: dot_general requires "
+    "contracting dimensions to have the same shape, got (2,) and (8,); change the "
+    "option that this line reads, or mend the line.",
+    f"{SMALL} --set loss.hihg=0.3": "loss.hihg=0.3: loss.clipped_ratio has no option "
+    "'hihg'; did you mean 'high'? It has dual, high, low.",
+    f"{SMALL} --set steps": "'steps' sets nothing; write --set NAME=VALUE, for example "
+    "--set steps=200.",
+    f"{SMALL} --set steps=many": "steps=many: expected an integer (it is 6 now); write "
+    "for example --set steps=6.",
+    f"{SMALL} --set update.minibatches=3": "update.minibatches=3 times "
+    "update.micro_batches=1 must divide the 16 rows trained per step; set them to 2 "
+    "and 1.",
+    "--config {pods} --workdir {new} --set downsample.m=99": "sampling.group_size=32 "
+    "cannot keep downsample.m=99 completions; set downsample.m to at most 32.",
+    f"{SMALL} --set model.layers=0": "model.layers=0 must be at least 1; set "
+    "model.layers to 1.",
+    f"{SMALL} --set model.kv_heads=4": "model.heads=2 is no multiple of kv_heads=4; "
+    "set model.kv_heads to 2.",
+    f"{SMALL} --set model.head_dim=7": "model.head_dim=7 must be even, for rotary "
+    "halves; set it to 8.",
+    f"{SMALL} --set task.num_held_out=0": "task.num_held_out=0 must be at least 1; set "
+    "task.num_held_out to 1.",
+    f"{SMALL} --set evaluation.prompts=33": "evaluation.prompts=33 are more than "
+    "the task holds out; set evaluation.prompts to at most 32.",
+    f"{SMALL} --set task.on_device=false seeds=2": "seeds=2 cannot run side by side on "
+    "a task that is verified on the host; set seeds to 1.",
+    f"{SMALL} --set mesh.data=64": "mesh.data=64 x mesh.fsdp=1 x mesh.tensor=1 takes "
+    "64 devices; set them so that their product is at most the 8 that are here.",
+    "--config {small} --workdir {file}": "--workdir {file}: {file} is a file; name a "
+    "folder.",
+    "--config {small} --workdir {file}/a": "--workdir {file}/a: {file} is a file; name "
+    "a folder.",
+    "--config {small} --workdir /proc/run": "--workdir /proc/run cannot be written: No "
+    "such file or directory; name another folder.",
+    THERE: "--workdir {run} holds config.json of a run already; add --resume to go on "
+    "with that run, or name another folder.",
+    f"{SMALL} --resume": "--workdir {new} holds no config.json, so no run to resume; "
+    "leave --resume out to start one, or name the folder of a run.",
+    f"{THERE} --resume --set steps=5": "--resume: steps=5 differs from 6 in "
+    "{run}/config.json; steps may only grow, so set steps back or name another "
+    "--workdir.",
+    f"{THERE} --resume --set steps=8 loss.high=0.5": "--resume: loss.high=0.5 differs "
+    "from 0.28 in {run}/config.json; a run keeps its config, so set loss.high back or "
+    "name another --workdir.",
+}
+TRACED = """
+from dataclasses import replace
+from small import get_config as small
+
+def loss(logp, logp_old, advantage, mask):
+    return logp * logp[0, :1].repeat(3)
+
+def get_config():
+    return replace(small(), loss=loss)
+"""
+
+
+@pytest.mark.parametrize("typed", BAD)
+def test_bad_input_gets_one_sentence_and_nothing_is_written(tmp_path, whole, typed):
+    paths = {
+        "small": small.FILE,
+        "pods": ROOT / "configs" / "pods.py",
+        "run": whole[0],
+        **{name: tmp_path / name for name in ("new", "file", "syntax", "traced")},
+    }
+    for name, text in (("file", ""), ("syntax", "\nx = (1"), ("traced", TRACED)):
+        paths[name].write_text(text)
+    before = snapshot(tmp_path), snapshot(whole[0])
+    got = main(*typed.format(**paths).split())
+    assert got == (2, "", f"curax.train: {BAD[typed].format(**paths)}\n")
+    assert (snapshot(tmp_path), snapshot(whole[0])) == before
+
+
+def test_a_misspelt_field_is_told_the_nearest(tmp_path):
+    status, _, err = call(tmp_path / "run", "stepz=3")
+    start = "stepz=3: the config has no option 'stepz'; did you mean 'steps'? It has "
+    assert status == 2
+    assert err.startswith(f"curax.train: {start}advantage, ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_default_is_the_quickstart_in_a_folder_of_its_name(monkeypatch):
+    seen = []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(run, "train", lambda *args, **named: seen.append(args) or 0)
+    monkeypatch.setattr(folder, "check", lambda *args, **named: None)
+    assert main() == (0, "", "")
+    assert main("--config", str(small.FILE)) == (0, "", "")
+    assert [str(workdir) for _, workdir in seen] == ["runs/quickstart", "runs/small"]
+    assert describe(seen[0][0]) == describe(load(small.QUICKSTART))
+
+
+def test_help_comes_at_once_without_jax():
+    code = (
+        "import sys, time; start = time.perf_counter(); from curax import train; "
+        "train.parser().format_help(); "
+        "print('jax' in sys.modules, time.perf_counter() - start < 1)"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=env,
+    )
+    assert shown.stdout == "False True\n"
+    with pytest.raises(SystemExit) as caught:
+        main("--help")
+    assert caught.value.code == 0
