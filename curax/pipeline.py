@@ -461,7 +461,7 @@ def optimise(
             still_old=number == 0,
         )
         params, opt_state, done = update.apply(
-            parts.tx, params, opt_state, value, grads, jnp.any(part.mask)
+            parts.tx, params, opt_state, value, grads, trains(cfg, part)
         )
         return (params, opt_state), tally_update(cfg, part, own, done, number == 0)
 
@@ -469,6 +469,19 @@ def optimise(
     numbers = jnp.arange(order.shape[0])
     (params, opt_state), tallies = jax.lax.scan(one, carry, (numbers, order))
     return params, opt_state, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), tallies)
+
+
+def trains(config: Config, rows: Batch) -> jax.Array:
+    """`[]` bool: whether anything in the rows has a gradient.
+
+    Without credit only a KL or an entropy term has one. An update without any would
+    still move the parameters, by the optimizer's momentum and weight decay.
+    """
+    bonus = config.entropy_bonus
+    credited = rows.credit != 0
+    if config.kl or not (isinstance(bonus, int | float) and bonus == 0):
+        credited = jnp.ones_like(credited)
+    return jnp.any(rows.mask & credited[:, None])
 
 
 def tally_update(
@@ -479,14 +492,14 @@ def tally_update(
     pull = jax.grad(
         lambda logp: jnp.sum(config.loss(logp, rows.logp_old, rows.credit, rows.mask))
     )(own.logp)
-    trains = rows.mask & (rows.credit != 0)[:, None]
+    credited = rows.mask & (rows.credit != 0)[:, None]
     drift = jnp.max(jnp.abs(own.logp - rows.logp_policy), where=rows.mask, initial=0.0)
     distance = loss.k3(rows.logp_behaviour, own.logp)
     tally = Tally(
         means={
             "loss/mean": metrics.one(done.loss),
             "gradient/norm": metrics.one(done.gradient_norm),
-            "ratio/clipped_fraction": metrics.mean(pull == 0, trains),
+            "ratio/clipped_fraction": metrics.mean(pull == 0, credited),
             "kl/behaviour_nats": metrics.mean(distance, rows.mask),
             "sampler/drift_nats": (jnp.where(first, drift, 0.0), metrics.count(first)),
         },

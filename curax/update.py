@@ -206,7 +206,7 @@ def apply(
         opt_state: its state.
         loss: `[]` float32.
         grads: tree like params.
-        usable: `[]` bool, whether any token has weight.
+        usable: `[]` bool, whether any token has a gradient.
 
     Returns:
         Parameters, optimizer state, what was done.

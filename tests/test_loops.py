@@ -221,10 +221,10 @@ def test_a_second_mini_batch_is_off_policy_and_a_first_is_not():
     assert max(row["kl/behaviour_nats"] for row in reference()[1]) > 1e-6
 
 
-def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan():
-    hopeless = override(
-        dataclasses.replace(TINY, gate=gate.zero_variance), ["sampling.max_tokens=1"]
-    )
+@pytest.mark.parametrize("gate_", [gate.none, gate.zero_variance])
+def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan(gate_):
+    hopeless = dataclasses.replace(TINY, gate=gate_, kl=None)
+    hopeless = override(hopeless, ["sampling.max_tokens=1"])
     state, rows = trained(hopeless, chunks=(2,))
     jax.tree.map(np.testing.assert_array_equal, state.params, warmed(1).params)
     for row in rows:
