@@ -35,12 +35,12 @@ def get_config() -> Config:
         task=partial(chain.task, depth=6),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
-            steps=300,
+            steps=500,
             rows=128,
             optimizer=partial(
                 optax.adamw,
                 learning_rate=partial(
-                    update.warmup_cosine, peak=3e-3, warmup=20, steps=300, end=3e-4
+                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
                 ),
                 weight_decay=0.01,
             ),

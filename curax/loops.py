@@ -143,7 +143,10 @@ class Loop:
         self.parts, cfg = parts, parts.config
         self.mesh = meshes.make(cfg.mesh)
         seeds = jnp.uint32(cfg.seed) + jnp.arange(cfg.seeds, dtype=jnp.uint32)
-        self.seeds = seeds if cfg.seeds > 1 else seeds[0]
+        seeds = seeds if cfg.seeds > 1 else seeds[0]
+        # Committed, as a restored state is: so a resumed run is the same program.
+        place = None if self.mesh else jax.devices()[0]
+        self.seeds = jax.device_put(seeds, place)
         with self.context():
             warm = jax.eval_shape(self._each(partial(initial, parts)), self.seeds)
             state = jax.eval_shape(self._each(partial(begin, parts)), warm)

@@ -51,7 +51,7 @@ def task(
         return built.decode(tokens)
 
     def verify(target, tokens):
-        if int(target[0]) % broken == 0:
+        if int(tokens[0]) % broken == 0:
             raise ValueError("cannot tell")
         return built.verify(target, tokens)
 
