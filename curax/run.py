@@ -36,9 +36,10 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
     Raises:
         ConfigError: before anything is written.
     """
-    start = time.monotonic()
-    if resume and checkpoint.latest(workdir / folder.CHECKPOINTS) == config.steps:
-        print(f"Complete at step {config.steps}; to go on, --set a higher steps.")
+    start, took = time.monotonic(), ""
+    since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
+    if since == config.steps:
+        print(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
         loop = build(config)
         folder.make(workdir, config)
@@ -50,9 +51,10 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         if stopped is not None:
             print(f"Stopped; to go on: {command}", flush=True)
             return 128 + stopped
+        steps = f", the last {config.steps - since} steps" if since else ""
+        took = f"{steps} in {record.duration(time.monotonic() - start)}"
     page = report.write(workdir)
-    print(f"{summary(workdir)} in {record.duration(time.monotonic() - start)}.")
-    print(f"Report: {page}", flush=True)
+    print(f"{summary(workdir)}{took}.\nReport: {page}", flush=True)
     return 0
 
 
@@ -83,7 +85,7 @@ def build(config: Config) -> loops.Loop:
 
 
 def summary(workdir: Path) -> str:
-    """What came of the run, without its time."""
+    """What came of the run."""
     told = record.read(workdir)
     rates = list(record.means(told.rows, "eval/pass_rate").values())
     change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"

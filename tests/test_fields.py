@@ -10,7 +10,9 @@ results stay.
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,11 +58,293 @@ CONFIG = replace(
     kl=KL(estimator=loss.k3, coefficient=0.1),
     entropy_bonus=0.01,
 )
-CONFIG = override(CONFIG, ["task.depth=1", "task.num_prompts=64", "task.num_held_out=32"])
+CONFIG = override(
+    CONFIG, ["task.depth=1", "task.num_prompts=64", "task.num_held_out=32"]
+)
 
 
-def set_to(name: str, value: Any) -> Config:
-    """The config with another value; functions and groups are replaced as a whole."""
-    if callable(value) or value is None:
-        return replace(CONFIG, **{name: value})
-    return override(CONFIG, {name: value})
+def another_task():
+    return replace(chain.task(depth=1), pad=chain.GO)
+
+
+def another_model(*, vocab_size):
+    return transformer.model(vocab_size=vocab_size, width=16, layers=1, tied=True)
+
+
+def half(pass_rate, draws, *, budget):
+    return allocate.uniform(pass_rate, draws, budget=budget // 2)
+
+
+def first_outcome(outcome, exists):
+    return jnp.where(exists, outcome, 0.0)[..., 0]
+
+
+def nowhere(params):
+    return jax.tree.map(lambda _: False, params)
+
+
+sgd = partial(optax.sgd, learning_rate=0.1)
+
+# Each field: another value, and where it must be seen. "only" says: and nowhere else.
+FIELDS: dict[str, tuple[Any, str]] = {
+    "task": (another_task, "draw"),
+    "task.depth": (2, "draw"),
+    "task.num_prompts": (65, "draw"),
+    "task.num_held_out": (7, "refused"),  # fewer than evaluation.prompts
+    "task.errors.0": (0.5, "warm"),
+    "task.errors.1": (0.5, "warm"),
+    "task.errors.2": (0.5, "warm"),
+    "task.on_device": (False, "loop"),
+    "model": (another_model, "draw"),
+    "model.width": (8, "draw"),
+    "model.layers": (2, "draw"),
+    "model.heads": (4, "draw"),
+    "model.kv_heads": (2, "draw"),
+    "model.head_dim": (4, "draw"),
+    "model.mlp_width": (8, "draw"),
+    "model.rope_theta": (100.0, "draw"),
+    "model.norm_eps": (1e-3, "draw"),
+    "model.tied": (True, "draw"),
+    "model.embedding_std": (0.1, "initial"),
+    "model.scan_layers": (True, "draw"),
+    "model.dtype": (jnp.bfloat16, "draw"),
+    "sampling.group_size": (8, "draw"),
+    "sampling.prompts": (8, "draw"),
+    "sampling.max_tokens": (3, "draw"),
+    "sampling.temperature": (0.5, "draw"),
+    "sampling.top_k": (2, "draw"),
+    "sampling.top_p": (0.5, "draw"),
+    "sampling.slots": (3, "draw"),
+    "sampling.rounds": (2, "step"),
+    "allocate": (half, "draw"),
+    "objective": (first_outcome, "credit"),
+    "objective.f": (objective.log, "credit"),
+    "objective.f.alpha": (2.0, "credit"),
+    "objective.prior.0": (1.0, "credit"),
+    "objective.prior.1": (1.0, "credit"),
+    "objective.low": (0.1, "credit"),
+    "objective.high": (0.9, "credit"),
+    "gate": (gate.none, "credit"),
+    "gate.low": (0.2, "credit"),
+    "gate.high": (0.8, "credit"),
+    "downsample": (partial(downsample.random, m=2), "credit"),
+    "downsample.m": (4, "credit"),
+    "correct": (correct.none, "credit"),
+    "pool_statistics": (False, "credit"),
+    "advantage": (advantage.raw, "credit"),
+    "advantage.eps": (0.1, "credit"),
+    "advantage.bessel": (True, "credit"),
+    "modulate": (modulate.none, "step"),
+    "modulate.share": (0.2, "step"),
+    "loss": (loss.gspo, "step"),
+    "loss.low": (0.1, "step"),
+    "loss.high": (0.1, "step"),
+    "loss.dual": (3.0, "step"),
+    "aggregate": (aggregate.token_mean, "step"),
+    "aggregate.length": (4.0, "step"),
+    "shape_reward": (None, "step"),
+    "shape_reward.max_tokens": (4, "step"),
+    "shape_reward.margin": (2, "step"),
+    "kl.estimator": (loss.k1, "step"),
+    "kl.coefficient": (0.2, "step"),
+    "entropy_bonus": (0.1, "step"),
+    "optimizer": (sgd, "step"),
+    "optimizer.learning_rate": (0.1, "step"),
+    "optimizer.b1": (0.5, "step"),
+    "optimizer.b2": (0.5, "step"),
+    "optimizer.eps": (0.1, "step"),
+    "optimizer.eps_root": (0.1, "step"),
+    "optimizer.mu_dtype": (jnp.bfloat16, "step"),
+    "optimizer.nesterov": (True, "step"),
+    "update.epochs": (2, "step"),
+    "update.minibatches": (1, "step"),
+    "update.micro_batches": (2, "step only"),
+    "update.clip_norm": (0.1, "step"),
+    "update.vocab_chunk": (5, "step only"),
+    "warm_start.steps": (7, "host only"),
+    "warm_start.rows": (8, "warm"),
+    "warm_start.optimizer": (sgd, "warm"),
+    "warm_start.optimizer.learning_rate": (0.1, "warm"),
+    "warm_start.optimizer.learning_rate.peak": (0.1, "warm"),
+    "warm_start.optimizer.learning_rate.warmup": (2, "warm"),
+    "warm_start.optimizer.learning_rate.steps": (9, "warm"),
+    "warm_start.optimizer.learning_rate.end": (0.1, "warm"),
+    "warm_start.optimizer.b1": (0.5, "warm"),
+    "warm_start.optimizer.b2": (0.5, "warm"),
+    "warm_start.optimizer.eps": (0.1, "warm"),
+    "warm_start.optimizer.eps_root": (0.1, "warm"),
+    "warm_start.optimizer.mu_dtype": (jnp.bfloat16, "warm"),
+    "warm_start.optimizer.weight_decay": (0.1, "warm"),
+    "warm_start.optimizer.mask": (nowhere, "warm"),
+    "warm_start.optimizer.nesterov": (True, "warm"),
+    "warm_start.clip_norm": (0.1, "warm"),
+    "evaluation.every": (2, "host only"),
+    "evaluation.prompts": (4, "evaluation"),
+    "evaluation.samples": (2, "evaluation"),
+    "memory.discount": (0.5, "step"),
+    "memory.prior.0": (2.0, "step"),
+    "memory.prior.1": (2.0, "step"),
+    "mesh.data": (2, "loop only"),
+    "mesh.fsdp": (2, "loop only"),
+    "mesh.tensor": (2, "loop only"),
+    "logging.every": (3, "host only"),
+    "logging.rollout_prompts": (1, "step only"),
+    "logging.checkpoint_every": (3, "host only"),
+    "logging.keep": (1, "host only"),
+    "steps": (8, "host only"),
+    "seed": (1, "loop only"),
+    "seeds": (2, "loop only"),
+    "staged": (True, "loop only"),
+}
+
+
+def program(function, *args) -> str:
+    """What its results depend on, and nothing else: its jaxpr without dead code."""
+    closed = jax.make_jaxpr(function)(*args)
+    wanted = [True] * len(closed.jaxpr.outvars)
+    alive, _ = partial_eval.dce_jaxpr(closed.jaxpr, wanted)
+    return f"{alive} {[np.asarray(const).tolist() for const in closed.consts]}"
+
+
+class Diary:
+    """A loop and a run folder that only write down what they are told."""
+
+    def __init__(self, config: Config):
+        self.told: list[tuple] = []
+        self.parts = SimpleNamespace(config=config, task=None)
+        self.seeds = np.uint32(0)
+
+    def context(self):
+        return contextlib.nullcontext()
+
+    def initial(self):
+        return None
+
+    def warm(self, state, times):
+        self.told.append(("warm", times))
+        return state, np.zeros(times)
+
+    def begin(self, state):
+        return "state"
+
+    def evaluate(self, state):
+        self.told.append(("evaluate",))
+        return np.zeros(1), np.zeros(1)
+
+    def advance(self, state, times):
+        self.told.append(("advance", times))
+        names = ("outcome/mean", "group/dead_fraction", "loss/mean", "gradient/norm")
+        return state, [dict.fromkeys(names, 0.0) for _ in range(times)], []
+
+    def checkpoints(self, folder, *, keep):
+        self.told.append(("keep", keep))
+        return SimpleNamespace(
+            latest=lambda: None,
+            save=lambda step, *_: self.told.append(("save", step)),
+            close=lambda: None,
+        )
+
+
+class Seen:
+    """What can be seen of a config, computed when it is looked at."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.loop = run.build(config)
+        self.parts = self.loop.parts
+        self.seed = jax.ShapeDtypeStruct((), jnp.uint32)
+
+    @cached_property
+    def start(self):
+        return jax.eval_shape(partial(loops.initial, self.parts), self.seed)
+
+    @cached_property
+    def state(self):
+        return jax.eval_shape(partial(loops.begin, self.parts), self.start)
+
+    @cached_property
+    def programs(self) -> dict[str, Callable[[], str]]:
+        return {
+            "initial": lambda: program(partial(loops.initial, self.parts), self.seed),
+            "warm": lambda: program(partial(loops.warm_step, self.parts), self.start),
+            "draw": self.draw,
+            "credit": self.credit,
+            "step": lambda: program(partial(loops.step, self.parts), self.state),
+            "evaluation": self.evaluation,
+        }
+
+    def draw(self):
+        draw = partial(pipeline.draw, self.parts)
+        return program(draw, self.state, self.state.memory, jnp.int32(0))
+
+    def credit(self):
+        sizes = self.config.sampling
+        grid = (sizes.prompts, sizes.group_size)
+        number = jax.ShapeDtypeStruct(grid, jnp.float32)
+        flag = jax.ShapeDtypeStruct(grid, bool)
+        key = jax.eval_shape(jax.random.key, 0)
+        assign = partial(pipeline.assign, self.config)
+        return program(assign, key, number, number, flag, flag)
+
+    def evaluation(self):
+        def draw(state):
+            samples = self.config.evaluation.samples
+            return evaluate.draw(self.parts, state.params, state.seed, samples=samples)
+
+        return program(draw, self.state)
+
+    def look(self, where: str) -> Any:
+        if where == "loop":
+            loop = self.loop
+            shape = loop.mesh and dict(loop.mesh.shape)
+            return type(loop), loop.seeds.tolist(), shape
+        if where == "host":
+            return self.host()
+        return self.programs[where]()
+
+    def host(self):
+        diary = Diary(self.config)
+        with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+            patch.setattr(run.checkpoint, "Checkpoints", diary.checkpoints)
+            run.Run(diary, Path(folder)).go()  # pyright: ignore[reportArgumentType]
+        return diary.told
+
+
+EVERYWHERE = ("loop", "host", "initial", "warm", "draw", "credit", "step", "evaluation")
+
+
+@cache
+def original(where: str | None = None) -> Any:
+    return original().look(where) if where else Seen(CONFIG)
+
+
+@pytest.fixture(autouse=True)
+def untraced(monkeypatch):
+    """Each program is traced here, when it is looked at."""
+    monkeypatch.setattr(loops.Loop, "rehearse", lambda self: None)
+
+
+def test_every_field_is_in_the_table():
+    assert set(FIELDS) == set(fields_of(CONFIG))
+
+
+def test_the_same_config_is_the_same_everywhere():
+    again = Seen(override(CONFIG, []))
+    for where in EVERYWHERE:
+        assert again.look(where) == original(where)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_changes_what_it_is_for(name):
+    value, where = FIELDS[name]
+    changed = override(CONFIG, {name: value})
+    if where == "refused":
+        with pytest.raises(ConfigError, match=f"to at most {value}"):
+            Seen(changed)
+        return
+    where, _, only = where.partition(" ")
+    seen = Seen(changed)
+    assert seen.look(where) != original(where)
+    if only:
+        for other in set(EVERYWHERE) - {where}:
+            assert seen.look(other) == original(other), other

@@ -2,12 +2,13 @@ import json
 import math
 import os
 import struct
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from small import get_config
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
 from curax import folder
 from curax.config import ConfigError, describe, override
@@ -151,23 +152,23 @@ def test_the_first_and_the_last_evaluation_are_kept(tmp_path):
 # Completions
 
 
-def shown():
+def shown(array: Any = np.array):
     """Two prompts, groups of two: a right, a wrong, a missing and a failed one."""
     prompts = Prompts(
-        tokens=np.array([[9, 7, 16, 3, 21], [1, 4, 17, 2, 21]]),
-        mask=np.array([[False, True, True, True, True]] * 2),
-        id=np.array([5, 6]),
+        tokens=array([[9, 7, 16, 3, 21], [1, 4, 17, 2, 21]]),
+        mask=array([[False, True, True, True, True]] * 2),
+        id=array([5, 6]),
         target=None,
     )
     return Shown(
         prompts=prompts,
-        tokens=np.array([[[10, 19], [3, 20]], [[2, 19], [0, 0]]]),
-        mask=np.array([[[True, True], [True, False]], [[True, True], [False, False]]]),
-        outcome=np.array([[1.0, 0.0], [np.nan, np.nan]], np.float32),
-        reward=np.array([[0.5, 0.0], [0.0, 0.0]], np.float32),
-        credit=np.array([[0.25, -0.25], [0.0, 0.0]], np.float32),
-        keep=np.array([[True, True], [False, False]]),
-        exists=np.array([[True, True], [True, False]]),
+        tokens=array([[[10, 19], [3, 20]], [[2, 19], [0, 0]]]),
+        mask=array([[[True, True], [True, False]], [[True, True], [False, False]]]),
+        outcome=array([[1.0, 0.0], [np.nan, np.nan]], np.float32),
+        reward=array([[0.5, 0.0], [0.0, 0.0]], np.float32),
+        credit=array([[0.25, -0.25], [0.0, 0.0]], np.float32),
+        keep=array([[True, True], [False, False]]),
+        exists=array([[True, True], [True, False]]),
     )
 
 

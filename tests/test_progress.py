@@ -1,5 +1,6 @@
 import io
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ def clock(monkeypatch):
 
 
 def shown(**options):
-    console = Console(file=io.StringIO(), width=100, **options)
-    return progress.Progress(console), console.file
+    file = io.StringIO()
+    return progress.Progress(Console(file=file, width=100, **options)), file
 
 
-def row(step, tokens, outcome=0.25, dead=0.5):
+def row(step, tokens, outcome: Any = 0.25, dead: Any = 0.5):
     return {
         "step": step,
         "rollout/tokens": tokens,
