@@ -8,7 +8,7 @@ import numpy as np
 
 from curax import allocate, hint, reward, rollout
 from curax.keys import stage_key
-from curax.pipeline import Parts
+from curax.parts import Parts
 from curax.types import Prompts, Rollouts
 
 

@@ -144,12 +144,19 @@ def _step(line: bytes) -> float:
 class Files:
     """All that a run writes between checkpoints."""
 
-    def __init__(self, workdir: Path, *, step: int | None):
+    def __init__(self, workdir: Path, task: Task, seeds: Any, *, step: int | None):
         """Open; what lies behind the checkpoint of `step` (None: there is none) goes.
 
         TensorBoard cannot take events back, but hides those behind a step.
+
+        Args:
+            workdir: the run folder.
+            task: decodes tokens.
+            seeds: `[]` or `[R]`, the seeds of the run.
+            step: of the checkpoint.
         """
         upto = -1 if step is None else step
+        self._task, self._seeds = task, seeds
         self._evaluation = workdir / EVALUATION
         self.warm = Rows(workdir / WARM, upto=-1 if step is None else math.inf)
         self._metrics = Rows(workdir / METRICS, upto=upto)
@@ -158,24 +165,16 @@ class Files:
             str(workdir / EVENTS), purge_step=upto + 1, filename_suffix=f".{upto + 1}"
         )
 
-    def write(
-        self,
-        rows: Sequence[dict[str, Any]],
-        shown: Sequence[Any] = (),
-        task: Task | None = None,
-        seeds: Any = 0,
-    ) -> None:
+    def write(self, rows: Sequence[dict[str, Any]], shown: Sequence[Any] = ()) -> None:
         """Append the metrics of some steps and the completions to be shown of them.
 
         Args:
             rows: metrics, one row per step; of many seeds TensorBoard gets the mean.
-            shown: `curax.pipeline.Shown` of each step; see `completions`.
-            task: decodes tokens.
-            seeds: `[]` or `[R]`, the seeds of the run.
+            shown: `curax.pipeline.Shown` of each step; none where nothing was drawn.
         """
         for row, some in zip(rows, shown, strict=False):
-            assert task is not None
-            self._rollouts.write(completions(row["step"], some, task, seeds))
+            told = completions(row["step"], some, self._task, self._seeds)
+            self._rollouts.write(told)
         self._metrics.write(rows)
         for row in rows:
             for name, value in row.items():

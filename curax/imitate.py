@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from curax import aggregate, hint, loss
 from curax import update as updates
 from curax.keys import stage_key
-from curax.pipeline import Parts
+from curax.parts import Parts
 from curax.types import Batch
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from curax import allocate, evaluate, imitate, metrics, pipeline, reward, update
 from curax import mesh as meshes
 from curax.keys import stage_key
-from curax.pipeline import Drawn, Parts, Shown
+from curax.parts import Parts
+from curax.pipeline import Drawn, Shown
 from curax.types import TrainState
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from curax import checkpoint, folder, loops, pipeline, record, report
+from curax import checkpoint, folder, loops, parts, record, report
 from curax.config import Config, ConfigError
 from curax.interrupt import Interrupt
 from curax.progress import Progress
 from curax.types import TrainState
 
 CUMULATIVE = ("rollout/tokens", "update/count")
+OWN, LIBRARY = str(Path(__file__).parent), "site-packages"
 
 
 class RunError(RuntimeError):
@@ -65,16 +66,17 @@ def build(config: Config) -> loops.Loop:
         ConfigError: in a sentence, naming the line where it failed.
     """
     try:
-        parts = pipeline.build(config)
-        staged = config.staged or not parts.task.on_device
-        loop = (loops.Staged if staged else loops.Jitted)(parts)
+        built = parts.build(config)
+        staged = config.staged or not built.task.on_device
+        loop = (loops.Staged if staged else loops.Jitted)(built)
         loop.rehearse()
     except ConfigError:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         text = " ".join(str(error).split()).rstrip(".") or "no message"
-        last = [f for f in frames if "site-packages" not in f.filename][-1]
+        own = (f for f in frames if OWN in f.filename or LIBRARY not in f.filename)
+        *_, last = own
         if isinstance(error, ValueError) and (last.line or "").startswith("raise"):
             raise ConfigError(f"{text}.") from error  # a sentence about an option
         raise ConfigError(
@@ -104,7 +106,9 @@ class Run:
         self._checkpoints = checkpoint.Checkpoints(self._saved, keep=keep)
         self._totals: dict[str, Any] = {}
         self._step = self._checkpoints.latest()
-        self._files = folder.Files(workdir, step=self._step)
+        self._files = folder.Files(
+            workdir, loop.parts.task, loop.seeds, step=self._step
+        )
 
     def go(self) -> int | None:
         """Run to the end, or to a signal: its number."""
@@ -164,7 +168,7 @@ class Run:
 
     def _steps(self, state: TrainState, step: int) -> None:
         """Chunks of steps, which end where something is due."""
-        config, log, parts = self._config, self._config.logging, self._loop.parts
+        config, log = self._config, self._config.logging
         self._progress.begin("RL", step, config.steps)
         due = (log.every, log.checkpoint_every, config.evaluation.every)
         while step < config.steps and self._interrupt.number is None:
@@ -178,7 +182,7 @@ class Run:
             last = step == config.steps
             if last or step % config.evaluation.every == 0:
                 rows[-1] |= self._evaluated(state, step)
-            self._files.write(rows, shown, parts.task, self._loop.seeds)
+            self._files.write(rows, shown)
             self._check_finite(rows)
             self._progress.step(rows)
             if last or step % log.checkpoint_every == 0:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from tiny import jit
 
-from curax import loops, pipeline, train
+from curax import loops, train
 from curax.config import describe, load, option, override
+from curax.parts import build
 from curax.tasks import chain
 
 ROOT = Path(__file__).parent.parent
@@ -89,7 +90,7 @@ def test_a_config_takes_a_step(path, monkeypatch):
     # Unoptimised code compiles in half the time; the timed draw would be a second one.
     monkeypatch.setattr(jax, "jit", jit)
     monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
-    parts = pipeline.build(config)
+    parts = build(config)
     loop = loops.Jitted(parts)
     with loop.context():
         state = loops.begin(parts, loops.initial(parts, loop.seeds))

@@ -99,11 +99,15 @@ def test_json_gets_plain_values_and_null_for_what_is_not_finite(tmp_path):
 # Files
 
 
+def opened(path, *, step):
+    return folder.Files(path, chain.task(depth=1), np.uint32(7), step=step)
+
+
 def test_on_resume_all_files_go_back_to_the_checkpoint_and_the_warm_start_stays(
     tmp_path,
 ):
     for step, before, after in ((None, [], FOUR), (1, FOUR[:2], FOUR[2:])):
-        files = folder.Files(tmp_path, step=step)
+        files = opened(tmp_path, step=step)
         assert lines(tmp_path / folder.METRICS) == before
         if step is None:
             files.warm.write(FOUR)
@@ -114,14 +118,14 @@ def test_on_resume_all_files_go_back_to_the_checkpoint_and_the_warm_start_stays(
     assert lines(tmp_path / folder.METRICS) == lines(tmp_path / folder.WARM) == FOUR
     want = {(row["step"], "loss/mean"): row["loss/mean"] for row in FOUR}
     assert events(tmp_path / folder.EVENTS) == want
-    folder.Files(tmp_path, step=None).close()
+    opened(tmp_path, step=None).close()
     assert not lines(tmp_path / folder.METRICS) + lines(tmp_path / folder.WARM)
 
 
 def test_tensorboard_gets_the_mean_of_the_seeds_and_nothing_that_is_not_finite(
     tmp_path,
 ):
-    files = folder.Files(tmp_path, step=None)
+    files = opened(tmp_path, step=None)
     row = {"step": 2, "a": np.array([1.0, 3.0]), "b": [math.nan, 4.0], "c": math.nan}
     files.write([row])
     files.close()
@@ -132,7 +136,7 @@ def test_tensorboard_gets_the_mean_of_the_seeds_and_nothing_that_is_not_finite(
 
 
 def test_the_first_and_the_last_evaluation_are_kept(tmp_path):
-    files = folder.Files(tmp_path, step=None)
+    files = opened(tmp_path, step=None)
     kept = []
     for step in (0, 3, 6):
         files.evaluated(step, np.array([step / 8, np.nan]), samples=4)

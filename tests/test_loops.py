@@ -34,6 +34,7 @@ from curax.config import (
     override,
 )
 from curax.models import transformer
+from curax.parts import build
 from curax.tasks import chain
 
 STEPS = 4
@@ -81,7 +82,7 @@ def without_the_timed_draw(monkeypatch):
 @lru_cache
 def warmed(seeds):
     """A policy after its warm start, on the host."""
-    loop = loops.Jitted(pipeline.build(dataclasses.replace(TINY, seeds=seeds)))
+    loop = loops.Jitted(build(dataclasses.replace(TINY, seeds=seeds)))
     state = loop.initial()
     for _ in range(20):
         state, _ = loop.warm(state, 4)
@@ -90,7 +91,7 @@ def warmed(seeds):
 
 def trained(config, kind=loops.Jitted, chunks=(STEPS,)):
     """Final state and rows of a run in chunks of these sizes."""
-    loop = kind(pipeline.build(config))
+    loop = kind(build(config))
     with loop.context():
         warm = dataclasses.replace(warmed(config.seeds), seed=loop.seeds)
         state, rows = loop.begin(warm), []
@@ -157,7 +158,7 @@ MAGNITUDES = ("optimizer.learning_rate", "loss.high", "sampling.temperature")
 def run(seed, *magnitudes):
     """A run whose magnitudes may be traced: they are set while it is."""
     values = dict(zip(MAGNITUDES, magnitudes, strict=True))
-    return loops.run(pipeline.build(override(TINY, values)), seed)
+    return loops.run(build(override(TINY, values)), seed)
 
 
 run_alone = jax.jit(run)
@@ -189,7 +190,7 @@ def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
 @pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
 def test_eight_devices_give_what_one_gives(kind):
     config = dataclasses.replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
-    loop = kind(pipeline.build(config))
+    loop = kind(build(config))
     with loop.context():
         state = loop.begin(loop.initial())
         shard = state.params["layers"]["q"]["kernel"].sharding.shard_shape((1, 16, 32))
@@ -246,7 +247,7 @@ def test_groups_are_refilled_alike_in_both_loops():
 
 
 def test_a_missing_outcome_is_neither_right_nor_wrong():
-    parts = pipeline.build(TINY)
+    parts = build(TINY)
     state = loops.begin(parts, jax.device_put(warmed(1)))
     sampled = pipeline.draw(parts, state, state.memory, jnp.int32(0))
     outcome = jnp.zeros(16).at[::4].set(jnp.nan).at[1::4].set(1.0)

@@ -14,6 +14,7 @@ from tiny import jit
 
 from curax import allocate, gate, pipeline
 from curax.config import Sampling, load
+from curax.parts import build
 from curax.types import Contexts, Prompts, Rollouts
 
 B, G, T = 4, 3, 2
@@ -24,9 +25,9 @@ CONFIG = replace(
     sampling=Sampling(prompts=B, group_size=G, max_tokens=T, rounds=ROUNDS),
     gate=gate.zero_variance,
 )
-PARTS = pipeline.build(CONFIG)
+PARTS = build(CONFIG)
 ONE_ROUND = replace(CONFIG.sampling, rounds=1)
-ONCE = pipeline.build(replace(CONFIG, sampling=ONE_ROUND))
+ONCE = build(replace(CONFIG, sampling=ONE_ROUND))
 
 # Outcomes of a group, NaN where the verifier failed, by what a gate makes of it.
 OPEN = [(1, 0, 0), (0, 1, 1), (np.nan, 1, 0)]
@@ -192,6 +193,6 @@ def skewed(pass_rate, draws, *, budget):
 def test_refilling_needs_groups_of_one_size():
     uneven = replace(CONFIG, allocate=skewed)
     with pytest.raises(ValueError, match=r"^sampling\.rounds=3 .*allocate\.uniform"):
-        pipeline.build(uneven)
-    pipeline.build(replace(uneven, sampling=ONE_ROUND))
-    pipeline.build(replace(CONFIG, allocate=partial(allocate.uniform)))
+        build(uneven)
+    build(replace(uneven, sampling=ONE_ROUND))
+    build(replace(CONFIG, allocate=partial(allocate.uniform)))

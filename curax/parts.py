@@ -1,0 +1,58 @@
+"""The parts of a run: its config, with the functions called that make its objects."""
+
+import dataclasses
+
+import optax
+
+from curax import allocate, update
+from curax.config import Config, option
+from curax.types import Model, Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A config with its functions called: what every step needs, all of it static."""
+
+    config: Config
+    task: Task
+    model: Model
+    tx: optax.GradientTransformation
+    rows: int  # N, completions drawn per round
+    train_rows: int  # M, completions trained per step
+
+
+def build(config: Config) -> Parts:
+    """Call the config's task, model and optimizer.
+
+    Raises:
+        ValueError: if a combination is impossible, in a sentence.
+    """
+    task, sizes = config.task(), config.sampling
+    allocator = getattr(config.allocate, "func", config.allocate)
+    if sizes.rounds > 1 and allocator is not allocate.uniform:
+        raise ValueError(
+            f"sampling.rounds={sizes.rounds} replaces whole groups and needs groups of "
+            "one size; set allocate to allocate.uniform or sampling.rounds to 1."
+        )
+    if config.warm_start and task.traces is None:
+        raise ValueError(
+            "warm_start needs traces to imitate and the task has none; set it to None."
+        )
+    if config.seeds > 1 and not task.on_device:
+        raise ValueError(
+            f"seeds={config.seeds} cannot run side by side on a task that is verified "
+            "on the host; set seeds to 1."
+        )
+    if config.evaluation.prompts > task.num_held_out:
+        raise ValueError(
+            f"evaluation.prompts={config.evaluation.prompts} are more than the task "
+            f"holds out; set evaluation.prompts to at most {task.num_held_out}."
+        )
+    return Parts(
+        config=config,
+        task=task,
+        model=config.model(vocab_size=task.vocab_size),
+        tx=update.transformation(config.optimizer, config.update.clip_norm),
+        rows=sizes.prompts * sizes.group_size,
+        train_rows=sizes.prompts * option(config.downsample, "m", sizes.group_size),
+    )
