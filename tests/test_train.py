@@ -112,7 +112,7 @@ def state(workdir, step=6, config=None):
     """The train state in a checkpoint, as numpy."""
     config = config or load(small.FILE)
     saved = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=2)
-    like = loops.Jitted(run.build(config)).abstract
+    like = run.build(config).abstract
     restored, totals = saved.restore(step, like)
     saved.close()
     return jax.device_get(restored), totals
