@@ -19,7 +19,7 @@ types: $(VENV)/dev.stamp
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 unit: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # The same tests on the newest JAX, where a Python 3.12 or later is found.
 NEWEST ?= $(firstword $(foreach v,3.13 3.12,$(shell command -v python$(v) 2>/dev/null)))

@@ -7,13 +7,16 @@ row at the end if there is one, are cut off, and the run writes them anew.
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 from curax.config import Config, ConfigError, changes, describe
 from curax.types import Task
@@ -141,13 +144,43 @@ def _step(line: bytes) -> float:
         return math.nan
 
 
+class Events:
+    """TensorBoard scalars, on disk when `write` returns: no queue that dies with us."""
+
+    def __init__(self, path: Path, *, upto: int):
+        """Open a new file. Events behind `upto` in older ones are hidden, not gone."""
+        path.mkdir(exist_ok=True)
+        self._file = EventsWriter(str(path / "events"), f".{upto + 1}")
+        log = SessionLog(status=SessionLog.START)
+        self._add(Event(step=upto + 1, session_log=log))
+
+    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+        """One event per row: its finite numbers, of many seeds the mean."""
+        for row in rows:
+            values = []
+            for name, value in row.items():
+                numbers = np.asarray(value, np.float64)
+                numbers = numbers[np.isfinite(numbers)]
+                if name != "step" and numbers.size:
+                    mean = float(numbers.mean())
+                    values.append(Summary.Value(tag=name, simple_value=mean))
+            self._add(Event(step=row["step"], summary=Summary(value=values)))
+        self._file.flush()
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._file.write_event(event)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+
+
 class Files:
     """All that a run writes between checkpoints."""
 
     def __init__(self, workdir: Path, task: Task, seeds: Any, *, step: int | None):
         """Open; what lies behind the checkpoint of `step` (None: there is none) goes.
-
-        TensorBoard cannot take events back, but hides those behind a step.
 
         Args:
             workdir: the run folder.
@@ -161,9 +194,7 @@ class Files:
         self.warm = Rows(workdir / WARM, upto=-1 if step is None else math.inf)
         self._metrics = Rows(workdir / METRICS, upto=upto)
         self._rollouts = Rows(workdir / ROLLOUTS, upto=upto)
-        self._events = SummaryWriter(
-            str(workdir / EVENTS), purge_step=upto + 1, filename_suffix=f".{upto + 1}"
-        )
+        self._events = Events(workdir / EVENTS, upto=upto)
 
     def write(self, rows: Sequence[dict[str, Any]], shown: Sequence[Any] = ()) -> None:
         """Append the metrics of some steps and the completions to be shown of them.
@@ -176,14 +207,7 @@ class Files:
             told = completions(row["step"], some, self._task, self._seeds)
             self._rollouts.write(told)
         self._metrics.write(rows)
-        for row in rows:
-            for name, value in row.items():
-                numbers = np.asarray(value, np.float64)
-                numbers = numbers[np.isfinite(numbers)]
-                if name != "step" and numbers.size:
-                    mean = float(numbers.mean())
-                    self._events.add_scalar(name, mean, row["step"])
-        self._events.flush()
+        self._events.write(rows)
 
     def evaluated(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
         """Keep the held-out pass rates of step 0 and those of the last evaluation."""
