@@ -22,9 +22,10 @@ unit: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # The same tests on the newest JAX, where a Python 3.12 or later is found.
-NEWEST ?= $(firstword $(foreach v,3.13 3.12,$(shell command -v python$(v) 2>/dev/null)))
+FIND = import sys; print(sys.executable)
+NEWEST ?= $(firstword $(foreach v,3.13 3.12,$(shell python$(v) -c '$(FIND)' 2>/dev/null)))
 test-newest:
-	@test -n "$(NEWEST)" || { echo "No python3.12 or python3.13 here; set NEWEST=path."; exit 2; }
+	@test -n "$(NEWEST)" || { echo "No python3.13 or python3.12 runs here; name one: NEWEST=PATH."; exit 2; }
 	$(MAKE) unit VENV=.venv-newest PYTHON=$(NEWEST)
 
 $(VENV)/run.stamp: pyproject.toml
