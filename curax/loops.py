@@ -6,6 +6,7 @@ host gets metrics, progress and checkpoints between chunks. `Staged` goes step b
 and lets the host verify; all else is the same functions.
 """
 
+import abc
 import dataclasses
 import time
 from functools import partial
@@ -133,7 +134,7 @@ def run(parts: Parts, seed: jax.Array) -> tuple[TrainState, dict[str, jax.Array]
     return jax.lax.scan(body, begin(parts, warm), length=parts.config.steps)
 
 
-class Loop:
+class Loop(abc.ABC):
     """A run, driven from the host. With many seeds all values have an axis of seeds.
 
     Subclasses say how steps are made, in `advance`.
@@ -184,8 +185,9 @@ class Loop:
                 jax.eval_shape(draw, state)
             self._rehearse_step(state)
 
+    @abc.abstractmethod
     def _rehearse_step(self, state):
-        raise NotImplementedError
+        """Trace what a step runs."""
 
     def initial(self) -> Warm:
         """Random parameters."""
@@ -207,6 +209,7 @@ class Loop:
         )
         return sampled, greedy
 
+    @abc.abstractmethod
     def advance(
         self, state: TrainState, times: int
     ) -> tuple[TrainState, list[dict[str, Any]], list[Shown]]:
@@ -215,7 +218,6 @@ class Loop:
         Returns:
             The state, donated; for each step its metrics and what is to be shown.
         """
-        raise NotImplementedError
 
     def _warm_many(self, state, times):
         body = partial(warm_step, self.parts)
