@@ -104,7 +104,9 @@ class Update:
     minibatches: Count = 1  # optimizer updates per pass
     micro_batches: Count = 1  # gradients added up per update; changes memory only
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
+    length_buckets: Count = 1  # lengths T, T/2, ... that micro-batches are cut to
     vocab_chunk: Natural = 0  # vocabulary entries per log-prob chunk; 0: all at once
+    patience: Count = 5  # steps in a row without a finite gradient that end the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +132,10 @@ class Logging:
 
     every: Count = 10  # steps per jitted chunk: how often the host gets metrics
     rollout_prompts: Natural = 2  # prompts per step whose completions are written
-    checkpoint_every: Count = 50  # steps from one checkpoint to the next
-    keep: Count = 2  # checkpoints kept, the latest
+    checkpoint_every: Count = 50  # steps between checkpoints; evaluated steps get one
+    keep: Count = 2  # checkpoints kept, the latest; the best is kept as well
+    drift_nats: Positive | None = None  # sampler against trainer, more warns; None:
+    # 1e-4 where both compute in float32 on a CPU, 0.2 elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """The run folder: config, metrics and rollouts as JSON lines, TensorBoard events.
 
-Rows are appended whole and flushed. On resume those behind the checkpoint, and a half
-row at the end if there is one, are cut off, and the run writes them anew.
+Rows are appended whole or not at all. On resume those behind the checkpoint, and half a
+row at the end if a killed run has left one, are cut off, and the run writes them anew.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -24,7 +25,12 @@ from curax.types import Task
 CONFIG = "config.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
 WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
-CHECKPOINTS, EVENTS = "checkpoints", "tensorboard"
+CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
+EVENTS = "tensorboard"
+
+
+class NotWrittenError(OSError):
+    """A file of the run folder could not be written. Its text names it and says why."""
 
 
 def check(workdir: Path, config: Config, *, resume: bool) -> None:
@@ -116,20 +122,36 @@ class Rows:
 
     def __init__(self, path: Path, *, upto: float):
         """Open for appending; from the first row behind `upto` on, all is cut off."""
-        self._file = path.open("ab+")
-        self._file.seek(0)
-        end = 0
-        for line in self._file:
-            if not _step(line) <= upto:
-                break
-            end += len(line)
-        self._file.truncate(end)
+        self._path, end = path, 0
+        if path.exists():
+            with path.open("rb") as lines:
+                for line in lines:
+                    if not _step(line) <= upto:
+                        break
+                    end += len(line)
+        with _told(path):
+            self._file = path.open("ab", buffering=0)
+            self._file.truncate(end)
 
     def write(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Append rows."""
-        text = "".join(json.dumps(plain(row)) + "\n" for row in rows)
-        self._file.write(text.encode())
-        self._file.flush()
+        """Append rows.
+
+        Raises:
+            NotWrittenError: no room, or no leave; then none of them is written.
+        """
+        end = self._file.seek(0, os.SEEK_END)
+        text = "".join(json.dumps(plain(row)) + "\n" for row in rows).encode()
+        with _told(self._path):
+            try:
+                while text:
+                    text = text[self._file.write(text) :]
+            except OSError:
+                self._file.truncate(end)
+                raise
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk, should the machine itself fail."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -179,7 +201,9 @@ class Events:
 class Files:
     """All that a run writes between checkpoints."""
 
-    def __init__(self, workdir: Path, task: Task, seeds: Any, *, step: int | None):
+    def __init__(
+        self, workdir: Path, task: Task, seeds: Any, *, step: int | None, warm: int = 0
+    ):
         """Open; what lies behind the checkpoint of `step` (None: there is none) goes.
 
         Args:
@@ -187,14 +211,16 @@ class Files:
             task: decodes tokens.
             seeds: `[]` or `[R]`, the seeds of the run.
             step: of the checkpoint.
+            warm: warm-start steps that need not be done again.
         """
         upto = -1 if step is None else step
         self._task, self._seeds = task, seeds
-        self._evaluation = workdir / EVALUATION
-        self.warm = Rows(workdir / WARM, upto=-1 if step is None else math.inf)
+        self._workdir, self._evaluation = workdir, workdir / EVALUATION
+        self.warm = Rows(workdir / WARM, upto=warm if step is None else math.inf)
         self._metrics = Rows(workdir / METRICS, upto=upto)
         self._rollouts = Rows(workdir / ROLLOUTS, upto=upto)
-        self._events = Events(workdir / EVENTS, upto=upto)
+        with _told(workdir / EVENTS):
+            self._events = Events(workdir / EVENTS, upto=upto)
 
     def write(self, rows: Sequence[dict[str, Any]], shown: Sequence[Any] = ()) -> None:
         """Append the metrics of some steps and the completions to be shown of them.
@@ -202,12 +228,16 @@ class Files:
         Args:
             rows: metrics, one row per step; of many seeds TensorBoard gets the mean.
             shown: `curax.pipeline.Shown` of each step; none where nothing was drawn.
+
+        Raises:
+            NotWrittenError: no room, or no leave.
         """
         for row, some in zip(rows, shown, strict=False):
             told = completions(row["step"], some, self._task, self._seeds)
             self._rollouts.write(told)
         self._metrics.write(rows)
-        self._events.write(rows)
+        with _told(self._workdir / EVENTS):
+            self._events.write(rows)
 
     def evaluated(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
         """Keep the held-out pass rates of step 0 and those of the last evaluation."""
@@ -219,12 +249,28 @@ class Files:
             "samples": samples,
             "pass_rates": pass_rates.round(6),
         }
-        write_json(path, known)
+        with _told(path):
+            write_json(path, known)
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk: before a checkpoint counts on them."""
+        for file in (self.warm, self._metrics, self._rollouts):
+            file.sync()
 
     def close(self) -> None:
         """Flush and close."""
         for file in (self.warm, self._metrics, self._rollouts, self._events):
             file.close()
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What goes wrong in writing a file becomes a sentence."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise NotWrittenError(f"{path} cannot be written ({why})") from error
 
 
 def completions(

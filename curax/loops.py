@@ -152,13 +152,14 @@ class Loop(abc.ABC):
         with self.context():
             warm = jax.eval_shape(self._each(partial(initial, parts)), self.seeds)
             state = jax.eval_shape(self._each(partial(begin, parts)), warm)
-            warm_sharding, self.sharding = self._sharding(warm), self._sharding(state)
+            self.warm_sharding = self._sharding(warm)
+            self.sharding = self._sharding(state)
         self._initial = jax.jit(
-            self._each(partial(initial, parts)), out_shardings=warm_sharding
+            self._each(partial(initial, parts)), out_shardings=self.warm_sharding
         )
         self._warm = jax.jit(
             self._each(self._warm_many, None),
-            out_shardings=(warm_sharding, None),
+            out_shardings=(self.warm_sharding, None),
             donate_argnums=0,
         )
         self._begin = jax.jit(
@@ -168,7 +169,7 @@ class Loop(abc.ABC):
             jax.jit(self._each(partial(self._evaluate, samples=samples)))
             for samples in (cfg.evaluation.samples, 0)
         ]
-        self.abstract = state
+        self.abstract_warm, self.abstract = warm, state
 
     def context(self):
         """Everything is traced and run inside this: it sets the mesh."""

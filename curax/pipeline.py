@@ -336,7 +336,7 @@ def batch_of(parts: Parts, state: TrainState, drawn: Drawn, row, used, credit) -
 
     def logprobs(params):
         return update.logprobs(
-            parts.model, params, drawn.contexts, tokens, context, settings(cfg)
+            parts.model, params, drawn.contexts, tokens, mask, context, settings(cfg)
         )
 
     several = cfg.update.epochs * cfg.update.minibatches > 1
@@ -358,6 +358,7 @@ def settings(config: Config) -> update.Settings:
     return update.Settings(
         temperature=config.sampling.temperature,
         micro_batches=config.update.micro_batches,
+        length_buckets=config.update.length_buckets,
         vocab_chunk=config.update.vocab_chunk,
     )
 
@@ -454,6 +455,7 @@ def tally_update(
         counts={
             "update/count": metrics.count(done.applied),
             "update/skipped": metrics.count(~done.applied),
+            "update/nonfinite": metrics.count(~done.finite),
             "train/tokens": metrics.count(rows.mask),
         },
     )

@@ -185,6 +185,10 @@ def _tiles(run: Run) -> Iterator[str]:
         of = f" of {run.config['steps']}" if "steps" in run.config else ""
         note = f"{each} in {rows[-1]['step']:,.0f}{of} steps".strip()
         yield _tile("Optimizer updates", count(updates), note)
+    if skipped := sum(means(rows, "update/skipped").values()):
+        odd = sum(means(rows, "update/nonfinite").values())
+        note = f"{count(skipped - odd)} had no gradient, {count(odd)} were not finite"
+        yield _tile("Updates skipped", count(skipped), f"{note} {each}".strip())
     if dead := means(rows, "group/dead_fraction"):
         shares = [
             f"{np.mean(list(share.values())):.0%} {end}"

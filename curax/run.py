@@ -1,20 +1,29 @@
 """One run in one folder: what is done before, between and after chunks of steps."""
 
+import contextlib
+import logging
+import os
+import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from curax import checkpoint, folder, loops, parts, record, report
-from curax.config import Config, ConfigError
+from curax import checkpoint, folder, loops, parts, record, report, watch
+from curax.config import Config, ConfigError, option
 from curax.interrupt import Interrupt
+from curax.loops import Warm
 from curax.progress import Progress
 from curax.types import TrainState
 
 CUMULATIVE = ("rollout/tokens", "update/count")
+IN_A_ROW = "update/nonfinite_in_a_row"
 OWN, LIBRARY = str(Path(__file__).parent), "site-packages"
 
 
@@ -38,6 +47,10 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         ConfigError: before anything is written.
     """
     start, took = time.monotonic(), ""
+    keep_compiled()
+    for name in ("absl", "asyncio"):
+        # By these orbax tells failed saves at length; the run says them in a sentence.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
     if since == config.steps:
         print(f"Complete at step {since}; to go on, --set a higher steps.")
@@ -57,6 +70,14 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
     page = report.write(workdir)
     print(f"{summary(workdir)}{took}.\nReport: {page}", flush=True)
     return 0
+
+
+def keep_compiled() -> None:
+    """Keep compiled programs in the user's cache folder, unless JAX was told where."""
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        jax.config.update("jax_compilation_cache_dir", str(cache / "curax" / "jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def build(config: Config) -> loops.Loop:
@@ -100,77 +121,135 @@ class Run:
     """A run, ready to start or to go on from its last checkpoint."""
 
     def __init__(self, loop: loops.Loop, workdir: Path):
-        """Open the folder; what was written behind the last checkpoint is cut off."""
+        """Open the checkpoints; nothing else is touched."""
         self._loop, self._config = loop, loop.parts.config
-        self._saved, keep = workdir / folder.CHECKPOINTS, self._config.logging.keep
-        self._checkpoints = checkpoint.Checkpoints(self._saved, keep=keep)
-        self._totals: dict[str, Any] = {}
-        self._step = self._checkpoints.latest()
-        self._files = folder.Files(
-            workdir, loop.parts.task, loop.seeds, step=self._step
+        self._workdir, keep = workdir, self._config.logging.keep
+        self._checkpoints = checkpoint.Checkpoints(
+            workdir / folder.CHECKPOINTS, keep=keep
         )
+        self._watch = watch.Watch(
+            patience=self._config.update.patience, drift_nats=drift_bound(self._config)
+        )
+        self._totals: dict[str, Any] = {}
 
     def go(self) -> int | None:
-        """Run to the end, or to a signal: its number."""
-        try:
-            with (
-                self._loop.context(),
-                Progress() as self._progress,
-                Interrupt(self._progress.stopping) as self._interrupt,
-            ):
-                state = self._start() if self._step is None else self._restored()
-                if state is not None:
-                    self._steps(state, self._step or 0)
-            return self._interrupt.number
-        finally:
-            self._files.close()
-            self._checkpoints.close()
+        """Run to the end, or to a signal: its number.
 
-    def _restored(self) -> TrainState:
-        step, loop = self._step, self._loop
-        assert step is not None
+        Raises:
+            RunError: it cannot go on.
+        """
+        with (
+            self._told_in_a_sentence(),
+            self._loop.context(),
+            Progress() as self._progress,
+            Interrupt(self._progress.stopping) as self._interrupt,
+            contextlib.ExitStack() as self._open,
+        ):
+            self._open.callback(self._checkpoints.close)
+            found = self._found()
+            state = found.state if found else self._start()
+            if state is not None:
+                done = self._workdir / folder.WARM_CHECKPOINTS
+                shutil.rmtree(done, ignore_errors=True)
+                self._steps(state, found.step if found else 0)
+        return self._interrupt.number
+
+    @contextlib.contextmanager
+    def _told_in_a_sentence(self) -> Iterator[None]:
+        """What the disk does to a run becomes a sentence."""
         try:
-            state, self._totals = self._checkpoints.restore(
-                step, loop.abstract, loop.sharding
-            )
-        except Exception as error:
+            yield
+        except (checkpoint.NotSavedError, folder.NotWrittenError) as error:
+            last = checkpoint.latest(self._workdir / folder.CHECKPOINTS)
+            behind = "there is no checkpoint yet, so it will start again"
+            if last is not None:
+                behind = f"the checkpoint of step {last} is intact"
             raise RunError(
-                f"the checkpoint {self._saved / str(step)} cannot be read "
-                f"({type(error).__name__}); delete it to go on from the one before."
+                f"{error}; mend that and go on with --resume: {behind}."
             ) from error
-        return state
+
+    def _found(self) -> checkpoint.Found | None:
+        """The newest checkpoint that can be read, and the rows up to it."""
+        loop = self._loop
+        try:
+            found = self._checkpoints.newest(loop.abstract, loop.sharding)
+        except checkpoint.DamagedError as error:
+            raise RunError(
+                f"no checkpoint can be read, the newest is {error}; bring one back, or "
+                "start anew in another --workdir."
+            ) from error
+        if found:
+            for path, reason in found.passed_over.items():
+                self._warn(
+                    f"the checkpoint of step {path.stem} cannot be read ({reason}), so "
+                    f"the run goes on from step {found.step}; it is kept as {path}."
+                )
+            self._open_files(step=found.step)
+            self._totals = found.totals
+        return found
+
+    def _warn(self, text: str) -> None:
+        self._progress.say(f"Warning: {text}")
+
+    def _open_files(self, *, step: int | None, warm: int = 0) -> None:
+        """What was written behind the checkpoint is cut off."""
+        task, seeds = self._loop.parts.task, self._loop.seeds
+        self._files = folder.Files(self._workdir, task, seeds, step=step, warm=warm)
+        self._open.callback(self._files.close)
 
     def _start(self) -> TrainState | None:
-        """Warm start and first evaluation: the state of step 0, saved; None: stopped.
-
-        Nothing is saved before: a run stopped in its warm start begins again.
-        """
-        loop, warm = self._loop, self._config.warm_start
-        state, done, total = loop.initial(), 0, warm.steps if warm else 0
-        if total:
-            self._progress.begin("warm start", 0, total)
-        while done < total:
-            times = min(self._config.logging.every, total - done)
-            state, losses = loop.warm(state, times)
-            self._files.warm.write(
-                {"step": done + i, "warm/loss_nats": loss}
-                for i, loss in enumerate(losses, 1)
-            )
-            done += times
-            self._progress.warm(done, losses[-1])
-            if self._interrupt.number is not None:
-                return None
-        state = loop.begin(state)
-        row = {"step": 0, **self._counted({}), **self._evaluated(state, 0)}
-        self._files.write([row])
-        self._checkpoints.save(0, state, self._totals)
+        """The state of step 0, evaluated and saved; None: stopped before."""
+        warm = self._warm()
+        if warm is None:
+            return None
+        state = self._loop.begin(warm)
+        evaluated, score = self._evaluated(state, 0)
+        self._files.write([{"step": 0, **self._counted({}), **evaluated}])
+        self._save(0, state, score)
+        self._checkpoints.wait()  # before the checkpoints of the warm start go
         return state
+
+    def _warm(self) -> Warm | None:
+        """The warm start, from where it was; None: stopped."""
+        loop, log = self._loop, self._config.logging
+        if not self._config.warm_start:
+            self._open_files(step=None)
+            return loop.initial()
+        total, there = self._config.warm_start.steps, folder.WARM_CHECKPOINTS
+        saved = checkpoint.Checkpoints(self._workdir / there, keep=1)
+        with contextlib.closing(saved):
+            try:
+                found = saved.newest(loop.abstract_warm, loop.warm_sharding)
+            except checkpoint.DamagedError as error:
+                self._warn(f"{error} cannot be read; the warm start begins again.")
+                saved.clear()
+                found = None
+            done = found.step if found else 0
+            state = found.state if found else loop.initial()
+            self._open_files(step=None, warm=done)
+            self._progress.begin("warm start", done, total)
+            while done < total and self._interrupt.number is None:
+                due = (log.every, log.checkpoint_every)
+                times = min(*(n - done % n for n in due), total - done)
+                state, losses = loop.warm(state, times)
+                self._files.warm.write(
+                    {"step": done + i, "warm/loss_nats": loss}
+                    for i, loss in enumerate(losses, 1)
+                )
+                done += times
+                self._progress.warm(done, losses[-1])
+                stopped = self._interrupt.number is not None
+                if stopped or done % log.checkpoint_every == 0:
+                    self._files.sync()
+                    saved.save(done, state, {})
+        return None if self._interrupt.number is not None else state
 
     def _steps(self, state: TrainState, step: int) -> None:
         """Chunks of steps, which end where something is due."""
         config, log = self._config, self._config.logging
         self._progress.begin("RL", step, config.steps)
         due = (log.every, log.checkpoint_every, config.evaluation.every)
+        score: float | None = None
         while step < config.steps and self._interrupt.number is None:
             times = min(*(n - step % n for n in due), config.steps - step)
             state, rows, shown = self._loop.advance(state, times)
@@ -179,15 +258,39 @@ class Run:
                 for i, row in enumerate(rows, 1)
             ]
             step += times
-            last = step == config.steps
-            if last or step % config.evaluation.every == 0:
-                rows[-1] |= self._evaluated(state, step)
+            score = None
+            if step == config.steps or step % config.evaluation.every == 0:
+                evaluated, score = self._evaluated(state, step)
+                rows[-1] |= evaluated
             self._files.write(rows, shown)
-            self._check_finite(rows)
             self._progress.step(rows)
-            if last or step % log.checkpoint_every == 0:
-                self._checkpoints.save(step, state, self._totals)
-        self._checkpoints.save(step, state, self._totals)
+            diverged = self._looked(rows)
+            if diverged or score is not None or step % log.checkpoint_every == 0:
+                self._save(step, state, score)
+            if diverged:
+                raise RunError(diverged)
+        self._save(step, state, score)
+
+    def _save(self, step: int, state: TrainState, score: float | None) -> None:
+        self._files.sync()
+        self._checkpoints.save(step, state, self._totals, score=score)
+
+    def _looked(self, rows: list[dict[str, Any]]) -> str | None:
+        """Warn of what the rows show; why the run must stop, if it must."""
+        patience = self._config.update.patience
+        for row in rows:
+            for text in self._watch.look(row):
+                self._warn(text)
+            count = watch.in_a_row(row, self._totals.get(IN_A_ROW, 0))
+            self._totals[IN_A_ROW] = count.tolist()
+            if np.all(count >= patience):
+                return (
+                    f"{watch.culprit(row)} at step {row['step']}, as in all of the "
+                    f"last {patience} steps, so the run stops; what it had learnt "
+                    f"until then is saved as step {rows[-1]['step']}; start anew with "
+                    "a lower optimizer.learning_rate."
+                )
+        return None
 
     def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
         """Cumulative counts, exact at any size: the device counts single steps."""
@@ -195,29 +298,30 @@ class Run:
             new = np.asarray(row.get(name, np.zeros(self._loop.seeds.shape)))
             old = np.asarray(self._totals.get(name, 0), np.int64)
             self._totals[name] = (old + new.astype(np.int64)).tolist()
-        return dict(self._totals)
+        return {name: self._totals[name] for name in CUMULATIVE}
 
-    def _evaluated(self, state: TrainState, step: int) -> dict[str, Any]:
+    def _evaluated(self, state: TrainState, step: int) -> tuple[dict[str, Any], float]:
+        """What an evaluation adds to the row of a step; the score of its state."""
         start = time.perf_counter()
         sampled, greedy = self._loop.evaluate(state)
         took = time.perf_counter() - start
         self._files.evaluated(step, sampled, self._config.evaluation.samples)
         self._progress.held_out(sampled)
-        return {
+        row = {
             "eval/pass_rate": _mean(sampled),
             "eval/greedy_pass_rate": _mean(greedy),
             "time/evaluate_s": took,
         }
+        return row, float(np.mean(row["eval/pass_rate"]))
 
-    def _check_finite(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            for name in ("loss/mean", "gradient/norm"):
-                if not np.all(np.isfinite(row[name])):
-                    raise RunError(
-                        f"{name} is {row[name]} at step {row['step']}, so the run "
-                        f"stops behind the checkpoint of {self._checkpoints.latest()}; "
-                        "start anew with a lower optimizer.learning_rate."
-                    )
+
+def drift_bound(config: Config) -> float:
+    """Nats that log-probs of sampler and trainer may be apart: their rounding."""
+    if config.logging.drift_nats is not None:
+        return float(config.logging.drift_nats)
+    dtype = jnp.dtype(option(config.model, "dtype", jnp.float32))
+    # Elsewhere float32 products are rounded to fewer bits than they have.
+    return 1e-4 if dtype == jnp.float32 and jax.default_backend() == "cpu" else 0.2
 
 
 def _mean(pass_rates: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ respect to their keys and values is summed over the rows, then pulled back.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -29,6 +30,7 @@ class Settings:
 
     temperature: float | jax.Array = 1.0  # of the policy that is trained
     micro_batches: int = flax.struct.field(pytree_node=False, default=1)
+    length_buckets: int = flax.struct.field(pytree_node=False, default=1)
     vocab_chunk: int = flax.struct.field(pytree_node=False, default=0)  # 0: all V
 
 
@@ -60,6 +62,70 @@ def join(tree: Any) -> Any:
     )
 
 
+def cuts(steps: int, buckets: int) -> list[int]:
+    """Lengths to which micro-batches are cut: T, its half, its quarter, ...; rising."""
+    return sorted({-(-steps // 2**k) for k in range(buckets)})
+
+
+def over_parts(
+    function: Callable[[Any], tuple[Any, Any]],
+    rows: Any,
+    mask: jax.Array,
+    settings: Settings,
+) -> tuple[Any, Any]:
+    """Call a function on each micro-batch.
+
+    With several length buckets, rows are sorted by length, so that those of one
+    micro-batch are about equally long, and it is cut behind its longest. Each length
+    is a branch of the program: more to compile, less to compute.
+
+    Args:
+        function: from rows, `[m, t]` and `[m]`, to a tree that is to be summed and a
+            tree of `[m, t]`; of tokens outside the mask it may say anything finite.
+        rows: tree of `[M, T]` and `[M]`.
+        mask: `[M, T]` bool.
+        settings: micro-batches and length buckets.
+
+    Returns:
+        Sums in float32, so that their order hardly matters; the `[M, T]` tree, 0 where
+        rows were cut.
+    """
+    steps, parts = mask.shape[-1], settings.micro_batches
+    lengths = cuts(steps, settings.length_buckets)
+    ends = jnp.max(jnp.where(mask, jnp.arange(1, steps + 1, dtype=jnp.int32), 0), -1)
+    order = None
+    if len(lengths) > 1:
+        # `split` deals rows out to the parts like cards; here each gets like lengths.
+        order = jnp.argsort(ends).reshape(parts, -1).T.reshape(-1)
+        rows, ends = jax.tree.map(lambda x: jnp.take(x, order, 0), (rows, ends))
+    rows, ends = jax.tree.map(shard_rows, (rows, ends))
+
+    def cut(rows, length):
+        short = jax.tree.map(lambda x: x[:, :length] if x.ndim > 1 else x, rows)
+        total, own = function(short)
+        behind = ((0, 0), (0, steps - length))
+        return total, jax.tree.map(lambda x: jnp.pad(x, behind), own)
+
+    def add(total, part):
+        rows, ends = part
+        if len(lengths) > 1:
+            which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), jnp.max(ends))
+            branches = [partial(cut, length=length) for length in lengths]
+            new, own = jax.lax.switch(which, branches, rows)
+        else:
+            new, own = function(rows)
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new), own
+
+    rows = split((rows, ends), parts)
+    like, _ = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], rows[0]))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
+    total, own = jax.lax.scan(add, start, rows)
+    own = join(own)
+    if order is not None:
+        own = jax.tree.map(lambda x: x[jnp.argsort(order)], own)
+    return total, own
+
+
 def take(model, params, contexts, prefix, tokens, context, settings: Settings) -> Taken:
     """Log-probs and entropies of the completions of some rows."""
     features = extend(
@@ -80,6 +146,7 @@ def logprobs(
     params: Any,
     contexts: Contexts,
     tokens: jax.Array,
+    mask: jax.Array,
     context: jax.Array,
     settings: Settings,
 ) -> jax.Array:
@@ -90,21 +157,21 @@ def logprobs(
         params: its parameters, or the reference's.
         contexts: `[C, P]`.
         tokens: `[M, T]` int32.
+        mask: `[M, T]` bool.
         context: `[M]` int32 in [0, C).
-        settings: micro-batches, vocabulary chunk, temperature.
+        settings: how they are computed.
 
     Returns:
-        `[M, T]` float32, nats.
+        `[M, T]` float32, nats; anything finite where `mask` is False.
     """
     prefix = prefill(model, params, contexts)
-    parts = split((tokens, context), settings.micro_batches)
 
     def read(rows):
         tokens, context = rows
         own = take(model, params, contexts, prefix, tokens, context, settings)
-        return own.logp
+        return (), own.logp
 
-    return join(jax.lax.map(read, parts))
+    return over_parts(read, (tokens, context), mask, settings)[1]
 
 
 def with_old(rows: Batch, logp: jax.Array, still_old: bool | jax.Array) -> Batch:
@@ -140,7 +207,7 @@ def gradient(
         batch: `[M, T]` rows.
         weight: `[M, T]` float32, share of each token in the loss.
         token_loss: `(logp, entropy, rows) -> [rows, T]`.
-        settings: micro-batches, vocabulary chunk, temperature.
+        settings: how log-probs are computed.
         still_old: whether params are those at the start of the step, so that the ratio
             is exactly 1; see `with_old`.
 
@@ -148,7 +215,7 @@ def gradient(
         The loss, `[]` float32; its gradient, like params; what the policy says of the
         tokens, without a gradient.
     """
-    prefix, pull = jax.vjp(lambda p: prefill(model, p, contexts), params)
+    prefix = prefill(model, params, contexts)
 
     def loss_of(params, prefix, rows, weight):
         own = take(model, params, contexts, prefix, rows.tokens, rows.context, settings)
@@ -156,23 +223,43 @@ def gradient(
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)
 
-    def add(total, rows_and_weight):
+    def pull(rows_and_weight):
         (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
             params, prefix, *rows_and_weight
         )
-        return jax.tree.map(
-            lambda a, b: a + b.astype(a.dtype), total, (loss, grads)
-        ), own
+        return (loss, *grads), own
 
-    # Sums are float32 whatever the model computes in, so their order hardly matters.
-    start = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, jnp.float32), (jnp.float32(0), (params, prefix))
-    )
-    parts = split(jax.tree.map(shard_rows, (batch, weight)), settings.micro_batches)
-    (loss, (grads, prefix_grads)), own = jax.lax.scan(add, start, parts)
-    prefix_grads = jax.tree.map(lambda g, x: g.astype(x.dtype), prefix_grads, prefix)
-    grads = jax.tree.map(jnp.add, grads, pull(prefix_grads)[0])
-    return loss, grads, join(own)
+    rows = (batch, weight)
+    (loss, grads, pulled), own = over_parts(pull, rows, batch.mask, settings)
+    pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
+    return loss, pull_back(model, params, contexts, pulled, grads, batch, settings), own
+
+
+def pull_back(
+    model: Model,
+    params: Any,
+    contexts: Contexts,
+    pulled: Any,
+    grads: Any,
+    batch: Batch,
+    settings: Settings,
+) -> Any:
+    """Add the gradient that goes through the contexts, a few of them at a time.
+
+    They are run through the model again, about as many tokens at once as a micro-batch
+    has, so that activations of all of them never exist together.
+    """
+    count, width = contexts.tokens.shape
+    tokens = batch.tokens.size // settings.micro_batches
+    fewest = min(count, -(-count * width // tokens))
+    parts = next(n for n in range(fewest, count + 1) if count % n == 0)
+
+    def add(total, part):
+        contexts, pulled = part
+        _, pull = jax.vjp(lambda p: prefill(model, p, contexts), params)
+        return jax.tree.map(lambda a, b: a + b, total, pull(pulled)[0]), None
+
+    return jax.lax.scan(add, grads, split((contexts, pulled), parts))[0]
 
 
 def transformation(
@@ -214,13 +301,17 @@ def apply(
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     applied = usable & finite
-    # optax raises floats to integer counts, which strict promotion would refuse.
-    with jax.numpy_dtype_promotion("standard"):
-        updates, new_state = tx.update(grads, opt_state, params)
-    new = (optax.apply_updates(params, updates), new_state)
-    params, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(applied, new, old), new, (params, opt_state)
-    )
+
+    def change(state):
+        params, opt_state = state
+        # optax raises floats to integer counts, which strict promotion would refuse.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    # A branch rather than a choice entry by entry: old and new never both exist.
+    state = (params, opt_state)
+    params, opt_state = jax.lax.cond(applied, change, lambda state: state, state)
     done = Outcome(loss=loss, gradient_norm=norm, applied=applied, finite=finite)
     return params, opt_state, done
 

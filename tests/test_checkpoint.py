@@ -1,9 +1,14 @@
+import dataclasses
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from test_folder import files_of_at_most
 
 from curax import checkpoint
 from curax.types import Memory, TrainState
@@ -55,9 +60,42 @@ def test_the_latest_are_kept(opened, tmp_path):
     assert opened.latest() is None
     for step in (0, 2, 4, 10):
         opened.save(step, state(step), {})
-    assert opened.latest() == 10
-    assert {int(p.name) for p in (tmp_path / "saved").iterdir()} == {4, 10}
+    opened.wait()
+    assert (opened.latest(), opened.best()) == (10, None)
+    assert there(tmp_path) == {4, 10}
     assert_identical(opened.restore(4, like(state()))[0], state(4))
+
+
+def there(tmp_path):
+    return {int(path.name) for path in (tmp_path / "saved").iterdir()}
+
+
+SCORES = {0: 0.5, 2: 0.9, 4: 0.1, 5: 0.9, 6: None, 8: float("nan"), 9: 0.3}
+
+
+def test_the_best_is_kept_beside_the_latest_also_by_the_next_run(tmp_path):
+    for upto, kept in ((4, {2, 4}), (5, {4, 5}), (9, {5, 8, 9})):
+        checkpoints = checkpoint.Checkpoints(tmp_path / "saved", keep=2)
+        for step, score in SCORES.items():
+            if (checkpoints.latest() or -1) < step <= upto:
+                checkpoints.save(step, state(step), {}, score=score)
+        checkpoints.close()
+        assert there(tmp_path) == kept
+        assert checkpoints.best() == (5 if upto > 4 else 2)
+
+
+def test_a_state_may_be_donated_as_soon_as_it_is_being_saved(opened):
+    overwrite = jax.jit(
+        lambda tree: jax.tree.map(lambda x: x + jnp.ones_like(x), tree),
+        donate_argnums=0,
+    )
+    mine = jax.jit(state)()
+    for step in range(20):
+        opened.save(step, mine, {})
+        want = jax.device_get(jax.tree.map(jnp.copy, mine))
+        mine = overwrite(mine)
+    opened.wait()
+    assert_identical(opened.restore(19, like(state()))[0], want)
 
 
 def test_a_step_that_was_saved_is_not_saved_again(opened):
@@ -75,6 +113,7 @@ def test_the_latest_step_is_found_without_touching_the_folder(opened, tmp_path):
     assert checkpoint.latest(folder) is None
     opened.save(2, state(), {})
     opened.save(12, state(), {})
+    opened.wait()
     (folder / "14.orbax-checkpoint-tmp-1").mkdir()  # what a killed run leaves behind
     assert checkpoint.latest(folder) == 12
     again = checkpoint.Checkpoints(folder, keep=2)
@@ -102,3 +141,127 @@ def test_a_run_moves_to_another_number_of_devices(opened, saved, restored):
     assert_identical(got, state())
     devices = {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(got)}
     assert devices == {restored or 1}
+
+
+# What cannot be read, what cannot be written
+
+
+def spoil(path, number):
+    """Damage the largest file of a checkpoint, or one that nothing goes without."""
+    files = [file for file in (path / "state").rglob("*") if file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    if number == 0:
+        largest.write_bytes(data[: len(data) // 2])
+    elif number == 1:
+        data[len(data) // 2] ^= 16
+        largest.write_bytes(data)
+    elif number == 2:
+        (path / "state" / "_METADATA").write_text("{")
+    elif number == 3:
+        (path / "totals" / "metadata").unlink()
+    else:
+        told = (path / "totals" / "metadata").read_text()
+        (path / "totals" / "metadata").write_text(told.replace("7", "8"))
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_damaged_checkpoint_is_passed_over_and_kept(opened, tmp_path, number):
+    assert opened.newest(like(state())) is None
+    for step in (3, 5):
+        opened.save(step, state(step), {"update/count": 7})
+    opened.wait()
+    found = opened.newest(like(state()))
+    assert found is not None
+    assert (found.step, found.totals) == (5, {"update/count": 7})
+    assert not found.passed_over
+    path = tmp_path / "saved" / "5"
+    spoil(path, number)
+    found = opened.newest(like(state()))
+    assert found.step == opened.latest() == 3
+    assert_identical(found.state, state(3))
+    assert list(found.passed_over) == [path.with_name("5.unreadable")]
+    opened.save(5, state(6), {})
+    opened.wait()
+    assert_identical(opened.newest(like(state())).state, state(6))
+
+
+def test_where_none_can_be_read_nothing_is_renamed(opened, tmp_path):
+    for step in (3, 5):
+        opened.save(step, state(), {})
+    opened.wait()
+    for step in (3, 5):
+        spoil(tmp_path / "saved" / str(step), 2)
+    with pytest.raises(checkpoint.DamagedError) as caught:
+        opened.newest(like(state()))
+    assert re.fullmatch(rf"{tmp_path}/saved/5 \(\w+\)", str(caught.value))
+    assert there(tmp_path) == {3, 5}
+    opened.clear()
+    assert opened.newest(like(state())) is None
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_disk_without_room_is_told_and_the_checkpoint_before_stays(tmp_path, late):
+    opened = checkpoint.Checkpoints(tmp_path / "saved", keep=1)
+    opened.save(1, state(1), {})
+    opened.wait()
+    sentence = rf"{tmp_path}/saved cannot be written \(File too large\)"
+    noise = jax.random.normal(jax.random.key(0), (90_000,))
+    large = dataclasses.replace(state(2), reference=noise)
+    with files_of_at_most(50_000):
+        opened.save(2, large, {})
+        with pytest.raises(checkpoint.NotSavedError, match=f"^{sentence}$"):
+            (partial(opened.save, 3, state(3), {}) if late else opened.wait)()
+    opened.close()
+    again = checkpoint.Checkpoints(tmp_path / "saved", keep=1)
+    assert again.newest(like(state())).step == 1
+    again.close()
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"1"}
+
+
+# Fingerprints
+
+
+def naive_mix(x):
+    for multiplier in (0x7FEB352D, 0x846CA68B):
+        x = (x ^ x >> 16) * multiplier % 2**32
+    return x ^ x >> 16
+
+
+def naive_fingerprint(tree):
+    total = 0
+    for number, leaf in enumerate(jax.tree.leaves(jax.device_get(tree)), 1):
+        words = np.array(leaf)
+        words = words.view(f"u{words.dtype.itemsize}")
+        for place, word in np.ndenumerate(words):
+            h = number
+            for i in place:
+                h = (naive_mix(h) + i) % 2**32
+            total += naive_mix(int(word) ^ naive_mix(h))
+    return total % 2**32
+
+
+def test_a_fingerprint_is_its_definition_however_it_is_sharded():
+    want = naive_fingerprint(state())
+    assert int(checkpoint.fingerprint(state())) == want
+    assert int(checkpoint.fingerprint(jax.device_put(state(), over(8)))) == want
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, bool])
+def test_a_fingerprint_changes_with_every_bit_and_every_move(dtype):
+    values = jax.random.normal(jax.random.key(0), (6, 5)) * 3
+    values = values > 0 if dtype is bool else values.astype(dtype)
+    known = {int(checkpoint.fingerprint((values, values)))}
+    moved = [values.T.reshape(6, 5), values[::-1], jnp.roll(values, 1, 1)]
+    if dtype is not bool:
+        width = values.dtype.itemsize
+        word = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[width]
+        bits = jax.lax.bitcast_convert_type(values, word)
+        for bit in range(8 * width):
+            flip = jnp.asarray(1 << bit, word)
+            flipped = bits.at[bit % 6, bit % 5].set(bits[bit % 6, bit % 5] ^ flip)
+            moved.append(jax.lax.bitcast_convert_type(flipped, dtype))
+    for other in moved:
+        known.add(int(checkpoint.fingerprint((other, values))))
+        known.add(int(checkpoint.fingerprint((values, other))))
+    assert len(known) == 1 + 2 * len(moved)

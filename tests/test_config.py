@@ -100,7 +100,9 @@ BOUNDS = {
     "update.minibatches": ("at least 1", 0, 1),
     "update.micro_batches": ("at least 1", 0, 1),
     "update.clip_norm": ("greater than 0.0", 0.0, 1.0),
+    "update.length_buckets": ("at least 1", 0, 1),
     "update.vocab_chunk": ("at least 0", -1, 0),
+    "update.patience": ("at least 1", 0, 1),
     "memory.discount": ("greater than 0.0 and at most 1.0", 0.0, 1.0),
     "memory.prior.0": ("greater than 0.0", 0.0, 1.0),
     "memory.prior.1": ("greater than 0.0", 0.0, 1.0),
@@ -111,6 +113,7 @@ BOUNDS = {
     "logging.rollout_prompts": ("at least 0", -1, 0),
     "logging.checkpoint_every": ("at least 1", 0, 1),
     "logging.keep": ("at least 1", 0, 1),
+    "logging.drift_nats": ("greater than 0.0", 0.0, 1.0),
     "kl.coefficient": ("at least 0.0", -0.1, 0.0),
     "entropy_bonus": ("at least 0.0", -1.0, 0.0),
     "steps": ("at least 1", 0, 1),
@@ -124,6 +127,7 @@ def full() -> Config:
         downsample=partial(largest, m=1),
         kl=KL(estimator=plain, coefficient=0.1),
         warm_start=WarmStart(steps=5, rows=4, optimizer=plain),
+        logging=cf.Logging(drift_nats=0.01),
     )
 
 

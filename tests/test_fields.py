@@ -107,6 +107,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "model.tied": (True, "draw"),
     "model.embedding_std": (0.1, "initial"),
     "model.scan_layers": (True, "draw"),
+    "model.remat": (True, "draw"),
     "model.dtype": (jnp.bfloat16, "draw"),
     "sampling.group_size": (8, "draw"),
     "sampling.prompts": (8, "draw"),
@@ -160,7 +161,9 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "update.minibatches": (1, "step"),
     "update.micro_batches": (2, "step only"),
     "update.clip_norm": (0.1, "step"),
+    "update.length_buckets": (2, "step only"),
     "update.vocab_chunk": (5, "step only"),
+    "update.patience": (1, "host only"),
     "warm_start.steps": (7, "host only"),
     "warm_start.rows": (8, "warm"),
     "warm_start.optimizer": (sgd, "warm"),
@@ -191,6 +194,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "logging.rollout_prompts": (1, "step only"),
     "logging.checkpoint_every": (3, "host only"),
     "logging.keep": (1, "host only"),
+    "logging.drift_nats": (1.0, "host only"),
     "steps": (8, "host only"),
     "seed": (1, "loop only"),
     "seeds": (2, "loop only"),
@@ -213,12 +217,13 @@ class Diary:
         self.told: list[tuple] = []
         self.parts = SimpleNamespace(config=config, task=None)
         self.seeds = np.uint32(0)
+        self.abstract = self.abstract_warm = self.sharding = self.warm_sharding = None
 
     def context(self):
         return contextlib.nullcontext()
 
     def initial(self):
-        return None
+        return "warm"
 
     def warm(self, state, times):
         self.told.append(("warm", times))
@@ -234,15 +239,22 @@ class Diary:
     def advance(self, state, times):
         self.told.append(("advance", times))
         names = ("outcome/mean", "group/dead_fraction", "loss/mean", "gradient/norm")
-        return state, [dict.fromkeys(names, 0.0) for _ in range(times)], []
+        drift = {"update/count": 1.0, "sampler/drift_nats": 0.01}
+        rows = [dict.fromkeys(names, 0.0) | drift for _ in range(times)]
+        rows[0]["update/nonfinite"] = 1.0
+        return state, rows, []
 
     def checkpoints(self, folder, *, keep):
         self.told.append(("keep", keep))
         return SimpleNamespace(
-            latest=lambda: None,
-            save=lambda step, *_: self.told.append(("save", step)),
+            newest=lambda *_: None,
+            save=lambda step, *_, **__: self.told.append(("save", step)),
+            wait=lambda: None,
             close=lambda: None,
         )
+
+    def say(self, _, text):
+        self.told.append(("say", text))
 
 
 class Seen:
@@ -306,7 +318,11 @@ class Seen:
         diary = Diary(self.config)
         with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
             patch.setattr(run.checkpoint, "Checkpoints", diary.checkpoints)
-            run.Run(diary, Path(folder)).go()  # pyright: ignore[reportArgumentType]
+            patch.setattr(run.Progress, "say", lambda *words: diary.say(*words))
+            try:
+                run.Run(diary, Path(folder)).go()  # pyright: ignore[reportArgumentType]
+            except run.RunError as error:
+                diary.told.append(("stopped", str(error).replace(folder, "")))
         return diary.told
 
 

@@ -1,6 +1,8 @@
+import contextlib
 import json
 import math
 import os
+import resource
 import struct
 from typing import Any
 
@@ -79,6 +81,33 @@ def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
     file.close()
 
 
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """No file may grow beyond so many bytes: the nearest to a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_rows_for_which_there_is_no_room_are_not_written_at_all(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    file = folder.Rows(path, upto=-1)
+    file.write(FOUR[:2])
+    with (
+        files_of_at_most(path.stat().st_size + 40),
+        pytest.raises(folder.NotWrittenError) as caught,
+    ):
+        file.write(FOUR[2:])
+    assert str(caught.value) == f"{path} cannot be written (File too large)"
+    assert lines(path) == FOUR[:2]
+    file.write(FOUR[2:])
+    file.close()
+    assert lines(path) == FOUR
+
+
 def test_json_gets_plain_values_and_null_for_what_is_not_finite(tmp_path):
     value = {
         "a": np.float32(0.5),
@@ -99,8 +128,9 @@ def test_json_gets_plain_values_and_null_for_what_is_not_finite(tmp_path):
 # Files
 
 
-def opened(path, *, step):
-    return folder.Files(path, chain.task(depth=1), np.uint32(7), step=step)
+def opened(path, *, step, warm=0):
+    task, seed = chain.task(depth=1), np.uint32(7)
+    return folder.Files(path, task, seed, step=step, warm=warm)
 
 
 def test_on_resume_all_files_go_back_to_the_checkpoint_and_the_warm_start_stays(
@@ -110,16 +140,19 @@ def test_on_resume_all_files_go_back_to_the_checkpoint_and_the_warm_start_stays(
         files = opened(tmp_path, step=step)
         assert lines(tmp_path / folder.METRICS) == before
         if step is None:
-            files.warm.write(FOUR)
+            files.warm.write(FOUR[1:])
         files.write(after)
         files.close()
         for file in (tmp_path / folder.EVENTS).iterdir():  # named by the second
             file.rename(f"{file}.{step}")
-    assert lines(tmp_path / folder.METRICS) == lines(tmp_path / folder.WARM) == FOUR
+    assert lines(tmp_path / folder.METRICS) == FOUR
+    assert lines(tmp_path / folder.WARM) == FOUR[1:]
     want = {(row["step"], "loss/mean"): row["loss/mean"] for row in FOUR}
     assert events(tmp_path / folder.EVENTS) == want
-    opened(tmp_path, step=None).close()
-    assert not lines(tmp_path / folder.METRICS) + lines(tmp_path / folder.WARM)
+    for warm in (2, 0):
+        opened(tmp_path, step=None, warm=warm).close()
+        assert lines(tmp_path / folder.METRICS) == []
+        assert lines(tmp_path / folder.WARM) == FOUR[1 : warm + 1]
 
 
 def test_tensorboard_gets_the_mean_of_the_seeds_and_nothing_that_is_not_finite(

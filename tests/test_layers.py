@@ -43,17 +43,18 @@ MAY_IMPORT = {
     "folder": {"types", "config"},
     "progress": {"config"},
     "interrupt": set(),
+    "watch": set(),
     "record": set(),
     "pictures": {"record"},
     "report": {"record", "pictures"},
     "run": {
         *("types", "config", "parts", "loops", "checkpoint", "folder"),
-        *("progress", "interrupt", "record", "report"),
+        *("progress", "interrupt", "record", "report", "watch"),
     },
     "train": {"config", "folder", "run"},
 }
 STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
-NO_JAX = WORDS | PAGES | {"progress"}
+NO_JAX = WORDS | PAGES | {"progress", "watch"}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a module may take of another, where that is not all of it.
 TAKES = {("update", "rollout"): {"extend", "prefill", "shard_rows"}}

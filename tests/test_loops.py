@@ -193,8 +193,10 @@ def test_eight_devices_give_what_one_gives(kind):
     loop = kind(build(config))
     with loop.context():
         state = loop.begin(loop.initial())
-        shard = state.params["layers"]["q"]["kernel"].sharding.shard_shape((1, 16, 32))
-    assert shard == (1, 8, 16)  # over fsdp and over tensor
+        shard = state.params["layers"]["0"]["q"]["kernel"].sharding.shard_shape(
+            (16, 32)
+        )
+    assert shard == (8, 16)  # over fsdp and over tensor
     assert_same(trained(config, kind), reference())
 
 
@@ -202,6 +204,7 @@ def test_eight_devices_give_what_one_gives(kind):
     "words",
     [
         ["update.micro_batches=4"],
+        ["update.micro_batches=4", "update.length_buckets=3"],
         ["update.vocab_chunk=5"],
         ["sampling.slots=3"],
     ],

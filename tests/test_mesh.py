@@ -21,17 +21,17 @@ PLAN = allocate.plan(jnp.array([3, 1, 4]), rows=8)
 SHARDS = {  # of each parameter, on a mesh of 2 x 2 x 2
     "embed": ("tensor", "fsdp"),
     "head": ("tensor", "fsdp"),
-    "attention_norm": (None, None),
-    "down": (None, "tensor", "fsdp"),
-    "gate": (None, "fsdp", "tensor"),
-    "k": (None, "fsdp", "tensor"),
-    "k_norm": (None, None),
-    "mlp_norm": (None, None),
-    "o": (None, "tensor", "fsdp"),
-    "q": (None, "fsdp", "tensor"),
-    "q_norm": (None, None),
-    "up": (None, "fsdp", "tensor"),
-    "v": (None, "fsdp", "tensor"),
+    "attention_norm": (None,),
+    "down": ("tensor", "fsdp"),
+    "gate": ("fsdp", "tensor"),
+    "k": ("fsdp", "tensor"),
+    "k_norm": (None,),
+    "mlp_norm": (None,),
+    "o": ("tensor", "fsdp"),
+    "q": ("fsdp", "tensor"),
+    "q_norm": (None,),
+    "up": ("fsdp", "tensor"),
+    "v": ("fsdp", "tensor"),
     "norm": (None,),
 }
 
@@ -125,8 +125,8 @@ def test_a_dimension_that_does_not_divide_is_refused_in_a_sentence():
     with pytest.raises(ConfigError) as caught:
         mesh.of_params(cube(), odd.axes, shapes)
     assert str(caught.value) == (
-        "mesh.tensor=2 does not divide the 25 of parameter ['layers']['down']"
-        "['kernel'], (2, 25, 16); change one."
+        "mesh.tensor=2 does not divide the 25 of parameter ['layers']['0']['down']"
+        "['kernel'], (25, 16); change one."
     )
 
 

@@ -30,21 +30,30 @@ def beginning():
 
 
 # Checkpoints depend on these. Name: shape, logical axes.
-PARAMETERS = {
+LAYER = {
+    "attention_norm.scale": ((16,), (None,)),
+    "down.kernel": ((24, 16), ("mlp", "embed")),
+    "gate.kernel": ((16, 24), ("embed", "mlp")),
+    "k.kernel": ((16, 8), ("embed", "heads")),
+    "k_norm.scale": ((8,), (None,)),
+    "mlp_norm.scale": ((16,), (None,)),
+    "o.kernel": ((16, 16), ("heads", "embed")),
+    "q.kernel": ((16, 16), ("embed", "heads")),
+    "q_norm.scale": ((8,), (None,)),
+    "up.kernel": ((16, 24), ("embed", "mlp")),
+    "v.kernel": ((16, 8), ("embed", "heads")),
+}
+OUTER = {
     "embed": ((11, 16), ("vocab", "embed")),
     "head": ((11, 16), ("vocab", "embed")),
-    "layers.attention_norm.scale": ((2, 16), (None, None)),
-    "layers.down.kernel": ((2, 24, 16), (None, "mlp", "embed")),
-    "layers.gate.kernel": ((2, 16, 24), (None, "embed", "mlp")),
-    "layers.k.kernel": ((2, 16, 8), (None, "embed", "heads")),
-    "layers.k_norm.scale": ((2, 8), (None, None)),
-    "layers.mlp_norm.scale": ((2, 16), (None, None)),
-    "layers.o.kernel": ((2, 16, 16), (None, "heads", "embed")),
-    "layers.q.kernel": ((2, 16, 16), (None, "embed", "heads")),
-    "layers.q_norm.scale": ((2, 8), (None, None)),
-    "layers.up.kernel": ((2, 16, 24), (None, "embed", "mlp")),
-    "layers.v.kernel": ((2, 16, 8), (None, "embed", "heads")),
     "norm.scale": ((16,), (None,)),
+}
+PARAMETERS = OUTER | {
+    f"layers.{i}.{name}": leaf for i in range(2) for name, leaf in LAYER.items()
+}
+STACKED = OUTER | {
+    f"layers.{name}": ((2, *shape), (None, *axes))
+    for name, (shape, axes) in LAYER.items()
 }
 
 
@@ -59,6 +68,21 @@ def test_parameters_keep_their_names_shapes_and_logical_axes():
     assert {name: (p.shape, axes[name]) for name, p in params.items()} == PARAMETERS
     assert {p.dtype for p in params.values()} == {np.dtype("float32")}
     assert len(axes) == len(PARAMETERS)
+
+
+def test_scanned_layers_have_stacked_parameters_of_the_same_values():
+    scanned = tiny.model(scan_layers=True)
+    axes = by_name(scanned.axes, is_leaf=lambda node: isinstance(node, tuple))
+    one, many = (tiny.jit(m.init)(jax.random.key(0)) for m in (tiny.MODEL, scanned))
+    shapes = {name: (leaf.shape, axes[name]) for name, leaf in by_name(many).items()}
+    assert shapes == STACKED
+    jax.tree.map(np.testing.assert_array_equal, stacked(one), many)
+
+
+def stacked(params):
+    """The parameters of unrolled layers as those of scanned ones."""
+    both = [params["layers"][str(i)] for i in range(2)]
+    return params | {"layers": jax.tree.map(lambda *p: jnp.stack(p), *both)}
 
 
 def test_a_tied_model_reads_logits_off_the_embedding_table():
@@ -80,12 +104,12 @@ def test_initial_parameters_have_the_stated_spread():
     # Two residual branches in each of two layers: a quarter of the variance.
     inputs |= {"o": 4 * 64, "down": 4 * 96}
     for name, got in spread.items():
-        short = name.split(".")[1] if name.startswith("layers") else name
+        short = name.split(".")[2] if name.startswith("layers") else name
         want = 0.3 if name == "embed" else inputs.get(short, np.inf) ** -0.5
         close(got, want, rtol=0.06, err_msg=name)
     scales = [leaf for name, leaf in params.items() if name.endswith("scale")]
     assert all((np.asarray(leaf) == 1).all() for leaf in scales)
-    one, two = params["layers.q.kernel"]
+    one, two = (params[f"layers.{i}.q.kernel"] for i in range(2))
     assert not np.allclose(one, two)
 
 
@@ -117,7 +141,7 @@ def naive_attention(q, k, v, mask):
 def naive_features(params, tokens):
     x = params["embed"][tokens]
     for i in range(2):
-        own = jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"])
+        own = params["layers"][str(i)]
         y = naive_rms(x, own["attention_norm"]["scale"])
         q, k, v = (
             (y @ own[name]["kernel"]).reshape(len(x), -1, 8).swapaxes(0, 1)
@@ -235,14 +259,39 @@ def test_no_feature_depends_on_a_later_token(t):
     assert (np.abs(one[:, t:] - two[:, t:]).max(-1) > 1e-3).all()
 
 
-def test_scanned_layers_are_unrolled_layers():
-    scanned = tiny.jit(tiny.model(scan_layers=True).features)
-    alike = partial(close, atol=1e-6)
-    jax.tree.map(alike, scanned(tiny.params(), TOKENS, POSITIONS, CAUSAL), whole())
+@pytest.mark.parametrize("remat", [False, True])
+def test_scanned_layers_are_unrolled_layers(remat):
+    scanned = tiny.jit(tiny.model(scan_layers=True, remat=remat).features)
+    params, alike = stacked(tiny.params()), partial(close, atol=1e-6)
+    jax.tree.map(alike, scanned(params, TOKENS, POSITIONS, CAUSAL), whole())
     rest = TOKENS[:, BEFORE:], POSITIONS[:, BEFORE:], CAUSAL[:, BEFORE:]
-    got, cache = scanned(tiny.params(), *rest, beginning()[1])
+    got, cache = scanned(params, *rest, beginning()[1])
     close(got, whole()[0][:, BEFORE:], atol=1e-6)
     jax.tree.map(alike, cache, whole()[1])
+    column = np.zeros((N, 1, BEFORE), bool) | (np.arange(BEFORE) < 2)
+    at = TOKENS[:, :1], POSITIONS[:, :1], column, beginning()[1], np.int32(1)
+    want = features(tiny.params(), *at)
+    jax.tree.map(alike, scanned(params, *at), want)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_remat_keeps_less_and_changes_no_gradient(scan_layers):
+    params = stacked(tiny.params()) if scan_layers else tiny.params()
+
+    def kept_and_gradient(remat):
+        model = tiny.model(scan_layers=scan_layers, remat=remat)
+
+        def loss(params):
+            return jnp.sum(model.features(params, TOKENS, POSITIONS, CAUSAL)[0] ** 2)
+
+        _, pull = jax.vjp(loss, params)
+        size = sum(leaf.size for leaf in jax.tree.leaves(pull))
+        return size, tiny.jit(jax.grad(loss))(params)
+
+    more, want = kept_and_gradient(False)
+    less, got = kept_and_gradient(True)
+    assert less < more / 2
+    jax.tree.map(partial(close, rtol=1e-5, atol=1e-5), got, want)
 
 
 # ----- bfloat16 and errors

@@ -22,6 +22,7 @@ logprobs = tiny.jit(
         params,
         tiny.CONTEXTS,
         rows.tokens,
+        rows.mask,
         rows.context,
         update.Settings(temperature=temperature),
     )
@@ -103,7 +104,7 @@ def test_in_bfloat16_sampler_and_trainer_differ_by_less_than_a_fiftieth_of_a_nat
     rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     assert rows.logp_policy.dtype == jnp.float32
     read = tiny.jit(partial(update.logprobs, low, settings=update.Settings()))
-    want = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.context)
+    want = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
     assert np.abs(np.where(rows.mask, want - rows.logp_policy, 0)).max() < 0.02
     precise = logprobs(tiny.params(), rows, np.float32(1))
     off = np.abs(np.where(rows.mask, precise - rows.logp_policy, 0))

@@ -11,13 +11,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
+import killed
 import numpy as np
 import pytest
 import small
 from jax.experimental.compilation_cache import compilation_cache
+from runs import assert_same_run, rows, state
 from test_folder import events, lines
 
 from curax import checkpoint, folder, loops, run, train
@@ -100,41 +104,6 @@ def whole(tmp_path_factory, compiled):
     return workdir, out
 
 
-def rows(workdir, name=folder.METRICS):
-    """Without times, which are never the same."""
-    return [
-        {name: value for name, value in row.items() if not name.startswith("time/")}
-        for row in lines(workdir / name)
-    ]
-
-
-def state(workdir, step=6, config=None):
-    """The train state in a checkpoint, as numpy."""
-    config = config or load(small.FILE)
-    saved = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=2)
-    like = run.build(config).abstract
-    restored, totals = saved.restore(step, like)
-    saved.close()
-    return jax.device_get(restored), totals
-
-
-def assert_same_run(got, want, step=6):
-    for name in (folder.METRICS, folder.ROLLOUTS, folder.WARM):
-        assert rows(got, name) == rows(want, name)
-    for name in (folder.EVALUATION,):
-        assert (got / name).read_text() == (want / name).read_text()
-    mine, theirs = (
-        {
-            key: value
-            for key, value in events(path / folder.EVENTS).items()
-            if "time/" not in key[1]
-        }
-        for path in (got, want)
-    )
-    assert mine == theirs
-    jax.tree.map(np.testing.assert_array_equal, state(got, step), state(want, step))
-
-
 def snapshot(path: Path):
     """Names, times and bytes of all that is in a folder."""
     return {
@@ -153,7 +122,14 @@ def test_a_run_leaves_a_folder_with_all_that_it_did(whole):
         "report.html"
     }
     assert {"learning.png", "warm_start.png"} < names
-    assert {file.name for file in (workdir / "checkpoints").iterdir()} == {"4", "6"}
+    rates = {
+        row["step"]: row["eval/pass_rate"]
+        for row in lines(workdir / "metrics.jsonl")
+        if "eval/pass_rate" in row
+    }
+    best = max(rates, key=lambda step: (rates[step], step))
+    kept = {file.name for file in (workdir / "checkpoints").iterdir()}
+    assert kept == {"4", "6", str(best)}
     config = json.loads((workdir / "config.json").read_text())
     assert config == describe(load(small.FILE))
     assert [row["step"] for row in lines(workdir / "warm_start.jsonl")] == [
@@ -286,21 +262,83 @@ def test_a_step_that_teaches_nothing_changes_nothing_and_is_counted(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, start.params, end.params)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_in_a_sentence(tmp_path):
-    rate = "optimizer.learning_rate=1e+30"
-    status, out, err = call(tmp_path / "run", rate)
+def test_updates_that_are_not_finite_are_skipped_until_there_were_too_many(tmp_path):
+    words = ("optimizer.learning_rate=1e+30", "update.patience=3", "steps=20")
+    status, out, err = call(tmp_path / "run", *words)
     assert status == 1
+    metrics = lines(tmp_path / "run/metrics.jsonl")
+    first = next(row["step"] for row in metrics if row.get("update/nonfinite"))
+    assert re.search(
+        rf"\nWarning: (loss/mean|gradient/norm) is (nan|inf) at step {first}: the "
+        r"update was skipped; after 3 such steps in a row the run stops\.\n",
+        out,
+    )
+    assert out.count("Warning") == 1
     assert re.fullmatch(
-        r"curax\.train: (loss/mean|gradient/norm) is (nan|inf) at step [12], so the "
-        r"run stops behind the checkpoint of 0; start anew with a lower "
+        rf"curax\.train: (loss/mean|gradient/norm) is (nan|inf) at step {first + 2}, "
+        r"as in all of the last 3 steps, so the run stops; what it had learnt until "
+        rf"then is saved as step {metrics[-1]['step']}; start anew with a lower "
         r"optimizer\.learning_rate\.\n",
         err,
     )
     assert "Report" not in out
-    assert state(tmp_path / "run", 0)[0].step == 0
-    again = call(tmp_path / "run", rate, resume=True)
-    assert again[::2] == (status, err)
-    assert [row["step"] for row in lines(tmp_path / "run/metrics.jsonl")] == [0, 1, 2]
+    for row in metrics[first:]:
+        assert (row["update/nonfinite"] > 0) == (row["step"] >= first)
+        assert row["update/skipped"] >= row["update/nonfinite"]
+    last, totals = state(tmp_path / "run", metrics[-1]["step"])
+    jax.tree.map(lambda x: np.testing.assert_array_equal(np.isfinite(x), True), last)
+    assert totals["update/nonfinite_in_a_row"] == metrics[-1]["step"] - first + 1
+    # It is no better for being resumed, and says so at once.
+    assert call(tmp_path / "run", *words, resume=True)[0] == 1
+    assert lines(tmp_path / "run/metrics.jsonl")[-1]["step"] <= metrics[-1]["step"] + 2
+
+
+def test_a_few_steps_that_are_not_finite_are_let_pass(tmp_path, monkeypatch):
+    advance = loops.Jitted.advance
+
+    def now_and_then(self, state, times):
+        state, metrics, shown = advance(self, state, times)
+        for row, number in zip(metrics, range(int(state.step), 0, -1), strict=False):
+            row["update/nonfinite"] = np.float32(number % 3 != 0)
+        return state, metrics, shown
+
+    monkeypatch.setattr(loops.Jitted, "advance", now_and_then)
+    assert call(tmp_path / "run", "update.patience=3")[::2] == (0, "")
+
+
+def test_of_many_seeds_one_may_diverge(tmp_path, monkeypatch):
+    advance = loops.Jitted.advance
+
+    def first_seed(self, state, times):
+        state, metrics, shown = advance(self, state, times)
+        for row in metrics:
+            row["update/nonfinite"] = np.array([1.0, 0.0])
+        return state, metrics, shown
+
+    monkeypatch.setattr(loops.Jitted, "advance", first_seed)
+    words = ("update.patience=1", "seeds=2", "seed=5", "warm_start=none", "steps=3")
+    status, out, err = call(tmp_path / "run", *words)
+    assert (status, err) == (0, "")
+    assert out.count("Warning: ") == 1
+
+
+@pytest.mark.parametrize("bound", [1e-9, 1.0])
+def test_ratios_off_one_before_any_update_are_told_with_the_likely_cause(
+    tmp_path, bound
+):
+    status, out, _ = call(tmp_path / "run", f"logging.drift_nats={bound}")
+    assert status == 0
+    drift = lines(tmp_path / "run/metrics.jsonl")[1]["sampler/drift_nats"]
+    sentence = f"Warning: sampler/drift_nats is {drift:.3g} at step 1, above 1e-09: "
+    assert (sentence in out) == (bound < drift)
+
+
+def test_the_bound_of_the_alarm_is_the_rounding_of_the_dtype():
+    config = small.get_config()
+    assert run.drift_bound(config) == 1e-4
+    assert run.drift_bound(override(config, ["logging.drift_nats=0.3"])) == 0.3
+    coarse = partial(config.model, dtype=jax.numpy.bfloat16)
+    assert run.drift_bound(replace(config, model=coarse)) == 0.2
 
 
 # Stopped and resumed
@@ -391,33 +429,91 @@ def test_a_finished_run_says_so_and_its_report_is_written_again(
             assert snapshot(workdir)[path] == before[path]
 
 
-def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, whole):
+def spoil(workdir, step):
+    """Cut the data of a checkpoint in half."""
+    for file in (workdir / "checkpoints" / str(step) / "state").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def test_a_truncated_checkpoint_is_told_and_the_one_before_it_used(tmp_path, whole):
+    workdir, other = tmp_path / "run", tmp_path / "other"
+    for path in (workdir, other):
+        shutil.copytree(whole[0], path)
+    spoil(workdir, 6)
+    status, out, err = call(workdir, "steps=8", resume=True)
+    assert (status, err) == (0, "")
+    aside = workdir / "checkpoints" / "6.unreadable"
+    assert re.search(
+        r"Warning: the checkpoint of step 6 cannot be read \(\w+\), so the run goes on "
+        rf"from step 4; it is kept as {aside}\.\n",
+        out,
+    )
+    assert aside.is_dir()
+    assert call(other, "steps=8", resume=True)[0] == 0
+    assert_same_run(workdir, other, step=8)
+
+
+def test_where_no_checkpoint_can_be_read_the_run_stops_and_changes_nothing(
+    tmp_path, whole
+):
     workdir = tmp_path / "run"
     shutil.copytree(whole[0], workdir)
-    broken = workdir / "checkpoints" / "6" / "state" / "_METADATA"
-    broken.write_text("{")
+    for path in (workdir / "checkpoints").iterdir():
+        spoil(workdir, path.name)
+    metrics = (workdir / "metrics.jsonl").read_bytes()
     status, _, err = call(workdir, "steps=8", resume=True)
     assert status == 1
     assert re.fullmatch(
-        rf"curax\.train: the checkpoint {workdir}/checkpoints/6 cannot be read "
-        r"\(\w+\); delete it to go on from the one before\.\n",
+        rf"curax\.train: no checkpoint can be read, the newest is {workdir}/checkpoints"
+        r"/6 \(\w+\); bring one back, or start anew in another --workdir\.\n",
         err,
     )
-    shutil.rmtree(workdir / "checkpoints" / "6")
-    assert call(workdir, "steps=8", resume=True)[0] == 0
+    assert (workdir / "metrics.jsonl").read_bytes() == metrics
 
 
-def start(command: list[str], compiled) -> subprocess.Popen:
+def test_a_warm_start_goes_on_where_it_was_saved(tmp_path, whole, monkeypatch):
+    workdir, done = tmp_path / "run", []
+    warm = loops.Loop.warm
+
+    def killed(self, state, times):
+        if sum(done) == 4:
+            raise KeyboardInterrupt
+        done.append(times)
+        return warm(self, state, times)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loops.Loop, "warm", killed)
+        assert call(workdir)[0] == 130
+    assert (workdir / "warm_start").is_dir()
+    monkeypatch.setattr(
+        loops.Loop, "warm", lambda *args: done.append(args[-1]) or warm(*args)
+    )
+    assert call(workdir, resume=True)[::2] == (0, "")
+    assert done == [2, 2, 1]
+    assert not (workdir / "warm_start").exists()
+    assert_same_run(workdir, whole[0])
+
+
+def test_a_damaged_warm_start_begins_again(tmp_path, whole, signals):
+    workdir = tmp_path / "run"
+    signals("warm", 2, signal.SIGTERM)
+    assert call(workdir)[0] == 143
+    (saved,) = (workdir / "warm_start").iterdir()
+    (saved / "state" / "_METADATA").write_text("{")
+    status, out, _ = call(workdir, resume=True)
+    assert status == 0
+    assert re.search(
+        rf"Warning: {saved} \(\w+\) cannot be read; the warm start begins again\.\n",
+        out,
+    )
+    assert_same_run(workdir, whole[0])
+
+
+def environment(compiled) -> dict[str, str]:
+    """Of processes: as strict as this one, and with the programs compiled here."""
     strict = ("jax_numpy_rank_promotion", "jax_numpy_dtype_promotion")
     settings = compiled | {name: jax.config.values[name] for name in strict}
-    env = {name.upper(): str(value) for name, value in settings.items()}
-    return subprocess.Popen(
-        command,
-        env=os.environ | env | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return {name.upper(): str(value) for name, value in settings.items()}
 
 
 def wait_for_row(path: Path, step: int, process: subprocess.Popen):
@@ -430,37 +526,70 @@ def wait_for_row(path: Path, step: int, process: subprocess.Popen):
     raise TimeoutError
 
 
-def test_a_run_killed_and_interrupted_time_and_again_is_the_run_that_was_not(
-    tmp_path, compiled
+@pytest.fixture(scope="module")
+def long(tmp_path_factory, compiled):
+    """The run of `killed`, which nothing interrupted."""
+    workdir = tmp_path_factory.mktemp("long") / "run"
+    assert call(workdir, *killed.WORDS[1:])[::2] == (0, "")
+    return workdir
+
+
+def test_a_run_killed_at_any_moment_time_and_again_is_the_run_that_was_not(
+    tmp_path, long, compiled
 ):
+    moments, env = [], environment(compiled)
+    for moment, workdir, ended in killed.kill(tmp_path, 6, seed=0, env=env):
+        moments.append(moment)
+        if ended:
+            assert_same_run(workdir, long, step=killed.STEPS)
+    assert set(moments) == {*killed.MOMENTS, "end"}
+
+
+def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, long, compiled):
     workdir = tmp_path / "run"
-    words = ["--config", str(small.FILE), "--workdir", str(workdir)]
-    command = [sys.executable, "-m", "curax.train", *words]
-    command += ["--set", "steps=30", "task.slow=0.005"]
-    metrics = workdir / "metrics.jsonl"
-
-    process = start(command, compiled)
-    wait_for_row(metrics, 5, process)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-
-    command.append("--resume")
-    for number, step in ((signal.SIGTERM, 11), (signal.SIGINT, 17)):
-        process = start(command, compiled)
+    metrics, env = workdir / "metrics.jsonl", environment(compiled)
+    command = None
+    for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 17)):
+        process = killed.start(workdir, env, command)
         wait_for_row(metrics, step, process)
         process.send_signal(number)
         out, err = process.communicate()
         assert (process.returncode, err) == (128 + number, "")
         command = shlex.split(out.splitlines()[-1].removeprefix("Stopped; to go on:"))
         last = lines(metrics)[-1]["step"]
-        assert step <= last < 30
+        assert step <= last < killed.STEPS
         assert checkpoint.latest(workdir / "checkpoints") == last
+    assert call(workdir, *killed.WORDS[1:], resume=True)[0] == 0
+    assert_same_run(workdir, long, step=killed.STEPS)
 
-    assert call(workdir, "steps=30", "task.slow=0.005", resume=True)[0] == 0
-    assert call(tmp_path / "other", "steps=30")[0] == 0
-    assert [row["step"] for row in lines(metrics)] == list(range(31))
-    assert_same_run(workdir, tmp_path / "other", step=30)
+
+@pytest.mark.parametrize(
+    ("room", "what", "behind"),
+    [
+        (15, "warm_start", "there is no checkpoint yet, so it will start again"),
+        (35, "rollouts.jsonl", r"the checkpoint of step (\d+) is intact"),
+    ],
+)
+def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
+    tmp_path, long, compiled, room, what, behind
+):
+    workdir, env = tmp_path / "run", environment(compiled)
+    words = ["--config", str(small.FILE), "--workdir", str(workdir), *killed.WORDS]
+    command = [sys.executable, "-m", "curax.train", *words]
+    # No file may grow beyond so many KiB.
+    limited = ["bash", "-c", f"ulimit -f {room} && exec {shlex.join(command)}"]
+    out, err = (process := killed.start(workdir, env, limited)).communicate()
+    assert process.returncode == 1, (out, err)
+    told = re.fullmatch(
+        rf"curax\.train: {workdir}/{what} cannot be written \(File too large\); mend "
+        rf"that and go on with --resume: {behind}\.\n",
+        err,
+    )
+    assert told, err
+    if told.groups():
+        assert checkpoint.latest(workdir / "checkpoints") == int(told[1])
+    assert call(workdir, *killed.WORDS[1:], resume=True)[::2] == (0, "")
+    assert_same_run(workdir, long, step=killed.STEPS)
 
 
 # Bad input

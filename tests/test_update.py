@@ -16,8 +16,8 @@ from curax import loss, update
 from curax.types import Batch
 
 M, TEMPERATURE = 8, 0.8
-# Micro-batches, columns of the vocabulary at a time; the first is the plainest.
-SETTINGS = [(1, 0), (2, 5), (4, 8), (8, 22)]
+# Micro-batches, vocabulary columns at a time, length buckets; the first is plainest.
+SETTINGS = [(1, 0, 1), (2, 5, 3), (4, 8, 1), (8, 22, 2)]
 
 
 @cache
@@ -47,13 +47,20 @@ def token_loss(logp, entropy, rows):
     return jnp.where(rows.mask, value - 0.05 * entropy, 0.0)
 
 
-def how(micro, chunk):
-    options = {"micro_batches": micro, "vocab_chunk": chunk}
+def how(micro, chunk, buckets):
+    options = {"micro_batches": micro, "vocab_chunk": chunk, "length_buckets": buckets}
     return update.Settings(temperature=TEMPERATURE, **options)
 
 
+def masked(gradient):
+    """Loss, gradient, and what is said of tokens that count."""
+    value, grads, own = gradient
+    mask = batch()[0].mask
+    return value, grads, jax.tree.map(lambda x: np.where(mask, x, 0), own)
+
+
 @cache
-def compiled(micro, chunk, token_loss=token_loss):
+def compiled(micro, chunk, buckets, token_loss=token_loss):
     @tiny.jit
     def run(params, rows, weight, still_old):
         return update.gradient(
@@ -63,7 +70,7 @@ def compiled(micro, chunk, token_loss=token_loss):
             rows,
             weight,
             token_loss,
-            how(micro, chunk),
+            how(micro, chunk, buckets),
             still_old=still_old,
         )
 
@@ -106,26 +113,58 @@ def alike(got, want):
 # ----- gradient
 
 
-@pytest.mark.parametrize(("micro", "chunk"), SETTINGS)
-def test_the_gradient_is_that_of_a_naive_loss_over_whole_rows(micro, chunk):
-    got = compiled(micro, chunk)(tiny.params(), *batch(), False)
-    alike(got, naive())
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_gradient_is_that_of_a_naive_loss_over_whole_rows(settings):
+    got = compiled(*settings)(tiny.params(), *batch(), False)
+    alike(masked(got), masked(naive()))
+    if settings[2] == 1:
+        alike(got, naive())
 
 
-@pytest.mark.parametrize(("micro", "chunk"), [SETTINGS[0], SETTINGS[2]])
-def test_logprobs_are_those_of_a_naive_forward(micro, chunk):
+@pytest.mark.parametrize("settings", SETTINGS[:3])
+def test_logprobs_are_those_of_a_naive_forward(settings):
     rows, _ = batch()
-    read = tiny.jit(partial(update.logprobs, tiny.MODEL, settings=how(micro, chunk)))
-    got = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.context)
-    close(got, naive()[2].logp, rtol=0, atol=1e-5)
+    read = tiny.jit(partial(update.logprobs, tiny.MODEL, settings=how(*settings)))
+    got = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
+    where = rows.mask if settings[2] > 1 else True
+    want = np.where(where, naive()[2].logp, 0)
+    close(np.where(where, got, 0), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "cuts"), [(1, [7]), (2, [4, 7]), (3, [2, 4, 7]), (9, [1, 2, 4, 7])]
+)
+def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets, cuts):
+    assert update.cuts(7, buckets) == cuts
+    random = np.random.default_rng(0)
+    length = random.permutation([0, 0, 1, 1, 1, 2, 3, 3, 4, 5, 7, 7])
+    mask = np.arange(7) < length[:, None]
+    rows = {"row": np.arange(12, dtype=np.int32), "mask": mask}
+    settings = update.Settings(micro_batches=4, length_buckets=buckets)
+
+    def function(rows):
+        m, steps = rows["mask"].shape
+        assert m == 3
+        count = jnp.sum(rows["mask"], dtype=jnp.int32)
+        wide = {"steps": jnp.int32(steps), "tokens": count}
+        return wide, jnp.where(rows["mask"], rows["row"][:, None], 0)
+
+    total, own = jax.jit(
+        lambda rows, mask: update.over_parts(function, rows, mask, settings)
+    )(rows, mask)
+    assert float(total["tokens"]) == mask.sum()
+    np.testing.assert_array_equal(own, mask * rows["row"][:, None])
+    longest = np.sort(length).reshape(4, 3).max(-1)
+    needed = [min(cut for cut in cuts if cut >= n) for n in longest]
+    assert float(total["steps"]) == sum(needed)
 
 
 def test_the_order_of_rows_changes_nothing():
     order = np.random.default_rng(0).permutation(M)
     moved = jax.tree.map(lambda leaf: leaf[order], batch())
     value, grads, own = compiled(*SETTINGS[1])(tiny.params(), *moved, False)
-    alike((value, grads), plain()[:2])
-    alike(own, jax.tree.map(lambda leaf: leaf[order], plain()[2]))
+    back = jax.tree.map(lambda leaf: leaf[np.argsort(order)], own)
+    alike(masked((value, grads, back)), masked(plain()))
 
 
 def test_masked_rows_weigh_nothing():

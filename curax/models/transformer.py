@@ -1,8 +1,9 @@
 """Decoder-only transformer of the Qwen3 family: RoPE, GQA, q/k norm, SwiGLU.
 
-Parameters of the layers are stacked on a leading axis, so a deep model can scan over
-them; a shallow one is unrolled, which decodes faster. Attention is head-major
-(`[N, heads, tokens, d]`), as is the cache: decoding never transposes it.
+A shallow model is unrolled, each layer with parameters of its own. A deep one can scan
+over its layers, whose parameters are then stacked on a leading axis; decoding is
+unrolled all the same, as a cache would go through a scan by copy. Attention is
+head-major (`[N, heads, tokens, d]`), as is the cache: decoding never transposes it.
 """
 
 import math
@@ -35,6 +36,7 @@ def model(
     tied: bool = False,
     embedding_std: float = 0.3,
     scan_layers: bool = False,
+    remat: bool = False,
     dtype: Any = jnp.float32,
 ) -> Model:
     """A Qwen3-style policy; parameters are float32, `dtype` is what it computes in.
@@ -52,8 +54,10 @@ def model(
         tied: use the embedding table as output head.
         embedding_std: of the token embeddings at initialisation. Below about 0.1 the
             RMSNorm behind it makes their gradients, hence Adam's steps, very large.
-        scan_layers: scan over the layers instead of unrolling them: compile time
-            independent of L, slower decoding.
+        scan_layers: scan over the layers instead of unrolling them, but for decoding:
+            the time to compile an update no longer grows with L.
+        remat: keep no activations within a layer for the backward pass, but compute
+            them again: less memory, about a third more work in the update.
         dtype: of activations and matrix products; log-probs are float32 regardless.
 
     Returns:
@@ -87,15 +91,24 @@ def model(
     x0 = jnp.zeros((1, 1, width), dtype)
     at0 = (jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 1), bool))
 
+    def each_layer(init, k_layers):
+        if scan_layers:  # The stacked axis stays unnamed: it is never sharded.
+            return jax.vmap(init)(k_layers)
+        return {str(i): init(k) for i, k in enumerate(k_layers)}
+
+    def own(params, i):
+        stack = params["layers"]
+        return jax.tree.map(lambda p: p[i], stack) if scan_layers else stack[str(i)]
+
     def boxed(key):
         table = initializers.normal(embedding_std)
         k_embed, k_layers, k_head = jax.random.split(key, 3)
         params: dict[str, Any] = {
             "embed": axes_of(table, "vocab", "embed")(k_embed, (vocab_size, width)),
-            "layers": jax.vmap(
+            "layers": each_layer(
                 lambda k: block.init(k, x0, *at0)["params"],
-                # The stacked axis stays unnamed: it is never sharded.
-            )(jax.random.split(k_layers, layers)),
+                jax.random.split(k_layers, layers),
+            ),
             "norm": norm.init(key, x0)["params"],
         }
         if not tied:
@@ -108,15 +121,16 @@ def model(
         x = params["embed"][tokens].astype(dtype)
         x = with_logical_constraint(x, ("rows", None, None))
         apply = partial(layer, block, positions, mask, column)
-        if scan_layers:
+        if remat:
+            apply = jax.checkpoint(apply)
+        if scan_layers and column is None:
             stacked = cache and jax.tree.map(lambda *c: jnp.stack(c), *cache)
             x, stacked = jax.lax.scan(apply, x, (params["layers"], stacked))
             new = [jax.tree.map(lambda c, i=i: c[i], stacked) for i in range(layers)]
         else:
             new = []
             for i in range(layers):
-                own = jax.tree.map(lambda p, i=i: p[i], params["layers"])
-                x, kv = apply(x, (own, cache and cache[i]))
+                x, kv = apply(x, (own(params, i), cache and cache[i]))
                 new.append(kv)
         return norm.apply({"params": params["norm"]}, x), tuple(new)
 
@@ -168,7 +182,13 @@ class Block(nn.Module):
 
         def dense(name, features, *axes, scale=1.0):
             init = axes_of(fan_in(0, scale), *axes)
-            return nn.Dense(features, False, self.dtype, kernel_init=init, name=name)
+            own = nn.Dense(features, False, self.dtype, kernel_init=init, name=name)
+
+            def apply(y):  # as one matrix product, and so are its gradients
+                z = own(y.reshape(-1, y.shape[-1]))
+                return z.reshape(*y.shape[:-1], features)
+
+            return apply
 
         # Residual branches start small, so depth does not change the scale of x.
         small = 1 / (2 * self.depth)

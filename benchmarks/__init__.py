@@ -1,0 +1,1 @@
+"""Measurements of curax: beside its peers, and as its work grows."""

@@ -1,0 +1,372 @@
+"""python -m benchmarks.peers: iterations of curax, tunix and trl, one after another.
+
+Every system runs in a process and an environment of its own, idle while the others
+iterate. Each iteration records its wall and processor seconds and how many cores others
+took meanwhile; where that was more than 0.2 it counts as disturbed and is repeated.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import select
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine, show
+from benchmarks.workload import WORKLOADS
+
+ENVIRONMENTS = Path(__file__).parent / ".env"
+PACKAGES = {
+    "tunix": ("google-tunix==0.1.7", "jax==0.10.2"),
+    "trl": ("trl==1.16.0", "torch==2.13.0", "transformers==5.23.0"),
+}
+START = "start"  # not a workload: how long a user of curax waits at first
+TRAIN = (sys.executable, "-m", "curax.train")
+
+
+class FailedError(Exception):
+    """A system did not do what it was told. Its text is one sentence."""
+
+
+class Process:
+    """A worker, started and its libraries imported.
+
+    Attributes:
+        said: what it said of its import: `import_s`, `versions`.
+    """
+
+    def __init__(self, system: str, python: str, work: str, limit: float):
+        """Start it with empty caches.
+
+        Args:
+            system: such as `tunix`, or `tunix:4` for 4 micro-batches.
+            python: interpreter of its environment.
+            work: name of the workload.
+            limit: seconds to wait for an answer.
+
+        Raises:
+            FailedError: it ended, or did not answer in time.
+        """
+        name, _, micro_batches = system.partition(":")
+        self._name, self._limit = name, limit
+        self._folder = tempfile.TemporaryDirectory()
+        self._log = Path(self._folder.name) / "log"
+        command = [python, "-m", f"benchmarks.worker_{name}", work]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command + [micro_batches] * bool(micro_batches),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=machine.ROOT,
+                env=environment(self._folder.name),
+            )
+        self.said = self._answer()
+
+    def iterate(self) -> dict[str, Any]:
+        """One iteration, and how much others took of the machine.
+
+        Raises:
+            FailedError: it ended, or did not answer in time.
+        """
+        assert self._process.stdin is not None
+        load = machine.Load(self._process.pid)
+        with suppress(BrokenPipeError):  # then the answer says why
+            print("go", file=self._process.stdin, flush=True)
+        answer = self._answer()
+        others = load.others()
+        return answer | {"others": others, "disturbed": others > machine.QUIET}
+
+    def stop(self) -> None:
+        """End it: the end of its input, then force."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(20)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+    def _answer(self) -> dict[str, Any]:
+        pipe = self._process.stdout
+        assert pipe is not None
+        ready, _, _ = select.select([pipe], [], [], self._limit)
+        line = pipe.readline() if ready else ""
+        if line:
+            return json.loads(line)
+        if not ready:
+            self._process.kill()
+            why = f"gave no answer within {self._limit:g} s"
+        elif (status := self._process.wait()) < 0:
+            why = f"was ended by signal {-status}"
+        else:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            why = f"failed: {lines[-1]}" if lines else f"ended with status {status}"
+        self.stop()
+        raise FailedError(machine.without_paths(f"{self._name} {why}"))
+
+
+def environment(cache: str) -> dict[str, str]:
+    """The variables of a measured process: its caches lie in a folder of ours."""
+    kept = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    ours = {"XDG_CACHE_HOME": cache, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
+    return kept | ours
+
+
+def start(
+    system: str, python: str, work: str, limit: float
+) -> tuple[Process, dict[str, Any]]:
+    """A fresh process, and what importing and the first iteration took.
+
+    Raises:
+        FailedError: one of them did not work.
+    """
+    process = Process(system, python, work, limit)
+    first = process.iterate()
+    say(work, system, "first iteration", first)
+    return process, process.said | {"first": first}
+
+
+def measure(
+    work: str,
+    pythons: dict[str, str],
+    *,
+    rounds: int,
+    most: int,
+    cold: int,
+    limit: float,
+) -> dict[str, Any]:
+    """All systems on one workload.
+
+    Args:
+        work: name of the workload.
+        pythons: interpreter of each system.
+        rounds: quiet iterations wanted of each system.
+        most: rounds after which to be content with fewer.
+        cold: starts of each system; the last process of each goes on to the rounds.
+        limit: seconds to wait for an answer.
+
+    Returns:
+        By system: its starts, its iterations, and what failed, None if nothing did.
+    """
+    alive: dict[str, Process] = {}
+    found = {s: {"failure": None, "starts": [], "iterations": []} for s in pythons}
+
+    def attempt(action: Callable[..., None], system: str, *rest: int) -> None:
+        try:
+            action(system, *rest)
+        except FailedError as failure:
+            print(f"{work}  {system}  {failure}", flush=True)
+            found[system]["failure"] = str(failure)
+            alive.pop(system, None)
+
+    def begin(system: str) -> None:
+        alive[system], started = start(system, pythons[system], work, limit)
+        found[system]["starts"].append(started)
+
+    def iterate(system: str, number: int) -> None:
+        one = alive[system].iterate()
+        say(work, system, f"round {number}" if number else "to settle", one)
+        found[system]["iterations"].append({"round": number} | one)
+
+    def quiet(system: str) -> int:
+        done = [i for i in found[system]["iterations"] if i["round"]]
+        return sum(not one["disturbed"] for one in done)
+
+    try:
+        for again in reversed(range(cold)):
+            for system in pythons:
+                if not found[system]["failure"]:
+                    attempt(begin, system)
+                if again and system in alive:
+                    alive.pop(system).stop()
+        # Round 0 may still compile, and fills the caches of memory allocators.
+        for number in range(most + 1):
+            if number and all(quiet(system) >= rounds for system in alive):
+                break
+            for system in list(alive):
+                attempt(iterate, system, number)
+    finally:
+        for process in alive.values():
+            process.stop()
+    return found
+
+
+def say(work: str, system: str, what: str, one: dict[str, Any]) -> None:
+    """Progress: a line per iteration."""
+    print(
+        f"{work:8} {system:8} {what:15} {one['iteration_s']:7.2f} s "
+        f"(rollout {one['rollout_s']:.2f}, update {one['update_s']:.2f}), "
+        f"{one['peak_rss_mib']:.0f} MiB, others {one['others']:.2f} cores"
+        f"{', disturbed' if one['disturbed'] else ''}",
+        flush=True,
+    )
+
+
+# ----- how long a user waits
+
+
+def waits(repeats: int) -> dict[str, Any]:
+    """Seconds until curax helps, and until a run of the quickstart shows progress."""
+    found: dict[str, Any] = {"help": [], "quickstart": []}
+    for _ in range(repeats):
+        with timed() as one:
+            subprocess.run(
+                (*TRAIN, "--help"), cwd=machine.ROOT, capture_output=True, check=True
+            )
+        found["help"].append(one)
+        print(
+            f"--help in {one['seconds']:.2f} s, others {one['others']:.2f}", flush=True
+        )
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as cache:
+            pair = {name: quickstart(cache) for name in ("cold", "warm")}
+        found["quickstart"].append(pair)
+        for name, one in pair.items():
+            print(
+                f"quickstart, {name} cache: first line in {one['line_s']:.1f} s, first "
+                f"steps in {one['steps_s']:.1f} s, others {one['others']:.2f} cores",
+                flush=True,
+            )
+    return found
+
+
+@contextmanager
+def timed() -> Iterator[dict[str, Any]]:
+    """Times what is done inside, by processes that end in there."""
+    load, begin, one = machine.Load(), time.perf_counter(), {}
+    yield one
+    one["seconds"] = time.perf_counter() - begin
+    one["others"] = load.others()
+    one["disturbed"] = one["others"] > machine.QUIET
+
+
+def quickstart(cache: str) -> dict[str, Any]:
+    """Seconds from the start of the quickstart to its first lines of progress.
+
+    Args:
+        cache: folder of the compilation cache.
+
+    Returns:
+        `line_s`, to the first line with a step count, which comes before compilation;
+        `steps_s`, to the first that counts a step done; load.
+    """
+    seen: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as workdir:
+        command = (*TRAIN, "--config", "configs/quickstart.py", "--workdir", workdir)
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=machine.ROOT,
+            env=environment(cache),
+        )
+        load = machine.Load(process.pid)
+        assert process.stdout is not None
+        for line in process.stdout:
+            done = re.search(r"\b(\d+)/\d+", line)
+            if done:
+                seen.setdefault("line_s", time.perf_counter() - begin)
+            if done and int(done[1]):
+                seen["steps_s"] = time.perf_counter() - begin
+                break
+        others = load.others()
+        process.kill()
+        process.wait()
+    if "steps_s" not in seen:
+        raise RuntimeError("The quickstart ended before it showed progress.")
+    return seen | {"others": others, "disturbed": others > machine.QUIET}
+
+
+# ----- the command
+
+
+def set_up() -> None:
+    """Make the peers' environments; for a CPU, let pip find torch's CPU wheels."""
+    for name, packages in PACKAGES.items():
+        folder = ENVIRONMENTS / name
+        print(f"Setting up {name}: {', '.join(packages)}", flush=True)
+        subprocess.run((sys.executable, "-m", "venv", folder), check=True)
+        install = (folder / "bin" / "python", "-m", "pip", "install", "--quiet")
+        subprocess.run((*install, *packages), check=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description="Measure curax beside its peers."
+    )
+    add = result.add_argument
+    names = ",".join((*WORKLOADS, START))
+    add("--setup", action="store_true", help="make the peers' environments, and stop")
+    add("--workloads", default=names, help=f"some of {names} (default: all)")
+    add(
+        "--systems",
+        default="curax,tunix,trl",
+        help="which, each perhaps with its micro-batches of gradients, as in tunix:1 "
+        "(default: %(default)s, with the micro-batches found fastest)",
+    )
+    add("--rounds", type=int, default=5, help="quiet iterations wanted (default: 5)")
+    add("--most", type=int, help="rounds at most (default: three times --rounds)")
+    add(
+        "--cold", type=int, default=3, help="starts of each system on nano (default: 3)"
+    )
+    add("--limit", type=float, default=1800, help="seconds per iteration, at most")
+    for name in PACKAGES:
+        python = ENVIRONMENTS / name / "bin" / "python"
+        add(f"--{name}", default=str(python), metavar="PYTHON", help=f"of {name}")
+    add("--out", type=Path, default=Path("benchmarks/results"), help="folder")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and write after each workload what was found."""
+    args = parser().parse_args(argv)
+    if args.setup:
+        return set_up()
+    systems = args.systems.split(",")
+    pythons = {s: getattr(args, s.partition(":")[0], sys.executable) for s in systems}
+    kept = ("workloads", "systems", "rounds", "cold")
+    options = [f"--{name} {shlex.quote(str(getattr(args, name)))}" for name in kept]
+    file = args.out / "peers.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    for work in args.workloads.split(","):
+        about = {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "commit": machine.commit(),
+            "command": f"python -m benchmarks.peers {' '.join(options)}",
+            "machine": machine.describe(),
+        }
+        if work == START:
+            found = waits(args.cold)
+        else:
+            found = measure(
+                work,
+                pythons,
+                rounds=args.rounds,
+                most=args.most or 3 * args.rounds,
+                cold=args.cold if work == "nano" else 1,
+                limit=args.limit,
+            )
+            about["parameters"] = WORKLOADS[work].parameters
+        results[work] = about | {"found": found}
+        args.out.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n" + show.tables(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,564 @@
+"""python -m benchmarks.show: README.md and pictures, from the results alone.
+
+Whatever has a figure is computed here from the JSON files. A ratio to a peer is one of
+medians, and where a peer was measured in several settings, to its fastest.
+"""
+
+# ruff: noqa: RUF001 (a multiplication sign and a dash are meant)
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.machine import QUIET
+from benchmarks.scaling import MEMORY, MODEL, STEPS
+from benchmarks.workload import WORKLOADS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Results = dict[str, Any]
+HERE = Path(__file__).parent
+
+
+# ----- numbers
+
+
+class Median(NamedTuple):
+    """Median of repeated measurements, the undisturbed ones if there are any."""
+
+    value: float
+    of: int
+    quiet: bool
+
+    def __str__(self) -> str:
+        """With a dagger where all were disturbed."""
+        digits = 0 if self.value >= 100 else 1 if self.value >= 10 else 2
+        return f"{self.value:.{digits}f}{'' if self.quiet else '†'}"
+
+
+def median(many: Sequence[Results], *names: str) -> Median | None:
+    """Of the values under the names, added up; None where nothing was measured."""
+    quiet = [one for one in many if not one["disturbed"]]
+    used = quiet or many
+    if not used:
+        return None
+    value = statistics.median(sum(one[name] for name in names) for one in used)
+    return Median(value, len(used), bool(quiet))
+
+
+def rounds(found: Results) -> list[Results]:
+    """A system's iterations, less those that still settled."""
+    return [one for one in found["iterations"] if one["round"]]
+
+
+def first(found: Results, *names: str) -> Median | None:
+    """Median over the starts of a system, of its first iteration or of its import."""
+    return median([start | start["first"] for start in found["starts"]], *names)
+
+
+def peak(found: Results) -> float | None:
+    """The most memory a system held in any iteration, MiB."""
+    every = [one["peak_rss_mib"] for one in found["iterations"]]
+    return max(every) if every else None
+
+
+def fastest(results: Results, work: str, name: str) -> Results | None:
+    """A system on a workload, in the fastest of its settings."""
+    settings = [
+        (taken.value, found)
+        for system, found in results.get(work, {}).get("found", {}).items()
+        if system.partition(":")[0] == name
+        if (taken := median(rounds(found), "iteration_s"))
+    ]
+    return min(settings, key=lambda pair: pair[0])[1] if settings else None
+
+
+# ----- targets
+
+
+class Measured(NamedTuple):
+    """A value, and whether all it was computed from was undisturbed."""
+
+    value: float
+    quiet: bool
+
+
+class Target(NamedTuple):
+    """A sentence, its limit and unit, and what was measured."""
+
+    name: str
+    limit: float
+    unit: str
+    measured: Callable[[Results], Measured | None]
+
+    def row(self, results: Results) -> tuple[str, str, str, str]:
+        """For the table: name, target, measured, reached."""
+        one = self.measured(results)
+        target = f"at most {self.limit:g}{self.unit}"
+        if one is None:
+            return self.name, target, "not measured", "–"
+        reached = "yes" if one.value <= self.limit else "no"
+        if not one.quiet:
+            return self.name, target, f"{one.value:.2f}{self.unit} †", "undecided"
+        return self.name, target, f"{one.value:.2f}{self.unit}", reached
+
+
+def _ratio(
+    work: str, peer: str, quantity: Callable[[Results], Measured | None]
+) -> Callable[[Results], Measured | None]:
+    """Measures curax over a peer."""
+
+    def measured(results: Results) -> Measured | None:
+        ours, theirs = fastest(results, work, "curax"), fastest(results, work, peer)
+        if not (ours and theirs):
+            return None
+        a, b = quantity(ours), quantity(theirs)
+        return Measured(a.value / b.value, a.quiet and b.quiet) if a and b else None
+
+    return measured
+
+
+def _iteration(found: Results) -> Measured | None:
+    return _measured(median(rounds(found), "iteration_s"))
+
+
+def _first(found: Results) -> Measured | None:
+    return _measured(first(found, "iteration_s"))
+
+
+def _peak(found: Results) -> Measured | None:
+    held = peak(found)
+    return Measured(held, True) if held else None  # memory does not mind others
+
+
+def _help(results: Results) -> Measured | None:
+    taken = results.get("start", {}).get("found", {}).get("help", [])
+    return _measured(median(taken, "seconds"))
+
+
+def _quickstart(results: Results) -> Measured | None:
+    pairs = results.get("start", {}).get("found", {}).get("quickstart", [])
+    return _measured(median([pair["warm"] for pair in pairs], "steps_s"))
+
+
+def _measured(one: Median | None) -> Measured | None:
+    return one and Measured(one.value, one.quiet)
+
+
+TARGETS = (
+    Target(
+        "nano, iteration against tunix", 0.5, " ×", _ratio("nano", "tunix", _iteration)
+    ),
+    Target(
+        "nano, iteration against trl", 0.75, " ×", _ratio("nano", "trl", _iteration)
+    ),
+    Target(
+        "unequal, iteration against tunix",
+        0.35,
+        " ×",
+        _ratio("unequal", "tunix", _iteration),
+    ),
+    Target(
+        "small, iteration against tunix",
+        0.6,
+        " ×",
+        _ratio("small", "tunix", _iteration),
+    ),
+    Target(
+        "nano, peak memory against tunix", 0.3, " ×", _ratio("nano", "tunix", _peak)
+    ),
+    Target(
+        "nano, first iteration against tunix",
+        1.0,
+        " ×",
+        _ratio("nano", "tunix", _first),
+    ),
+    Target("curax.train --help", 1.0, " s", _help),
+    Target("quickstart, first steps shown, warm cache", 10.0, " s", _quickstart),
+)
+
+
+# ----- text
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, its columns padded so that it reads in a terminal too."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def of_workload(results: Results, work: str) -> str:
+    """The table of one workload; below it, what failed."""
+    head = (
+        *("system", "rollout s", "update s", "iteration s (n)", "curax takes"),
+        *("CPU-s", "first iteration s", "import s", "peak MiB", "tokens per row (cv)"),
+    )
+    ours, rows, notes = fastest(results, work, "curax"), [], []
+    own = _iteration(ours) if ours else None
+    for system, found in results[work]["found"].items():
+        if found["failure"]:
+            notes.append(found["failure"])
+        done = rounds(found)
+        taken = median(done, "iteration_s")
+        if not taken:
+            continue
+        length = statistics.mean(one["mean_length"] for one in done)
+        cv = statistics.mean(one["cv_length"] for one in done)
+        name, _, micro_batches = system.partition(":")
+        rows.append(
+            (
+                name + f", {micro_batches} micro-batches" * bool(micro_batches),
+                str(median(done, "rollout_s")),
+                str(median(done, "update_s")),
+                f"{taken} ({taken.of})",
+                f"{own.value / taken.value:.2f} ×" + "†" * (not taken.quiet)
+                if own
+                else "–",
+                str(median(done, "cpu_rollout_s", "cpu_update_s")),
+                str(first(found, "iteration_s")),
+                str(first(found, "import_s")),
+                f"{peak(found):.0f}",
+                f"{length:.1f} ({cv:.2f})",
+            )
+        )
+    return "\n\n".join([table(head, rows) if rows else "Nothing was measured.", *notes])
+
+
+def tables(results: Results) -> str:
+    """All that was measured beside the peers, and the targets."""
+    parts = [f"{work}\n\n{of_workload(results, work)}" for work in _works(results)]
+    parts.append(
+        table(
+            ("", "target", "measured", "reached"),
+            [target.row(results) for target in TARGETS],
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def _works(results: Results) -> list[str]:
+    return [work for work in WORKLOADS if work in results]
+
+
+def shapes(results: Results) -> Iterator[str]:
+    """A line per workload: its model and its rows."""
+    for name in _works(results):
+        work = WORKLOADS[name]
+        ends = f", {len(work.ends)} tokens end a completion" if work.ends else ""
+        yield (
+            f"- **{name}**: {work.layers} layers, width {work.width}, MLP "
+            f"{work.mlp_width}, vocabulary {work.vocab_size}, "
+            f"{results[name]['parameters'] / 1e6:.1f} M parameters; {work.prompts} "
+            f"prompts × {work.group_size} = {work.rows} rows on {work.slots} slots, at "
+            f"most {work.max_tokens} tokens each{ends}."
+        )
+
+
+def waits(results: Results) -> str:
+    """How long a user waits."""
+    if "start" not in results:
+        return "Not measured."
+    found = results["start"]["found"]
+    rows = [("`curax.train --help`", str(median(found["help"], "seconds")))]
+    for cache in ("cold", "warm"):
+        pairs = [pair[cache] for pair in found["quickstart"]]
+        for name, what in (("line_s", "first line"), ("steps_s", "first steps done")):
+            rows.append(
+                (f"quickstart, {cache} cache: {what}", str(median(pairs, name)))
+            )
+    return table(("from the start of the process", "s"), rows)
+
+
+def provenance(results: Results) -> str:
+    """Where, when and from what commit each part was measured."""
+    rows = []
+    for part, about in results.items():
+        own = about["machine"]
+        machine = (
+            f"{own['cores']} cores, {own['cpu']}, {own['memory_gib']} GiB, "
+            f"Python {own['python']}"
+        )
+        command = f"`{about['command']}`"
+        rows.append((part, about["date"], about["commit"], machine, command))
+    return table(("part", "date", "commit", "machine", "command"), rows)
+
+
+def versions(results: Results) -> str:
+    """The versions of the libraries that systems said they use."""
+    said: dict[str, dict[str, str]] = {}
+    for work in _works(results):
+        for system, found in results[work]["found"].items():
+            for begun in found["starts"]:
+                said[system.partition(":")[0]] = begun["versions"]
+    return "; ".join(
+        f"{system}: " + ", ".join(f"{name} {number}" for name, number in own.items())
+        for system, own in said.items()
+    )
+
+
+GROWTH = {
+    "rows": "rows, of 16 prompts",
+    "length": "tokens per completion, of 32 rows",
+    "prompts": "prompts, of 4 rows each",
+}
+
+
+def scaling(results: Results) -> str:
+    """The tables of how costs grow."""
+    parts = []
+    for axis, what in GROWTH.items():
+        if axis in results:
+            rows = [
+                (
+                    str(point["x"]),
+                    *_cells(point, "rollout_s", "update_s", "first_s", "peak_rss_mib"),
+                )
+                for point in results[axis]["points"]
+            ]
+            head = (what, "rollout s", "update s", "first iteration s", "peak MiB")
+            parts.append(table(head, rows))
+    if "vocabulary" in results:
+        rows = [
+            (
+                str(point["x"]),
+                str(point["chunk"] or "all"),
+                *_cells(point, "planned_mib", "before_mib", "peak_rss_mib", "update_s"),
+            )
+            for point in results["vocabulary"]["points"]
+        ]
+        head = ("vocabulary", "at a time", "planned MiB", "peak MiB before")
+        parts.append(table((*head, "peak MiB", "update s"), rows))
+    if "seeds" in results:
+        done = [p for p in results["seeds"]["points"] if "run_s" in p]
+        rows = [
+            (
+                str(point["x"]),
+                *_cells(point, "run_s"),
+                f"{point['run_s'] / done[0]['run_s']:.2f} ×",
+            )
+            for point in done
+        ]
+        parts.append(table(("seeds side by side", "s", "against one"), rows))
+    return "\n\n".join(parts) or "Not measured."
+
+
+def _cells(point: Results, *names: str) -> list[str]:
+    """Values of a point, or what failed in the place of the first that is missing."""
+    cells = []
+    for name in names:
+        value = point.get(name)
+        if value is None:
+            cells.append(point.pop("failure", "–") if "failure" in point else "–")
+        else:
+            # Others take time from a measurement, but no memory.
+            quiet = not (point["disturbed"] and name.endswith("_s"))
+            cells.append(str(Median(value, 1, quiet)))
+    return cells
+
+
+README = """\
+# Benchmarks
+
+What curax costs, beside two public trainers that do the same work on a CPU, and how its
+cost grows. This page is written by `python -m benchmarks.show` from the files in
+`results/`; no figure on it is typed by hand.
+
+## Targets
+
+{targets}
+
+Against a peer: the median time of curax over that of the peer's fastest setting that
+was measured.
+
+![Seconds of an iteration, system by system](peers.png)
+
+## Beside the peers
+
+One iteration is a rollout and one GRPO update: a random decoder of the Qwen3 family
+in float32, prompts of {prompt_tokens} tokens with {group_size} completions each,
+temperature 1, AdamW, no KL term, a reward that costs nothing.
+
+{shapes}
+
+{workloads}
+
+† All iterations were disturbed: others took more than {quiet} of a core, and no target
+is decided on them. CPU-s are processor seconds of an iteration, rollout and update
+together. The first iteration builds the model and compiles everything, in a fresh
+process with empty caches; it comes on top of the import. "curax takes" is the time of
+curax over that of the row.
+
+Versions: {versions}.
+
+## How long a user waits
+
+{waits}
+
+The first line comes before anything is compiled; the target is about the first steps.
+
+## How the cost grows
+
+{scaling}
+
+![How the cost of curax grows](scaling.png)
+
+The model here is smaller than nano: {model}. Rows above {slots} share that many slots.
+"Planned" is what the compiler reserves for an update over {memory_rows} rows at once,
+arguments included; the peak is that of the whole process, which the compiler has a
+large part in. Seeds are those of the quickstart, shortened to {steps} steps of warm
+start and {steps} of RL.
+
+## How to run it
+
+    python -m benchmarks.peers --setup
+    python -m benchmarks.peers
+    python -m benchmarks.scaling
+    python -m benchmarks.show
+
+From the root of the repository, with Linux and a quiet machine; `--help` lists the
+options. The first command makes an environment per peer in `benchmarks/.env`; pip must
+be told of an index with torch's CPU wheels, or it takes the build for GPUs. Every
+system runs in a process of its own, one at a time while the others wait. An iteration
+during which others took more than {quiet} of a core is marked, and repeated.
+
+{provenance}
+
+## Limits
+
+- A CPU and small random models: nothing here says how any of them does on a GPU or TPU.
+- The update is whatever is not the rollout: rewards and bookkeeping are in it.
+- Each system has the micro-batches of gradients that were found fastest for it on nano;
+  a peer's other settings are its defaults, but for gradient checkpointing and bf16,
+  which TRL switches on and which slow a CPU down.
+- Neither peer refills slots on a CPU in the settings used here, so on `unequal` each
+  samples its rows in batches of the slots, as long as their longest row.
+- Lengths on `unequal` come out of each system's own sampler; their mean and coefficient
+  of variation are in the table.
+- Processor seconds are no neutral measure: threads that wait may spin.
+"""
+
+
+def readme(peers: Results, grown: Results) -> str:
+    """The page."""
+    work = WORKLOADS["nano"]
+    return README.format(
+        targets=table(
+            ("", "target", "measured", "reached"), [t.row(peers) for t in TARGETS]
+        ),
+        prompt_tokens=work.prompt_tokens,
+        group_size=work.group_size,
+        shapes="\n".join(shapes(peers)),
+        workloads="\n\n".join(
+            f"### {work}\n\n{of_workload(peers, work)}" for work in _works(peers)
+        ),
+        quiet=QUIET,
+        versions=versions(peers),
+        waits=waits(peers),
+        scaling=scaling(grown),
+        model=f"{MODEL.layers} layers, width {MODEL.width}, "
+        f"{MODEL.parameters / 1e6:.1f} M parameters",
+        slots=MODEL.slots,
+        memory_rows=MEMORY["prompts"] * MEMORY["group_size"],
+        steps=STEPS,
+        provenance=provenance(peers | grown),
+    )
+
+
+# ----- pictures
+
+
+def of_peers(results: Results) -> "Figure":
+    """Stacked bars, rollout and update, a panel per workload."""
+    from curax.pictures import LIGHT, canvas, label
+
+    works = _works(results)
+    figure, panels = canvas(LIGHT, [1] * len(works))
+    for axes, work in zip(panels, works, strict=True):
+        names, stages = [], []
+        for system, found in results[work]["found"].items():
+            both = [median(rounds(found), name) for name in ("rollout_s", "update_s")]
+            if all(both):
+                names.append(system)
+                stages.append([one.value for one in both if one])
+        places = range(len(names))
+        rollout, update = ([both[i] for both in stages] for i in (0, 1))
+        axes.bar(places, rollout, 0.6, color=LIGHT.blue, label="rollout")
+        axes.bar(places, update, 0.6, rollout, color=LIGHT.orange, label="update")
+        axes.set_xticks(list(places), names)
+        label(axes, LIGHT, work, "seconds per iteration")
+    return figure
+
+
+def of_scaling(results: Results) -> "Figure":
+    """Seconds over rows, length and prompts; memory over the vocabulary; seeds."""
+    from curax.pictures import LIGHT, canvas, label
+    from curax.record import count
+
+    shown = [axis for axis in (*GROWTH, "vocabulary", "seeds") if axis in results]
+    figure, panels = canvas(LIGHT, [1] * len(shown))
+    figure.set_size_inches(3.2 * len(shown), 3.6)
+    for axes, axis in zip(panels, shown, strict=True):
+        points, unit = results[axis]["points"], "seconds"
+        if axis == "vocabulary":
+            unit = "MiB"
+            curves = [
+                (
+                    name,
+                    "planned_mib",
+                    [p for p in points if bool(p["chunk"]) == chunked],
+                )
+                for name, chunked in (("whole", False), ("in chunks", True))
+            ]
+        elif axis == "seeds":
+            curves = [("run", "run_s", points)]
+        else:
+            curves = [(n, f"{n}_s", points) for n in ("rollout", "update")]
+        for (name, key, own), hue in zip(
+            curves, (LIGHT.blue, LIGHT.orange), strict=False
+        ):
+            known = [(p["x"], p[key]) for p in own if key in p]
+            axes.plot(*zip(*known, strict=True), "o-", color=hue, label=name, ms=4)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=10 if axis == "vocabulary" else 2)
+        for both in (axes.xaxis, axes.yaxis):
+            both.set_major_formatter(lambda value, _: f"{value:.4g}")
+            both.set_minor_formatter("")
+        axes.xaxis.set_major_formatter(lambda value, _: count(value))
+        label(axes, LIGHT, axis, unit)
+    return figure
+
+
+def main() -> None:
+    """Write README.md and the pictures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.show", description="Write README.md and pictures."
+    )
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="folder")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder")
+    args = parser.parse_args()
+    peers, grown = (
+        json.loads(file.read_text()) if file.exists() else {}
+        for file in (args.results / "peers.json", args.results / "scaling.json")
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "README.md").write_text(readme(peers, grown))
+    for name, title, results, draw in (
+        ("peers", "An iteration, system by system", peers, of_peers),
+        ("scaling", "How the cost of curax grows", grown, of_scaling),
+    ):
+        if results:
+            figure = draw(results)
+            figure.suptitle(title, x=0.015, ha="left", fontsize=11.5, fontweight="bold")
+            figure.savefig(args.out / f"{name}.png", metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The work that every system is given. Standard library only: all of them import it.
+
+A random Qwen3-style decoder in float32; prompts of 32 tokens, 8 completions each, 64
+tokens at most, temperature 1; then one GRPO update over all of them: AdamW, no KL term.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+LEARNING_RATE = 1e-6  # small: the policy, hence the lengths, stay what they were
+WEIGHT_DECAY = 0.01
+CLIP_NORM = 1.0
+PAD = 0  # never in a prompt; tunix masks it out where it was sampled
+EMBEDDING_STD = 0.02  # of tied embeddings: logits near uniform, so ends come by chance
+PROMPTS = 1024  # different prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Shapes of the model and of one iteration, the same for every system."""
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    vocab_size: int
+    prompts: int = 16
+    group_size: int = 8
+    prompt_tokens: int = 32
+    max_tokens: int = 64
+    slots: int = 128  # rows decoded at a time
+    hazard: float = 0.0  # chance per token that a completion ends; 0: never
+
+    @property
+    def rows(self) -> int:
+        """Completions per iteration."""
+        return self.prompts * self.group_size
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a completion: the last ones of the vocabulary."""
+        count = round(self.hazard * self.vocab_size)
+        return tuple(range(self.vocab_size - count, self.vocab_size))
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model, its head tied to the embeddings."""
+        inner, inner_kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        block = 2 * self.width * (inner + inner_kv) + 3 * self.width * self.mlp_width
+        norms = 2 * self.width + 2 * self.head_dim
+        embedding = self.vocab_size * self.width
+        return self.layers * (block + norms) + self.width + embedding
+
+
+_nano = partial(
+    Workload,
+    layers=4,
+    width=256,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    mlp_width=1024,
+    vocab_size=512,
+)
+WORKLOADS = {
+    work.name: work
+    for work in (
+        _nano(name="nano"),
+        Workload(
+            name="small",
+            layers=12,
+            width=512,
+            heads=8,
+            kv_heads=4,
+            head_dim=64,
+            mlp_width=2048,
+            vocab_size=4096,
+        ),
+        # At this hazard lengths cut off at 64 tokens have a coefficient of variation
+        # of 0.8; there are four times as many rows as slots.
+        _nano(name="unequal", prompts=64, hazard=0.035),
+    )
+}
+
+
+def prompts(work: Workload) -> list[list[int]]:
+    """Random prompts, equal for every system, of tokens that are no end and no pad."""
+    draw = random.Random(0)
+    usable = range(PAD + 1, work.vocab_size - len(work.ends))
+    return [draw.choices(usable, k=work.prompt_tokens) for _ in range(PROMPTS)]
+
+
+def reward(tokens: Sequence[int]) -> float:
+    """Share of even tokens: costs nothing, and differs within a group."""
+    return sum(token % 2 == 0 for token in tokens) / max(len(tokens), 1)
+
+
+def mean_and_cv(lengths: Sequence[int]) -> tuple[float, float]:
+    """Mean and coefficient of variation."""
+    mean = sum(lengths) / len(lengths)
+    variance = sum((length - mean) ** 2 for length in lengths) / len(lengths)
+    return mean, math.sqrt(variance) / mean

@@ -1,0 +1,100 @@
+"""What in the metrics of a run deserves a sentence, and when the run must stop."""
+
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+
+class Watch:
+    """Looks at every row of metrics. Each kind of trouble is told once."""
+
+    def __init__(self, *, patience: int, drift_nats: float):
+        """Nothing has happened yet.
+
+        Args:
+            patience: steps in a row without a finite gradient that are let pass.
+            drift_nats: how far log-probs of sampler and trainer may be apart.
+        """
+        self._patience, self._drift_nats = patience, drift_nats
+        self._told: set[str] = set()
+
+    def look(self, row: Row) -> list[str]:
+        """Sentences about a row, without those of a kind that was told before."""
+        new = {kind: text for kind, text in self._seen(row) if kind not in self._told}
+        self._told |= set(new)
+        return list(new.values())
+
+    def _seen(self, row: Row):
+        step = row["step"]
+        if np.any(_of(row, "update/nonfinite") > 0):
+            yield (
+                "nonfinite",
+                f"{culprit(row)} at step {step}: the update was skipped; after "
+                f"{self._patience} such steps in a row the run stops.",
+            )
+        if np.all(_of(row, "update/count", 1) == 0) and not np.any(
+            _of(row, "update/nonfinite") > 0
+        ):
+            yield (
+                "dead",
+                f"nothing to train on at step {step}, so no update: {remedy(row)}.",
+            )
+        drift = _of(row, "sampler/drift_nats")
+        if np.any(drift > self._drift_nats):
+            yield (
+                "drift",
+                f"sampler/drift_nats is {np.nanmax(drift):.3g} at step {step}, above "
+                f"{self._drift_nats:g}: sampler and trainer give one token different "
+                "log-probs, so ratios are off 1 before any update; likely the model "
+                "looks at more than the tokens before (padding, cache, dropout), or "
+                "the bound logging.drift_nats is too low for its dtype.",
+            )
+
+
+def in_a_row(row: Row, before: Any) -> np.ndarray:
+    """Steps in a row without a finite gradient, this one included; per seed."""
+    bad = np.asarray(row.get("update/nonfinite", 0)) > 0
+    return np.where(bad, np.asarray(before, np.int64) + 1, 0)
+
+
+def culprit(row: Row) -> str:
+    """Which metric of a row is not finite, and what it is."""
+    for name in ("loss/mean", "gradient/norm"):
+        values = _of(row, name)
+        if not np.all(np.isfinite(values)):
+            return f"{name} is {values[~np.isfinite(values)][0]}"
+    return "the gradient of an epoch or mini-batch is not finite"
+
+
+def remedy(row: Row) -> str:
+    """Why no completion of a step could teach anything, and what would change that."""
+    if np.all(_of(row, "outcome/missing") >= _of(row, "rollout/drawn", np.inf)):
+        return (
+            "the verifier gave no outcome for any completion; look at the warnings "
+            "that it logged"
+        )
+    failed, solved = (
+        float(np.mean(_of(row, f"group/{end}_fraction")))
+        for end in ("failed", "solved")
+    )
+    if failed + solved < 1:
+        return (
+            "no completion passed the gate and the down-sampling with credit left; "
+            "loosen gate or downsample, or raise sampling.group_size"
+        )
+    if solved > failed:
+        return (
+            f"{solved:.0%} of the groups are solved by every completion; take harder "
+            "prompts, or end the run"
+        )
+    return (
+        f"{failed:.0%} of the groups are failed by every completion; raise "
+        "sampling.group_size or sampling.rounds, warm-start for longer, or take easier "
+        "prompts"
+    )
+
+
+def _of(row: Row, name: str, default: float = 0.0) -> np.ndarray:
+    return np.atleast_1d(np.asarray(row.get(name, default), np.float64))

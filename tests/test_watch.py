@@ -1,0 +1,119 @@
+"""Sentences about metrics: which, when, how often; and steps in a row."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from curax import watch
+
+FINE = {
+    "step": 3,
+    "loss/mean": 0.1,
+    "gradient/norm": 1.0,
+    "update/count": 1.0,
+    "update/nonfinite": 0.0,
+    "sampler/drift_nats": 1e-6,
+    "outcome/missing": 0.0,
+    "rollout/drawn": 8.0,
+    "group/failed_fraction": 0.25,
+    "group/solved_fraction": 0.5,
+}
+DEAD = FINE | {"update/count": 0.0}
+
+
+def said(row, watcher=None):
+    return (watcher or watch.Watch(patience=4, drift_nats=1e-4)).look(row)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_of_a_row_like_any_other_nothing_is_said(times):
+    seeds = {name: np.repeat(value, times) for name, value in FINE.items()}
+    assert said(FINE) == said(seeds | {"step": 3}) == []
+    assert said({"step": 0}) == []  # the row of the first evaluation
+
+
+@pytest.mark.parametrize(
+    ("changed", "culprit"),
+    [
+        ({"loss/mean": np.nan, "gradient/norm": np.inf}, "loss/mean is nan"),
+        ({"gradient/norm": -np.inf}, "gradient/norm is -inf"),
+        ({"loss/mean": np.array([0.1, np.inf])}, "loss/mean is inf"),
+        ({}, "the gradient of an epoch or mini-batch is not finite"),
+    ],
+)
+def test_what_is_not_finite_is_named(changed, culprit):
+    row = DEAD | {"update/nonfinite": 1.0} | changed
+    assert said(row) == [
+        f"{culprit} at step 3: the update was skipped; after 4 such steps in a row the "
+        "run stops."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "remedy"),
+    [
+        (
+            {"outcome/missing": 8.0},
+            "the verifier gave no outcome for any completion; look at the warnings "
+            "that it logged",
+        ),
+        (
+            {},
+            "no completion passed the gate and the down-sampling with credit left; "
+            "loosen gate or downsample, or raise sampling.group_size",
+        ),
+        (
+            {"group/failed_fraction": 0.25, "group/solved_fraction": 0.75},
+            "75% of the groups are solved by every completion; take harder prompts, or "
+            "end the run",
+        ),
+        (
+            {"group/failed_fraction": 1.0, "group/solved_fraction": 0.0},
+            "100% of the groups are failed by every completion; raise "
+            "sampling.group_size or sampling.rounds, warm-start for longer, or take "
+            "easier prompts",
+        ),
+    ],
+)
+def test_a_step_without_anything_to_learn_gets_a_remedy(changed, remedy):
+    want = [f"nothing to train on at step 3, so no update: {remedy}."]
+    assert said(DEAD | changed) == want
+    both = {name: np.repeat(value, 2) for name, value in (DEAD | changed).items()}
+    assert said(both | {"step": 3}) == want
+    one_learns = both | {"step": 3, "update/count": np.array([0.0, 1.0])}
+    assert said(one_learns) == []
+
+
+@pytest.mark.parametrize("drift", [2e-4, np.array([0.0, 2e-4, np.nan])])
+def test_drift_above_the_bound_is_told_with_its_likely_cause(drift):
+    (sentence,) = said(FINE | {"sampler/drift_nats": drift})
+    assert sentence.startswith("sampler/drift_nats is 0.0002 at step 3, above 0.0001: ")
+    assert said(FINE | {"sampler/drift_nats": 1e-4}) == []
+
+
+def test_each_kind_is_said_once():
+    watcher = watch.Watch(patience=4, drift_nats=1e-4)
+    drifting = FINE | {"sampler/drift_nats": 1.0}
+    assert [len(said(row, watcher)) for row in (FINE, DEAD, DEAD, drifting)] == [
+        *(0, 1, 0, 1)
+    ]
+    assert len(said(DEAD | drifting | {"update/nonfinite": 1.0}, watcher)) == 1
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=2, max_size=2), max_size=12))
+def test_steps_in_a_row_are_counted_per_seed(bad):
+    count: Any = 0
+    for i, flags in enumerate(bad):
+        row = {"update/nonfinite": np.array(flags, np.float32)}
+        count = watch.in_a_row(row, count).tolist()
+        for seed in range(2):
+            past = [f[seed] for f in bad[: i + 1]][::-1]
+            assert count[seed] == (past.index(False) if False in past else i + 1)
+
+
+def test_a_row_of_one_seed_keeps_a_number():
+    assert watch.in_a_row({"update/nonfinite": np.float32(2)}, 3).tolist() == 4
+    assert watch.in_a_row({}, 3).tolist() == 0
