@@ -25,8 +25,10 @@ from curax.config import Config, Evaluation, Sampling, Update
 from curax.models import transformer
 from curax.types import Prompts, Task
 
-# Eight rows at a time: activations stay in the cache of a processor.
-ROWS_PER_MICRO_BATCH = 8
+# Four rows at a time: activations stay in the cache of a processor.
+ROWS_PER_MICRO_BATCH = 4
+# Where completions end by themselves, micro-batches are cut to 16, 32 or 64 tokens.
+LENGTH_BUCKETS = 3
 
 
 def task(work: Workload, heard: Callable[[int], None]) -> Task:
@@ -112,6 +114,7 @@ def config(
         ),
         update=Update(
             micro_batches=micro_batches or work.rows // ROWS_PER_MICRO_BATCH,
+            length_buckets=LENGTH_BUCKETS if work.ends else 1,
             vocab_chunk=vocab_chunk,
             clip_norm=workload.CLIP_NORM,
         ),

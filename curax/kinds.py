@@ -58,9 +58,11 @@ Share = Annotated[float, Range(0.0, 1.0, closed=False)]
 
 def out_of_range(value: Any, kind: Any) -> Range | None:
     """The range that a value should lie in and does not; arrays may be traced."""
-    for bounds in getattr(kind, "__metadata__", ()):
-        if type(value) in (int, float) and not bounds.holds(value):
-            return bounds
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    for member in typing.get_args(kind) if union else (kind,):
+        for bounds in getattr(member, "__metadata__", ()):
+            if type(value) in (int, float) and not bounds.holds(value):
+                return bounds
     return None
 
 
