@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.workload import Workload
+from benchmarks.workload import WORKLOADS, Workload
 
 MODEL = Workload(
     name="tiny",
@@ -58,6 +58,7 @@ AXES: dict[str, list[dict[str, int]]] = {
         for n in (512, 2048, 8192, 32768, 151936)
         for chunk in (0, CHUNK)
     ],
+    "stages": [{"x": 1}],
     "seeds": [{"x": n} for n in doubling(1, 32)],
 }
 
@@ -73,6 +74,8 @@ def measure(axis: str, point: dict[str, int]) -> dict[str, Any]:
         return run_of_seeds(point["x"])
     if axis == "vocabulary":
         return update_alone(work, point["chunk"])
+    if axis == "stages":
+        return {"stages": list(stages())}
     return iterations(work)
 
 
@@ -95,6 +98,33 @@ def iterations(work: Workload) -> dict[str, Any]:
         "rollout_s": statistics.median(row["time/rollout_s"] for row in rows),
         "update_s": statistics.median(row["time/update_s"] for row in rows),
     }
+
+
+def stages() -> Iterator[tuple[str, float]]:
+    """Peak memory of the process, MiB, after each stage of the first nano iteration."""
+    import jax
+    import jax.numpy as jnp
+
+    from benchmarks.recipe import config
+    from curax import loops, parts, pipeline
+
+    yield "import", machine.peak_rss_mib()
+    built = parts.build(config(WORKLOADS["nano"]))
+    loop = loops.Staged(built)
+    state = jax.block_until_ready(loop.begin(loop.initial()))
+    yield "parameters and optimizer", machine.peak_rss_mib()
+    draw = jax.jit(partial(pipeline.draw, built))
+    draw = draw.lower(state, state.memory, jnp.int32(0)).compile()
+    yield "rollout compiled", machine.peak_rss_mib()
+    sampled = jax.block_until_ready(draw(state, state.memory, jnp.int32(0)))
+    yield "rollout", machine.peak_rss_mib()
+    outcome = jnp.arange(built.rows, dtype=jnp.float32) % 2
+    drawn = pipeline.absorb(built, state.memory, None, sampled, outcome)
+    learn = jax.jit(partial(pipeline.learn, built), donate_argnums=0)
+    learn = learn.lower(state, drawn).compile()
+    yield "update compiled", machine.peak_rss_mib()
+    jax.block_until_ready(learn(state, drawn))
+    yield "update", machine.peak_rss_mib()
 
 
 def update_alone(work: Workload, chunk: int) -> dict[str, Any]:

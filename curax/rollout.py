@@ -166,7 +166,7 @@ def sample(
             count=jnp.where(fresh, 0, table.count),
             active=table.active | fresh,
             logits=jnp.where(fresh[:, None], first, table.logits),
-            cache=jax.lax.cond(jnp.any(fresh), copy_prefix, lambda c: c, table.cache),
+            cache=jax.lax.cond(somewhere(fresh), copy_prefix, lambda c: c, table.cache),
         )
 
     def step(table: Table) -> Table:
@@ -210,8 +210,25 @@ def sample(
         cache=jax.tree.map(lambda c: jnp.pad(c, ring), start.cache),
         out=jax.tree.map(shard_rows, out),
     )
-    table = jax.lax.while_loop(lambda table: jnp.any(table.active), step, table)
+    table = jax.lax.while_loop(lambda table: somewhere(table.active), step, table)
     return jax.tree.map(shard_rows, table.out)
+
+
+@jax.custom_batching.custom_vmap
+def somewhere(slots: jax.Array) -> jax.Array:
+    """`[]` bool: whether any slot is; in a batch of samplers, any slot of any of them.
+
+    Where a condition differs within a batch, old and new would be chosen entry by entry
+    of the cache, in every step. A sampler whose slots are all idle writes nothing, so
+    it may as well go on until the last is done.
+    """
+    return jnp.any(slots)
+
+
+@somewhere.def_vmap
+def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
+    del axis_size, in_batched
+    return jnp.any(slots), False
 
 
 @flax.struct.dataclass(kw_only=True)

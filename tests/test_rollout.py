@@ -11,6 +11,7 @@ import tiny
 from contracts import close
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.extend.core import jaxprs_in_params
 
 from curax import allocate, rollout, update
 
@@ -298,3 +299,42 @@ def test_only_allowed_tokens_are_drawn_and_each_of_them_is():
     close(policy, logits[token])
     close(entropy, -(np.exp(logits) * logits).sum())
     assert 0.5 < np.mean(token == 1) < 0.64
+
+
+# ----- many samplers side by side
+
+
+def inside(jaxpr):
+    """Every equation of a jaxpr and of those inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from inside(inner)
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
+    many = jax.tree.map(lambda p: jnp.stack([p, 1.5 * p]), tiny.params())
+    draw = partial(rollout.sample, tiny.MODEL, slots=slots, **tiny.SETTINGS)
+    both = jax.vmap(draw, in_axes=(0, None, None, None))
+    args = tiny.CONTEXTS, tiny.PLAN, KEY
+    got = tiny.jit(both)(many, *args)
+    steps = []
+    for i in range(2):
+        alone = tiny.jit(draw)(jax.tree.map(lambda p, i=i: p[i], many), *args)
+        np.testing.assert_array_equal(got.tokens[i], alone.tokens)
+        np.testing.assert_array_equal(got.mask[i], alone.mask)
+        for name in FIELDS:
+            close(getattr(got, name)[i], getattr(alone, name), atol=1e-5)
+        steps.append(int(alone.mask.sum()))
+    assert steps[0] != steps[1]
+    # No step chooses between old and new caches because one sampler may be done.
+    for equation in inside(jax.make_jaxpr(both)(many, *args).jaxpr):
+        if equation.primitive.name == "while":
+            body = equation.params["body_jaxpr"].jaxpr
+            chosen = [
+                e.outvars[0].aval.shape
+                for e in body.eqns
+                if e.primitive.name == "select_n"
+            ]
+            assert not [s for s in chosen if s[-2:-1] == (tiny.P + tiny.T,)], chosen
