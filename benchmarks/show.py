@@ -230,7 +230,7 @@ def of_workload(results: Results, work: str) -> str:
         name, _, micro_batches = system.partition(":")
         rows.append(
             (
-                name + f", {micro_batches} micro-batches" * bool(micro_batches),
+                name + (f", micro-batches: {micro_batches}" if micro_batches else ""),
                 str(median(done, "rollout_s")),
                 str(median(done, "update_s")),
                 f"{taken} ({taken.of})",
@@ -435,7 +435,8 @@ The first line comes before anything is compiled; the target is about the first 
 
 ![How the cost of curax grows](scaling.png)
 
-The model here is smaller than nano: {model}. Rows above {slots} share that many slots.
+The model here is smaller than nano: {model}. Rows above {slots} share that many
+slots.
 "Planned" is what the compiler reserves for an update over {memory_rows} rows at once,
 arguments included; the peak is that of the whole process, which the compiler has a
 large part in: the table of stages shows which. Seeds are those of the quickstart,
@@ -505,19 +506,20 @@ def of_peers(results: Results) -> "Figure":
     from curax.pictures import LIGHT, canvas, label
 
     works = _works(results)
-    figure, panels = canvas(LIGHT, [1] * len(works))
+    figure, panels = canvas(LIGHT, [len(results[work]["found"]) for work in works])
+    figure.set_size_inches(10.5, 4.4)
     for axes, work in zip(panels, works, strict=True):
         names, stages = [], []
         for system, found in results[work]["found"].items():
             both = [median(rounds(found), name) for name in ("rollout_s", "update_s")]
             if all(both):
-                names.append(system)
+                names.append(system.replace(":1", "\none\nbatch"))
                 stages.append([one.value for one in both if one])
         places = range(len(names))
         rollout, update = ([both[i] for both in stages] for i in (0, 1))
         axes.bar(places, rollout, 0.6, color=LIGHT.blue, label="rollout")
         axes.bar(places, update, 0.6, rollout, color=LIGHT.orange, label="update")
-        axes.set_xticks(list(places), names)
+        axes.set_xticks(list(places), names, fontsize=8)
         label(axes, LIGHT, work, "seconds per iteration")
     return figure
 

@@ -4,6 +4,7 @@ A checkpoint is written in the background, under another name until it is whole.
 the state lies a fingerprint of it, so that what was damaged on the disk is found out.
 """
 
+import copy
 import errno
 import gc
 import json
@@ -81,7 +82,7 @@ class Checkpoints:
         *,
         score: float | None = None,
     ) -> None:
-        """Begin to save. The state may be donated as soon as this returns.
+        """Begin to save. State and totals may change as soon as this returns.
 
         A step that is there already stays. At most one checkpoint is on its way: this
         waits for the one before.
@@ -97,6 +98,7 @@ class Checkpoints:
         """
         if step == self.latest():
             return
+        totals = copy.deepcopy(totals)
         mark = _mark(state, totals)
         if jax.default_backend() == "cpu":
             # There the writer would look at the very memory that is donated.

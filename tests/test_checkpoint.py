@@ -84,18 +84,21 @@ def test_the_best_is_kept_beside_the_latest_also_by_the_next_run(tmp_path):
         assert checkpoints.best() == (5 if upto > 4 else 2)
 
 
-def test_a_state_may_be_donated_as_soon_as_it_is_being_saved(opened):
+def test_state_and_totals_may_change_as_soon_as_they_are_being_saved(opened):
     overwrite = jax.jit(
         lambda tree: jax.tree.map(lambda x: x + jnp.ones_like(x), tree),
         donate_argnums=0,
     )
-    mine = jax.jit(state)()
+    mine, totals = jax.jit(state)(), {"update/count": [0]}
     for step in range(20):
-        opened.save(step, mine, {})
+        opened.save(step, mine, totals)
         want = jax.device_get(jax.tree.map(jnp.copy, mine))
         mine = overwrite(mine)
+        totals["update/count"][0] += 1
     opened.wait()
-    assert_identical(opened.restore(19, like(state()))[0], want)
+    got, counted = opened.restore(19, like(state()))
+    assert_identical(got, want)
+    assert counted == {"update/count": [19]}
 
 
 def test_a_step_that_was_saved_is_not_saved_again(opened):
@@ -184,6 +187,29 @@ def test_a_damaged_checkpoint_is_passed_over_and_kept(opened, tmp_path, number):
     opened.save(5, state(6), {})
     opened.wait()
     assert_identical(opened.newest(like(state())).state, state(6))
+
+
+def test_a_flipped_bit_is_found_out_or_does_no_harm(opened, tmp_path):
+    totals = {"update/count": 7}
+    opened.save(1, state(), totals)
+    opened.wait()
+    files = sorted((tmp_path / "saved" / "1").rglob("*"))
+    files = [file for file in files if file.is_file() and file.stat().st_size]
+    random, refused = np.random.default_rng(0), 0
+    for number in range(60):
+        file = files[number % len(files)]
+        whole = file.read_bytes()
+        data = bytearray(whole)
+        data[random.integers(len(data))] ^= 1 << random.integers(8)
+        file.write_bytes(data)
+        try:
+            got, counted = opened.restore(1, like(state()))
+            assert_identical(got, state())
+            assert counted == totals
+        except checkpoint.DamagedError:
+            refused += 1
+        file.write_bytes(whole)
+    assert refused > 10
 
 
 def test_where_none_can_be_read_nothing_is_renamed(opened, tmp_path):

@@ -201,6 +201,25 @@ def test_the_numbers_on_the_page_are_those_of_the_rows(tmp_path):
 
 
 @few
+@pytest.mark.parametrize(
+    ("seeds", "note"),
+    [
+        (1, "16 had no gradient, 2 were not finite"),
+        (3, "16 had no gradient, 2 were not finite per seed"),
+    ],
+)
+def test_updates_that_were_skipped_are_told_with_the_reason(tmp_path, seeds, note):
+    rows = write(tmp_path, seeds=seeds)
+    for row in rows[1:]:
+        odd = float(row["step"] in (4, 5))
+        both = {"update/skipped": odd + (row["step"] > 4), "update/nonfinite": odd}
+        row |= both if seeds == 1 else {k: [v] * seeds for k, v in both.items()}
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert tiles(opened(tmp_path)[2])["Updates skipped"] == ("18", note)
+
+
+@few
 def test_with_seeds_the_rates_are_means_and_carry_their_interval(tmp_path):
     rows = write(tmp_path, seeds=3)
     page, data, text = opened(tmp_path)
