@@ -47,6 +47,8 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int):
         """Open the folder; the `keep` latest checkpoints are kept, and the best."""
         self._folder, self._failed = folder.absolute(), False
+        if not isinstance(sys.unraisablehook, _Hook):
+            sys.unraisablehook = _Hook(sys.unraisablehook)
         policies = ocp.checkpoint_managers
         options = ocp.CheckpointManagerOptions(
             best_fn=_score,
@@ -272,17 +274,18 @@ def _quietly(function: Callable, *args: Any, **named: Any) -> tuple[Any, str]:
         return function(*args, **named), ""
     except Exception as error:
         reason = _reason(error)
-    # Orbax leaves tasks behind. They would complain when they are collected, and, on
-    # threads of their own, some time later about the loop that they were to return to.
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda _: None
+    # Orbax leaves tasks behind, which would complain when they are collected.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     gc.collect()
-    sys.unraisablehook = hook if isinstance(hook, _Hook) else _Hook(hook)
+    sys.unraisablehook = hook
     return None, reason
 
 
 class _Hook:
-    """An unraisable hook that leaves out what failed reads and writes have to say."""
+    """An unraisable hook that leaves out what failed reads and writes have to say.
+
+    Their threads find the loop that they were to return to closed, at any later time.
+    """
 
     def __init__(self, before: Callable):
         self._before = before
