@@ -45,7 +45,11 @@ class Checkpoints:
     """The checkpoints of a run: a state, totals of the host, and how good it is."""
 
     def __init__(self, folder: Path, *, keep: int):
-        """Open the folder; the `keep` latest checkpoints are kept, and the best."""
+        """Open the folder; the `keep` latest checkpoints are kept, and the best.
+
+        Raises:
+            NotSavedError: it cannot be made.
+        """
         self._folder, self._failed = folder.absolute(), False
         if not isinstance(sys.unraisablehook, _Hook):
             sys.unraisablehook = _Hook(sys.unraisablehook)
@@ -66,7 +70,9 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        self._manager: ocp.CheckpointManager = self._write(
+            ocp.CheckpointManager, self._folder, options=options
+        )
 
     def latest(self) -> int | None:
         """The last step saved, None if there is none."""

@@ -12,6 +12,7 @@ import html
 import importlib.resources
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ def write(run: Path, *, title: str | None = None) -> Path:
         light = pictures.png(picture, told, pictures.LIGHT)
         dark = pictures.png(picture, told, pictures.DARK)
         if light and dark:
-            (run / f"{picture.name}.png").write_bytes(light)
+            _whole(run / f"{picture.name}.png", light)
             figures.append(_figure(picture, light, dark))
     parts = {
         "title": html.escape(title or run.resolve().name),
@@ -68,8 +69,18 @@ def write(run: Path, *, title: str | None = None) -> Path:
         r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template.read_text("utf-8")
     )
     path = run / "report.html"
-    path.write_bytes(page.encode("utf-8", "replace"))
+    _whole(path, page.encode("utf-8", "replace"))
     return path
+
+
+def _whole(path: Path, data: bytes) -> None:
+    """Write a file, or leave the one that is there as it is."""
+    partial = path.with_name(path.name + ".tmp")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 # The run in words

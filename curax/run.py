@@ -59,7 +59,7 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         folder.make(workdir, config)
         try:
             stopped = Run(loop, workdir).go()
-        except RunError as error:
+        except (RunError, checkpoint.NotSavedError) as error:
             print(f"curax.train: {error}", file=sys.stderr)
             return 1
         if stopped is not None:
@@ -67,7 +67,15 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
             return 128 + stopped
         steps = f", the last {config.steps - since} steps" if since else ""
         took = f"{steps} in {record.duration(time.monotonic() - start)}"
-    page = report.write(workdir)
+    try:
+        page = report.write(workdir)
+    except OSError as error:
+        print(
+            f"curax.train: the run is complete, but {workdir}/report.html cannot be "
+            f"written ({error.strerror}); mend that and write it with --resume.",
+            file=sys.stderr,
+        )
+        return 1
     print(f"{summary(workdir)}{took}.\nReport: {page}", flush=True)
     return 0
 

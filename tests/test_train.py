@@ -22,7 +22,7 @@ import pytest
 import small
 from jax.experimental.compilation_cache import compilation_cache
 from runs import assert_same_run, rows, state
-from test_folder import events, lines
+from test_folder import events, files_of_at_most, lines
 
 from curax import checkpoint, folder, loops, run, train
 from curax.config import describe, load, override
@@ -408,6 +408,26 @@ def test_a_finished_run_goes_on_with_more_steps(tmp_path, whole):
     assert call(long, "steps=8")[::2] == (0, "")
     assert json.loads((short / "config.json").read_text())["steps"] == 8
     assert_same_run(short, long, step=8)
+
+
+def test_a_report_for_which_there_is_no_room_is_told_in_a_sentence(
+    tmp_path, whole, monkeypatch
+):
+    monkeypatch.undo()
+    workdir = tmp_path / "run"
+    shutil.copytree(whole[0], workdir)
+    before = snapshot(workdir)
+    with files_of_at_most(50_000):
+        status, _, err = call(workdir, resume=True)
+    assert status == 1
+    assert err == (
+        f"curax.train: the run is complete, but {workdir}/report.html cannot be "
+        "written (File too large); mend that and write it with --resume.\n"
+    )
+    after = snapshot(workdir)
+    assert set(after) == set(before)
+    page = workdir / "report.html"
+    assert after.get(page) == before.get(page)
 
 
 def test_a_finished_run_says_so_and_its_report_is_written_again(
