@@ -108,12 +108,9 @@ def over_parts(
 
     def add(total, part):
         rows, ends = part
-        if len(lengths) > 1:
-            which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), jnp.max(ends))
-            branches = [partial(cut, length=length) for length in lengths]
-            new, own = jax.lax.switch(which, branches, rows)
-        else:
-            new, own = function(rows)
+        which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), jnp.max(ends))
+        branches = [partial(cut, length=length) for length in lengths]
+        new, own = jax.lax.switch(which, branches, rows)
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new), own
 
     rows = split((rows, ends), parts)
@@ -257,7 +254,7 @@ def pull_back(
     def add(total, part):
         contexts, pulled = part
         _, pull = jax.vjp(lambda p: prefill(model, p, contexts), params)
-        return jax.tree.map(lambda a, b: a + b, total, pull(pulled)[0]), None
+        return jax.tree.map(jnp.add, total, pull(pulled)[0]), None
 
     return jax.lax.scan(add, grads, split((contexts, pulled), parts))[0]
 
