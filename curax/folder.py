@@ -19,12 +19,14 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
+from curax.command import write_whole
 from curax.config import Config, ConfigError, changes, describe
 from curax.types import Task
 
 CONFIG = "config.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
 WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
+MEMORY, EXPECTED = "memory.jsonl", "expected.json"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 EVENTS = "tensorboard"
 
@@ -112,9 +114,7 @@ def plain(value: Any) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a whole file or nothing."""
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_text(json.dumps(plain(value), indent=1) + "\n")
-    os.replace(partial, path)
+    write_whole(path, (json.dumps(plain(value), indent=1) + "\n").encode())
 
 
 class Rows:

@@ -1,23 +1,14 @@
 """python -m curax.train: load a config, build it, choose a loop, run it."""
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from curax.command import Parser
 from curax.config import ConfigError, load, override
 
 DEFAULT = "configs/quickstart.py"
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence, without the usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong."""
-        raise ConfigError(f"{message}; {self.prog} --help lists what there is.")
 
 
 def parser() -> Parser:
@@ -27,6 +18,7 @@ def parser() -> Parser:
         allow_abbrev=False,
         description="Train a policy by reinforcement learning from verifiable rewards.",
         epilog="The run folder gets config.json, metrics.jsonl, rollouts.jsonl, "
+        "memory.jsonl, "
         "TensorBoard events, checkpoints, pictures and report.html.",
     )
     result.add_argument(
@@ -40,16 +32,7 @@ def parser() -> Parser:
         metavar="DIR",
         help="run folder, made by the run (default: runs/NAME for configs/NAME.py)",
     )
-    result.add_argument(
-        "--set",
-        dest="assignments",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="change a field or an option of a function, for example steps=400 "
-        "sampling.group_size=16 loss.high=0.3 seeds=8",
-    )
+    result.add_assignments()
     result.add_argument(
         "--resume", action="store_true", help="go on with the run in the run folder"
     )

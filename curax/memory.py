@@ -1,0 +1,106 @@
+"""The difficulty memory: what earlier visits to a prompt have shown."""
+
+import jax
+import jax.numpy as jnp
+
+from curax.types import Difficulty, Memory
+
+
+def forget(num_prompts: int) -> Memory:
+    """A memory that has seen nothing: `[num_prompts]` zeros."""
+    return Memory(
+        draws=jnp.zeros(num_prompts, jnp.float32),
+        solved=jnp.zeros(num_prompts, jnp.float32),
+        square=jnp.zeros(num_prompts, jnp.float32),
+        tokens=jnp.zeros(num_prompts, jnp.float32),
+    )
+
+
+def discount(half_life: float | jax.Array) -> jax.Array:
+    """Factor per visit that halves what is remembered in `half_life` visits."""
+    return jnp.exp2(-1.0 / jnp.asarray(half_life, jnp.float32))
+
+
+def observe(
+    memory: Memory,
+    prompt_id: jax.Array,
+    outcome: jax.Array,
+    square: jax.Array,
+    tokens: jax.Array,
+    exists: jax.Array,
+    *,
+    discount: float | jax.Array,
+) -> Memory:
+    """The memory after a visit: S <- lambda S + n, S+ <- lambda S+ + k.
+
+    Squared score norms and lengths are summed likewise; what is not finite, as of a
+    policy that diverged, is left out. A prompt that is not in the
+    batch, or of which nothing exists, keeps its sums. One that is there twice is
+    discounted once and counted twice.
+
+    Args:
+        memory: sums before.
+        prompt_id: `[B]` int32 in [0, num_prompts).
+        outcome: `[B, G]` float in [0, 1].
+        square: `[B, G]` float, squared score norm of each completion.
+        tokens: `[B, G]` integer, length of each completion.
+        exists: `[B, G]` bool, False where nothing was drawn or the outcome is missing.
+        discount: lambda in (0, 1], per visit.
+
+    Returns:
+        Sums after, same shapes.
+
+    References:
+        Xiong et al. 2025, "Reinforce-Ada", arXiv:2510.04996, section on estimation.
+    """
+    n = jnp.sum(exists, -1, dtype=jnp.float32)
+    visits = jnp.zeros_like(memory.draws).at[prompt_id].add(n)
+    keep = jnp.where(visits > 0, discount, 1.0)
+
+    def add(old: jax.Array, values: jax.Array) -> jax.Array:
+        values = values.astype(jnp.float32)
+        new = jnp.sum(values, -1, where=exists & jnp.isfinite(values))
+        return (old * keep).at[prompt_id].add(new)
+
+    return Memory(
+        draws=(memory.draws * keep).at[prompt_id].add(n),
+        solved=add(memory.solved, outcome),
+        square=add(memory.square, square),
+        tokens=add(memory.tokens, tokens),
+    )
+
+
+def difficulty(
+    memory: Memory, prompt_id: jax.Array, *, prior: tuple[float, float]
+) -> Difficulty:
+    """What the memory knows of prompts.
+
+        pass_rate = (S+ + a) / (S + a + b)        under a Beta(a, b) prior
+
+    Norm and length of a prompt without visits are those of the whole memory, 1 while
+    that is empty.
+
+    Args:
+        memory: of the run.
+        prompt_id: `[B]` int32 in [0, num_prompts).
+        prior: a and b, pseudo-counts of right and of wrong completions.
+
+    Returns:
+        Estimates, `[B]`; the norm is the root mean square.
+    """
+    a, b = prior
+    draws, solved = memory.draws[prompt_id], memory.solved[prompt_id]
+
+    def average(sums: jax.Array) -> jax.Array:
+        total = jnp.sum(memory.draws)
+        common = jnp.where(total > 0, jnp.sum(sums) / jnp.maximum(total, 1e-9), 1.0)
+        own = sums[prompt_id] / jnp.where(draws > 0, draws, 1.0)
+        return jnp.where(draws > 0, own, common)
+
+    return Difficulty(
+        draws=draws,
+        solved=solved,
+        pass_rate=(solved + a) / (draws + a + b),
+        norm=jnp.sqrt(average(memory.square)),
+        tokens=average(memory.tokens),
+    )
