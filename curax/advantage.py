@@ -5,6 +5,9 @@ Each states the weight w(p) its expected update puts on grad p when n completion
 0/1 rewards are summed with coefficients A_i / n.
 """
 
+import math
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -131,16 +134,22 @@ def standardised(
     *,
     eps: float | jax.Array = 1e-6,
     bessel: bool = False,
+    floor: float | jax.Array = 0.0,
 ) -> jax.Array:
     """How many standard deviations each completion is above its group. GRPO.
 
-        A_i = (r_i - mean_j r_j) / (s + eps),   s^2 = sum_j (r_j - mean)^2 / (n - ddof)
+        A_i = (r_i - mean_j r_j) / (max(s, floor) + eps),
+        s^2 = sum_j (r_j - mean)^2 / (n - ddof)
 
     over the n completions that exist. ddof is 0, or 1 with `bessel`; the papers leave
     it open, the trainers of verl and TRL use 1. eps is added to s and not to s^2, as
     they do. Small groups of any prompt matter alike: w(p) tends to 1 / sqrt(p (1 - p))
     as n grows, and to sqrt(n - 1) as p -> 0 at fixed n; `bessel` multiplies it by
-    sqrt((n - 1) / n). A group whose rewards are within 1e-6 of each other gets exactly
+    sqrt((n - 1) / n). The lone success of a hopeless prompt gets sqrt(n - 1), the more
+    the larger the group: 3.87 among 16, of which a floor of 0.35 leaves 2.68. Under a
+    floor that no s exceeds this is `group_mean` times a constant.
+
+    A group whose rewards are within 1e-6 of each other gets exactly
     0, where rounding would make advantages of noise; so does a group with n < 2, which
     verl gives its raw reward.
 
@@ -149,6 +158,8 @@ def standardised(
         exists: `[..., G]` bool, True where there is a completion.
         eps: added to the standard deviation, in the units of `reward`, at least 0.
         bessel: divide by n - 1 and not by n; static.
+        floor: least standard deviation to divide by, in the units of `reward`; 0 is
+            GRPO.
 
     Returns:
         `[..., G]` float32, no unit; 0 where `exists` is False.
@@ -161,7 +172,8 @@ def standardised(
         Open Language Models", arXiv:2402.03300, section 4.1.
     """
     _check(reward, exists)
-    return _standardised(reward, exists, axis=-1, eps=eps, ddof=int(bessel))
+    ddof = int(bessel)
+    return _standardised(reward, exists, axis=-1, eps=eps, ddof=ddof, floor=floor)
 
 
 def batch_standardised(
@@ -198,13 +210,106 @@ def batch_standardised(
     return _standardised(reward, exists, axis=(-2, -1), eps=eps, ddof=0)
 
 
+def guarded(
+    reward: jax.Array,
+    exists: jax.Array,
+    *,
+    estimate: Callable[[jax.Array, jax.Array], jax.Array],
+    clip: float | jax.Array = math.inf,
+    least: int = 0,
+    keep_negatives: bool = True,
+    threshold: float | jax.Array = 0.5,
+) -> jax.Array:
+    """Another estimator, kept from learning much from a few lucky completions.
+
+        A_i = clip(estimate_i, -clip, clip)
+        A_i = min(A_i, 0)        in groups of fewer than `least` right completions
+
+    The rare success on a prompt far too hard is as likely an accident as a solution,
+    yet a standardised advantage is largest there. `least_positives` says how many right
+    ones are more than accident. Such groups still push their wrong completions down,
+    unless `keep_negatives` is False; `gate.minimum_right` drops them from all averages
+    instead. With least >= 2, w(p) falls to 0 with p, where the estimator alone keeps a
+    positive limit. The defaults change nothing.
+
+    Args:
+        reward: `[..., G]` float, outcome of each completion; right above `threshold`.
+        exists: `[..., G]` bool, True where there is a completion. Right ones are
+            counted among these: the kept ones only, where statistics are theirs.
+        estimate: the estimator, `(reward, exists) -> advantage`.
+        clip: largest size of an advantage, in its units, at least 0.
+        least: fewest right completions that positive advantages need; static.
+        keep_negatives: whether the other groups keep theirs below 0; static.
+        threshold: largest reward of a wrong completion, in the units of `reward`.
+
+    Returns:
+        `[..., G]` float32 in the units of `estimate`; 0 where `exists` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
+
+    References:
+        The finding that over-hard prompts do harm: arXiv:2605.28388. Clip and count are
+        ours.
+    """
+    _check(reward, exists)
+    advantage = jnp.clip(estimate(reward, exists), -clip, clip)
+    right = jnp.asarray(reward) > threshold
+    enough = masked.total(right, exists, keepdims=True) >= least
+    rest = jnp.minimum(advantage, 0.0) if keep_negatives else jnp.zeros_like(advantage)
+    return jnp.where(enough, advantage, rest)
+
+
+def least_positives(n: int, *, accident: float, delta: float = 0.05) -> int:
+    """How many right completions of n are too many for accident.
+
+        min {k : P(Binomial(n, accident) >= k) <= delta}
+
+    Made for `least` of `guarded` and of `gate.minimum_right`. 16 completions of which
+    2% are right by accident need 2 right ones; at 5% they need 3.
+
+    Args:
+        n: completions of a group, at least 1.
+        accident: chance that a completion counts as right without a solution, in
+            [0, 1]: lucky guesses, and mistakes of the verifier.
+        delta: accepted chance that accident alone gives as many, in [0, 1).
+
+    Returns:
+        An integer in [1, n + 1]; n + 1 if no number of right ones is enough.
+
+    Raises:
+        ValueError: if an argument is out of its range.
+    """
+    if n < 1:
+        raise ValueError(f"n={n} must be at least 1; set it to the group size.")
+    if not 0.0 <= accident <= 1.0:
+        raise ValueError(f"accident={accident} must be in [0, 1]; give a rate.")
+    if not 0.0 <= delta < 1.0:
+        raise ValueError(f"delta={delta} must be in [0, 1); set it to 0.05, say.")
+
+    def chance(least: int) -> float:
+        """P(Binomial(n, accident) >= least)."""
+        return math.fsum(
+            math.comb(n, k) * accident**k * (1.0 - accident) ** (n - k)
+            for k in range(least, n + 1)
+        )
+
+    return next(k for k in range(1, n + 2) if chance(k) <= delta)
+
+
 def _standardised(
-    reward: jax.Array, exists: jax.Array, *, axis: Axis, eps, ddof: int
+    reward: jax.Array,
+    exists: jax.Array,
+    *,
+    axis: Axis,
+    eps: float | jax.Array,
+    ddof: int,
+    floor: float | jax.Array = 0.0,
 ) -> jax.Array:
     low, high = masked.extent(reward, exists, axis=axis, keepdims=True)
     differ = high - low > _COLLAPSED
     square = masked.variance(reward, exists, axis=axis, keepdims=True, ddof=ddof)
-    scale = jnp.where(differ, jnp.sqrt(square) + eps, 1.0)
+    scale = jnp.where(differ, jnp.maximum(jnp.sqrt(square), floor) + eps, 1.0)
     return jnp.where(differ, _deviation(reward, exists, axis=axis) / scale, 0.0)
 
 

@@ -80,7 +80,7 @@ def max_variance(
     # cancellation and overflow for all others.
     spread = jnp.where(high > low, high - low, 1.0)
     unit = jnp.where(exists, (reward - (low + (high - low) / 2)) / spread, 0.0)
-    order = _ascending(key, unit, exists)
+    order = _ascending(_lots(key, exists), unit, exists)
     n = jnp.sum(exists, axis=-1, keepdims=True)
 
     def taken(values: jax.Array) -> jax.Array:
@@ -129,14 +129,161 @@ def random(
         The control in Xu et al. 2025, PODS, arXiv:2504.13818.
     """
     _check(reward, exists, m)
-    order = _ascending(key, jnp.zeros_like(reward), exists)
+    order = _ascending(_lots(key, exists), jnp.zeros_like(reward), exists)
     return exists & (jnp.argsort(order, axis=-1) < m)
 
 
-def _ascending(key: jax.Array, value: jax.Array, exists: jax.Array) -> jax.Array:
-    """`[..., G]` indices from small to large, equals at random, absent ones last."""
-    lot = jax.random.bits(key, value.shape)
-    return jnp.lexsort((lot, value, ~jnp.asarray(exists)), axis=-1)
+def max_reward(
+    key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
+) -> jax.Array:
+    """The m completions of each group with the largest rewards.
+
+    Among equal rewards the choice is uniformly random. Best-of-n distillation, and a
+    warning: with 0/1 rewards and k >= m right ones nothing wrong is kept, so centred on
+    the kept set such a group trains nothing, and centred on the pool it only ever
+    learns from what was right. Smaller rewards are lost, which no weight gives back.
+
+    A group of at most m keeps all.
+
+    Args:
+        key: PRNG key of the choice among equals.
+        reward: `[..., G]` float, outcome of each completion. Any scale.
+        exists: `[..., G]` bool, True on completions that may be kept.
+        m: how many to keep per group, at least 1; static.
+
+    Returns:
+        `[..., G]` bool with exactly min(m, number that exist) True per group.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ, dtypes are not (float, bool)
+            or m < 1.
+
+    References:
+        A control in the released code of Xu et al. 2025, PODS, arXiv:2504.13818, where
+        it does far worse than `random`.
+    """
+    _check(reward, exists, m)
+    best_first = -jnp.asarray(reward, jnp.float32)
+    order = _ascending(_lots(key, exists), best_first, exists)
+    return exists & (jnp.argsort(order, axis=-1) < m)
+
+
+def percentile(
+    key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
+) -> jax.Array:
+    """The m completions that stand for the rewards of each group most evenly.
+
+        S = {order statistics ceil((l - 1/2) n / m) : l = 1..m}
+
+    of the n that exist: the inverse distribution function of the group at the middles
+    of m equal shares. Among equal rewards the choice is uniformly random.
+
+    With 0/1 rewards, k of n positive, this keeps ceil(m k / n - 1/2) positives, the
+    whole number next to their share (halves down): nearly the pass rate of the pool and
+    hardly any selection to undo. A class of less than half a share may be lost, the one
+    right completion of a hard prompt too, where `max_variance` and `balanced` keep it.
+
+    A group of at most m keeps all.
+
+    Args:
+        key: PRNG key of the choice among equals.
+        reward: `[..., G]` float, outcome of each completion. Any scale.
+        exists: `[..., G]` bool, True on completions that may be kept.
+        m: how many to keep per group, at least 1; static.
+
+    Returns:
+        `[..., G]` bool with exactly min(m, number that exist) True per group.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ, dtypes are not (float, bool)
+            or m < 1.
+
+    References:
+        Reported as one of the rules of Xu et al. 2025, PODS, arXiv:2504.13818; it is
+        not in the released code. The rounding is ours.
+    """
+    _check(reward, exists, m)
+    reward = jnp.asarray(reward, jnp.float32)
+    rank = jnp.argsort(_ascending(_lots(key, exists), reward, exists), axis=-1)
+    n = jnp.maximum(jnp.sum(exists, axis=-1, keepdims=True), 1)
+
+    def wanted(count: jax.Array) -> jax.Array:
+        """How many of the m are among the `count` smallest: all l with l - 1/2 <=."""
+        return (2 * m * count + n) // (2 * n)
+
+    return exists & (wanted(rank + 1) > wanted(rank))
+
+
+def balanced(
+    key: jax.Array,
+    reward: jax.Array,
+    exists: jax.Array,
+    *,
+    m: int,
+    first: bool = False,
+    threshold: float | jax.Array = 0.5,
+) -> jax.Array:
+    """As many right completions as wrong ones, as far as there are any.
+
+        n+ = min(floor(m / 2), N+),   n- = min(m - n+, N-)
+
+    with N+ right and N- wrong ones in the group; what is then short of m is filled with
+    spare right ones. On 0/1 rewards this is `max_variance`; others are told apart by
+    the threshold alone, so that no shaping decides which of a class survive. The only
+    member of a class is never dropped if m >= 2.
+
+    Trained as it is with A = r - N+ / N, the weight of a prompt whose two classes are
+    plentiful is ((1-p)^2 + p^2) / (2 p (1-p)): easy and hard prompts gain alike.
+    `correct.horvitz_thompson` undoes it exactly. Taking the first ones drawn and not
+    random ones changes no expectation as long as draws are exchangeable given their
+    labels; a sampler that returns short completions first breaks that.
+
+    A group of at most m keeps all.
+
+    Args:
+        key: PRNG key of the choice inside each class; not used if `first`.
+        reward: `[..., G]` float, outcome of each completion; right above `threshold`.
+        exists: `[..., G]` bool, True on completions that may be kept.
+        m: how many to keep per group, at least 1; static.
+        first: take the first of each class in slot order, the order of drawing, and not
+            a uniformly random part of it; static.
+        threshold: largest reward of a wrong completion, in the units of `reward`.
+
+    Returns:
+        `[..., G]` bool with exactly min(m, number that exist) True per group.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ, dtypes are not (float, bool)
+            or m < 1.
+
+    References:
+        Xiong et al. 2025, "Reinforce-Ada: An Adaptive Sampling Framework for
+        Reinforce-Style LLM Training", arXiv:2510.04996. Its released code takes the
+        first ones, counts rewards above 0.7 as right and corrects for nothing.
+    """
+    _check(reward, exists, m)
+    right = exists & (jnp.asarray(reward) > threshold)
+    every_right = jnp.sum(right, axis=-1, keepdims=True)
+    every_wrong = jnp.sum(exists & ~right, axis=-1, keepdims=True)
+    kept_right = jnp.minimum(m // 2, every_right)
+    kept_wrong = jnp.minimum(m - kept_right, every_wrong)
+    kept_right = jnp.minimum(m - kept_wrong, every_right)
+
+    slots = jnp.arange(exists.shape[-1], dtype=jnp.uint32)
+    lots = jnp.broadcast_to(slots, exists.shape) if first else _lots(key, exists)
+    # The right ones come first, then the wrong ones.
+    rank = jnp.argsort(_ascending(lots, ~right, exists), axis=-1)
+    within = jnp.where(right, rank, rank - every_right)
+    return exists & (within < jnp.where(right, kept_right, kept_wrong))
+
+
+def _lots(key: jax.Array, exists: jax.Array) -> jax.Array:
+    return jax.random.bits(key, exists.shape)
+
+
+def _ascending(lots: jax.Array, value: jax.Array, exists: jax.Array) -> jax.Array:
+    """`[..., G]` indices from small to large, equals by lot, absent ones last."""
+    return jnp.lexsort((lots, value, ~jnp.asarray(exists)), axis=-1)
 
 
 def _check(reward: jax.Array, exists: jax.Array, m: int = 1) -> None:

@@ -103,6 +103,43 @@ def pass_rate_band(
     return exists & (rate >= low) & (rate <= high)
 
 
+def minimum_right(
+    outcome: jax.Array,
+    exists: jax.Array,
+    finished: jax.Array,
+    *,
+    least: int,
+    threshold: float | jax.Array = 0.5,
+) -> jax.Array:
+    """Only groups with enough right completions: no fewer than `least`.
+
+    On a prompt far too hard the rare right completion may well be an accident, and what
+    is learnt of it harms. `advantage.least_positives` says how many are more than that.
+    Of centred advantages over n draws of 0/1 outcomes the effective weight falls to 0
+    with p, like p^(least - 1); least = 1 closes what centred advantages make 0 anyway.
+    Groups that are all right stay open.
+
+    Args:
+        outcome: as `none`; right above `threshold`.
+        exists: as `none`.
+        finished: as `none`; not read.
+        least: fewest right completions of a group that may train; static.
+        threshold: largest outcome of a wrong completion, in the units of `outcome`.
+
+    Returns:
+        `[..., G]` bool, `exists` in groups with enough right ones.
+
+    Raises:
+        AssertionError: as `none`.
+
+    References:
+        The finding that over-hard prompts do harm: arXiv:2605.28388. The count is ours.
+    """
+    _check(outcome, exists, finished)
+    right = jnp.asarray(outcome) > threshold
+    return exists & (masked.total(right, exists, keepdims=True) >= least)
+
+
 def overlong(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Array:
     """Only completions that ended by themselves.
 

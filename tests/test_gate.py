@@ -1,6 +1,7 @@
 """Gates: definitions, what they never do, and the weights they leave."""
 
 from functools import partial
+from math import comb
 
 import jax
 import numpy as np
@@ -22,6 +23,8 @@ from curax import advantage, gate
 
 band = partial(gate.pass_rate_band, low=0.25, high=0.75)
 half_right = partial(gate.accepted, threshold=0.5)
+two_right = partial(gate.minimum_right, least=2)
+three_fair = partial(gate.minimum_right, least=3, threshold=0.25)
 several = partial(gate.every, gates=(band, gate.overlong, gate.zero_variance))
 
 # Every gate with its definition: (outcomes of the group, finished) -> may train.
@@ -32,6 +35,8 @@ DEFINITIONS = {
     gate.overlong: lambda outcome, finished: finished,
     gate.accepted: lambda outcome, finished: outcome == 1,
     half_right: lambda outcome, finished: outcome >= 0.5,
+    two_right: lambda outcome, finished: np.sum(outcome > 0.5) >= 2,
+    three_fair: lambda outcome, finished: np.sum(outcome > 0.25) >= 3,
     several: lambda outcome, finished: (
         finished & (0.25 <= outcome.mean() <= 0.75) & (np.ptp(outcome) > 0)
     ),
@@ -77,6 +82,59 @@ def test_rounding_does_not_bring_a_dead_group_to_life():
     assert gate.zero_variance(outcome, both, both, delta=0.0).all()
     spread = np.ptp(outcome)
     assert not gate.zero_variance(outcome, both, both, delta=spread).any()
+
+
+CENTRED = [
+    advantage.group_mean,
+    advantage.leave_one_out,
+    advantage.standardised,
+    partial(advantage.standardised, bessel=True, floor=0.35),
+    partial(advantage.guarded, estimate=advantage.standardised, least=2),
+]
+
+
+@for_every_gate
+@pytest.mark.parametrize("outcome", [0.0, 0.7, 1.0])
+def test_a_group_of_equal_outcomes_trains_nothing(gate_, outcome):
+    group, every = np.full((1, 12), outcome, np.float32), np.ones((1, 12), bool)
+    open_ = np.asarray(gate_(group, every, every))
+    for estimate in CENTRED:
+        assert not np.asarray(estimate(group, every))[open_].any()
+        assert not np.asarray(estimate(group, open_)).any()
+
+
+@pytest.mark.parametrize("outcome", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("size", [1, 12, 24])
+def test_no_group_of_equal_outcomes_passes_where_they_must_differ(outcome, size):
+    group, every = np.full((1, size), outcome, np.float32), np.ones((1, size), bool)
+    assert not gate.zero_variance(group, every, every).any()
+
+
+def test_a_group_too_hard_is_closed_at_the_least_number_and_an_easy_one_never():
+    every = np.ones((9, 8), bool)
+    for least in range(10):
+        open_ = np.asarray(gate.minimum_right(pools(8), every, every, least=least))
+        np.testing.assert_array_equal(open_.all(-1), np.arange(9) >= least)
+        np.testing.assert_array_equal(open_.any(-1), open_.all(-1))
+
+
+def test_an_outcome_at_the_threshold_is_wrong():
+    outcome, every = np.float32([[0.5, 1.0]]), np.ones((1, 2), bool)
+    assert not two_right(outcome, every, every).any()
+    assert two_right(outcome, every, every, threshold=0.49).all()
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_hopeless_prompts_weigh_nothing_once_several_must_be_right(least):
+    n, every = 8, np.ones((9, 8), bool)
+    open_ = np.asarray(gate.minimum_right(pools(n), every, every, least=least))
+    credit = np.where(open_, advantage.leave_one_out(pools(n), every), 0.0) / n
+    for p in (0.001, 0.1, 0.5, 0.9):
+        # All but the two completions whose pair of labels is (right, wrong).
+        others = [comb(n - 2, k) * p**k * (1 - p) ** (n - 2 - k) for k in range(n - 1)]
+        close(effective_weight(credit, p), sum(others[least - 1 :]), rtol=1e-5)
+    tiny = [effective_weight(credit, p) for p in (1e-4, 2e-4)]
+    close(tiny[1] / tiny[0], 2 ** (least - 1), rtol=2e-3)
 
 
 def test_no_gates_at_all_let_everything_through():

@@ -1,0 +1,347 @@
+"""Stopping rules: definitions, and the published tables by a sum over all pools."""
+
+from functools import cache, partial
+from math import comb
+
+import jax
+import numpy as np
+import pytest
+from contracts import (
+    close,
+    follows_permutations,
+    ignores_absent_entries,
+    is_the_same_however_it_runs,
+    name,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from curax import advantage, correct, downsample, objective, stop
+
+KEY = jax.random.key(0)
+lucky = partial(stop.positives, right=2, threshold=0.7)
+one_each = partial(stop.balanced, right=1, wrong=1)
+lopsided = partial(stop.balanced, right=1, wrong=3, threshold=0.2)
+
+# Every rule with its definition: outcomes of the pool -> met.
+DEFINITIONS = {
+    stop.never: lambda pool: False,
+    stop.positives: lambda pool: np.sum(pool > 0.5) >= 1,
+    lucky: lambda pool: np.sum(pool > 0.7) >= 2,
+    stop.balanced: lambda pool: np.sum(pool > 0.5) >= 2 and np.sum(pool <= 0.5) >= 2,
+    one_each: lambda pool: 0 < np.sum(pool > 0.5) < len(pool),
+    lopsided: lambda pool: np.sum(pool > 0.2) >= 1 and np.sum(pool <= 0.2) >= 3,
+}
+for_every_rule = pytest.mark.parametrize("rule", DEFINITIONS, ids=name)
+outcomes = hnp.arrays(
+    np.float32, (3, 5), elements=st.sampled_from([0.0, 0.5, 0.625, 1.0])
+)
+masks = hnp.arrays(np.bool_, (3, 5))
+
+
+@for_every_rule
+@given(outcomes, masks)
+def test_a_rule_is_its_definition(rule, outcome, exists):
+    want = [
+        DEFINITIONS[rule](outcome[b, row]) if row.any() else False
+        for b, row in enumerate(exists)
+    ]
+    got = jax.jit(rule)(outcome, exists)
+    assert got.shape == (3,)
+    np.testing.assert_array_equal(got, want)
+
+
+@for_every_rule
+@given(outcomes, masks, st.permutations(range(3)), st.permutations(range(5)))
+def test_a_rule_counts_what_exists_in_any_order(rule, outcome, exists, prompts, slots):
+    ignores_absent_entries(rule, outcome, exists, counts=exists)
+    follows_permutations(rule, outcome, exists, order=prompts, axis=0)
+    follows_permutations(rule, outcome, exists, order=slots, axis=1)
+
+
+@for_every_rule
+@given(outcomes, masks, masks)
+def test_what_is_met_stays_met_when_more_is_drawn(rule, outcome, exists, more):
+    before, after = (jax.jit(rule)(outcome, e) for e in (exists, exists | more))
+    assert (~np.asarray(before) | np.asarray(after)).all()
+
+
+@for_every_rule
+@given(outcomes, masks)
+def test_a_rule_reads_the_label_and_nothing_finer(rule, outcome, exists):
+    threshold = rule.keywords.get("threshold", 0.5) if type(rule) is partial else 0.5
+    label = np.float32(outcome > threshold)
+    np.testing.assert_array_equal(
+        jax.jit(rule)(label, exists), jax.jit(rule)(outcome, exists)
+    )
+
+
+@for_every_rule
+def test_a_rule_is_the_same_however_it_runs(rule):
+    random = np.random.default_rng(0)
+    outcome = random.integers(0, 2, (8, 5)).astype(np.float32)
+    is_the_same_however_it_runs(rule, outcome, random.random((8, 5)) < 0.8)
+
+
+def test_an_outcome_at_the_threshold_is_wrong():
+    outcome, exists = np.float32([[0.5, 0.5, 1.0]]), np.ones((1, 3), bool)
+    assert not stop.positives(outcome[:, :2], exists[:, :2]).any()
+    assert stop.balanced(outcome, exists, right=1, wrong=2).all()
+    assert stop.positives(outcome, exists, threshold=0.9).all()
+    assert not stop.positives(outcome, exists, threshold=1.0).any()
+
+
+@for_every_rule
+def test_wrong_shapes_and_dtypes_are_refused(rule):
+    outcome, mask = np.zeros((2, 3), np.float32), np.ones((2, 3), bool)
+    for bad in [(outcome, mask[:1]), (mask, mask), (outcome, outcome)]:
+        with pytest.raises(AssertionError):
+            rule(*bad)
+
+
+@pytest.mark.parametrize("counts", [{"right": 0}, {"right": -1}])
+def test_counts_below_one_are_refused(counts):
+    outcome, exists = np.zeros((2, 3), np.float32), np.ones((2, 3), bool)
+    for rule in (stop.positives, stop.balanced):
+        with pytest.raises(AssertionError):
+            rule(outcome, exists, **counts)
+    with pytest.raises(AssertionError):
+        stop.balanced(outcome, exists, wrong=0)
+
+
+class Pools:
+    """All pools that rounds of M draws can end in, and how likely each of them is.
+
+    Pool i has `right[i]` right completions among `drawn[i]`, a multiple of M. Their
+    order does not matter to anything here: right ones are put first.
+    """
+
+    def __init__(self, rule, *, size, rounds):
+        self.size, self.rounds = size, rounds
+        pools = [
+            (t * size, k) for t in range(1, rounds + 1) for k in range(t * size + 1)
+        ]
+        self.drawn, self.right = np.array(pools).T
+        slot = np.arange(size * rounds)
+        self.exists = slot < self.drawn[:, None]
+        self.outcome = np.float32(slot < self.right[:, None])
+        self.met = np.asarray(jax.jit(rule)(self.outcome, self.exists))
+
+    def chance(self, p):
+        """`[pools]` probability that a prompt of pass rate p ends with this pool."""
+        binomial = [
+            comb(self.size, k) * p**k * (1 - p) ** (self.size - k)
+            for k in range(self.size + 1)
+        ]
+        ends, alive = np.zeros(len(self.drawn)), np.ones(1)
+        for t in range(1, self.rounds + 1):
+            here = self.drawn == t * self.size
+            alive = np.convolve(alive, binomial)
+            stops = self.met[here] | (t == self.rounds)
+            ends[here], alive = alive * stops, alive * ~stops
+        close(ends.sum(), 1.0, rtol=1e-12)
+        return ends
+
+    def credits(self, *, keep_all=False, m=4):
+        """Credit of every completion of every pool, as it is divided by those kept."""
+        reward, pool = self.outcome, self.exists
+        choose = downsample.none if keep_all else partial(downsample.balanced, m=m)
+
+        @jax.jit
+        def columns(reward, pool):
+            keep = choose(KEY, reward, pool)
+            history = reward[:, 0]  # not read
+            log = objective.prompt_weight(reward, pool, history, f=objective.log)
+            code = advantage.group_mean(reward, pool) * correct.none(reward, pool, keep)
+            undo = correct.horvitz_thompson(reward, pool, keep)
+            n = keep.sum(-1, keepdims=True).astype(np.float32)
+            return {
+                "code": code / n,
+                "paper": code * log / n,
+                "pool": advantage.group_mean(reward, pool) * undo * log / n,
+                "exact": advantage.raw(reward, pool) * undo * log / n,
+            }
+
+        return {k: np.float64(v) for k, v in columns(reward, pool).items()}
+
+    def weight(self, credit, p):
+        """w with E[sum_j c_j grad log pi(y_j)] = w(p) grad p."""
+        sides = np.where(self.outcome == 1, credit / p, -credit / (1 - p))
+        return self.chance(p) @ np.where(self.exists, sides, 0.0).sum(-1)
+
+    def noise(self, credit, p):
+        """E[sum_j c_j^2] / w^2, the variance for scores of variance 1."""
+        return self.chance(p) @ (credit**2).sum(-1) / self.weight(credit, p) ** 2
+
+
+@cache
+def released(rule):
+    return Pools(rule, size=8, rounds=4)
+
+
+@cache
+def released_credits(rule):
+    return released(rule).credits()
+
+
+def printed(got, want):
+    """`got` rounds to `want`, text as printed; float32 credits may be off by 1e-6."""
+    _, _, decimals = want.partition(".")
+    close(got, float(want), rtol=1e-6, atol=0.5 * 10.0 ** -len(decimals))
+
+
+# p: draws, P(met), P(mixed), mean pass rate; weights as released, as the paper has it,
+# of the whole pool corrected, and of the mean over right completions.
+BALANCED = """
+.01 31.700 .0407 .2750 .0112 7.5225 204.555 26.6472 27.5020
+.05 27.315 .4800 .8063 .0663 5.8570 96.7469 15.5783 16.1258
+.10 20.962 .8436 .9657 .1321 3.9464 41.3601 9.2615 9.6566
+.25 11.520 .9988 .9999 .2837 1.6205 7.2916 3.8195 3.9996
+.50 8.567 1.0000 1.0000 .5000 1.0000 2.2419 2.0000 2.0000
+.75 11.520 .9988 .9999 .7163 1.6205 2.2995 1.5133 1.3333
+.90 20.962 .8436 .9657 .8679 3.9464 4.6168 1.4681 1.1111
+.95 27.315 .4800 .8063 .9337 5.8570 6.4752 1.3962 1.0526
+.99 31.700 .0407 .2750 .9888 7.5225 7.9005 1.1326 1.0101
+"""
+POSITIVES = """
+.01 28.479 .2750 .2750 .0194 6.6109 125.052 25.8185 27.5020
+.05 19.164 .8063 .8063 .0776 4.2673 60.3271 15.3414 16.1258
+.10 13.564 .9657 .9657 .1297 2.8023 27.9310 9.2885 9.6566
+.50 8.031 1.0000 .9961 .5010 .9726 2.2597 1.9961 2.0000
+.90 8.000 1.0000 .5695 .9000 1.5795 1.9782 1.1111 1.1111
+"""
+ROWS = [
+    (rule, line.split())
+    for rule, table in ((stop.balanced, BALANCED), (stop.positives, POSITIVES))
+    for line in table.split("\n")[1:-1]
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "row"), ROWS, ids=[f"{name(rule)}-{row[0]}" for rule, row in ROWS]
+)
+def test_the_released_settings_draw_and_weigh_as_derived(rule, row):
+    """Reinforce-Ada: rounds of 8, a cap of 32, 4 of them trained."""
+    pools, p = released(rule), float(row[0])
+    chance, rate = pools.chance(p), pools.right / pools.drawn
+    mixed = (pools.right > 0) & (pools.right < pools.drawn)
+    got = [chance @ pools.drawn, chance @ pools.met, chance @ mixed, chance @ rate]
+    credits = released_credits(rule)
+    got += [pools.weight(credits[k], p) for k in ("code", "paper", "pool", "exact")]
+    for value, want in zip(got, row[1:], strict=True):
+        printed(value, want)
+
+
+@pytest.mark.parametrize("rule", [stop.balanced, stop.positives], ids=name)
+def test_the_mean_over_right_ones_is_exact_however_a_prompt_stops(rule):
+    pools, credit = released(rule), released_credits(rule)["exact"]
+    for p in (0.01, 0.1, 0.3, 0.6, 0.95):
+        close(pools.weight(credit, p), (1 - (1 - p) ** 32) / p)
+
+
+@pytest.mark.parametrize(
+    ("p", "code", "pool", "exact"),
+    [
+        (0.1, "006", "009", "006"),
+        (0.5, "068", "068", "125"),
+        (0.9, "006", "012", "382"),
+    ],
+)
+def test_balanced_pools_are_as_noisy_as_derived(p, code, pool, exact):
+    pools, credits = released(stop.balanced), released_credits(stop.balanced)
+    for key, want in (("code", code), ("pool", pool), ("exact", exact)):
+        printed(pools.noise(credits[key], p), "." + want)
+
+
+@pytest.mark.parametrize("keep_all", [True, False], ids=["all", "one of each"])
+@pytest.mark.parametrize(
+    ("rule", "of_pool"),
+    [(stop.positives, "2.2524"), (one_each, "2.4194")],
+    ids=["positives", "balanced"],
+)
+def test_stopping_leaves_the_mean_over_right_ones_exact_and_no_other(
+    rule, of_pool, keep_all
+):
+    """Rounds of 2, a cap of 6."""
+    pools, p = Pools(rule, size=2, rounds=3), 0.3134797966
+    credits = pools.credits(keep_all=keep_all, m=2)
+    close(pools.weight(credits["exact"], p), 2.8560259946)
+    printed(pools.weight(credits["pool"], p), of_pool)
+    draws = pools.chance(p) @ pools.drawn
+    for baseline in (0.0, 0.3):
+        summed = np.where(pools.exists, pools.outcome - baseline, 0.0)
+        close(pools.weight(summed, p), draws)
+
+
+def expected_draws(p, *, size, rounds, right, wrong):
+    """M sum_{t<T} P(not met after t M), with N+ ~ Binomial(t M, p)."""
+    waiting = 0.0
+    for n in range(0, size * rounds, size):
+        waiting += sum(
+            comb(n, k) * p**k * (1 - p) ** (n - k)
+            for k in range(n + 1)
+            if k < right or n - k < wrong
+        )
+    return size * waiting
+
+
+@pytest.mark.parametrize(
+    ("rule", "size", "rounds"),
+    [
+        (stop.never, 8, 4),
+        (stop.positives, 8, 4),
+        (stop.balanced, 8, 4),
+        (lucky, 3, 4),
+        (lopsided, 2, 5),
+        (one_each, 1, 6),
+    ],
+    ids=lambda option: name(option) if callable(option) else str(option),
+)
+def test_expected_draws_are_rounds_times_the_chance_to_go_on(rule, size, rounds):
+    """The closed form against the sum over all pools."""
+    options = {"right": 1, "wrong": 0}
+    if rule in (stop.never, stop.balanced):
+        options = dict.fromkeys(options, np.inf if rule is stop.never else 2)
+    options |= {k: v for k, v in getattr(rule, "keywords", {}).items() if k in options}
+    pools = Pools(rule, size=size, rounds=rounds)
+    for p in (0.01, 0.05, 0.3, 0.5, 0.9):
+        want = expected_draws(p, size=size, rounds=rounds, **options)
+        close(pools.chance(p) @ pools.drawn, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rule", "draws"),
+    [
+        (
+            partial(stop.balanced, right=8, wrong=8),
+            ("122.09", "86.18", "39.66", "28.89"),
+        ),
+        (partial(stop.positives, right=16), ("128.0", "125.98", "71.50", "38.99")),
+    ],
+    ids=["balanced", "positives"],
+)
+def test_the_illustrated_settings_draw_as_derived(rule, draws):
+    """Rounds of 16, a cap of 128."""
+    pools = Pools(rule, size=16, rounds=8)
+    for p, want in zip((0.05, 0.1, 0.25, 0.5), draws, strict=True):
+        printed(pools.chance(p) @ pools.drawn, want)
+
+
+@pytest.mark.parametrize(("p", "want"), [(0.05, "23.8"), (0.5, "8.03")])
+def test_rounds_draw_far_more_than_one_over_the_pass_rate(p, want):
+    """Without a cap M / (1 - (1-p)^M), and not 1/p."""
+    pools = Pools(stop.positives, size=8, rounds=24)
+    draws = pools.chance(p) @ pools.drawn
+    close(draws, 8 / (1 - (1 - p) ** 8), rtol=1e-4)
+    printed(draws, want)
+
+
+def test_drawn_at_random_prompts_stop_when_the_sum_over_all_pools_says():
+    random, p = np.random.default_rng(0), 0.1
+    outcome = np.float32(random.random((20000, 32)) < p)
+    ended = np.full(20000, 32)
+    for drawn in (24, 16, 8):
+        exists = np.broadcast_to(np.arange(32) < drawn, outcome.shape)
+        ended[np.asarray(jax.jit(stop.balanced)(outcome, exists))] = drawn
+    close(ended.mean(), 20.962, rtol=0, atol=5 * ended.std() / np.sqrt(20000))
