@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 from itertools import product
+from math import comb
 
 import jax
 import numpy as np
@@ -15,15 +16,78 @@ from contracts import (
     name,
     pools,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from curax import advantage, correct, downsample, objective
 
 KEY = jax.random.key(0)
-RULES = [correct.none, correct.horvitz_thompson]
+UNCHANGED = [correct.none, correct.horvitz_thompson]  # 1 where everything was kept
+root_series = partial(objective.power_coefficients, alpha=0.5)
+pool_mean = partial(
+    correct.every,
+    rules=(correct.horvitz_thompson, partial(correct.per_prompt, rows=3.0)),
+)
+first_root = partial(correct.first_success, rows=3.0, limit=4, coefficients=root_series)
+
+
+def over(number, among):
+    return number / max(among.sum(), 1)
+
+
+def by_class(right, keep, plus, minus):
+    """The totals of right and wrong ones, shared out among the kept of each."""
+    of_right, of_wrong = over(plus, keep & right), over(minus, keep & ~right)
+    return np.where(right, of_right, of_wrong)
+
+
+def inverse_rate(power):
+    def weight(right, keep):
+        return right.mean() ** -power if right.any() else 0.0
+
+    return weight
+
+
+def against_a_control(right, keep, strength=1.0, limit=8):
+    plus = right.any() - strength * right.sum() / limit
+    minus = strength * (~right).sum() / limit
+    return by_class(right, keep, 3 * plus, 3 * minus)
+
+
+def from_the_first(right, keep):
+    series = [0.5, 0.25, 0.1875, 0.15625]
+    first = right.argmax() if right.any() else 4
+    return by_class(right, keep, 3 * series[first] if first < 4 else 0.0, 0.0)
+
+
+# Every rule beside `horvitz_thompson` with its definition: (labels of the pool, which
+# of it is kept) -> weights.
+DEFINITIONS = {
+    correct.none: lambda right, keep: 1.0,
+    correct.expansion: lambda right, keep: by_class(
+        right, keep, right.sum(), (~right).sum()
+    ),
+    correct.inverse_pass_rate: inverse_rate(1.0),
+    partial(correct.inverse_pass_rate, power=0.5): inverse_rate(0.5),
+    partial(correct.per_prompt, rows=3.0): lambda right, keep: over(3, keep),
+    partial(correct.accepted_mean, rows=3.0): lambda right, keep: by_class(
+        right, keep, 3, 0
+    ),
+    partial(correct.control_variate, rows=3.0, limit=8): against_a_control,
+    partial(correct.control_variate, rows=3.0, limit=8, strength=0.5): partial(
+        against_a_control, strength=0.5
+    ),
+    first_root: from_the_first,
+    partial(correct.every, rules=()): lambda right, keep: 1.0,
+    partial(
+        correct.every,
+        rules=(correct.inverse_pass_rate, partial(correct.per_prompt, rows=3.0)),
+    ): lambda right, keep: inverse_rate(1.0)(right, keep) * over(3, keep),
+}
+RULES = [*DEFINITIONS, correct.horvitz_thompson, pool_mean]
 for_every_rule = pytest.mark.parametrize("rule", RULES, ids=name)
+few = settings(max_examples=12)
 rewards = hnp.arrays(np.float32, (3, 5), elements=st.sampled_from([0.0, 0.5, 1.0]))
 masks = hnp.arrays(np.bool_, (3, 5))
 SUBSETS = np.array(list(product([False, True], repeat=7)))  # [128, 7], all of seven
@@ -32,6 +96,12 @@ SUBSETS = np.array(list(product([False, True], repeat=7)))  # [128, 7], all of s
 @cache
 def best(m):
     return jax.jit(partial(downsample.max_variance, m=m))
+
+
+def prompt_weight(reward, pool, f):
+    """The weight of f at the pass rate of the pool."""
+    unknown = np.zeros(pool.shape[:-1], np.float32)
+    return objective.prompt_weight(reward, pool, unknown, f=f)
 
 
 @given(rewards, masks, masks)
@@ -44,13 +114,19 @@ def test_horvitz_thompson_is_its_definition(reward, pool, chosen):
     close(jax.jit(correct.horvitz_thompson)(reward, pool, keep), want)
 
 
+@pytest.mark.parametrize("rule", DEFINITIONS, ids=name)
 @given(rewards, masks, masks)
-def test_without_correction_every_kept_completion_counts_once(reward, pool, chosen):
-    keep = pool & chosen
-    np.testing.assert_array_equal(jax.jit(correct.none)(reward, pool, keep), keep)
+def test_a_rule_is_its_definition(rule, reward, pool, chosen):
+    keep, want = pool & chosen, np.zeros((3, 5))
+    for b, row in enumerate(pool):
+        if row.any():
+            want[b, row] = DEFINITIONS[rule](reward[b, row] > 0.5, keep[b, row])
+    got = jax.jit(rule)(reward, pool, keep)
+    close(got, np.where(keep, want, 0.0))
 
 
 @for_every_rule
+@few
 @given(rewards, masks, masks, st.permutations(range(3)), st.permutations(range(5)))
 def test_weights_follow_what_is_kept_and_ignore_the_absent(
     rule, reward, pool, chosen, prompts, slots
@@ -59,7 +135,8 @@ def test_weights_follow_what_is_kept_and_ignore_the_absent(
     ignores_absent_entries(rule, reward, pool, keep, counts=pool)
     assert not np.asarray(jax.jit(rule)(reward, pool, keep))[~keep].any()
     follows_permutations(rule, reward, pool, keep, order=prompts, axis=0)
-    follows_permutations(rule, reward, pool, keep, order=slots, axis=1)
+    if rule is not first_root:  # the order along a group is that of drawing
+        follows_permutations(rule, reward, pool, keep, order=slots, axis=1)
 
 
 @for_every_rule
@@ -72,7 +149,7 @@ def test_a_rule_is_the_same_however_it_runs(rule):
     )
 
 
-@for_every_rule
+@pytest.mark.parametrize("rule", [*UNCHANGED, correct.expansion], ids=name)
 def test_nothing_is_corrected_where_everything_was_kept(rule):
     reward, pool = pools(6), np.ones((7, 6), bool)
     pool[:, 4] = False
@@ -104,6 +181,7 @@ def test_the_mean_over_all_subsets_is_the_pool_unless_a_class_is_lost(levels):
         weight = np.asarray(
             jax.jit(correct.horvitz_thompson)(*grid, padded), np.float64
         )
+        sums = jax.jit(correct.expansion)(*grid, padded)
         for size in np.unique(sizes, axis=0):
             if ((size > 0) != (np.array(counts) > 0)).any():
                 continue  # a class of the pool is lost, or nothing is kept
@@ -111,6 +189,9 @@ def test_the_mean_over_all_subsets_is_the_pool_unless_a_class_is_lost(levels):
             kept, omega = keep[these], weight[: len(keep)][these]
             close(subset_means(omega, phi, kept), whole, atol=1e-6)
             close(omega.sum(-1), size.sum())
+            if len(levels) == 2:
+                total = np.asarray(sums, np.float64)[: len(keep)][these]
+                close(np.mean((total * phi * kept).sum(-1)), phi[pool].sum(), atol=1e-5)
             fair = np.allclose(size / size.sum(), np.array(counts) / sum(counts))
             plain = subset_means(np.ones_like(omega), phi, kept)
             assert fair == np.isclose(plain, whole, rtol=0, atol=1e-9)
@@ -122,7 +203,7 @@ def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
     order = np.argsort(-reward[keep], kind="stable")  # right ones first
 
     def credit(f, rule, estimate=advantage.group_mean):
-        weight = objective.prompt_weight(reward, pool, f=f)[:, None]
+        weight = prompt_weight(reward, pool, f)
         grid = estimate(reward, pool) * weight * rule(reward, pool, keep)
         return np.asarray(grid)[keep][order]
 
@@ -137,16 +218,46 @@ def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
     unbiased = credit(objective.linear, ht, advantage.leave_one_out)
     close(unbiased, two_of_each(0.428571, -0.428571))
     close(credit(objective.log, ht), two_of_each(1.5, -1.5))
+    published = correct.inverse_pass_rate
+    close(credit(objective.linear, published), two_of_each(3, -1))
+    close(
+        credit(objective.linear, partial(published, power=0.5)),
+        two_of_each(1.5, -0.5),
+    )
+    mean = partial(correct.accepted_mean, rows=4)
+    control = partial(correct.control_variate, rows=4, limit=32)
+    for estimate in (advantage.raw, advantage.signed):
+        close(credit(objective.linear, mean, estimate), two_of_each(2, 0))
+    signed = credit(objective.linear, control, advantage.signed)
+    close(signed, two_of_each(1.875, -0.375))
+    without = credit(objective.linear, partial(control, strength=0.0), advantage.signed)
+    close(without, two_of_each(2, 0))
+
+
+def test_pools_of_one_class_have_credit_under_the_control_variate_alone():
+    reward, pool, kept = np.zeros((3, 32), np.float32), np.ones((3, 32), bool), 4
+    reward[1], pool[1, 8:] = 1, False
+    pool[2] = False  # none of this prompt
+    keep = pool & (np.arange(32) < kept)
+    weight = correct.control_variate(reward, pool, keep, rows=4, limit=32)
+    credit = np.asarray(advantage.signed(reward, pool) * weight)
+    close(credit[keep], [-1] * 4 + [0.75] * 4)
+    assert not credit[~keep].any()
+    nothing = (reward[::2], pool[::2], keep[::2])
+    for rule in RULES:
+        got = rule(*nothing) * advantage.raw(*nothing[:2])
+        assert np.isfinite(rule(*nothing)).all()
+        assert not np.asarray(got).any()
 
 
 def test_a_pool_without_signal_has_no_credit_in_any_composition():
     pool = np.ones((1, 8), bool)
-    for outcome, f, rule in product((0, 8), (objective.log, objective.arcsine), RULES):
+    log, rules = objective.log, [*UNCHANGED, correct.inverse_pass_rate, pool_mean]
+    for outcome, f, rule in product((0, 8), (log, objective.arcsine), rules):
         reward = pools(8)[outcome : outcome + 1]
         keep = best(4)(KEY, reward, pool)
         credit = advantage.group_mean(reward, pool) * rule(reward, pool, keep)
-        weight = objective.prompt_weight(reward, pool, f=f)[:, None]
-        assert not np.asarray(credit * weight).any()
+        assert not np.asarray(credit * prompt_weight(reward, pool, f)).any()
 
 
 def selected(estimate, *, n, m, rule, of_pool, f=objective.linear):
@@ -155,8 +266,7 @@ def selected(estimate, *, n, m, rule, of_pool, f=objective.linear):
     reward, pool = pools(n), np.ones((n + 1, n), bool)
     keep = best(m)(KEY, reward, pool)
     credit = estimate(reward, pool if of_pool else keep) * rule(reward, pool, keep)
-    weight = objective.prompt_weight(reward, pool, f=f)[:, None]
-    return np.asarray(credit * weight) / m
+    return np.asarray(credit * prompt_weight(reward, pool, f)) / m
 
 
 def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
@@ -187,13 +297,352 @@ def test_two_of_six_corrected_weigh_as_the_six_would():
     ht, log = correct.horvitz_thompson, objective.log
     corrected = two_of_six(advantage.group_mean, rule=ht, f=log)
     linear = two_of_six(advantage.leave_one_out, rule=ht)
-    published = two_of_six(advantage.group_mean, rule=correct.none, f=log)
+    published = two_of_six(advantage.group_mean, rule=correct.inverse_pass_rate)
+    close(published, two_of_six(advantage.group_mean, rule=correct.none, f=log))
+    mean = two_of_six(advantage.raw, rule=partial(correct.accepted_mean, rows=2))
     for p in (0.1, 0.3134797966, 0.5, 0.9):
         close(effective_weight(corrected, p), (1 - (1 - p) ** 5) / p)
         close(effective_weight(linear, p), 1.0)
+        close(effective_weight(mean, p), (1 - (1 - p) ** 6) / p)
         for limit in (5, 6):
             log_weight = (1 - (1 - p) ** limit) / p
             assert abs(effective_weight(published, p) / log_weight - 1) > 0.01
+
+
+def test_five_right_of_eight_kept_two_and_two_weigh_as_published():
+    reward, pool = pools(8)[5:6], np.ones((1, 8), bool)
+    keep = np.asarray(best(4)(KEY, reward, pool))
+    weight = np.asarray(correct.horvitz_thompson(reward, pool, keep))
+    close(weight[keep & (reward == 1)], [1.25, 1.25])
+    close(weight[keep & (reward == 0)], [0.75, 0.75])
+    close((weight * reward).sum() / 4, 0.625)
+
+
+def test_pods_follows_the_logit_where_both_classes_are_plentiful():
+    plenty = slice(8, 64 - 8 + 1)
+    wide = partial(selected, n=64, m=16)
+    grpo = partial(advantage.standardised, eps=0.0)
+    pods = wide(grpo, rule=correct.none, of_pool=False)
+    exact = partial(wide, advantage.group_mean, rule=correct.horvitz_thompson)
+    logit = exact(of_pool=True, f=objective.logit)
+    close(pods[plenty], logit[plenty])
+    assert not np.allclose(pods[1:8], logit[1:8], rtol=1e-2)
+
+
+# ----- draws that stop when they have seen enough
+
+
+def stopped(labels, per_round, exit_at):
+    """Which of draws in rounds are made: after each round the group is left if it has
+    `exit_at` right and wrong ones."""
+    draw = np.arange(labels.shape[-1])
+    pool = draw < per_round
+    pool = np.broadcast_to(pool, labels.shape)
+    for _ in range(labels.shape[-1] // per_round - 1):
+        right, wrong = ((pool & (labels == side)).sum(-1) for side in (1, 0))
+        left = (right >= exit_at[0]) & (wrong >= exit_at[1])
+        more = np.minimum(pool.sum(-1) + np.where(left, 0, per_round), draw.size)
+        pool = draw < more[:, None]
+    return pool
+
+
+def first_of_each(labels, pool, right=1, wrong=1):
+    """As many of each class, those drawn first."""
+    keep = np.zeros_like(pool)
+    for side, most in [(1, right), (0, wrong)]:
+        own = pool & (labels == side)
+        most = np.reshape(most, (-1, 1))
+        keep |= own & (own.cumsum(-1) <= most)
+    return keep
+
+
+def sides(credit, labels, p):
+    """C+ / p - C- / (1 - p), whose mean over draws is the weight."""
+    c = np.asarray(credit, np.float64)
+    return np.where(labels == 1, c / p, -c / (1 - p)).sum(-1)
+
+
+ALL_SIX = np.float32(list(product([0, 1], repeat=6)))
+PUBLISHED_P = 0.3134797966
+LOG_OF_SIX = 2.8560259946
+RATES = (0.05, 0.3, 0.5, 0.9)
+SERIES = [
+    objective.linear_coefficients,
+    objective.log_coefficients,
+    root_series,
+    partial(objective.pass_at_k_coefficients, k=3),
+]
+
+
+@pytest.mark.parametrize("keep_all", [True, False])
+@pytest.mark.parametrize(
+    ("exit_at", "of_pool"), [((1, 0), 2.2524), ((1, 1), 2.4194)], ids=str
+)
+def test_under_early_stopping_only_some_rules_are_exact(exit_at, of_pool, keep_all):
+    rows = 2
+    pool = stopped(ALL_SIX, 2, exit_at)
+    keep = pool if keep_all else first_of_each(ALL_SIX, pool)
+    assert pool.sum(-1).min() == 2
+    assert pool.sum(-1).max() == 6
+
+    def weigh(estimate, rule, f=objective.linear):
+        """At any p: mean over all sequences of six, of which the first are drawn."""
+        advantages = estimate(ALL_SIX, pool)
+        credit = advantages * rule(ALL_SIX, pool, keep)
+        credit = np.asarray(credit * prompt_weight(ALL_SIX, pool, f)) / rows
+
+        def w(p):
+            chance = np.where(ALL_SIX == 1, p, 1 - p).prod(-1)
+            return chance @ sides(credit, ALL_SIX, p)
+
+        return w
+
+    control = partial(correct.control_variate, rows=rows, limit=6)
+    exact = [
+        weigh(advantage.raw, partial(correct.accepted_mean, rows=rows)),
+        *(
+            weigh(advantage.signed, partial(control, strength=strength))
+            for strength in (0.0, 1.0, 1.7)
+        ),
+    ]
+    mean = (correct.horvitz_thompson, partial(correct.per_prompt, rows=rows))
+    pooled = weigh(
+        advantage.group_mean, partial(correct.every, rules=mean), objective.log
+    )
+    for w in exact:
+        close(w(PUBLISHED_P), LOG_OF_SIX)
+        close([w(p) for p in RATES], [(1 - (1 - p) ** 6) / p for p in RATES])
+    close(pooled(PUBLISHED_P), of_pool, rtol=0, atol=6e-5)
+
+    first = partial(correct.first_success, rows=rows, limit=6)
+    for series in SERIES:
+        d = series(6)
+        for estimate in (advantage.raw, advantage.signed):
+            w = weigh(estimate, partial(first, coefficients=series))
+            close([w(p) for p in RATES], [d @ (1 - p) ** np.arange(6) for p in RATES])
+    root = weigh(advantage.raw, partial(first, coefficients=root_series))
+    close(root(PUBLISHED_P), 0.8596917918)
+    accepted = correct.accepted_mean(ALL_SIX, pool, keep, rows=rows)
+    log = partial(first, coefficients=objective.log_coefficients)
+    np.testing.assert_array_equal(log(ALL_SIX, pool, keep), accepted)
+
+    for baseline in (0.0, 0.3):
+        w = weigh(lambda r, e, b=baseline: advantage.raw(r, e) - b, correct.expansion)
+        for p in RATES:
+            chance = np.where(ALL_SIX == 1, p, 1 - p).prod(-1)
+            close(rows * w(p), chance @ pool.sum(-1))
+
+
+def test_a_first_success_past_the_limit_weighs_nothing():
+    reward, pool = np.float32([[0, 0, 0, 1], [0, 0, 1, 1]]), np.ones((2, 4), bool)
+    pool[1, 0] = False
+    log = partial(correct.first_success, coefficients=objective.log_coefficients)
+    close(log(reward, pool, pool, rows=2, limit=3), [[0] * 4, [0, 0, 1, 1]])
+
+
+# Draws in rounds of 8 up to 32, of which four are kept: the published sampling.
+PUBLISHED = {  # p: E[N], and weights as released, as written, of the pool, exact
+    (2, 2): {
+        0.01: (31.700, 7.5225, 204.555, 26.6472, 27.5020),
+        0.05: (27.315, 5.8570, 96.7469, 15.5783, 16.1258),
+        0.10: (20.962, 3.9464, 41.3601, 9.2615, 9.6566),
+        0.25: (11.520, 1.6205, 7.2916, 3.8195, 3.9996),
+        0.50: (8.567, 1, 2.2419, 2.0000, 2.0000),
+        0.75: (11.520, 1.6205, 2.2995, 1.5133, 1.3333),
+        0.90: (20.962, 3.9464, 4.6168, 1.4681, 1.1111),
+        0.95: (27.315, 5.8570, 6.4752, 1.3962, 1.0526),
+        0.99: (31.700, 7.5225, 7.9005, 1.1326, 1.0101),
+    },
+    (1, 0): {
+        0.01: (28.479, 6.6109, 125.052, 25.8185, 27.5020),
+        0.05: (19.164, 4.2673, 60.3271, 15.3414, 16.1258),
+        0.10: (13.564, 2.8023, 27.9310, 9.2885, 9.6566),
+        0.50: (8.031, 0.9726, 2.2597, 1.9961, 2.0000),
+        0.90: (8.000, 1.5795, 1.9782, 1.1111, 1.1111),
+    },
+}
+
+
+def ends(p, exit_at):
+    """Chances of (drawn, right) when the draws stop, by dynamic programming."""
+    binomial = [comb(8, k) * p**k * (1 - p) ** (8 - k) for k in range(9)]
+    active, done = {(0, 0): 1.0}, {}
+    while active:
+        after = {}
+        for (n, k), chance in active.items():
+            for more, share in enumerate(binomial):
+                state = n + 8, k + more
+                right, wrong = state[1], state[0] - state[1]
+                left = right >= exit_at[0] and wrong >= exit_at[1]
+                into = done if left or state[0] == 32 else after
+                into[state] = into.get(state, 0.0) + chance * share
+        active = after
+    return done
+
+
+@cache
+def released(exit_at):
+    """Ends of the draws, and labels, pool and what is kept of each `[ends, 32]`."""
+    at = sorted(ends(0.5, exit_at))
+    n, k = np.array(at).T[..., None]
+    pool, labels = np.arange(32) < n, np.float32(np.arange(32) < k)
+    right = np.minimum(2, k)
+    wrong = np.minimum(4 - right, n - k)
+    keep = first_of_each(labels, pool, np.minimum(4 - wrong, k), wrong)
+    assert (keep.sum(-1) == 4).all()
+    return at, labels, pool, keep
+
+
+def credits(exit_at, estimate, rule, f=objective.linear):
+    _, labels, pool, keep = released(exit_at)
+    credit = estimate(labels, pool) * rule(labels, pool, keep)
+    return np.asarray(credit * prompt_weight(labels, pool, f), np.float64) / 4
+
+
+@pytest.mark.parametrize("exit_at", PUBLISHED, ids=str)
+def test_weights_at_the_released_defaults_are_those_derived(exit_at):
+    at, labels, *_ = released(exit_at)
+    control = partial(correct.control_variate, rows=4, limit=32)
+    mean, ht = advantage.group_mean, correct.horvitz_thompson
+    columns = [
+        (credits(exit_at, advantage.raw, correct.expansion) * 4, 5e-4),
+        (credits(exit_at, mean, correct.none), 5e-5),
+        (credits(exit_at, mean, correct.inverse_pass_rate), 5e-4),
+        (credits(exit_at, mean, ht, objective.log), 5e-5),
+        (credits(exit_at, advantage.signed, control), 5e-5),
+    ]
+    accepted = partial(correct.accepted_mean, rows=4)
+    positives = credits(exit_at, advantage.raw, accepted)
+    for p, want in PUBLISHED[exit_at].items():
+        ended = ends(p, exit_at)
+        chance = np.array([ended[state] for state in at])
+        for (credit, digits), expected in zip(columns, want, strict=True):
+            got = chance @ sides(credit, labels, p)
+            close(got, expected, rtol=2e-6, atol=digits)
+        close(chance @ sides(positives, labels, p), (1 - (1 - p) ** 32) / p)
+
+
+def test_the_strength_of_the_control_variate_moves_noise_and_nothing_else():
+    table = {  # relative noise for strengths of 0, 1, 32 / E[N], 3
+        0.1: (0.0058, 0.0071, 0.0094, 0.0218),
+        0.5: (0.1250, 0.0968, 0.0734, 0.0720),
+        0.9: (0.3816, 0.1026, 0.0785, 0.4612),
+    }
+    at, labels, *_ = released((2, 2))
+    for p, want in table.items():
+        ended = ends(p, (2, 2))
+        chance = np.array([ended[state] for state in at])
+        drawn = chance @ np.array(at)[:, 0]
+        for strength, noise in zip((0.0, 1.0, 32 / drawn, 3.0), want, strict=True):
+            rule = partial(
+                correct.control_variate, rows=4, limit=32, strength=float(strength)
+            )
+            credit = credits((2, 2), advantage.signed, rule)
+            w = chance @ sides(credit, labels, p)
+            close(w, (1 - (1 - p) ** 32) / p)
+            square = chance @ (credit**2).sum(-1)
+            close(square / w**2, noise, rtol=0, atol=6e-5)
+
+
+# ----- draws whose number was allotted before
+
+
+LOGITS = np.array([0.3, -0.4, 0.9, 0.1])
+POLICY = np.exp(LOGITS) / np.exp(LOGITS).sum()
+RIGHT = np.array([True, False, True, False])
+
+
+def bandit(n, size, policy, right):
+    """All draws of n actions: chances `[S]`, labels and existence `[S, size]`, and the
+    scores `[S, size, K]`, gradients with respect to logits."""
+    actions = np.array(list(product(range(len(policy)), repeat=n)))
+    padded = np.zeros((len(actions), size), int)
+    padded[:, :n] = actions
+    exists = np.broadcast_to(np.arange(size) < n, padded.shape)
+    labels = np.float32(right[padded] & exists)
+    score = np.where(exists[..., None], np.eye(len(policy))[padded] - policy, 0.0)
+    return policy[actions].prod(-1), labels, exists, score
+
+
+def test_the_estimators_of_gvm_follow_the_log_its_truncation_and_the_pass_rate():
+    n, p = 5, POLICY[RIGHT].sum()
+    chance, labels, exists, score = bandit(n, n, POLICY, RIGHT)
+    grad_p = POLICY * (RIGHT - p)
+    raw = advantage.raw(labels, exists)
+
+    def update(weight, rows):
+        credit = np.asarray(raw * weight, np.float64) / rows
+        return np.einsum("sj,sja->sa", credit, score)
+
+    known = np.full(len(chance), p, np.float32)
+    log = objective.history_weight(labels, exists, known, f=objective.log)
+    per_prompt = correct.per_prompt(labels, exists, exists, rows=8)
+    exact = update(log * per_prompt, rows=8)
+    mean = chance @ exact
+    close(mean, grad_p / p)
+    accepted = update(correct.accepted_mean(labels, exists, exists, rows=8), rows=8)
+    close(chance @ accepted, (1 - (1 - p) ** n) * grad_p / p)
+    plain = update(correct.none(labels, exists, exists), rows=1)
+    close(chance @ plain, n * grad_p)
+
+    accepting = POLICY * RIGHT / p
+    scores = np.eye(len(POLICY)) - POLICY
+    second, centre = accepting @ (scores**2).sum(-1), accepting @ scores
+    trace = chance @ (exact**2).sum(-1) - (mean**2).sum()
+    close(trace, (second / p - (centre**2).sum()) / n)
+
+
+def test_every_prompt_counts_the_same_however_many_completions_it_was_given():
+    policies = [np.array([0.3, 0.5, 0.2]), np.array([0.8, 0.15, 0.05])]
+    right = np.array([True, False, False])
+    for policy, n in product(policies, (2, 3, 4, 6)):
+        chance, labels, exists, score = bandit(n, 6, policy, right)
+        weight = correct.per_prompt(labels, exists, exists, rows=3.5)
+        grad_p = policy * (right - policy[0])
+        for estimate, share in [
+            (advantage.leave_one_out, 1.0),
+            (advantage.group_mean, (n - 1) / n),
+        ]:
+            credit = np.asarray(estimate(labels, exists) * weight, np.float64) / 3.5
+            mean = np.einsum("s,sj,sja->a", chance, credit, score)
+            close(mean, share * grad_p)
+        credit = np.asarray(advantage.leave_one_out(labels, exists)) / 3.5
+        mean = np.einsum("s,sj,sja->a", chance, credit, score)
+        close(mean, n / 3.5 * grad_p)  # without the rule
+
+
+def test_groups_of_unequal_size_keep_unequal_weights_where_a_deviation_divides():
+    table = {
+        0.01: (1.496, 2.440, 3.615, 4.425, 5.054, 10.05),
+        0.05: (1.481, 2.313, 3.163, 3.611, 3.880, 4.588),
+        0.10: (1.464, 2.177, 2.757, 2.986, 3.095, 3.333),
+        0.25: (1.425, 1.895, 2.128, 2.193, 2.223, 2.309),
+        0.50: (1.400, 1.736, 1.873, 1.916, 1.937, 2.000),
+    }
+    sizes, rows = (4, 8, 16, 24, 32), 12.0
+
+    @jax.jit
+    def weigh(labels, exists):
+        weight = correct.per_prompt(labels, exists, exists, rows=rows)
+        return advantage.standardised(labels, exists, eps=0.0, bessel=True) * weight
+
+    drawn = np.reshape(sizes, (-1, 1, 1))
+    right = np.minimum(np.arange(33)[:, None], drawn)
+    place = np.broadcast_to(np.arange(32), (5, 33, 32))
+    grids = np.asarray(weigh(np.float32(place < right), place < drawn)) / rows
+    credit = {n: grid[: n + 1, :n] for n, grid in zip(sizes, grids, strict=True)}
+
+    def c(n, p):
+        return effective_weight(credit[n], p)
+
+    for p, want in table.items():
+        got = [c(n, p) for n in sizes]
+        close(got, want[:-1], rtol=0, atol=6e-4)
+        close(got, [c(n, 1 - p) for n in sizes])
+        assert (np.diff(got) > 0).all()
+        close(1 / np.sqrt(p * (1 - p)), want[-1], rtol=3e-4)
+        assert got[-1] < want[-1]
+    close(c(24, 0.05) / c(8, 0.05), 1.56, rtol=3e-3)
 
 
 @for_every_rule
