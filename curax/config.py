@@ -50,7 +50,9 @@ __all__ = [
     "Logging",
     "Memory",
     "Mesh",
+    "Pilot",
     "Sampling",
+    "Stop",
     "Update",
     "WarmStart",
     "changes",
@@ -60,6 +62,7 @@ __all__ = [
     "option",
     "options",
     "override",
+    "rows_of",
 ]
 
 
@@ -69,12 +72,31 @@ class Sampling:
 
     group_size: Count = 8  # G, completions per prompt at most
     prompts: Count = 16  # B, prompts per step
+    budget: Natural = 0  # completions per step, pilots included; 0: G for each prompt
     max_tokens: Count = 64  # T, tokens per completion at most
     temperature: Positive = 1.0  # divides the logits; greedy decoding cannot train
     top_k: Natural = 0  # tokens drawn from, the likeliest; 0: all
     top_p: Share = 1.0  # probability mass drawn from, the likeliest; 1: all
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     rounds: Count = 1  # draws of prompts to refill groups the gate closed; 1: no refill
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """When a prompt draws no more completions."""
+
+    rule: Function  # of curax.stop: (outcome, exists) -> met
+    round_size: Count = 8  # completions of a prompt between two tests of the rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pilot:
+    """Completions drawn to learn how hard prompts are; they do not train."""
+
+    draws: Count  # completions per prompt
+    norm: Function | None = None  # a rule of curax.score; None: all norms are equal
+    accepted: bool = True  # norms of right completions only, False: of all
+    root_mean_square: bool = True  # of the norms, False: their mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +135,8 @@ class Update:
 class Memory:
     """The difficulty memory: discounted Beta counts per prompt id."""
 
-    discount: Share = 0.9  # factor on earlier counts, each time a prompt is drawn
+    half_life: Positive = 6.6  # visits to a prompt that halve what came before
+    load: str | None = None  # memory.jsonl of another run, to begin with
     prior: tuple[Positive, Positive] = (1.0, 1.0)  # counts (solved, failed) before any
 
 
@@ -157,8 +180,11 @@ class Config:
     task: Function  # prompts and their reward
     model: Function  # the policy network
     sampling: Sampling = Sampling()
+    pilot: Pilot | None = None  # None: difficulty is what the memory knows
+    stop: Stop | None = None  # None: every prompt draws what it was allocated
     allocate: Function  # completions per prompt
     objective: Function  # weight f'(p) per prompt
+    claim: Function | None = None  # f(p) that it states, for xray; None: objective.f
     gate: Function  # which completions may train
     downsample: Function  # which of them do, at most its option m per prompt
     correct: Function  # how the selection is undone; said by every recipe
@@ -255,10 +281,12 @@ def _conflicts(config: Config) -> Iterator[str]:
     if config.staged and config.seeds > 1:
         fix = "set seeds to 1 or staged to False"
         yield f"seeds={config.seeds} cannot run side by side with staged=True; {fix}."
-    group, prompts = config.sampling.group_size, config.sampling.prompts
+    sizes = config.sampling
+    group, prompts = sizes.group_size, sizes.prompts
     kept = option(config.downsample, "m", group)
     parts = (config.update.minibatches, config.update.micro_batches)
-    if not all(isinstance(count, int) for count in (group, prompts, kept, *parts)):
+    numbers = (group, prompts, sizes.budget, kept, *parts)
+    if not all(isinstance(count, int) for count in numbers):
         return
     if kept < 1:
         yield f"downsample.m={kept} must be at least 1; set downsample.m to 1."
@@ -267,12 +295,46 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"sampling.group_size={group} cannot keep downsample.m={kept} completions; "
             f"set downsample.m to at most {group}."
         )
-    rows = prompts * kept
+    draws = config.pilot.draws if config.pilot else 0
+    if rows_of(config) > group * prompts:
+        yield (
+            f"sampling.budget={sizes.budget} is more than sampling.group_size={group} "
+            f"completions of sampling.prompts={prompts}, pilots apart; set it to at "
+            f"most {(group + draws) * prompts}."
+        )
+    if rows_of(config) < 1:
+        yield (
+            f"pilot.draws={draws} for "
+            f"sampling.prompts={prompts} leave nothing of the budget to train on; set "
+            f"pilot.draws to at most {(rows_of(config) - 1) // prompts + draws}."
+        )
+    also = {"sampling.rounds": sizes.rounds > 1, "sampling.budget": sizes.budget > 0}
+    for name, is_set in (also | {"pilot": config.pilot is not None}).items():
+        if config.stop and is_set:
+            yield (
+                f"stop decides how much each prompt draws, and so does {name}; set one "
+                "of them to its default."
+            )
+    rows = min(rows_of(config), prompts * kept)
+    # What a correction calls by these names is said elsewhere in the config.
+    must = {"rows": (rows / prompts, "the rows trained per prompt")}
+    must["limit"] = (group, "the most that a prompt draws")
+    for name, place in Place(config.correct).walk("correct"):
+        value, (right, what) = place.value, must.get(name.rpartition(".")[2], (0, ""))
+        if what and isinstance(value, int | float) and value != right:
+            yield f"{name}={value} must be {what}, {right:g}; set {name} to {right:g}."
     if rows % math.prod(parts):
-        sizes = [size for size in range(1, rows + 1) if rows % size == 0]
-        pairs = [(a, b) for a in sizes for b in sizes if rows % (a * b) == 0]
+        divisors = [size for size in range(1, rows + 1) if rows % size == 0]
+        pairs = [(a, b) for a in divisors for b in divisors if rows % (a * b) == 0]
         a, b = min(pairs, key=lambda p: abs(p[0] - parts[0]) + abs(p[1] - parts[1]))
         yield (
             f"update.minibatches={parts[0]} times update.micro_batches={parts[1]} must "
             f"divide the {rows} rows trained per step; set them to {a} and {b}."
         )
+
+
+def rows_of(config: Config) -> int:
+    """N, completions drawn per step of which some may train: the budget but pilots."""
+    sizes, pilot = config.sampling, config.pilot
+    budget = sizes.budget or sizes.prompts * sizes.group_size
+    return budget - (pilot.draws * sizes.prompts if pilot else 0)

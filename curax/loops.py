@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import allocate, evaluate, imitate, metrics, pipeline, reward, update
+from curax import evaluate, imitate, metrics, pipeline, reward, update
+from curax import memory as memories
 from curax import mesh as meshes
 from curax.keys import stage_key
 from curax.parts import Parts
@@ -65,7 +66,7 @@ def begin(parts: Parts, warm: Warm) -> TrainState:
         opt_state=parts.tx.init(warm.params),
         # A copy: parameters are donated to the next step, the reference stays.
         reference=jax.tree.map(jnp.copy, warm.params) if parts.config.kl else None,
-        memory=allocate.forget(parts.task.num_prompts),
+        memory=memories.forget(parts.task.num_prompts),
         position=jnp.int32(0),
         step=jnp.int32(0),
         seed=warm.seed,
@@ -77,12 +78,18 @@ def step(
 ) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
     """One RL step with a verifier that is a JAX function."""
 
+    explored = None
+    if parts.config.pilot:
+        pilots = pipeline.pilots(parts, state)
+        outcome = reward.on_device(parts.task, pilots[0], pilots[2])
+        explored = pipeline.explored(parts, state, pilots, outcome)
+
     def attempt(drawn: Drawn | None) -> Drawn:
         memory = drawn.memory if drawn else state.memory
         number = drawn.attempts if drawn else jnp.int32(0)
-        sampled = pipeline.draw(parts, state, memory, number)
+        sampled = pipeline.draw(parts, state, memory, number, explored)
         outcome = reward.on_device(parts.task, sampled[0], sampled[2])
-        return pipeline.absorb(parts, memory, drawn, sampled, outcome)
+        return pipeline.absorb(parts, memory, drawn, sampled, outcome, explored)
 
     drawn = attempt(None)
     if parts.config.sampling.rounds > 1:
@@ -261,7 +268,14 @@ class Jitted(Loop):
         jax.eval_shape(self._chunk, state, 1)
 
     def _draw_once(self, state):
-        return pipeline.draw(self.parts, state, state.memory, jnp.int32(0))
+        explored, parts = None, self.parts
+        pilots = None
+        if parts.config.pilot:
+            pilots = pipeline.pilots(parts, state)
+            outcome = reward.on_device(parts.task, pilots[0], pilots[2])
+            explored = pipeline.explored(parts, state, pilots, outcome)
+        drawn = pipeline.draw(parts, state, state.memory, jnp.int32(0), explored)
+        return pilots, drawn
 
     def advance(self, state, times):
         """As `Loop.advance`.
@@ -303,7 +317,14 @@ class Staged(Loop):
     def __init__(self, parts: Parts):
         """Nothing is compiled yet."""
         super().__init__(parts)
+        # Where the host verifies, a stopping rule is tested between rounds.
+        self._in_rounds = bool(parts.config.stop) and not parts.task.on_device
+        self._pilots = jax.jit(partial(pipeline.pilots, parts))
+        self._explored = jax.jit(partial(pipeline.explored, parts))
         self._draw = jax.jit(partial(pipeline.draw, parts))
+        self._draw_round = jax.jit(partial(pipeline.draw_round, parts))
+        self._pooled = jax.jit(partial(pipeline.pooled, parts))
+        self._goes_on = jax.jit(partial(pipeline.goes_on, parts))
         self._absorb = jax.jit(partial(pipeline.absorb, parts))
         self._wants_refill = jax.jit(partial(pipeline.wants_refill, parts))
         self._learn = jax.jit(
@@ -317,9 +338,24 @@ class Staged(Loop):
         return state, metrics.finish(tally), shown
 
     def _rehearse_step(self, state):
-        sampled = jax.eval_shape(self._draw, state, state.memory, jnp.int32(0))
-        outcome = jax.ShapeDtypeStruct((self.parts.rows,), jnp.float32)
-        drawn = jax.eval_shape(self._absorb, state.memory, None, sampled, outcome)
+        explored, shape = None, jax.ShapeDtypeStruct
+        if self.parts.config.pilot:
+            pilots = jax.eval_shape(self._pilots, state)
+            outcome = shape(pilots[2].exists.shape, jnp.float32)
+            explored = jax.eval_shape(self._explored, state, pilots, outcome)
+        if self._in_rounds:
+            sampled = jax.eval_shape(self._draw_round, state, None)
+            outcome = shape(sampled[2].exists.shape, jnp.float32)
+            pool = jax.eval_shape(self._pooled, None, sampled, outcome)
+            jax.eval_shape(self._draw_round, state, pool)
+            sampled = pool.prompts, pool.contexts, pool.rollouts
+        else:
+            number = jnp.int32(0)
+            sampled = jax.eval_shape(self._draw, state, state.memory, number, explored)
+        outcome = shape((self.parts.rows,), jnp.float32)
+        drawn = jax.eval_shape(
+            self._absorb, state.memory, None, sampled, outcome, explored
+        )
         jax.eval_shape(self._learn, state, drawn)
 
     def advance(self, state, times):
@@ -332,26 +368,46 @@ class Staged(Loop):
         return state, rows, all_shown
 
     def _step(self, state):
-        task = self.parts.task
-        drawn, memory, attempt = None, state.memory, jnp.int32(0)
         seconds = dict.fromkeys(("rollout", "verify", "update"), 0.0)
-        while drawn is None or self._wants_refill(drawn):
+
+        def graded(draw, *args):
+            """What a draw gives, and its outcomes."""
             start = time.perf_counter()
-            sampled = jax.block_until_ready(self._draw(state, memory, attempt))
+            sampled = jax.block_until_ready(draw(state, *args))
             drawn_at = time.perf_counter()
-            if task.on_device:
-                outcome = reward.on_device(task, sampled[0], sampled[2])
-            else:
-                local = jax.device_get((sampled[0], sampled[2]))
-                outcome = jnp.asarray(reward.on_host(task, *local))
-            verified_at = time.perf_counter()
-            drawn = self._absorb(memory, drawn, sampled, outcome)
-            memory, attempt = drawn.memory, drawn.attempts
+            outcome = self._verified(sampled)
             seconds["rollout"] += drawn_at - start
-            seconds["verify"] += verified_at - drawn_at
+            seconds["verify"] += time.perf_counter() - drawn_at
+            return sampled, outcome
+
+        explored = None
+        if self.parts.config.pilot:
+            explored = self._explored(state, *graded(self._pilots))
+        drawn, memory, attempt = None, state.memory, jnp.int32(0)
+        while drawn is None or self._wants_refill(drawn):
+            if self._in_rounds:
+                pool = self._pooled(None, *graded(self._draw_round, None))
+                while self._goes_on(pool):
+                    pool = self._pooled(pool, *graded(self._draw_round, pool))
+                sampled, outcome = (
+                    (pool.prompts, pool.contexts, pool.rollouts),
+                    pool.outcome,
+                )
+            else:
+                sampled, outcome = graded(self._draw, memory, attempt, explored)
+            drawn = self._absorb(memory, drawn, sampled, outcome, explored)
+            memory, attempt = drawn.memory, drawn.attempts
         start = time.perf_counter()
         state, values, shown = jax.block_until_ready(self._learn(state, drawn))
         seconds["update"] = time.perf_counter() - start
         row = jax.device_get(values)
         row |= {f"time/{stage}_s": took for stage, took in seconds.items()}
         return state, row, jax.device_get(shown)
+
+    def _verified(self, sampled):
+        """`[N]` outcomes, on the device or from the host."""
+        task = self.parts.task
+        if task.on_device:
+            return reward.on_device(task, sampled[0], sampled[2])
+        local = jax.device_get((sampled[0], sampled[2]))
+        return jnp.asarray(reward.on_host(task, *local))

@@ -34,8 +34,19 @@ def one(value: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def merge(a: Tally, b: Tally) -> Tally:
-    """The tally of two parts of a step together."""
-    return jax.tree.map(jnp.add, a, b)
+    """The tally of two parts of a step together; what one lacks is 0 there."""
+    means = {
+        name: (one[0] + two[0], one[1] + two[1])
+        for name, one, two in _both(a.means, b.means, (jnp.float32(0),) * 2)
+    }
+    counts = {
+        name: one + two for name, one, two in _both(a.counts, b.counts, jnp.float32(0))
+    }
+    return Tally(means=means, counts=counts)
+
+
+def _both(a: dict, b: dict, nothing: Any) -> list[tuple[str, Any, Any]]:
+    return [(name, a.get(name, nothing), b.get(name, nothing)) for name in a | b]
 
 
 def join(a: Tally, b: Tally) -> Tally:
@@ -74,9 +85,19 @@ def of_rollouts(
             "rollout/unfinished_fraction": mean(~rollouts.finished, drawn),
             "policy/entropy_nats": mean(rollouts.entropy, rollouts.mask),
         },
-        counts={
-            "rollout/drawn": count(drawn),
-            "rollout/tokens": count(rollouts.mask),
-            "outcome/missing": count(missing),
-        },
+        counts=_counts(rollouts, missing),
     )
+
+
+def of_pilots(rollouts: Rollouts, *, missing: jax.Array) -> Tally:
+    """What pilots cost: they count among all that was drawn, and by themselves."""
+    counts = _counts(rollouts, missing)
+    return Tally(means={}, counts=counts | {"pilot/drawn": counts["rollout/drawn"]})
+
+
+def _counts(rollouts: Rollouts, missing: jax.Array) -> dict[str, jax.Array]:
+    return {
+        "rollout/drawn": count(rollouts.exists),
+        "rollout/tokens": count(rollouts.mask),
+        "outcome/missing": count(missing),
+    }

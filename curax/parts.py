@@ -5,7 +5,7 @@ import dataclasses
 import optax
 
 from curax import allocate, update
-from curax.config import Config, option
+from curax.config import Config, option, rows_of
 from curax.types import Model, Task
 
 
@@ -17,7 +17,7 @@ class Parts:
     task: Task
     model: Model
     tx: optax.GradientTransformation
-    rows: int  # N, completions drawn per round
+    rows: int  # N, completions drawn at most, pilots apart
     train_rows: int  # M, completions trained per step
 
 
@@ -29,10 +29,25 @@ def build(config: Config) -> Parts:
     """
     task, sizes = config.task(), config.sampling
     allocator = getattr(config.allocate, "func", config.allocate)
-    if sizes.rounds > 1 and allocator is not allocate.uniform:
+    unequal = allocator is not allocate.uniform or sizes.budget
+    if sizes.rounds > 1 and unequal:
         raise ValueError(
             f"sampling.rounds={sizes.rounds} replaces whole groups and needs groups of "
-            "one size; set allocate to allocate.uniform or sampling.rounds to 1."
+            "one size; set allocate to allocate.uniform, sampling.budget to 0 or "
+            "sampling.rounds to 1."
+        )
+    if sizes.rounds > 1 and config.pilot:
+        raise ValueError(
+            f"sampling.rounds={sizes.rounds} replaces whole groups and knows no "
+            "pilots; set pilot to None or sampling.rounds to 1."
+        )
+    least = option(config.allocate, "least", 0)
+    if least * sizes.prompts > rows_of(config) or least > sizes.group_size:
+        fair = rows_of(config) // sizes.prompts
+        raise ValueError(
+            f"allocate.least={least} for each of {sizes.prompts} prompts is more than "
+            f"the {rows_of(config)} completions of a step; set allocate.least to at "
+            f"most {fair}."
         )
     if config.warm_start and task.traces is None:
         raise ValueError(
@@ -53,6 +68,9 @@ def build(config: Config) -> Parts:
         task=task,
         model=config.model(vocab_size=task.vocab_size),
         tx=update.transformation(config.optimizer, config.update.clip_norm),
-        rows=sizes.prompts * sizes.group_size,
-        train_rows=sizes.prompts * option(config.downsample, "m", sizes.group_size),
+        rows=rows_of(config),
+        train_rows=min(
+            rows_of(config),
+            sizes.prompts * option(config.downsample, "m", sizes.group_size),
+        ),
     )

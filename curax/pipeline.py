@@ -14,7 +14,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax import allocate, data, grids, hint, loss, metrics, rollout, update
+from curax import allocate, data, grids, hint, loss, masked, metrics, rollout, update
+from curax import memory as memories
 from curax.config import Config
 from curax.keys import stage_key
 from curax.metrics import Tally
@@ -22,17 +23,106 @@ from curax.parts import Parts
 from curax.types import (
     Batch,
     Contexts,
+    Difficulty,
     Memory,
+    Plan,
     Prompts,
     Rollouts,
     TrainState,
 )
 
+# ----- explore: pilots, difficulty
+
+
+@flax.struct.dataclass(kw_only=True)
+class Explored:
+    """What is known of the prompts of a step before it draws what trains."""
+
+    difficulty: Difficulty
+    memory: Memory  # with the pilots
+    tally: Tally  # of the pilots
+
+
+def pilots(parts: Parts, state: TrainState) -> tuple[Prompts, Contexts, Rollouts]:
+    """Sample completions that tell how hard the next prompts are."""
+    cfg = parts.config
+    assert cfg.pilot
+    prompts = next_prompts(parts, state, jnp.int32(0))
+    counts = jnp.full(cfg.sampling.prompts, cfg.pilot.draws, jnp.int32)
+    plan = allocate.plan(counts, rows=cfg.pilot.draws * cfg.sampling.prompts)
+    return sampled(parts, state, prompts, plan, stage_key(*at(state), "pilot"))
+
+
+def explored(
+    parts: Parts,
+    state: TrainState,
+    pilots: tuple[Prompts, Contexts, Rollouts],
+    outcome: jax.Array,
+) -> Explored:
+    """What graded pilots say: pass rates as they are, without a prior.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        pilots: of `pilots`.
+        outcome: `[B draws]` float32 in [0, 1], NaN where missing.
+    """
+    prompts, contexts, rollouts = pilots
+    cfg = parts.config
+    assert cfg.pilot
+    shape = (cfg.sampling.prompts, cfg.pilot.draws)
+    seen = graded(shape, rollouts, outcome)
+    norm = jnp.ones_like(outcome)
+    if cfg.pilot.norm:
+        how = cfg.sampling.temperature
+        norm = cfg.pilot.norm(parts.model, state.params, contexts, rollouts, how)
+    norm = grids.grid(norm, seen.row, fill=0.0)
+    of = seen.exists & (seen.outcome > 0.5) if cfg.pilot.accepted else seen.exists
+    typical = masked.mean(norm, of)
+    if cfg.pilot.root_mean_square:
+        typical = jnp.sqrt(masked.mean(norm**2, of))
+    draws = masked.total(seen.exists, seen.exists)
+    solved = masked.total(seen.outcome, seen.exists)
+    missing = rollouts.exists & jnp.isnan(outcome)
+    counted = metrics.of_pilots(rollouts, missing=missing)
+    return Explored(
+        difficulty=Difficulty(
+            draws=draws,
+            solved=solved,
+            pass_rate=solved / jnp.maximum(draws, 1.0),
+            norm=typical,
+            tokens=masked.mean(seen.length, seen.exists),
+        ),
+        memory=remembered(parts, state.memory, prompts, seen),
+        tally=counted,
+    )
+
+
+def remembered(
+    parts: Parts, memory: Memory, prompts: Prompts, seen: "Graded", *, again=False
+) -> Memory:
+    """The memory with graded completions; `again`: within the same visit."""
+    forgets = 1.0 if again else memories.discount(parts.config.memory.half_life)
+    return memories.observe(
+        memory,
+        prompts.id,
+        seen.outcome,
+        seen.square,
+        seen.length,
+        seen.exists,
+        discount=forgets,
+    )
+
+
 # ----- draw: data, allocate, hint, rollout
 
 
 def draw(
-    parts: Parts, state: TrainState, memory: Memory, attempt: jax.Array
+    parts: Parts,
+    state: TrainState,
+    memory: Memory,
+    attempt: jax.Array,
+    explored: Explored | None = None,
 ) -> tuple[Prompts, Contexts, Rollouts]:
     """Sample completions for the next prompts.
 
@@ -41,38 +131,162 @@ def draw(
         state: at the start of the step.
         memory: with what earlier attempts of this step observed.
         attempt: `[]` int32, 0 unless groups the gate closed are being refilled.
+        explored: what pilots said of them, if there were any.
 
     Returns:
         B prompts, their contexts, N rows.
     """
     cfg = parts.config
-    count = cfg.sampling.prompts
+    prompts = next_prompts(parts, state, attempt)
+    known = difficulty(parts, memory, prompts, explored)
+    most = cfg.sampling.group_size
+    counts = cfg.allocate(known, budget=parts.rows, most=most)
+    plan = allocate.plan(counts, rows=parts.rows)
+    key = jax.random.fold_in(stage_key(*at(state), "rollout"), attempt)
+    return sampled(parts, state, prompts, plan, key, stop=cfg.stop)
+
+
+def draw_round(
+    parts: Parts, state: TrainState, pool: "Pool | None"
+) -> tuple[Prompts, Contexts, Rollouts]:
+    """Sample the next round of every prompt that goes on.
+
+    What `draw` does where a stopping rule can be tested while it samples; the same
+    completions, for their keys are a function of prompt and slot.
+    """
+    sizes, stop = parts.config.sampling, parts.config.stop
+    assert stop
+    prompts = next_prompts(parts, state, jnp.int32(0))
+    drawn = jnp.zeros(sizes.prompts, jnp.int32)
+    counts = drawn + min(stop.round_size, sizes.group_size)
+    if pool is not None:
+        drawn, counts = next_round(parts, pool)
+    plan = allocate.plan(counts, rows=sizes.prompts * stop.round_size)
+    plan = dataclasses.replace(plan, slot=plan.slot + drawn[plan.prompt])
+    key = jax.random.fold_in(stage_key(*at(state), "rollout"), jnp.int32(0))
+    return sampled(parts, state, prompts, plan, key)
+
+
+@flax.struct.dataclass(kw_only=True)
+class Pool:
+    """Graded completions of the rounds so far, row b G + s for slot s of prompt b."""
+
+    prompts: Prompts
+    contexts: Contexts
+    rollouts: Rollouts  # [B G]
+    outcome: jax.Array  # [B G] float32, NaN where missing
+
+
+def pooled(
+    parts: Parts,
+    pool: Pool | None,
+    sampled: tuple[Prompts, Contexts, Rollouts],
+    outcome: jax.Array,
+) -> Pool:
+    """The pool with another round in it."""
+    prompts, contexts, rollouts = sampled
+    most = parts.config.sampling.group_size
+    if pool is None:
+        place = jnp.arange(parts.rows, dtype=jnp.int32)
+        empty = jax.tree.map(
+            lambda leaf: jnp.zeros((parts.rows, *leaf.shape[1:]), leaf.dtype), rollouts
+        )
+        empty = dataclasses.replace(
+            empty,
+            tokens=jnp.full_like(empty.tokens, parts.task.pad),
+            prompt=place // most,
+            slot=place % most,
+            context=place // most,
+        )
+        missing = jnp.full(parts.rows, jnp.nan, jnp.float32)
+        pool = Pool(prompts=prompts, contexts=contexts, rollouts=empty, outcome=missing)
+    row = rollouts.prompt * most + rollouts.slot
+    row = jnp.where(rollouts.exists, row, parts.rows)  # out: dropped
+
+    def put(old, new):
+        return old.at[row].set(new, mode="drop")
+
+    return dataclasses.replace(
+        pool,
+        rollouts=jax.tree.map(put, pool.rollouts, rollouts),
+        outcome=put(pool.outcome, outcome),
+    )
+
+
+def next_round(parts: Parts, pool: Pool) -> tuple[jax.Array, jax.Array]:
+    """`[B]` int32: completions drawn so far, and how many more in the next round."""
+    sizes, stop = parts.config.sampling, parts.config.stop
+    assert stop
+    seen = graded(grid_of(parts.config), pool.rollouts, pool.outcome)
+    drawn = jnp.sum(seen.row < parts.rows, -1, dtype=jnp.int32)
+    more = jnp.minimum(stop.round_size, sizes.group_size - drawn)
+    return drawn, jnp.where(stop.rule(seen.outcome, seen.exists), 0, more)
+
+
+def goes_on(parts: Parts, pool: Pool) -> jax.Array:
+    """`[]` bool: a prompt wants another round."""
+    return jnp.any(next_round(parts, pool)[1] > 0)
+
+
+def next_prompts(parts: Parts, state: TrainState, attempt: jax.Array) -> Prompts:
+    """The prompts of this step, or those of a later attempt to fill it."""
+    count = parts.config.sampling.prompts
     ids = data.prompt_ids(
         state.seed,
         state.position + attempt * count,
         count=count,
         num_prompts=parts.task.num_prompts,
     )
-    prompts = parts.task.prompts(ids)
-    difficulty = allocate.pass_rate(memory, ids, prior=cfg.memory.prior)
-    counts = cfg.allocate(difficulty, memory.draws[ids], budget=parts.rows)
-    contexts = hint.none(prompts)
-    key = jax.random.fold_in(stage_key(state.seed, state.step, "rollout"), attempt)
+    return parts.task.prompts(ids)
+
+
+def difficulty(
+    parts: Parts, memory: Memory, prompts: Prompts, explored: Explored | None
+) -> Difficulty:
+    """What is known of prompts: by their pilots, or else by the memory."""
+    if explored is not None:
+        return explored.difficulty
+    prior = parts.config.memory.prior
+    return memories.difficulty(memory, prompts.id, prior=prior)
+
+
+def sampled(
+    parts: Parts, state: TrainState, prompts: Prompts, plan: Plan, key, *, stop=None
+) -> tuple[Prompts, Contexts, Rollouts]:
+    """Prompts, their contexts, and the rows of a plan."""
+    sizes, contexts = parts.config.sampling, hint.none(prompts)
+
+    def outcome(prompt, tokens, mask):
+        target = jax.tree.map(lambda leaf: leaf[prompt], prompts.target)
+        return parts.task.verify(target, tokens, mask).astype(jnp.float32)
+
+    stopping = stop and rollout.Stopping(
+        met=stop.rule,
+        outcome=outcome,
+        size=stop.round_size,
+        most=sizes.group_size,
+    )
     rollouts = rollout.sample(
         parts.model,
         state.params,
         contexts,
-        allocate.plan(counts, rows=parts.rows),
+        plan,
         key,
-        max_tokens=cfg.sampling.max_tokens,
+        max_tokens=sizes.max_tokens,
         end=parts.task.end,
         pad=parts.task.pad,
-        temperature=cfg.sampling.temperature,
-        top_k=cfg.sampling.top_k,
-        top_p=cfg.sampling.top_p,
-        slots=cfg.sampling.slots,
+        temperature=sizes.temperature,
+        top_k=sizes.top_k,
+        top_p=sizes.top_p,
+        slots=sizes.slots,
+        stopping=stopping,
     )
     return prompts, contexts, rollouts
+
+
+def at(state: TrainState) -> tuple[jax.Array, jax.Array]:
+    """Which step of which run."""
+    return state.seed, state.step
 
 
 # ----- absorb: reward, memory, refill
@@ -86,6 +300,7 @@ class Drawn:
     contexts: Contexts
     rollouts: Rollouts
     outcome: jax.Array  # [N] float32, NaN where missing
+    history: jax.Array  # [B] float32, pass rates as they were known before
     memory: Memory  # after all prompts that were tried
     attempts: jax.Array  # [] int32, batches of prompts tried
     tally: Tally  # of all prompts that were tried
@@ -100,11 +315,16 @@ class Graded:
     outcome: jax.Array  # float32 in [0, 1], 0 where it does not exist
     finished: jax.Array  # bool, ended by itself
     length: jax.Array  # int32 tokens
+    square: jax.Array  # float32, squared norm of the score in the logits
 
 
-def graded(config: Config, rollouts: Rollouts, outcome: jax.Array) -> Graded:
-    """Rows to grids."""
-    shape = (config.sampling.prompts, config.sampling.group_size)
+def grid_of(config: Config) -> tuple[int, int]:
+    """(B, G)."""
+    return config.sampling.prompts, config.sampling.group_size
+
+
+def graded(shape: tuple[int, int], rollouts: Rollouts, outcome: jax.Array) -> Graded:
+    """Rows to grids of this shape."""
     row = grids.index(rollouts, shape)
     outcome = grids.grid(outcome, row, fill=jnp.nan)
     exists = ~jnp.isnan(outcome)
@@ -115,6 +335,7 @@ def graded(config: Config, rollouts: Rollouts, outcome: jax.Array) -> Graded:
         outcome=jnp.where(exists, outcome, 0.0),
         finished=grids.grid(rollouts.finished, row, fill=False),
         length=grids.grid(length, row, fill=0),
+        square=grids.grid(jnp.sum(rollouts.square, -1), row, fill=0.0),
     )
 
 
@@ -125,7 +346,7 @@ def open_groups(config: Config, seen: Graded) -> jax.Array:
 
 def wants_refill(parts: Parts, drawn: Drawn) -> jax.Array:
     """`[]` bool: a group is closed and there are attempts left."""
-    seen = graded(parts.config, drawn.rollouts, drawn.outcome)
+    seen = graded(grid_of(parts.config), drawn.rollouts, drawn.outcome)
     closed = ~jnp.all(open_groups(parts.config, seen))
     return closed & (drawn.attempts < parts.config.sampling.rounds)
 
@@ -136,6 +357,7 @@ def absorb(
     drawn: Drawn | None,
     sampled: tuple[Prompts, Contexts, Rollouts],
     outcome: jax.Array,
+    explored: Explored | None = None,
 ) -> Drawn:
     """Take graded completions in; let open new groups replace closed old ones.
 
@@ -145,32 +367,32 @@ def absorb(
         drawn: of the attempts before; None in the first.
         sampled: prompts, contexts and rollouts of this attempt.
         outcome: `[N]` float32 in [0, 1], NaN where missing.
+        explored: what pilots said, if there were any.
 
     Returns:
         All that is known of the step's completions.
     """
     prompts, contexts, rollouts = sampled
     cfg = parts.config
-    seen = graded(cfg, rollouts, outcome)
+    seen = graded(grid_of(cfg), rollouts, outcome)
+    before = explored.memory if explored else memory
+    tally = metrics.of_rollouts(
+        rollouts,
+        seen.outcome,
+        seen.exists,
+        missing=rollouts.exists & jnp.isnan(outcome),
+    )
+    if explored:
+        tally = metrics.merge(tally, explored.tally)
     new = Drawn(
         prompts=prompts,
         contexts=contexts,
         rollouts=rollouts,
         outcome=outcome,
-        memory=allocate.observe(
-            memory,
-            prompts.id,
-            seen.outcome,
-            seen.exists,
-            discount=cfg.memory.discount,
-        ),
+        history=difficulty(parts, memory, prompts, explored).pass_rate,
+        memory=remembered(parts, before, prompts, seen, again=explored is not None),
         attempts=jnp.int32(1),
-        tally=metrics.of_rollouts(
-            rollouts,
-            seen.outcome,
-            seen.exists,
-            missing=rollouts.exists & jnp.isnan(outcome),
-        ),
+        tally=tally,
     )
     return new if drawn is None else refill(cfg, drawn, new, seen)
 
@@ -181,7 +403,7 @@ def refill(config: Config, old: Drawn, new: Drawn, seen: Graded) -> Drawn:
     Places keep their number, hence their rows; what stands in them changes.
     """
     fresh = open_groups(config, seen)
-    closed = ~open_groups(config, graded(config, old.rollouts, old.outcome))
+    closed = ~open_groups(config, graded(grid_of(config), old.rollouts, old.outcome))
     rank = jnp.cumsum(closed, dtype=jnp.int32) - 1
     source = jnp.argsort(~fresh, stable=True).astype(jnp.int32)[rank]  # [B]
     replaced = closed & (rank < jnp.sum(fresh, dtype=jnp.int32))  # [B]
@@ -205,6 +427,7 @@ def refill(config: Config, old: Drawn, new: Drawn, seen: Graded) -> Drawn:
             context=place.context,
         ),
         outcome=pick(new.outcome, old.outcome, swapped, row),
+        history=pick(new.history, old.history, replaced, source),
         memory=new.memory,
         attempts=old.attempts + 1,
         tally=metrics.merge(old.tally, new.tally),
@@ -229,14 +452,19 @@ def assign(
     reward: jax.Array,
     exists: jax.Array,
     finished: jax.Array,
+    history: jax.Array,
 ) -> Credit:
     """From outcomes to the coefficient of each completion: the learning signal.
 
-        credit = advantage * correction * f'(pass rate)   where kept
+        credit = advantage * correction * weight of the objective   where kept
 
-    With binary outcomes and a sum over tokens by a constant, the expected gradient is
-    w(p) grad p with w(p) = E[sum of credit over right completions] / p + E[the same
-    over wrong ones] / (p - 1), up to that constant.
+    With 0/1 outcomes and tokens summed and divided by a constant, the expected gradient
+    is w(p) grad p,
+
+        w(p) = (E[sum of credit over right ones] / p
+                - E[sum of credit over wrong ones] / (1 - p)) / R ,
+
+    where R, the rows trained per prompt, is what the sum over rows is divided by.
 
     Args:
         config: names the stages.
@@ -245,6 +473,7 @@ def assign(
         reward: `[B, G]` float32, outcome and shaping.
         exists: `[B, G]` bool, drawn and graded.
         finished: `[B, G]` bool, ended by itself.
+        history: `[B]` float32, pass rates as they were known before the draw.
 
     Returns:
         What is kept, and with which credit.
@@ -253,8 +482,8 @@ def assign(
     keep = config.downsample(key, reward, pool)
     advantage = config.advantage(reward, exists if config.pool_statistics else keep)
     undo = config.correct(reward, pool, keep)
-    weight = config.objective(outcome, exists)
-    credit = jnp.where(keep, advantage * undo * weight[..., None], 0.0)
+    weight = config.objective(outcome, exists, history)
+    credit = jnp.where(keep, advantage * undo * weight, 0.0)
     return Credit(keep=keep, credit=credit)
 
 
@@ -277,12 +506,20 @@ def learn(
 ) -> tuple[TrainState, Tally, Shown]:
     """Everything behind the verifier: one step of training on graded completions."""
     cfg, rollouts = parts.config, drawn.rollouts
-    seen = graded(cfg, rollouts, drawn.outcome)
+    seen = graded(grid_of(cfg), rollouts, drawn.outcome)
     reward = seen.outcome
     if cfg.shape_reward:
         reward = cfg.shape_reward(seen.outcome, seen.length)
     key = stage_key(state.seed, state.step, "downsample")
-    given = assign(cfg, key, seen.outcome, reward, seen.exists, seen.finished)
+    given = assign(
+        cfg,
+        key,
+        seen.outcome,
+        reward,
+        seen.exists,
+        seen.finished,
+        drawn.history,
+    )
 
     place, used = grids.compact(given.keep, rows=parts.train_rows)
     row = jnp.minimum(seen.row.reshape(-1)[place], parts.rows - 1)
@@ -290,11 +527,10 @@ def learn(
     batch = batch_of(parts, state, drawn, row, used, credit)
     params, opt_state, tally = optimise(parts, state, drawn.contexts, batch)
 
-    difficulty = allocate.pass_rate(
-        drawn.memory, drawn.prompts.id, prior=cfg.memory.prior
-    )
-    always = jnp.ones_like(difficulty, bool)
-    tally.means["memory/pass_rate"] = metrics.mean(difficulty, always)
+    known = difficulty(parts, drawn.memory, drawn.prompts, None).pass_rate
+    each = jnp.ones_like(known, bool)
+    tally.means["memory/pass_rate"] = metrics.mean(known, each)
+    tally.means.update(told_of_groups(parts, seen, given, each))
     tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
     tally.counts["train/rows"] = metrics.count(used)
     state = dataclasses.replace(
@@ -317,6 +553,33 @@ def learn(
     )
     few = jax.tree.map(lambda leaf: leaf[: cfg.logging.rollout_prompts], shown)
     return state, metrics.join(drawn.tally, tally), few
+
+
+def told_of_groups(
+    parts: Parts, seen: Graded, given: Credit, each: jax.Array
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Metrics of what was drawn and decided per prompt; `each`: all True, `[B]`.
+
+    They are what `xray` predicts: the sums of credit are C+ and C- of the law.
+    """
+    per_prompt = parts.train_rows / parts.config.sampling.prompts
+    right = seen.outcome > 0.5
+    drawn = jnp.sum(seen.row < parts.rows, -1)
+    means = {
+        "group/draws": metrics.mean(drawn, each),
+        "group/signal_fraction": metrics.mean(jnp.any(given.credit != 0, -1), each),
+        "group/pass_rate": metrics.mean(masked.mean(seen.outcome, seen.exists), each),
+        "credit/right_sum": metrics.mean(
+            masked.total(given.credit, right) / per_prompt, each
+        ),
+        "credit/wrong_sum": metrics.mean(
+            masked.total(given.credit, ~right) / per_prompt, each
+        ),
+    }
+    if stop := parts.config.stop:
+        met = stop.rule(seen.outcome, seen.exists)
+        means["stop/met_fraction"] = metrics.mean(met, each)
+    return means
 
 
 def batch_of(parts: Parts, state: TrainState, drawn: Drawn, row, used, credit) -> Batch:

@@ -29,6 +29,7 @@ class Run(NamedTuple):
     after: np.ndarray | None = None  # the same prompts at the last evaluation
     samples: int = 0  # completions behind each of these pass rates
     rollouts: Sequence[Row] = ()  # completions of a few prompts per step
+    expected: Mapping[str, Any] = {}  # metrics as predicted, before and after
 
 
 def read(folder: Path) -> Run:
@@ -64,6 +65,7 @@ def read(folder: Path) -> Run:
         before=before,
         after=after,
         samples=samples if isinstance(samples, int) else 0,
+        expected=_object(folder / "expected.json"),
         rollouts=sorted((row for _, row in rollouts), key=lambda row: row["step"]),
     )
 

@@ -12,7 +12,6 @@ import html
 import importlib.resources
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +21,10 @@ from typing import Any
 import numpy as np
 
 from curax import pictures, record
+from curax.command import write_whole
 from curax.record import Row, Run, column, count, duration, interval, means
 
+_SIDE = 20  # steps at either end of a run that are compared with the prediction
 _MOST_ROLLOUTS = 2_000  # completions on a page
 _MOST_CHARACTERS = 3_000  # of a text on the page
 _STAGES = (
@@ -52,7 +53,7 @@ def write(run: Path, *, title: str | None = None) -> Path:
         light = pictures.png(picture, told, pictures.LIGHT)
         dark = pictures.png(picture, told, pictures.DARK)
         if light and dark:
-            _whole(run / f"{picture.name}.png", light)
+            write_whole(run / f"{picture.name}.png", light)
             figures.append(_figure(picture, light, dark))
     parts = {
         "title": html.escape(title or run.resolve().name),
@@ -61,6 +62,7 @@ def write(run: Path, *, title: str | None = None) -> Path:
         "tiles": "\n".join(_tiles(told)),
         "figures": "\n".join(figures),
         "metrics": "\n".join(_metrics(told.rows)),
+        "expected": _expected(told),
         "config": "\n".join(_config(told.config)),
         "rollouts": _json(_rollouts(told)),
     }
@@ -69,18 +71,8 @@ def write(run: Path, *, title: str | None = None) -> Path:
         r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template.read_text("utf-8")
     )
     path = run / "report.html"
-    _whole(path, page.encode("utf-8", "replace"))
+    write_whole(path, page.encode("utf-8", "replace"))
     return path
-
-
-def _whole(path: Path, data: bytes) -> None:
-    """Write a file, or leave the one that is there as it is."""
-    partial = path.with_name(path.name + ".tmp")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 # The run in words
@@ -267,6 +259,39 @@ def _metrics(rows: Sequence[Row]) -> Iterator[str]:
             )
             numbers = "".join(f"<td>{cell}</td>" for cell in cells)
             yield f"<tr><th>{html.escape(name)}</th>{numbers}</tr>"
+
+
+def _expected(run: Run) -> str:
+    """What was measured beside what was predicted; nothing where nothing was."""
+    rows = "\n".join(_compared(run))
+    if not rows:
+        return ""
+    return (
+        "<h2>Measured and predicted</h2>\n"
+        f"<p>Means over the first and the last {_SIDE} steps, beside what the stages "
+        "of this recipe make of the held-out pass rates before and after.</p>\n"
+        '<section class="panel"><table class="values"><thead><tr><th>per prompt</th>'
+        "<th>first</th><th>predicted</th><th>last</th><th>predicted</th></tr></thead>"
+        f"<tbody>\n{rows}\n</tbody></table></section>\n"
+    )
+
+
+def _compared(run: Run) -> Iterator[str]:
+    """A table row per quantity: as measured and as predicted, early and late."""
+    steps = sorted(row["step"] for row in run.rows if row["step"] > 0)
+    sides = {"before": steps[:_SIDE], "after": steps[-_SIDE:]}
+    for name in run.expected.get("before", {}):
+        measured = means(run.rows, name)
+        cells = []
+        for side, chosen in sides.items():
+            seen = [measured[step] for step in chosen if step in measured]
+            asked = run.expected.get(side, {}).get(name)
+            cells += [
+                f"{float(np.mean(seen)):,.3g}" if seen else "",
+                f"{asked:,.3g}" if isinstance(asked, int | float) else "",
+            ]
+        numbers = "".join(f"<td>{cell}</td>" for cell in cells)
+        yield f"<tr><th>{html.escape(name)}</th>{numbers}</tr>"
 
 
 def _config(config: Mapping[str, Any]) -> Iterator[str]:

@@ -1,5 +1,8 @@
 """Sample completions: one while-loop over a table of slots that are refilled at once.
 
+A stopping rule may end a prompt early: its next completions are opened round by round,
+and slots that have nothing left to do take rows of other prompts.
+
 A prompt is run through the model once; its keys and values go to the slots of its
 group. Behind them each slot has a ring of `max_tokens` columns. All slots write one
 column, that of the loop's step modulo the ring, so the cache is updated in place at
@@ -8,6 +11,7 @@ tells which columns belong to a slot's row.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -29,6 +33,24 @@ class Prefix:
     def take(self, context: jax.Array) -> "Prefix":
         """The prefix of each row, `[N, ...]`."""
         return jax.tree.map(lambda leaf: leaf[context], self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """When a prompt needs no more completions.
+
+    Attributes:
+        met: a rule of `stop`, `(outcome [C, G], exists [C, G]) -> [C] bool`.
+        outcome: what the verifier says, `(prompt [K] int32, tokens [K, T] int32,
+            mask [K, T] bool) -> [K] float32`, NaN where it cannot be told.
+        size: completions that a prompt draws between two tests of the rule.
+        most: G.
+    """
+
+    met: Callable[[jax.Array, jax.Array], jax.Array]
+    outcome: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    size: int
+    most: int
 
 
 def prefill(model: Model, params: Any, contexts: Contexts) -> Prefix:
@@ -88,11 +110,17 @@ def sample(
     top_k: int = 0,
     top_p: float | jax.Array = 1.0,
     slots: int = 0,
+    stopping: Stopping | None = None,
 ) -> Rollouts:
     """Draw one completion for every row of the plan.
 
     The key of token t of a row is a function of `key`, its prompt, its slot and t. So
     neither the number of decoding slots nor the order of rows changes what is drawn.
+
+    With a stopping rule the rows of a prompt are opened `stopping.size` at a time, and
+    the rule is tested on all of them when the last of a round has ended: never on the
+    first to finish, which would favour short completions. Prompts do not wait for each
+    other. A prompt stops when the rule is met or when the plan has no more rows for it.
 
     Args:
         model: the policy.
@@ -107,22 +135,27 @@ def sample(
         top_k: keep the k likeliest tokens only; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens with this mass; 1 keeps all.
         slots: completions decoded at a time; 0 means one per row.
+        stopping: ends prompts early; None draws all rows of the plan.
 
     Returns:
         `[N, T]` completions with log-probs of the distribution drawn from and of the
         policy at this temperature. At temperature 0 the former are 0 and the latter are
-        taken at temperature 1.
+        taken at temperature 1. Rows that were never opened do not exist.
     """
-    rows = plan.prompt.shape[0]
+    rows, groups = plan.prompt.shape[0], contexts.tokens.shape[0]
     slots = min(slots or rows, rows)
+    if stopping:  # more than that are never open at a time
+        slots = min(slots, groups * stopping.size)
     width = contexts.tokens.shape[-1]
     length = jnp.sum(contexts.mask, -1, dtype=jnp.int32)
     head = model.head(params)
     prefix = prefill(model, params, contexts)
     row_key = keys.row_keys(key, plan.prompt, plan.slot)
-    # The queue: rows that exist, in the order of the plan.
-    queue = jnp.argsort(~plan.exists, stable=True).astype(jnp.int32)
-    wanted = jnp.sum(plan.exists, dtype=jnp.int32)
+    # The queue: rows that exist, prompt by prompt; `first` is where each one's begin.
+    queue = jnp.lexsort((plan.slot, plan.prompt, ~plan.exists)).astype(jnp.int32)
+    asked = plan.exists.astype(jnp.int32)
+    wanted = jnp.zeros(groups, jnp.int32).at[plan.prompt].add(asked)
+    first = jnp.cumsum(wanted) - wanted
 
     def logits(features):
         return jnp.einsum(
@@ -144,11 +177,43 @@ def sample(
         )
         return dataclasses.replace(table, logits=logits(features[:, 0]), cache=cache)
 
-    def refill(table: Table, ended: jax.Array) -> Table:
-        """Slots whose completion has ended take the next rows of the queue."""
-        ticket = table.taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
-        fresh = ended & (ticket < wanted)
-        row = jnp.where(fresh, queue[jnp.minimum(ticket, rows - 1)], table.row)
+    def grade(table: Table, ended: jax.Array) -> Table:
+        """Take in what has ended; open the next round where the rule is not met."""
+        assert stopping
+        row = jnp.where(ended, table.row, rows)
+        said = stopping.outcome(
+            plan.prompt[table.row],
+            table.out.tokens[table.row],
+            table.out.mask[table.row],
+        )
+        outcome = table.outcome.at[row].set(said, mode="drop")
+        done = table.done.at[row].set(True, mode="drop")
+        place = jnp.arange(stopping.most, dtype=jnp.int32)[None]
+        member = queue[jnp.minimum(first[:, None] + place, rows - 1)]  # [C, G]
+        ours = done[member] & (place < wanted[:, None])
+        graded = ours & ~jnp.isnan(outcome[member])
+        met = stopping.met(jnp.where(graded, outcome[member], 0.0), graded)
+        whole = jnp.sum(ours, -1, dtype=jnp.int32) == table.opened
+        more = jnp.minimum(table.opened + stopping.size, wanted)
+        return dataclasses.replace(
+            table,
+            outcome=outcome,
+            done=done,
+            opened=jnp.where(whole & ~met, more, table.opened),
+        )
+
+    def refill(table: Table) -> Table:
+        """Idle slots take the next rows of the queue that are open."""
+        pending = table.opened - table.started
+        upto = jnp.cumsum(pending)
+        idle = ~table.active
+        ticket = jnp.cumsum(idle, dtype=jnp.int32) - 1
+        fresh = idle & (ticket < upto[-1])
+        prompt = jnp.searchsorted(upto, ticket, side="right").astype(jnp.int32)
+        prompt = jnp.minimum(prompt, groups - 1)
+        place = first + table.started - (upto - pending)  # [C]
+        row = queue[jnp.minimum(place[prompt] + ticket, rows - 1)]
+        row = jnp.where(fresh, row, table.row)
         context = plan.context[row]
 
         def copy_prefix(cache):
@@ -158,14 +223,14 @@ def sample(
 
             return jax.tree.map(leaf, cache, prefix.take(context).cache)
 
-        first = logits(prefix.last[context])
+        start = logits(prefix.last[context])
         return dataclasses.replace(
             table,
-            taken=table.taken + jnp.sum(fresh, dtype=jnp.int32),
+            started=table.started.at[prompt].add(fresh.astype(jnp.int32)),
             row=row,
             count=jnp.where(fresh, 0, table.count),
             active=table.active | fresh,
-            logits=jnp.where(fresh[:, None], first, table.logits),
+            logits=jnp.where(fresh[:, None], start, table.logits),
             cache=jax.lax.cond(somewhere(fresh), copy_prefix, lambda c: c, table.cache),
         )
 
@@ -180,12 +245,16 @@ def sample(
         )
         ended = table.active & (stop | (table.count == max_tokens))
         table = decode(dataclasses.replace(table, active=table.active & ~ended), token)
-        if slots < rows:
-            table = refill(table, ended)
+        if stopping:
+            table = grade(table, ended)
+        if slots < rows or stopping:
+            table = refill(table)
         return dataclasses.replace(table, time=table.time + 1)
 
+    # At first the slots hold the head of the queue, or nothing if rounds are opened.
     row = queue[:slots]
     start = prefix.take(plan.context[row])
+    inside = jnp.clip(slots - first, 0, wanted)
     ring = ((0, 0), (0, 0), (0, max_tokens), (0, 0))
     zeros = jnp.zeros((rows, max_tokens), jnp.float32)
     out = Rollouts(
@@ -194,6 +263,7 @@ def sample(
         logp_behaviour=zeros,
         logp_policy=zeros,
         entropy=zeros,
+        square=zeros,
         finished=jnp.zeros(rows, bool),
         prompt=plan.prompt,
         slot=plan.slot,
@@ -202,16 +272,24 @@ def sample(
     )
     table = Table(
         time=jnp.int32(0),
-        taken=jnp.int32(slots),
+        opened=jnp.minimum(wanted, stopping.size) if stopping else wanted,
+        started=jnp.zeros_like(wanted) if stopping else inside,
+        done=jnp.zeros(rows, bool),
+        outcome=jnp.full(rows, jnp.nan, jnp.float32),
         row=row,
         count=jnp.zeros(slots, jnp.int32),
-        active=jnp.arange(slots) < wanted,
+        active=jnp.arange(slots) < (0 if stopping else jnp.sum(inside)),
         logits=logits(start.last),
         cache=jax.tree.map(lambda c: jnp.pad(c, ring), start.cache),
         out=jax.tree.map(shard_rows, out),
     )
+    if stopping:
+        table = refill(table)
     table = jax.lax.while_loop(lambda table: somewhere(table.active), step, table)
-    return jax.tree.map(shard_rows, table.out)
+    place = jnp.argsort(queue) - first[plan.prompt]
+    drawn = plan.exists & (place < table.started[plan.prompt])
+    out = dataclasses.replace(table.out, exists=drawn)
+    return jax.tree.map(shard_rows, out)
 
 
 @jax.custom_batching.custom_vmap
@@ -236,7 +314,10 @@ class Table:
     """The decoding slots, K of them, and what they have written so far."""
 
     time: jax.Array  # [] int32, steps of the loop; modulo T, the column being written
-    taken: jax.Array  # [] int32, rows taken off the queue
+    opened: jax.Array  # [C] int32, rows of each prompt that may be drawn
+    started: jax.Array  # [C] int32, rows of each prompt that were
+    done: jax.Array  # [N] bool, has ended; read by a stopping rule alone
+    outcome: jax.Array  # [N] float32, NaN where not graded
     row: jax.Array  # [K] int32, the row that a slot works on
     count: jax.Array  # [K] int32, tokens of that row chosen so far
     active: jax.Array  # [K] bool, False once the queue has run out
@@ -248,7 +329,7 @@ class Table:
 def write(out: Rollouts, table: Table, token, said, stop) -> Rollouts:
     """Put the token of every active slot in its place, and what is known of it."""
     row = jnp.where(table.active, table.row, out.finished.shape[0])  # out: dropped
-    behaviour, policy, entropy = said
+    behaviour, policy, entropy, square = said
 
     def put(values, new):
         return values.at[row, table.count].set(new, mode="drop")
@@ -260,6 +341,7 @@ def write(out: Rollouts, table: Table, token, said, stop) -> Rollouts:
         logp_behaviour=put(out.logp_behaviour, behaviour),
         logp_policy=put(out.logp_policy, policy),
         entropy=put(out.entropy, entropy),
+        square=put(out.square, square),
         finished=out.finished.at[row].set(stop, mode="drop"),
     )
 
@@ -271,7 +353,7 @@ def choose(
     temperature: float | jax.Array = 1.0,
     top_k: int = 0,
     top_p: float | jax.Array = 1.0,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """One token per row, and what is known of it.
 
     Args:
@@ -283,12 +365,16 @@ def choose(
 
     Returns:
         Token `[N]` int32; its log-prob under what was drawn from and under the policy
-        before truncation, `[N]` float32 nats; the policy's entropy, `[N]` float32 nats.
+        before truncation, `[N]` float32 nats; the policy's entropy, `[N]` float32 nats;
+        |d logp / d logits|^2 of the policy at this temperature, `[N]` float32:
+
+            |e_a - pi|^2 = 1 - 2 pi_a + sum_b pi_b^2
     """
     greedy = isinstance(temperature, int | float) and temperature == 0
     z = logits if greedy else logits / temperature
     logp = jax.nn.log_softmax(z)
-    entropy = -jnp.sum(jnp.exp(logp) * logp, -1)
+    chance = jnp.exp(logp)
+    entropy = -jnp.sum(chance * logp, -1)
     if greedy:
         token = jnp.argmax(z, -1).astype(jnp.int32)
         behaviour = jnp.zeros_like(entropy)
@@ -296,7 +382,8 @@ def choose(
         cut = truncate(logp, top_k=top_k, top_p=top_p)
         token = jax.vmap(jax.random.categorical)(key, cut).astype(jnp.int32)
         behaviour = pick(cut, token)
-    return token, behaviour, pick(logp, token), entropy
+    square = 1.0 - 2.0 * pick(chance, token) + jnp.sum(chance**2, -1)
+    return token, behaviour, pick(logp, token), entropy, jnp.maximum(square, 0.0)
 
 
 def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:

@@ -15,7 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import checkpoint, folder, loops, parts, record, report, watch
+from curax import (
+    checkpoint,
+    expect,
+    folder,
+    loops,
+    parts,
+    recall,
+    record,
+    report,
+    watch,
+)
 from curax.config import Config, ConfigError, option
 from curax.interrupt import Interrupt
 from curax.loops import Warm
@@ -56,9 +66,11 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         print(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
         loop = build(config)
+        # Only a run without a checkpoint has yet to begin.
+        recalled = recollection(loop.parts) if since is None else None
         folder.make(workdir, config)
         try:
-            stopped = Run(loop, workdir).go()
+            stopped = Run(loop, workdir, recalled).go()
         except (RunError, checkpoint.NotSavedError) as error:
             print(f"curax.train: {error}", file=sys.stderr)
             return 1
@@ -68,6 +80,7 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         steps = f", the last {config.steps - since} steps" if since else ""
         took = f"{steps} in {record.duration(time.monotonic() - start)}"
     try:
+        foretell(config, workdir)
         page = report.write(workdir)
     except OSError as error:
         print(
@@ -78,6 +91,18 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         return 1
     print(f"{summary(workdir)}{took}.\nReport: {page}", flush=True)
     return 0
+
+
+def foretell(config: Config, workdir: Path) -> None:
+    """Write what metrics should have been, given the held-out pass rates."""
+    told = record.read(workdir)
+    if told.before is None or told.after is None:
+        return
+    sides = {
+        side: expect.expected(config, rates, told.samples)
+        for side, rates in (("before", told.before), ("after", told.after))
+    }
+    folder.write_json(workdir / folder.EXPECTED, sides)
 
 
 def keep_compiled() -> None:
@@ -115,6 +140,16 @@ def build(config: Config) -> loops.Loop:
     return loop
 
 
+def recollection(built: parts.Parts) -> recall.Recalled | None:
+    """What `memory.load` names, read; None where it names nothing.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = built.config.memory.load
+    return None if path is None else recall.read(Path(path), built.task)
+
+
 def summary(workdir: Path) -> str:
     """What came of the run."""
     told = record.read(workdir)
@@ -128,9 +163,21 @@ def summary(workdir: Path) -> str:
 class Run:
     """A run, ready to start or to go on from its last checkpoint."""
 
-    def __init__(self, loop: loops.Loop, workdir: Path):
-        """Open the checkpoints; nothing else is touched."""
+    def __init__(
+        self,
+        loop: loops.Loop,
+        workdir: Path,
+        recalled: recall.Recalled | None = None,
+    ):
+        """Open the checkpoints; nothing else is touched.
+
+        Args:
+            loop: that makes the steps.
+            workdir: the run folder.
+            recalled: memory of another run, for the state of step 0.
+        """
         self._loop, self._config = loop, loop.parts.config
+        self._recalled = recalled
         self._workdir, keep = workdir, self._config.logging.keep
         self._checkpoints = checkpoint.Checkpoints(
             workdir / folder.CHECKPOINTS, keep=keep
@@ -211,11 +258,22 @@ class Run:
         if warm is None:
             return None
         state = self._loop.begin(warm)
+        if self._recalled:
+            state = recall.begun(state, self._recalled.memory)
+            self._told_of_unknown(self._recalled)
         evaluated, score = self._evaluated(state, 0)
         self._files.write([{"step": 0, **self._counted({}), **evaluated}])
         self._save(0, state, score)
         self._checkpoints.wait()  # before the checkpoints of the warm start go
         return state
+
+    def _told_of_unknown(self, recalled: recall.Recalled) -> None:
+        """A file that serves this task in part, or not at all, is no error."""
+        if recalled.unknown:
+            self._warn(
+                f"{recalled.unknown} of the {recalled.lines} prompts in memory.load="
+                f"{self._config.memory.load} are not in this task and are left out."
+            )
 
     def _warm(self) -> Warm | None:
         """The warm start, from where it was; None: stopped."""
@@ -273,11 +331,20 @@ class Run:
             self._files.write(rows, shown)
             self._progress.step(rows)
             diverged = self._looked(rows)
+            if step == config.steps:  # before the checkpoint that ends the run
+                self._remember(state)
             if diverged or score is not None or step % log.checkpoint_every == 0:
                 self._save(step, state, score)
             if diverged:
                 raise RunError(diverged)
         self._save(step, state, score)
+        if step < config.steps:  # a signal may leave little time: the state goes first
+            self._remember(state)
+
+    def _remember(self, state: TrainState) -> None:
+        """Leave the memory for other runs."""
+        path = self._workdir / folder.MEMORY
+        recall.write(path, self._loop.parts.task, state.memory)
 
     def _save(self, step: int, state: TrainState, score: float | None) -> None:
         self._files.sync()

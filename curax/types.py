@@ -45,6 +45,7 @@ class Rollouts:
     logp_behaviour: jax.Array  # [N, T] float32, nats, of the distribution drawn from
     logp_policy: jax.Array  # [N, T] float32, nats, before top-k and top-p cut it
     entropy: jax.Array  # [N, T] float32, nats, of the policy at that token
+    square: jax.Array  # [N, T] float32, |d logp_policy / d logits|^2, in [0, 2]
     finished: jax.Array  # [N] bool, False where max_tokens cut the completion off
     prompt: jax.Array  # [N] int32 in [0, B)
     slot: jax.Array  # [N] int32 in [0, G)
@@ -69,10 +70,23 @@ class Batch:
 
 @flax.struct.dataclass(kw_only=True)
 class Memory:
-    """Discounted counts per prompt id: how often it was drawn, how often solved."""
+    """Discounted sums per prompt id, over the completions of its earlier visits."""
 
-    draws: jax.Array  # [num_prompts] float32
-    solved: jax.Array  # [num_prompts] float32
+    draws: jax.Array  # [num_prompts] float32, completions
+    solved: jax.Array  # [num_prompts] float32, of their outcomes
+    square: jax.Array  # [num_prompts] float32, of their squared score norms
+    tokens: jax.Array  # [num_prompts] float32, of their lengths
+
+
+@flax.struct.dataclass(kw_only=True)
+class Difficulty:
+    """What is known of each prompt before its completions are drawn."""
+
+    draws: jax.Array  # [B] float32, completions behind what is known, discounted
+    solved: jax.Array  # [B] float32, the sum of their outcomes
+    pass_rate: jax.Array  # [B] float32 in [0, 1], the estimate made of these
+    norm: jax.Array  # [B] float32, norm of a completion's score, up to a common factor
+    tokens: jax.Array  # [B] float32, mean length of a completion, up to a common factor
 
 
 @flax.struct.dataclass(kw_only=True)

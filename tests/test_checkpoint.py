@@ -23,7 +23,12 @@ def state(seed=0):
         params=params,
         opt_state=optax.adam(0.1).init(params),
         reference=None,
-        memory=Memory(draws=jnp.arange(16.0), solved=jnp.zeros(16)),
+        memory=Memory(
+            draws=jnp.arange(16.0),
+            solved=jnp.zeros(16),
+            square=jnp.ones(16),
+            tokens=jnp.ones(16),
+        ),
         position=jnp.int32(2**31 - 1),
         step=jnp.int32(3),
         seed=jnp.uint32(2**32 - 1),

@@ -16,7 +16,9 @@ from curax.config import (
     Evaluation,
     Memory,
     Mesh,
+    Pilot,
     Sampling,
+    Stop,
     Update,
     WarmStart,
 )
@@ -38,6 +40,14 @@ def power(p, *, alpha: float):
 
 def weight(outcome, exists, *, f: Callable):
     return f(outcome), exists
+
+
+def scaled(*arrays, rows: float = 4.0, limit: int = 8):
+    return arrays, rows, limit
+
+
+def several(*arrays, rules: tuple[Callable, ...]):
+    return arrays, rules
 
 
 def largest(key, reward, exists, *, m: int):
@@ -65,6 +75,7 @@ def test_the_defaults_are_those_of_the_design():
     assert dataclasses.asdict(config.sampling) == {
         "group_size": 8,
         "prompts": 16,
+        "budget": 0,
         "max_tokens": 64,
         "temperature": 1.0,
         "top_k": 0,
@@ -73,11 +84,11 @@ def test_the_defaults_are_those_of_the_design():
         "rounds": 1,
     }
     assert config.evaluation == Evaluation(every=50, prompts=256, samples=8)
-    assert config.memory == Memory(discount=0.9, prior=(1.0, 1.0))
+    assert config.memory == Memory(half_life=6.6, prior=(1.0, 1.0))
     assert config.mesh == Mesh(data=1, fsdp=1, tensor=1)
     shown = cf.describe(config)
-    alone = ("steps", "seed", "seeds", "staged", "kl", "entropy_bonus")
-    assert [shown[name] for name in alone] == [200, 0, 1, False, None, 0.0]
+    alone = ("steps", "seed", "seeds", "staged", "kl", "entropy_bonus", "pilot", "stop")
+    assert [shown[name] for name in alone] == [200, 0, 1, False, None, 0.0, None, None]
 
 
 # The least or most of every number, and a value that is beyond it.
@@ -90,6 +101,7 @@ BOUNDS = {
     "sampling.top_p": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
     "sampling.slots": ("at least 0", -1, 0),
     "sampling.rounds": ("at least 1", 0, 1),
+    "sampling.budget": ("at least 0", -1, 0),
     "evaluation.every": ("at least 1", 0, 1),
     "evaluation.prompts": ("at least 1", 0, 1),
     "evaluation.samples": ("at least 1", 0, 1),
@@ -103,7 +115,7 @@ BOUNDS = {
     "update.length_buckets": ("at least 1", 0, 1),
     "update.vocab_chunk": ("at least 0", -1, 0),
     "update.patience": ("at least 1", 0, 1),
-    "memory.discount": ("greater than 0.0 and at most 1.0", 0.0, 1.0),
+    "memory.half_life": ("greater than 0.0", 0.0, 1.0),
     "memory.prior.0": ("greater than 0.0", 0.0, 1.0),
     "memory.prior.1": ("greater than 0.0", 0.0, 1.0),
     "mesh.data": ("at least 1", 0, 1),
@@ -114,6 +126,8 @@ BOUNDS = {
     "logging.checkpoint_every": ("at least 1", 0, 1),
     "logging.keep": ("at least 1", 0, 1),
     "logging.drift_nats": ("greater than 0.0", 0.0, 1.0),
+    "pilot.draws": ("at least 1", 0, 1),
+    "stop.round_size": ("at least 1", 0, 1),
     "kl.coefficient": ("at least 0.0", -0.1, 0.0),
     "entropy_bonus": ("at least 0.0", -1.0, 0.0),
     "steps": ("at least 1", 0, 1),
@@ -122,8 +136,12 @@ BOUNDS = {
 }
 
 
-def full() -> Config:
+def full(name: str = "") -> Config:
+    """With as many fields as there can be; what excludes others only where named."""
+    alone = {"pilot": Pilot(draws=1), "stop": Stop(rule=plain)}
+    group = name.partition(".")[0]
     return make(
+        **({group: alone[group]} if group in alone else {}),
         downsample=partial(largest, m=1),
         kl=KL(estimator=plain, coefficient=0.1),
         warm_start=WarmStart(steps=5, rows=4, optimizer=plain),
@@ -134,10 +152,10 @@ def full() -> Config:
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_number_out_of_its_range_is_refused_with_the_nearest_in_it(name):
     rule, value, fix = BOUNDS[name]
-    assert error_of(cf.override, full(), [f"{name}={value}"]) == (
+    assert error_of(cf.override, full(name), [f"{name}={value}"]) == (
         f"{name}={value} must be {rule}; set {name} to {fix}."
     )
-    cf.override(full(), [f"{name}={fix}"])
+    cf.override(full(name), [f"{name}={fix}"])
 
 
 def test_every_number_of_the_config_has_a_range():
@@ -154,7 +172,8 @@ def test_every_number_of_the_config_has_a_range():
             n for key, part in parts for n in numbers(part, f"{name}.{key}".strip("."))
         }
 
-    assert numbers(cf.describe(full())) == set(BOUNDS)
+    every = (numbers(cf.describe(full(group))) for group in ("", "pilot", "stop"))
+    assert set().union(*every) == set(BOUNDS)
 
 
 # What is wrong only together, and the one sentence that says so.
@@ -175,6 +194,32 @@ CONFLICTS = {
     f"downsample.m is not set, but {HERE}.largest needs it; "
     "bind it with functools.partial(..., m=...).": {"downsample": largest},
     "kl=0.1 must be a KL or none; give one.": {"kl": 0.1},
+    "sampling.budget=200 is more than sampling.group_size=8 completions of "
+    "sampling.prompts=16, pilots apart; set it to at most 128.": {
+        "sampling": Sampling(budget=200)
+    },
+    "pilot.draws=5 for sampling.prompts=16 leave nothing of the budget to train on; "
+    "set pilot.draws to at most 3.": {
+        "sampling": Sampling(budget=64),
+        "pilot": Pilot(draws=5),
+    },
+    "stop decides how much each prompt draws, and so does pilot; "
+    "set one of them to its default.": {
+        "stop": Stop(rule=plain),
+        "pilot": Pilot(draws=1),
+    },
+    "stop decides how much each prompt draws, and so does sampling.budget; "
+    "set one of them to its default.": {
+        "stop": Stop(rule=plain),
+        "sampling": Sampling(budget=64),
+    },
+    "correct.rows=5.0 must be the rows trained per prompt, 4; set correct.rows to 4.": {
+        "correct": partial(scaled, rows=5.0)
+    },
+    "correct.rules.1.limit=4 must be the most that a prompt draws, 8; "
+    "set correct.rules.1.limit to 8.": {
+        "correct": partial(several, rules=(plain, partial(scaled, limit=4)))
+    },
 }
 
 

@@ -37,10 +37,22 @@ from curax import (
     modulate,
     objective,
     pipeline,
+    predict,
     reward,
     run,
+    score,
+    stop,
 )
-from curax.config import KL, Config, ConfigError, fields_of, load, override
+from curax.config import (
+    KL,
+    Config,
+    ConfigError,
+    Pilot,
+    Stop,
+    fields_of,
+    load,
+    override,
+)
 from curax.models import transformer
 from curax.tasks import chain
 
@@ -71,12 +83,12 @@ def another_model(*, vocab_size):
     return transformer.model(vocab_size=vocab_size, width=16, layers=1, tied=True)
 
 
-def half(pass_rate, draws, *, budget):
-    return allocate.uniform(pass_rate, draws, budget=budget // 2)
+def half(difficulty, *, budget, most):
+    return allocate.uniform(difficulty, budget=budget // 2, most=most)
 
 
-def first_outcome(outcome, exists):
-    return jnp.where(exists, outcome, 0.0)[..., 0]
+def outcome_itself(outcome, exists, history):
+    return jnp.where(exists, outcome, 0.0)
 
 
 def nowhere(params):
@@ -117,8 +129,12 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.top_p": (0.5, "draw"),
     "sampling.slots": (3, "draw"),
     "sampling.rounds": (2, "step"),
+    "sampling.budget": (12, "draw"),
+    "pilot": (Pilot(draws=1), "step"),
+    "stop": (Stop(rule=stop.positives, round_size=2), "draw"),
     "allocate": (half, "draw"),
-    "objective": (first_outcome, "credit"),
+    "claim": (objective.log, "claim"),
+    "objective": (outcome_itself, "credit"),
     "objective.f": (objective.log, "credit"),
     "objective.f.alpha": (2.0, "credit"),
     "objective.prior.0": (1.0, "credit"),
@@ -135,6 +151,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "advantage": (advantage.raw, "credit"),
     "advantage.eps": (0.1, "credit"),
     "advantage.bessel": (True, "credit"),
+    "advantage.floor": (0.35, "credit"),
     "modulate": (modulate.none, "step"),
     "modulate.share": (0.2, "step"),
     "loss": (loss.gspo, "step"),
@@ -184,9 +201,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "evaluation.every": (2, "host only"),
     "evaluation.prompts": (4, "evaluation"),
     "evaluation.samples": (2, "evaluation"),
-    "memory.discount": (0.5, "step"),
+    "memory.half_life": (1.0, "step"),
     "memory.prior.0": (2.0, "step"),
     "memory.prior.1": (2.0, "step"),
+    "memory.load": ("memory.jsonl", "host only"),
     "mesh.data": (2, "loop only"),
     "mesh.fsdp": (2, "loop only"),
     "mesh.tensor": (2, "loop only"),
@@ -199,6 +217,27 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "seed": (1, "loop only"),
     "seeds": (2, "loop only"),
     "staged": (True, "loop only"),
+}
+
+
+# What a config can have only without something of the above, and its own fields.
+ALTERNATIVES: dict[str, dict[str, Any]] = {
+    "stop": {"stop": Stop(rule=partial(stop.balanced, right=1, wrong=1), round_size=2)},
+    "pilot": {
+        "pilot": Pilot(draws=2, norm=score.logits),
+        "allocate": partial(allocate.gvm, least=1),
+    },
+}
+MORE_FIELDS = {
+    "stop.rule": (stop.never, "draw"),
+    "stop.rule.right": (2, "draw"),
+    "stop.rule.wrong": (2, "draw"),
+    "stop.rule.threshold": (0.7, "draw"),
+    "stop.round_size": (1, "draw"),
+    "pilot.draws": (1, "step"),
+    "pilot.norm": (score.last_layer, "step"),
+    "pilot.accepted": (False, "step"),
+    "pilot.root_mean_square": (False, "step"),
 }
 
 
@@ -230,7 +269,7 @@ class Diary:
         return state, np.zeros(times)
 
     def begin(self, state):
-        return "state"
+        return SimpleNamespace(memory=None)
 
     def evaluate(self, state):
         self.told.append(("evaluate",))
@@ -255,6 +294,16 @@ class Diary:
 
     def say(self, _, text):
         self.told.append(("say", text))
+
+    def read(self, path, task):
+        self.told.append(("read", path))
+        return SimpleNamespace(memory=None, unknown=0)
+
+    def begun(self, state, memory):
+        return state
+
+    def write(self, path, task, memory):
+        self.told.append(("write", path.name))
 
 
 class Seen:
@@ -281,6 +330,7 @@ class Seen:
             "warm": lambda: program(partial(loops.warm_step, self.parts), self.start),
             "draw": self.draw,
             "credit": self.credit,
+            "claim": lambda: predict.claimed(self.config)[0],
             "step": lambda: program(partial(loops.step, self.parts), self.state),
             "evaluation": self.evaluation,
         }
@@ -295,8 +345,9 @@ class Seen:
         number = jax.ShapeDtypeStruct(grid, jnp.float32)
         flag = jax.ShapeDtypeStruct(grid, bool)
         key = jax.eval_shape(jax.random.key, 0)
+        rate = jax.ShapeDtypeStruct(grid[:1], jnp.float32)
         assign = partial(pipeline.assign, self.config)
-        return program(assign, key, number, number, flag, flag)
+        return program(assign, key, number, number, flag, flag, rate)
 
     def evaluation(self):
         def draw(state):
@@ -318,20 +369,27 @@ class Seen:
         diary = Diary(self.config)
         with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
             patch.setattr(run.checkpoint, "Checkpoints", diary.checkpoints)
+            patch.setattr(run, "recall", diary)
             patch.setattr(run.Progress, "say", lambda *words: diary.say(*words))
             try:
-                run.Run(diary, Path(folder)).go()  # pyright: ignore[reportArgumentType]
+                recalled = run.recollection(diary.parts)  # pyright: ignore[reportArgumentType]
+                run.Run(diary, Path(folder), recalled).go()  # pyright: ignore[reportArgumentType]
             except run.RunError as error:
                 diary.told.append(("stopped", str(error).replace(folder, "")))
         return diary.told
 
 
-EVERYWHERE = ("loop", "host", "initial", "warm", "draw", "credit", "step", "evaluation")
+EVERYWHERE = (
+    *("loop", "host", "initial", "warm", "draw", "credit", "claim", "step"),
+    "evaluation",
+)
 
 
 @cache
-def original(where: str | None = None) -> Any:
-    return original().look(where) if where else Seen(CONFIG)
+def original(where: str | None = None, group: str | None = None) -> Any:
+    if where:
+        return original(group=group).look(where)
+    return Seen(replace(CONFIG, **ALTERNATIVES[group]) if group else CONFIG)
 
 
 @pytest.fixture(autouse=True)
@@ -342,6 +400,17 @@ def untraced(monkeypatch):
 
 def test_every_field_is_in_the_table():
     assert set(FIELDS) == set(fields_of(CONFIG))
+    for group in ALTERNATIVES:
+        inside = {name for name in MORE_FIELDS if name.startswith(f"{group}.")}
+        fields = fields_of(original(group=group).config)
+        assert inside == {name for name in fields if name.startswith(f"{group}.")}
+
+
+@pytest.mark.parametrize("name", MORE_FIELDS)
+def test_a_field_of_an_alternative_changes_what_it_is_for(name):
+    (value, where), group = MORE_FIELDS[name], name.partition(".")[0]
+    seen = Seen(override(original(group=group).config, {name: value}))
+    assert seen.look(where) != original(where, group)
 
 
 def test_the_same_config_is_the_same_everywhere():

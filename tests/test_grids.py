@@ -35,6 +35,7 @@ def rollouts(counts, order):
         logp_behaviour=zeros,
         logp_policy=zeros,
         entropy=zeros,
+        square=zeros,
         finished=jnp.ones(ROWS, bool),
         prompt=prompt,
         slot=slot,

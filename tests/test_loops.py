@@ -1,6 +1,6 @@
 """Both loops are one path: on one device and on eight, whole or in chunks."""
 
-import dataclasses
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import jax
@@ -21,6 +21,8 @@ from curax import (
     modulate,
     objective,
     pipeline,
+    score,
+    stop,
 )
 from curax.config import (
     KL,
@@ -28,7 +30,9 @@ from curax.config import (
     Evaluation,
     Logging,
     Mesh,
+    Pilot,
     Sampling,
+    Stop,
     Update,
     WarmStart,
     override,
@@ -82,7 +86,7 @@ def without_the_timed_draw(monkeypatch):
 @lru_cache
 def warmed(seeds):
     """A policy after its warm start, on the host."""
-    loop = loops.Jitted(build(dataclasses.replace(TINY, seeds=seeds)))
+    loop = loops.Jitted(build(replace(TINY, seeds=seeds)))
     state = loop.initial()
     for _ in range(20):
         state, _ = loop.warm(state, 4)
@@ -93,7 +97,7 @@ def trained(config, kind=loops.Jitted, chunks=(STEPS,)):
     """Final state and rows of a run in chunks of these sizes."""
     loop = kind(build(config))
     with loop.context():
-        warm = dataclasses.replace(warmed(config.seeds), seed=loop.seeds)
+        warm = replace(warmed(config.seeds), seed=loop.seeds)
         state, rows = loop.begin(warm), []
         for times in chunks:
             state, new, shown = loop.advance(state, times)
@@ -140,6 +144,46 @@ def test_both_loops_give_the_same_parameters_and_metrics():
 def test_a_verifier_on_the_host_gives_what_the_one_on_the_device_gives():
     host = override(TINY, ["task.on_device=false"])
     assert_same(trained(host, loops.Staged), reference())
+
+
+STOPPED = replace(
+    TINY,
+    sampling=Sampling(prompts=4, group_size=6, max_tokens=3),
+    stop=Stop(rule=partial(stop.balanced, right=1, wrong=1), round_size=2),
+    downsample=partial(downsample.balanced, m=4),
+    correct=correct.horvitz_thompson,
+)
+
+
+def test_a_stopping_rule_draws_the_same_in_the_decoding_loop_and_between_rounds():
+    """The host cannot look into the loop, and tests the rule round by round."""
+    want = trained(STOPPED)
+    drawn = {float(row["group/draws"]) for row in want[1]}
+    assert len(drawn) > 1
+    assert 2 <= min(drawn) < 6
+    assert any(0 < row["stop/met_fraction"] for row in want[1])
+    assert_same(trained(STOPPED, loops.Staged), want)
+    host = override(STOPPED, ["task.on_device=false"])
+    assert_same(trained(host, loops.Staged), want)
+
+
+def test_pilots_decide_what_is_drawn_and_do_not_train_in_both_loops():
+    config = replace(
+        TINY,
+        sampling=Sampling(prompts=4, group_size=8, max_tokens=3, budget=24),
+        pilot=Pilot(draws=2, norm=score.logits),
+        allocate=partial(allocate.gvm, least=1),
+    )
+    want = trained(config)
+    assert_same(trained(config, loops.Staged), want)
+    for row in want[1]:
+        assert row["pilot/drawn"] == 8
+        assert row["rollout/drawn"] == 24
+        assert row["train/rows"] == 16
+        assert row["group/draws"] == 4
+    # Both kinds of completions are remembered: all of one visit, none discounted.
+    drawn = np.asarray(want[0].memory.draws)
+    assert set(drawn[drawn > 0]) >= {6.0}
 
 
 def test_chunks_of_any_size_give_the_same_bits():
@@ -189,7 +233,7 @@ def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
 
 @pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
 def test_eight_devices_give_what_one_gives(kind):
-    config = dataclasses.replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
+    config = replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
     loop = kind(build(config))
     with loop.context():
         state = loop.begin(loop.initial())
@@ -227,7 +271,7 @@ def test_a_second_mini_batch_is_off_policy_and_a_first_is_not():
 
 @pytest.mark.parametrize("gate_", [gate.none, gate.zero_variance])
 def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan(gate_):
-    hopeless = dataclasses.replace(TINY, gate=gate_, kl=None)
+    hopeless = replace(TINY, gate=gate_, kl=None)
     hopeless = override(hopeless, ["sampling.max_tokens=1"])
     state, rows = trained(hopeless, chunks=(2,))
     jax.tree.map(np.testing.assert_array_equal, state.params, warmed(1).params)
@@ -239,9 +283,7 @@ def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan(gate_)
 
 
 def test_groups_are_refilled_alike_in_both_loops():
-    refilling = override(
-        dataclasses.replace(TINY, gate=gate.zero_variance), ["sampling.rounds=3"]
-    )
+    refilling = override(replace(TINY, gate=gate.zero_variance), ["sampling.rounds=3"])
     want = trained(refilling)
     assert_same(trained(refilling, loops.Staged), want)
     drawn = [row["rollout/drawn"] for row in want[1]]

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from contracts import close
 
-from curax import allocate, loss, mesh, rollout, update
+from curax import allocate, loss, memory, mesh, rollout, update
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
 from curax.types import Batch, TrainState
@@ -141,7 +141,7 @@ def test_moments_and_reference_lie_like_the_parameters_and_the_rest_everywhere(
             params=params(),
             opt_state=tx.init(params()),
             reference=params() if referred else None,
-            memory=allocate.forget(7),
+            memory=memory.forget(7),
             position=jnp.int32(0),
             step=jnp.int32(0),
             seed=jnp.uint32(0),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tiny import jit
 
 from curax import allocate, gate, pipeline
+from curax import memory as memories
 from curax.config import Sampling, load
 from curax.parts import build
 from curax.types import Contexts, Prompts, Rollouts
@@ -57,6 +58,7 @@ def sampled(attempt, order=range(B * G), first_ids=range(B)):
             logp_behaviour=-grid,
             logp_policy=-grid,
             entropy=grid,
+            square=grid,
             finished=name % 2 > 1,
             prompt=prompt,
             slot=slot,
@@ -79,7 +81,7 @@ LATER = jit(lambda memory, drawn, *new: pipeline.absorb(PARTS, memory, drawn, *n
 
 def absorbed(outcomes, orders=(range(B * G),) * ROUNDS, first_ids=range(B)):
     """After several attempts, from the outcomes of their groups and orders of rows."""
-    drawn, memory = None, allocate.forget(PARTS.task.num_prompts)
+    drawn, memory = None, memories.forget(PARTS.task.num_prompts)
     for attempt, said in enumerate(outcomes):
         new = sampled(attempt, orders[attempt], first_ids)
         arrays = new, rows(said, new[2])

@@ -201,6 +201,30 @@ def test_the_numbers_on_the_page_are_those_of_the_rows(tmp_path):
 
 
 @few
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_what_was_measured_stands_beside_what_was_predicted(tmp_path, seeds):
+    write(tmp_path, seeds=seeds, steps=50, done=50)
+    assert "Measured and predicted" not in opened(tmp_path)[2]
+    sides = {
+        side: {"group/solved_fraction": value, "group/draws": 8.0}
+        for side, value in (("before", 0.125), ("after", 0.375))
+    }
+    (tmp_path / "expected.json").write_text(json.dumps(sides))
+    source = opened(tmp_path)[2]
+    told = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in told]
+    solved = [np.mean(row["group/solved_fraction"]) for row in rows if row["step"]]
+    first, last = np.mean(solved[:20]), np.mean(solved[-20:])
+    cells = [f"{first:.3g}", "0.125", f"{last:.3g}", "0.375"]
+    want = "<tr><th>group/solved_fraction</th>"
+    assert want + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" in source
+    # This run does not say how many it drew.
+    assert (
+        "<tr><th>group/draws</th><td></td><td>8</td><td></td><td>8</td></tr>" in source
+    )
+
+
+@few
 @pytest.mark.parametrize(
     ("seeds", "note"),
     [

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 
-from curax import allocate, rollout, update
+from curax import allocate, rollout, stop, update
 
 KEY = jax.random.key(1)
-FIELDS = ("logp_behaviour", "logp_policy", "entropy")
+FIELDS = ("logp_behaviour", "logp_policy", "entropy", "square")
 logprobs = tiny.jit(
     lambda params, rows, temperature: update.logprobs(
         tiny.MODEL,
@@ -211,6 +211,84 @@ def test_sampling_maps_over_policies_and_keys():
         agree(jax.tree.map(lambda leaf, i=i: leaf[i], got), own)
 
 
+# ----- stopping
+
+MOST, ALL = 6, allocate.plan(jnp.array([6, 0, 5]), rows=14)
+
+
+def says(prompt, tokens, mask):
+    """Half of the completions are right; of a fifth the verifier cannot tell."""
+    total = jnp.sum(tokens, -1, where=mask) + prompt
+    return jnp.where(total % 5 == 4, jnp.nan, (total % 2).astype(jnp.float32))
+
+
+def naively_stopped(rows, rule, size):
+    """Which rows a prompt-by-prompt loop draws, from completions of all of them."""
+    outcome = np.asarray(says(rows.prompt, rows.tokens, rows.mask))
+    drawn = np.zeros(len(outcome), bool)
+    for b in range(3):
+        own = np.flatnonzero(rows.exists & (rows.prompt == b))
+        for start in range(0, len(own), size):
+            drawn[own[start : start + size]] = True
+            known = outcome[own[: start + size]]
+            known = known[~np.isnan(known)]
+            if rule((known == 1).sum(), (known == 0).sum()):
+                break
+    return drawn
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 6])
+@pytest.mark.parametrize(
+    ("met", "rule"),
+    [
+        (stop.positives, lambda right, wrong: right >= 1),
+        (partial(stop.balanced, right=2, wrong=1), lambda r, w: r >= 2 and w >= 1),
+    ],
+)
+def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(met, rule, size):
+    """Whatever the number of slots, what is drawn is what is drawn without a rule."""
+    whole = jax.device_get(
+        tiny.sampler()(tiny.params(), tiny.CONTEXTS, ALL, KEY),
+    )
+    want = naively_stopped(whole, rule, size)
+    assert want.sum() < whole.exists.sum() or size == MOST
+    stopping = rollout.Stopping(met=met, outcome=says, size=size, most=MOST)
+    for slots in (0, 2):
+        options = tiny.SETTINGS | {"slots": slots, "stopping": stopping}
+        draw = tiny.jit(partial(rollout.sample, tiny.MODEL, **options))
+        got = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, ALL, KEY))
+        np.testing.assert_array_equal(got.exists, want)
+        np.testing.assert_array_equal(got.tokens[want], whole.tokens[want])
+        np.testing.assert_array_equal(got.mask[want], whole.mask[want])
+        assert not got.mask[~want].any()
+        close(got.logp_behaviour[want], whole.logp_behaviour[want], atol=1e-5)
+
+
+def test_slots_of_a_prompt_that_stopped_go_to_others_at_once():
+    """One slot never idles: as many steps as tokens, and none for rows not drawn."""
+    steps = []
+
+    def spy(params, tokens, *rest):
+        jax.debug.callback(lambda: steps.append(tokens.shape))
+        return tiny.MODEL.features(params, tokens, *rest)
+
+    spied = dataclasses.replace(tiny.MODEL, features=spy)
+    stopping = rollout.Stopping(met=stop.positives, outcome=says, size=1, most=MOST)
+    options = tiny.SETTINGS | {"slots": 1, "stopping": stopping}
+    draw = tiny.jit(partial(rollout.sample, spied, **options))
+    rows = draw(tiny.params(), tiny.CONTEXTS, ALL, KEY)
+    jax.effects_barrier()
+    assert steps.count((1, 1)) == rows.mask.sum()
+
+
+def test_the_norm_of_the_score_in_the_logits_is_its_definition():
+    rows = jax.device_get(tiny.drawn())
+    chance = np.exp(log_softmax(rows))
+    away = np.eye(tiny.V)[rows.tokens] - chance
+    want = np.where(rows.mask, (away**2).sum(-1), 0)
+    close(rows.square, want, rtol=0, atol=1e-5)
+
+
 # ----- what is drawn
 
 
@@ -293,7 +371,8 @@ def test_only_allowed_tokens_are_drawn_and_each_of_them_is():
     logits = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
     key = jax.random.split(KEY, 500)
     rows = jnp.broadcast_to(logits, (500, 4))
-    token, behaviour, policy, entropy = rollout.choose(key, rows, top_k=3, top_p=0.75)
+    drawn = rollout.choose(key, rows, top_k=3, top_p=0.75)
+    token, behaviour, policy, entropy, _ = drawn
     assert set(np.asarray(token)) == {1, 3}
     close(behaviour, np.log(np.where(token == 1, 4 / 7, 3 / 7)))
     close(policy, logits[token])

@@ -41,7 +41,7 @@ FIXED = {
 EVALUATED = {"eval/pass_rate", "eval/greedy_pass_rate", "time/evaluate_s"}
 WRITTEN = {
     *("config.json", "metrics.jsonl", "rollouts.jsonl", "warm_start.jsonl"),
-    *("evaluation.json", "tensorboard", "checkpoints"),
+    *("evaluation.json", "memory.jsonl", "expected.json", "tensorboard", "checkpoints"),
 }
 
 

@@ -1,0 +1,928 @@
+"""What a recipe optimises: computed from its own stage functions, before any training.
+
+A completion is right or wrong, and coefficients depend on that alone. Then the expected
+update of a prompt is w(p) grad p, and its objective is f with f' = w (`pipeline.assign`
+says how credit becomes w). What a prompt may come to is a state: n completions drawn, k
+of them right, the first right one in place j. The chance of every state follows from
+dynamic programming over the rounds of the stopping rule, and what becomes of it from
+the functions that train. What a pilot or the memory may say of the prompt is summed up
+in the same way.
+
+Averaged over random draws is only what no table of one prompt's labels can hold: the
+rest of its batch, and a down-sampling that keeps a random number of right ones. Then
+`Prediction.how` names it, and `Prediction.half` is the 95% interval.
+
+Taken for granted: outcomes are 0 or 1 and none is missing; completions end by
+themselves, and are as short as can be where the reward is shaped; to an allocator their
+norms are all alike, and so are their lengths; the memory has seen every prompt in every
+step of the run, at the pass rate it has now.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    gate,
+    loss,
+    modulate,
+    objective,
+    pipeline,
+)
+from curax import memory as memories
+from curax.config import Config, ConfigError, Sampling, option, rows_of
+from curax.places import full_name
+from curax.types import Difficulty, Memory
+
+BATCHES = 256  # of prompts drawn at random, where anything depends on that
+ATOMS = 256  # pass rates that a memory of many draws is taken to tell apart
+SAMPLES = 64  # labels by which it is found out what credit depends on
+WORK = 2**25  # credits computed, about, where the number of batches is free
+CHUNK = 2**21  # pairs of completions at a time: some corrections compare all
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What becomes of the prompts of one pass rate; all `[R]` float64, but the last.
+
+    The trace of the covariance of a prompt's update is
+
+        |grad p|^2 w^2 spread + E[sum of squared coefficients] V ,
+
+    where V is the trace of the score's covariance among right, or wrong, completions,
+    taken to be the same for both. Scores of long completions have many directions, of
+    which grad p is one: V is then much the larger, and `noise` is what counts.
+    """
+
+    p: np.ndarray
+    weight: np.ndarray  # w(p)
+    half: np.ndarray  # half of its 95% interval, 0 where it is exact
+    right: np.ndarray  # E[C+], credit of right completions over rows per prompt
+    wrong: np.ndarray  # E[C-]
+    signal: np.ndarray  # chance that any completion of the prompt has credit
+    draws: np.ndarray  # expected completions, pilots included
+    rate: np.ndarray  # E[share of right ones among those drawn, if any were]
+    noise: np.ndarray  # draws times E[sum of squared coefficients] / w^2, pilots too
+    spread: np.ndarray  # Var(C+ / p - C- / (1 - p)) / w^2
+    most: np.ndarray  # [R, G + 1] chance that it may draw so many, and no more
+    attempts: float  # expected batches of prompts drawn per step, to replace closed
+    placed: float  # share of the open groups in them that finds a place
+    lengths: bool  # credit depends on how completions end, or on how long they are
+    known: float  # draws behind what was known of a prompt; 0 where nothing reads it
+    how: tuple[str, ...]  # what was averaged over random draws; empty: exact
+
+
+def predict(
+    config: Config,
+    p: np.ndarray,
+    population: np.ndarray,
+    *,
+    remembered: float | None = None,
+) -> Prediction:
+    """What becomes of a prompt with pass rate p, among prompts of a population.
+
+    Groups that a gate closes count as drawn, not as what replaces them: that multiplies
+    w of all prompts by one factor, `attempts * placed`.
+
+    Args:
+        config: the recipe.
+        p: `[R]` pass rates in (0, 1).
+        population: `[K]` pass rates, all equally likely; what an allocator compares
+            with, statistics that span the batch see, and closed groups follow from.
+        remembered: draws that the memory holds of a prompt; None: as many as it can.
+    """
+    p = np.asarray(p, np.float64)
+    sizes = config.sampling
+    rates = p
+    if sizes.rounds > 1:
+        share = (np.arange(ATOMS) + 0.5) / ATOMS
+        rates = np.concatenate([p, np.quantile(population, share)])
+    credits = _Credits(config)
+    reads = _reads(config, credits)
+    cases = _cases(config, reads, rates, population, remembered)
+    each = _expected(config, credits, reads, cases, rates)  # [S, R, moments]
+    attempts, placed = 1.0, 1.0
+    if sizes.rounds > 1:
+        open_ = float(each[:, len(p) :, _OPEN].mean())
+        attempts, placed = refills(open_, sizes.prompts, sizes.rounds)
+    each = each[:, : len(p)]
+
+    weights = each[..., 0] / p - each[..., 1] / (1 - p)
+    weight, moments = weights.mean(0), each.mean(0).T
+    right, wrong, signal, drawn, some, share, square, _, *second = moments
+    draws = drawn + (config.pilot.draws if config.pilot else 0)
+    terms = np.array([1 / p**2, -2 / (p * (1 - p)), 1 / (1 - p) ** 2])
+    half = np.zeros_like(p)
+    if cases.how:
+        half = 1.96 * weights.std(0, ddof=1) / np.sqrt(len(weights))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Prediction(
+            p=p,
+            weight=weight,
+            half=half,
+            right=right,
+            wrong=wrong,
+            signal=signal,
+            draws=draws,
+            rate=share / some,
+            noise=draws * square / weight**2,
+            spread=np.maximum((terms * second).sum(0) / weight**2 - 1, 0),
+            most=cases.most(sizes.group_size)[: len(p)],
+            attempts=attempts,
+            placed=placed,
+            lengths=reads.lengths,
+            known=cases.known,
+            how=cases.how,
+        )
+
+
+def reference(n: int, p: np.ndarray) -> Prediction:
+    """GRPO with n completions per prompt: what noise is compared with."""
+    config = Config(
+        task=_nothing,
+        model=_nothing,
+        sampling=Sampling(prompts=1, group_size=n),
+        allocate=allocate.uniform,
+        gate=gate.none,
+        downsample=downsample.none,
+        correct=correct.none,
+        advantage=advantage.standardised,
+        objective=partial(objective.prompt_weight, f=objective.linear),
+        modulate=modulate.none,
+        loss=loss.reinforce,
+        aggregate=aggregate.token_mean,
+        optimizer=_nothing,
+    )
+    return predict(config, p, np.full(1, 0.5))
+
+
+def _nothing() -> None:
+    """Stands for what a prediction does not look at."""
+
+
+def rows_per_prompt(config: Config) -> float:
+    """R: what the sum over the rows of a prompt is divided by."""
+    sizes = config.sampling
+    kept = option(config.downsample, "m", sizes.group_size)
+    return min(rows_of(config), sizes.prompts * kept) / sizes.prompts
+
+
+def sums_tokens(config: Config) -> bool:
+    """Whether a token weighs the same whatever else is in the batch."""
+    whole = np.ones((4, 8), bool)
+    short = whole.copy()
+    short[0, 4:], short[1] = False, False
+    weights = [np.asarray(config.aggregate(mask)) for mask in (whole, short)]
+    return np.allclose(weights[0][short], weights[1][short])
+
+
+def is_policy_gradient(config: Config) -> bool:
+    """Whether the loss of a token, at ratio 1, has minus the credit as its slope."""
+    logp = -np.arange(1, 13, dtype=np.float32).reshape(4, 3) / 8
+    credit = np.array([1.5, 0.5, -0.5, -1.5], np.float32)
+    mask = np.ones((4, 3), bool)
+
+    @jax.jit
+    def slope(now: jax.Array) -> jax.Array:
+        return jax.grad(lambda now: jnp.sum(config.loss(now, logp, credit, mask)))(now)
+
+    return np.allclose(slope(logp), -credit[:, None], atol=1e-3)
+
+
+def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:
+    """How many batches are drawn for one, and what becomes of their open groups.
+
+    Every batch has a binomial number of them; batches are drawn until their sum fills
+    one, at most `rounds`.
+
+    Args:
+        chance: that the gate leaves a group open.
+        prompts: B, places.
+        rounds: batches drawn at most.
+
+    Returns:
+        Expected batches, and the share of all their open groups that finds a place.
+    """
+    new = _binomial(prompts, np.array([chance]))[:, 0]
+    filled, attempts = np.eye(prompts + 1)[0], 0.0
+    for _ in range(rounds):
+        attempts += filled[:-1].sum()
+        done = np.convolve(filled[:-1], new)
+        done[prompts] = done[prompts:].sum() + filled[-1]
+        filled = done[: prompts + 1]
+    opened = prompts * chance * attempts  # Wald
+    used = filled @ np.arange(prompts + 1)
+    return float(attempts), float(used / opened) if opened else 1.0
+
+
+# ----- what a recipe says it optimises
+
+
+class Claim(NamedTuple):
+    """The objective that a recipe states."""
+
+    name: str
+    slope: Callable[[np.ndarray], np.ndarray] | None  # f'; None: it states none
+    series: Callable[[int], np.ndarray] | None  # d_k of f' = sum_k d_k (1-p)^k, if any
+
+
+def claimed(config: Config) -> Claim:
+    """The objective that a recipe states.
+
+    That is `claim` where it is set, else the f of its objective stage, else what the
+    `coefficients` of that stage are a series of. A stage that has neither states none.
+    Its slope raises a ConfigError if f cannot be differentiated.
+    """
+    f = config.claim or option(config.objective, "f")
+    if f is not None:
+        slopes = jax.jit(jax.vmap(jax.grad(lambda rate: f(rate))))
+        series = None
+        if full_name(f).startswith(objective.__name__ + "."):
+            series = getattr(objective, _short(f) + "_coefficients", None)
+            series = series and partial(series, **getattr(f, "keywords", {}))
+
+        def slope(p: np.ndarray) -> np.ndarray:
+            try:
+                return np.asarray(slopes(jnp.asarray(p, jnp.float32)), np.float64)
+            except TypeError as error:
+                raise ConfigError(
+                    f"claim={full_name(f)} cannot be differentiated; write it with "
+                    "jax.numpy, as a function of one pass rate."
+                ) from error
+
+        return Claim(_written(f), slope, series)
+    coefficients = option(config.objective, "coefficients")
+    if coefficients is None:
+        return Claim("nothing", None, None)
+    terms = option(config.objective, "terms")
+    count = _TERMS if terms is None else terms
+
+    def sums(p: np.ndarray) -> np.ndarray:
+        power = (1 - np.asarray(p, np.float64)[:, None]) ** np.arange(count)
+        return power @ coefficients(count)
+
+    name = _written(coefficients) + (f", {terms} terms" if terms else "")
+    return Claim(name, sums, None if terms else coefficients)
+
+
+_TERMS = 4096  # at p = 0.005 the rest of a series is below 1e-8
+_NAMES = {
+    "linear": "p",
+    "log": "log p",
+    "power": "p^{alpha:g}",
+    "arcsine": "2 asin sqrt p",
+    "logit": "log(p / (1 - p)) / 2",
+    "pass_at_k": "pass@{k}",
+}
+
+
+def _short(function: Any) -> str:
+    return full_name(function).rpartition(".")[2]
+
+
+def _written(function: Any) -> str:
+    """How an objective is written; one that is not ours by the name of its function."""
+    short = _short(function).removesuffix("_coefficients")
+    bound = dict(getattr(function, "keywords", {}))
+    if short in _NAMES:
+        return _NAMES[short].format(**bound)
+    options = ", ".join(f"{key}={value}" for key, value in bound.items())
+    return short.strip("<>") + (f"({options})" if options else "")
+
+
+def reached(claim: Claim, seen: Prediction) -> np.ndarray | None:
+    """`[R]` the claimed weight as far as the draws reach it, None without a series.
+
+        E[sum_{k < n} d_k (1-p)^k]        n draws made where nothing is right
+
+    No estimate from n draws has another expectation than a polynomial of degree n - 1.
+    """
+    if claim.series is None:
+        return None
+    size = seen.most.shape[1] - 1
+    terms = (1 - seen.p[:, None]) ** np.arange(size) * claim.series(size)
+    sums = np.concatenate([np.zeros((len(terms), 1)), np.cumsum(terms, 1)], 1)
+    return (seen.most * sums).sum(1)
+
+
+def family(draws: Sequence[int]) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """Slopes of objectives that recipes are known to follow, by name.
+
+    Args:
+        draws: group sizes whose finite forms are among them.
+    """
+    members: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "p": lambda p: np.ones_like(p),
+        "log p": lambda p: 1 / p,
+        "2 sqrt p": lambda p: 1 / np.sqrt(p),
+        "2 asin sqrt p": lambda p: 1 / np.sqrt(p * (1 - p)),
+        "log(p / (1 - p)) / 2": lambda p: 1 / (2 * p * (1 - p)),
+        "log(p / (1 - p)) / 2 - p": lambda p: 1 / (2 * p * (1 - p)) - 1,
+        "pass@4": lambda p: 4 * (1 - p) ** 3,
+    }
+    for n in sorted({m for most in draws for m in (most - 1, most) if m > 1}):
+        members[f"log p of {n} draws"] = lambda p, n=n: (1 - (1 - p) ** n) / p
+        members[f"GRPO of {n} draws"] = partial(_grpo, n=n)
+    return members
+
+
+def _grpo(p: np.ndarray, n: int) -> np.ndarray:
+    q = np.arange(n + 1) / n
+    return np.sqrt(q * (1 - q)) @ _binomial(n, p) / (p * (1 - p))
+
+
+def distance(weight: np.ndarray, slope: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """`[R]`, by how much prompts are weighted more than asked for, 1 at p = 0.5."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = weight / slope
+        return ratio / np.interp(0.5, p, ratio)
+
+
+def nearest(
+    weight: np.ndarray,
+    p: np.ndarray,
+    members: Mapping[str, Callable[[np.ndarray], np.ndarray]],
+) -> tuple[str, float]:
+    """Which slope a weight follows best, up to a factor, and how far it leaves it.
+
+    Best is the smallest mean square of the logarithm of their ratio, over p; of equally
+    good ones the first.
+
+    Args:
+        weight: `[R]`.
+        p: `[R]`, increasing.
+        members: of `family`.
+
+    Returns:
+        Its name, and the largest factor between both for p in [0.05, 0.95]; infinite
+        if the weight is not positive everywhere.
+    """
+    if not (weight > 0).all():
+        return next(iter(members)), math.inf
+    share = np.gradient(p)
+    inside = (p >= 0.05) & (p <= 0.95)
+
+    def apart(slope: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
+        ratio = np.log(weight / slope(p))
+        ratio = ratio - np.average(ratio, weights=share)
+        far = float(np.exp(np.abs(ratio[inside]).max()))
+        return float(np.average(ratio**2, weights=share)), far
+
+    found = {name: apart(slope) for name, slope in members.items()}
+    least = min(mean for mean, _ in found.values())
+    name = next(name for name, (mean, _) in found.items() if mean <= least + _TIE)
+    return name, found[name][1]
+
+
+_TIE = 1e-7  # a factor of 1.0003
+
+
+def integral(weight: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """`[R]` f(p) with f' = weight and f = 0 at the first p.
+
+    By trapezoids over log(p / (1 - p)), where what is integrated is smooth.
+    """
+    slope, place = weight * p * (1 - p), np.log(p) - np.log1p(-p)
+    steps = (slope[1:] + slope[:-1]) / 2 * np.diff(place)
+    return np.concatenate([[0.0], np.cumsum(steps)])
+
+
+# ----- states and their chances
+
+
+def states(
+    p: np.ndarray,
+    *,
+    most: int,
+    size: int = 1,
+    met: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+    first: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a prompt may come to, and how likely that is.
+
+    Args:
+        p: `[R]` pass rates.
+        most: completions at which it stops in any case.
+        size: completions between two tests of the rule.
+        met: rule of counts, `(outcome [S, most], exists [S, most]) -> [S]`; None draws
+            `most`.
+        first: tell states apart by the place of the first right one; if not, it is 1.
+
+    Returns:
+        `[S, 3]` int: n drawn, k right, j the place of the first right one from 1 on,
+        0 without one. `[R, S]` chances; they sum to 1 over S.
+    """
+    ends = [*range(size, most, size), most] if met else [most]
+    over = {most: np.ones(most + 1, bool)}
+    if met and len(ends) > 1:
+        at = np.array([(n, k, min(k, 1)) for n in ends[:-1] for k in range(n + 1)])
+        done = np.asarray(met(*shown(at, most)))
+        over |= {n: done[at[:, 0] == n] for n in ends[:-1]}
+    alive = np.zeros((len(p), most + 1, (most if first else 1) + 1))  # by k and j
+    alive[:, 0, 0] = 1
+    found, chances = [], []
+    for start, n in zip([0, *ends], ends, strict=False):
+        alive = _drawn(alive, p, start, n - start, first)
+        k, j = np.nonzero(alive.max(0) > 0)
+        done = over[n][k]
+        k, j = k[done], j[done]
+        found.append(np.stack([np.full_like(k, n), k, j], -1))
+        chances.append(alive[:, k, j])
+        alive[:, k, j] = 0
+    return np.concatenate(found), np.concatenate(chances, 1)
+
+
+def _drawn(
+    alive: np.ndarray, p: np.ndarray, start: int, count: int, first: bool
+) -> np.ndarray:
+    """Chances `[R, k, j]` after `count` more draws, those before being `start`."""
+    new = np.zeros_like(alive)
+    more = _binomial(count, p)
+    for k, chance in enumerate(more):
+        new[:, k:, 1:] += alive[:, : alive.shape[1] - k, 1:] * chance[:, None, None]
+    none_yet = alive[:, 0, 0]
+    new[:, 0, 0] = none_yet * more[0]
+    if not first:
+        new[:, 1 : count + 1, 1] += none_yet[:, None] * more[1:].T
+        return new
+    for j in range(1, count + 1):
+        here = none_yet * (1 - p) ** (j - 1) * p
+        rest = _binomial(count - j, p)
+        new[:, 1 : len(rest) + 1, start + j] += here[:, None] * rest.T
+    return new
+
+
+def shown(states: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Outcomes `[S, width]` float32 and existence `[S, width]` that have these states.
+
+    From the first right one on, right ones stand before wrong ones.
+    """
+    n, k, j = states[:, :, None].transpose(1, 0, 2)
+    place = np.arange(1, width + 1)
+    right = (place >= j) & (place < j + k)
+    return right.astype(np.float32), place <= n
+
+
+def _binomial(n: int, p: np.ndarray) -> np.ndarray:
+    """`[n + 1, R]` chances of k right among n."""
+    chance = np.zeros((n + 1, len(p)))
+    chance[0] = 1
+    for _ in range(n):
+        chance[1:] = chance[1:] * (1 - p) + chance[:-1] * p
+        chance[0] *= 1 - p
+    return chance
+
+
+# ----- credit, by the functions that train
+
+
+class _Credits:
+    """What the first prompt of each of many batches gets; compiled once per size."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._compiled = jax.jit(jax.vmap(self._one))
+
+    def _one(self, seed, outcome, exists, history, finished, length):
+        config, key, reward = self._config, jax.random.key(seed), outcome
+        if config.shape_reward:
+            reward = config.shape_reward(reward, length)
+        arrays = outcome, reward, exists, finished, history
+        given = pipeline.assign(config, key, *arrays)
+        open_ = config.gate(outcome, exists, finished)
+        return given.credit[0], given.keep[0], jnp.any(open_[0])
+
+    def __call__(self, seed, outcome, exists, history, *, least=1, ends=True, length=1):
+        """Credits, what is kept, and whether the gate is open.
+
+        Args:
+            seed: `[N]`, of the keys for down-sampling.
+            outcome: `[N, B, G]`.
+            exists: `[N, B, G]` bool.
+            history: `[N, B]`.
+            least: prompts that a batch is filled up to, by ones without completions.
+            ends: whether completions end by themselves; as `exists`, or for all.
+            length: their tokens; as `exists`, or for all.
+
+        Returns:
+            `[N, G]` float64, `[N, G]` bool, `[N]` bool.
+        """
+        lacking = max(least - outcome.shape[1], 0)
+        fill = (0, 0), (0, lacking), (0, 0)
+        outcome, exists = np.pad(outcome, fill), np.pad(exists, fill)
+        history = np.pad(history, fill[:2])
+        _, prompts, group = outcome.shape
+        size = int(np.clip(CHUNK // (prompts * group * group), 1, 1024))
+        credit, keep, open_ = _in_chunks(
+            self._compiled,
+            size,
+            seed.astype(np.uint32),
+            outcome.astype(np.float32),
+            exists,
+            history.astype(np.float32),
+            exists & ends,
+            np.where(exists, length, 0).astype(np.int32),
+        )
+        return credit.astype(np.float64), keep, open_
+
+
+_MOMENTS = (
+    *("right", "wrong", "signal", "draws", "some", "share", "square", "open"),
+    *("right_right", "right_wrong", "wrong_wrong"),
+)
+_OPEN = _MOMENTS.index("open")
+
+
+def _moments(credit, open_, outcome, exists, per_prompt: float) -> np.ndarray:
+    """`[N, moments]` of what happened to one prompt."""
+    plus = (credit * outcome).sum(-1) / per_prompt
+    minus = (credit * (1 - outcome)).sum(-1) / per_prompt
+    n = exists.sum(-1)
+    parts = (
+        *(plus, minus, (credit != 0).any(-1)),
+        *(n, n > 0, (outcome * exists).sum(-1) / np.maximum(n, 1)),
+        *((credit**2).sum(-1) / per_prompt**2, open_),
+        *(plus**2, plus * minus, minus**2),
+    )
+    return np.stack([np.asarray(part, np.float64) for part in parts], -1)
+
+
+class _Reads(NamedTuple):
+    """What the credit of a prompt depends on besides how many of its n are right."""
+
+    history: bool  # the pass rate that was known before
+    batch: bool  # the other prompts
+    blind: bool  # how many right ones are kept, by a lot that sees no labels
+    key: bool  # the same, by any other lot
+    first: bool  # the place of the first right one
+    order: bool  # the places of others
+    lengths: bool  # how completions end, or how long they are
+
+
+def _reads(config: Config, credits: _Credits) -> _Reads:
+    """Found out by changing one thing at a time under random labels of two prompts."""
+    random, group = np.random.default_rng(0), config.sampling.group_size
+    shape = (SAMPLES, 2, group)
+    number = random.integers(1, group + 1, shape[:2])
+    number[: SAMPLES // 2] = group
+    place = np.arange(group)
+    exists = place < number[..., None]
+    outcome = (random.random(shape) < random.random((SAMPLES, 2, 1))) & exists
+    history = np.full(shape[:2], 0.5)
+    same, seeds = np.zeros(SAMPLES), np.arange(SAMPLES)
+    labels, drawn = outcome[:, 0], exists[:, 0]
+
+    def sums(seed=same, outcome=outcome, exists=exists, history=history, **ends):
+        credit, _, open_ = credits(seed, outcome, exists, history, **ends)
+        return _moments(credit, open_, outcome[:, 0], exists[:, 0], 1.0)
+
+    plain = sums()
+
+    def differs(**changed: Any) -> bool:
+        scale = 1e-4 * (np.abs(plain).max(0) + 1e-6)
+        return bool((np.abs(sums(**changed) - plain) > scale).any())
+
+    def differ(moved: np.ndarray) -> bool:
+        """Whether the first prompt is another with its labels in these places."""
+        at = np.where(drawn, moved, place)
+        labels = np.take_along_axis(outcome[:, 0], at, -1)
+        return differs(outcome=np.stack([labels, outcome[:, 1]], 1))
+
+    def sorted_by(value: np.ndarray) -> np.ndarray:
+        return np.argsort(np.where(drawn, value, group + 1), -1, stable=True)
+
+    lots = random.random((SAMPLES, group))
+    key, blind = differs(seed=seeds), False
+    if key:
+        # Of whole groups the same set is kept whatever is right in them, and order
+        # matters neither inside nor outside of it.
+        whole = np.arange(SAMPLES) < SAMPLES // 2
+        keep = credits(same, outcome, exists, history)[1][whole]
+        keep = keep[keep.any(-1)]
+        if len(keep) > 1 and (keep == keep[0]).all():
+            moved = place.copy()
+            for part in np.flatnonzero(keep[0]), np.flatnonzero(~keep[0]):
+                moved[part] = random.permutation(part)
+            blind = not differ(np.where(whole[:, None], moved, place))
+    lottery = key and not blind
+    before = np.cumsum(labels, -1) - labels == 0  # up to the first right one
+    others = random.permuted(np.arange(SAMPLES))
+    rest = {
+        "outcome": np.stack([labels, outcome[others, 1]], 1),
+        "exists": np.stack([drawn, exists[others, 1]], 1),
+        "history": np.stack([history[:, 0], random.random(SAMPLES)], 1),
+    }
+    own = np.stack([random.random(SAMPLES), history[:, 1]], 1)
+    some = random.integers(1, config.sampling.max_tokens + 1, shape)
+    return _Reads(
+        history=differs(history=own),
+        batch=differs(**rest),
+        blind=blind,
+        key=lottery,
+        # Where lots decide, order cannot be told from them.
+        first=lottery or (not key and differ(sorted_by(lots))),
+        order=not key and differ(sorted_by(np.where(before, place - group, lots))),
+        lengths=differs(ends=random.random(shape) < 0.5) or differs(length=some),
+    )
+
+
+# ----- what was known of a prompt, and the rest of its batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Cases:
+    """T different ones; each of A things known, in each of S batches, is one of them.
+
+    In a case all is settled but how many completions of the prompt are right.
+    """
+
+    count: np.ndarray  # [T] completions that the prompt may draw
+    number: np.ndarray  # [T, B] that each prompt of the batch draws, ours the first
+    history: np.ndarray  # [T, B]
+    batch: np.ndarray  # [T] in [0, S)
+    labels: np.ndarray  # [S, B, G] bool, of the others
+    place: np.ndarray  # [A, S] in [0, T)
+    chance: np.ndarray  # [R, A] of what is known
+    known: float  # draws behind that; 0 where nothing reads it
+    how: tuple[str, ...]  # why the batches are random ones; empty: these are all
+
+    def most(self, group: int) -> np.ndarray:
+        """`[R, G + 1]` chances of each number that the prompt may draw."""
+        each = self.count[self.place][..., None] == np.arange(group + 1)
+        return self.chance @ each.mean(1)
+
+
+def _cases(
+    config: Config,
+    reads: _Reads,
+    p: np.ndarray,
+    population: np.ndarray,
+    remembered: float | None,
+) -> _Cases:
+    sizes = config.sampling
+    prompts, group = sizes.prompts, sizes.group_size
+    random = np.random.default_rng(0)
+    draws, trials = _held(config, remembered)
+    shares, chance = _tellings(trials, p)
+    allocated = _allocator(config, draws)
+    # Pass rates of all kinds, so that whatever the counts may depend on shows.
+    counts, _ = allocated(random.integers(0, 11, (SAMPLES, prompts)) / 10)
+    shared = bool(np.ptp(counts, axis=0).any())
+
+    how = [
+        text
+        for applies, text in (
+            (shared, "the rest of a batch, which shares its budget"),
+            (
+                reads.batch and prompts > 1,
+                "the rest of a batch, which statistics span",
+            ),
+            (reads.key, "which completions down-sampling keeps"),
+            (reads.order, "the order of draws, as if nothing had stopped them"),
+        )
+        if applies
+    ]
+    if not (shared or reads.history):
+        shares, chance = shares[:1], np.ones((len(p), 1))
+    batches = prompts if np.ptp(counts[0]) else 1
+    if how:
+        rows = group * len(shares) * (group if reads.first else 1)
+        rows *= group * (prompts if reads.batch else 1)
+        batches = int(np.clip(WORK // rows, 32, BATCHES))
+
+    # What is known of every batch, for all that may be known of the prompt in it.
+    rates = random.choice(population, (batches, prompts))
+    known = random.binomial(trials, rates) / trials
+    known = np.repeat(known[None], len(shares), 0)
+    own = np.arange(batches) * prompts // batches
+    known[:, np.arange(batches), own] = shares[:, None]
+    first = (own[:, None] + np.arange(prompts)) % prompts  # ours, then the others
+    counts, history = (
+        np.take_along_axis(part.reshape(known.shape), first[None], -1)
+        for part in allocated(known.reshape(-1, prompts))
+    )
+    rates = np.take_along_axis(rates, first, -1)
+    labels = random.random((batches, prompts, group)) < rates[..., None]
+    number = counts
+    if config.stop and reads.batch:
+        number = np.minimum(counts, _stopped(config, labels))
+
+    telling, batch = np.indices(counts.shape[:2])
+    apart: list[Any] = [counts[..., 0]]
+    if reads.history:
+        apart.append(history[..., 0])
+    if reads.batch or reads.key or reads.order:
+        apart.append(batch)
+    if reads.batch:
+        apart.append(telling)
+    _, at, place = np.unique(
+        np.stack(apart, -1).reshape(-1, len(apart)),
+        axis=0,
+        return_index=True,
+        return_inverse=True,
+    )
+    width = prompts if reads.batch else 1
+    return _Cases(
+        count=counts[..., 0].reshape(-1)[at],
+        number=number.reshape(-1, prompts)[at, :width],
+        history=history.reshape(-1, prompts)[at, :width],
+        batch=batch.reshape(-1)[at],
+        labels=labels[:, :width],
+        place=place.reshape(counts.shape[:2]),
+        chance=chance,
+        known=draws if shared or reads.history else 0.0,
+        how=tuple(how),
+    )
+
+
+def _held(config: Config, remembered: float | None) -> tuple[float, int]:
+    """Draws behind what is known of a prompt, and how many would be as precise.
+
+    A memory holds D = n sum_i lambda^i draws after a visit of n in every step. Their
+    share of right ones has the variance of n (sum_i lambda^i)^2 / sum_i lambda^2i.
+    """
+    if config.pilot:
+        return float(config.pilot.draws), config.pilot.draws
+    visit = rows_of(config) / config.sampling.prompts
+    kept = float(memories.discount(config.memory.half_life)) ** np.arange(config.steps)
+    draws, squares = visit * kept.sum(), (kept**2).sum()
+    precision = kept.sum() / squares
+    draws = draws if remembered is None else remembered
+    return draws, max(round(min(draws * precision, _MOST_TRIALS)), 1)
+
+
+_MOST_TRIALS = 2**16  # a pass rate is then known to 0.002
+
+
+def _tellings(trials: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of right ones that may be known of a prompt `[A]`, their chances `[R, A]`.
+
+    Of more trials than ATOMS, each share counts as its two neighbours, in proportion:
+    nothing is then known better than 30 000 draws would tell it.
+    """
+    if trials <= ATOMS:
+        return np.arange(trials + 1) / trials, _binomial(trials, p).T
+    shares = np.sin(np.linspace(0, np.pi / 2, ATOMS + 1)) ** 2
+    k = np.arange(trials + 1)
+    factorial = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
+    ways = factorial[-1] - factorial - factorial[::-1]
+    left = np.clip(np.searchsorted(shares, k / trials, "right") - 1, 0, ATOMS - 1)
+    right_part = (k / trials - shares[left]) / (shares[left + 1] - shares[left])
+    chance = np.zeros((len(p), ATOMS + 1))
+    for row, rate in zip(chance, p, strict=True):
+        each = np.exp(ways + k * np.log(rate) + (trials - k) * np.log1p(-rate))
+        row[:-1] += np.bincount(left, each * (1 - right_part), ATOMS)
+        row[1:] += np.bincount(left, each * right_part, ATOMS)
+    return shares, chance
+
+
+def _allocator(
+    config: Config, draws: float
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """From shares of right ones `[N, B]` to counts and to the history, `[N, B]`."""
+    sizes = config.sampling
+
+    def known(solved: jax.Array) -> Difficulty:
+        each = jnp.full_like(solved, draws)
+        if config.pilot:
+            found = (solved > 0) | (not config.pilot.accepted)
+            return Difficulty(
+                draws=each,
+                solved=solved,
+                pass_rate=solved / draws,
+                norm=jnp.where(found, 1.0, 0.0),
+                tokens=jnp.full_like(solved, sizes.max_tokens),
+            )
+        memory = Memory(
+            draws=each, solved=solved, square=each, tokens=each * sizes.max_tokens
+        )
+        ids = jnp.arange(sizes.prompts, dtype=jnp.int32)
+        return memories.difficulty(memory, ids, prior=config.memory.prior)
+
+    def one(solved: jax.Array) -> tuple[jax.Array, jax.Array]:
+        seen = known(solved)
+        budget, most = rows_of(config), sizes.group_size
+        return config.allocate(seen, budget=budget, most=most), seen.pass_rate
+
+    compiled = jax.jit(jax.vmap(one))
+    size = int(np.clip(2**18 // sizes.prompts, 1, 2048))
+    return lambda share: _in_chunks(compiled, size, np.float32(share * draws))
+
+
+def _stopped(config: Config, labels: np.ndarray) -> np.ndarray:
+    """`[..., B]` completions drawn when the rule stops each prompt of these labels."""
+    assert config.stop
+    size, most = config.stop.round_size, labels.shape[-1]
+    number = np.full(labels.shape[:-1], most)
+    place = np.arange(most)
+    for n in reversed(range(size, most, size)):
+        exists = np.broadcast_to(place < n, labels.shape)
+        met = config.stop.rule((labels & exists).astype(np.float32), exists)
+        number = np.where(np.asarray(met), n, number)
+    return number
+
+
+def _expected(
+    config: Config, credits: _Credits, reads: _Reads, cases: _Cases, p: np.ndarray
+) -> np.ndarray:
+    """`[S, R, moments]` in each of the batches."""
+    stop = config.stop
+    rule = {"size": stop.round_size, "met": stop.rule} if stop else {}
+    random = np.random.default_rng(1)
+    # A blind lot is as good as any other: labels lie at random under it.
+    seeds = np.arange(len(cases.labels)) * (not reads.blind)
+
+    def told(part: np.ndarray, own: np.ndarray, drawn: np.ndarray):
+        """What becomes of labels `[S, G]` of the prompt in some cases, row by row."""
+        batch = np.repeat(cases.batch[part], len(own))
+        outcome = cases.labels[batch].astype(np.float32)
+        exists = (
+            np.arange(own.shape[1])
+            < np.repeat(cases.number[part], len(own), axis=0)[..., None]
+        )
+        outcome[:, 0], exists[:, 0] = (
+            np.tile(own, (len(part), 1)),
+            np.tile(drawn, (len(part), 1)),
+        )
+        if reads.order:
+            lots = np.where(exists[:, 0], random.random(exists[:, 0].shape), 2)
+            at = np.argsort(lots, -1)
+            outcome[:, 0] = np.take_along_axis(outcome[:, 0], at, -1)
+        outcome *= exists
+        history = np.repeat(cases.history[part], len(own), axis=0)
+        # Where others do not matter, two are a size that is compiled already.
+        least = 1 if reads.batch else 2
+        result = credits(seeds[batch], outcome, exists, history, least=least)
+        return result, outcome[:, 0], exists[:, 0]
+
+    given = np.zeros((len(cases.count), len(p), len(_MOMENTS)))
+    for count in np.unique(cases.count):
+        which, chance = states(p, most=int(count), first=reads.first, **rule)
+        own, drawn = shown(which, config.sampling.group_size)
+        at = np.flatnonzero(cases.count == count)
+        if reads.blind:
+            (_, keep, _), _, _ = told(at[:1], own, drawn)
+            own, drawn, share, of = _dealt(which, keep, drawn)
+            chance = chance[:, of] * share
+        size = max(_OUTCOMES // (len(own) * cases.labels[0].size), 1)
+        for part in np.split(at, range(size, len(at), size)):
+            (credit, _, open_), labels, exists = told(part, own, drawn)
+            value = _moments(credit, open_, labels, exists, rows_per_prompt(config))
+            value = value.reshape(len(part), len(own), -1)
+            given[part] = np.einsum("rs,tsm->trm", chance, value)
+    return np.stack(
+        [np.einsum("ra,arm->rm", cases.chance, given[row]) for row in cases.place.T]
+    )
+
+
+def _dealt(
+    which: np.ndarray, keep: np.ndarray, drawn: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """States told apart by how many of the right ones are kept, a hypergeometric share.
+
+    Args:
+        which: `[S, 3]` states.
+        keep: `[S, G]` bool, what a lot keeps; of a pool that is closed nothing.
+        drawn: `[S, G]` bool.
+
+    Returns:
+        `[U, G]` outcomes and existence; `[U]` the share and the place of their state.
+    """
+    kept = {n: keep[which[:, 0] == n].any(0) for n in np.unique(which[:, 0])}
+    rows, shares, of = [], [], []
+    for i, (n, k, _) in enumerate(which.tolist()):
+        inside = np.flatnonzero(kept[n])
+        outside = np.flatnonzero(drawn[i] & ~kept[n])
+        m = len(inside)
+        for here in range(max(k - len(outside), 0), min(k, m) + 1):
+            row = np.zeros(drawn.shape[1], np.float32)
+            row[inside[:here]], row[outside[: k - here]] = 1, 1
+            rows.append(row)
+            ways = math.comb(m, here) * math.comb(n - m, k - here)
+            shares.append(ways / math.comb(n, k))
+            of.append(i)
+    return np.stack(rows), drawn[of], np.array(shares), np.array(of)
+
+
+_OUTCOMES = 2**22  # held at a time
+
+
+def _in_chunks(function: Callable[..., Any], size: int, *arrays: Any) -> Any:
+    """Outputs for `[N, ...]` arrays, of a function compiled for `size` rows alone."""
+    total, found = len(arrays[0]), []
+    for start in range(0, total, size):
+        at = np.minimum(np.arange(start, start + size), total - 1)
+        made = function(*(array[at] for array in arrays))
+        found.append([np.asarray(part)[: total - start] for part in made])
+    return tuple(map(np.concatenate, zip(*found, strict=True)))
