@@ -2,7 +2,7 @@
 
 Paper:    Xu et al. 2025, "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM
           Reinforcement Learning", arXiv:2504.13818; 32 to 8 as in its runs on MATH.
-Command:  python -m curax.train --config configs/pods.py
+Command:  python -m curax.train --config configs/pods_published.py
 w(p):     E[sqrt(q (1 - q))] / (p (1 - p)), q = j / 8, j = min(max(4, k - 24), k),
           k ~ Binomial(32, p). While both outcomes are plentiful q = 1/2, so
           w(p) = 1 / (2 p (1 - p)) and f = log(p / (1 - p)) / 2: not GRPO's arcsine.

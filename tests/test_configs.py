@@ -48,12 +48,22 @@ def task():
 def shrunk(config):
     """The config with its functions and its structure, but few and small arrays."""
     group = min(config.sampling.group_size, 4)
-    small = SMALL | {
-        "sampling.group_size": group,
-        "sampling.prompts": 16 // group,
-    }
+    prompts = 16 // group
+    small = SMALL | {"sampling.group_size": group, "sampling.prompts": prompts}
+    each = group
     if option(config.downsample, "m"):
-        small["downsample.m"] = 2
+        small["downsample.m"] = each = 2
+    if config.sampling.budget:
+        small["sampling.budget"] = 3 * prompts
+        each = 3
+    if config.pilot:
+        small["pilot.draws"], each = 1, 2
+    # What follows from these, and what would ask for more than there is.
+    follow = {"correct.rows": each, "correct.limit": group, "allocate.unit": 1}
+    for name, value in (follow | {"allocate.least": 1, "stop.round_size": 2}).items():
+        stage, _, key = name.partition(".")
+        if option(getattr(config, stage), key) or (stage == "stop" and config.stop):
+            small[name] = value
     config = replace(config, task=task, warm_start=None)
     return override(config, small)
 
@@ -107,5 +117,11 @@ def test_a_config_takes_a_step(path, monkeypatch):
     attempts, rest = divmod(int(state.position), config.sampling.prompts)
     assert rest == 0
     assert 1 <= attempts <= config.sampling.rounds
-    assert row["rollout/drawn"] == attempts * parts.rows
+    if config.stop:
+        assert (
+            config.stop.round_size <= row["group/draws"] <= config.sampling.group_size
+        )
+    else:
+        pilots = row.get("pilot/drawn", 0)
+        assert row["rollout/drawn"] == attempts * parts.rows + pilots
     assert row["train/rows"] <= parts.train_rows

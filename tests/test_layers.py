@@ -9,8 +9,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "curax"
 
-BASE = {"types", "masked", "keys", "kinds"}
+BASE = {"types", "masked", "keys", "kinds", "counts"}
 STAGES = {
+    *("memory", "stop"),
     *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
     *("correct", "advantage", "modulate", "loss", "aggregate"),
 }
@@ -23,6 +24,7 @@ JOINED = BASE | STAGES | {"data", "grids", "metrics", "update", "config"}
 MAY_IMPORT = {
     "types": set(),
     "masked": set(),
+    "counts": set(),
     "keys": set(),
     "grids": BASE,
     "metrics": BASE,
@@ -32,6 +34,7 @@ MAY_IMPORT = {
     **dict.fromkeys(STAGES, BASE),
     **dict.fromkeys(INNER, BASE),
     "data": BASE,
+    "score": BASE | {"rollout", "update"},
     "update": BASE | {"rollout"},
     "parts": {"types", "config", "allocate", "update"},
     "pipeline": JOINED | {"parts"},
@@ -40,18 +43,24 @@ MAY_IMPORT = {
     "mesh": {"config"},
     "loops": JOINED | {"parts", "pipeline", "imitate", "evaluate", "mesh"},
     "checkpoint": {"types"},
-    "folder": {"types", "config"},
+    "folder": {"types", "config", "command"},
+    "recall": {"types", "config", "command", "folder"},
     "progress": {"config"},
     "interrupt": set(),
     "watch": set(),
     "record": set(),
     "pictures": {"record"},
-    "report": {"record", "pictures"},
+    "report": {"command", "record", "pictures"},
     "run": {
         *("types", "config", "parts", "loops", "checkpoint", "folder"),
-        *("progress", "interrupt", "record", "report", "watch"),
+        *("progress", "interrupt", "recall", "record", "report", "watch"),
+        "expect",
     },
-    "train": {"config", "folder", "run"},
+    "command": {"places"},
+    "train": {"command", "config", "folder", "run"},
+    "predict": JOINED | {"places", "pipeline"},
+    "expect": {"config", "predict"},
+    "xray": {"command", "config", "predict", "pictures"},
 }
 STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}

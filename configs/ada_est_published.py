@@ -1,0 +1,67 @@
+"""Reinforce-Ada-Est as released: draws in inverse proportion to the pass rate.
+
+Paper:    Xiong et al. 2025, "Reinforce-Ada: An Adaptive Sampling Framework for
+          Reinforce-Style LLM Training", arXiv:2510.04996, estimation, implicit.
+Command:  python -m curax.train --config configs/ada_est_published.py
+w(p):     (E[n(p)] - 1) / 8, n(p) = 1 and a share of the rest in proportion to 1 / q, q
+          the pass rate in memory: n is how 1 / p is implemented, so log p as far as q
+          is p and the batch has budget. Tokens are averaged over the batch, which
+          depends on content.
+Here:     Beta(1, 16), counts discounted by 0.9 per visit, 8 draws per prompt on
+          average, as released; at most 32 for a prompt, there no bound. 16 prompts per
+          step.
+"""
+
+from functools import partial
+
+import optax
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    gate,
+    loss,
+    modulate,
+    objective,
+    update,
+)
+from curax.config import Config, Evaluation, Memory, Sampling, Update, WarmStart
+from curax.models import transformer
+from curax.tasks import chain
+
+
+def get_config() -> Config:
+    return Config(
+        task=partial(chain.task, depth=6),
+        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
+        warm_start=WarmStart(
+            steps=500,
+            rows=128,
+            optimizer=partial(
+                optax.adamw,
+                learning_rate=partial(
+                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
+                ),
+                weight_decay=0.01,
+            ),
+        ),
+        sampling=Sampling(prompts=16, group_size=32, max_tokens=8, budget=128),
+        memory=Memory(half_life=6.58, prior=(1.0, 16.0)),
+        allocate=allocate.inverse_pass_rate,
+        gate=gate.none,
+        downsample=downsample.none,
+        correct=correct.none,
+        advantage=advantage.group_mean,
+        objective=partial(objective.prompt_weight, f=objective.linear),
+        claim=objective.log,
+        modulate=modulate.none,
+        loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
+        aggregate=aggregate.token_mean,
+        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
+        update=Update(minibatches=2, clip_norm=1.0),
+        evaluation=Evaluation(every=50, prompts=256, samples=8),
+        steps=200,
+    )

@@ -1,0 +1,69 @@
+"""Reinforce-Ada-Seq, positive, as released: draw until a right one is there, keep 4.
+
+Paper:    Xiong et al. 2025, "Reinforce-Ada: An Adaptive Sampling Framework for
+          Reinforce-Style LLM Training", arXiv:2510.04996, sequential sampling.
+Command:  python -m curax.train --config configs/ada_seq_positive_published.py
+w(p):     C+ / p - C- / (1 - p) over the pools it stops, (C+, C-) = E[(j / 4) (1 - q)],
+          E[-(1 - j / 4) q], q the share of right ones in the pool and j how many of the
+          4 are right. At p = 0.05 it is 4.3 and at p = 0.5 about 1: neither log p, nor
+          p.
+Here:     Rounds of 8, at most 4 of them, 4 kept, as released; 32 prompts per step, the
+          released runs have 512. Right is above 0.5, there 0.7. The text divides by the
+          pass rate; no released code and most likely no published number does, nor does
+          this. Tokens are averaged over the batch, which depends on content.
+"""
+
+from functools import partial
+
+import optax
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    gate,
+    loss,
+    modulate,
+    objective,
+    stop,
+    update,
+)
+from curax.config import Config, Evaluation, Sampling, Stop, Update, WarmStart
+from curax.models import transformer
+from curax.tasks import chain
+
+
+def get_config() -> Config:
+    return Config(
+        task=partial(chain.task, depth=6),
+        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
+        warm_start=WarmStart(
+            steps=500,
+            rows=128,
+            optimizer=partial(
+                optax.adamw,
+                learning_rate=partial(
+                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
+                ),
+                weight_decay=0.01,
+            ),
+        ),
+        sampling=Sampling(prompts=32, group_size=32, max_tokens=8),
+        stop=Stop(rule=stop.positives, round_size=8),
+        allocate=allocate.uniform,
+        gate=gate.none,
+        downsample=partial(downsample.balanced, m=4, first=True),
+        correct=correct.none,
+        advantage=advantage.group_mean,
+        objective=partial(objective.prompt_weight, f=objective.linear),
+        claim=objective.log,
+        modulate=modulate.none,
+        loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
+        aggregate=aggregate.token_mean,
+        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
+        update=Update(minibatches=2, clip_norm=1.0),
+        evaluation=Evaluation(every=50, prompts=256, samples=8),
+        steps=200,
+    )

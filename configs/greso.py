@@ -1,0 +1,64 @@
+"""Prompts whose groups keep coming back dead are mostly skipped.
+
+Paper:    Zheng et al. 2025, "Act Only When It Pays: Efficient Reinforcement Learning
+          for LLM Reasoning via Selective Rollouts" (GRESO), arXiv:2506.02177.
+Command:  python -m curax.train --config configs/greso.py
+w(p):     1, whatever p: skipping changes how well a prompt is seen, not how much it
+          counts.
+Here:     A prompt is dead when the memory holds at least 8 draws that are all right or
+          all wrong, but for a twentieth. It gets 2 draws, so that it can come back, and
+          the others share the rest; GRESO skips by chance, with a rate that adapts.
+          Leave one out, weights 8 / n.
+"""
+
+from functools import partial
+
+import optax
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    gate,
+    loss,
+    modulate,
+    objective,
+    update,
+)
+from curax.config import Config, Evaluation, Sampling, Update, WarmStart
+from curax.models import transformer
+from curax.tasks import chain
+
+
+def get_config() -> Config:
+    return Config(
+        task=partial(chain.task, depth=6),
+        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
+        warm_start=WarmStart(
+            steps=500,
+            rows=128,
+            optimizer=partial(
+                optax.adamw,
+                learning_rate=partial(
+                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
+                ),
+                weight_decay=0.01,
+            ),
+        ),
+        sampling=Sampling(prompts=16, group_size=16, max_tokens=8, budget=128),
+        allocate=partial(allocate.skip_dead, least=2),
+        gate=gate.none,
+        downsample=downsample.none,
+        correct=partial(correct.per_prompt, rows=8),
+        advantage=advantage.leave_one_out,
+        objective=partial(objective.prompt_weight, f=objective.linear),
+        modulate=modulate.none,
+        loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
+        aggregate=partial(aggregate.constant_length, length=8),
+        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
+        update=Update(minibatches=2, clip_norm=1.0),
+        evaluation=Evaluation(every=50, prompts=256, samples=8),
+        steps=200,
+    )

@@ -1,0 +1,71 @@
+"""GVM-GRPO on the log objective: leave one out, weights unbiased in every group.
+
+Paper:    Yao et al. 2025, "Optimizing Chain-of-Thought Reasoners via Gradient Variance
+          Minimization in Rejection Sampling and RL", arXiv:2505.02391, section 3. The
+          weights are those of arXiv:2510.04996, section on non-linear objectives, in a
+          form without bias.
+Command:  python -m curax.train --config configs/gvm_grpo_exact.py
+w(p):     E[(1 - (1 - p)^n) / p], n as allocated from independent pilots: log p,
+          truncated at the n draws of the prompt.
+Here:     4 pilots and 8 more for each of 16 prompts, in units of 4 and at least 4 for a
+          prompt, with weights 8 / n so that all prompts count alike.
+"""
+
+from functools import partial
+
+import optax
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    gate,
+    loss,
+    modulate,
+    objective,
+    score,
+    update,
+)
+from curax.config import Config, Evaluation, Pilot, Sampling, Update, WarmStart
+from curax.models import transformer
+from curax.tasks import chain
+
+
+def get_config() -> Config:
+    return Config(
+        task=partial(chain.task, depth=6),
+        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
+        warm_start=WarmStart(
+            steps=500,
+            rows=128,
+            optimizer=partial(
+                optax.adamw,
+                learning_rate=partial(
+                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
+                ),
+                weight_decay=0.01,
+            ),
+        ),
+        sampling=Sampling(prompts=16, group_size=32, max_tokens=8, budget=192),
+        pilot=Pilot(
+            draws=4,
+            norm=partial(score.gradient, parameters=score.embedding),
+            root_mean_square=True,
+        ),
+        allocate=partial(allocate.gvm, alpha=1e-3, beta=2.0, least=4, unit=4),
+        gate=gate.none,
+        downsample=downsample.none,
+        correct=partial(correct.per_prompt, rows=8),
+        advantage=advantage.leave_one_out,
+        objective=partial(objective.series, coefficients=objective.log_coefficients),
+        claim=objective.log,
+        modulate=modulate.none,
+        loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
+        aggregate=partial(aggregate.constant_length, length=8),
+        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
+        update=Update(minibatches=2, clip_norm=1.0),
+        evaluation=Evaluation(every=50, prompts=256, samples=8),
+        steps=200,
+    )
