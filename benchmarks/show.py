@@ -442,11 +442,26 @@ arguments included; the peak is that of the whole process, which the compiler ha
 large part in: the table of stages shows which. Seeds are those of the quickstart,
 shortened to {steps} steps of warm start and {steps} of RL.
 
+## What it costs to decide who gets how many
+
+Milliseconds to turn what is known of prompts into counts whose sum is the budget,
+compiled, on a CPU:
+
+{allocation}
+
+## What score norms cost
+
+On `nano`, all rows of a step, in rollouts; a pilot has fewer rows:
+
+{norms}
+
 ## How to run it
 
     python -m benchmarks.peers --setup
     python -m benchmarks.peers
     python -m benchmarks.scaling
+    python -m benchmarks.allocation
+    python -m benchmarks.score_norm
     python -m benchmarks.show
 
 From the root of the repository, with Linux and a quiet machine; `--help` lists the
@@ -472,8 +487,50 @@ during which others took more than {quiet} of a core is marked, and repeated.
 """
 
 
-def readme(peers: Results, grown: Results) -> str:
+def of_allocation(results: Results) -> str:
+    """Milliseconds per allocator and number of prompts."""
+    if not results:
+        return "Not measured."
+    points = results["points"]
+    sizes = sorted({point["prompts"] for point in points})
+    took = {(point["allocator"], point["prompts"]): point for point in points}
+    rows = [
+        (
+            name,
+            *(
+                f"{took[name, size]['run_ms']:.2f}"
+                + "†" * took[name, size]["disturbed"]
+                for size in sizes
+            ),
+        )
+        for name in dict.fromkeys(point["allocator"] for point in points)
+    ]
+    return table(("allocator", *(f"{size:,} prompts" for size in sizes)), rows)
+
+
+def of_norms(results: Results) -> str:
+    """Seconds of every norm, and as a share of the rollout."""
+    if not results:
+        return "Not measured."
+    rows = [
+        (
+            name,
+            f"{found['seconds']:.3f}" + "†" * found["disturbed"],
+            f"{found['ratio']:.3f} ×",
+        )
+        for name, found in results["points"].items()
+    ]
+    return table(("", "s", "of a rollout"), rows)
+
+
+def readme(peers: Results, grown: Results, shares: Results, norms: Results) -> str:
     """The page."""
+    parts = peers | grown
+    parts |= {
+        name: found
+        for name, found in (("allocation", shares), ("score norms", norms))
+        if found
+    }
     work = WORKLOADS["nano"]
     return README.format(
         targets=table(
@@ -494,7 +551,9 @@ def readme(peers: Results, grown: Results) -> str:
         slots=MODEL.slots,
         memory_rows=MEMORY["prompts"] * MEMORY["group_size"],
         steps=STEPS,
-        provenance=provenance(peers | grown),
+        allocation=of_allocation(shares),
+        norms=of_norms(norms),
+        provenance=provenance(parts),
     )
 
 
@@ -571,12 +630,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder")
     parser.add_argument("--out", type=Path, default=HERE, help="folder")
     args = parser.parse_args()
-    peers, grown = (
-        json.loads(file.read_text()) if file.exists() else {}
-        for file in (args.results / "peers.json", args.results / "scaling.json")
+    names = ("peers", "scaling", "allocation", "score_norm")
+    files = (args.results / f"{name}.json" for name in names)
+    peers, grown, shares, norms = (
+        json.loads(file.read_text()) if file.exists() else {} for file in files
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "README.md").write_text(readme(peers, grown))
+    (args.out / "README.md").write_text(readme(peers, grown, shares, norms))
     for name, title, results, draw in (
         ("peers", "An iteration, system by system", peers, of_peers),
         ("scaling", "How the cost of curax grows", grown, of_scaling),

@@ -128,6 +128,7 @@ def test_the_batch_estimator_is_the_same_however_it_runs():
 @pytest.mark.parametrize("reward", [0.0, 1.0, 1.1, -0.3, 1e6])
 @pytest.mark.parametrize("size", [1, 12, 24])
 def test_equal_rewards_give_exactly_nothing(estimate, reward, size):
+    """P13: a group of equal rewards."""
     group = np.full((2, size), reward, np.float32)
     assert not np.asarray(estimate(group, np.ones((2, size), bool))).any()
 
@@ -196,6 +197,7 @@ def test_a_floor_under_the_deviation_halves_the_spike():
 
 @given(rewards, existing, st.sampled_from([0.0, 0.125, 0.5, 2.0, 100.0]), st.booleans())
 def test_a_floor_never_makes_an_advantage_larger(reward, exists, floor, bessel):
+    """P13: a floor under the deviation."""
     estimate = jax.jit(advantage.standardised, static_argnames="bessel")
     plain = np.asarray(estimate(reward, exists, bessel=bessel, floor=0.0))
     low = np.asarray(estimate(reward, exists, bessel=bessel, floor=floor))
@@ -219,6 +221,7 @@ for_every_guardable_one = pytest.mark.parametrize("estimate", GUARDABLE, ids=nam
 def test_a_guard_leaves_groups_with_enough_right_ones_alone(
     estimate, reward, exists, least, keep
 ):
+    """P13: from `least` right ones on."""
     plain = np.asarray(estimate(reward, exists))
     options = {"least": least, "keep_negatives": keep}
     got = np.asarray(advantage.guarded(reward, exists, estimate=estimate, **options))
@@ -350,6 +353,7 @@ def test_numbers_out_of_range_are_refused_by_name(n, accident, delta, wrong):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_effective_weights_are_those_the_docstrings_state(n):
+    """L1: estimators of one group."""
     everything = np.ones((n + 1, n), bool)
     sharp = [partial(f, eps=0.0) for f in (advantage.standardised, bessel)]
     credit = {f: f(pools(n), everything) / n for f in (*ESTIMATORS[:4], *sharp)}
@@ -370,6 +374,7 @@ def test_effective_weights_are_those_the_docstrings_state(n):
     ],
 )
 def test_small_groups_flatten_the_weight_of_grpo(n, weights):
+    """L1: the published weights of finite groups."""
     credit = bessel(pools(n), np.ones((n + 1, n), bool)) / n
     got = [effective_weight(credit, p) for p in (0.01, 0.05, 0.1, 0.25, 0.5)]
     close(got, weights, atol=5e-4)

@@ -94,12 +94,14 @@ def gradient(rule, lengths):
 
 
 def test_a_constant_length_gives_the_score_of_the_whole_sequence():
+    """L2: at ratio 1."""
     got, mask, credit = gradient(ten_tokens, [2, 4, 3])
     close(got, np.where(mask, -credit[:, None] / (3 * 10), 0))
 
 
 @pytest.mark.parametrize("change", [[6, 4, 3], [0, 4, 3]], ids=["longer", "dropped"])
 def test_only_a_constant_length_leaves_the_other_rows_alone(change):
+    """L2: when another row is longer, or dropped."""
     for rule in DEFINITIONS:
         before, after = (gradient(rule, rows)[0][1:] for rows in ([2, 4, 3], change))
         alone = rule is ten_tokens or (

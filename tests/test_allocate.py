@@ -223,6 +223,7 @@ anything = st.builds(
 @for_every_allocator
 @given(anything)
 def test_the_sum_is_the_budget_and_the_bounds_hold(allocator, d):
+    """L8, P1: whatever is known of the prompts."""
     least = TABLE[allocator][0]
     n = counts_of(allocator, d)
     assert n.dtype == np.int32
@@ -234,6 +235,7 @@ def test_the_sum_is_the_budget_and_the_bounds_hold(allocator, d):
 @pytest.mark.parametrize("allocator", [allocate.inverse_pass_rate, dynamo_2], ids=name)
 @pytest.mark.parametrize("budget", [0, 1000])
 def test_a_budget_that_the_bounds_exclude_is_clipped(allocator, budget):
+    """P1: the sum is the clipped budget."""
     least = TABLE[allocator][0]
     n = counts_of(allocator, ordinary(0), budget, 7)
     np.testing.assert_array_equal(n, 7 if budget else least)
@@ -256,6 +258,7 @@ def test_an_allocator_is_its_definition(allocator, seed):
 @for_every_allocator
 @given(seeds, st.permutations(range(B)))
 def test_counts_follow_permutations(allocator, seed, order):
+    """P1: up to ties."""
     d, order = ordinary(seed), list(order)
     moved = jax.tree.map(lambda leaf: leaf[order], d)
     got = counts_of(allocator, moved)
@@ -269,6 +272,7 @@ def test_counts_follow_permutations(allocator, seed, order):
 @for_every_allocator
 @given(seeds, st.sampled_from([2.0**-90, 0.25, 3.0, 2.0**90]))
 def test_a_common_factor_of_norms_and_lengths_changes_nothing(allocator, seed, factor):
+    """L8: all G scaled."""
     d = ordinary(seed)
     scaled = d.replace(norm=d.norm * np.float32(factor), tokens=d.tokens * 5)
     np.testing.assert_array_equal(counts_of(allocator, scaled), counts_of(allocator, d))
@@ -277,6 +281,7 @@ def test_a_common_factor_of_norms_and_lengths_changes_nothing(allocator, seed, f
 @for_every_allocator
 @given(seeds, st.integers(0, B - 1), st.sampled_from([1.001, 1.3, 10.0]))
 def test_more_weight_never_gets_less(allocator, seed, i, factor):
+    """P1: monotone in the weight of a prompt."""
     d = ordinary(seed)
     weight = TABLE[allocator][1]
     changed = {
@@ -296,6 +301,7 @@ def test_more_weight_never_gets_less(allocator, seed, i, factor):
 @for_every_allocator
 @given(seeds)
 def test_counts_are_in_the_order_of_the_weights(allocator, seed):
+    """L8, P1: monotone between prompts."""
     d = ordinary(seed)
     weight = TABLE[allocator][1](d)
     n = counts_of(allocator, d)
@@ -305,6 +311,7 @@ def test_counts_are_in_the_order_of_the_weights(allocator, seed):
 
 @for_every_allocator
 def test_prompts_that_are_alike_differ_by_one_at_most(allocator):
+    """P1: equal weights."""
     d = jax.tree.map(lambda leaf: np.full(B, leaf[0]), ordinary(0))
     n = counts_of(allocator, d)
     assert np.ptp(n) <= 1
@@ -428,6 +435,7 @@ def test_greedy_gives_each_completion_to_the_largest_gain(
 def test_no_allocation_has_less_variance_than_the_greedy_one(
     budget, least, most, variance
 ):
+    """L6, P1: brute force over four prompts."""
     every = np.array(list(product(range(max(least, 1), most + 1), repeat=4)))
     every = every[every.sum(-1) == budget]
     best = (np.float64(variance) / every).sum(-1).min()
@@ -581,6 +589,7 @@ def test_neyman_within_tokens_shares_out_the_tokens_of_the_memory():
 
 
 def test_gvm_weights_are_the_published_ones():
+    """L8: the published weights, and zeros."""
     p = np.float32([0.01, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.75, 0.875, 1])
     weight = partial(allocate.gvm_weight, alpha=1e-3, beta=2.0)
     want = [3.015113, 3.569153, 2.742042, 1.984189, 1.627218]
@@ -595,6 +604,7 @@ def test_gvm_weights_are_the_published_ones():
 
 
 def test_gvm_gives_the_published_counts():
+    """L5: level, objective and integers."""
     norm, p = [1, 2, 1.5, 3, 1, 0.7], [0.125, 0.25, 0.5, 0.75, 0.875, 1]
     d = difficulty(norm=norm, pass_rate=p)
     weight = allocate.gvm_weight(d.pass_rate, d.norm, alpha=1e-3, beta=2.0)
@@ -610,6 +620,7 @@ def test_gvm_gives_the_published_counts():
 
 
 def test_gvm_finds_the_published_optimum():
+    """L6: the published vector."""
     d = difficulty(norm=[1, 2, 1, 3], pass_rate=[0.125, 0.5, 0.25, 1])
     weight = allocate.gvm_weight(d.pass_rate, d.norm, alpha=1e-3, beta=2.0)
     n = counts_of(partial(allocate.gvm, exact=True), d, 12, 12)
@@ -619,6 +630,7 @@ def test_gvm_finds_the_published_optimum():
 
 
 def test_rounding_by_remainder_falls_into_the_published_traps():
+    """L7: rounding traps."""
     d = difficulty(norm=[1, 1, 3], pass_rate=[0.75, 0.125, 0.125])
     square = np.square(allocate.gvm_weight(d.pass_rate, d.norm, alpha=1e-3, beta=2.0))
     rounded, exact = (
@@ -649,6 +661,7 @@ def test_gvm_counts_in_groups():
 
 
 def test_log_objectives_give_the_published_levels():
+    """L10 (allocation): with a baseline and without."""
     p = np.float32([0.1, 0.25, 0.5, 0.9])
     baseline = [31.655044, 18.276048, 10.551681, 3.517227]
     close(level_of(np.sqrt((1 - p) / p), 64, 0, 64), baseline)
@@ -662,6 +675,7 @@ def test_log_objectives_give_the_published_levels():
 
 
 def test_estimates_give_the_published_counts():
+    """L21: the implicit rule and the hybrid one."""
     d = difficulty(pass_rate=[1 / 17, 0.1, 0.5, 0.9])
     got = counts_of(allocate.inverse_pass_rate, d, 32, 32)
     assert got.tolist() == [17, 10, 3, 2]
@@ -750,6 +764,7 @@ V = np.float64([0.25, 0.09, 0.01, 0.0025])
 
 
 def test_neyman_gives_the_published_counts():
+    """L1 of DynaMO: the optimum."""
     free, boxed = level_of(V**0.5, 32, 0, 32), level_of(V**0.5, 32, 4, 16)
     close(free, [16.8421, 10.1053, 3.3684, 1.6842], atol=1e-4)
     close(total(V, free), 0.028203, atol=5e-7)
@@ -768,6 +783,7 @@ def test_neyman_gives_the_published_counts():
 
 
 def test_proportional_to_the_variance_is_no_better_than_uniform():
+    """L1 of DynaMO, L2 of DynaMO, P2: the published vectors."""
     linear, root = level_of(V, 32, 0, 32), level_of(V**0.5, 32, 0, 32)
     close(total(V, linear) / 16, 0.002754, atol=5e-7)
     close(total(V, np.full(4, 8)) / 16, 0.002754, atol=5e-7)
@@ -780,6 +796,7 @@ def test_proportional_to_the_variance_is_no_better_than_uniform():
 
 @given(seeds)
 def test_neyman_has_no_more_variance_than_any_other_allocator(seed):
+    """P1, P2: and on the interior w / n is equal."""
     d = ordinary(seed)
     v = (deviation_definition(d) * d.norm) ** 2
     best = total(v, counts_of(allocate.neyman, d))
@@ -851,3 +868,131 @@ def test_a_plan_is_its_definition(counts):
     # Rows that do not exist still index something that does.
     assert set(named[len(want) :]) <= {(0, 0)}
     assert {got.prompt.dtype, got.slot.dtype, got.context.dtype} == {np.dtype("int32")}
+
+
+# ----- what few draws know
+
+
+def raw_variance(draws, solved):
+    """k/n (1 - k/n): 0 for a prompt all right or all wrong so far."""
+    return solved / draws * (1 - solved / draws)
+
+
+def test_the_raw_variance_of_a_small_pilot_starves_what_it_takes_for_dead():
+    """L10 of DynaMO: total variance over that of uniform, after pilots of 4.
+
+    Prompts differ in pass rate and length, and V = p (1 - p) E[G^2] with E[G^2] in
+    proportion to the length.
+    """
+    random, prompts, pilot, mean = np.random.default_rng(0), 200, 4, 16
+    p, length = random.random(prompts), random.integers(1, 8, prompts)
+    v = p * (1 - p) * length
+    assert total(v, mean * v**0.5 / np.mean(v**0.5)) < 0.9 * total(v, mean)  # if known
+    rules = [
+        partial(allocate.bernoulli, least=4, estimate=raw_variance),
+        partial(allocate.bernoulli, least=4),
+        partial(allocate.neyman, least=4),
+    ]
+    ratios = []
+    for _ in range(10):
+        square = random.gamma(2 * pilot, length / (2 * pilot))  # mean of what was drawn
+        d = difficulty(
+            draws=np.full(prompts, pilot),
+            solved=random.binomial(pilot, p),
+            norm=np.sqrt(square),
+        )
+        counts = [counts_of(rule, d, mean * prompts, 64) for rule in rules]
+        ratios.append([total(v, n) / total(v, mean) for n in counts])
+    raw, smoothed, normed = np.array(ratios).T
+    assert raw.min() > 1.3
+    assert smoothed.max() < 1.05
+    close(smoothed.mean(), 1, rtol=0.03)
+    assert normed.max() < 1
+
+
+def beta(a, b, count=20_000):
+    """Points in (0, 1), and how much each counts, of a Beta(a, b) distribution.
+
+    From either end to the middle evenly in p^a and (1 - p)^b, so poles do no harm.
+    """
+    u = (np.arange(count) + 0.5) / count
+    low, high = (u * 0.5**a) ** (1 / a), (u * 0.5**b) ** (1 / b)
+    weight = np.concatenate(
+        [(1 - low) ** (b - 1) * 0.5**a / a, (1 - high) ** (a - 1) * 0.5**b / b]
+    )
+    return np.concatenate([low, 1 - high]), weight / weight.sum()
+
+
+@pytest.mark.parametrize(
+    ("shape", "root", "floored", "floored_root"),
+    [
+        ((1.0, 1.0), 0.925, 0.934, 0.949),
+        ((0.5, 0.5), 0.811, 0.846, 0.872),
+        ((1.0, 4.0), 0.885, 0.898, 0.920),
+        ((2.0, 2.0), 0.976, 0.977, 0.983),
+        ((0.3, 0.9), 0.707, 0.769, 0.800),
+    ],
+)
+def test_shares_by_the_variance_gain_nothing_and_the_floor_rescues_them(
+    shape, root, floored, floored_root
+):
+    """L1 of DynaMO: by V, sum V / n is that of equal n; by the root it is least."""
+    p, weight = beta(*shape)
+    variance, mean = p * (1 - p), lambda values: weight @ values
+
+    def against_uniform(share, floor=0.0):
+        """Variance with a floor, as a part of the mean, and the rest by shares."""
+        n = floor + (1 - floor) * share / mean(share)
+        return mean(variance / n) / mean(variance)
+
+    close(against_uniform(variance), 1.0, rtol=1e-12)
+    close(against_uniform(np.sqrt(variance)), root, rtol=0, atol=2e-3)
+    close(against_uniform(variance, 0.5), floored, rtol=0, atol=2e-3)
+    close(against_uniform(np.sqrt(variance), 0.5), floored_root, rtol=0, atol=2e-3)
+    if shape == (1.0, 1.0):
+        close(against_uniform(np.sqrt(variance)), 6 * (np.pi / 8) ** 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("lengths", [(5, 6), (1, 8)])
+def test_dividing_by_the_deviation_leaves_nothing_for_the_pass_rate_to_say(lengths):
+    """L3 of DynaMO: with std-scaled advantages, shares by p (1 - p) are worse than even
+
+    Policies over some sequences of tokens: scores add up over the tokens, and one
+    answer is right. V = b ((1 - p) S+ + p S-) - |grad p|^2, b = p (1 - p); divided by
+    the deviation V / b remains.
+    """
+    random = np.random.default_rng(0)
+    b, variance = [], []
+    for _ in range(200):
+        steps = random.integers(*lengths)
+        chance = random.dirichlet(np.ones(4), steps)  # of 4 tokens at each place
+        right = random.integers(0, 4, steps)
+        sure = chance[np.arange(steps), right].prod()
+        own = chance[np.arange(steps), right]
+        squares = (chance**2).sum(-1)
+        s_right = (1 - 2 * own + squares).sum()
+        s_all = (1 - squares).sum()  # E |e_a - pi|^2, summed over independent tokens
+        s_wrong = (s_all - sure * s_right) / (1 - sure)
+        spread = sure * (1 - sure)
+        b.append(spread)
+        total = spread * ((1 - sure) * s_right + sure * s_wrong)
+        variance.append(total - sure**2 * s_right)
+    b, scaled = np.array(b), np.array(variance) / np.array(b)
+    assert (np.array(variance) > 0).all()
+
+    def against_uniform(share):
+        n = share / share.mean()
+        return (scaled / n).mean() / scaled.mean()
+
+    best = against_uniform(np.sqrt(scaled))
+    assert best <= 1
+    assert against_uniform(np.sqrt(b)) > 1.05
+    assert against_uniform(b) > 1.2 * against_uniform(np.sqrt(b))
+    # `neyman` knows of this: told of it, it goes by the norms alone.
+    d = difficulty(
+        draws=np.full(3, 10, np.float32),
+        solved=np.float32([1, 5, 9]),
+        norm=np.full(3, 2, np.float32),
+    )
+    counts = allocate.neyman(d, budget=24, most=24, standardised=True)
+    np.testing.assert_array_equal(counts, [8, 8, 8])

@@ -164,6 +164,7 @@ def subset_means(weight, credit, keep):
 
 @pytest.mark.parametrize("levels", [(0.0, 1.0), (0.0, 0.5, 1.0)])
 def test_the_mean_over_all_subsets_is_the_pool_unless_a_class_is_lost(levels):
+    """L13, PODS: all pools of at most seven, all subsets."""
     phi = np.random.default_rng(0).normal(size=7)
     for counts in product(range(8), repeat=len(levels)):
         if not 0 < sum(counts) <= 7:
@@ -198,6 +199,7 @@ def test_the_mean_over_all_subsets_is_the_pool_unless_a_class_is_lost(levels):
 
 
 def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
+    """L12: by every rule."""
     reward, pool = pools(8)[2:3], np.ones((1, 8), bool)
     keep = np.asarray(best(4)(KEY, reward, pool))
     order = np.argsort(-reward[keep], kind="stable")  # right ones first
@@ -235,6 +237,7 @@ def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
 
 
 def test_pools_of_one_class_have_credit_under_the_control_variate_alone():
+    """L12: where exactness requires it."""
     reward, pool, kept = np.zeros((3, 32), np.float32), np.ones((3, 32), bool), 4
     reward[1], pool[1, 8:] = 1, False
     pool[2] = False  # none of this prompt
@@ -251,6 +254,7 @@ def test_pools_of_one_class_have_credit_under_the_control_variate_alone():
 
 
 def test_a_pool_without_signal_has_no_credit_in_any_composition():
+    """L12: no right one, or no wrong one."""
     pool = np.ones((1, 8), bool)
     log, rules = objective.log, [*UNCHANGED, correct.inverse_pass_rate, pool_mean]
     for outcome, f, rule in product((0, 8), (log, objective.arcsine), rules):
@@ -270,6 +274,7 @@ def selected(estimate, *, n, m, rule, of_pool, f=objective.linear):
 
 
 def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
+    """PODS: the published table of weights."""
     grpo = partial(advantage.standardised, eps=0.0)
     whole = grpo(pools(64), np.ones((65, 64), bool)) / 64
     wide = partial(selected, grpo, n=64, m=16)
@@ -293,6 +298,7 @@ def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
 
 
 def test_two_of_six_corrected_weigh_as_the_six_would():
+    """L14: a fixed pool."""
     two_of_six = partial(selected, n=6, m=2, of_pool=True)
     ht, log = correct.horvitz_thompson, objective.log
     corrected = two_of_six(advantage.group_mean, rule=ht, f=log)
@@ -310,6 +316,7 @@ def test_two_of_six_corrected_weigh_as_the_six_would():
 
 
 def test_five_right_of_eight_kept_two_and_two_weigh_as_published():
+    """PODS: the published example of weights."""
     reward, pool = pools(8)[5:6], np.ones((1, 8), bool)
     keep = np.asarray(best(4)(KEY, reward, pool))
     weight = np.asarray(correct.horvitz_thompson(reward, pool, keep))
@@ -379,6 +386,7 @@ SERIES = [
     ("exit_at", "of_pool"), [((1, 0), 2.2524), ((1, 1), 2.4194)], ids=str
 )
 def test_under_early_stopping_only_some_rules_are_exact(exit_at, of_pool, keep_all):
+    """L15, L17: over all sequences of six labels."""
     rows = 2
     pool = stopped(ALL_SIX, 2, exit_at)
     keep = pool if keep_all else first_of_each(ALL_SIX, pool)
@@ -501,6 +509,7 @@ def credits(exit_at, estimate, rule, f=objective.linear):
 
 @pytest.mark.parametrize("exit_at", PUBLISHED, ids=str)
 def test_weights_at_the_released_defaults_are_those_derived(exit_at):
+    """L16: the published tables."""
     at, labels, *_ = released(exit_at)
     control = partial(correct.control_variate, rows=4, limit=32)
     mean, ht = advantage.group_mean, correct.horvitz_thompson
@@ -523,6 +532,7 @@ def test_weights_at_the_released_defaults_are_those_derived(exit_at):
 
 
 def test_the_strength_of_the_control_variate_moves_noise_and_nothing_else():
+    """L15b: the published noise."""
     table = {  # relative noise for strengths of 0, 1, 32 / E[N], 3
         0.1: (0.0058, 0.0071, 0.0094, 0.0218),
         0.5: (0.1250, 0.0968, 0.0734, 0.0720),
@@ -565,6 +575,7 @@ def bandit(n, size, policy, right):
 
 
 def test_the_estimators_of_gvm_follow_the_log_its_truncation_and_the_pass_rate():
+    """L9: by enumeration, and the variance of the first."""
     n, p = 5, POLICY[RIGHT].sum()
     chance, labels, exists, score = bandit(n, n, POLICY, RIGHT)
     grad_p = POLICY * (RIGHT - p)
@@ -593,6 +604,7 @@ def test_the_estimators_of_gvm_follow_the_log_its_truncation_and_the_pass_rate()
 
 
 def test_every_prompt_counts_the_same_however_many_completions_it_was_given():
+    """P4, L2 of DynaMO: a bandit of three actions, by enumeration."""
     policies = [np.array([0.3, 0.5, 0.2]), np.array([0.8, 0.15, 0.05])]
     right = np.array([True, False, False])
     for policy, n in product(policies, (2, 3, 4, 6)):
@@ -612,6 +624,7 @@ def test_every_prompt_counts_the_same_however_many_completions_it_was_given():
 
 
 def test_groups_of_unequal_size_keep_unequal_weights_where_a_deviation_divides():
+    """P6: the published table, its symmetry and its limit."""
     table = {
         0.01: (1.496, 2.440, 3.615, 4.425, 5.054, 10.05),
         0.05: (1.481, 2.313, 3.163, 3.611, 3.880, 4.588),

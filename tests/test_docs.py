@@ -1,6 +1,8 @@
 """What the documents say of the code and the tests is there."""
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,28 @@ def test_every_test_that_the_table_of_faults_names_exists():
         assert files
         for name in re.findall(r"\btest_\w+(?!\.py)\b", cell):
             assert name + ".py" in files or f"def {name}(" in text, name
+
+
+def test_every_test_that_the_table_of_laws_names_exists_and_names_its_law():
+    text = (ROOT / "docs" / "laws.md").read_text()
+    rows = [row.split("|") for row in text.splitlines() if "::" in row]
+    assert len(rows) > 40
+    for _, law, _, tests, _ in rows:
+        number = law.split(",")[0].strip()
+        shown = re.findall(r"`tests/(test_\w+\.py)::(test_\w+)`", tests)
+        assert len(shown) == tests.count("::") == len(set(shown))
+        for file, name in shown:
+            said = " ".join((docstrings(file)[name] or "").split())
+            called = rf"\b{re.escape(number)}(?!\w| of DynaMO| \()"
+            assert re.search(called, said), (number, file, name)
+
+
+@cache
+def docstrings(file):
+    """What the functions of a test module say, by name."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {node.name: ast.get_docstring(node) for node in functions}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

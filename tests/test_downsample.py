@@ -74,6 +74,7 @@ def variances(reward, keep):
 @for_every_rule
 @given(rewards, existing)
 def test_what_is_kept_exists_and_is_never_more_than_m(rule, reward, exists):
+    """PODS: exactly m, or all."""
     keep = np.asarray(jax.jit(rule)(KEY, reward, exists))
     most = rule.keywords["m"] if isinstance(rule, partial) else 6
     assert not (keep & ~exists).any()
@@ -103,6 +104,8 @@ def test_a_rule_is_the_same_however_it_runs(rule):
 @pytest.mark.parametrize("rule", [*BY_VALUE, *BY_LABEL], ids=name)
 @given(rewards, existing, st.permutations(range(3)), st.permutations(range(6)))
 def test_kept_rewards_do_not_depend_on_the_order(rule, reward, exists, prompts, slots):
+    """PODS: permutations."""
+
     def rewards_kept(reward, exists):
         keep = jax.jit(rule)(KEY, reward, exists)
         seen = reward > 0.5 if rule in BY_LABEL else reward
@@ -129,12 +132,14 @@ TABLE = [
 
 @pytest.mark.parametrize(("reward", "m", "want", "variance"), TABLE)
 def test_the_published_examples_are_kept(reward, m, want, variance):
+    """PODS: the published vectors."""
     got = kept(reward, m)
     close(got, want)
     close(np.var(np.float64(got)), variance)
 
 
 def test_later_candidates_are_not_corrupted_by_earlier_ones():
+    """PODS: the published guard against aliases."""
     reward = pools(128)[64]
     keep = np.asarray(varied(32)(KEY, reward, np.ones(128, bool)))
     assert reward[keep].sum() == 16
@@ -157,6 +162,7 @@ KINDS = {
 
 @pytest.mark.parametrize("m", range(1, 11))
 def test_no_subset_varies_more_than_the_one_kept(m):
+    """PODS: brute force over all subsets."""
     random, n = np.random.default_rng(m), 10
     pools_ = [draw(random, (24, n)).astype(np.float32) for draw in KINDS.values()]
     reward = np.concatenate(pools_)  # [kinds * 24, n]
@@ -174,6 +180,7 @@ def test_no_subset_varies_more_than_the_one_kept(m):
 
 @pytest.mark.parametrize("m", [2, 3, 4, 5])
 def test_equal_variances_are_decided_by_balance_and_not_by_rounding(m):
+    """PODS: ties, in integers."""
     tenths = np.random.default_rng(m).integers(0, 4, (24 * len(KINDS), 10)) * 3
     keep = most_varied(np.float32(tenths / 10), m)
     for row, chosen in zip(tenths, keep, strict=True):
@@ -193,7 +200,7 @@ def splits_of(pool, m):
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 10])
 def test_variances_of_splits_rise_and_then_fall_by_increments_of_known_sign(m):
-    """Increment identity, unimodality, and bisecting on the sign finds what is kept."""
+    """PODS: increment identity, unimodality, and that bisecting finds what is kept."""
     random, n = np.random.default_rng(m), 10
     reward = [draw(random, (24, n)).astype(np.float32) for draw in KINDS.values()]
     reward = np.concatenate(reward)
@@ -216,7 +223,7 @@ def test_variances_of_splits_rise_and_then_fall_by_increments_of_known_sign(m):
 
 @pytest.mark.parametrize("m", range(1, 15))
 def test_binary_pools_keep_as_many_of_either_as_there_are(m):
-    """The closed form for every pool of up to 14, and half of either is the best."""
+    """PODS: the closed form for pools of up to 14, and half of either is best."""
     sizes = np.repeat(np.arange(15), np.arange(15) + 1)  # of the pool
     k = np.concatenate([np.arange(n + 1) for n in range(15)])
     slots = np.arange(14)
@@ -250,7 +257,7 @@ def test_binary_pools_keep_as_many_of_either_as_there_are(m):
     ],
 )
 def test_the_balanced_choice_is_the_published_one(m, wrong, right, want):
-    """Reinforce-Ada's table, which `max_variance` follows on labels."""
+    """L11: Reinforce-Ada's table, which `max_variance` follows on labels."""
     got = kept([0] * wrong + [1] * right, m)
     assert (sum(got), m - sum(got)) == want
     reward, exists = pools(8)[right], np.ones(8, bool)
@@ -262,7 +269,7 @@ def test_the_balanced_choice_is_the_published_one(m, wrong, right, want):
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 6, 7])
 @given(rewards, existing)
 def test_balance_is_its_definition(m, reward, exists):
-    """Keeps min(m, N); a class of one member is never dropped."""
+    """L11: keeps min(m, N); a class of one member is never dropped."""
     rule = partial(downsample.balanced, KEY, reward, exists, m=m, threshold=0.25)
     keep, first = (np.asarray(rule(first=first)) for first in (False, True))
     np.testing.assert_array_equal(keep.sum(-1), np.minimum(m, exists.sum(-1)))
@@ -346,6 +353,7 @@ def test_even_shares_of_labels_are_the_pass_rate_to_the_nearest_whole(m):
 
 @given(rewards, existing, st.integers(-4, 4), st.sampled_from([0.5, 2.0, 64.0]))
 def test_offset_and_scale_of_the_reward_change_nothing(reward, exists, offset, scale):
+    """PODS: shift and positive scale."""
     rule = jax.jit(max_variance_3)
     moved = reward * np.float32(scale) + np.float32(offset)
     np.testing.assert_array_equal(rule(KEY, moved, exists), rule(KEY, reward, exists))
@@ -353,6 +361,7 @@ def test_offset_and_scale_of_the_reward_change_nothing(reward, exists, offset, s
 
 @given(hnp.arrays(np.float32, (3, 6), elements=eighths))
 def test_negated_rewards_vary_as_much_and_never_more_than_half_their_spread(reward):
+    """PODS: negation, and the largest variance there is."""
     rule, exists = jax.jit(max_variance_3), np.ones((3, 6), bool)
     keep, mirrored = (np.asarray(rule(KEY, r, exists)) for r in (reward, -reward))
     close(variances(reward, keep), variances(reward, mirrored))
@@ -361,7 +370,7 @@ def test_negated_rewards_vary_as_much_and_never_more_than_half_their_spread(rewa
 
 @pytest.mark.parametrize("m", [2, 3, 4, 5, 10])
 def test_negated_rewards_keep_the_same_completions_from_the_other_end(m):
-    """i from the top becomes m - i, where no two splits vary alike."""
+    """PODS: i from the top becomes m - i, where no two splits vary alike."""
     random, n = np.random.default_rng(m), 10
     reward = random.normal(size=(24 * len(KINDS), n)).astype(np.float32)
     keep, mirrored = (most_varied(r, m) for r in (reward, -reward))
@@ -370,6 +379,7 @@ def test_negated_rewards_keep_the_same_completions_from_the_other_end(m):
 
 @given(hnp.arrays(np.float32, (3, 6), elements=eighths))
 def test_another_completion_never_makes_the_choice_vary_less(reward):
+    """PODS: monotone in the pool."""
     rule, exists = jax.jit(max_variance_3), np.ones((3, 6), bool)
     fewer = exists & (np.arange(6) < 5)
     keep, before = (np.asarray(rule(KEY, reward, e)) for e in (exists, fewer))
@@ -467,6 +477,7 @@ def test_a_group_of_at_most_m_keeps_all(rule):
     ],
 )
 def test_what_varies_most_weighs_hard_prompts_more_than_the_pool_does(n, m, ratios):
+    """PODS: the published ratios to GRPO."""
     reward, pool = pools(n), np.ones((n + 1, n), bool)
     keep = varied(m)(KEY, reward, pool)
     grpo = partial(advantage.standardised, eps=0.0)
@@ -478,7 +489,7 @@ def test_what_varies_most_weighs_hard_prompts_more_than_the_pool_does(n, m, rati
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
 def test_balance_weighs_both_ends_alike_and_its_correction_gives_the_mean_back(p):
-    """((1-p)^2 + p^2) / (2 p (1-p)) while both classes are plentiful; then 1 - 1/n."""
+    """L22: ((1-p)^2 + p^2) / (2 p (1-p)) where both are plentiful; then 1 - 1/n."""
     n, m = 128, 4
     reward, pool = pools(n), np.ones((n + 1, n), bool)
     keep = compiled(downsample.balanced, m=m)(KEY, reward, pool)

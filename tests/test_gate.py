@@ -148,6 +148,7 @@ def test_no_gates_at_all_let_everything_through():
     [(4, (1.1425, 1.27, 1.5625, 1.75)), (8, (1.301663, 1.521703, 1.866455, 1.984375))],
 )
 def test_reinforce_rej_weighs_prompts_as_derived(n, weights):
+    """L4: signed, and with 0 and 1 as released."""
     every = np.ones((n + 1, n), bool)
     mixed = gate.zero_variance(pools(n), every, every)
     for p, weight in zip((0.05, 0.1, 0.25, 0.5), weights, strict=True):
@@ -160,6 +161,7 @@ def test_reinforce_rej_weighs_prompts_as_derived(n, weights):
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropping_one_kind_of_dead_group_weighs_as_derived(p):
+    """L1: signs, without all-wrong or all-right groups."""
     n, credit = 4, advantage.signed(pools(4), np.ones((5, 4), bool)) / 4
     without_all_wrong = np.where(np.arange(5)[:, None] > 0, credit, 0.0)
     without_all_right = np.where(np.arange(5)[:, None] < n, credit, 0.0)
@@ -169,6 +171,7 @@ def test_dropping_one_kind_of_dead_group_weighs_as_derived(p):
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_the_mean_over_accepted_completions_ascends_the_truncated_log(p):
+    """L1: RAFT, a mean over the accepted."""
     n, every = 5, np.ones((6, 5), bool)
     accepted = np.asarray(gate.accepted(pools(n), every, every))
     credit = accepted / np.maximum(accepted.sum(-1, keepdims=True), 1)

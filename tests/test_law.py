@@ -352,6 +352,7 @@ def test_reinforce_rej_weighs_easy_and_hard_prompts_alike(n, want):
 
 
 def test_the_mean_over_the_accepted_of_one_prompt_ascends_the_truncated_log():
+    """L1: RAFT, a mean over the accepted."""
     n = 5
     for mean in (aggregate.sequence_mean, aggregate.token_mean):
         config = composed(
@@ -365,6 +366,7 @@ def test_the_mean_over_the_accepted_of_one_prompt_ascends_the_truncated_log():
 
 
 def test_over_a_constant_a_prompt_counts_by_the_completions_it_was_given():
+    """L1: GVM without weights."""
     group, p = 6, 0.3
     for estimate, of in [(advantage.raw, 0), (advantage.group_mean, 1)]:
         config = composed(group, advantage=estimate)
@@ -466,7 +468,7 @@ SEVEN = composed(7, advantage=advantage.standardised, gate=gate.overlong)
 @pytest.mark.parametrize("m", range(2, 8))
 @pytest.mark.parametrize("where", ["drawn", "finished"])
 def test_the_correction_gives_back_the_pool_whatever_was_kept(where, m):
-    """L13: the mean over all subsets within classes, for all pools of at most seven.
+    """L13, PODS: the mean over all subsets within classes, of pools of up to seven.
 
     The pool is all that was drawn, or what a gate left of seven.
     """
@@ -505,6 +507,7 @@ def test_the_correction_gives_back_the_pool_whatever_was_kept(where, m):
     ],
 )
 def test_over_the_draws_of_a_selection_its_mean_is_the_pool(rule, undo):
+    """L13, PODS: over random draws, by five standard errors."""
     n, m, draws = 6, 4, 4096
     whole = composed(n, advantage=advantage.standardised)
     config = replace(whole, downsample=partial(rule, m=m), correct=undo)
@@ -542,6 +545,7 @@ def test_two_of_six_corrected_weigh_as_the_six_would():
 
 
 def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
+    """PODS: the published table of weights."""
     score = partial(advantage.standardised, eps=0.0)
     best = partial(downsample.max_variance, m=16)
     wide = partial(composed, 64, advantage=score, downsample=best)
@@ -657,6 +661,7 @@ def pull(config, rows, logp):
 
 @pytest.mark.parametrize("recipe", recipes())
 def test_at_ratio_one_every_recipe_is_the_policy_gradient(recipe):
+    """L2: up to the weights of tokens."""
     config = loaded(recipe)
     logp, rows = batch()
     want = np.asarray(config.aggregate(rows.mask)) * np.asarray(rows.credit)[:, None]

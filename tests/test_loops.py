@@ -103,6 +103,8 @@ def trained(config, kind=loops.Jitted, chunks=(STEPS,)):
             state, new, shown = loop.advance(state, times)
             rows += new
             assert len(shown) == times
+    if kind is loops.Jitted:  # whatever was allocated, one program made all steps
+        assert loop._chunk._cache_size() == 1
     return jax.device_get(state), rows
 
 
@@ -161,13 +163,14 @@ def test_a_stopping_rule_draws_the_same_in_the_decoding_loop_and_between_rounds(
     drawn = {float(row["group/draws"]) for row in want[1]}
     assert len(drawn) > 1
     assert 2 <= min(drawn) < 6
-    assert any(0 < row["stop/met_fraction"] for row in want[1])
+    assert any(row["stop/met_fraction"] > 0 for row in want[1])
     assert_same(trained(STOPPED, loops.Staged), want)
     host = override(STOPPED, ["task.on_device=false"])
     assert_same(trained(host, loops.Staged), want)
 
 
 def test_pilots_decide_what_is_drawn_and_do_not_train_in_both_loops():
+    """L23: pilots are not among the rows that train."""
     config = replace(
         TINY,
         sampling=Sampling(prompts=4, group_size=8, max_tokens=3, budget=24),

@@ -152,6 +152,7 @@ RATIOS = [0.1, 0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 1.27, 1.29, 2.0, 5.0]
 
 @pytest.mark.parametrize("low", [0.0, 0.2, 1.0])
 def test_raft_plus_plus_is_silent_above_its_upper_bound_and_only_there(low):
+    """L3: the slope in the ratio."""
     raft = partial(loss.clipped_ratio, low=low, high=0.28)
     GRADIENTS[raft] = jax.grad(lambda logp, *rest: jnp.sum(raft(logp, *rest)))
     for ratio in RATIOS:

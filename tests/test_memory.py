@@ -33,6 +33,7 @@ def visit(memory, prompt_id, n, k, discount=0.9):
 
 
 def test_pass_rates_follow_the_reference_vector():
+    """L20: rates and counts."""
     memory, ids = memory_.forget(IDS), np.int32([2])
     rates, draws, solved = [], [], []
     for n, k in [(0, 0), (8, 0), (8, 1), (12, 3)]:
@@ -87,6 +88,7 @@ def test_prompts_that_are_not_visited_keep_their_counts_bit_for_bit():
 
 
 def test_pass_rates_lie_inside_zero_and_one_and_start_at_the_prior():
+    """L20: the open interval."""
     ids = np.arange(IDS, dtype=np.int32)
     fresh = memory_.forget(IDS)
     close(difficulty(fresh, ids, prior=(2.0, 6.0)).pass_rate, 0.25)

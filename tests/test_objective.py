@@ -237,11 +237,13 @@ def test_magnitudes_may_be_traced():
 
 
 def test_the_log_weight_reaches_the_log_only_up_to_n_draws():
+    """L1: (r - q) / q over the whole pool."""
     got = reached(WEIGHTS[objective.log], advantage.group_mean)
     close(got, (1 - (1 - RATES) ** np.arange(7)[:, None]) / RATES)
 
 
 def test_the_slope_of_the_arcsine_is_the_large_group_limit_of_grpo():
+    """L1: the limit of GRPO."""
     limit = [SLOPES[objective.arcsine](p) for p in (0.01, 0.05, 0.1, 0.25, 0.5)]
     close(limit, [10.05, 4.588, 3.333, 2.309, 2.0], rtol=2e-4)
     draws = advantage.standardised(pools(256), np.ones((257, 256), bool)) / 256
@@ -266,6 +268,7 @@ def test_the_slope_of_an_objective_is_its_derivative(f):
 
 
 def test_the_truncated_log_has_its_published_value_and_finite_ends():
+    """L18: its derivative at 0.05."""
     truncated = partial(objective.truncated_log, n=32)
     close(jax.grad(truncated)(0.05), 16.125770)
     close(jax.vmap(jax.grad(truncated))(jnp.array([0.0, 1.0])), [32.0, 1.0])
@@ -360,6 +363,7 @@ def test_a_series_weighs_by_how_many_of_the_others_are_right(f, outcome, exists)
 
 @for_every_series
 def test_n_draws_reach_the_first_n_terms_of_a_series_exactly(f):
+    """L17: any f whose slope is a series in 1 - p."""
     terms = [float(SERIES[f][1](k)) * (1 - RATES) ** k for k in range(7)]
     want, n = np.cumsum(terms, 0), np.arange(1, 8)[:, None]
     close(reached(SERIAL[f]), want)
@@ -369,6 +373,7 @@ def test_n_draws_reach_the_first_n_terms_of_a_series_exactly(f):
 
 
 def test_six_draws_reach_the_published_weight_of_the_root():
+    """L17: the published value, at a fixed number of draws."""
     p = 0.3134797966
     for estimate in (advantage.raw, advantage.leave_one_out):
         got = reached(SERIAL[root], estimate, rates=[p])[6 - 1]
@@ -379,6 +384,7 @@ def test_six_draws_reach_the_published_weight_of_the_root():
 
 @for_every_series
 def test_right_ones_together_weigh_the_mean_over_all_orders_of_drawing(f):
+    """L17: the Rao-Blackwell form."""
     d, n = SERIES[f][1], 6
     total = (pools(n) * by_count(SERIAL[f], n)).sum(-1)
     for k in range(1, n + 1):
@@ -388,6 +394,7 @@ def test_right_ones_together_weigh_the_mean_over_all_orders_of_drawing(f):
 
 @pytest.mark.parametrize("size", [1, 5, 128])
 def test_the_series_of_the_log_is_the_mean_over_the_accepted(size):
+    """L17: for the log the right ones together weigh 1."""
     n, k = np.full((size + 1, size), size), np.arange(size + 1)[:, None]
     for size_of_all in (size, 128):  # alone, and among larger groups
         padded = np.zeros((2, size + 1, size_of_all), np.float32)

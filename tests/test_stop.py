@@ -222,7 +222,7 @@ ROWS = [
     ("rule", "row"), ROWS, ids=[f"{name(rule)}-{row[0]}" for rule, row in ROWS]
 )
 def test_the_released_settings_draw_and_weigh_as_derived(rule, row):
-    """Reinforce-Ada: rounds of 8, a cap of 32, 4 of them trained."""
+    """L16, L19, Reinforce-Ada: rounds of 8, a cap of 32, 4 of them trained."""
     pools, p = released(rule), float(row[0])
     chance, rate = pools.chance(p), pools.right / pools.drawn
     mixed = (pools.right > 0) & (pools.right < pools.drawn)
@@ -235,6 +235,7 @@ def test_the_released_settings_draw_and_weigh_as_derived(rule, row):
 
 @pytest.mark.parametrize("rule", [stop.balanced, stop.positives], ids=name)
 def test_the_mean_over_right_ones_is_exact_however_a_prompt_stops(rule):
+    """L15: at the released settings."""
     pools, credit = released(rule), released_credits(rule)["exact"]
     for p in (0.01, 0.1, 0.3, 0.6, 0.95):
         close(pools.weight(credit, p), (1 - (1 - p) ** 32) / p)
@@ -249,6 +250,7 @@ def test_the_mean_over_right_ones_is_exact_however_a_prompt_stops(rule):
     ],
 )
 def test_balanced_pools_are_as_noisy_as_derived(p, code, pool, exact):
+    """L16: the published noise."""
     pools, credits = released(stop.balanced), released_credits(stop.balanced)
     for key, want in (("code", code), ("pool", pool), ("exact", exact)):
         printed(pools.noise(credits[key], p), "." + want)
@@ -263,7 +265,7 @@ def test_balanced_pools_are_as_noisy_as_derived(p, code, pool, exact):
 def test_stopping_leaves_the_mean_over_right_ones_exact_and_no_other(
     rule, of_pool, keep_all
 ):
-    """Rounds of 2, a cap of 6."""
+    """L15: rounds of 2, a cap of 6."""
     pools, p = Pools(rule, size=2, rounds=3), 0.3134797966
     credits = pools.credits(keep_all=keep_all, m=2)
     close(pools.weight(credits["exact"], p), 2.8560259946)
@@ -299,7 +301,7 @@ def expected_draws(p, *, size, rounds, right, wrong):
     ids=lambda option: name(option) if callable(option) else str(option),
 )
 def test_expected_draws_are_rounds_times_the_chance_to_go_on(rule, size, rounds):
-    """The closed form against the sum over all pools."""
+    """L19: the closed form against the sum over all pools."""
     options = {"right": 1, "wrong": 0}
     if rule in (stop.never, stop.balanced):
         options = dict.fromkeys(options, np.inf if rule is stop.never else 2)
@@ -322,7 +324,7 @@ def test_expected_draws_are_rounds_times_the_chance_to_go_on(rule, size, rounds)
     ids=["balanced", "positives"],
 )
 def test_the_illustrated_settings_draw_as_derived(rule, draws):
-    """Rounds of 16, a cap of 128."""
+    """L19: rounds of 16, a cap of 128."""
     pools = Pools(rule, size=16, rounds=8)
     for p, want in zip((0.05, 0.1, 0.25, 0.5), draws, strict=True):
         printed(pools.chance(p) @ pools.drawn, want)
@@ -338,6 +340,7 @@ def test_rounds_draw_far_more_than_one_over_the_pass_rate(p, want):
 
 
 def test_drawn_at_random_prompts_stop_when_the_sum_over_all_pools_says():
+    """L19: by simulation."""
     random, p = np.random.default_rng(0), 0.1
     outcome = np.float32(random.random((20000, 32)) < p)
     ended = np.full(20000, 32)
