@@ -56,6 +56,7 @@ def get_config() -> Config:
         correct=correct.horvitz_thompson,
         advantage=advantage.standardised,
         objective=partial(objective.prompt_weight, f=objective.linear),
+        claim=objective.arcsine,
         modulate=modulate.none,
         loss=loss.clipped_ratio,
         aggregate=partial(aggregate.constant_length, length=8),

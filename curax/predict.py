@@ -28,20 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import (
-    advantage,
-    aggregate,
-    allocate,
-    correct,
-    downsample,
-    gate,
-    loss,
-    modulate,
-    objective,
-    pipeline,
-)
 from curax import memory as memories
-from curax.config import Config, ConfigError, Sampling, option, rows_of
+from curax import objective, pipeline
+from curax.config import Config, ConfigError, option, rows_of
 from curax.places import full_name
 from curax.types import Difficulty, Memory
 
@@ -54,7 +43,7 @@ CHUNK = 2**21  # pairs of completions at a time: some corrections compare all
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What becomes of the prompts of one pass rate; all `[R]` float64, but the last.
+    """What becomes of prompts, by their pass rate: `[R]` float64 down to `spread`.
 
     The trace of the covariance of a prompt's update is
 
@@ -103,11 +92,14 @@ def predict(
         remembered: draws that the memory holds of a prompt; None: as many as it can.
     """
     p = np.asarray(p, np.float64)
-    sizes = config.sampling
-    rates = p
+    population = np.asarray(population, np.float64)
+    sizes, rates = config.sampling, p
     if sizes.rounds > 1:
-        share = (np.arange(ATOMS) + 0.5) / ATOMS
-        rates = np.concatenate([p, np.quantile(population, share)])
+        every = population
+        if len(every) > ATOMS:
+            share = (np.arange(ATOMS) + 0.5) / ATOMS
+            every = np.quantile(population, share, method="inverted_cdf")
+        rates = np.concatenate([p, every])
     credits = _Credits(config)
     reads = _reads(config, credits)
     cases = _cases(config, reads, rates, population, remembered)
@@ -147,28 +139,18 @@ def predict(
         )
 
 
-def reference(n: int, p: np.ndarray) -> Prediction:
-    """GRPO with n completions per prompt: what noise is compared with."""
-    config = Config(
-        task=_nothing,
-        model=_nothing,
-        sampling=Sampling(prompts=1, group_size=n),
-        allocate=allocate.uniform,
-        gate=gate.none,
-        downsample=downsample.none,
-        correct=correct.none,
-        advantage=advantage.standardised,
-        objective=partial(objective.prompt_weight, f=objective.linear),
-        modulate=modulate.none,
-        loss=loss.reinforce,
-        aggregate=aggregate.token_mean,
-        optimizer=_nothing,
-    )
-    return predict(config, p, np.full(1, 0.5))
+def grpo(n: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weight and noise of groups of n that are standardised: what others compare with.
 
+        w = E[sqrt(q (1 - q))] / (p (1 - p)),   noise = (1 - p^n - (1-p)^n) / w^2
 
-def _nothing() -> None:
-    """Stands for what a prediction does not look at."""
+    where q = k / n, k ~ Binomial(n, p): the squares of the advantages of a group sum to
+    n unless its outcomes are all equal.
+    """
+    q = np.arange(n + 1) / n
+    chance = _binomial(n, p)
+    weight = np.sqrt(q * (1 - q)) @ chance / (p * (1 - p))
+    return weight, chance[1:-1].sum(0) / weight**2
 
 
 def rows_per_prompt(config: Config) -> float:
@@ -333,13 +315,8 @@ def family(draws: Sequence[int]) -> dict[str, Callable[[np.ndarray], np.ndarray]
     }
     for n in sorted({m for most in draws for m in (most - 1, most) if m > 1}):
         members[f"log p of {n} draws"] = lambda p, n=n: (1 - (1 - p) ** n) / p
-        members[f"GRPO of {n} draws"] = partial(_grpo, n=n)
+        members[f"GRPO of {n} draws"] = lambda p, n=n: grpo(n, p)[0]
     return members
-
-
-def _grpo(p: np.ndarray, n: int) -> np.ndarray:
-    q = np.arange(n + 1) / n
-    return np.sqrt(q * (1 - q)) @ _binomial(n, p) / (p * (1 - p))
 
 
 def distance(weight: np.ndarray, slope: np.ndarray, p: np.ndarray) -> np.ndarray:
@@ -699,7 +676,8 @@ def _cases(
     if how:
         rows = group * len(shares) * (group if reads.first else 1)
         rows *= group * (prompts if reads.batch else 1)
-        batches = int(np.clip(WORK // rows, 32, BATCHES))
+        most = min(WORK // rows, WORK // (4 * len(shares) * prompts))
+        batches = int(np.clip(most, 16, BATCHES))
 
     # What is known of every batch, for all that may be known of the prompt in it.
     rates = random.choice(population, (batches, prompts))
@@ -713,10 +691,11 @@ def _cases(
         for part in allocated(known.reshape(-1, prompts))
     )
     rates = np.take_along_axis(rates, first, -1)
-    labels = random.random((batches, prompts, group)) < rates[..., None]
-    number = counts
-    if config.stop and reads.batch:
-        number = np.minimum(counts, _stopped(config, labels))
+    labels, number = np.zeros((batches, 1, group), bool), counts
+    if reads.batch:
+        labels = random.random((*rates.shape, group)) < rates[..., None]
+        if config.stop:
+            number = np.minimum(counts, _stopped(config, labels))
 
     telling, batch = np.indices(counts.shape[:2])
     apart: list[Any] = [counts[..., 0]]
@@ -738,7 +717,7 @@ def _cases(
         number=number.reshape(-1, prompts)[at, :width],
         history=history.reshape(-1, prompts)[at, :width],
         batch=batch.reshape(-1)[at],
-        labels=labels[:, :width],
+        labels=labels,
         place=place.reshape(counts.shape[:2]),
         chance=chance,
         known=draws if shared or reads.history else 0.0,

@@ -1,0 +1,495 @@
+"""What the command says of recipes, and what it leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from curax import advantage, correct, objective, predict, xray
+from curax.config import ConfigError, Sampling, Update, load, override
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+RECIPES = sorted(path.stem for path in CONFIGS.glob("*.py"))
+EVEN = xray.believed(1, 1)
+PLAIN = replace(
+    load(CONFIGS / "quickstart.py"),
+    sampling=Sampling(prompts=2, group_size=4, max_tokens=8),
+)
+close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def _few_batches(monkeypatch):
+    monkeypatch.setattr(predict, "BATCHES", 16)
+
+
+@cache
+def of(recipe, **stages):
+    """What is said of a recipe of configs/."""
+    return xray.look(replace(load(CONFIGS / f"{recipe}.py"), **stages), EVEN)
+
+
+def columns(found):
+    return {key: np.array(v, float) for key, v in found["by_pass_rate"].items()}
+
+
+def at(found, p, name):
+    column = columns(found)
+    return column[name][np.flatnonzero(column["p"] == p)[0]]
+
+
+# ----- every recipe
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_can_be_looked_at(recipe):
+    found = of(recipe)
+    page = json.loads(json.dumps(found, allow_nan=False))
+    assert page == found
+    by = columns(found)
+    assert len({len(column) for column in by.values()}) == 1
+    p = by["p"]
+    assert (np.diff(p) > 0).all()
+    assert np.isin(xray.SHOWN, p).all()
+    assert p[0] == 0.001
+    assert np.isfinite(np.array(list(by.values()))).all()
+    # Columns that follow from others.
+    close(by["right"] / p - by["wrong"] / (1 - p), by["weight"], rtol=1e-4, atol=1e-4)
+    close(by["objective"], predict.integral(by["weight"], p))
+    close(by["claimed_objective"], predict.integral(by["claimed_weight"], p))
+    ratio = predict.distance(by["weight"], by["claimed_weight"], p)
+    close(by["over_claimed"], ratio)
+    assert ((by["signal"] >= 0) & (by["signal"] <= 1 + 1e-9)).all()
+    most = load(CONFIGS / f"{recipe}.py").sampling.max_tokens
+    close(by["tokens"], by["draws"] * most)
+    assert found["exact"] == (not found["averaged"])
+    assert found["exact"] <= (not by["half_interval"].any())
+    close(np.sum(found["histogram"]), 1)
+    close(found["mean"]["draws"], np.interp(EVEN.rates, p, by["draws"]).mean())
+    # And shown.
+    text = xray.table(recipe, found)
+    lines = text.splitlines()
+    assert lines[0].startswith(f"{recipe}: claims {found['claim']}, follows ")
+    assert [line[:5] for line in lines[4:13]] == [f"{p:5.2f}" for p in xray.SHOWN]
+    for warning in found["warnings"]:
+        assert f"Warning: {recipe} {warning}" in lines
+        assert warning.endswith(".")
+    for note in found["notes"]:
+        assert f"Note: {note}" in lines
+
+
+def about_the_objective(found):
+    return [text for text in found["warnings"] if "pools" not in text]
+
+
+TOLD = {
+    "ada_seq_balanced_published": ["0.05 prompts 1.7x less", "0.95 prompts 11.1x more"],
+    "ada_seq_positive_published": ["0.05 prompts 2.3x less", "0.95 prompts 3.3x more"],
+    "gvm_raft_published": ["0.05 prompts 39.", "x less"],
+    "gvm_grpo_published": ["0.05 prompts 2", "0.95 prompts 1.8x more"],
+}
+
+
+@pytest.mark.parametrize("recipe", TOLD)
+def test_what_a_published_recipe_does_instead_is_told(recipe):
+    told = " ".join(about_the_objective(of(recipe)))
+    for part in TOLD[recipe]:
+        assert part in told
+    assert "than log p." in told
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.endswith("_exact")])
+def test_of_exact_recipes_no_such_thing_is_told(recipe):
+    stages = {}
+    if recipe == "pods_exact":  # GRPO, whose objective it gives back
+        stages["claim"] = objective.arcsine
+    found = of(recipe, **stages)
+    assert about_the_objective(found) == []
+    assert found["nearest_factor"] < 1.3
+    if recipe.startswith("ada_seq"):
+        assert found["nearest"] == "log p of 32 draws"
+        assert found["nearest_factor"] == pytest.approx(1, abs=1e-4)
+
+
+def test_names_are_given_to_what_recipes_follow():
+    for recipe, says in {
+        "pods_exact": "follows GRPO of 32 draws",
+        "grpo": "follows GRPO of 8 draws",
+        "maxrl": "follows log p of 7 draws",
+        "rloo": "follows p",
+        "neyman": "follows p",
+        "gvm_raft_exact": "follows log p as far as its draws reach",
+    }.items():
+        assert xray.verdict(of(recipe)) == says
+    published = xray.verdict(of("ada_seq_balanced_published"))
+    assert published.startswith("follows none of the known, up to 1.7x off ")
+    none = {"nearest_factor": None, "nearest": "p"}
+    assert "not positive" in xray.verdict(none)
+    near = {"nearest_factor": 1.12, "nearest": "p"}
+    assert xray.verdict(near) == "follows p within 1.12x"
+
+
+def test_what_draws_cannot_reach_is_a_note_and_no_warning():
+    found = of("maxrl")
+    assert found["warnings"] == []
+    assert found["notes"][0] == (
+        "Its draws reach log p only so far: it weights p=0.05 prompts 3.3x less than "
+        "log p."
+    )
+
+
+def test_the_numbers_of_a_recipe_are_those_predicted():
+    found = of("ada_seq_balanced_published")
+    config = load(CONFIGS / "ada_seq_balanced_published.py")
+    want = predict.predict(config, np.array([0.05, 0.9]), EVEN.rates)
+    for name, field in {
+        "weight": "weight",
+        "draws": "draws",
+        "signal": "signal",
+        "spread": "spread",
+    }.items():
+        close([at(found, p, name) for p in (0.05, 0.9)], getattr(want, field))
+    close(at(found, 0.1, "pass_rate_bias"), 0.0321, rtol=0, atol=6e-5)
+    _, plain = predict.grpo(found["grpo_group"], np.array([0.05, 0.9]))
+    ratio = [at(found, p, "noise_against_grpo") for p in (0.05, 0.9)]
+    close(ratio, want.noise / plain)
+    assert found["grpo_group"] == round(found["mean"]["draws"])
+
+
+def test_a_recipe_that_is_grpo_has_its_noise():
+    found = of("grpo")
+    close(columns(found)["noise_against_grpo"], 1)
+    assert found["grpo_group"] == 8
+    close(columns(found)["tokens"], 64)
+
+
+def test_groups_that_are_replaced_are_drawn_and_wasted():
+    found, plain = of("dapo"), of("cispo")
+    p = EVEN.rates
+    attempts, placed = predict.refills((1 - p**8 - (1 - p) ** 8).mean(), 16, 3)
+    close(at(found, 0.5, "draws"), 8 * attempts)
+    close(at(found, 0.5, "weight"), at(plain, 0.5, "weight"))
+    group = found["grpo_group"]
+    own, other = (predict.grpo(n, np.array([0.5]))[1] for n in (8, group))
+    want = own[0] / placed / other[0]
+    close(at(found, 0.5, "noise_against_grpo"), want)
+    notes = " ".join(found["notes"])
+    assert f"Closed groups are replaced: {attempts:.2f} batches" in notes
+    assert "how long they are" in notes
+
+
+# ----- recipes of one's own
+
+
+def test_a_claim_of_ones_own_is_what_is_compared():
+    found = xray.look(replace(PLAIN, claim=lambda p: -1 / p), EVEN)
+    assert found["warnings"] == [
+        "weights p=0.05 prompts 100.0x less than lambda.",
+        "weights p=0.95 prompts 3.6x more than lambda.",
+    ]
+    close(at(found, 0.5, "claimed_weight"), 4)
+
+
+def even(outcome, exists, history):
+    return jnp.where(exists, 1.0, 0.0)
+
+
+def test_an_objective_without_f_is_not_guessed():
+    found = xray.look(replace(PLAIN, objective=even), EVEN)
+    assert found["claim"] == "nothing"
+    assert found["nearest"] == "p"
+    (warning,) = found["warnings"]
+    assert warning.startswith("states no objective; set claim ")
+    assert set(found["by_pass_rate"]["claimed_weight"]) == {None}
+    json.dumps(found, allow_nan=False)
+    xray.table("mine", found)
+    assert xray.picture("mine", found)[:4] == b"\x89PNG"
+
+
+def test_what_is_pushed_the_wrong_way_is_told():
+    def backwards(reward, exists):
+        return -advantage.group_mean(reward, exists)
+
+    found = xray.look(replace(PLAIN, advantage=backwards), EVEN)
+    (warning,) = found["warnings"]
+    assert warning == (
+        "gives no weight to prompts of p=0.05 to 0.95, or pushes them down."
+    )
+    assert found["nearest_factor"] is None
+    assert xray.picture("mine", found)[:4] == b"\x89PNG"
+    xray.table("mine", found)
+
+
+def test_a_recipe_that_trains_nothing_is_looked_at_all_the_same():
+    def nothing(reward, exists):
+        return jnp.zeros_like(reward)
+
+    def none(difficulty, *, budget, most):
+        return jnp.zeros(difficulty.draws.shape, jnp.int32)
+
+    for stages in ({"advantage": nothing}, {"allocate": none}):
+        found = xray.look(replace(PLAIN, **stages), EVEN)
+        json.dumps(found, allow_nan=False)
+        (warning,) = found["warnings"]
+        assert warning.startswith("gives no weight to prompts of p=0.05 to 0.95")
+        assert found["mean"]["signal"] == 0
+        xray.table("mine", found)
+        assert xray.picture("mine", found)[:4] == b"\x89PNG"
+
+
+def test_the_published_factor_of_the_balanced_rule_is_told():
+    """b = 9.5 of the reference, in pools so large that both are plentiful."""
+    config = load(CONFIGS / "ada_seq_balanced_published.py")
+    wide = override(
+        replace(config, correct=correct.inverse_pass_rate),
+        {"sampling.group_size": 512, "sampling.prompts": 2, "stop.round_size": 512},
+    )
+    found = xray.look(wide, EVEN)
+    assert "weights p=0.95 prompts 9.5x more than log p." in found["warnings"]
+
+
+def test_what_is_left_uncounted_is_noted():
+    config = override(PLAIN, {"sampling.top_p": 0.9, "entropy_bonus": 0.1})
+    seen = predict.predict(config, np.array([0.5]), EVEN.rates)
+    notes = " ".join(xray.remarks(config, seen))
+    for part in ("top_p", "entropy bonus", "first of 2 updates"):
+        assert part in notes
+    assert xray.remarks(replace(PLAIN, update=Update()), seen) == []
+
+    def halved(entropy, mask):
+        return jnp.where(mask, 0.5, 0.0)
+
+    def loss(logp, logp_old, advantage, mask):
+        return jnp.zeros_like(logp)
+
+    strange = replace(PLAIN, modulate=halved, loss=loss)
+    notes = " ".join(xray.remarks(strange, seen))
+    assert "halved weighs tokens" in notes
+    assert "loss is not the policy gradient" in notes
+
+
+# ----- prompts
+
+
+@pytest.mark.parametrize("ab", [(1, 1), (0.5, 0.5), (2, 5), (30, 3), (0.3, 0.6)])
+def test_believed_prompts_have_the_moments_of_their_distribution(ab):
+    a, b = ab
+    rates = xray.believed(a, b, 2000).rates
+    mean = a / (a + b)
+    close(rates.mean(), mean, rtol=2e-3)
+    close(rates.var(), mean * (1 - mean) / (a + b + 1), rtol=5e-3)
+    assert (np.diff(rates) >= 0).all()
+
+
+def test_believed_prompts_may_be_nearly_all_solved_or_hopeless():
+    rates = xray.believed(0.01, 0.01).rates
+    assert {0.001, 0.999} <= set(rates)
+    assert ((rates > 0.001) & (rates < 0.999)).mean() < 0.1
+    close((rates > 0.5).mean(), 0.5)
+    close(xray.believed(1, 1, 4).rates, [0.125, 0.375, 0.625, 0.875])
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(draws, solved, tokens, **more):
+    return {
+        "prompt": "0" * 32,
+        "draws": draws,
+        "solved": solved,
+        "tokens": tokens,
+    } | more
+
+
+def test_measured_prompts_are_those_of_the_file(tmp_path):
+    rows = [row(8.0, 0, 24.0, square=3.0), row(0, 0, 0), row(6, 6.0, 60)]
+    path = lines(tmp_path / "memory.jsonl", rows)
+    path.write_text("\n" + path.read_text() + "\n")
+    got = xray.measured(path)
+    close(got.rates, [0.1, 7 / 8])
+    close(got.draws, [8, 6])
+    assert got.source == str(path)
+    # All prompts are near: their lengths are one mean.
+    close(xray.lengths(got, np.array([0.1, 0.9])), 84 / 14)
+    assert xray.lengths(EVEN, np.array([0.1])) is None
+
+
+def test_lengths_are_those_of_prompts_alike():
+    rates = np.linspace(0.01, 0.99, 400)
+    draws = np.full(400, 4.0)
+    prompts = xray.Prompts("here", rates, draws, draws * (20 - 10 * rates))
+    p = np.array([0.2, 0.5, 0.7])
+    close(xray.lengths(prompts, p), 20 - 10 * p, rtol=1e-3)
+
+
+def test_measured_prompts_say_tokens_and_what_a_memory_holds(tmp_path):
+    rows = [row(20, 4 * k, 100 - 10 * k) for k in range(6)]
+    prompts = xray.measured(lines(tmp_path / "memory.jsonl", rows))
+    config = override(
+        load(CONFIGS / "neyman.py"), {"sampling.prompts": 2, "sampling.budget": 16}
+    )
+    found = xray.look(config, prompts)
+    assert found["tokens_are"] == "as measured"
+    close(columns(found)["tokens"], columns(found)["draws"] * 450 / 120)
+    assert "20 remembered draws" in found["notes"][0]
+    assert " <" not in xray.table("mine", found)
+
+
+# ----- the command line
+
+
+def call(*argv):
+    return xray.main([str(word) for word in argv])
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "mine.py"
+    text = (CONFIGS / "rloo.py").read_text()
+    path.write_text(text.replace("prompts=32", "prompts=2"))
+    return path
+
+
+def test_the_command_leaves_a_table_a_picture_and_json(recipe, tmp_path, capsys):
+    out = tmp_path / "out" / "deep"
+    argv = ["--config", recipe, "--workdir", out, "--set", "sampling.group_size=3"]
+    assert call(*argv, "--beta", 2, 3) == 0
+    said = capsys.readouterr().out
+    page = json.loads((out / "xray.json").read_text())
+    assert sorted(path.name for path in out.iterdir()) == ["xray.json", "xray.png"]
+    assert page["recipe"] == "mine"
+    assert page["set"] == ["sampling.group_size=3"]
+    assert page["population"] == "Beta(2, 3)"
+    close(at(page, 0.5, "draws"), 3)
+    assert said.startswith("mine: claims p, follows p\nPrompts: Beta(2, 3). ")
+    assert said.endswith(f"Written: {out}/xray.json, {out}/xray.png\n")
+    assert max(map(len, said.split("\nf(p)")[0].splitlines())) <= 88
+    png = (out / "xray.png").read_bytes()
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [int.from_bytes(png[i : i + 4]) for i in (16, 20)] == [1152, 792]
+    # Once more: the same bytes, in place of the old ones.
+    (out / "xray.png").write_bytes(b"")
+    assert call(*argv, "--beta", 2, 3) == 0
+    assert (out / "xray.png").read_bytes() == png
+
+
+def test_the_name_of_an_experiment_is_that_of_its_folder(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "probe" / "config.py"
+    path.parent.mkdir()
+    recipe.rename(path)
+    assert call("--config", path) == 0
+    assert (tmp_path / "runs" / "xray" / "probe" / "xray.png").exists()
+
+
+MEMORY = json.dumps(row(4, 2, 9)) + "\n"
+WRONG = {
+    "misspelt": (["--betta", "1", "1"], "unrecognized arguments: --betta 1 1; "),
+    "needed": ([], None),
+    "beta": (["--beta", "0", "1"], "--beta 0 1: both must be above 0, and below "),
+    "nan": (["--beta", "nan", "1"], "--beta nan 1: both must be above 0"),
+    "word": (["--beta", "a", "1"], "argument --beta: invalid float value: 'a'; "),
+    "both": (["--beta", "1", "1", "--memory", "m.jsonl"], "not allowed with argument"),
+    "option": (["--set", "sampling.grup=3"], "has no option 'grup'"),
+    "absent": (["--memory", "no.jsonl"], "--memory no.jsonl cannot be read (No such "),
+    "folder": (["--memory", "."], "--memory . cannot be read (Is a directory); "),
+    "broken": (["--memory", "broken.jsonl"], "--memory broken.jsonl:2: no JSON "),
+    "number": (["--memory", "number.jsonl"], "--memory number.jsonl:3: no JSON object"),
+    "many": (["--memory", "many.jsonl"], "--memory many.jsonl:1: no JSON object with "),
+    "infinite": (["--memory", "infinite.jsonl"], "--memory infinite.jsonl:1: "),
+    "empty": (["--memory", "empty.jsonl"], "--memory empty.jsonl: it has no prompt; "),
+    "bytes": (["--memory", "bytes.jsonl"], "--memory bytes.jsonl cannot be read (no "),
+    "workdir": (["--workdir", "mine.py"], "--workdir mine.py cannot be written to ("),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    case, recipe, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "broken": MEMORY + "{'draws': 4}\n" + MEMORY,
+        "number": MEMORY + "\n" + MEMORY.replace("4", '"4"'),
+        "many": MEMORY.replace("2", "5"),
+        "infinite": MEMORY.replace("9", "Infinity"),
+        "empty": "\n",
+    }.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
+    before = sorted(tmp_path.rglob("*"))
+    argv, says = WRONG[case]
+    given = ["--config", "mine.py"] if says else []
+    assert call(*given, *argv) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("curax.xray: ")
+    assert (says or "the following arguments are required: --config") in said.err
+    assert said.err.count("\n") == 1
+    assert said.err.endswith(".\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path, capsys):
+    assert call("--config", tmp_path / "min.py", "--workdir", tmp_path / "a") == 2
+    assert "did you mean mine.py?" in capsys.readouterr().err
+    text = recipe.read_text()
+    recipe.write_text(
+        text.replace("advantage.leave_one_out", "lambda r, e: r.reshape(7, 7)")
+    )
+    assert call("--config", recipe, "--workdir", tmp_path / "b") == 2
+    said = capsys.readouterr().err
+    assert f"{recipe}:" in said
+    assert said.count("\n") == 1
+    recipe.write_text(
+        text.replace("allocate=allocate.uniform", "allocate=allocate.gvm").replace(
+            "group_size=4", "group_size=4, budget=6"
+        )
+    )
+    out = ["--workdir", tmp_path / "c"]
+    assert call("--config", recipe, *out, "--set", "allocate.unit=4") == 2
+    assert "unit=4 does not divide budget=6" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/xray.*"))
+
+
+def test_what_cannot_be_written_leaves_what_was_there(recipe, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert call("--config", recipe, "--workdir", out) == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(xray, "write_whole", full)
+    assert call("--config", recipe, "--workdir", out) == 2
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_help_is_quick():
+    """Nothing heavy is imported before the input is read."""
+    code = (
+        "import sys; from curax import xray; "
+        "assert not {'jax', 'matplotlib', 'optax'} & {*sys.modules}; "
+        "sys.exit(xray.main(['--help']))"
+    )
+    env = os.environ | {"PYTHONPATH": str(CONFIGS.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    for option in ("--config", "--set", "--beta", "--memory", "--workdir"):
+        assert option in done.stdout
+
+
+def test_errors_are_not_for_bad_distributions_alone():
+    with pytest.raises(ConfigError, match="both must be above 0"):
+        xray.believed(np.inf, 1.0)
