@@ -20,18 +20,16 @@ step of the run, at the pass rate it has now.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax import chances, pipeline
 from curax import memory as memories
-from curax import objective, pipeline
-from curax.config import Config, ConfigError, option, rows_of
-from curax.places import full_name
+from curax.config import Config, option, rows_of
 from curax.types import Difficulty, Memory
 
 BATCHES = 256  # of prompts drawn at random, where anything depends on that
@@ -139,20 +137,6 @@ def predict(
         )
 
 
-def grpo(n: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weight and noise of groups of n that are standardised: what others compare with.
-
-        w = E[sqrt(q (1 - q))] / (p (1 - p)),   noise = (1 - p^n - (1-p)^n) / w^2
-
-    where q = k / n, k ~ Binomial(n, p): the squares of the advantages of a group sum to
-    n unless its outcomes are all equal.
-    """
-    q = np.arange(n + 1) / n
-    chance = _binomial(n, p)
-    weight = np.sqrt(q * (1 - q)) @ chance / (p * (1 - p))
-    return weight, chance[1:-1].sum(0) / weight**2
-
-
 def rows_per_prompt(config: Config) -> float:
     """R: what the sum over the rows of a prompt is divided by."""
     sizes = config.sampling
@@ -196,7 +180,7 @@ def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:
     Returns:
         Expected batches, and the share of all their open groups that finds a place.
     """
-    new = _binomial(prompts, np.array([chance]))[:, 0]
+    new = chances.binomial(prompts, np.array([chance]))[:, 0]
     filled, attempts = np.eye(prompts + 1)[0], 0.0
     for _ in range(rounds):
         attempts += filled[:-1].sum()
@@ -206,259 +190,6 @@ def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:
     opened = prompts * chance * attempts  # Wald
     used = filled @ np.arange(prompts + 1)
     return float(attempts), float(used / opened) if opened else 1.0
-
-
-# ----- what a recipe says it optimises
-
-
-class Claim(NamedTuple):
-    """The objective that a recipe states."""
-
-    name: str
-    slope: Callable[[np.ndarray], np.ndarray] | None  # f'; None: it states none
-    series: Callable[[int], np.ndarray] | None  # d_k of f' = sum_k d_k (1-p)^k, if any
-
-
-def claimed(config: Config) -> Claim:
-    """The objective that a recipe states.
-
-    That is `claim` where it is set, else the f of its objective stage, else what the
-    `coefficients` of that stage are a series of. A stage that has neither states none.
-    Its slope raises a ConfigError if f cannot be differentiated.
-    """
-    f = config.claim or option(config.objective, "f")
-    if f is not None:
-        slopes = jax.jit(jax.vmap(jax.grad(lambda rate: f(rate))))
-        series = None
-        if full_name(f).startswith(objective.__name__ + "."):
-            series = getattr(objective, _short(f) + "_coefficients", None)
-            series = series and partial(series, **getattr(f, "keywords", {}))
-
-        def slope(p: np.ndarray) -> np.ndarray:
-            try:
-                return np.asarray(slopes(jnp.asarray(p, jnp.float32)), np.float64)
-            except TypeError as error:
-                raise ConfigError(
-                    f"claim={full_name(f)} cannot be differentiated; write it with "
-                    "jax.numpy, as a function of one pass rate."
-                ) from error
-
-        return Claim(_written(f), slope, series)
-    coefficients = option(config.objective, "coefficients")
-    if coefficients is None:
-        return Claim("nothing", None, None)
-    terms = option(config.objective, "terms")
-    count = _TERMS if terms is None else terms
-
-    def sums(p: np.ndarray) -> np.ndarray:
-        power = (1 - np.asarray(p, np.float64)[:, None]) ** np.arange(count)
-        return power @ coefficients(count)
-
-    name = _written(coefficients) + (f", {terms} terms" if terms else "")
-    return Claim(name, sums, None if terms else coefficients)
-
-
-_TERMS = 4096  # at p = 0.005 the rest of a series is below 1e-8
-_NAMES = {
-    "linear": "p",
-    "log": "log p",
-    "power": "p^{alpha:g}",
-    "arcsine": "2 asin sqrt p",
-    "logit": "log(p / (1 - p)) / 2",
-    "pass_at_k": "pass@{k}",
-}
-
-
-def _short(function: Any) -> str:
-    return full_name(function).rpartition(".")[2]
-
-
-def _written(function: Any) -> str:
-    """How an objective is written; one that is not ours by the name of its function."""
-    short = _short(function).removesuffix("_coefficients")
-    bound = dict(getattr(function, "keywords", {}))
-    if short in _NAMES:
-        return _NAMES[short].format(**bound)
-    options = ", ".join(f"{key}={value}" for key, value in bound.items())
-    return short.strip("<>") + (f"({options})" if options else "")
-
-
-def reached(claim: Claim, seen: Prediction) -> np.ndarray | None:
-    """`[R]` the claimed weight as far as the draws reach it, None without a series.
-
-        E[sum_{k < n} d_k (1-p)^k]        n draws made where nothing is right
-
-    No estimate from n draws has another expectation than a polynomial of degree n - 1.
-    """
-    if claim.series is None:
-        return None
-    size = seen.most.shape[1] - 1
-    terms = (1 - seen.p[:, None]) ** np.arange(size) * claim.series(size)
-    sums = np.concatenate([np.zeros((len(terms), 1)), np.cumsum(terms, 1)], 1)
-    return (seen.most * sums).sum(1)
-
-
-def family(draws: Sequence[int]) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """Slopes of objectives that recipes are known to follow, by name.
-
-    Args:
-        draws: group sizes whose finite forms are among them.
-    """
-    members: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "p": lambda p: np.ones_like(p),
-        "log p": lambda p: 1 / p,
-        "2 sqrt p": lambda p: 1 / np.sqrt(p),
-        "2 asin sqrt p": lambda p: 1 / np.sqrt(p * (1 - p)),
-        "log(p / (1 - p)) / 2": lambda p: 1 / (2 * p * (1 - p)),
-        "log(p / (1 - p)) / 2 - p": lambda p: 1 / (2 * p * (1 - p)) - 1,
-        "pass@4": lambda p: 4 * (1 - p) ** 3,
-    }
-    for n in sorted({m for most in draws for m in (most - 1, most) if m > 1}):
-        members[f"log p of {n} draws"] = lambda p, n=n: (1 - (1 - p) ** n) / p
-        members[f"GRPO of {n} draws"] = lambda p, n=n: grpo(n, p)[0]
-    return members
-
-
-def distance(weight: np.ndarray, slope: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """`[R]`, by how much prompts are weighted more than asked for, 1 at p = 0.5."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = weight / slope
-        return ratio / np.interp(0.5, p, ratio)
-
-
-def nearest(
-    weight: np.ndarray,
-    p: np.ndarray,
-    members: Mapping[str, Callable[[np.ndarray], np.ndarray]],
-) -> tuple[str, float]:
-    """Which slope a weight follows best, up to a factor, and how far it leaves it.
-
-    Best is the smallest mean square of the logarithm of their ratio, over p; of equally
-    good ones the first.
-
-    Args:
-        weight: `[R]`.
-        p: `[R]`, increasing.
-        members: of `family`.
-
-    Returns:
-        Its name, and the largest factor between both for p in [0.05, 0.95]; infinite
-        if the weight is not positive everywhere.
-    """
-    if not (weight > 0).all():
-        return next(iter(members)), math.inf
-    share = np.gradient(p)
-    inside = (p >= 0.05) & (p <= 0.95)
-
-    def apart(slope: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
-        ratio = np.log(weight / slope(p))
-        ratio = ratio - np.average(ratio, weights=share)
-        far = float(np.exp(np.abs(ratio[inside]).max()))
-        return float(np.average(ratio**2, weights=share)), far
-
-    found = {name: apart(slope) for name, slope in members.items()}
-    least = min(mean for mean, _ in found.values())
-    name = next(name for name, (mean, _) in found.items() if mean <= least + _TIE)
-    return name, found[name][1]
-
-
-_TIE = 1e-7  # a factor of 1.0003
-
-
-def integral(weight: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """`[R]` f(p) with f' = weight and f = 0 at the first p.
-
-    By trapezoids over log(p / (1 - p)), where what is integrated is smooth.
-    """
-    slope, place = weight * p * (1 - p), np.log(p) - np.log1p(-p)
-    steps = (slope[1:] + slope[:-1]) / 2 * np.diff(place)
-    return np.concatenate([[0.0], np.cumsum(steps)])
-
-
-# ----- states and their chances
-
-
-def states(
-    p: np.ndarray,
-    *,
-    most: int,
-    size: int = 1,
-    met: Callable[[np.ndarray, np.ndarray], Any] | None = None,
-    first: bool = True,
-) -> tuple[np.ndarray, np.ndarray]:
-    """What a prompt may come to, and how likely that is.
-
-    Args:
-        p: `[R]` pass rates.
-        most: completions at which it stops in any case.
-        size: completions between two tests of the rule.
-        met: rule of counts, `(outcome [S, most], exists [S, most]) -> [S]`; None draws
-            `most`.
-        first: tell states apart by the place of the first right one; if not, it is 1.
-
-    Returns:
-        `[S, 3]` int: n drawn, k right, j the place of the first right one from 1 on,
-        0 without one. `[R, S]` chances; they sum to 1 over S.
-    """
-    ends = [*range(size, most, size), most] if met else [most]
-    over = {most: np.ones(most + 1, bool)}
-    if met and len(ends) > 1:
-        at = np.array([(n, k, min(k, 1)) for n in ends[:-1] for k in range(n + 1)])
-        done = np.asarray(met(*shown(at, most)))
-        over |= {n: done[at[:, 0] == n] for n in ends[:-1]}
-    alive = np.zeros((len(p), most + 1, (most if first else 1) + 1))  # by k and j
-    alive[:, 0, 0] = 1
-    found, chances = [], []
-    for start, n in zip([0, *ends], ends, strict=False):
-        alive = _drawn(alive, p, start, n - start, first)
-        k, j = np.nonzero(alive.max(0) > 0)
-        done = over[n][k]
-        k, j = k[done], j[done]
-        found.append(np.stack([np.full_like(k, n), k, j], -1))
-        chances.append(alive[:, k, j])
-        alive[:, k, j] = 0
-    return np.concatenate(found), np.concatenate(chances, 1)
-
-
-def _drawn(
-    alive: np.ndarray, p: np.ndarray, start: int, count: int, first: bool
-) -> np.ndarray:
-    """Chances `[R, k, j]` after `count` more draws, those before being `start`."""
-    new = np.zeros_like(alive)
-    more = _binomial(count, p)
-    for k, chance in enumerate(more):
-        new[:, k:, 1:] += alive[:, : alive.shape[1] - k, 1:] * chance[:, None, None]
-    none_yet = alive[:, 0, 0]
-    new[:, 0, 0] = none_yet * more[0]
-    if not first:
-        new[:, 1 : count + 1, 1] += none_yet[:, None] * more[1:].T
-        return new
-    for j in range(1, count + 1):
-        here = none_yet * (1 - p) ** (j - 1) * p
-        rest = _binomial(count - j, p)
-        new[:, 1 : len(rest) + 1, start + j] += here[:, None] * rest.T
-    return new
-
-
-def shown(states: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Outcomes `[S, width]` float32 and existence `[S, width]` that have these states.
-
-    From the first right one on, right ones stand before wrong ones.
-    """
-    n, k, j = states[:, :, None].transpose(1, 0, 2)
-    place = np.arange(1, width + 1)
-    right = (place >= j) & (place < j + k)
-    return right.astype(np.float32), place <= n
-
-
-def _binomial(n: int, p: np.ndarray) -> np.ndarray:
-    """`[n + 1, R]` chances of k right among n."""
-    chance = np.zeros((n + 1, len(p)))
-    chance[0] = 1
-    for _ in range(n):
-        chance[1:] = chance[1:] * (1 - p) + chance[:-1] * p
-        chance[0] *= 1 - p
-    return chance
 
 
 # ----- credit, by the functions that train
@@ -751,7 +482,7 @@ def _tellings(trials: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     nothing is then known better than 30 000 draws would tell it.
     """
     if trials <= ATOMS:
-        return np.arange(trials + 1) / trials, _binomial(trials, p).T
+        return np.arange(trials + 1) / trials, chances.binomial(trials, p).T
     shares = np.sin(np.linspace(0, np.pi / 2, ATOMS + 1)) ** 2
     k = np.arange(trials + 1)
     factorial = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
@@ -847,8 +578,8 @@ def _expected(
 
     given = np.zeros((len(cases.count), len(p), len(_MOMENTS)))
     for count in np.unique(cases.count):
-        which, chance = states(p, most=int(count), first=reads.first, **rule)
-        own, drawn = shown(which, config.sampling.group_size)
+        which, chance = chances.states(p, most=int(count), first=reads.first, **rule)
+        own, drawn = chances.shown(which, config.sampling.group_size)
         at = np.flatnonzero(cases.count == count)
         if reads.blind:
             (_, keep, _), _, _ = told(at[:1], own, drawn)

@@ -22,7 +22,8 @@ from curax.config import Config, ConfigError, describe, load, override
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from curax.predict import Claim, Prediction
+    from curax.claims import Claim
+    from curax.predict import Prediction
 
 SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LOWEST = 0.001  # pass rates are looked at from here to 1 - LOWEST
@@ -233,7 +234,7 @@ def look(config: Config, prompts: Prompts) -> dict[str, Any]:
     Raises:
         ConfigError: in a sentence, if its functions do not take what they are given.
     """
-    from curax import predict
+    from curax import claims, predict
 
     ends = math.log(LOWEST / (1 - LOWEST))
     dense = 1 / (1 + np.exp(-np.linspace(ends, -ends, 30)))
@@ -241,9 +242,9 @@ def look(config: Config, prompts: Prompts) -> dict[str, Any]:
     held = None if prompts.draws is None else float(prompts.draws.mean())
     try:
         seen = predict.predict(config, p, prompts.rates, remembered=held)
-        claim = predict.claimed(config)
+        claim = claims.claimed(config)
         asked = claim.slope(p) if claim.slope else np.full_like(p, np.nan)
-        reach = predict.reached(claim, seen)
+        reach = claims.reached(claim, seen)
         notes = remarks(config, seen)
     except ConfigError:
         raise
@@ -265,27 +266,27 @@ def look(config: Config, prompts: Prompts) -> dict[str, Any]:
     each = lengths(prompts, p)
     tokens = draws * (config.sampling.max_tokens if each is None else each)
     group = max(round(average(draws)), 2)
-    _, plain = predict.grpo(group, p)
-    known = predict.family((config.sampling.group_size, group))
-    over = predict.distance(seen.weight, asked, p)
+    _, plain = claims.grpo(group, p)
+    known = claims.family((config.sampling.group_size, group))
+    over = claims.distance(seen.weight, asked, p)
     off, limited = differences(p, over, claim.name), False
     if reach is not None:
         known[f"{claim.name} as far as its draws reach"] = lambda _: reach
-        rest = predict.distance(seen.weight, reach, p)
+        rest = claims.distance(seen.weight, reach, p)
         rest = rest[(p >= SIDES[0]) & (p <= SIDES[1])]
         limited = bool(((rest < CLOSE) & (rest > 1 / CLOSE)).all())
     if limited:
         few = f"Its draws reach {claim.name} only so far: it"
         notes = [f"{few} {text}" for text in off] + notes
         off = []
-    name, factor = predict.nearest(seen.weight, p, known)
+    name, factor = claims.nearest(seen.weight, p, known)
     columns = {
         "p": p,
         "weight": seen.weight,
         "half_interval": seen.half,
-        "objective": predict.integral(seen.weight, p),
+        "objective": claims.integral(seen.weight, p),
         "claimed_weight": asked,
-        "claimed_objective": predict.integral(asked, p),
+        "claimed_objective": claims.integral(asked, p),
         "over_claimed": over,
         "signal": seen.signal,
         "draws": draws,

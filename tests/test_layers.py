@@ -58,9 +58,11 @@ MAY_IMPORT = {
     },
     "command": {"places"},
     "train": {"command", "config", "folder", "run"},
-    "predict": JOINED | {"places", "pipeline"},
+    "chances": set(),
+    "claims": {"chances", "config", "objective", "places", "predict"},
+    "predict": {"chances"} | JOINED | {"places", "pipeline"},
     "expect": {"config", "predict"},
-    "xray": {"command", "config", "predict", "pictures"},
+    "xray": {"command", "config", "claims", "predict", "pictures"},
 }
 STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}

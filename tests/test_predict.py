@@ -18,6 +18,8 @@ from curax import (
     advantage,
     aggregate,
     allocate,
+    chances,
+    claims,
     correct,
     downsample,
     gate,
@@ -102,7 +104,7 @@ RULES = {
 @pytest.mark.parametrize(("most", "size"), [(6, 2), (7, 3), (5, 1), (3, 8), (1, 1)])
 def test_states_are_those_of_all_sequences_of_labels(rule, most, size):
     p = np.array([0.05, 0.4, 0.9])
-    which, chance = predict.states(p, most=most, size=size, met=rule)
+    which, chance = chances.states(p, most=most, size=size, met=rule)
     assert len({*map(tuple, which.tolist())}) == len(which)
     for row, rate in zip(chance, p, strict=True):
         want = listed(rate, most, size if rule else most, RULES[rule])
@@ -110,7 +112,7 @@ def test_states_are_those_of_all_sequences_of_labels(rule, most, size):
         assert got.keys() == want.keys()
         close([got[state] for state in want], list(want.values()), rtol=1e-12, atol=0)
     # Without the place of the first right one, chances add up.
-    fewer, sums = predict.states(p, most=most, size=size, met=rule, first=False)
+    fewer, sums = chances.states(p, most=most, size=size, met=rule, first=False)
     for state, want in zip(fewer.tolist(), sums.T, strict=True):
         same = (which[:, :2] == state[:2]).all(-1)
         close(chance[:, same].sum(-1), want, rtol=1e-12)
@@ -126,13 +128,13 @@ def test_chances_sum_to_one(most, size, p):
 
     for met in (None, two):
         for first in (True, False):
-            chance = predict.states(rate, most=most, size=size, met=met, first=first)[1]
+            chance = chances.states(rate, most=most, size=size, met=met, first=first)[1]
             close(chance.sum(-1), 1, rtol=1e-12)
 
 
 def test_what_is_shown_has_the_state():
-    which, _ = predict.states(np.array([0.5]), most=6, size=2, met=stop.balanced)
-    outcome, exists = predict.shown(which, 8)
+    which, _ = chances.states(np.array([0.5]), most=6, size=2, met=stop.balanced)
+    outcome, exists = chances.shown(which, 8)
     assert outcome.dtype == np.float32
     assert not outcome[~exists].any()
     first = np.where(outcome.any(-1), outcome.argmax(-1) + 1, 0)
@@ -317,7 +319,7 @@ def test_noise_counts_draws_so_that_larger_groups_do_not_win_by_it():
 def test_the_group_of_comparison_is_grpo(n):
     p = np.array([0.01, 0.3, 0.5, 0.9])
     found = exact(composed(2, n, advantage=advantage.standardised), p)
-    weight, noise = predict.grpo(n, p)
+    weight, noise = claims.grpo(n, p)
     close(weight, found.weight)
     close(noise, found.noise)
 
@@ -395,7 +397,7 @@ def test_a_random_part_of_a_stopped_pool_holds_its_share_of_right_ones():
         advantage=advantage.raw,
     )
     p = np.array([0.1, 0.6])
-    which, chance = predict.states(p, most=6, size=2, met=stop.positives, first=False)
+    which, chance = chances.states(p, most=6, size=2, met=stop.positives, first=False)
     close(exact(config, p).weight, chance @ (which[:, 1] / which[:, 0]) / p)
 
 
@@ -810,7 +812,7 @@ def doubled(p):
     ],
 )
 def test_a_recipe_claims_what_it_names(stages, says, slope):
-    claim = predict.claimed(replace(PLAIN, **stages))
+    claim = claims.claimed(replace(PLAIN, **stages))
     assert claim.name == says
     p = np.array([0.01, 0.3, 0.9])
     close(claim.slope(p), slope(p), rtol=1e-4)
@@ -820,12 +822,12 @@ def test_without_an_f_nothing_is_claimed():
     def even(outcome, exists, history):
         return jnp.where(exists, 1.0, 0.0)
 
-    claim = predict.claimed(replace(PLAIN, objective=even))
+    claim = claims.claimed(replace(PLAIN, objective=even))
     assert claim == ("nothing", None, None)
 
 
 def test_a_claim_that_cannot_be_differentiated_is_refused_in_a_sentence():
-    claim = predict.claimed(replace(PLAIN, claim=lambda p: np.log(p)))
+    claim = claims.claimed(replace(PLAIN, claim=lambda p: np.log(p)))
     with pytest.raises(ConfigError, match=r"cannot be differentiated; write it with "):
         claim.slope(ALL)
 
@@ -844,48 +846,48 @@ def test_a_claim_is_reached_as_far_as_draws_go():
         ),
     ]:
         found = exact(config, ALL)
-        close(predict.reached(predict.claimed(config), found), want(ALL))
+        close(claims.reached(claims.claimed(config), found), want(ALL))
     arcsine = composed(2, 4, claim=objective.arcsine)
-    assert predict.reached(predict.claimed(arcsine), seen(arcsine, ALL)) is None
+    assert claims.reached(claims.claimed(arcsine), seen(arcsine, ALL)) is None
 
 
 @pytest.mark.parametrize("scale", [0.01, 30.0])
 def test_every_member_of_the_family_is_nearest_to_itself(scale):
     p = np.linspace(0.01, 0.99, 41)
-    members = predict.family((8, 32))
+    members = claims.family((8, 32))
     assert {"log p of 7 draws", "GRPO of 32 draws"} <= members.keys()
     for own, slope in members.items():
-        found, factor = predict.nearest(scale * slope(p), p, members)
+        found, factor = claims.nearest(scale * slope(p), p, members)
         assert found == own
         assert factor == pytest.approx(1)
     # Halfway between two, it is near to none.
     between = np.sqrt(members["log p"](p) * members["pass@4"](p))
-    assert predict.nearest(between, p, members)[1] > 1.3
-    assert predict.nearest(p - 0.5, p, members)[1] == np.inf
+    assert claims.nearest(between, p, members)[1] > 1.3
+    assert claims.nearest(p - 0.5, p, members)[1] == np.inf
 
 
 def test_the_nearest_member_does_not_depend_on_where_p_is_dense():
-    members = predict.family((8,))
+    members = claims.family((8,))
     even = np.linspace(0.01, 0.99, 99)
     low = np.unique(np.concatenate([np.geomspace(0.01, 0.1, 200), even]))
 
     def weight(p):
         return 1 / p**0.8
 
-    first, second = (predict.nearest(weight(p), p, members) for p in (even, low))
+    first, second = (claims.nearest(weight(p), p, members) for p in (even, low))
     assert first[0] == second[0]
     assert first[1] == pytest.approx(second[1], rel=0.02)
 
 
 def test_distances_are_one_in_the_middle():
     p = np.array([0.05, 0.4, 0.6, 0.95])
-    ratio = predict.distance(3 / p**2, 1 / p, p)
+    ratio = claims.distance(3 / p**2, 1 / p, p)
     middle = np.interp(0.5, p, 1 / p)
     close(ratio, 1 / p / middle)
     published = ((1 - p) ** 2 + p**2) / (2 * p**2 * (1 - p))
     p_half = np.insert(p, 2, 0.5)
     b = ((1 - p_half) ** 2 + p_half**2) / (2 * p_half**2 * (1 - p_half))
-    close(predict.distance(b, 1 / p_half, p_half)[0], 9.526316)
+    close(claims.distance(b, 1 / p_half, p_half)[0], 9.526316)
     assert published[0] == pytest.approx(b[0])
 
 
@@ -897,6 +899,6 @@ def test_integrals_are_those_of_known_slopes():
         (1 / (p * (1 - p)), np.log(p / (1 - p))),
         (1 / np.sqrt(p * (1 - p)), 2 * np.arcsin(np.sqrt(p))),
     ]:
-        got = predict.integral(slope, p)
+        got = claims.integral(slope, p)
         assert got[0] == 0
         close(got, f - f[0], rtol=2e-3, atol=2e-4)

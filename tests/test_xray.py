@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from curax import advantage, correct, objective, predict, xray
+from curax import advantage, claims, correct, objective, predict, xray
 from curax.config import ConfigError, Sampling, Update, load, override
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -62,9 +62,9 @@ def test_every_recipe_can_be_looked_at(recipe):
     assert np.isfinite(np.array(list(by.values()))).all()
     # Columns that follow from others.
     close(by["right"] / p - by["wrong"] / (1 - p), by["weight"], rtol=1e-4, atol=1e-4)
-    close(by["objective"], predict.integral(by["weight"], p))
-    close(by["claimed_objective"], predict.integral(by["claimed_weight"], p))
-    ratio = predict.distance(by["weight"], by["claimed_weight"], p)
+    close(by["objective"], claims.integral(by["weight"], p))
+    close(by["claimed_objective"], claims.integral(by["claimed_weight"], p))
+    ratio = claims.distance(by["weight"], by["claimed_weight"], p)
     close(by["over_claimed"], ratio)
     assert ((by["signal"] >= 0) & (by["signal"] <= 1 + 1e-9)).all()
     most = load(CONFIGS / f"{recipe}.py").sampling.max_tokens
@@ -157,7 +157,7 @@ def test_the_numbers_of_a_recipe_are_those_predicted():
     }.items():
         close([at(found, p, name) for p in (0.05, 0.9)], getattr(want, field))
     close(at(found, 0.1, "pass_rate_bias"), 0.0321, rtol=0, atol=6e-5)
-    _, plain = predict.grpo(found["grpo_group"], np.array([0.05, 0.9]))
+    _, plain = claims.grpo(found["grpo_group"], np.array([0.05, 0.9]))
     ratio = [at(found, p, "noise_against_grpo") for p in (0.05, 0.9)]
     close(ratio, want.noise / plain)
     assert found["grpo_group"] == round(found["mean"]["draws"])
@@ -177,7 +177,7 @@ def test_groups_that_are_replaced_are_drawn_and_wasted():
     close(at(found, 0.5, "draws"), 8 * attempts)
     close(at(found, 0.5, "weight"), at(plain, 0.5, "weight"))
     group = found["grpo_group"]
-    own, other = (predict.grpo(n, np.array([0.5]))[1] for n in (8, group))
+    own, other = (claims.grpo(n, np.array([0.5]))[1] for n in (8, group))
     want = own[0] / placed / other[0]
     close(at(found, 0.5, "noise_against_grpo"), want)
     notes = " ".join(found["notes"])
