@@ -308,6 +308,13 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"sampling.prompts={prompts} leave nothing of the budget to train on; set "
             f"pilot.draws to at most {(rows_of(config) - 1) // prompts + draws}."
         )
+    least = option(config.allocate, "least", 0)
+    if isinstance(least, int) and least > rows_of(config) // prompts:
+        yield (
+            f"allocate.least={least} for each of {prompts} prompts is more than the "
+            f"{rows_of(config)} completions of a step; set allocate.least to at most "
+            f"{rows_of(config) // prompts}."
+        )
     also = {"sampling.rounds": sizes.rounds > 1, "sampling.budget": sizes.budget > 0}
     for name, is_set in (also | {"pilot": config.pilot is not None}).items():
         if config.stop and is_set:

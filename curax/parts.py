@@ -41,14 +41,6 @@ def build(config: Config) -> Parts:
             f"sampling.rounds={sizes.rounds} replaces whole groups and knows no "
             "pilots; set pilot to None or sampling.rounds to 1."
         )
-    least = option(config.allocate, "least", 0)
-    if least * sizes.prompts > rows_of(config) or least > sizes.group_size:
-        fair = rows_of(config) // sizes.prompts
-        raise ValueError(
-            f"allocate.least={least} for each of {sizes.prompts} prompts is more than "
-            f"the {rows_of(config)} completions of a step; set allocate.least to at "
-            f"most {fair}."
-        )
     if config.warm_start and task.traces is None:
         raise ValueError(
             "warm_start needs traces to imitate and the task has none; set it to None."

@@ -42,6 +42,10 @@ def weight(outcome, exists, *, f: Callable):
     return f(outcome), exists
 
 
+def shared(difficulty, *, budget: int, most: int, least: int = 0):
+    return difficulty, budget, most, least
+
+
 def scaled(*arrays, rows: float = 4.0, limit: int = 8):
     return arrays, rows, limit
 
@@ -202,6 +206,11 @@ CONFLICTS = {
     "set pilot.draws to at most 3.": {
         "sampling": Sampling(budget=64),
         "pilot": Pilot(draws=5),
+    },
+    "allocate.least=5 for each of 16 prompts is more than the 64 completions of a "
+    "step; set allocate.least to at most 4.": {
+        "sampling": Sampling(budget=64),
+        "allocate": partial(shared, least=5),
     },
     "stop decides how much each prompt draws, and so does pilot; "
     "set one of them to its default.": {

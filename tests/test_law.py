@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from contracts import close, effective_weight, pools
 from test_correct import PUBLISHED
+from tiny import jit
 
 from curax import (
     advantage,
@@ -43,9 +44,6 @@ PLAIN = load(CONFIGS / "quickstart.py")
 TOKENS = 8  # of every completion; the length that recipes divide by
 KEY = jax.random.key(0)
 RATES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
-# Compiling costs more than running here, and without fused kernels far less.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-jit = partial(jax.jit, compiler_options=QUICK)
 
 
 def recipes():

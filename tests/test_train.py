@@ -688,7 +688,7 @@ def get_config():
 def test_bad_input_gets_one_sentence_and_nothing_is_written(tmp_path, whole, typed):
     paths = {
         "small": small.FILE,
-        "pods": ROOT / "configs" / "pods.py",
+        "pods": ROOT / "configs" / "pods_published.py",
         "run": whole[0],
         **{name: tmp_path / name for name in ("new", "file", "syntax", "traced")},
     }

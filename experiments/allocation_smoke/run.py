@@ -13,14 +13,13 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from curax import loops, predict
+from curax import loops
 from curax.config import Config, load, override
 from curax.parts import build
 
@@ -80,10 +79,11 @@ def trained(config: Config, warm: Any) -> dict[str, Any]:
     tokens, updates = np.zeros(SEEDS), np.zeros(SEEDS)
     told: dict[str, list[Any]] = {name: [] for name in ("tokens", "updates", "rate")}
     groups: dict[str, list[Any]] = {"signal": [], "draws": []}
-    start, first = time.monotonic(), None
+    start, first = time.monotonic(), None  # held-out pass rates before RL
     for done in range(0, MOST + 1, 10):
-        rates = np.nanmean(loop.evaluate(state)[0], -1)
-        first = loop.evaluate(state)[0] if first is None else first
+        each = loop.evaluate(state)[0]
+        rates = np.nanmean(each, -1)
+        first = each if first is None else first
         for key, value in (("tokens", tokens), ("updates", updates), ("rate", rates)):
             told[key].append(np.asarray(value, float).tolist())
         print(
@@ -103,23 +103,6 @@ def trained(config: Config, warm: Any) -> dict[str, Any]:
     return told | {"group": groups, "start": first.tolist()}
 
 
-def predicted(config: Config, rates: np.ndarray) -> dict[str, float]:
-    """What the x-ray says of the first steps, from pass rates at the start."""
-    population = np.clip(rates.ravel(), 0.001, 0.999)
-    p = np.array([0.001, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 0.999])
-    seen = predict.predict(replace(config, seeds=1), p, population)
-
-    def mean(values: np.ndarray) -> float:
-        return float(np.interp(population, p, values).mean())
-
-    return {
-        "signal": mean(seen.signal),
-        "draws": mean(seen.draws) * config.sampling.prompts,
-        "w(0.1) / w(0.5)": float(np.interp(0.1, p, seen.weight / seen.weight[6])),
-        "w(0.9) / w(0.5)": float(np.interp(0.9, p, seen.weight / seen.weight[6])),
-    }
-
-
 def main() -> None:
     """Run what is not in results.json yet."""
     path = HERE / "results.json"
@@ -132,7 +115,6 @@ def main() -> None:
         print(name, flush=True)
         warm = warmed(config) if warm is None else warm
         result = trained(config, warm)
-        result["predicted"] = predicted(config, np.array(result["start"]))
         git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
         result["commit"] = subprocess.check_output(git, text=True).strip()
         result["device"] = jax.devices()[0].device_kind
