@@ -24,7 +24,7 @@ from curax import pictures, record
 from curax.command import write_whole
 from curax.record import Row, Run, column, count, duration, interval, means
 
-_SIDE = 20  # steps at either end of a run that are compared with the prediction
+_SIDE = 5  # steps at either end of a run that are compared with the prediction
 _MOST_ROLLOUTS = 2_000  # completions on a page
 _MOST_CHARACTERS = 3_000  # of a text on the page
 _STAGES = (

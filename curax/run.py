@@ -80,7 +80,8 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         steps = f", the last {config.steps - since} steps" if since else ""
         took = f"{steps} in {record.duration(time.monotonic() - start)}"
     try:
-        foretell(config, workdir)
+        if took or not (workdir / folder.EXPECTED).exists():
+            foretell(config, workdir)
         page = report.write(workdir)
     except OSError as error:
         print(
