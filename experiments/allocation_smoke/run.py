@@ -32,6 +32,7 @@ MOST = 480  # updates, where a recipe draws little
 # Recipe: what is changed so that an update takes about 128 completions.
 RECIPES: dict[str, dict[str, Any]] = {
     "grpo": {"sampling.prompts": 16},
+    "rloo": {"sampling.prompts": 16, "sampling.group_size": 8},
     "dapo": {"sampling.prompts": 8},
     "ada_seq_balanced_published": {"sampling.prompts": 8},
     "ada_seq_balanced_exact": {"sampling.prompts": 8},

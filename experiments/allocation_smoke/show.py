@@ -10,14 +10,14 @@ import numpy as np
 
 from curax import expect, predict, record
 from curax.pictures import LIGHT, canvas, label, percent
-from experiments.allocation_smoke.run import HERE, SEEDS, TOKENS, sized
+from experiments.allocation_smoke.run import HERE, RECIPES, SEEDS, TOKENS, sized
 
 AT = (TOKENS // 4, TOKENS // 2, TOKENS)
 UPDATES = 200
 EARLY = 3  # updates that are compared with the prediction from the start
 P = expect.RATES
 
-COLORS = ("#1b1f24", "#5b6470", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
+COLORS = ("#1b1f24", "#a0a7b0", "#5b6470", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
 COLORS = (*COLORS, "#e69f00", "#56b4e9")
 
 
@@ -78,7 +78,7 @@ def predictions(found: dict[str, Any]) -> str:
         noise = mean(population, seen.noise * seen.weight**2)
         noise /= mean(population, seen.weight) ** 2
         plain = noise if plain is None else plain
-        drawn = mean(population, seen.draws) * config.sampling.prompts
+        drawn = mean(population, seen.draws) * config.sampling.prompts * seen.attempts
         rows.append(
             [
                 name,
@@ -127,7 +127,8 @@ def draw(found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Print the tables, draw the picture."""
-    found = json.loads((HERE / "results.json").read_text())
+    results = json.loads((HERE / "results.json").read_text())
+    found = {name: results[name] for name in RECIPES if name in results}
     print(table(found), end="\n\n")
     print(predictions(found))
     draw(found)
