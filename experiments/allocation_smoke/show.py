@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from curax import expect, predict, record
+from curax import claims, expect, predict, record
 from curax.pictures import LIGHT, canvas, label, percent
 from experiments.allocation_smoke.run import HERE, RECIPES, SEEDS, TOKENS, sized
 
@@ -67,28 +67,26 @@ def table(found: dict[str, Any]) -> str:
 def predictions(found: dict[str, Any]) -> str:
     """What the x-ray says of the first steps, beside what they were."""
     head = ["recipe", "signal", "predicted", "draws per update", "predicted"]
-    head += ["w(.1) / w(.5)", "w(.9) / w(.5)", "noise / GRPO's"]
+    head += ["w(.1) / w(.5)", "w(.9) / w(.5)", "noise at .1, .5, .9"]
     rows = [head, ["---"] * len(head)]
-    plain = None
     for name, own in found.items():
         config = sized(name, 1)
         population = expect.spread(np.array(own["start"]), config.evaluation.samples)
         seen = predict.predict(config, P, population)
         weight = seen.weight / np.interp(0.5, P, seen.weight)
-        noise = mean(population, seen.noise * seen.weight**2)
-        noise /= mean(population, seen.weight) ** 2
-        plain = noise if plain is None else plain
-        drawn = mean(population, seen.draws) * config.sampling.prompts * seen.attempts
+        each = mean(population, seen.draws * seen.attempts)
+        _, plain = claims.grpo(max(round(each), 2), P)
+        noise = np.interp((0.1, 0.5, 0.9), P, seen.noise / plain)
         rows.append(
             [
                 name,
                 f"{np.mean(own['group']['signal'][:EARLY]):.2f}",
                 f"{mean(population, seen.signal):.2f}",
                 f"{np.mean(own['group']['draws'][:EARLY]):.0f}",
-                f"{drawn:.0f}",
+                f"{each * config.sampling.prompts:.0f}",
                 f"{np.interp(0.1, P, weight):.2f}",
                 f"{np.interp(0.9, P, weight):.2f}",
-                f"{noise / plain:.2f}",
+                ", ".join(f"{value:.2f}" for value in noise),
             ]
         )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
