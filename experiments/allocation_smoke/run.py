@@ -2,9 +2,9 @@
 
 Command:  python -m experiments.allocation_smoke.run
 
-All recipes start from the same warm-started policies, one per seed, make one optimizer
-update per step, and are sized to draw about as much per update as GRPO does, 128
-completions. Each goes on until every seed has generated TOKENS, pilots and what was
+All recipes start from the same warm-started policies, one per seed, train on the same
+few prompts, make one optimizer update per step, and are sized to draw about as much per
+update as GRPO does, 128 completions. Each goes on until every seed has generated TOKENS, pilots and what was
 thrown away included; `results.json` has the held-out pass rate of every seed at every
 tenth update, with the tokens and updates it took until then.
 """
@@ -28,6 +28,7 @@ ROOT = HERE.parents[1]
 SEEDS = 8
 TOKENS = 120_000  # per seed
 MOST = 480  # updates, where a recipe draws little
+PROMPTS = 256  # to train on: 16 per update come back after 16, so a memory has use
 
 # Recipe: what is changed so that an update takes about 128 completions.
 RECIPES: dict[str, dict[str, Any]] = {
@@ -115,7 +116,7 @@ def main() -> None:
         config = sized(name)
         print(name, flush=True)
         warm = warmed(config) if warm is None else warm
-        result = trained(config, warm)
+        result = trained(override(config, {"task.num_prompts": PROMPTS}), warm)
         git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
         result["commit"] = subprocess.check_output(git, text=True).strip()
         result["device"] = jax.devices()[0].device_kind
