@@ -8,6 +8,8 @@ w(p):     E[(1 - (1 - p)^n) / p], n as allocated from earlier visits: log p, tru
           at the n draws of the prompt.
 Here:     Leave one out, weights unbiased in every group, and 8 / n so that all prompts
           count alike. At least 2 and at most 32 draws for a prompt.
+          512 prompts to train on: what is remembered of one is read when it comes
+          back.
 """
 
 from functools import partial
@@ -33,7 +35,7 @@ from curax.tasks import chain
 
 def get_config() -> Config:
     return Config(
-        task=partial(chain.task, depth=6),
+        task=partial(chain.task, depth=6, num_prompts=512),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
             steps=500,

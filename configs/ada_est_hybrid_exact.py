@@ -7,6 +7,8 @@ w(p):     E[n(q) / sqrt(q)] / 16, q the pass rate in memory: in proportion to 1 
           far as q is p and the batch has budget.
 Here:     Leave one out, so that nothing but the memory stands between this and log p.
           Beta(1, 16) with 0.9 per visit, 2 to 32 draws, 8 on average.
+          512 prompts to train on: what is remembered of one is read when it comes
+          back.
 """
 
 from functools import partial
@@ -32,7 +34,7 @@ from curax.tasks import chain
 
 def get_config() -> Config:
     return Config(
-        task=partial(chain.task, depth=6),
+        task=partial(chain.task, depth=6, num_prompts=512),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
             steps=500,

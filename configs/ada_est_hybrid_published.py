@@ -9,6 +9,8 @@ w(p):     E[n sqrt(q) (1 - q)] / (8 p (1 - p)), q = k / n the share of right one
 Here:     No code was released and no constants are given: Beta(1, 16) with 0.9 per
           visit, 2 to 32 draws, 8 on average. Tokens are averaged over the batch, which
           depends on content.
+          512 prompts to train on: what is remembered of one is read when it comes
+          back.
 """
 
 from functools import partial
@@ -34,7 +36,7 @@ from curax.tasks import chain
 
 def get_config() -> Config:
     return Config(
-        task=partial(chain.task, depth=6),
+        task=partial(chain.task, depth=6, num_prompts=512),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
             steps=500,

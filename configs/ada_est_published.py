@@ -10,6 +10,8 @@ w(p):     (E[n(p)] - 1) / 8, n(p) = 1 and a share of the rest in proportion to 1
 Here:     Beta(1, 16), counts discounted by 0.9 per visit, 8 draws per prompt on
           average, as released; at most 32 for a prompt, there no bound. 16 prompts per
           step.
+          512 prompts to train on: what is remembered of one is read when it comes
+          back.
 """
 
 from functools import partial
@@ -35,7 +37,7 @@ from curax.tasks import chain
 
 def get_config() -> Config:
     return Config(
-        task=partial(chain.task, depth=6),
+        task=partial(chain.task, depth=6, num_prompts=512),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
             steps=500,

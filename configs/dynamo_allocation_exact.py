@@ -7,6 +7,8 @@ w(p):     1, whatever p: the objective is the pass rate itself.
 Here:     The square root of p (1 - p), smoothed by Beta(1/2, 1/2), where the release
           takes p (1 - p) itself, by which nothing is gained over equal shares. Leave
           one out without std, and weights 16 / n.
+          512 prompts to train on: what is remembered of one is read when it comes
+          back.
 """
 
 from functools import partial
@@ -32,7 +34,7 @@ from curax.tasks import chain
 
 def get_config() -> Config:
     return Config(
-        task=partial(chain.task, depth=6),
+        task=partial(chain.task, depth=6, num_prompts=512),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
             steps=500,

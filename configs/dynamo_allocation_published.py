@@ -9,6 +9,8 @@ Here:     16 draws per prompt, 8 to 24, as released; 8 prompts per step, there 5
           Counts of the memory are those of all visits there, nearly so here. The
           release grades rows against the prompts of others as soon as counts differ;
           here each is graded against its own. Advantages are not modulated.
+          512 prompts to train on: what is remembered of one is read when it comes
+          back.
 """
 
 from functools import partial
@@ -34,7 +36,7 @@ from curax.tasks import chain
 
 def get_config() -> Config:
     return Config(
-        task=partial(chain.task, depth=6),
+        task=partial(chain.task, depth=6, num_prompts=512),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
             steps=500,

@@ -9,6 +9,8 @@ Here:     A prompt is dead when the memory holds at least 8 draws that are all r
           all wrong, but for a twentieth. It gets 2 draws, so that it can come back, and
           the others share the rest; GRESO skips by chance, with a rate that adapts.
           Leave one out, weights 8 / n.
+          512 prompts to train on: what is remembered of one is read when it comes
+          back.
 """
 
 from functools import partial
@@ -34,7 +36,7 @@ from curax.tasks import chain
 
 def get_config() -> Config:
     return Config(
-        task=partial(chain.task, depth=6),
+        task=partial(chain.task, depth=6, num_prompts=512),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
             steps=500,

@@ -9,6 +9,8 @@ w(p):     1, whatever p: the objective is the pass rate itself, the allocation l
 Here:     The variance is p (1 - p) times the mean squared norm of the score in the
           logits, both as the memory of earlier visits has them. 4 to 32 draws, 8 on
           average; leave one out, weights 8 / n.
+          512 prompts to train on: what is remembered of one is read when it comes
+          back.
 """
 
 from functools import partial
@@ -34,7 +36,7 @@ from curax.tasks import chain
 
 def get_config() -> Config:
     return Config(
-        task=partial(chain.task, depth=6),
+        task=partial(chain.task, depth=6, num_prompts=512),
         model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
         warm_start=WarmStart(
             steps=500,

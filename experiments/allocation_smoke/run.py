@@ -4,9 +4,9 @@ Command:  python -m experiments.allocation_smoke.run
 
 All recipes start from the same warm-started policies, one per seed, train on the same
 few prompts, make one optimizer update per step, and are sized to draw about as much per
-update as GRPO does, 128 completions. Each goes on until every seed has generated TOKENS, pilots and what was
-thrown away included; `results.json` has the held-out pass rate of every seed at every
-tenth update, with the tokens and updates it took until then.
+update as GRPO does, 128 completions. Each goes on until every seed generated TOKENS,
+pilots and what was thrown away included; `results.json` has the held-out pass rate of
+every seed at every tenth update, with the tokens and updates it took until then.
 """
 
 import json
@@ -28,7 +28,7 @@ ROOT = HERE.parents[1]
 SEEDS = 8
 TOKENS = 120_000  # per seed
 MOST = 480  # updates, where a recipe draws little
-PROMPTS = 256  # to train on: 16 per update come back after 16, so a memory has use
+PROMPTS = 512  # to train on: 16 per update come back after 32, so a memory has use
 
 # Recipe: what is changed so that an update takes about 128 completions.
 RECIPES: dict[str, dict[str, Any]] = {
