@@ -14,8 +14,8 @@ rest of its batch, and a down-sampling that keeps a random number of right ones.
 
 Taken for granted: outcomes are 0 or 1 and none is missing; completions end by
 themselves, and are as short as can be where the reward is shaped; to an allocator their
-norms are all alike, and so are their lengths; the memory has seen every prompt in every
-step of the run, at the pass rate it has now.
+norms are all alike, and so are their lengths; the memory has seen every prompt as often
+as the run comes to it, at the pass rate it has now.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import chances, pipeline
+from curax import allocate, chances, pipeline
 from curax import memory as memories
 from curax.config import Config, option, rows_of
 from curax.types import Difficulty, Memory
@@ -456,18 +456,34 @@ def _cases(
     )
 
 
+def remembers(config: Config) -> bool:
+    """Whether the memory has a say in how many completions a prompt gets."""
+    allocator = getattr(config.allocate, "func", config.allocate)
+    return not config.pilot and allocator is not allocate.uniform
+
+
+def visits(config: Config) -> int:
+    """How often a run comes to each prompt, where the task says how many it has."""
+    prompts = option(config.task, "num_prompts")
+    if not isinstance(prompts, int):
+        return config.steps
+    return min(config.steps, config.steps * config.sampling.prompts // prompts)
+
+
 def _held(config: Config, remembered: float | None) -> tuple[float, int]:
     """Draws behind what is known of a prompt, and how many would be as precise.
 
-    A memory holds D = n sum_i lambda^i draws after a visit of n in every step. Their
-    share of right ones has the variance of n (sum_i lambda^i)^2 / sum_i lambda^2i.
+    A memory holds D = n sum_i lambda^i draws after visits of n. Their share of right
+    ones has the variance of n (sum_i lambda^i)^2 / sum_i lambda^2i. Before any visit it
+    holds nothing.
     """
     if config.pilot:
         return float(config.pilot.draws), config.pilot.draws
     visit = rows_of(config) / config.sampling.prompts
-    kept = float(memories.discount(config.memory.half_life)) ** np.arange(config.steps)
+    discount = float(memories.discount(config.memory.half_life))
+    kept = discount ** np.arange(visits(config))
     draws, squares = visit * kept.sum(), (kept**2).sum()
-    precision = kept.sum() / squares
+    precision = kept.sum() / squares if draws else 1.0
     draws = draws if remembered is None else remembered
     return draws, max(round(min(draws * precision, _MOST_TRIALS)), 1)
 

@@ -379,6 +379,11 @@ def remarks(config: Config, seen: "Prediction") -> list[str]:
             f"What is known of a prompt is taken to be {seen.known:.0f} {source} at "
             "its present pass rate; norms and lengths are taken to be all alike."
         )
+    if predict.remembers(config) and not predict.visits(config):
+        told.append(
+            "No prompt comes back within the run, so that the memory it reads holds "
+            "nothing; lower task.num_prompts, or load a memory."
+        )
     if config.sampling.rounds > 1:
         told.append(
             f"Closed groups are replaced: {seen.attempts:.2f} batches are drawn per "

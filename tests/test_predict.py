@@ -39,10 +39,13 @@ from curax.config import (
     load,
     override,
 )
+from curax.tasks import chain
 from curax.types import Difficulty
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-PLAIN = replace(load(CONFIGS / "quickstart.py"), update=Update())
+# Every prompt comes back in every step, so a memory gets as full as it may.
+ONE = partial(chain.task, num_prompts=1)
+PLAIN = replace(load(CONFIGS / "quickstart.py"), update=Update(), task=ONE)
 ALL = np.array([0.2, 0.5, 0.8])  # pass rates of some population
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 log_weight = partial(objective.prompt_weight, f=objective.log)
@@ -491,6 +494,30 @@ def test_a_memory_is_as_precise_as_its_discounted_draws():
     forgets_nothing = replace(config, memory=Memory(half_life=np.inf))
     assert predict._held(forgets_nothing, None) == (2400.0, 2400)
     assert predict._held(config, 40.0)[0] == 40.0
+
+
+def test_a_memory_holds_what_the_run_comes_back_to():
+    def held(prompts, steps=10):
+        task = partial(chain.task, num_prompts=prompts)
+        config = composed(2, 8, memory=Memory(half_life=np.inf), steps=steps, task=task)
+        return predict.visits(config), predict._held(config, None)[0]
+
+    assert held(2) == (10, 80.0)
+    assert held(4) == (5, 40.0)
+    assert held(20) == (1, 8.0)
+    assert held(21) == (0, 0.0)
+
+
+def test_without_a_second_visit_an_allocation_that_remembers_is_uniform():
+    def counts(prompts):
+        task = partial(chain.task, num_prompts=prompts)
+        own = composed(4, 16, allocate=allocate.bernoulli, task=task, steps=10)
+        own = replace(own, sampling=replace(own.sampling, budget=32))
+        assert predict.remembers(own)
+        return seen(own, [0.05, 0.5]).draws
+
+    close(counts(1000), [8, 8])
+    assert counts(1)[0] < 7 < 8 < counts(1)[1]
 
 
 @pytest.mark.parametrize("trials", [3, 256, 257, 4000])
