@@ -17,7 +17,7 @@ UPDATES = 200
 EARLY = 3  # updates that are compared with the prediction from the start
 P = expect.RATES
 
-COLORS = ("#1b1f24", "#1b1f24", "#5b6470", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
+COLORS = ("#1b1f24", "#882255", "#5b6470", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
 COLORS = (*COLORS, "#e69f00", "#56b4e9")
 
 
