@@ -103,7 +103,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: name(r) if r else "none")
 @pytest.mark.parametrize(("most", "size"), [(6, 2), (7, 3), (5, 1), (3, 8), (1, 1)])
 def test_states_are_those_of_all_sequences_of_labels(rule, most, size):
     p = np.array([0.05, 0.4, 0.9])
@@ -762,7 +762,7 @@ def test_completions_that_are_judged_by_their_length_are_told():
         (aggregate.token_mean, False),
         (aggregate.sequence_mean, False),
     ],
-    ids=str,
+    ids=lambda value: name(value) if callable(value) else None,
 )
 def test_denominators_that_depend_on_content_are_known(rule, constant):
     assert predict.sums_tokens(replace(PLAIN, aggregate=rule)) == constant
