@@ -126,7 +126,7 @@ def sample(
         model: the policy.
         params: its parameters.
         contexts: `[C, P]`, what rows are conditioned on.
-        plan: `[N]` rows; those that do not exist are not drawn.
+        plan: `[N]` rows of at most C prompts; those that do not exist are not drawn.
         key: the step's key for this stage.
         max_tokens: T, at which a completion is cut off.
         end: tokens that end a completion; they are part of it.

@@ -30,7 +30,7 @@ class Contexts:
 class Plan:
     """Which rows are to be drawn. (prompt, slot) names a row; its position does not."""
 
-    prompt: jax.Array  # [N] int32 in [0, B), the row's prompt
+    prompt: jax.Array  # [N] int32 in [0, B), the row's prompt; B is at most C
     slot: jax.Array  # [N] int32 in [0, G), the row's place in its group
     context: jax.Array  # [N] int32 in [0, C), what the row is conditioned on
     exists: jax.Array  # [N] bool, False on rows of the budget that nobody asked for
