@@ -1,0 +1,333 @@
+"""The kinds of data file: any record is reached at once, none is kept.
+
+Each is a source for grain, and safe to read from threads and after pickling.
+"""
+
+import abc
+import array
+import contextlib
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Record = Mapping[str, Any]
+_OBJECT, _TEXT = "a JSON object", "text"  # a record that is not is broken
+_BOM = b"\xef\xbb\xbf"
+_CACHE_BYTES = 2**28  # of decoded parquet; the row group read last always stays
+
+
+class SourceError(ValueError):
+    """A file cannot be read, or not be used. Its text is one sentence."""
+
+
+class RecordError(SourceError):
+    """One record cannot be read. Its text names the file and the place in it."""
+
+
+class Broken(NamedTuple):
+    """What a record is not, and what is said of it. Its place costs time to find."""
+
+    kind: str
+    said: str
+
+    def at(self, place: str) -> "RecordError":
+        """The error of the record at `place`."""
+        return RecordError(
+            f"{place}: not {self.kind} ({self.said}); mend or delete this "
+            f"{'row' if self.kind == _TEXT else 'line'}, or --set task.on_error=skip."
+        )
+
+
+class Records(abc.ABC):
+    """The records of a file or of several, a source for `grain.MapDataset`."""
+
+    name: str  # of the file, as it was given
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abc.abstractmethod
+    def where(self, i: int) -> str:
+        """The place of record `i`, as "file.jsonl:17"."""
+
+    @abc.abstractmethod
+    def read(self, start: int, stop: int) -> list[Record | Broken]:
+        """Records `start` to `stop`, broken ones among them."""
+
+    def __getitem__(self, index: int) -> Record:
+        """Record `index`.
+
+        Raises:
+            RecordError: it is broken.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name} has {len(self)} records, no record {index}")
+        (record,) = self.read(index, index + 1)
+        if isinstance(record, Broken):
+            raise record.at(self.where(index))
+        return record
+
+    def __iter__(self) -> Iterator[Record]:
+        return (self[i] for i in range(len(self)))
+
+
+class JsonLines(Records):
+    """A JSON object per line, in UTF-8; blank lines do not count.
+
+    Held are the byte at which each record begins, 8 bytes per record, and an open file.
+    """
+
+    def __init__(self, path: Path):
+        """Find where the records begin, in one pass."""
+        self.name = str(path)
+        begins, end = array.array("q"), 0
+        with open(path, "rb", buffering=2**20) as lines:
+            for line in lines:
+                begin = end + len(_BOM) * (end == 0 and line.startswith(_BOM))
+                if line[begin - end :].strip():
+                    begins.append(begin)
+                end += len(line)
+        if not begins:
+            raise SourceError(f"{path} is empty; name a file with a record per line.")
+        begins.append(end)
+        self._begins = np.array(begins, np.int64)
+        self._open()
+        if (
+            path.suffix.lower() == ".json"
+            and os.pread(self._file, 1, begins[0]) == b"["
+        ):
+            raise SourceError(
+                f"{path} is one JSON array; write an object per line, without commas "
+                "between them."
+            )
+
+    def _open(self) -> None:
+        self._file = os.open(self.name, os.O_RDONLY)
+
+    def __del__(self):
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name, "_begins": self._begins}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    def where(self, i: int) -> str:
+        """The file and the line, counted from 1."""
+        line, left = 1, int(self._begins[i])
+        with open(self.name, "rb") as file:
+            while left > 0 and (block := file.read(min(left, 2**20))):
+                line, left = line + block.count(b"\n"), left - len(block)
+        return f"{self.name}:{line}"
+
+    def read(self, start: int, stop: int) -> list[Record | Broken]:
+        """Records `start` to `stop`, in one access to the file."""
+        begins = self._begins[start : stop + 1].tolist()
+        begin, end = begins[0], begins[-1]
+        data = os.pread(self._file, end - begin, begin)  # needs no lock, unlike seek
+        return [_parsed(data[a - begin : b - begin]) for a, b in pairwise(begins)]
+
+
+def _parsed(line: bytes) -> Record | Broken:
+    try:
+        record = json.loads(line.rstrip().decode())
+    except json.JSONDecodeError as error:
+        return Broken(_OBJECT, f"{error.msg} at column {error.colno}")
+    except (ValueError, RecursionError) as error:
+        return Broken(_OBJECT, str(error))
+    if isinstance(record, dict):
+        return record
+    kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return Broken(_OBJECT, f"it is {kinds.get(type(record), 'a number')}")
+
+
+class Parquet(Records):
+    """The rows of parquet files. Row groups are decoded when they are needed."""
+
+    def __init__(self, name: str, files: Sequence[Path]):
+        """Read the footers."""
+        self.name, self._files = name, list(files)
+        self._groups: list[tuple[Path, int, int]] = []  # file, group, its first row
+        ends = [0]
+        for file in self._files:
+            first = ends[-1]
+            for group, rows in enumerate(_row_groups(file)):
+                self._groups.append((file, group, ends[-1] - first))
+                ends.append(ends[-1] + rows)
+        if ends[-1] == 0:
+            raise SourceError(f"{name} has no rows; name a file with a record per row.")
+        self._ends = np.array(ends, np.int64)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock, self._cache = threading.Lock(), OrderedDict[int, Any]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_cache": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _group_of(self, i: int) -> int:
+        return int(np.searchsorted(self._ends, i, side="right")) - 1
+
+    def where(self, i: int) -> str:
+        """The file and the row, counted from 0."""
+        group = self._group_of(i)
+        file, _, first = self._groups[group]
+        return f"{file}, row {first + i - int(self._ends[group])}"
+
+    def read(self, start: int, stop: int) -> list[Record | Broken]:
+        """Records `start` to `stop`, of as many row groups as they lie in."""
+        records: list[Record | Broken] = []
+        while start < stop:
+            group = self._group_of(start)
+            first = int(self._ends[group])
+            rows = self._table(group).slice(start - first, stop - start)
+            records += _rows(rows)
+            start += len(rows)
+        return records
+
+    def _table(self, group: int) -> Any:
+        """A decoded row group; those not used for long go when there are too many."""
+        with self._lock:
+            if group not in self._cache:
+                self._cache[group] = _decoded(*self._groups[group][:2])
+            self._cache.move_to_end(group)
+            held = sum(table.nbytes for table in self._cache.values())
+            while held > _CACHE_BYTES and len(self._cache) > 1:
+                held -= self._cache.popitem(last=False)[1].nbytes
+            return self._cache[group]
+
+
+def _rows(table: Any) -> list[Record | Broken]:
+    """The rows of a decoded table. If one is no text, they are read one by one."""
+    try:
+        return table.to_pylist()
+    except UnicodeDecodeError as error:
+        if len(table) == 1:
+            return [Broken(_TEXT, str(error))]
+        return [row for i in range(len(table)) for row in _rows(table.slice(i, 1))]
+
+
+def _row_groups(file: Path) -> list[int]:
+    """The number of rows of each row group."""
+    with _parquet(file) as parquet:
+        footer = parquet.metadata
+        return [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+
+
+def _decoded(file: Path, group: int) -> Any:
+    with _parquet(file) as parquet:
+        return parquet.read_row_group(group)
+
+
+@contextlib.contextmanager
+def _parquet(file: Path) -> Iterator[Any]:
+    """An open file; what is wrong with it in one sentence."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise _not_installed("pyarrow", file) from error
+    try:
+        with pyarrow.parquet.ParquetFile(file) as parquet:
+            yield parquet
+    except (OSError, pyarrow.ArrowException) as error:
+        said = str(error).partition("\n")[0].rstrip(".")
+        raise SourceError(
+            f"{file} cannot be read as parquet ({said}); fetch or write it again."
+        ) from error
+
+
+def _not_installed(package: str, path: Path) -> SourceError:
+    return SourceError(
+        f"{path} is read with {package}, which is not installed; pip install {package}."
+    )
+
+
+class Prepared(Records):
+    """A split of what tensorflow-datasets has prepared as array_record."""
+
+    def __init__(self, folder: Path, split: str):
+        """Open the split; tensorflow itself is not needed."""
+        self.name, self._folder, self._split = f"{folder}/{split}", folder, split
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            import tensorflow_datasets as tfds
+        except ImportError as error:
+            raise _not_installed("tensorflow-datasets", self._folder) from error
+        builder: Any = tfds.builder_from_directory(str(self._folder))
+        known, splits = builder.info.file_format, builder.info.splits
+        # Its parquet files are written with rows missing; the rest needs tensorflow.
+        if known is None or known.value != "array_record":
+            raise SourceError(
+                f"{self._folder} is not prepared as array_record; prepare it anew with "
+                "file_format='array_record'."
+            )
+        if self._split not in splits:
+            raise no_split(self._folder, self._split, splits)
+        self._source: Any = builder.as_data_source(split=self._split)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def where(self, i: int) -> str:
+        """The split and the record, counted from 0."""
+        return f"{self.name}, record {i}"
+
+    def read(self, start: int, stop: int) -> list[Record | Broken]:
+        """Records `start` to `stop`."""
+        return [_in_python(self._source[i]) for i in range(start, stop)]
+
+
+def _in_python(example: Any) -> Record | Broken:
+    """An example of tensorflow-datasets, which are bytes and arrays, as JSON has it."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        if isinstance(value, np.ndarray | np.generic):
+            return plain(value.tolist())
+        if isinstance(value, list | tuple):
+            return [plain(inner) for inner in value]
+        return value.decode() if isinstance(value, bytes) else value
+
+    try:
+        return plain(example)
+    except UnicodeDecodeError as error:
+        return Broken(_TEXT, str(error))
+
+
+def no_split(folder: Path, split: str, there: Iterable[str]) -> SourceError:
+    """What is said where a folder has other splits."""
+    return SourceError(
+        f"{folder} has no split {split}, only {', '.join(sorted(there))}; name another "
+        "folder, or a file."
+    )

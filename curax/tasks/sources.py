@@ -1,0 +1,232 @@
+"""Data files: opened for reading record by record, and scanned once.
+
+`scan` remembers which records make good prompts: numbers and digests, no text.
+"""
+
+import array
+import dataclasses
+import glob
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from curax.tasks.layouts import Layout, LayoutError, Problem
+from curax.tasks.records import (
+    Broken,
+    JsonLines,
+    Parquet,
+    Prepared,
+    Record,
+    RecordError,
+    Records,
+    SourceError,
+    no_split,
+)
+
+_SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
+
+
+def open_records(path: str | Path, *, split: str = "train") -> Records:
+    """Open data for reading record by record.
+
+    Args:
+        path: of a file: `.jsonl` or `.json` with an object per line, or `.parquet`; of
+            several parquet files, read as one: a pattern (`data/*.parquet`) or their
+            folder; or a folder that tensorflow-datasets has prepared as array_record.
+        split: which part of a folder. Of one with parquet files the part is told by the
+            first word of their names; without such words it is all of them.
+
+    Returns:
+        Its records, in the order of the file, of several in the order of their names.
+
+    Raises:
+        SourceError: there is nothing there, or nothing that can be read.
+    """
+    path = Path(path)
+    try:
+        if (path / "dataset_info.json").is_file():
+            return Prepared(path, split)
+        files = _files(path, split)
+        if files[0].suffix.lower() == ".parquet":
+            return Parquet(str(path), files)
+        return JsonLines(files[0])
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _files(path: Path, split: str) -> list[Path]:
+    """What a path stands for: one file of a known kind, or several of parquet."""
+    if path.is_dir():
+        files = _of_split(path, split)
+    elif path.exists() or not glob.has_magic(str(path)):
+        files = [path]
+    else:
+        files = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    if not files or not files[0].exists():
+        raise SourceError(f"{path} does not exist; name a file or a folder that does.")
+    suffixes = sorted({file.suffix.lower() for file in files})
+    if not {*suffixes} <= {".jsonl", ".json", ".parquet"}:
+        raise SourceError(
+            f"{path} is no .jsonl, .json or .parquet file and no folder; convert it or "
+            "name another."
+        )
+    if len(files) > 1 and suffixes != [".parquet"]:
+        raise SourceError(
+            f"{path} stands for {len(files)} files; only files of .parquet are read as "
+            "one, name one of them."
+        )
+    return files
+
+
+def _of_split(folder: Path, split: str) -> list[Path]:
+    """The parquet files of a folder; its test files do not slip into training."""
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
+        raise SourceError(
+            f"{folder} holds no .parquet and no dataset_info.json; name a file in it "
+            "or another folder."
+        )
+    parts = {file: re.split("[-_.]", file.name)[0] for file in files}
+    if not _SPLITS & {*parts.values()}:
+        return files
+    chosen = [file for file in files if parts[file] == split]
+    if not chosen:
+        raise no_split(folder, split, {*parts.values()})
+    return chosen
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Index:
+    """Which records make the prompts of a task, in the order of the file."""
+
+    rows: np.ndarray  # [n] int64, the number of the record
+    longest: int  # tokens of the longest prompt among them
+    digests: list[bytes]  # [n], `digest` of the question
+    counts: dict[str, int]  # of records: read, duplicate, too_long, broken
+
+
+def digest(question: str) -> bytes:
+    """16 bytes that know a question again, however its white space is laid out."""
+    words = " ".join(question.split())
+    return hashlib.blake2b(words.encode(), digest_size=16).digest()
+
+
+def scan(
+    records: Records,
+    layout: Layout,
+    measure: Callable[[Problem], int],
+    *,
+    longest: int,
+    on_error: str,
+    told: Callable[[int, int], None] | None = None,
+    threads: int = 2,
+    block: int = 256,
+) -> Index:
+    """Read everything once, and remember which records to make prompts of.
+
+    Of records that ask the same the first stays, whatever the others answer. The rest
+    are not measured, so copies cost little.
+
+    Args:
+        records: of `open_records`.
+        layout: makes a problem of a record; called from threads.
+        measure: length of the prompt of a problem, in tokens; called in order.
+        longest: tokens; a problem with a longer prompt is left out.
+        on_error: "raise" a broken record, or "skip" and count it.
+        told: called as it goes with the records read and those there are.
+        threads: that read ahead.
+        block: records read at a time.
+
+    Returns:
+        Numbers and digests of what is left, and counts of what is not.
+
+    Raises:
+        RecordError: the first broken record is not one of its file.
+        LayoutError: the first broken record is not laid out so.
+        SourceError: nothing is left.
+    """
+    import grain
+
+    rows, seen, top = array.array("q"), set[bytes](), 0
+    digests: list[bytes] = []
+    counts: dict[str, int] = {"read": 0, "duplicate": 0, "too_long": 0, "broken": 0}
+    ahead = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
+    blocks = grain.MapDataset.source(_Blocks(records, layout, block))
+    for found in blocks.to_iter_dataset(ahead):
+        for i, problem in enumerate(found, counts["read"]):
+            if isinstance(problem, Broken | LayoutError):
+                if on_error != "skip":
+                    raise _placed(problem, records.where(i))
+                counts["broken"] += 1
+                continue
+            key = digest(problem.question)
+            if key in seen:
+                counts["duplicate"] += 1
+                continue
+            seen.add(key)
+            length = measure(problem)
+            if length > longest:
+                counts["too_long"] += 1
+                continue
+            rows.append(i)
+            digests.append(key)
+            top = max(top, length)
+        counts["read"] += len(found)
+        if told is not None:
+            told(counts["read"], len(records))
+    if not rows:
+        raise _nothing_left(records, counts, longest)
+    return Index(np.array(rows, np.int64), top, digests, counts)
+
+
+class _Blocks:
+    """A source for grain whose elements are many records at a time: far less to do."""
+
+    def __init__(self, records: Records, layout: Layout, size: int):
+        self._records, self._layout, self._size = records, layout, size
+
+    def __len__(self) -> int:
+        return -(-len(self._records) // self._size)
+
+    def __getitem__(self, index: int) -> list[Problem | Broken | LayoutError]:
+        start = index * self._size
+        stop = min(start + self._size, len(self._records))
+        return [self._problem(record) for record in self._records.read(start, stop)]
+
+    def _problem(self, record: Record | Broken) -> Problem | Broken | LayoutError:
+        if isinstance(record, Broken):
+            return record
+        try:
+            return self._layout(record)
+        except LayoutError as error:
+            return error
+        except Exception as error:  # of a layout of one's own
+            return LayoutError(
+                f"the layout failed ({type(error).__name__}: {error}); mend it or the "
+                "record, or --set task.on_error=skip."
+            )
+
+
+def _placed(found: Broken | LayoutError, place: str) -> RecordError | LayoutError:
+    if isinstance(found, Broken):
+        return found.at(place)
+    return LayoutError(f"{place}: {found}")
+
+
+def _nothing_left(
+    records: Records, counts: dict[str, int], longest: int
+) -> SourceError:
+    fixes = {
+        "too_long": "allow longer prompts",
+        "broken": "see what is broken with --set task.on_error=raise",
+    }
+    fix = " or ".join(fix for name, fix in fixes.items() if counts[name])
+    return SourceError(
+        f"{records.name} has {counts['read']} records and none is left: "
+        f"{counts['duplicate']} ask what one before them asks, {counts['too_long']} "
+        f"have a prompt of more than {longest} tokens, {counts['broken']} are broken; "
+        f"{fix}."
+    )

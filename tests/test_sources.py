@@ -1,0 +1,709 @@
+"""Data files: any record at once, the scan by its definition, errors with a place."""
+
+import functools
+import gc
+import json
+import os
+import pickle
+import re
+import sys
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grain
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from curax.tasks import layouts, records, sources
+from curax.tasks.layouts import LayoutError, Problem
+from curax.tasks.sources import RecordError, SourceError
+
+SKIP = "or --set task.on_error=skip."
+ROWS = [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(23)]
+
+
+def json_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def parquet(path, rows, *, group=5):
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=group)
+    return path
+
+
+def shards(path, rows):
+    path.mkdir()
+    for name, part in (("b", rows[9:]), ("a", rows[:9])):
+        parquet(path / f"{name}.parquet", part)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What tensorflow-datasets makes of the rows, in an order of its own."""
+    import tensorflow_datasets as tfds
+
+    path = tmp_path_factory.mktemp("prepared")
+
+    class Sums(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            text, of = tfds.features.Text(), np.int64
+            more = {"of": of, "all": tfds.features.Sequence(of)}
+            row = {"question": text, "answer": text, "more": more}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(row)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {
+                "train": self._generate_examples(ROWS),
+                "test": self._generate_examples(ROWS[:2]),
+            }
+
+        def _generate_examples(self, rows):
+            for i, row in enumerate(rows):
+                yield i, row | {"more": {"of": i, "all": [i, i]}}
+
+    Sums(data_dir=path, file_format="array_record").download_and_prepare()
+    return path / "sums" / "1.0.0"
+
+
+KINDS = {
+    "json lines": lambda path: json_lines(path / "a.jsonl", ROWS),
+    "json": lambda path: json_lines(path / "a.json", ROWS),
+    "parquet": lambda path: parquet(path / "a.parquet", ROWS),
+    "parquet, capital": lambda path: parquet(path / "a.PARQUET", ROWS),
+    "a folder": lambda path: shards(path / "all", ROWS),
+    "a pattern": lambda path: shards(path / "all", ROWS) / "*.parquet",
+}
+
+
+@pytest.fixture(params=[*KINDS, "prepared"])
+def opened(request, tmp_path, folder):
+    make = KINDS.get(request.param, lambda _: folder)
+    return sources.open_records(make(tmp_path))
+
+
+def by_question(rows):
+    return sorted((row["question"], row["answer"]) for row in rows)
+
+
+# Every kind of file
+
+
+def test_every_record_is_there_in_order_and_reached_at_once(opened):
+    assert len(opened) == len(ROWS)
+    rows = [opened[i] for i in range(len(opened))]
+    assert by_question(rows) == by_question(ROWS)
+    if not isinstance(opened, records.Prepared):
+        assert rows == ROWS
+    for i in np.random.default_rng(0).permutation(len(rows)).tolist():
+        assert opened[i] == rows[i]
+    assert list(opened) == rows
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 23), (3, 4), (4, 17), (22, 23), (7, 7)]
+)
+def test_a_stretch_of_records_is_these_records(opened, start, stop):
+    assert opened.read(start, stop) == [opened[i] for i in range(start, stop)]
+
+
+def test_there_is_no_record_behind_the_last_or_before_the_first(opened):
+    for i in (23, 24, -1):
+        with pytest.raises(IndexError, match="has 23 records, no record"):
+            opened[i]
+
+
+def test_records_are_the_same_after_pickling(opened):
+    opened[3]  # something is open and in memory by now
+    again = pickle.loads(pickle.dumps(opened))
+    del opened
+    gc.collect()
+    assert by_question(again) == by_question(ROWS)
+    assert again.where(0)
+
+
+def test_records_are_read_from_many_threads(opened):
+    rows = list(opened)
+    order = np.random.default_rng(0).integers(0, len(rows), 400).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(opened.__getitem__, order)) == [rows[i] for i in order]
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_records_are_a_source_for_grain(opened, threads):
+    rows = list(opened)
+    ahead = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=8)
+    data = grain.MapDataset.source(opened)
+    assert list(data.to_iter_dataset(ahead)) == rows
+    shuffled = data.seed(1).shuffle().map(layouts.fields)[::2]
+    got = [problem.question for problem in shuffled.to_iter_dataset(ahead)]
+    assert len(got) == 12
+    assert {*got} < {row["question"] for row in ROWS}
+
+
+# JSON lines
+
+
+def test_blank_lines_a_byte_order_mark_and_line_ends_of_windows_are_no_records(
+    tmp_path,
+):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf\r\n \t\r\n{"a": 1}\r\n\n\x0c\n\n'
+        b'{"a": "\xc3\xa9"}\n{"a": 3}  \n\n'
+    )
+    opened = sources.open_records(path)
+    assert [record["a"] for record in opened] == [1, "\u00e9", 3]
+    assert [opened.where(i) for i in range(3)] == [f"{path}:{i}" for i in (3, 7, 8)]
+
+
+def test_a_byte_order_mark_may_stand_before_the_first_record(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    opened = sources.open_records(path)
+    assert list(opened) == [{"a": 1}]
+    assert opened.where(0) == f"{path}:1"
+
+
+pieces = st.sampled_from(
+    [b"\n", b"\r\n", b" ", b"a", b"{}", b'{"a": 1}', b"\xef\xbb\xbf"]
+)
+contents = st.lists(pieces, max_size=30).map(b"".join) | st.binary(max_size=40)
+
+
+@given(contents)
+def test_records_are_the_lines_that_are_not_blank(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "lines.jsonl"
+    path.write_bytes(content)
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    want = {i + 1: line.rstrip() for i, line in enumerate(lines) if line.strip()}
+    if not want:
+        with pytest.raises(SourceError, match="is empty"):
+            sources.open_records(path)
+        return
+    opened = sources.open_records(path)
+    assert [opened.where(i) for i in range(len(opened))] == [
+        f"{path}:{i}" for i in want
+    ]
+    for i, line in enumerate(want.values()):
+        try:
+            record = json.loads(line.decode())
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            assert opened[i] == record
+        else:
+            with pytest.raises(RecordError):
+                opened[i]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"a": 1', "Expecting ',' delimiter at column 8"),
+        (b'{"a": "half', "Unterminated string starting at at column 7"),
+        (b'{"a": 1}{', "Extra data at column 9"),
+        (b"What?", "Expecting value at column 1"),
+        (b"[1]", "it is a list"),
+        (b'"a"', "it is a text"),
+        (b"1.5", "it is a number"),
+        (b"null", "it is null"),
+        (b"true", "it is true or false"),
+        (
+            b'"\xff"',
+            "'utf-8' codec can't decode byte 0xff in position 1: invalid start byte",
+        ),
+    ],
+)
+@pytest.mark.parametrize("behind", [b"", b"\n", b'\n{"a": 3}\n'])
+def test_a_line_that_is_no_object_is_named_with_what_it_is(
+    tmp_path, line, said, behind
+):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n' + line + behind)
+    opened = sources.open_records(path)
+    with pytest.raises(RecordError) as caught:
+        opened[1]
+    assert str(caught.value) == (
+        f"{path}:3: not a JSON object ({said}); mend or delete this line, {SKIP}"
+    )
+    assert opened[0] == {"a": 1}
+    assert behind.count(b"3") == len(opened) - 2
+
+
+def test_a_line_nested_too_deeply_is_broken_like_any_other(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a":' * 100_000 + "\n")
+    with pytest.raises(RecordError, match="recursion"):
+        sources.open_records(path)[0]
+
+
+def test_a_file_does_not_stay_open_when_it_is_no_longer_used(tmp_path):
+    path = json_lines(tmp_path / "a.jsonl", ROWS)
+
+    def held():
+        gc.collect()
+        files = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+        return sum(os.path.realpath(file) == str(path) for file in files)
+
+    opened = [sources.open_records(path) for _ in range(3)]
+    assert held() == 3
+    assert opened.pop()[0] == ROWS[0]
+    del opened
+    assert held() == 0
+
+
+# Parquet
+
+
+def test_the_place_of_a_row_is_its_file_and_its_number_in_it(tmp_path):
+    opened = sources.open_records(shards(tmp_path / "all", ROWS))
+    a, b = (tmp_path / "all" / f"{name}.parquet" for name in "ab")
+    places = [f"{a}, row {i}" for i in range(9)] + [f"{b}, row {i}" for i in range(14)]
+    assert [opened.where(i) for i in range(23)] == places
+
+
+def test_row_groups_are_decoded_once_while_there_is_room(tmp_path, monkeypatch):
+    decoded, decode = [], records._decoded
+
+    def counted(file, group):
+        decoded.append(group)
+        return decode(file, group)
+
+    monkeypatch.setattr(records, "_decoded", counted)
+    path = parquet(tmp_path / "a.parquet", ROWS, group=5)
+    opened = sources.open_records(path)
+    assert decoded == []
+    assert [opened[i] for i in (7, 1, 8, 2)] == [ROWS[i] for i in (7, 1, 8, 2)]
+    assert decoded == [1, 0]
+    room = 2 * decode(path, 0).nbytes
+    monkeypatch.setattr(records, "_CACHE_BYTES", room)
+    assert [opened[i] for i in (5, 20, 6, 0)] == [ROWS[i] for i in (5, 20, 6, 0)]
+    assert decoded == [1, 0, 4, 0]  # of 1 and 0, 0 was not used for longer
+    monkeypatch.setattr(records, "_CACHE_BYTES", 1)  # room for the last one only
+    assert [opened[i] for i in (0, 5, 6, 0)] == [ROWS[i] for i in (0, 5, 6, 0)]
+    assert decoded == [1, 0, 4, 0, 1, 0]
+
+
+def test_nested_rows_come_as_lists_and_dicts(tmp_path):
+    row = {"prompt": [{"role": "user", "content": "Add."}], "of": {"a": "1"}, "n": None}
+    path = parquet(tmp_path / "a.parquet", [row])
+    assert sources.open_records(path)[0] == row
+
+
+def test_files_of_a_split_are_told_by_their_names(tmp_path):
+    for name, row in (("train-0", 0), ("train-1", 1), ("test-0", 2), ("validation", 3)):
+        parquet(tmp_path / f"{name}.parquet", [ROWS[row]])
+    for split, rows in (("train", [0, 1]), ("test", [2]), ("validation", [3])):
+        opened = sources.open_records(tmp_path, split=split)
+        assert list(opened) == [ROWS[i] for i in rows]
+    assert error_of(tmp_path, split="dev") == (
+        f"{tmp_path} has no split dev, only test, train, validation; name another "
+        "folder, or a file."
+    )
+
+
+def not_text(path):
+    """Parquet that says it holds text, with a row that is none."""
+    column = pa.array([b"Add.", b"\xff", b"So."]).view(pa.string())
+    pq.write_table(pa.table({"question": column, "answer": ["1", "2", "3"]}), path)
+    return path
+
+
+def test_a_row_that_is_not_text_is_broken_and_the_others_are_not(tmp_path):
+    path = not_text(tmp_path / "a.parquet")
+    opened = sources.open_records(path)
+    with pytest.raises(RecordError) as caught:
+        opened[1]
+    assert str(caught.value) == (
+        f"{path}, row 1: not text ('utf-8' codec can't decode byte 0xff in position 0: "
+        f"invalid start byte); mend or delete this row, {SKIP}"
+    )
+    assert [row["answer"] for row in opened.read(0, 3) if isinstance(row, dict)] == [
+        "1",
+        "3",
+    ]
+
+
+# Prepared by tensorflow-datasets
+
+
+def test_bytes_and_arrays_come_as_json_would_have_them(folder):
+    opened = sources.open_records(folder)
+    row = next(row for row in opened if row["answer"] == "4")
+    assert row == ROWS[3] | {"more": {"of": 3, "all": [3, 3]}}
+    assert type(row["more"]["of"]) is int
+    assert opened.where(4) == f"{folder}/train, record 4"
+
+
+def test_a_split_is_chosen_by_its_name(folder):
+    assert by_question(sources.open_records(folder, split="test")) == by_question(
+        ROWS[:2]
+    )
+    assert error_of(folder, split="dev") == (
+        f"{folder} has no split dev, only test, train; name another folder, or a file."
+    )
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "parquet"])
+def test_only_array_record_is_read(tmp_path, folder, kind):
+    for file in folder.iterdir():
+        text = file.read_bytes().replace(b'"array_record"', f'"{kind}"'.encode())
+        (tmp_path / file.name).write_bytes(text)
+    assert error_of(tmp_path) == (
+        f"{tmp_path} is not prepared as array_record; prepare it anew with "
+        "file_format='array_record'."
+    )
+
+
+def test_arrays_of_any_depth_become_lists():
+    row = {"a": np.array([[1, 2]]), "b": np.array([b"x"], object), "c": [np.float32(1)]}
+    assert repr(records._in_python(row)) == "{'a': [[1, 2]], 'b': ['x'], 'c': [1.0]}"
+
+
+def test_bytes_that_are_not_text_are_a_broken_record():
+    found = records._in_python({"question": b"\xff"})
+    assert isinstance(found, records.Broken)
+    assert "a.b:1: not text ('utf-8' codec" in str(found.at("a.b:1"))
+
+
+# What cannot be opened
+
+
+def error_of(path, **options) -> str:
+    with pytest.raises(SourceError) as caught:
+        sources.open_records(path, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv", "*.parquet", "a/b"])
+def test_a_file_that_is_not_there_is_named(tmp_path, name):
+    path = tmp_path / name
+    said = f"{path} does not exist; name a file or a folder that does."
+    assert error_of(path) == error_of(str(path)) == said
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"])
+def test_an_empty_file_is_named(tmp_path, content):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    assert error_of(path) == f"{path} is empty; name a file with a record per line."
+
+
+def test_a_parquet_file_without_rows_is_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"question": pa.array([], pa.string())}), path)
+    assert error_of(path) == f"{path} has no rows; name a file with a record per row."
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.gz", "a"])
+def test_a_file_of_another_kind_is_named(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("{}")
+    assert error_of(path) == (
+        f"{path} is no .jsonl, .json or .parquet file and no folder; convert it or "
+        "name another."
+    )
+
+
+def test_a_json_array_is_no_file_of_records(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(f"\n{json.dumps(ROWS, indent=1)}")
+    assert error_of(path) == (
+        f"{path} is one JSON array; write an object per line, without commas between "
+        "them."
+    )
+
+
+def test_a_folder_without_data_is_named(tmp_path):
+    (tmp_path / "README.md").write_text("Nothing.")
+    assert error_of(tmp_path) == (
+        f"{tmp_path} holds no .parquet and no dataset_info.json; name a file in it or "
+        "another folder."
+    )
+
+
+def test_several_files_are_read_as_one_if_they_are_parquet(tmp_path):
+    json_lines(tmp_path / "a.jsonl", ROWS)
+    assert len(sources.open_records(tmp_path / "*.jsonl")) == 23
+    parquet(tmp_path / "b.parquet", ROWS)
+    for pattern in ("*", "?.*"):
+        assert error_of(tmp_path / pattern) == (
+            f"{tmp_path / pattern} stands for 2 files; only files of .parquet are read "
+            "as one, name one of them."
+        )
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_itself(tmp_path):
+    path = json_lines(tmp_path / "a[1].jsonl", ROWS)
+    assert len(sources.open_records(path)) == 23
+
+
+def test_what_is_no_parquet_is_said_in_one_sentence(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 and so on")
+    said = error_of(path)
+    assert said.startswith(f"{path} cannot be read as parquet (")
+    assert said.endswith("); fetch or write it again.")
+    assert "\n" not in said
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    path = json_lines(tmp_path / "a.jsonl", ROWS)
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(records, "open", refused, raising=False)
+    assert error_of(path) == f"{path} cannot be read: Permission denied."
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("pyarrow.parquet", "pyarrow"),
+        ("tensorflow_datasets", "tensorflow-datasets"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(
+    tmp_path, monkeypatch, module, package
+):
+    path = parquet(tmp_path / "a.parquet", ROWS)
+    if package != "pyarrow":
+        path = tmp_path
+        (path / "dataset_info.json").touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    assert error_of(path) == (
+        f"{path} is read with {package}, which is not installed; pip install {package}."
+    )
+
+
+# The scan
+
+
+def words(problem):
+    return len(problem.question.split())
+
+
+def scan(opened, layout=layouts.fields, measure=words, *, longest=100, **options: Any):
+    options.setdefault("on_error", "raise")
+    return sources.scan(opened, layout, measure, longest=longest, **options)
+
+
+def same(a, b):
+    assert a.rows.dtype == b.rows.dtype == np.int64
+    np.testing.assert_array_equal(a.rows, b.rows)
+    assert (a.longest, a.digests, a.counts) == (b.longest, b.digests, b.counts)
+
+
+def naive(lines, longest):
+    """The scan, written out over the lines of a file."""
+    rows, seen, top = [], set(), 0
+    counts = dict.fromkeys(("read", "duplicate", "too_long", "broken"), 0)
+    for line in lines:
+        row = counts["read"]
+        counts["read"] += 1
+        try:
+            question = json.loads(line)["question"].strip()
+        except (ValueError, KeyError, TypeError):
+            counts["broken"] += 1
+            continue
+        plain = re.sub(r"\s+", " ", question)
+        if plain in seen:
+            counts["duplicate"] += 1
+        elif len(plain.split(" ")) > longest:
+            counts["too_long"] += 1
+        else:
+            rows.append((row, plain))
+            top = max(top, len(plain.split(" ")))
+        seen.add(plain)
+    return rows, top, counts
+
+
+question = st.lists(
+    st.sampled_from(["a", "b", " ", "\n", "  \t"]), min_size=1, max_size=6
+)
+good = question.map(" ".join).filter(str.strip)
+lines = st.lists(
+    good.map(lambda text: json.dumps({"question": text, "answer": "1"}))
+    | st.sampled_from(["{", '{"question": ', '{"answer": "1"}', "[]"]),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(lines, st.integers(1, 5), st.integers(1, 30), st.integers(0, 3))
+def test_the_scan_is_its_definition(tmp_path_factory, content, longest, block, threads):
+    path = tmp_path_factory.getbasetemp() / "scan.jsonl"
+    path.write_text("\n".join(content))
+    want, top, counts = naive(content, longest)
+    opened = sources.open_records(path)
+    options = {"longest": longest, "on_error": "skip", "block": block}
+    if not want:
+        with pytest.raises(SourceError, match="none is left"):
+            scan(opened, threads=threads, **options)
+        return
+    got = scan(opened, threads=threads, **options)
+    assert got.rows.tolist() == [row for row, _ in want]
+    assert got.digests == [sources.digest(text) for _, text in want]
+    assert (got.longest, got.counts) == (top, counts)
+    for i, (_, text) in zip(got.rows.tolist(), want, strict=True):
+        assert opened[i]["question"].split() == text.split()
+
+
+def test_neither_blocks_nor_threads_change_the_scan(opened):
+    want = scan(opened, threads=0, block=1)
+    for threads, block in [(0, 7), (1, 1), (2, 5), (5, 2), (2, 256)]:
+        same(scan(opened, threads=threads, block=block), want)
+    assert want.counts == {"read": 23, "duplicate": 0, "too_long": 0, "broken": 0}
+    np.testing.assert_array_equal(want.rows, np.arange(23))
+
+
+def test_a_question_is_measured_once_and_in_order(tmp_path):
+    rows = [{"question": f"{i % 7}?", "answer": str(i)} for i in range(70)]
+    opened = sources.open_records(json_lines(tmp_path / "a.jsonl", rows))
+    measured = []
+
+    def measure(problem):
+        assert threading.current_thread() is threading.main_thread()
+        measured.append(problem)
+        return 9 if problem.question == "3?" else 1
+
+    index = scan(opened, measure=measure, longest=8, block=4)
+    assert measured == [Problem(f"{i}?", str(i)) for i in range(7)]
+    assert index.rows.tolist() == [0, 1, 2, 4, 5, 6]
+    assert index.counts == {"read": 70, "duplicate": 63, "too_long": 1, "broken": 0}
+    assert index.longest == 1
+
+
+def test_a_prompt_as_long_as_the_longest_stays(tmp_path):
+    rows = [{"question": "a " * n, "answer": "1"} for n in (3, 5, 4)]
+    opened = sources.open_records(json_lines(tmp_path / "a.jsonl", rows))
+    index = scan(opened, longest=4)
+    assert index.rows.tolist() == [0, 2]
+    assert index.longest == 4
+
+
+def test_a_digest_knows_words_and_not_the_space_between_them():
+    assert len(sources.digest("a b")) == 16
+    assert sources.digest(" a\n\n b\t") == sources.digest("a b")
+    assert len({sources.digest(text) for text in ("a b", "ab", "a  c", "A b", "")}) == 5
+
+
+def test_progress_is_told_to_the_end(opened):
+    told = []
+    scan(opened, told=lambda *progress: told.append(progress), block=10)
+    assert told == [(10, 23), (20, 23), (23, 23)]
+    told.clear()
+    scan(opened, told=lambda *progress: told.append(progress), block=23)
+    assert told == [(23, 23)]
+
+
+def broken_file(path):
+    good = json.dumps(ROWS[0])
+    path.write_text(f'{good}\n\n{{"question": "Add."}}\n{{"question": \n{good}\n')
+    return sources.open_records(path)
+
+
+@pytest.mark.parametrize("block", [1, 2, 256])
+def test_the_first_broken_record_is_raised_with_its_place(tmp_path, block):
+    path = tmp_path / "a.jsonl"
+    opened = broken_file(path)
+    with pytest.raises(LayoutError) as caught:
+        scan(opened, block=block)
+    assert str(caught.value) == (
+        f"{path}:3: answer is missing, the record has the keys question; mend the "
+        "record, name its fields with layouts.fields, or --set task.on_error=skip."
+    )
+    with pytest.raises(RecordError) as caught:
+        scan(opened, functools.partial(layouts.fields, answer=None), block=block)
+    assert str(caught.value).startswith(f"{path}:4: not a JSON object (Expecting value")
+
+
+def test_broken_records_are_skipped_if_so_asked(tmp_path):
+    index = scan(broken_file(tmp_path / "a.jsonl"), on_error="skip")
+    assert index.rows.tolist() == [0]
+    assert index.counts == {"read": 4, "duplicate": 1, "too_long": 0, "broken": 2}
+
+
+def test_a_row_of_parquet_that_is_not_text_is_skipped(tmp_path):
+    opened = sources.open_records(not_text(tmp_path / "a.parquet"))
+    with pytest.raises(RecordError, match="row 1: not text"):
+        scan(opened)
+    index = scan(opened, on_error="skip")
+    assert index.rows.tolist() == [0, 2]
+
+
+def test_what_a_layout_of_ones_own_raises_is_said_with_the_place(opened):
+    def own(record):
+        return Problem(record["what"])
+
+    with pytest.raises(LayoutError) as caught:
+        scan(opened, own)
+    assert str(caught.value) == (
+        f"{opened.where(0)}: the layout failed (KeyError: 'what'); mend it or the "
+        "record, or --set task.on_error=skip."
+    )
+
+
+def test_a_file_that_breaks_under_the_scan_is_named(tmp_path):
+    path = parquet(tmp_path / "a.parquet", ROWS)
+    opened = sources.open_records(path)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(SourceError, match="cannot be read as parquet"):
+        scan(opened, on_error="skip")
+
+
+@pytest.mark.parametrize(
+    ("options", "counted", "fix"),
+    [
+        (
+            {"measure": lambda _: 200},
+            "1 ask what one before them asks, 3 have a prompt of more than 100 tokens, "
+            "0 are broken",
+            "allow longer prompts",
+        ),
+        (
+            {"layout": layouts.dapo_math},
+            "0 ask what one before them asks, 0 have a prompt of more than 100 tokens, "
+            "4 are broken",
+            "see what is broken with --set task.on_error=raise",
+        ),
+    ],
+)
+def test_if_nothing_is_left_it_is_said_why(tmp_path, options, counted, fix):
+    path = json_lines(tmp_path / "a.jsonl", [*ROWS[:3], ROWS[1]])
+    with pytest.raises(SourceError) as caught:
+        scan(sources.open_records(path), on_error="skip", **options)
+    assert str(caught.value) == (
+        f"{path} has 4 records and none is left: {counted}; {fix}."
+    )
+
+
+def test_a_scan_holds_numbers_and_no_text(tmp_path):
+    path, count = tmp_path / "a.jsonl", 200_000
+    with open(path, "w") as file:
+        for i in range(count):
+            file.write(f'{{"question": "{"o" * 600} {i}"}}\n')
+    tracemalloc.start()
+    try:
+        opened = sources.open_records(path)
+        index = scan(opened, lambda record: Problem(**record), lambda _: 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(index.rows) == count
+    assert peak < path.stat().st_size / 4
+    assert opened[count - 1]["question"].endswith(f" {count - 1}")
+    assert opened.where(count - 1) == f"{path}:{count}"
