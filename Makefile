@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test test-newest lint types unit clean
+.PHONY: quickstart test test-newest parity lint types unit clean
 
 quickstart: $(VENV)/run.stamp
 	$(BIN)/python -m curax.train $(if $(wildcard runs/quickstart/config.json),--resume)
@@ -28,6 +28,19 @@ test-newest:
 	@test -n "$(NEWEST)" || { echo "No python3.13 or python3.12 runs here; name one: NEWEST=PATH."; exit 2; }
 	$(MAKE) unit VENV=.venv-newest PYTHON=$(NEWEST)
 
+# What transformers and peft compute, compared; they are installed for nothing else.
+# On Linux, TORCH='torch --extra-index-url https://download.pytorch.org/whl/cpu' saves
+# gigabytes of CUDA.
+PARITY ?= .venv-parity
+TORCH ?= torch
+parity: $(PARITY)/parity.stamp
+	$(PARITY)/bin/python -m pytest -o filterwarnings=default tests/parity/parity.py
+
+$(PARITY)/parity.stamp: pyproject.toml
+	$(PYTHON) -m venv $(PARITY)
+	$(PARITY)/bin/python -m pip install --quiet --editable . hypothesis pytest transformers peft $(TORCH)
+	touch $@
+
 $(VENV)/run.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "curax needs Python 3.11 or later; set PYTHON=path.")'
 	$(PYTHON) -m venv $(VENV)
@@ -39,4 +52,4 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-newest runs
+	rm -rf $(VENV) .venv-newest $(PARITY) runs

@@ -107,6 +107,8 @@ def taken(
     count = -(-vocab // size)
     padded = jnp.pad(head, ((0, count * size - vocab), (0, 0)))
     parts = padded.reshape(count, size, -1)
+    # Gradients of chunks add up in float32, whatever the products are made in.
+    wide = jnp.asarray(features, jnp.float32)
     first_columns = jnp.arange(size, dtype=tokens.dtype)
     first_columns = first_columns.reshape(*(1,) * tokens.ndim, -1)
 
@@ -117,7 +119,10 @@ def taken(
         start, weight = part
         column = start + first_columns
         z = jnp.einsum(
-            "...d,vd->...v", features, weight, preferred_element_type=jnp.float32
+            "...d,vd->...v",
+            wide.astype(features.dtype),
+            weight,
+            preferred_element_type=jnp.float32,
         )
         z = z / temperature
         z = jnp.where(column < vocab, z, jnp.finfo(jnp.float32).min)

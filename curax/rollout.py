@@ -57,10 +57,7 @@ def prefill(model: Model, params: Any, contexts: Contexts) -> Prefix:
     """Run every context through the model once."""
     mask = contexts.mask
     positions = jnp.maximum(jnp.cumsum(mask, -1, dtype=jnp.int32) - 1, 0)
-    causal = jnp.tril(jnp.ones((mask.shape[-1],) * 2, bool))
-    features, cache = model.features(
-        params, contexts.tokens, positions, causal[None] & mask[:, None, :]
-    )
+    features, cache = model.features(params, contexts.tokens, positions, mask)
     return Prefix(cache=cache, last=features[:, -1])
 
 
@@ -84,13 +81,11 @@ def extend(
         return prefix.last[:, None]
     t = jnp.arange(steps - 1, dtype=jnp.int32)
     length = jnp.sum(seen, -1, dtype=jnp.int32)
-    ahead = jnp.broadcast_to(seen[:, None, :], (n, steps - 1, seen.shape[-1]))
-    behind = jnp.broadcast_to(t[:, None] >= t[None, :], (n, steps - 1, steps - 1))
     features, _ = model.features(
         params,
         tokens[:, :-1],
         length[:, None] + t[None, :],
-        jnp.concatenate([ahead, behind], -1),
+        jnp.concatenate([seen, jnp.ones((n, steps - 1), bool)], -1),
         prefix.cache,
     )
     return jnp.concatenate([prefix.last[:, None], features], 1)
@@ -111,6 +106,7 @@ def sample(
     top_p: float | jax.Array = 1.0,
     slots: int = 0,
     stopping: Stopping | None = None,
+    prefix: Prefix | None = None,
 ) -> Rollouts:
     """Draw one completion for every row of the plan.
 
@@ -136,6 +132,7 @@ def sample(
         top_p: keep the smallest set of likeliest tokens with this mass; 1 keeps all.
         slots: completions decoded at a time; 0 means one per row.
         stopping: ends prompts early; None draws all rows of the plan.
+        prefix: `prefill` of the contexts, if it is known already.
 
     Returns:
         `[N, T]` completions with log-probs of the distribution drawn from and of the
@@ -149,7 +146,8 @@ def sample(
     width = contexts.tokens.shape[-1]
     length = jnp.sum(contexts.mask, -1, dtype=jnp.int32)
     head = model.head(params)
-    prefix = prefill(model, params, contexts)
+    if prefix is None:
+        prefix = prefill(model, params, contexts)
     row_key = keys.row_keys(key, plan.prompt, plan.slot)
     # The queue: rows that exist, prompt by prompt; `first` is where each one's begin.
     queue = jnp.lexsort((plan.slot, plan.prompt, ~plan.exists)).astype(jnp.int32)
@@ -171,7 +169,7 @@ def sample(
             params,
             token[:, None],
             (length[context] + table.count - 1)[:, None],
-            jnp.concatenate([contexts.mask[context], own], -1)[:, None, :],
+            jnp.concatenate([contexts.mask[context], own], -1),
             table.cache,
             width + table.time % max_tokens,
         )

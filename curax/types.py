@@ -1,7 +1,7 @@
 """The arrays that travel from stage to stage. Shapes: see CONTRIBUTING, "Words"."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -93,7 +93,8 @@ class Difficulty:
 class TrainState:
     """All that a run is. Saved as one tree; resumed, it goes on bit for bit."""
 
-    params: Any  # nested dict of arrays
+    params: Any  # nested dict of arrays, those that are trained
+    frozen: Any = None  # nested dict of the others; None: all are trained
     opt_state: Any  # optax state
     reference: Any  # params the KL refers to, or None
     memory: Memory
@@ -109,18 +110,25 @@ class Model:
     Attributes:
         init: `key -> params`.
         features: `(params, tokens [N, Q] int32, positions [N, Q] int32,
-            mask [N, Q, S] bool, cache, column) -> (features [N, Q, D], cache)`.
+            seen [N, S] bool, cache, column) -> (features [N, Q, D], cache)`.
             Keys and values of the tokens join those of the cache: behind them where
             `column` is None (S grows by Q; no cache: S = Q), else written in place
-            from `column` on (S is the cache's length). Each query sees `mask` of them.
+            from `column` on (S is the cache's length). Queries look at the keys `seen`
+            names; without a column, of these at their own and those before.
         head: `params -> [V, D]`, the matrix that turns features into logits.
         axes: tree like params of logical axis names, one per dimension.
+        trained: whether the parameter at a path of keys is trained; None: all are.
+        load: `sharding -> params`, read from a checkpoint instead of drawn, all or
+            some; the sharding is a tree like params, None for one device. None:
+            nothing is read.
     """
 
     init: Callable[[jax.Array], Any]
     features: Callable[..., Any]
     head: Callable[[Any], jax.Array]
     axes: Any
+    trained: Callable[[tuple[str, ...]], bool] | None = None
+    load: Callable[[Any], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,15 +142,23 @@ class Task:
         num_prompts: training prompts have ids below this.
         num_held_out: held-out prompts have ids below this; no question is on both
             sides.
-        prompts: training prompts, `id [B] -> Prompts`; pure.
-        held_out: held-out prompts, `id [B] -> Prompts`; pure.
+        prompts: training prompts, `id [B] -> Prompts`, a pure JAX function, or one of
+            numpy arrays if `in_files`.
+        held_out: held-out prompts, `id [B] -> Prompts`, likewise.
         traces: completions to imitate, `(key, Prompts) -> (tokens [B, T] int32,
-            mask [B, T] bool)`; None where there are none.
+            mask [B, T] bool)`; None where there are none. A row without any True is
+            not imitated.
         verify: outcome of each completion, in [0, 1], NaN where it cannot be told.
             On the device `(target [N, ...], tokens [N, T], mask [N, T]) -> [N]`; on
             the host one at a time, `(target, tokens) -> float | None`.
         on_device: whether `verify` is a JAX function.
         decode: token ids to readable text.
+        in_files: whether prompts and traces are made on the host, as numpy arrays.
+        verify_all: on the host all at once instead of one at a time, `(targets,
+            completions) -> outcomes`: a float, None, or why it is missing in words,
+            the first of which names the kind (`timeout`, `error: ...`).
+        told: what was found in the files, in words, said once when a run begins.
+        mark: changes with the questions in the files, and with their order.
     """
 
     vocab_size: int
@@ -150,9 +166,15 @@ class Task:
     end: tuple[int, ...]
     num_prompts: int
     num_held_out: int
-    prompts: Callable[[jax.Array], Prompts]
-    held_out: Callable[[jax.Array], Prompts]
-    traces: Callable[[jax.Array, Prompts], tuple[jax.Array, jax.Array]] | None
+    prompts: Callable[[Any], Prompts]
+    held_out: Callable[[Any], Prompts]
+    traces: Callable[[Any, Prompts], tuple[Any, Any]] | None
     verify: Callable
     on_device: bool
     decode: Callable[[Any], str]
+    in_files: bool = False
+    verify_all: (
+        Callable[[list[Any], list[Any]], Sequence[float | str | None]] | None
+    ) = None
+    told: str = ""
+    mark: int = 0

@@ -1,31 +1,34 @@
 """The transformer: pinned parameters, naive numpy, caches, padding, causality."""
 
+import re
 from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_attention
 import tiny
 from contracts import close
 
-from curax.models import transformer
+from curax.models import rotary
+from curax.models.rotary import RopeScaling
 
 N, Q, BEFORE = 3, 6, 4
 features = tiny.jit(tiny.MODEL.features)
 TOKENS = np.random.default_rng(1).integers(0, tiny.V, (N, Q)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(Q, dtype=np.int32), (N, Q))
-CAUSAL = np.broadcast_to(np.tril(np.ones((Q, Q), bool)), (N, Q, Q))
+SEEN = np.ones((N, Q), bool)
 
 
 @cache
 def whole():
-    return features(tiny.params(), TOKENS, POSITIONS, CAUSAL)
+    return features(tiny.params(), TOKENS, POSITIONS, SEEN)
 
 
 @cache
 def beginning():
-    at = TOKENS[:, :BEFORE], POSITIONS[:, :BEFORE], CAUSAL[:, :BEFORE, :BEFORE]
+    at = TOKENS[:, :BEFORE], POSITIONS[:, :BEFORE], SEEN[:, :BEFORE]
     return features(tiny.params(), *at)
 
 
@@ -79,6 +82,35 @@ def test_scanned_layers_have_stacked_parameters_of_the_same_values():
     jax.tree.map(np.testing.assert_array_equal, stacked(one), many)
 
 
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_options_add_and_drop_the_parameters_they_name_and_no_others(scan_layers):
+    def shapes(**options):
+        policy = tiny.model(scan_layers=scan_layers, **options)
+        axes = by_name(policy.axes, is_leaf=lambda node: isinstance(node, tuple))
+        params = by_name(jax.eval_shape(policy.init, jax.random.key(0)))
+        return {name: (p.shape, axes[name]) for name, p in params.items()}
+
+    def layer(leaves):
+        if not scan_layers:
+            return {f"layers.{i}.{n}": leaf for i in range(2) for n, leaf in leaves}
+        return {f"layers.{n}": ((2, *s), (None, *axes)) for n, (s, axes) in leaves}
+
+    base = shapes()
+    norms = {name for name in base if "q_norm" in name or "k_norm" in name}
+    assert set(shapes(qk_norm=False)) == set(base) - norms
+    sizes = {"q": 16, "k": 8, "v": 8}
+    bias = layer([(f"{n}.bias", ((size,), ("heads",))) for n, size in sizes.items()])
+    assert shapes(qkv_bias=True) == base | bias
+    adapters = [
+        ("q.lora_a", ((16, 3), ("embed", None))),
+        ("q.lora_b", ((3, 16), (None, "heads"))),
+        ("down.lora_a", ((24, 3), ("mlp", None))),
+        ("down.lora_b", ((3, 16), (None, "embed"))),
+    ]
+    got = shapes(lora_rank=3, lora_modules=("q", "down"))
+    assert got == base | layer(adapters)
+
+
 def stacked(params):
     """The parameters of unrolled layers as those of scanned ones."""
     both = [params["layers"][str(i)] for i in range(2)]
@@ -113,6 +145,58 @@ def test_initial_parameters_have_the_stated_spread():
     assert not np.allclose(one, two)
 
 
+# ----- adapters, and what parameters are kept in
+
+
+def test_an_adapted_model_begins_as_the_base_model():
+    adapted = tiny.model(lora_rank=4)
+    one, two = (tiny.jit(m.init)(jax.random.key(0)) for m in (tiny.MODEL, adapted))
+    one, two = by_name(one), by_name(two)
+    assert len(two) == len(one) + 2 * 7 * 2
+    for name, leaf in two.items():
+        if name.endswith("lora_b"):
+            assert not leaf.any()
+        elif name.endswith("lora_a"):
+            bound = leaf.shape[0] ** -0.5
+            assert 0.8 * bound < np.abs(leaf).max() <= bound
+        else:
+            np.testing.assert_array_equal(leaf, one[name])
+    draws = [leaf for name, leaf in two.items() if name.endswith("q.lora_a")]
+    assert not np.allclose(*draws)
+
+
+def test_adapters_alone_are_trained():
+    assert tiny.MODEL.trained is None
+    adapted = tiny.model(lora_rank=1, lora_modules=("q", "up"))
+    assert adapted.trained
+    names = by_name(jax.eval_shape(adapted.init, jax.random.key(0)))
+    trained = {name for name in names if adapted.trained(tuple(name.split(".")))}
+    assert trained == {
+        f"layers.{i}.{matrix}.lora_{half}"
+        for i in range(2)
+        for matrix in ("q", "up")
+        for half in "ab"
+    }
+
+
+def test_parameters_are_kept_in_the_precision_asked_for_and_adapters_in_float32():
+    options = {"param_dtype": jnp.bfloat16, "dtype": jnp.bfloat16, "qkv_bias": True}
+    low = tiny.model(lora_rank=2, **options)
+    params = tiny.jit(low.init)(jax.random.key(0))
+    for name, leaf in by_name(params).items():
+        kept = jnp.float32 if "lora" in name else jnp.bfloat16
+        assert leaf.dtype == kept, name
+    got, _ = tiny.jit(low.features)(params, TOKENS, POSITIONS, SEEN)
+    assert got.dtype == jnp.bfloat16
+
+
+def test_the_output_head_is_in_the_precision_that_the_model_computes_in():
+    for tied in (False, True):
+        low = tiny.model(dtype=jnp.bfloat16, tied=tied)
+        want = tiny.params()["embed" if tied else "head"].astype(jnp.bfloat16)
+        np.testing.assert_array_equal(low.head(tiny.params()), want)
+
+
 # ----- against naive numpy, in float64
 
 
@@ -120,91 +204,105 @@ def naive_rms(x, scale):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
 
 
-def naive_rotation(x, position, theta=10_000.0):
+def naive_rotation(x, position, theta=10_000.0, scaling=None):
     """Entries i and i + d/2 are one complex number, turned by its own frequency."""
     half = x.shape[-1] // 2
     turned = x[..., :half] + 1j * x[..., half:]
-    turned = turned * np.exp(1j * position * theta ** (-np.arange(half) / half))
+    frequency = theta ** (-np.arange(half) / half)
+    if scaling:
+        frequency = np.array([naive_scaling(f, scaling) for f in frequency])
+    turned = turned * np.exp(1j * position * frequency)
     return np.concatenate([turned.real, turned.imag], -1)
 
 
-def naive_attention(q, k, v, mask):
-    """One query of one head at a time; q `[heads, Q, d]`, k and v `[kv_heads, S, d]`"""
-    out = np.zeros_like(q)
-    for h, t in np.ndindex(*q.shape[:2]):
-        own = h // (len(q) // len(k))
-        score = np.exp(k[own][mask[t]] @ q[h, t] / np.sqrt(q.shape[-1]))
-        out[h, t] = score / score.sum() @ v[own][mask[t]]
-    return out
+def naive_scaling(frequency, scaling):
+    """By wavelength in tokens, as Llama 3 was published."""
+    wavelength = 2 * np.pi / frequency
+    window = scaling.original_max_position_embeddings
+    if wavelength < window / scaling.high_freq_factor:
+        return frequency
+    if wavelength > window / scaling.low_freq_factor:
+        return frequency / scaling.factor
+    smooth = (window / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
-def naive_features(params, tokens):
+def naive_product(x, own, scale):
+    y = x @ own["kernel"] + own.get("bias", 0.0)
+    return y + scale * (x @ own["lora_a"] @ own["lora_b"]) if "lora_a" in own else y
+
+
+def naive_features(params, tokens, scaling=None, scale=0.0):
     x = params["embed"][tokens]
     for i in range(2):
         own = params["layers"][str(i)]
         y = naive_rms(x, own["attention_norm"]["scale"])
         q, k, v = (
-            (y @ own[name]["kernel"]).reshape(len(x), -1, 8).swapaxes(0, 1)
+            naive_product(y, own[name], scale).reshape(len(x), -1, 8).swapaxes(0, 1)
             for name in "qkv"
         )
+        if "q_norm" in own:
+            q = naive_rms(q, own["q_norm"]["scale"])
+            k = naive_rms(k, own["k_norm"]["scale"])
         q, k = (
-            naive_rms(z, own[n]["scale"]) for n, z in (("q_norm", q), ("k_norm", k))
-        )
-        q, k = (
-            np.stack([naive_rotation(z[:, t], t) for t in range(len(x))], 1)
+            np.stack(
+                [naive_rotation(z[:, t], t, scaling=scaling) for t in range(len(x))], 1
+            )
             for z in (q, k)
         )
-        y = naive_attention(q, k, v, np.tril(np.ones((len(x),) * 2, bool)))
-        x = x + y.swapaxes(0, 1).reshape(len(x), -1) @ own["o"]["kernel"]
+        y = test_attention.naive(q, k, v, np.tril(np.ones((len(x),) * 2, bool)))
+        y = y.swapaxes(0, 1).reshape(len(x), -1)
+        x = x + naive_product(y, own["o"], scale)
         y = naive_rms(x, own["mlp_norm"]["scale"])
-        gate = y @ own["gate"]["kernel"]
-        y = gate / (1 + np.exp(-gate)) * (y @ own["up"]["kernel"])
-        x = x + y @ own["down"]["kernel"]
+        gate = naive_product(y, own["gate"], scale)
+        y = gate / (1 + np.exp(-gate)) * naive_product(y, own["up"], scale)
+        x = x + naive_product(y, own["down"], scale)
     return naive_rms(x, params["norm"]["scale"])
 
 
-def test_the_model_is_its_definition():
-    params = jax.tree.map(lambda p: np.asarray(p, np.float64), tiny.params())
-    got, _ = whole()
+# So short a window that a tiny model has slow, quick and interpolated pairs.
+SCALING = RopeScaling(
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({}, 0),
+        ({"qk_norm": False, "qkv_bias": True}, 0),
+        ({"qk_norm": False, "rope_scaling": SCALING}, 0),
+        ({"lora_rank": 2, "lora_alpha": 6.0, "qkv_bias": True}, 3),
+        ({"lora_rank": 2, "lora_modules": ("k", "down")}, 8),
+    ],
+)
+def test_the_model_is_its_definition(options, scale):
+    policy = tiny.model(**options)
+    params = tiny.random_params(policy)
+    got, _ = tiny.jit(policy.features)(params, TOKENS, POSITIONS, SEEN)
+    exact = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
     for n in range(N):
-        close(got[n], naive_features(params, TOKENS[n]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 2), (3, 1)])
-def test_attention_is_its_definition(heads, kv_heads):
-    random = np.random.default_rng(0)
-    q = random.normal(size=(2, heads, 3, 8)).astype(np.float32)
-    k, v = random.normal(size=(2, 2, kv_heads, 5, 8)).astype(np.float32)
-    mask = random.random((2, 3, 5)) < 0.5
-    mask[..., 2] = True
-    got = transformer.attention(q, k, v, mask)
-    for n in range(2):
-        close(got[n], naive_attention(q[n], k[n], v[n], mask[n]), atol=1e-5)
-    nowhere = transformer.attention(q, k, v, np.zeros_like(mask))
-    mean = np.repeat(v.mean(-2, keepdims=True), heads // kv_heads, 1)
-    close(nowhere, np.broadcast_to(mean, q.shape), atol=1e-5)
-
-
-def test_what_a_mask_hides_does_not_matter():
-    random = np.random.default_rng(0)
-    q, k, v = random.normal(size=(3, 1, 2, 4, 8)).astype(np.float32)
-    mask = np.arange(4) < np.array([[[1], [2], [2], [2]]])
-    hidden = np.arange(4)[:, None] >= 2
-    want = transformer.attention(q, k, v, mask)
-    got = transformer.attention(
-        q, np.where(hidden, np.float32(1e4), k), np.where(hidden, 1e4, v), mask
-    )
-    np.testing.assert_array_equal(got, want)
+        want = naive_features(exact, TOKENS[n], options.get("rope_scaling"), scale)
+        close(got[n], want, rtol=1e-4, atol=2e-5)
 
 
 def test_rotation_is_its_definition_and_depends_on_distance_alone():
     random = np.random.default_rng(0)
     x, y = random.normal(size=(2, 1, 1, 3, 8)).astype(np.float32)
-    turn = partial(transformer.rotate, theta=10_000.0)
+    turn = partial(rotary.rotate, theta=10_000.0)
     positions = np.array([[0, 5, 700]], np.int32)
     got = np.asarray(turn(x, positions))
     for t, position in enumerate(positions[0]):
         close(got[0, 0, t], naive_rotation(x[0, 0, t], position), atol=2e-4)
+    scaled = np.asarray(turn(x, positions, scaling=SCALING))
+    for t, position in enumerate(positions[0]):
+        want = naive_rotation(x[0, 0, t], position, scaling=SCALING)
+        close(scaled[0, 0, t], want, atol=2e-4)
     for shift in (3, 50):
         near = np.sum(turn(x, positions) * turn(y, positions + 2), -1)
         far = np.sum(turn(x, positions + shift) * turn(y, positions + 2 + shift), -1)
@@ -217,7 +315,7 @@ def test_rotation_is_its_definition_and_depends_on_distance_alone():
 def test_decoding_token_by_token_into_a_growing_cache_is_the_full_forward():
     want, (_, cache) = whole()[0], beginning()
     for t in range(BEFORE, Q):
-        at = TOKENS[:, t, None], POSITIONS[:, t, None], CAUSAL[:, t, None, : t + 1]
+        at = TOKENS[:, t, None], POSITIONS[:, t, None], SEEN[:, : t + 1]
         got, cache = features(tiny.params(), *at, cache)
         close(got[:, 0], want[:, t], atol=1e-5)
 
@@ -225,7 +323,7 @@ def test_decoding_token_by_token_into_a_growing_cache_is_the_full_forward():
 def test_decoding_in_place_in_any_column_order_is_the_full_forward():
     want, _ = whole()
     junk = jnp.full((N, 1, Q, 8), 100.0)
-    cache, seen = ((junk, junk), (junk, junk)), np.zeros((N, 1, Q), bool)
+    cache, seen = ((junk, junk), (junk, junk)), np.zeros((N, Q), bool)
     for t, column in enumerate(np.random.default_rng(0).permutation(Q)):
         seen[..., column] = True
         got, cache = features(
@@ -244,8 +342,7 @@ def test_padding_on_the_left_changes_nothing():
     short = Q - 4
     tokens = np.roll(TOKENS, 4, 1)  # what stands under the padding is junk
     positions = np.maximum(POSITIONS - 4, 0)
-    mask = CAUSAL & (np.arange(Q) >= 4)
-    got, _ = features(tiny.params(), tokens, positions, mask)
+    got, _ = features(tiny.params(), tokens, positions, SEEN & (np.arange(Q) >= 4))
     close(got[:, 4:], want[:, :short], atol=1e-5)
 
 
@@ -254,7 +351,7 @@ def test_no_feature_depends_on_a_later_token(t):
     other = TOKENS.copy()
     other[:, t] = (other[:, t] + 1) % tiny.V
     one, _ = whole()
-    two, _ = features(tiny.params(), other, POSITIONS, CAUSAL)
+    two, _ = features(tiny.params(), other, POSITIONS, SEEN)
     np.testing.assert_array_equal(one[:, :t], two[:, :t])
     assert (np.abs(one[:, t:] - two[:, t:]).max(-1) > 1e-3).all()
 
@@ -263,12 +360,12 @@ def test_no_feature_depends_on_a_later_token(t):
 def test_scanned_layers_are_unrolled_layers(remat):
     scanned = tiny.jit(tiny.model(scan_layers=True, remat=remat).features)
     params, alike = stacked(tiny.params()), partial(close, atol=1e-6)
-    jax.tree.map(alike, scanned(params, TOKENS, POSITIONS, CAUSAL), whole())
-    rest = TOKENS[:, BEFORE:], POSITIONS[:, BEFORE:], CAUSAL[:, BEFORE:]
+    jax.tree.map(alike, scanned(params, TOKENS, POSITIONS, SEEN), whole())
+    rest = TOKENS[:, BEFORE:], POSITIONS[:, BEFORE:], SEEN
     got, cache = scanned(params, *rest, beginning()[1])
     close(got, whole()[0][:, BEFORE:], atol=1e-6)
     jax.tree.map(alike, cache, whole()[1])
-    column = np.zeros((N, 1, BEFORE), bool) | (np.arange(BEFORE) < 2)
+    column = np.zeros((N, BEFORE), bool) | (np.arange(BEFORE) < 2)
     at = TOKENS[:, :1], POSITIONS[:, :1], column, beginning()[1], np.int32(1)
     want = features(tiny.params(), *at)
     jax.tree.map(alike, scanned(params, *at), want)
@@ -282,7 +379,7 @@ def test_remat_keeps_less_and_changes_no_gradient(scan_layers):
         model = tiny.model(scan_layers=scan_layers, remat=remat)
 
         def loss(params):
-            return jnp.sum(model.features(params, TOKENS, POSITIONS, CAUSAL)[0] ** 2)
+            return jnp.sum(model.features(params, TOKENS, POSITIONS, SEEN)[0] ** 2)
 
         _, pull = jax.vjp(loss, params)
         size = sum(leaf.size for leaf in jax.tree.leaves(pull))
@@ -299,7 +396,7 @@ def test_remat_keeps_less_and_changes_no_gradient(scan_layers):
 
 def test_in_bfloat16_features_are_near_those_in_float32():
     low = tiny.model(dtype=jnp.bfloat16)
-    got, cache = tiny.jit(low.features)(tiny.params(), TOKENS, POSITIONS, CAUSAL)
+    got, cache = tiny.jit(low.features)(tiny.params(), TOKENS, POSITIONS, SEEN)
     assert {leaf.dtype for leaf in jax.tree.leaves((got, cache))} == {
         np.dtype(jnp.bfloat16)
     }
@@ -319,8 +416,32 @@ def test_in_bfloat16_features_are_near_those_in_float32():
             {"head_dim": 7},
             "model.head_dim=7 must be even, for rotary halves; set it to 8.",
         ),
+        (
+            {"lora_rank": 2, "lora_modules": ("q", "gate_proj")},
+            "model.lora_modules names 'gate_proj', but a layer has q, k, v, o, gate, "
+            "up, down; name gate instead.",
+        ),
+        (
+            {"lora_rank": 2, "lora_modules": ("head",)},
+            "model.lora_modules names 'head', but a layer has q, k, v, o, gate, up, "
+            "down; name some instead.",
+        ),
+        (
+            {"lora_rank": 2, "lora_modules": ()},
+            "model.lora_modules=() leaves nothing to train; name some of q, k, v, o, "
+            "gate, up, down, or set model.lora_rank to 0.",
+        ),
     ],
 )
-def test_impossible_heads_are_refused_in_a_sentence(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_impossible_sizes_are_refused_in_a_sentence(options, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         tiny.model(**options)
+
+
+def test_a_band_of_frequencies_that_is_empty_is_refused_in_a_sentence():
+    sentence = (
+        "rope_scaling.high_freq_factor=1.0 must be above low_freq_factor=1.0; set it "
+        "to 4.0."
+    )
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        RopeScaling(high_freq_factor=1.0)

@@ -42,6 +42,11 @@ jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 @cache
 def params():
+    """Those of the tiny model."""
+    return random_params(MODEL)
+
+
+def random_params(policy):
     """Random ones; scales too, so that a forgotten one shows. Quicker than `init`."""
     random = np.random.default_rng(0)
 
@@ -50,7 +55,7 @@ def params():
         values = centre + 0.3 * random.normal(size=shape.shape)
         return jnp.asarray(values, jnp.float32)
 
-    shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
     return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
@@ -91,9 +96,7 @@ def full_logits(policy, params, sequence, place):
     """`[N, T, V]` logits at the places, by one plain causal forward over each row."""
     n, length = sequence.shape
     positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (n, length))
-    mask = jnp.broadcast_to(
-        jnp.tril(jnp.ones((length, length), bool)), (n,) + (length,) * 2
-    )
-    features, _ = policy.features(params, sequence, positions, mask)
+    everything = jnp.ones((n, length), bool)
+    features, _ = policy.features(params, sequence, positions, everything)
     features = jnp.take_along_axis(features, place[..., None], 1)
     return jnp.einsum("ntd,vd->ntv", features, policy.head(params))

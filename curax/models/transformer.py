@@ -1,4 +1,4 @@
-"""Decoder-only transformer of the Qwen3 family: RoPE, GQA, q/k norm, SwiGLU.
+"""Decoder-only transformer: RoPE, GQA, SwiGLU, as Qwen2, Qwen3 and Llama 3 have them.
 
 A shallow model is unrolled, each layer with parameters of its own. A deep one can scan
 over its layers, whose parameters are then stacked on a leading axis; decoding is
@@ -7,6 +7,7 @@ head-major (`[N, heads, tokens, d]`), as is the cache: decoding never transposes
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,18 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 from jax.nn import initializers
 
-from curax.kinds import Count
+from curax.kinds import Count, Natural, Positive
+from curax.models import attention
+from curax.models.modules import (
+    MATRICES,
+    Dense,
+    axes_of,
+    check_matrices,
+    fan_in,
+    is_adapter,
+    rms,
+)
+from curax.models.rotary import RopeScaling, rotate
 from curax.types import Model
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: k, v [N, kv_heads, S, d]
@@ -32,14 +44,28 @@ def model(
     head_dim: Count = 16,
     mlp_width: Count = 192,
     rope_theta: float = 10_000.0,
+    rope_scaling: RopeScaling | None = None,
     norm_eps: float = 1e-6,
+    qk_norm: bool = True,
+    qkv_bias: bool = False,
     tied: bool = False,
     embedding_std: float = 0.3,
     scan_layers: bool = False,
     remat: bool = False,
     dtype: Any = jnp.float32,
+    param_dtype: Any = jnp.float32,
+    attend: Callable[..., jax.Array] = attention.by_platform,
+    lora_rank: Natural = 0,
+    lora_alpha: Positive = 16.0,
+    lora_modules: tuple[str, ...] = MATRICES,
 ) -> Model:
-    """A Qwen3-style policy; parameters are float32, `dtype` is what it computes in.
+    """A policy of the Qwen3 family, or of a sibling's.
+
+    | family | `qk_norm` | `qkv_bias` | `rope_scaling` |
+    |---|---|---|---|
+    | Qwen2, Qwen2.5 | False | True | None |
+    | Qwen3 | True | False | None |
+    | Llama 3 | False | False | from 3.1 on |
 
     Args:
         vocab_size: V.
@@ -50,7 +76,10 @@ def model(
         head_dim: d, even.
         mlp_width: hidden width of the SwiGLU.
         rope_theta: base of the rotary frequencies.
+        rope_scaling: of the rotary frequencies, to a longer context; None: as they are.
         norm_eps: added to the mean square by every RMSNorm.
+        qk_norm: an RMSNorm on the queries and keys of every head.
+        qkv_bias: a bias on queries, keys and values.
         tied: use the embedding table as output head.
         embedding_std: of the token embeddings at initialisation. Below about 0.1 the
             RMSNorm behind it makes their gradients, hence Adam's steps, very large.
@@ -58,13 +87,20 @@ def model(
             the time to compile an update no longer grows with L.
         remat: keep no activations within a layer for the backward pass, but compute
             them again: less memory, about a third more work in the update.
-        dtype: of activations and matrix products; log-probs are float32 regardless.
+        dtype: of activations and matrix products, that with the output head included;
+            log-probs are float32 regardless.
+        param_dtype: what parameters are kept in.
+        attend: an implementation of `curax.models.attention`.
+        lora_rank: r of the adapters; above 0 they alone are trained. They are float32.
+        lora_alpha: over r, the scale of what adapters add.
+        lora_modules: matrices of each layer that have one, of `MATRICES`.
 
     Returns:
-        `init`, `features`, `head`, `axes`, as `curax.types.Model` says.
+        `init`, `features`, `head`, `axes` and `trained`, as `curax.types.Model` says.
 
     Raises:
-        ValueError: if `kv_heads` does not divide `heads` or `head_dim` is odd.
+        ValueError: if `kv_heads` does not divide `heads`, `head_dim` is odd or
+            `lora_modules` names what is none.
     """
     if heads % kv_heads:
         raise ValueError(
@@ -76,6 +112,8 @@ def model(
             f"model.head_dim={head_dim} must be even, for rotary halves; set it to "
             f"{head_dim + 1}."
         )
+    if lora_rank:
+        check_matrices(lora_modules)
     block = Block(
         width=width,
         heads=heads,
@@ -83,13 +121,21 @@ def model(
         head_dim=head_dim,
         mlp_width=mlp_width,
         rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
         norm_eps=norm_eps,
+        qk_norm=qk_norm,
+        qkv_bias=qkv_bias,
         depth=layers,
         dtype=dtype,
+        param_dtype=param_dtype,
+        attend=attend,
+        lora_rank=lora_rank,
+        lora_scale=lora_alpha / max(lora_rank, 1),
+        lora_modules=lora_modules,
     )
-    norm = RMSNorm(norm_eps, dtype=dtype, scale_init=axes_of(initializers.ones, None))
+    norm = rms(norm_eps, dtype, param_dtype)()
     x0 = jnp.zeros((1, 1, width), dtype)
-    at0 = (jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 1), bool))
+    at0 = (jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))
 
     def each_layer(init, k_layers):
         if scan_layers:  # The stacked axis stays unnamed: it is never sharded.
@@ -104,7 +150,9 @@ def model(
         table = initializers.normal(embedding_std)
         k_embed, k_layers, k_head = jax.random.split(key, 3)
         params: dict[str, Any] = {
-            "embed": axes_of(table, "vocab", "embed")(k_embed, (vocab_size, width)),
+            "embed": axes_of(table, "vocab", "embed")(
+                k_embed, (vocab_size, width), param_dtype
+            ),
             "layers": each_layer(
                 lambda k: block.init(k, x0, *at0)["params"],
                 jax.random.split(k_layers, layers),
@@ -113,14 +161,14 @@ def model(
         }
         if not tied:
             params["head"] = axes_of(fan_in(-1), "vocab", "embed")(
-                k_head, (vocab_size, width)
+                k_head, (vocab_size, width), param_dtype
             )
         return params
 
-    def features(params, tokens, positions, mask, cache=None, column=None):
+    def features(params, tokens, positions, seen, cache=None, column=None):
         x = params["embed"][tokens].astype(dtype)
         x = with_logical_constraint(x, ("rows", None, None))
-        apply = partial(layer, block, positions, mask, column)
+        apply = partial(layer, block, positions, seen, column)
         if remat:
             apply = jax.checkpoint(apply)
         if scan_layers and column is None:
@@ -135,7 +183,7 @@ def model(
         return norm.apply({"params": params["norm"]}, x), tuple(new)
 
     def head(params):
-        return params["embed"] if tied else params["head"]
+        return params["embed" if tied else "head"].astype(dtype)
 
     shapes = jax.eval_shape(boxed, jax.random.key(0))
     return Model(
@@ -148,13 +196,14 @@ def model(
             nn.meta.unbox(shapes),
             is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec),
         ),
+        trained=is_adapter if lora_rank else None,
     )
 
 
-def layer(block, positions, mask, column, x, params_and_cache):
+def layer(block, positions, seen, column, x, params_and_cache):
     """One block as the body of a scan: `(x, (params, cache)) -> (x, cache)`."""
     params, cache = params_and_cache
-    return block.apply({"params": params}, x, positions, mask, cache, column)
+    return block.apply({"params": params}, x, positions, seen, cache, column)
 
 
 class Block(nn.Module):
@@ -166,23 +215,36 @@ class Block(nn.Module):
     head_dim: int
     mlp_width: int
     rope_theta: float
+    rope_scaling: RopeScaling | None
     norm_eps: float
+    qk_norm: bool
+    qkv_bias: bool
     depth: int
     dtype: Any
+    param_dtype: Any
+    attend: Callable[..., jax.Array]
+    lora_rank: int
+    lora_scale: float
+    lora_modules: tuple[str, ...]
 
     @nn.compact
-    def __call__(self, x, positions, mask, cache=None, column: Any = None):
-        """`[N, Q, D]` in and out; `mask` `[N, Q, S]`; see `Model.features`."""
-        rms = partial(
-            RMSNorm,
-            self.norm_eps,
-            dtype=self.dtype,
-            scale_init=axes_of(initializers.ones, None),
-        )
+    def __call__(self, x, positions, seen, cache=None, column: Any = None):
+        """`[N, Q, D]` in and out; `seen` `[N, S]`; see `Model.features`."""
+        norm = rms(self.norm_eps, self.dtype, self.param_dtype)
 
-        def dense(name, features, *axes, scale=1.0):
-            init = axes_of(fan_in(0, scale), *axes)
-            own = nn.Dense(features, False, self.dtype, kernel_init=init, name=name)
+        def dense(name, features, *axes, scale=1.0, bias=False):
+            own = Dense(
+                features,
+                bias,
+                self.dtype,
+                self.param_dtype,
+                kernel_init=axes_of(fan_in(0, scale), *axes),
+                bias_init=axes_of(initializers.zeros, axes[-1]),
+                name=name,
+                axes=axes,
+                rank=self.lora_rank if name in self.lora_modules else 0,
+                scale=self.lora_scale,
+            )
 
             def apply(y):  # as one matrix product, and so are its gradients
                 z = own(y.reshape(-1, y.shape[-1]))
@@ -197,12 +259,16 @@ class Block(nn.Module):
         def split(y, heads):  # [N, Q, heads * d] -> [N, heads, Q, d]
             return jnp.swapaxes(y.reshape(*y.shape[:-1], heads, -1), -3, -2)
 
-        y = rms(name="attention_norm")(x)
-        q = split(dense("q", inner, "embed", "heads")(y), self.heads)
-        k = split(dense("k", inner_kv, "embed", "heads")(y), self.kv_heads)
-        v = split(dense("v", inner_kv, "embed", "heads")(y), self.kv_heads)
-        q = rotate(rms(name="q_norm")(q), positions, self.rope_theta)
-        k = rotate(rms(name="k_norm")(k), positions, self.rope_theta)
+        y = norm(name="attention_norm")(x)
+        into = partial(dense, bias=self.qkv_bias)
+        q = split(into("q", inner, "embed", "heads")(y), self.heads)
+        k = split(into("k", inner_kv, "embed", "heads")(y), self.kv_heads)
+        v = split(into("v", inner_kv, "embed", "heads")(y), self.kv_heads)
+        if self.qk_norm:
+            q, k = norm(name="q_norm")(q), norm(name="k_norm")(k)
+        q, k = (
+            rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
+        )
         if cache is not None and column is None:
             k, v = (
                 jnp.concatenate(pair, -2) for pair in zip(cache, (k, v), strict=True)
@@ -212,70 +278,12 @@ class Block(nn.Module):
                 jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
                 for old, new in zip(cache, (k, v), strict=True)
             )
-        y = attention(q, k, v, mask)
+        y = self.attend(q, k, v, seen, causal=column is None)
         y = jnp.swapaxes(y, -3, -2).reshape(*x.shape[:-1], -1)
         x = x + dense("o", self.width, "heads", "embed", scale=small)(y)
 
-        y = rms(name="mlp_norm")(x)
+        y = norm(name="mlp_norm")(x)
         gate = dense("gate", self.mlp_width, "embed", "mlp")(y)
         y = nn.silu(gate) * dense("up", self.mlp_width, "embed", "mlp")(y)
         x = x + dense("down", self.width, "mlp", "embed", scale=small)(y)
         return with_logical_constraint(x, ("rows", None, None)), (k, v)
-
-
-class RMSNorm(nn.RMSNorm):
-    """Flax's, which raises bfloat16 to float32: strict promotion would refuse."""
-
-    def __call__(self, x, *, mask=None):
-        """`[..., D]` in and out."""
-        with jax.numpy_dtype_promotion("standard"):
-            return super().__call__(x, mask=mask)
-
-
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax attention; the query heads of a group are rows of one matrix product.
-
-        o = softmax(q k^T / sqrt(d) where mask) v
-
-    Args:
-        q: `[N, heads, Q, d]`.
-        k: `[N, kv_heads, S, d]`.
-        v: `[N, kv_heads, S, d]`.
-        mask: `[N, Q, S]` bool, True where the query may look.
-
-    Returns:
-        `[N, heads, Q, d]`. A query that may look nowhere gets the mean of v.
-    """
-    n, heads, queries, d = q.shape
-    kv_heads, length = k.shape[1], k.shape[2]
-    q = q.reshape(n, kv_heads, heads // kv_heads * queries, d)
-    scores = jnp.einsum("nkqd,nksd->nkqs", q, k, preferred_element_type=jnp.float32)
-    scores = scores.reshape(n, kv_heads, -1, queries, length) * d**-0.5
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    shares = shares.reshape(n, kv_heads, -1, length)
-    return jnp.einsum("nkqs,nksd->nkqd", shares, v).reshape(n, heads, queries, d)
-
-
-def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotary embedding of `[N, heads, Q, d]` at `[N, Q]` positions, halves paired."""
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = (
-        positions[:, None, :, None].astype(jnp.float32) * frequency[None, None, None]
-    )
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
-
-
-def fan_in(axis: int, scale: float = 1.0):
-    """Normal initialiser with variance `scale / size of axis`."""
-    return initializers.variance_scaling(
-        scale, "fan_in", "normal", in_axis=axis, out_axis=1 + axis if axis >= 0 else 0
-    )
-
-
-def axes_of(initialiser, *names):
-    """The initialiser, with a logical axis name for each dimension of its result."""
-    return nn.with_logical_partitioning(initialiser, names)

@@ -1,0 +1,222 @@
+"""Softmax attention of many queries to many keys: one function, an implementation each.
+
+All take `(q, k, v, seen, *, causal)` and give the same up to rounding:
+
+    o = softmax(q k^T / sqrt(d) where the query may look) v
+
+Causal queries are the last Q of the S tokens: query t may look at key s if `seen[s]`
+and s <= t + S - Q. Other queries may look wherever `seen` is True.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.core.spmd import get_logical_axis_rules
+from flax.linen.spmd import logical_to_mesh_axes
+from jax.sharding import PartitionSpec
+
+LANES = 128  # of a TPU: blocks of tokens are multiples of it
+
+
+def by_platform(
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
+) -> jax.Array:
+    """The fastest implementation for the device and the shapes, chosen while tracing.
+
+    A single query, as in decoding, has nothing to gain from blocks: `plain`.
+    """
+    platform, (queries, d) = jax.default_backend(), q.shape[-2:]
+    # Rows that are mapped over one by one lie where the compiler puts them.
+    mapped = not jax.sharding.get_abstract_mesh().empty and not _rules()
+    choice = plain
+    if causal and queries > 1 and platform == "gpu" and not mapped:
+        half = q.dtype in (jnp.bfloat16, jnp.float16)
+        if half and d % 8 == 0 and d <= 128 and _has_cudnn():
+            choice = flash
+    if causal and queries >= LANES and platform == "tpu" and not mapped:
+        choice = splash if d % 64 == 0 else plain
+    return choice(q, k, v, seen, causal=causal)
+
+
+def plain(
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
+) -> jax.Array:
+    """As it is written; the query heads of a group are rows of one matrix product.
+
+    Args:
+        q: `[N, heads, Q, d]`.
+        k: `[N, kv_heads, S, d]`.
+        v: `[N, kv_heads, S, d]`.
+        seen: `[N, S]` bool, which keys may be looked at.
+        causal: whether queries look at keys up to their own alone.
+
+    Returns:
+        `[N, heads, Q, d]`. A query that may look nowhere gets the mean of v.
+    """
+    n, heads, queries, d = q.shape
+    kv_heads, length = k.shape[1], k.shape[2]
+    mask = looks(seen, queries, causal=causal)
+    q = q.reshape(n, kv_heads, heads // kv_heads * queries, d)
+    scores = jnp.einsum("nkqd,nksd->nkqs", q, k, preferred_element_type=jnp.float32)
+    scores = scores.reshape(n, kv_heads, -1, queries, length) * d**-0.5
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    shares = shares.reshape(n, kv_heads, -1, length)
+    return jnp.einsum("nkqs,nksd->nkqd", shares, v).reshape(n, heads, queries, d)
+
+
+def flash(
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
+) -> jax.Array:
+    """cuDNN's, for NVIDIA GPUs from Ampere on, in half precision.
+
+    Scores never exist, but the mask does, `[N, 1, Q, S]` in the precision of `q`.
+    Arguments and result as `plain`.
+    """
+    queries, length = q.shape[-2], k.shape[-2]
+    even = (queries + queries % 2, length + length % 2)  # its gradient asks for that
+
+    def run(q, k, v, seen):
+        mask = looks(seen, queries, causal=causal)
+        # Under vmap its mask must be mapped over wherever its queries are.
+        mask = mask | ((q[:, 0, :, :1] != q[:, 0, :, :1]) & False)
+        mask = jnp.broadcast_to(mask, (q.shape[0], queries, length))
+        mask = _padded(_padded(mask, -2, even[0]), -1, even[1])
+
+        def tokens_first(x, size):
+            return jnp.swapaxes(_padded(x, -2, size), -2, -3)
+
+        out = jax.nn.dot_product_attention(
+            tokens_first(q, even[0]),
+            tokens_first(k, even[1]),
+            tokens_first(v, even[1]),
+            mask=mask[:, None],
+            implementation="cudnn",
+        )
+        return jnp.swapaxes(out, -2, -3)[:, :, :queries]
+
+    return _over_mesh(run, q, k, v, seen)
+
+
+def splash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    seen: jax.Array,
+    *,
+    causal: bool,
+    interpret: bool = False,
+) -> jax.Array:
+    """The Pallas kernel for TPUs: no scores, no mask, no work above the diagonal.
+
+    Rows and heads lie over the mesh, if there is one. Arguments and result as `plain`,
+    but for queries that may look nowhere: they get a mean of some of v.
+
+    Args:
+        q: `[N, heads, Q, d]`.
+        k: `[N, kv_heads, S, d]`.
+        v: `[N, kv_heads, S, d]`.
+        seen: `[N, S]` bool, which keys may be looked at.
+        causal: whether queries look at keys up to their own alone.
+        interpret: run the kernel step by step, on any device; slow.
+    """
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+    queries, length = q.shape[-2], k.shape[-2]
+    rows, columns = _in_lanes(queries), _in_lanes(length)
+    shape = (rows, columns)
+    mask = (
+        kernels.CausalMask(shape, length - queries)
+        if causal
+        else kernels.FullMask(shape)
+    )
+    one, other = _block(rows), _block(columns)
+    blocks = kernels.BlockSizes(
+        block_q=one,
+        block_kv=other,
+        block_q_dkv=one,
+        block_kv_dkv=other,
+        block_q_dq=one,
+        block_kv_dq=other,
+    )
+
+    def run(q, k, v, seen) -> Any:
+        kernel = kernels.make_splash_mha(
+            kernels.MultiHeadMask([mask] * q.shape[1]),
+            head_shards=1,
+            q_seq_shards=1,
+            block_sizes=blocks,
+            interpret=interpret,
+        )
+        # A query sees the keys of its own segment: all are in 1, hidden keys in 0.
+        ours = jnp.ones((q.shape[0], rows), jnp.int32)
+        segments = kernels.SegmentIds(ours, seen.astype(jnp.int32))
+        return jax.vmap(kernel)(q, k, v, segments)
+
+    out = _over_mesh(
+        run,
+        _padded(q * q.shape[-1] ** -0.5, -2, rows),
+        _padded(k, -2, columns),
+        _padded(v, -2, columns),
+        _padded(seen, -1, columns),
+    )
+    return out[:, :, :queries]
+
+
+def looks(seen: jax.Array, queries: int, *, causal: bool) -> jax.Array:
+    """Where each query may look, `[N, Q, S]` bool; `[N, 1, S]` if that is the same."""
+    if not causal:
+        return seen[:, None, :]
+    length = seen.shape[-1]
+    own = jnp.tril(jnp.ones((queries, length), bool), length - queries)
+    return own[None] & seen[:, None, :]
+
+
+def _over_mesh(run: Any, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array):
+    """`run` on the rows and heads of each device: a kernel is not split by itself."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return run(q, k, v, seen)
+    axes = logical_to_mesh_axes(("rows", "heads")) if _rules() else None
+    rows, heads = axes or (None, None)
+    parts = mesh.shape[heads] if heads else 1
+    if q.shape[1] % parts:  # then every device runs all heads
+        heads, parts = None, 1
+    spec = PartitionSpec(rows, heads)
+    # Too few heads of keys for the mesh axis: devices share copies of them.
+    copies = parts // math.gcd(parts, k.shape[1])
+    k, v = (jnp.repeat(x, copies, axis=1) for x in (k, v))
+    return jax.shard_map(
+        run,
+        in_specs=(spec, spec, spec, PartitionSpec(rows)),
+        out_specs=spec,
+        check_vma=False,
+    )(q, k, v, seen)
+
+
+def _padded(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """With zeros, False, behind the end of an axis."""
+    pad = [(0, 0)] * x.ndim
+    pad[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, pad)
+
+
+def _in_lanes(length: int) -> int:
+    return -(-length // LANES) * LANES
+
+
+def _block(length: int) -> int:
+    """Tokens of a block, that many times as fit without a rest."""
+    return next(size for size in (512, 256, LANES) if length % size == 0)
+
+
+def _has_cudnn() -> bool:
+    """Whether the kernels of `flash` run on the devices that are here."""
+    chip = getattr(jax.local_devices()[0], "compute_capability", "")
+    return str(chip)[:1].isdigit() and float(chip) >= 8  # AMD's begin with letters
+
+
+def _rules() -> bool:
+    return bool(get_logical_axis_rules())

@@ -1,0 +1,324 @@
+"""Checkpoint folders written: a trained one like its source, adapters, new ones.
+
+A folder appears under its name only when it is whole.
+"""
+
+import contextlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax.models import families, tensors, transformer
+from curax.models.modules import MATRICES
+from curax.models.rotary import RopeScaling
+
+# Weights in other formats, and caches: copies of these would be untrained or of no use.
+LEFT = ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack", ".*")
+
+
+def export(
+    source: str | Path,
+    params: Any,
+    destination: str | Path,
+    *,
+    lora_alpha: float | None = None,
+) -> None:
+    """Write trained parameters as the checkpoint they came from was written.
+
+    Files, tensor names, order, precision and metadata are those of the source, as are
+    config, tokenizer and whatever else stands in its folder. If nothing was trained,
+    every file is equal byte by byte. One tensor is in memory at a time.
+
+    Args:
+        source: folder of the checkpoint that was loaded.
+        params: nested dict of arrays on this host. Adapters are merged:
+            W + (alpha / r) A B in float32.
+        destination: folder that does not exist yet.
+        lora_alpha: as the model's; needed where there are adapters.
+
+    Raises:
+        ValueError: in a sentence, if the destination exists, the source is not that of
+            the params, or adapters have no `lora_alpha`.
+    """
+    source = Path(source).expanduser()
+    found, wanted = tensors.held(source), tensors.parts(params)
+    tensors.check(source, found, wanted, "give the folder that it was loaded from")
+    scale = _scale(params, lora_alpha)
+
+    def value(name):
+        of = tensors.EMBED if name == tensors.HEAD and name not in wanted else name
+        if of in wanted:
+            return _value(params, wanted[of], scale)
+        return tensors.cut(found[name], name, (slice(None),) * len(found[name].shape))
+
+    with _folder(destination) as folder:
+        for file in sorted({tensor.file for tensor in found.values()}):
+            tensors.write(folder / file.name, tensors.header(file)[0], value)
+        left = shutil.ignore_patterns(*LEFT)
+        shutil.copytree(source, folder, ignore=left, dirs_exist_ok=True)
+
+
+def export_adapter(
+    destination: str | Path, params: Any, *, base: str, lora_alpha: float
+) -> None:
+    """Write the adapters alone, as the `peft` library does.
+
+    Args:
+        destination: folder that does not exist yet.
+        params: nested dict of arrays on this host.
+        base: name or folder of the checkpoint that the adapters belong to.
+        lora_alpha: as the model's.
+
+    Raises:
+        ValueError: in a sentence, if the destination exists or there are no adapters.
+    """
+    halves: dict[str, np.ndarray] = {}
+    adapted = set()
+    for name, part in tensors.parts(params).items():
+        own = _node(params, part.path[:-1])
+        if part.path[-1] != "kernel" or "lora_a" not in own:
+            continue
+        adapted.add(part.path[-2])
+        for half in ("A", "B"):
+            matrix = _layer(own[f"lora_{half.lower()}"], part.layer).T
+            module = name.removesuffix(".weight")
+            halves[f"base_model.model.{module}.lora_{half}.weight"] = matrix
+    if not halves:
+        raise ValueError(
+            "params hold no adapters; export them as a whole, or train with "
+            "model.lora_rank above 0."
+        )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": next(m.shape[0] for name, m in halves.items() if "lora_A" in name),
+        "lora_alpha": lora_alpha,
+        "lora_dropout": 0.0,
+        "target_modules": [f"{name}_proj" for name in MATRICES if name in adapted],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    with _folder(destination) as folder:
+        begin = tensors.new_header({n: m.shape for n, m in halves.items()}, jnp.float32)
+        tensors.write(
+            folder / "adapter_model.safetensors", begin, lambda name: halves[name]
+        )
+        _write_json(folder / "adapter_config.json", config)
+
+
+def write_new(
+    destination: str | Path,
+    params: Any,
+    *,
+    head_dim: int,
+    rope_theta: float,
+    norm_eps: float,
+    rope_scaling: RopeScaling | None = None,
+    lora_alpha: float | None = None,
+    max_positions: int = 32768,
+    dtype: Any = jnp.float32,
+    shards: int = 1,
+    style: int = 5,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model that came from no checkpoint as one of its architecture.
+
+    The architecture and all other sizes follow from the parameters.
+
+    Args:
+        destination: folder that does not exist yet.
+        params: nested dict of arrays on this host; adapters are merged.
+        head_dim: as the model's, and so are the three options that follow.
+        rope_theta: base of the rotary frequencies.
+        norm_eps: of every RMSNorm.
+        rope_scaling: of the rotary frequencies.
+        lora_alpha: as the model's; needed where there are adapters.
+        max_positions: tokens of the longest context.
+        dtype: what the tensors are kept in.
+        shards: safetensors files.
+        style: spelling of config.json, of transformers 4 or 5.
+        extra: more fields of config.json, as `eos_token_id`.
+
+    Raises:
+        ValueError: in a sentence, if the destination exists or no architecture has
+            these parameters.
+    """
+    wanted, scale = tensors.parts(params), _scale(params, lora_alpha)
+    first = "model.layers.0."
+    heads, kv_heads = (
+        wanted[f"{first}self_attn.{name}_proj.weight"].shape[0] // head_dim
+        for name in "qk"
+    )
+    vocab_size, width = wanted[tensors.EMBED].shape
+    options = {
+        "vocab_size": vocab_size,
+        "width": width,
+        "layers": sum(name.endswith(".input_layernorm.weight") for name in wanted),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "mlp_width": wanted[f"{first}mlp.up_proj.weight"].shape[0],
+        "rope_theta": rope_theta,
+        "rope_scaling": rope_scaling,
+        "norm_eps": norm_eps,
+        "tied": tensors.HEAD not in wanted,
+        "qk_norm": f"{first}self_attn.q_norm.weight" in wanted,
+        "qkv_bias": f"{first}self_attn.q_proj.bias" in wanted,
+    }
+    kind = jnp.dtype(dtype)
+    config = families.written(
+        options, dtype=kind.name, max_positions=max_positions, style=style
+    )
+    shapes = {name: part.shape for name, part in wanted.items()}
+    sizes = {name: math.prod(shape) * kind.itemsize for name, shape in shapes.items()}
+    files = tensors.in_files(sizes, shards)
+    with _folder(destination) as folder:
+        for file, names in files.items():
+            begin = tensors.new_header({name: shapes[name] for name in names}, kind)
+            tensors.write(
+                folder / file, begin, lambda name: _value(params, wanted[name], scale)
+            )
+        if shards > 1:
+            index = tensors.index(files, sum(sizes.values()))
+            (folder / tensors.INDEX).write_text(index)
+        _write_json(folder / "config.json", config | dict(extra or {}))
+
+
+def create(
+    destination: str | Path,
+    *,
+    architecture: str = "Qwen3ForCausalLM",
+    seed: int = 0,
+    noise: float = 0.0,
+    vocab_size: int,
+    head_dim: int = 16,
+    rope_theta: float = 10_000.0,
+    rope_scaling: RopeScaling | None = None,
+    norm_eps: float = 1e-6,
+    max_positions: int = 32768,
+    dtype: Any = jnp.float32,
+    shards: int = 1,
+    style: int = 5,
+    extra: Mapping[str, Any] | None = None,
+    **sizes: Any,
+) -> None:
+    """Write a checkpoint of random parameters, to start from or to test with.
+
+    Args:
+        destination: folder that does not exist yet.
+        architecture: a name of `families.FAMILIES`.
+        seed: of the parameters.
+        noise: standard deviation of what is added to all of them, so that biases and
+            scales are not all 0 and 1.
+        vocab_size: V.
+        head_dim: as `transformer.model`, and so are the three options that follow.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: of the rotary frequencies.
+        norm_eps: of every RMSNorm.
+        max_positions: as `write_new`, and so are the options that follow.
+        dtype: what the tensors are kept in.
+        shards: safetensors files.
+        style: spelling of config.json.
+        extra: more fields of config.json.
+        **sizes: `width`, `layers`, `heads`, `kv_heads`, `mlp_width`, `tied` and
+            `embedding_std` of `transformer.model`.
+    """
+    family = families.FAMILIES[architecture]
+    policy = transformer.model(
+        vocab_size=vocab_size,
+        head_dim=head_dim,
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
+        scan_layers=True,  # drawn the same, and quicker to compile
+        **sizes,
+    )
+
+    @jax.jit
+    def drawn(key):
+        params = policy.init(key)
+        leaves, tree = jax.tree.flatten(params)
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
+        pairs = zip(keys, leaves, strict=True)
+        noisy = [leaf + noise * jax.random.normal(k, leaf.shape) for k, leaf in pairs]
+        return jax.tree.unflatten(tree, noisy)
+
+    write_new(
+        destination,
+        drawn(jax.random.key(seed)),
+        head_dim=head_dim,
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        norm_eps=norm_eps,
+        max_positions=max_positions,
+        dtype=dtype,
+        shards=shards,
+        style=style,
+        extra=extra,
+    )
+
+
+# ----- parameters as tensors
+
+
+def _value(params: Any, part: tensors.Part, scale: float) -> np.ndarray:
+    """A tensor as it stands in a file, but for its precision."""
+    own = _node(params, part.path[:-1])
+    value = _layer(own[part.path[-1]], part.layer)
+    if part.turned and "lora_a" in own:
+        a, b = (_layer(own[name], part.layer) for name in ("lora_a", "lora_b"))
+        value = value.astype(np.float32) + np.float32(scale) * (a @ b)
+    return value.T if part.turned else value
+
+
+def _layer(leaf: Any, layer: int | None) -> np.ndarray:
+    return np.asarray(leaf if layer is None else leaf[layer])
+
+
+def _node(tree: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _scale(params: Any, alpha: float | None) -> float:
+    """Of adapters, alpha / r; 0 where there are none."""
+    found = jax.tree_util.tree_leaves_with_path(params)
+    ranks = [leaf.shape[-1] for path, leaf in found if path[-1].key == "lora_a"]
+    if ranks and alpha is None:
+        raise ValueError(
+            "params hold adapters, but lora_alpha is not given; give that of the model."
+        )
+    return alpha / ranks[0] if ranks and alpha is not None else 0.0
+
+
+# ----- folders
+
+
+@contextlib.contextmanager
+def _folder(destination: str | Path) -> Iterator[Path]:
+    """A folder to write to; it gets its name at the end, or vanishes."""
+    final = Path(destination).expanduser().absolute()
+    if final.exists():
+        raise ValueError(f"{final} exists; give the name of a new folder.")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    try:
+        yield folder
+        folder.chmod(0o755)
+        folder.rename(final)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,90 @@
+"""What a layer is made of: matrices, with adapters beside them, and norms.
+
+Every parameter names its logical axes: `curax.mesh` says where they lie.
+"""
+
+import difflib
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.nn import initializers
+
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+class Dense(nn.Dense):
+    """Flax's, with a low-rank adapter: y = x W + scale (x A) B, where B begins as 0.
+
+    References:
+        Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
+        arXiv:2106.09685. The paper draws A from a normal distribution; here it is
+        uniform within 1 / sqrt(in), as the `peft` library has it.
+    """
+
+    axes: tuple[str, ...] = ()
+    rank: int = 0
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, inputs):
+        """`[..., in]` to `[..., out]`."""
+        y = super().__call__(inputs)
+        if not self.rank:
+            return y
+        drawn = axes_of(fan_in(0, 1 / 3, "uniform"), self.axes[0], None)
+        zeros = axes_of(initializers.zeros, None, self.axes[1])
+        a: Any = self.param("lora_a", drawn, (inputs.shape[-1], self.rank))
+        b: Any = self.param("lora_b", zeros, (self.rank, self.features))
+        x, a, b = (z.astype(self.dtype) for z in (inputs, a, b))
+        return y + (x @ a) @ b * self.scale
+
+
+class RMSNorm(nn.RMSNorm):
+    """Flax's, which raises bfloat16 to float32: strict promotion would refuse."""
+
+    def __call__(self, x, *, mask=None):
+        """`[..., D]` in and out."""
+        with jax.numpy_dtype_promotion("standard"):
+            return super().__call__(x, mask=mask)
+
+
+def rms(eps: float, dtype: Any, param_dtype: Any):
+    """A maker of RMSNorms of a kind; their scales are not sharded."""
+    ones = axes_of(initializers.ones, None)
+    return partial(RMSNorm, eps, dtype=dtype, param_dtype=param_dtype, scale_init=ones)
+
+
+def is_adapter(path: tuple[str, ...]) -> bool:
+    """Whether the parameter at the path of keys belongs to an adapter."""
+    return path[-1].startswith("lora_")
+
+
+def check_matrices(names: tuple[str, ...]) -> None:
+    """Refuse what is no matrix of a layer, and none at all."""
+    for name in names:
+        if name not in MATRICES:
+            close = difflib.get_close_matches(name.removesuffix("_proj"), MATRICES, 1)
+            raise ValueError(
+                f"model.lora_modules names {name!r}, but a layer has "
+                f"{', '.join(MATRICES)}; name {close[0] if close else 'some'} instead."
+            )
+    if not names:
+        raise ValueError(
+            "model.lora_modules=() leaves nothing to train; name some of "
+            f"{', '.join(MATRICES)}, or set model.lora_rank to 0."
+        )
+
+
+def fan_in(axis: int, scale: float = 1.0, distribution: Any = "normal"):
+    """Initialiser with variance `scale / size of axis`."""
+    other = 1 + axis if axis >= 0 else 0
+    return initializers.variance_scaling(
+        scale, "fan_in", distribution, in_axis=axis, out_axis=other
+    )
+
+
+def axes_of(initialiser, *names):
+    """The initialiser, with a logical axis name for each dimension of its result."""
+    return nn.with_logical_partitioning(initialiser, names)

@@ -1,0 +1,135 @@
+"""Policies read from checkpoint folders as transformers writes them.
+
+A folder holds a config.json and safetensors files. Parameters are read leaf by leaf,
+and by each device only the part that lies on it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax.kinds import Count, Natural, Positive
+from curax.models import attention, families, tensors, transformer
+from curax.models.modules import MATRICES, is_adapter
+from curax.types import Model
+
+
+def model(
+    *,
+    path: str,
+    vocab_size: Count | None = None,
+    scan_layers: bool = True,
+    remat: bool = False,
+    dtype: Any = jnp.float32,
+    param_dtype: Any = jnp.float32,
+    attend: Callable[..., jax.Array] = attention.by_platform,
+    lora_rank: Natural = 0,
+    lora_alpha: Positive = 16.0,
+    lora_modules: tuple[str, ...] = MATRICES,
+) -> Model:
+    """The policy of a checkpoint: Qwen2, Qwen2.5, Qwen3 or Llama 3.
+
+    Args:
+        path: folder with config.json and safetensors files.
+        vocab_size: of the task, at most that of the checkpoint, which is kept: the rows
+            of its embedding are often more than its tokenizer has words.
+        scan_layers: as `transformer.model`, and so are the options that follow.
+        remat: keep no activations within a layer.
+        dtype: of activations and matrix products.
+        param_dtype: what parameters are kept in, whatever the files have.
+        attend: an implementation of `curax.models.attention`.
+        lora_rank: of the adapters, which are not read from the folder.
+        lora_alpha: over the rank, the scale of what adapters add.
+        lora_modules: matrices of each layer that have one.
+
+    Returns:
+        What `transformer.model` returns, and `load`.
+
+    Raises:
+        ValueError: in a sentence, if the folder holds no checkpoint, one that is not
+            supported, or one with a smaller vocabulary.
+    """
+    folder = Path(path).expanduser()
+    options = families.read(folder / "config.json")
+    if vocab_size is not None and vocab_size > options["vocab_size"]:
+        raise ValueError(
+            f"{folder / 'config.json'}: vocab_size is {options['vocab_size']}, less "
+            f"than the {vocab_size} of the task; give the task the tokenizer of this "
+            "checkpoint."
+        )
+    policy = transformer.model(
+        **options,
+        scan_layers=scan_layers,
+        remat=remat,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        attend=attend,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_modules=lora_modules,
+    )
+    shapes = base(jax.eval_shape(policy.init, jax.random.key(0)))
+    return dataclasses.replace(
+        policy, load=lambda sharding: read(folder, shapes, sharding)
+    )
+
+
+def base(tree: Any) -> Any:
+    """A tree like params without the leaves of adapters."""
+    return {
+        key: base(node) if isinstance(node, dict) else node
+        for key, node in tree.items()
+        if not is_adapter((key,))
+    }
+
+
+def read(folder: Path, shapes: Any, sharding: Any) -> Any:
+    """The parameters of a folder.
+
+    Args:
+        folder: of a checkpoint.
+        shapes: tree of shapes and dtypes, that of the params to read.
+        sharding: tree like params, of where each lies, or None for one device.
+
+    Raises:
+        ValueError: in a sentence, if a tensor is missing, too many, or misshapen.
+    """
+    found, wanted = tensors.held(folder), tensors.parts(shapes)
+    fix = "config.json belongs to other files, so fetch all again"
+    tensors.check(folder, found, wanted, fix)
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, part in wanted.items():
+        names.setdefault(part.path, []).append(name)
+
+    def tensor(name, index, dtype):
+        turn = wanted[name].turned
+        part = tensors.cut(found[name], name, index[::-1] if turn else index)
+        return (part.T if turn else part).astype(dtype, copy=False)
+
+    def leaf(keys, shape, place=None):
+        own = names[tuple(key.key for key in keys)]
+
+        def part(index):
+            if wanted[own[0]].layer is None:
+                return tensor(own[0], index, shape.dtype)
+            layers, *rest = index
+            sizes = [
+                len(range(*one.indices(size)))
+                for one, size in zip(index, shape.shape, strict=True)
+            ]
+            out = np.empty(sizes, shape.dtype)
+            for i, name in enumerate(own[layers]):
+                out[i] = tensor(name, tuple(rest), shape.dtype)
+            return out
+
+        if place is None:
+            return jnp.asarray(part((slice(None),) * len(shape.shape)))
+        return jax.make_array_from_callback(shape.shape, place, part)
+
+    trees = (shapes,) if sharding is None else (shapes, base(sharding))
+    return jax.tree_util.tree_map_with_path(leaf, *trees)

@@ -1,0 +1,76 @@
+"""Rotary position embeddings, and their rescaling to contexts longer than trained on.
+
+A pair of entries of a query or key is turned by an angle that grows with its position,
+so a product of the two depends on their distance. Pairs differ in how fast they turn.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from curax.kinds import Count, Positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's: slow pairs turn `factor` times slower, quick ones as before.
+
+    Slow and quick are counted in turns within the original context: at most
+    `low_freq_factor` turns is slow, at least `high_freq_factor` quick. In between the
+    frequency is interpolated.
+
+    Attributes:
+        factor: longest context over the original one.
+        low_freq_factor: turns.
+        high_freq_factor: turns, more than `low_freq_factor`.
+        original_max_position_embeddings: tokens of the original context.
+
+    Raises:
+        ValueError: if `high_freq_factor` is not above `low_freq_factor`.
+    """
+
+    factor: Positive = 8.0
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    original_max_position_embeddings: Count = 8192
+
+    def __post_init__(self):
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"rope_scaling.high_freq_factor={self.high_freq_factor} must be above "
+                f"low_freq_factor={self.low_freq_factor}; set it to "
+                f"{4 * self.low_freq_factor}."
+            )
+
+    def rescaled(self, frequency: jax.Array) -> jax.Array:
+        """The frequencies after scaling; `[d / 2]` float32, radians per token.
+
+        References:
+            Grattafiori et al. 2024, "The Llama 3 Herd of Models", arXiv:2407.21783; the
+            rule is in the models' published code.
+        """
+        turns = frequency * (self.original_max_position_embeddings / (2 * math.pi))
+        width = self.high_freq_factor - self.low_freq_factor
+        quick = jnp.clip((turns - self.low_freq_factor) / width, 0.0, 1.0)
+        return quick * frequency + (1 - quick) * (frequency / self.factor)
+
+
+def rotate(
+    x: jax.Array,
+    positions: jax.Array,
+    theta: float,
+    scaling: RopeScaling | None = None,
+) -> jax.Array:
+    """Rotary embedding of `[N, heads, Q, d]` at `[N, Q]` positions, halves paired."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if scaling:
+        frequency = scaling.rescaled(frequency)
+    angle = (
+        positions[:, None, :, None].astype(jnp.float32) * frequency[None, None, None]
+    )
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)

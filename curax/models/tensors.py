@@ -1,0 +1,232 @@
+"""Checkpoint folders of safetensors files: the tensors they hold, and writing more.
+
+The name of a tensor follows from the path of its parameter. A matrix is `[out, in]` in
+the file and `[in, out]` in the model; embedding and head are `[V, D]` in both.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax.models.modules import MATRICES, is_adapter
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {
+    "F32": jnp.dtype(jnp.float32),
+    "F16": jnp.dtype(jnp.float16),
+    "BF16": jnp.dtype(jnp.bfloat16),
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
+BUFFER = "rotary_emb.inv_freq"  # older checkpoints hold it; it follows from the config
+NORMS = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+}
+LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight"}
+
+
+class Part(NamedTuple):
+    """Where a tensor is among the parameters."""
+
+    path: tuple[str, ...]
+    layer: int | None  # of a stacked parameter
+    shape: tuple[int, ...]  # in the file
+
+    @property
+    def turned(self) -> bool:
+        """Whether it is a matrix of a layer, transposed in the file."""
+        return self.path[-1] == "kernel"
+
+
+class Held(NamedTuple):
+    """Where a tensor is on disk."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def module_name(module: str) -> str:
+    """What the files call a module of a layer."""
+    inside = "self_attn" if module in MATRICES[:4] else "mlp"
+    return NORMS.get(module) or f"{inside}.{module}_proj"
+
+
+def parts(params: Any) -> dict[str, Part]:
+    """Every tensor of the parameters, or of their shapes, in order; no adapters."""
+    found = {}
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        path = tuple(key.key for key in keys)
+        if is_adapter(path):
+            continue
+        stacked = path[0] == "layers" and len(path) == 3
+        shape = tuple(leaf.shape[1:] if stacked else leaf.shape)
+        shape = shape[::-1] if path[-1] == "kernel" else shape
+        layers = range(leaf.shape[0]) if stacked else [None]
+        for layer in layers:
+            found[_name(path, layer)] = Part(path, layer, shape)
+    return found
+
+
+def _name(path: tuple[str, ...], layer: int | None) -> str:
+    if path[0] != "layers":
+        outer = {"embed": EMBED, "head": HEAD, "norm": "model.norm.weight"}
+        return outer[path[0]]
+    number = path[1] if layer is None else layer
+    return f"model.layers.{number}.{module_name(path[-2])}.{LEAVES[path[-1]]}"
+
+
+# ----- what a folder holds
+
+
+def held(folder: Path) -> dict[str, Held]:
+    """Every tensor of a checkpoint folder, by name.
+
+    Raises:
+        ValueError: in a sentence, if files are missing or damaged.
+    """
+    if (folder / SINGLE).exists():
+        return _inside(folder / SINGLE)
+    index = folder / INDEX
+    if not index.exists():
+        raise ValueError(
+            f"{folder} holds neither {SINGLE} nor {INDEX}; give the folder of a "
+            "checkpoint in safetensors."
+        )
+    try:
+        places = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"{index} has no readable weight_map ({error}); fetch it again."
+        ) from None
+    files = {name: _inside(folder / name) for name in sorted(set(places.values()))}
+    for name, file in places.items():
+        if name not in files[file]:
+            raise ValueError(
+                f"{folder / file} lacks {name}, which {INDEX} places there; fetch "
+                "both again."
+            )
+    return {name: tensor for file in files.values() for name, tensor in file.items()}
+
+
+def _inside(file: Path) -> dict[str, Held]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "np") as opened:
+            return {
+                name: Held(file, one.get_dtype(), tuple(one.get_shape()))
+                for name in opened.keys()  # noqa: SIM118 (it is no dict)
+                for one in (opened.get_slice(name),)
+            }
+    except FileNotFoundError:
+        raise ValueError(
+            f"{file} is not there, though {INDEX} names it; fetch the checkpoint again."
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{file} is no complete safetensors file ({error}); fetch it again."
+        ) from None
+
+
+def check(
+    folder: Path, found: Mapping[str, Held], wanted: Mapping[str, Part], fix: str
+) -> None:
+    """Refuse a folder whose tensors are not those of the model, in a sentence."""
+    source = SINGLE if (folder / SINGLE).exists() else INDEX
+    for name, part in wanted.items():
+        if name not in found:
+            raise ValueError(
+                f"{folder / source} lacks {name}, which the model has; {fix}."
+            )
+        tensor = found[name]
+        if tensor.shape != part.shape:
+            raise ValueError(
+                f"{tensor.file}: {name} has shape {list(tensor.shape)}, but "
+                f"{list(part.shape)} in the model; {fix}."
+            )
+        if tensor.dtype not in DTYPES:
+            raise ValueError(
+                f"{tensor.file}: {name} has dtype {tensor.dtype}, but must have one of "
+                f"{', '.join(DTYPES)}; take another checkpoint."
+            )
+    for name in found.keys() - wanted.keys():
+        if not (name == HEAD or name.endswith(BUFFER)):
+            raise ValueError(
+                f"{found[name].file} holds {name}, which the model has not; {fix}."
+            )
+
+
+def cut(tensor: Held, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """A part of a tensor; nothing else of it is read, and the file is closed again."""
+    from safetensors import safe_open
+
+    with safe_open(tensor.file, "np") as opened:
+        return opened.get_slice(name)[index]
+
+
+# ----- writing
+
+
+def header(file: Path) -> tuple[bytes, dict[str, Any]]:
+    """What stands before the tensors of a file, as bytes and read."""
+    with file.open("rb") as opened:
+        size = opened.read(8)
+        text = opened.read(int.from_bytes(size, "little"))
+    return size + text, json.loads(text)
+
+
+def new_header(shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> bytes:
+    """The beginning of a file that holds these tensors, one behind the other."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * jnp.dtype(dtype).itemsize
+        code = CODES[jnp.dtype(dtype)]
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def write(file: Path, begin: bytes, value: Callable[[str], np.ndarray]) -> None:
+    """A file with the header `begin`, and the value of each tensor it names."""
+    entries = json.loads(begin[8:])
+    entries.pop("__metadata__", None)
+    with file.open("wb") as opened:
+        opened.write(begin)
+        for name, entry in sorted(
+            entries.items(), key=lambda pair: pair[1]["data_offsets"]
+        ):
+            array = value(name)
+            array = array.astype(DTYPES.get(entry["dtype"], array.dtype), copy=False)
+            opened.write(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def in_files(sizes: Mapping[str, int], count: int) -> dict[str, list[str]]:
+    """The tensors of each of `count` files of about one size, in order."""
+    if count == 1:
+        return {SINGLE: list(sizes)}
+    files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    inside: dict[str, list[str]] = {file: [] for file in files}
+    total, done = sum(sizes.values()), 0
+    for name, size in sizes.items():
+        inside[files[min(done * count // total, count - 1)]].append(name)
+        done += size
+    return inside
+
+
+def index(files: Mapping[str, Iterable[str]], total: int) -> str:
+    """The text of an index file."""
+    places = {name: file for file, names in files.items() for name in names}
+    content = {"metadata": {"total_size": total}, "weight_map": places}
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"

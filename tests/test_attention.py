@@ -1,0 +1,242 @@
+"""Attention: each implementation against naive numpy, and which one is taken where."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from contracts import close
+
+from curax import mesh as meshes
+from curax.config import Mesh
+from curax.models import attention
+
+splash = partial(attention.splash, interpret=True)
+
+
+def naive(q, k, v, mask):
+    """One query of one head at a time; q `[heads, Q, d]`, k and v `[kv_heads, S, d]`"""
+    out = np.zeros_like(q)
+    for h, t in np.ndindex(*q.shape[:2]):
+        own = h // (len(q) // len(k))
+        score = np.exp(k[own][mask[t]] @ q[h, t] / np.sqrt(q.shape[-1]))
+        out[h, t] = score / score.sum() @ v[own][mask[t]]
+    return out
+
+
+def arrays(n, heads, kv_heads, queries, length, d=8):
+    """Random q, k, v; keys seen, padded on the left; the mask of causal queries."""
+    random = np.random.default_rng(0)
+    q = random.normal(size=(n, heads, queries, d)).astype(np.float32)
+    k, v = random.normal(size=(2, n, kv_heads, length, d)).astype(np.float32)
+    hidden = random.integers(0, length - queries + 1, n)
+    hidden[0] = length - queries
+    seen = np.arange(length) >= hidden[:, None]
+    own = np.arange(length) <= np.arange(queries)[:, None] + length - queries
+    return (q, k, v, seen), seen[:, None] & own
+
+
+def through_xla(monkeypatch):
+    """`flash` with all its reshaping, but without the kernel that a CPU lacks."""
+    attend = jax.nn.dot_product_attention
+
+    def dot_product_attention(*arrays, implementation, **options):
+        assert implementation == "cudnn"
+        assert all(x.shape[1] % 2 == 0 for x in arrays)
+        return attend(*arrays, **options, implementation="xla")
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", dot_product_attention)
+    return attention.flash
+
+
+@pytest.mark.parametrize("length", [3, 5, 6])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("choice", ["plain", "flash"])
+def test_causal_attention_is_its_definition(
+    choice, heads, kv_heads, length, monkeypatch
+):
+    attend = attention.plain if choice == "plain" else through_xla(monkeypatch)
+    inputs, mask = arrays(2, heads, kv_heads, 3, length)
+    got = attend(*inputs, causal=True)
+    for n, own in enumerate(zip(*inputs[:3], mask, strict=True)):
+        close(got[n], naive(*own), atol=1e-5)
+
+
+@pytest.mark.parametrize("choice", ["plain", "flash"])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_attention_that_is_not_causal_sees_all_it_is_shown(
+    choice, queries, monkeypatch
+):
+    attend = attention.plain if choice == "plain" else through_xla(monkeypatch)
+    (q, k, v, _), _ = arrays(2, 4, 2, queries, 6)
+    seen = np.array([[True, False, True, True, False, True], [False] * 5 + [True]])
+    got = attend(q, k, v, seen, causal=False)
+    for n in range(2):
+        mask = np.broadcast_to(seen[n], (queries, 6))
+        close(got[n], naive(q[n], k[n], v[n], mask), atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 1), (6, 2), (3, 1)])
+def test_attention_on_gpus_lies_over_the_mesh(heads, kv_heads, monkeypatch):
+    attend = through_xla(monkeypatch)
+    inputs, mask = arrays(4, heads, kv_heads, 3, 5)
+    tensor = 4 if heads == 4 else 2
+    with meshes.use(meshes.make(Mesh(data=2, fsdp=4 // tensor, tensor=tensor))):
+        got = tiny.jit(partial(attend, causal=True))(*inputs)
+    for n, own in enumerate(zip(*inputs[:3], mask, strict=True)):
+        close(got[n], naive(*own), atol=1e-5)
+
+
+def test_under_vmap_the_mask_goes_with_the_queries(monkeypatch):
+    """cuDNN's rule leaves a mask that is not mapped over as it is: too few rows."""
+
+    @jax.custom_batching.custom_vmap
+    def kernel(q, k, v, mask):
+        return q
+
+    @kernel.def_vmap
+    def _(size, mapped, q, k, v, mask):
+        assert mapped == [True] * 4
+        return q, True
+
+    def attend(*arrays, mask, implementation):
+        return kernel(*arrays, mask)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    (q, k, v, seen), _ = arrays(2, 4, 2, 3, 5)
+    of = partial(attention.flash, seen=seen, causal=True)
+    got = jax.vmap(of)(*(np.stack([x, 2 * x]) for x in (q, k, v)))
+    np.testing.assert_array_equal(got[1], 2 * q)
+
+
+def test_a_query_that_may_look_nowhere_gets_the_mean():
+    (q, k, v, seen), _ = arrays(2, 4, 2, 3, 5)
+    got = attention.plain(q, k, v, np.zeros_like(seen), causal=True)
+    mean = np.repeat(v.mean(-2, keepdims=True), 2, 1)
+    close(got, np.broadcast_to(mean, q.shape), atol=1e-5)
+
+
+def test_what_is_not_seen_does_not_matter():
+    (q, k, v, seen), _ = arrays(2, 4, 2, 3, 6)
+    hidden = ~seen[:, None, :, None]
+    want = attention.plain(q, k, v, seen, causal=True)
+    got = attention.plain(
+        q,
+        np.where(hidden, np.float32(1e4), k),
+        np.where(hidden, np.float32(1e4), v),
+        seen,
+        causal=True,
+    )
+    np.testing.assert_array_equal(got, want)
+
+
+# ----- the TPU kernel, step by step
+
+
+def loss(attend, shown, inputs, seen):
+    out = attend(*inputs, seen, causal=True)
+    return jnp.sum(jnp.where(shown, out, 0.0) ** 2), out
+
+
+def against_plain(inputs, mask, within=None):
+    """Output and gradients of the kernel are those of `plain`, where either is read."""
+    *inputs, seen = inputs
+    shown = mask.any(-1)[:, None, :, None]  # elsewhere: finite, and of no effect
+
+    def both(attend):
+        of = jax.value_and_grad(partial(loss, attend, shown), has_aux=True)
+        return tiny.jit(of)(tuple(inputs), seen)
+
+    (_, want), gradient = both(attention.plain)
+    with meshes.use(within):
+        (_, got), slopes = both(splash)
+    assert np.isfinite(got).all()
+    close(np.where(shown, got, 0), np.where(shown, want, 0), atol=2e-5)
+    for one, other in zip(slopes, gradient, strict=True):
+        close(one, other, rtol=1e-4, atol=5e-5)
+
+
+def test_the_kernel_for_tpus_is_plain_attention_behind_a_padded_prefix():
+    inputs, mask = arrays(2, 4, 2, 100, 228, 16)
+    assert mask.any(-1).all()
+    assert not inputs[3].all(-1).any()
+    against_plain(inputs, mask)
+
+
+def test_queries_that_may_look_nowhere_have_no_effect_in_the_kernel_for_tpus():
+    (q, k, v, seen), mask = arrays(2, 2, 1, 130, 130, 16)
+    seen = seen & (np.arange(130) >= np.array([[5], [129]]))
+    mask = mask & seen[:, None]
+    assert not mask.any(-1).all()
+    against_plain((q, k, v, seen), mask)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_the_kernel_for_tpus_lies_over_the_mesh(kv_heads):
+    inputs, mask = arrays(4, 2, kv_heads, 3, 5, 16)
+    against_plain(inputs, mask, meshes.make(Mesh(data=2, fsdp=2, tensor=2)))
+
+
+# ----- which one is taken
+
+
+def taken(monkeypatch, platform, q, length=200, causal=True, chip="9.0"):
+    """The implementation that runs, by name."""
+    names = []
+    for name in ("plain", "flash", "splash"):
+
+        def spy(q, *_, name=name, **__):
+            names.append(name)
+            return q
+
+        monkeypatch.setattr(attention, name, spy)
+    device = type("Device", (), {"compute_capability": chip})
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device()])
+    k = jnp.zeros((*q.shape[:2], length, q.shape[-1]), q.dtype)
+    seen = jnp.ones((q.shape[0], length), bool)
+    attention.by_platform(q, k, k, seen, causal=causal)
+    return names
+
+
+def queries(size=128, d=64, dtype=jnp.bfloat16):
+    return jnp.zeros((1, 1, size, d), dtype)
+
+
+@pytest.mark.parametrize(
+    ("platform", "q", "options", "want"),
+    [
+        ("cpu", queries(), {}, "plain"),
+        ("gpu", queries(), {}, "flash"),
+        ("gpu", queries(3), {}, "flash"),
+        ("gpu", queries(dtype=jnp.float16), {"chip": "8.0"}, "flash"),
+        ("gpu", queries(), {"chip": "7.5"}, "plain"),
+        ("gpu", queries(), {"chip": "gfx942"}, "plain"),
+        ("gpu", queries(dtype=jnp.float32), {}, "plain"),
+        ("gpu", queries(d=36), {}, "plain"),
+        ("gpu", queries(d=256), {}, "plain"),
+        ("gpu", queries(1), {}, "plain"),
+        ("gpu", queries(), {"causal": False}, "plain"),
+        ("tpu", queries(), {}, "splash"),
+        ("tpu", queries(dtype=jnp.float32), {}, "splash"),
+        ("tpu", queries(127), {}, "plain"),
+        ("tpu", queries(d=80), {}, "plain"),
+        ("tpu", queries(), {"causal": False}, "plain"),
+    ],
+)
+def test_the_implementation_follows_device_and_shapes(
+    platform, q, options, want, monkeypatch
+):
+    assert taken(monkeypatch, platform, q, **options) == [want]
+
+
+def test_rows_that_are_mapped_one_by_one_over_a_mesh_take_the_plain_one(monkeypatch):
+    mesh = meshes.make(Mesh(data=2))
+    assert mesh
+    for platform, kernel in (("tpu", "splash"), ("gpu", "flash")):
+        with meshes.use(mesh):
+            assert taken(monkeypatch, platform, queries()) == [kernel]
+        with jax.set_mesh(mesh):
+            assert taken(monkeypatch, platform, queries()) == ["plain"]
