@@ -1,0 +1,1 @@
+"""What judges a completion outside JAX: answers, graders, and processes for them."""

@@ -1,0 +1,206 @@
+"""Graders: what a completion is worth, given its prompt and the right answer.
+
+A grader is a plain function `(prompt, completion, answer) -> float | None`, in [0, 1];
+None says that it cannot be told, which is not 0. Options are bound with
+`functools.partial`. A function set as its attribute `start` is called once in each
+process that is to run it, so that what it loads is not counted as time of a check.
+"""
+
+import difflib
+import logging
+import re
+import signal
+import threading
+from collections.abc import Callable
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from curax.verify import answers
+
+LONGEST = 2000  # characters of a claim; one with more is wrong
+CACHED = 2**14  # verdicts of math-verify that are kept, and golds that it has parsed
+
+_T = TypeVar("_T")
+_TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
+
+
+def exact(prompt: str, completion: str, answer: Any) -> float:
+    """1.0 if the completion is the answer, blanks around them aside; else 0.0."""
+    del prompt
+    return float(completion.strip() == _text(answer).strip())
+
+
+def numbers(prompt: str, completion: str, answer: Any) -> float:
+    """1.0 if the completion claims the answer, by the rules of `answers.same`.
+
+    Its claim is what `answers.final_answer` finds, or else its last number. What these
+    rules cannot tell is worth 0.0: this grader is for answers that are numbers.
+    """
+    del prompt
+    claim = answers.final_answer(completion, last_number=True)
+    if claim is None or len(claim) > LONGEST:
+        return 0.0
+    return float(answers.same(_gold(answer), claim) is True)
+
+
+def _load_math_verify() -> None:
+    """Import math-verify, and let it build its tables."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of `None` below
+    for gold, claim in ((r"\frac{x}{2}", r"0.5x"), ("(x+1)^2", "x^2+2x+1")):
+        _equal(gold, claim, 60.0)
+
+
+def mathematics(
+    prompt: str,
+    completion: str,
+    answer: Any,
+    *,
+    seconds: float = 2.0,
+    last_number: bool = False,
+) -> float | None:
+    r"""1.0 if the completion claims the answer, 0.0 if it claims another or none.
+
+    Equality is told exactly by `answers.same` where it can, else by math-verify, which
+    needs the main thread of a process.
+
+    Args:
+        prompt: not looked at.
+        completion: its claim is what `answers.final_answer` finds.
+        answer: text or a number; of a whole solution, what it claims is taken.
+        seconds: processor time that math-verify may take.
+        last_number: whether a number anywhere is a claim when nothing else is.
+
+    Returns:
+        None where math-verify did not come to an end in time.
+
+    Raises:
+        ValueError: the answer is empty or of another type, or algebra is asked for
+            outside the main thread.
+    """
+    del prompt
+    gold = _gold(answer)
+    claim = answers.final_answer(completion, last_number=last_number)
+    if claim is None or len(claim) > LONGEST:
+        return 0.0
+    told = answers.same(gold, claim)
+    if told is None:
+        told = _equal(gold, claim, seconds)
+    return None if told is None else float(told)
+
+
+vars(mathematics)["start"] = _load_math_verify
+
+
+def reasoning_gym_score(
+    prompt: str, completion: str, answer: dict[str, Any], *, dataset: str
+) -> float:
+    """What the task of reasoning-gym says of a completion, from 0.0 to 1.0.
+
+    Args:
+        prompt: not looked at.
+        completion: judged is what stands in its last `<answer>...</answer>`, else what
+            `answers.final_answer` finds, else all of it.
+        answer: the entry of the dataset that the prompt was made from.
+        dataset: name of the task.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    del prompt
+    tagged = answers.last_match(_TAGGED, completion)
+    claim = tagged[1] if tagged else answers.final_answer(completion) or completion
+    return float(_scorer(dataset)(answer=claim.strip(), entry=answer))
+
+
+def _load_reasoning_gym() -> None:
+    import reasoning_gym  # noqa: F401
+
+
+vars(reasoning_gym_score)["start"] = _load_reasoning_gym
+
+
+@lru_cache(CACHED)
+def _scorer(dataset: str) -> Callable[..., float]:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if dataset not in DATASETS:
+        near = difflib.get_close_matches(dataset, DATASETS, 1)
+        guess = f"did you mean {near[0]!r}?" if near else "see its list of tasks."
+        raise ValueError(f"dataset={dataset!r} is no task of reasoning-gym; {guess}")
+    return reasoning_gym.get_score_answer_fn(dataset)
+
+
+def _text(answer: Any) -> str:
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        return f"{Decimal(str(answer)):f}"
+    kind = type(answer).__name__
+    raise ValueError(f"the answer is a {kind}; give text or a number.")
+
+
+def _gold(answer: Any) -> str:
+    """What the right answer is; of a whole solution, what it claims."""
+    text = _text(answer)
+    gold = answers.final_answer(text) or text.strip()
+    if not gold:
+        raise ValueError("the answer is empty; give text or a number.")
+    return gold
+
+
+@lru_cache(CACHED)
+def _equal(gold: str, claim: str, seconds: float) -> bool | None:
+    """What math-verify says, or None if it takes too long; that is remembered too."""
+    from math_verify import verify
+
+    def ask() -> bool:
+        return verify(_parsed(gold), _parsed(claim), timeout_seconds=None)
+
+    return _within(seconds, ask)
+
+
+@lru_cache(CACHED)
+def _parsed(text: str) -> list[Any]:
+    from math_verify import parse
+
+    # None is allowed, whatever the annotation says.
+    return parse(rf"\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+
+class _LateError(BaseException):
+    """Not an Exception: sympy and its parser catch those."""
+
+
+def _within(seconds: float, function: Callable[[], _T]) -> _T | None:
+    """What a function returns, or None if it needs more processor time.
+
+    The clock of the processor, so that a busy machine does not change what is told.
+    math-verify has timeouts of its own, which it turns into "not equal".
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError(
+            "mathematics needs the main thread to stop what takes too long; call it "
+            "there, or through curax.verify.workers."
+        )
+    late = False
+
+    def stop(*_: object) -> None:
+        nonlocal late
+        late = True
+        raise _LateError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    result = None
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            result = function()
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _LateError:
+        pass
+    finally:
+        signal.signal(signal.SIGPROF, before)
+    return None if late else result

@@ -1,0 +1,516 @@
+"""Processes that grade: whatever a check does, it costs that check alone.
+
+The graders here stand at the top level, where the processes find them.
+"""
+
+import ctypes
+import gc
+import importlib.util
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from curax import config
+from curax.verify import graders, workers
+from curax.verify.workers import Workers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+ROOT = Path(__file__).parents[1]
+DEADLINE = 3.0  # of honest checks as well, which take no time
+
+
+def act(prompt, completion, answer, *, add=0.0):
+    """Do what the completion says; the answer is what it needs to know."""
+    match completion:
+        case "sleep":
+            time.sleep(600)
+        case "backtrack":  # holds the interpreter's lock
+            re.match(r"(a+)+$", "a" * 100 + "b")
+        case "raise":
+            raise ValueError("no\n such   thing")
+        case "leave":
+            sys.exit(3)
+        case "segfault":
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(3)
+        case "hog":
+            return len([bytearray(2**20) for _ in range(10**6)])
+        case "pid":
+            return os.getpid() / 2**32
+        case "pid, sleep":
+            Path(answer).write_text(str(os.getpid()))
+            time.sleep(600)
+        case "environment":
+            return float(
+                os.environ["JAX_PLATFORMS"] == "cpu" and sys.stdin.read() == ""
+            )
+        case "value":
+            return answer
+    return add + float(completion)
+
+
+SPOILT = {
+    "sleep": "timeout",
+    "backtrack": "timeout",
+    "raise": "error: ValueError: no such thing",
+    "leave": "error: SystemExit: 3",
+    "segfault": "crash",
+    "exit": "crash",
+    "hog": "error: MemoryError",
+}
+
+
+def alive(pid):
+    """Whether a process runs; one that waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def until(met, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def written(path):
+    """The number in a file that another process writes."""
+    until(lambda: path.exists() and path.read_text())
+    return int(path.read_text())
+
+
+def children():
+    """Processes of this one that run; helpers of pytest are not counted."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {pid for task in tasks for pid in task.read_text().split() if alive(pid)}
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Workers(act, deadline=DEADLINE, memory_mb=256) as found:
+        yield found
+
+
+@pytest.mark.parametrize(("spoil", "reason"), SPOILT.items())
+def test_what_a_check_does_costs_that_check_alone(two, spoil, reason):
+    before = two.counts.copy()
+    checks = [("", str(i / 64), None) for i in range(65)]
+    checks[10:10] = [("", spoil, 1)]
+    checks[40:40] = [("", spoil, 2)]
+    verdicts = two.grade(checks)
+    assert verdicts == [reason if c == spoil else float(c) for _, c, _ in checks]
+    assert two.counts - before == {"graded": 65, reason.partition(":")[0]: 2}
+
+
+def test_all_of_them_together_lose_nothing(two):
+    checks = [("", spoil, 3) for spoil in [*SPOILT, "0.25", "1"]]
+    assert two.grade(checks) == [*SPOILT.values(), 0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (None, "none"),
+        (True, 1.0),
+        (1, 1.0),
+        (0.5, 0.5),
+        (3, "error: returned 3.0, which is not in [0, 1]"),
+        (-0.1, "error: returned -0.1, which is not in [0, 1]"),
+        (math.nan, "error: returned nan, which is not in [0, 1]"),
+        (math.inf, "error: returned inf, which is not in [0, 1]"),
+        ("right", "error: returned 'right', which is not a number"),
+        ([1.0], "error: returned [1.0], which is not a number"),
+        ("a" * 999, f"error: returned '{'a' * 196}..., which is not a number"),
+    ],
+)
+def test_what_is_no_share_is_missing_and_said(two, value, verdict):
+    (got,) = two.grade([("", "value", value)])
+    assert got == verdict
+    assert type(got) is type(verdict)
+
+
+def test_nothing_asked_starts_nothing():
+    before = children()
+    with Workers(act) as some:
+        assert some.grade([]) == []
+        assert children() == before
+
+
+def test_the_order_is_kept_and_equal_checks_are_graded_once(two):
+    checks = [("", str(i % 7 / 8), None) for i in range(500)]
+    assert two.grade(checks) == [i % 7 / 8 for i in range(500)]
+    verdicts = two.grade([("", "pid", None)] * 50 + [("", "pid", 1), ("a", "pid", 1)])
+    assert len(set(verdicts[:50])) == 1
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_of_its_check(two):
+    sent = two.grade([("", "1", None), ("", "1", lambda: 0), ("", "0", None)])
+    assert sent[::2] == [1.0, 0.0]
+    assert re.match(r"error: (PicklingError|AttributeError): .*lambda", sent[1])
+
+
+def test_a_worker_sees_no_accelerator_and_no_keyboard(two):
+    assert two.grade([("", "environment", None)]) == [1.0]
+
+
+def test_options_are_bound_by_partial():
+    with Workers(partial(act, add=0.5), count=1) as some:
+        assert some.grade([("", "0.25", None)]) == [0.75]
+
+
+def test_mathematics_is_graded_in_the_main_thread_of_a_worker():
+    grade = partial(graders.mathematics, seconds=0.5)
+    with Workers(grade, deadline=30.0) as some:
+        some.start()
+        assert some.grade(
+            [
+                ("", r"\boxed{(x+1)^2}", "x^2+2x+1"),
+                ("", r"\boxed{9^{9^{9^{9}}}}", "7"),
+                ("", r"\boxed{7}", "7"),
+                ("", r"\boxed{7}", ""),
+            ]
+        ) == [
+            *(1.0, "none", 1.0),
+            "error: ValueError: the answer is empty; give text or a number.",
+        ]
+
+
+def test_what_a_grader_loads_is_not_time_of_a_check(own):
+    path = Path(own.__file__)
+    late = "import time\nplain.start = lambda: time.sleep(2)\n"
+    path.write_text(path.read_text() + late)
+    with Workers(own.plain, count=1, deadline=1.0) as some:
+        assert some.grade([("", "a", "a")]) == [0.5]
+
+
+def test_a_task_of_reasoning_gym_is_graded_by_a_worker():
+    gym = pytest.importorskip("reasoning_gym")
+    entries = list(gym.create_dataset("chain_sum", size=3, seed=1))
+    grade = partial(graders.reasoning_gym_score, dataset="chain_sum")
+    with Workers(grade, count=1, deadline=30.0) as some:
+        checks = [
+            (e["question"], f"<answer>{e['answer']}</answer>", e) for e in entries
+        ]
+        assert some.grade(checks) == [1.0] * 3
+
+
+# A worker that is killed, from outside or with this process
+
+
+def test_a_worker_killed_from_outside_loses_one_check(tmp_path):
+    checks = [("", "0.5", i) for i in range(20)]
+    checks[3:3] = [("", "pid, sleep", str(tmp_path / "pid"))]
+    with Workers(act, deadline=60.0) as some:
+        killer = threading.Thread(
+            target=lambda: os.kill(written(tmp_path / "pid"), signal.SIGKILL)
+        )
+        killer.start()
+        assert some.grade(checks) == [0.5] * 3 + ["crash"] + [0.5] * 17
+        killer.join()
+
+
+def test_workers_killed_while_they_had_nothing_to_do_cost_nothing():
+    before = children()
+    with Workers(act) as some:
+        some.start()
+        killed = children() - before
+        assert len(killed) == 2
+        for pid in killed:
+            os.kill(int(pid), signal.SIGKILL)
+        until(lambda: not any(map(alive, killed)))
+        assert some.grade([("", "0.5", i) for i in range(9)]) == [0.5] * 9
+
+
+def test_a_worker_ignores_the_keyboard(tmp_path):
+    with Workers(act, count=1) as some:
+        pid = round(some.grade([("", "pid", None)])[0] * 2**32)
+        os.kill(pid, signal.SIGINT)
+        assert some.grade([("", "pid", 1)]) == [pid / 2**32]
+
+
+def test_after_an_interrupt_the_next_call_gets_its_own_answers(tmp_path):
+    with Workers(act, deadline=60.0) as some:
+        heard = threading.Thread(
+            target=lambda: (
+                written(tmp_path / "pid"),
+                os.kill(os.getpid(), signal.SIGINT),
+            )
+        )
+        heard.start()
+        with pytest.raises(KeyboardInterrupt):
+            some.grade([("", "pid, sleep", str(tmp_path / "pid")), ("", "1", None)])
+        heard.join()
+        assert not alive(written(tmp_path / "pid"))
+        assert some.grade([("", "0.25", None), ("", "0", None)]) == [0.25, 0.0]
+
+
+def test_calls_from_many_threads_are_served_one_by_one(two):
+    said = {}
+
+    def call(i):
+        said[i] = two.grade([("", str(i / 8), j) for j in range(40)])
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == {i: [i / 8] * 40 for i in range(8)}
+
+
+def test_nothing_is_left_after_close_even_of_what_a_grader_started(tmp_path):
+    before = children()
+    some = Workers(with_a_child, count=1)
+    some.grade([("", "", str(tmp_path / "pid"))])
+    assert alive(written(tmp_path / "pid"))
+    some.close()
+    some.close()
+    assert children() == before
+    until(lambda: not alive(written(tmp_path / "pid")))
+
+
+def test_nothing_is_left_when_nobody_holds_the_workers():
+    before = children()
+    some = Workers(act)
+    some.start()
+    assert len(children() - before) == 2
+    del some
+    gc.collect()
+    assert children() == before
+
+
+def with_a_child(prompt, completion, answer):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(answer).write_text(str(child.pid))
+    return 1.0
+
+
+PROGRAM = """
+import sys, threading
+import test_workers
+from curax.verify.workers import Workers
+
+def grade():
+    checks = [("", "pid, sleep", sys.argv[2]), ("", "backtrack", None), ("", "1", None)]
+    found = workers.grade(checks)
+
+print("started", flush=True)
+if __name__ == "__main__":
+    workers = Workers(test_workers.act, deadline=600.0)
+    {do}
+"""
+
+
+def program(tmp_path, do):
+    """A process that begins to grade what never ends; and the processes it started."""
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM.format(do=do))
+    process = subprocess.Popen(
+        [sys.executable, file, "--", tmp_path / "pid"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    written(tmp_path / "pid")
+    started = Path(f"/proc/{process.pid}/task").glob("*/children")
+    pids = [pid for task in started for pid in task.read_text().split()]
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    return process, pids
+
+
+@pytest.mark.parametrize(
+    ("do", "number", "status", "traces"),
+    [
+        ("grade()", signal.SIGKILL, -signal.SIGKILL, 0),
+        ("grade()", signal.SIGTERM, -signal.SIGTERM, 0),
+        ("grade()", signal.SIGINT, -signal.SIGINT, 1),
+        ("threading.Thread(target=grade, daemon=True).start(); input()", None, 0, 0),
+    ],
+    ids=["killed", "terminated", "interrupted", "at its end"],
+)
+def test_workers_end_with_the_process_that_started_them(
+    tmp_path, do, number, status, traces
+):
+    process, pids = program(tmp_path, do)
+    if number is not None:
+        os.killpg(process.pid, number)  # as the terminal does
+    out, err = process.communicate("go on\n", timeout=30)
+    assert process.returncode == status, err
+    assert out == "started\n"  # the program is not run once more by a worker
+    assert err.count("Traceback") == traces, err
+    until(lambda: not any(map(alive, pids)))
+
+
+# Where a grader is found
+
+
+CONFIG = """
+import functools
+from curax.config import load
+
+LIMIT = 0.5
+
+def plain(prompt, completion, answer):
+    return LIMIT * (completion == answer)
+
+def scaled(prompt, completion, answer, *, by):
+    return by(LIMIT) if completion == answer else None
+
+def half(value):
+    return value / 2
+
+class Judge:
+    @staticmethod
+    def judge(prompt, completion, answer):
+        return 0.125
+
+    def method(self, prompt, completion, answer):
+        return 0.0
+
+def get_config():
+    return load({quickstart!r})
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The module of a config file, as a run loads it."""
+    file = tmp_path / "own.py"
+    file.write_text(CONFIG.format(quickstart=str(ROOT / "configs" / "quickstart.py")))
+    config.load(file)
+    yield sys.modules["config_own"]
+    del sys.modules["config_own"]
+
+
+def test_a_grader_of_a_config_file_is_found(own):
+    checks = [("", "a", "a"), ("", "a", "b")]
+    with Workers(own.plain) as some:
+        assert some.grade(checks) == [0.5, 0.0]
+        # What was read first stays, for processes that are started later.
+        Path(own.__file__).write_text("raise SystemExit")
+        some.close()
+        assert some.grade(checks) == [0.5, 0.0]
+    with pytest.raises(
+        RuntimeError, match=r"own.py: no process .*'plain': SystemExit;"
+    ):
+        Workers(own.plain).start()
+
+
+def test_its_options_may_be_functions_of_the_file(own):
+    with Workers(partial(own.scaled, by=own.half), count=1) as some:
+        assert some.grade([("", "a", "a"), ("", "a", "b")]) == [0.25, "none"]
+    with Workers(own.Judge.judge, count=1) as some:
+        assert some.grade([("", "a", "a")]) == [0.125]
+
+
+def test_a_grader_of_a_file_that_was_loaded_again_is_found(own):
+    config.load(own.__file__)
+    assert sys.modules["config_own"] is not own
+    with Workers(own.plain, count=1) as some:
+        assert some.grade([("", "a", "a")]) == [0.5]
+
+
+def test_a_module_that_cannot_be_imported_by_its_name_is_executed(own, monkeypatch):
+    path = Path(own.__file__).with_name("odd.py")
+    path.write_text(CONFIG.format(quickstart=""))
+    spec = importlib.util.spec_from_file_location("curax_odd", path)
+    odd = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "curax_odd", odd)
+    spec.loader.exec_module(odd)
+    with Workers(partial(odd.scaled, by=odd.half), count=1) as some:
+        assert some.grade([("", "a", "a")]) == [0.25]
+
+
+KINDS = ["lambda", "closure", "method", "object", "renamed", "typed in"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grader_without_a_place_is_refused_in_a_sentence(own, kind):
+    def closure(prompt, completion, answer):
+        return 1.0
+
+    own.renamed = own.plain
+    graders_ = {
+        "lambda": (lambda p, c, a: 1.0, r".*<lambda>"),
+        "closure": (closure, r".*<locals>.closure"),
+        "method": (own.Judge().method, "Judge.method"),
+        "object": (own.Judge(), "Judge"),
+    }
+    if kind == "typed in":  # as in a notebook
+        del own.__file__
+        graders_["typed in"] = (own.plain, "plain")
+    if kind == "renamed":
+        own.plain = None
+        graders_["renamed"] = (own.renamed, "plain")
+    grader, name = graders_[kind]
+    said = (
+        f"^the grader '{name}' cannot be found by its name in another process; define "
+        "it with def at the top level of a file.$"
+    )
+    with pytest.raises(ValueError, match=said):
+        Workers(grader)
+
+
+def test_options_that_cannot_be_sent_are_refused_in_a_sentence():
+    with pytest.raises(
+        ValueError, match="the options bound to the grader 'act' cannot"
+    ):
+        Workers(partial(act, add=lambda: 0))
+
+
+@pytest.mark.parametrize("wrong", [{"count": 0}, {"deadline": 0.0}, {"memory_mb": -1}])
+def test_numbers_must_be_positive(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"^{name}={value} must be positive; raise it"):
+        Workers(act, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_mo"),
+        (
+            "del plain",
+            "AttributeError: module 'config_own' has no attribute 'plain'; me",
+        ),
+        ("import os; os._exit(7)", "3 in a row ended with status 7 while they started"),
+    ],
+)
+def test_a_file_that_fails_in_a_worker_ends_the_call_in_a_sentence(own, line, said):
+    path = Path(own.__file__)
+    path.write_text(path.read_text() + line)
+    before = children()
+    some = Workers(own.plain)
+    for _ in range(2):  # and so does the next
+        with pytest.raises(RuntimeError) as error:
+            some.grade([("", "a", "a")])
+        assert said in str(error.value)
+        place = f"{path}: no process can start for grader 'plain': "
+        assert str(error.value).startswith(place)
+        assert "\n" not in str(error.value)
+    assert children() == before
+
+
+def test_a_worker_that_never_gets_ready_is_not_waited_for(own, monkeypatch):
+    monkeypatch.setattr(workers, "START_SECONDS", 0.2)
+    path = Path(own.__file__)
+    path.write_text(path.read_text() + "import time; time.sleep(600)")
+    with pytest.raises(RuntimeError, match=r"it is not ready after 0.2 s; import less"):
+        Workers(own.plain).start()
