@@ -11,6 +11,7 @@ use that name. Only the standard library is imported here.
 import dataclasses
 import difflib
 import itertools
+import json
 import math
 import sys
 import traceback
@@ -38,6 +39,7 @@ from curax.places import (
     fields_of,
     option,
     options,
+    rebuilt,
     wrong_options,
     wrong_values,
 )
@@ -62,7 +64,9 @@ __all__ = [
     "option",
     "options",
     "override",
+    "recalled",
     "rows_of",
+    "transferred",
 ]
 
 
@@ -79,6 +83,7 @@ class Sampling:
     top_p: Share = 1.0  # probability mass drawn from, the likeliest; 1: all
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     rounds: Count = 1  # draws of prompts to refill groups the gate closed; 1: no refill
+    parts: Count = 1  # of a draw; the host verifies one while the next is drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +119,7 @@ class WarmStart:
 
     steps: Count  # optimizer updates
     rows: Count  # traces per step
+    micro_batches: Count = 1  # gradients added up per update; changes memory only
     optimizer: Function  # () -> optax transformation
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
 
@@ -203,7 +209,7 @@ class Config:
     memory: Memory = Memory()
     mesh: Mesh = Mesh()
     logging: Logging = Logging()
-    steps: Count = 200  # RL steps
+    steps: Natural = 200  # RL steps; 0: the warm start is all
     seed: Seed = 0  # every random draw of the run follows from it
     seeds: Count = 1  # runs side by side, of seed, seed + 1, ...
     staged: bool = False  # step from the host although the reward is a JAX function
@@ -251,6 +257,45 @@ def load(path: str | Path) -> Config:
             text = f"{type(error).__name__}: {text.rstrip('.')}; mend that line."
         raise ConfigError(f"{where}: {text}") from error
     return config
+
+
+def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:
+    """A recipe on another task: its stages stay, and so do its numbers of completions.
+
+    Lengths in tokens that its stages name (`aggregate.length`, `shape_reward`) go with
+    `sampling.max_tokens`. The warm start is not taken over.
+
+    Args:
+        recipe: of a file in configs/.
+        max_tokens: of a completion on the other task.
+        **fields: of `Config`, in place of the recipe's.
+    """
+    before = recipe.sampling.max_tokens
+    config = dataclasses.replace(recipe, **{"warm_start": None, **fields})
+    lengths = {"sampling.max_tokens": max_tokens}
+    for name in ("aggregate.length", "shape_reward.max_tokens", "shape_reward.margin"):
+        stage, _, key = name.partition(".")
+        function = getattr(recipe, stage)
+        if function and stage not in fields and (now := option(function, key)):
+            lengths[name] = type(now)(max(1, round(now * max_tokens / before)))
+    return override(config, lengths)
+
+
+def recalled(path: str | Path) -> Config:
+    """The config that a run wrote into its folder as config.json.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read, or names a function that is
+            not there.
+    """
+    try:
+        return rebuilt(json.loads(Path(path).read_text()), Config)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); name the folder of a run."
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> Config:
@@ -315,6 +360,20 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"{rows_of(config)} completions of a step; set allocate.least to at most "
             f"{rows_of(config) // prompts}."
         )
+    if isinstance(sizes.parts, int) and rows_of(config) % sizes.parts:
+        near = max(n for n in range(1, sizes.parts) if rows_of(config) % n == 0)
+        yield (
+            f"sampling.parts={sizes.parts} must divide the {rows_of(config)} "
+            f"completions of a step; set sampling.parts to {near}."
+        )
+    warm = config.warm_start
+    if warm and isinstance(warm.rows, int) and isinstance(warm.micro_batches, int):
+        near = math.gcd(warm.rows, warm.micro_batches)
+        if warm.rows % warm.micro_batches:
+            yield (
+                f"warm_start.micro_batches={warm.micro_batches} must divide "
+                f"warm_start.rows={warm.rows}; set warm_start.micro_batches to {near}."
+            )
     also = {"sampling.rounds": sizes.rounds > 1, "sampling.budget": sizes.budget > 0}
     for name, is_set in (also | {"pilot": config.pilot is not None}).items():
         if config.stop and is_set:
@@ -322,6 +381,11 @@ def _conflicts(config: Config) -> Iterator[str]:
                 f"stop decides how much each prompt draws, and so does {name}; set one "
                 "of them to its default."
             )
+    if config.stop and sizes.parts > 1:
+        yield (
+            f"sampling.parts={sizes.parts} takes a prompt's completions apart, and "
+            "stop counts them together; set sampling.parts to 1."
+        )
     rows = min(rows_of(config), prompts * kept)
     # What a correction calls by these names is said elsewhere in the config.
     must = {"rows": (rows / prompts, "the rows trained per prompt")}

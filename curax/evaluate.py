@@ -1,72 +1,233 @@
-"""Pass rates on held-out prompts, sampled and greedy."""
+"""python -m curax.evaluate: how much a policy can do, and how sure that is.
 
+Draws completions of problems, has them graded, and says mean@n, pass@k, maj@k and
+greedy accuracy with intervals over problems. Hints are never given.
+"""
+
+import math
+import shlex
+import sys
+from argparse import BooleanOptionalAction, Namespace
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from curax.command import Parser
+from curax.config import ConfigError
+from curax.kinds import Count, Natural, Positive, Seed, Share, out_of_range
 
-from curax import allocate, hint, reward, rollout
-from curax.keys import stage_key
-from curax.parts import Parts
-from curax.types import Prompts, Rollouts
+DTYPES = ("float32", "bfloat16", "float16")
+# Option: what it may be. None always may, where there is a default elsewhere.
+KINDS: dict[str, Any] = {
+    "n": Natural,
+    "temperature": Positive,
+    "top_p": Share,
+    "top_k": Natural,
+    "max_tokens": Count,
+    "max_prompt_tokens": Count,
+    "batch": Count,
+    "slots": Natural,
+    "seed": Seed,
+    "limit": Count,
+    "workers": Count,
+    "deadline": Positive,
+    "memory_mb": Count,
+}
 
 
-def draw(
-    parts: Parts, params: Any, seed: jax.Array, *, samples: int
-) -> tuple[Prompts, Rollouts]:
-    """Completions of the held-out prompts, always without hints.
-
-    Args:
-        parts: of the run.
-        params: the policy's.
-        seed: `[]` uint32; the same seed draws with the same noise at every call.
-        samples: completions per prompt; 0 takes one, greedily.
-
-    Returns:
-        E prompts, always the same, and E * max(samples, 1) rows.
-    """
-    cfg = parts.config
-    count = cfg.evaluation.prompts
-    prompts = parts.task.held_out(jnp.arange(count, dtype=jnp.int32))
-    each = jnp.full(count, max(samples, 1), jnp.int32)
-    rollouts = rollout.sample(
-        parts.model,
-        params,
-        hint.none(prompts),
-        allocate.plan(each, rows=count * max(samples, 1)),
-        stage_key(seed, jnp.int32(0), "evaluate"),
-        max_tokens=cfg.sampling.max_tokens,
-        end=parts.task.end,
-        pad=parts.task.pad,
-        temperature=cfg.sampling.temperature if samples else 0,
-        top_k=cfg.sampling.top_k,
-        top_p=cfg.sampling.top_p,
-        slots=cfg.sampling.slots,
+def parser() -> Parser:
+    """The command line."""
+    result = Parser(
+        prog="python -m curax.evaluate",
+        allow_abbrev=False,
+        description="Measure a policy on problems with answers.",
+        epilog="The folder gets settings.json, results.json, and the completions of "
+        "each file as JSON lines. What is drawn follows from the seed alone, so the "
+        "same command goes on with an evaluation that was stopped.",
     )
-    return prompts, rollouts
-
-
-def pass_rates(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:
-    """`[..., E]` share of right completions per prompt, among those that were graded.
-
-    NaN where none was. Leading axes, as of seeds, are kept.
-    """
-    if parts.task.on_device:
-        grade = jax.jit(lambda p, r: reward.on_device(parts.task, p, r))
-        for _ in range(rollouts.prompt.ndim - 1):
-            grade = jax.vmap(grade)
-        outcome = np.asarray(grade(prompts, rollouts))
-    else:
-        local = jax.device_get((prompts, rollouts))
-        outcome = reward.on_host(parts.task, *local)
-    # Every seed draws the same rows.
-    prompt, slot = (
-        np.asarray(of).reshape(-1, outcome.shape[-1])[0]
-        for of in (rollouts.prompt, rollouts.slot)
+    what = result.add_argument_group("what is measured")
+    what.add_argument(
+        "--model",
+        required=True,
+        metavar="DIR",
+        help="folder of a Hugging Face checkpoint, or of a run",
     )
-    shape = (parts.config.evaluation.prompts, int(slot.max()) + 1)
-    each = np.full((*outcome.shape[:-1], *shape), np.nan)
-    each[..., prompt, slot] = outcome
-    graded = (~np.isnan(each)).sum(-1)
-    return np.where(graded, np.nansum(each, -1) / np.maximum(graded, 1), np.nan)
+    what.add_argument(
+        "--step", metavar="N", help="of a run: a step, best or latest (default)"
+    )
+    what.add_argument(
+        "--config",
+        metavar="FILE",
+        help="of a run: its config file, if that defines functions of its own",
+    )
+    what.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="of activations, and of a checkpoint's parameters (default: as the run; "
+        "float32 on a CPU, else bfloat16)",
+    )
+    what.add_argument(
+        "--mesh",
+        nargs=3,
+        type=int,
+        metavar=("DATA", "FSDP", "TENSOR"),
+        help="devices along each axis (default: as the run; 1 1 1)",
+    )
+    asked = result.add_argument_group(
+        "what is asked",
+        "Defaults are those of the run's task, if it has files of problems.",
+    )
+    asked.add_argument(
+        "--data",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="JSON lines, parquet, or a folder of array_record (default: what the run "
+        "holds out)",
+    )
+    asked.add_argument("--limit", type=int, metavar="N", help="the first N of each")
+    asked.add_argument(
+        "--layout",
+        metavar="MODULE:FUNCTION",
+        help="record to problem (default: curax.tasks.layouts:detect)",
+    )
+    asked.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="what to do about a broken record",
+    )
+    asked.add_argument("--max-prompt-tokens", type=int, metavar="N", help="1024")
+    asked.add_argument("--system", metavar="TEXT", help="the system turn")
+    asked.add_argument(
+        "--template", metavar="TEXT", help="what is asked, with {question} in it"
+    )
+    asked.add_argument(
+        "--chat",
+        action=BooleanOptionalAction,
+        help="ask in the chat template (default: where there is one)",
+    )
+    asked.add_argument(
+        "--thinking",
+        action=BooleanOptionalAction,
+        help="what the template is told as enable_thinking",
+    )
+    drawn = result.add_argument_group(
+        "how completions are drawn", "Defaults are those of the run's sampling."
+    )
+    drawn.add_argument(
+        "--n", type=int, default=8, help="sampled completions per problem (default: 8)"
+    )
+    drawn.add_argument(
+        "--k",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="of pass@k, and from 3 on of maj@k (default: 1 and n)",
+    )
+    drawn.add_argument(
+        "--greedy", action="store_true", help="a greedy completion as well"
+    )
+    drawn.add_argument("--temperature", type=float, metavar="T", help="1.0")
+    drawn.add_argument("--top-p", type=float, metavar="P", help="1.0, all")
+    drawn.add_argument("--top-k", type=int, metavar="K", help="0, all")
+    drawn.add_argument("--max-tokens", type=int, metavar="N", help="1024")
+    drawn.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
+    drawn.add_argument(
+        "--batch", type=int, default=16, help="problems at a time (default: 16)"
+    )
+    drawn.add_argument(
+        "--slots",
+        type=int,
+        default=64,
+        help="completions decoded at a time (default: 64; 0: all of a batch)",
+    )
+    graded = result.add_argument_group("how they are graded")
+    graded.add_argument(
+        "--grader",
+        metavar="MODULE:FUNCTION",
+        help="(question, completion, answer) to an outcome in [0, 1], or None "
+        "(default: as the run; curax.verify.graders:mathematics)",
+    )
+    graded.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    graded.add_argument(
+        "--deadline",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="seconds for one completion; then its outcome is missing (default: 5)",
+    )
+    graded.add_argument(
+        "--memory-mb",
+        type=int,
+        default=2048,
+        metavar="MB",
+        help="memory of a process (default: 2048)",
+    )
+    result.add_argument(
+        "--out", metavar="DIR", help="where to write (default: runs/evaluate/NAME)"
+    )
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 stopped by a failure, 2 bad input, 128 + n by a signal."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        args = parser().parse_args(argv)
+        check(args)
+        name = Path(args.model).resolve().name
+        out = Path(args.out or Path("runs", "evaluate", name))
+        command = shlex.join([sys.orig_argv[0], "-m", "curax.evaluate", *argv])
+        # This imports jax, which takes seconds: not before the input is read.
+        from curax.exams import hold
+
+        return hold.hold(args, out, command=command)
+    except ConfigError as error:
+        print(f"curax.evaluate: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before anything is drawn
+        return 130
+
+
+def check(args: Namespace) -> None:
+    """Refuse what no policy can do; fill in `k`.
+
+    Raises:
+        ConfigError: in a sentence.
+    """
+    for name, kind in KINDS.items():
+        value, typed = getattr(args, name), f"--{name.replace('_', '-')}"
+        if type(value) is float and not math.isfinite(value):
+            raise ConfigError(f"{typed} {value} is not finite; write {typed} 1.")
+        if value is not None and (bounds := out_of_range(value, kind)):
+            raise ConfigError(
+                f"{typed} {value} must be {bounds}; write {typed} "
+                f"{bounds.nearest(value)}."
+            )
+    if args.n == 0 and not args.greedy:
+        raise ConfigError("--n 0 draws nothing; add --greedy, or write --n 1.")
+    if args.n == 0 and args.k:
+        raise ConfigError("--k is of sampled completions; leave it out at --n 0.")
+    args.k = sorted({*(args.k or (1, args.n))}) if args.n else []
+    for k in args.k:
+        if not 1 <= k <= args.n:
+            raise ConfigError(
+                f"--k {k} completions cannot be drawn from --n {args.n}; write --k "
+                f"{min(max(k, 1), args.n)}, or a higher --n."
+            )
+    if args.template is not None and "{question}" not in args.template:
+        raise ConfigError(
+            f"--template {args.template!r} does not say where the question stands; put "
+            "{question} into it."
+        )
+    for size in args.mesh or ():
+        if size < 1:
+            raise ConfigError(f"--mesh {size} must be at least 1; write --mesh 1 1 1.")
+    for path in args.data:
+        if args.data.count(path) > 1:
+            raise ConfigError(f"--data {path} is named twice; name it once.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,6 +27,7 @@ CONFIG = "config.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
 WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
 MEMORY, EXPECTED = "memory.jsonl", "expected.json"
+QUESTIONS = "questions.json"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 EVENTS = "tensorboard"
 
@@ -97,6 +98,25 @@ def make(workdir: Path, config: Config) -> None:
             f"--workdir {workdir} cannot be written: {error.strerror}; name another "
             "folder."
         ) from error
+
+
+def check_questions(workdir: Path, task: Task) -> None:
+    """Note which questions are in the files of a task; a run keeps its questions.
+
+    Raises:
+        ConfigError: they are not those that the run began with.
+    """
+    path = workdir / QUESTIONS
+    if not task.in_files:
+        return
+    if not path.exists():
+        found = {"prompts": task.num_prompts, "held_out": task.num_held_out}
+        write_json(path, {"mark": task.mark, **found, "told": task.told})
+    elif json.loads(path.read_text())["mark"] != task.mark:
+        raise ConfigError(
+            f"--resume: the questions in the files of the task are not those in {path} "
+            "that the run began with; bring these back, or name another --workdir."
+        )
 
 
 def plain(value: Any) -> Any:

@@ -5,35 +5,60 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax import aggregate, hint, loss
+from curax import aggregate, data, hint, loss
 from curax import update as updates
 from curax.keys import stage_key
 from curax.parts import Parts
-from curax.types import Batch
+from curax.types import Batch, Model, Prompts
+
+
+def next_ids(parts: Parts, seed: jax.Array, step: jax.Array) -> jax.Array:
+    """`[rows]` int32, the prompts whose traces the next update imitates.
+
+    Every prompt comes once before any comes again, in another order than RL's.
+    """
+    warm = parts.config.warm_start
+    assert warm is not None
+    return data.prompt_ids(
+        jax.random.bits(stage_key(seed, jnp.int32(0), "warm start")),
+        step * warm.rows,
+        count=warm.rows,
+        num_prompts=parts.task.num_prompts,
+    )
+
+
+def next_traces(
+    parts: Parts, seed: jax.Array, step: jax.Array, ids: Any
+) -> tuple[Prompts, Any, Any]:
+    """The prompts of these ids; a trace for each, `[rows, T]` tokens and mask."""
+    assert parts.task.traces is not None
+    prompts = parts.task.prompts(ids)
+    tokens, mask = parts.task.traces(stage_key(seed, step, "traces"), prompts)
+    return prompts, tokens, mask
 
 
 def update(
-    parts: Parts, params: Any, opt_state: Any, seed: jax.Array, step: jax.Array
+    parts: Parts,
+    model: Model,
+    params: Any,
+    opt_state: Any,
+    traces: tuple[Prompts, jax.Array, jax.Array],
 ) -> tuple[Any, Any, jax.Array]:
     """One supervised update on traces: the same trainer, credit 1 for every row.
 
     Args:
         parts: of the run.
-        params: parameters.
+        model: the policy, as a function of
+        params: its parameters.
         opt_state: of the warm start's own optimizer.
-        seed: `[]` uint32.
-        step: `[]` int32, warm-start steps done.
+        traces: prompts, tokens and mask, of `next_traces`.
 
     Returns:
         Parameters, optimizer state, mean loss per token, `[]` float32 nats.
     """
-    warm = parts.config.warm_start
+    warm, how = parts.config.warm_start, parts.config.update
     assert warm is not None
-    assert parts.task.traces is not None
-    key_prompts, key_traces = jax.random.split(stage_key(seed, step, "warm start"))
-    ids = jax.random.randint(key_prompts, (warm.rows,), 0, parts.task.num_prompts)
-    prompts = parts.task.prompts(ids)
-    tokens, mask = parts.task.traces(key_traces, prompts)
+    prompts, tokens, mask = traces
     zeros = jnp.zeros(tokens.shape, jnp.float32)
     batch = Batch(
         tokens=tokens,
@@ -47,17 +72,21 @@ def update(
         logp_ref=None,
     )
     value, grads, _ = updates.gradient(
-        parts.model,
+        model,
         params,
         hint.none(prompts),
         batch,
         aggregate.token_mean(mask),
         lambda logp, _, rows: loss.reinforce(logp, logp, rows.credit, rows.mask),
-        updates.Settings(),
+        updates.Settings(
+            micro_batches=warm.micro_batches,
+            length_buckets=how.length_buckets,
+            vocab_chunk=how.vocab_chunk,
+        ),
         still_old=True,
     )
     tx = updates.transformation(warm.optimizer, warm.clip_norm)
     params, opt_state, _ = updates.apply(
-        tx, params, opt_state, value, grads, jnp.bool_(True)
+        tx, params, opt_state, value, grads, jnp.any(mask)
     )
     return params, opt_state, value

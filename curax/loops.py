@@ -7,8 +7,12 @@ and lets the host verify; all else is the same functions.
 """
 
 import abc
+import contextlib
 import dataclasses
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -17,13 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import evaluate, imitate, metrics, pipeline, reward, update
+from curax import frozen, held_out, imitate, metrics, pipeline, reward, update
 from curax import memory as memories
 from curax import mesh as meshes
 from curax.keys import stage_key
 from curax.parts import Parts
 from curax.pipeline import Drawn, Shown
-from curax.types import TrainState
+from curax.types import Prompts, TrainState
+
+KINDS = ("none", "error", "timeout", "crash")  # of outcomes that the host cannot tell
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -31,28 +37,42 @@ class Warm:
     """A policy in its warm start."""
 
     params: Any
+    frozen: Any = None  # parameters that are not trained
     opt_state: Any
     step: jax.Array  # [] int32
     seed: jax.Array  # [] uint32
 
 
-def initial(parts: Parts, seed: jax.Array) -> Warm:
-    """Random parameters, before any training."""
+def saved(state: Any) -> Any:
+    """What a checkpoint holds: frozen parameters can be had again. None stays None."""
+    if state is None or state.frozen is None:
+        return state
+    return dataclasses.replace(state, frozen=None)
+
+
+def initial(parts: Parts, seed: jax.Array, loaded: Any = None) -> Warm:
+    """Parameters before any training: those of a checkpoint, the others random."""
     params = parts.model.init(stage_key(seed, jnp.int32(0), "init"))
+    params, rest = frozen.split(parts.model, frozen.join(params, loaded))
     warm = parts.config.warm_start
     tx = warm and update.transformation(warm.optimizer, warm.clip_norm)
     return Warm(
         params=params,
+        frozen=rest,
         opt_state=tx.init(params) if tx else None,
         step=jnp.int32(0),
         seed=seed,
     )
 
 
-def warm_step(parts: Parts, state: Warm) -> tuple[Warm, jax.Array]:
-    """One warm-start step; its loss in nats per token."""
+def warm_step(parts: Parts, state: Warm, traces=None) -> tuple[Warm, jax.Array]:
+    """One warm-start step on traces, made here if None; its loss in nats per token."""
+    if traces is None:
+        ids = imitate.next_ids(parts, state.seed, state.step)
+        traces = imitate.next_traces(parts, state.seed, state.step, ids)
+    model = frozen.over(parts.model, state.frozen)
     params, opt_state, loss = imitate.update(
-        parts, state.params, state.opt_state, state.seed, state.step
+        parts, model, state.params, state.opt_state, traces
     )
     step = state.step + 1
     state = dataclasses.replace(state, params=params, opt_state=opt_state, step=step)
@@ -63,6 +83,7 @@ def begin(parts: Parts, warm: Warm) -> TrainState:
     """The state before the first RL step, from a finished warm start."""
     return TrainState(
         params=warm.params,
+        frozen=warm.frozen,
         opt_state=parts.tx.init(warm.params),
         # A copy: parameters are donated to the next step, the reference stays.
         reference=jax.tree.map(jnp.copy, warm.params) if parts.config.kl else None,
@@ -162,7 +183,9 @@ class Loop(abc.ABC):
             self.warm_sharding = self._sharding(warm)
             self.sharding = self._sharding(state)
         self._initial = jax.jit(
-            self._each(partial(initial, parts)), out_shardings=self.warm_sharding
+            self._each(partial(initial, parts), None),
+            out_shardings=self.warm_sharding,
+            donate_argnums=1 if cfg.seeds == 1 else (),
         )
         self._warm = jax.jit(
             self._each(self._warm_many, None),
@@ -177,6 +200,7 @@ class Loop(abc.ABC):
             for samples in (cfg.evaluation.samples, 0)
         ]
         self.abstract_warm, self.abstract = warm, state
+        self._background = ThreadPoolExecutor(1, "verify")
 
     def context(self):
         """Everything is traced and run inside this: it sets the mesh."""
@@ -185,21 +209,35 @@ class Loop(abc.ABC):
     def rehearse(self) -> None:
         """Trace every program without running it; the traces are kept for the run."""
         with self.context():
-            warm = jax.eval_shape(self._initial, self.seeds)
+            warm = jax.eval_shape(self._initial, self.seeds, None)
             if self.parts.config.warm_start:
-                jax.eval_shape(self._warm, warm, 1)
+                self._rehearse_warm(warm)
             state = jax.eval_shape(self._begin, warm)
             for draw in self._held_out:
-                jax.eval_shape(draw, state)
+                jax.eval_shape(draw, state, *self._held_out_prompts())
             self._rehearse_step(state)
+
+    def _rehearse_warm(self, warm):
+        """Trace what a step of the warm start runs."""
+        jax.eval_shape(self._warm, warm, 1)
 
     @abc.abstractmethod
     def _rehearse_step(self, state):
         """Trace what a step runs."""
 
     def initial(self) -> Warm:
-        """Random parameters."""
-        return self._initial(self.seeds)
+        """Parameters before any training."""
+        model, where = self.parts.model, None
+        if model.load and self.mesh:
+            like = jax.eval_shape(model.init, jax.random.key(0))
+            where = meshes.of_params(self.mesh, model.axes, like)
+        return self._initial(self.seeds, model.load(where) if model.load else None)
+
+    def whole(self, state: Any) -> Any:
+        """A state as it was `saved`, with its frozen parameters."""
+        if self.parts.model.trained is None:
+            return state
+        return dataclasses.replace(state, frozen=self.initial().frozen)
 
     def warm(self, state: Warm, times: int) -> tuple[Warm, np.ndarray]:
         """`times` warm-start steps, at most `logging.every`; losses, `[times, ...]`."""
@@ -211,9 +249,20 @@ class Loop(abc.ABC):
         return self._begin(warm)
 
     def evaluate(self, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
-        """`[..., E]` held-out pass rates, sampled and greedy."""
+        """`[..., E]` held-out pass rates, sampled and greedy.
+
+        The host verifies the former while the latter are drawn.
+        """
+        parts, given = self.parts, self._held_out_prompts()
+        drawn, graded = [], []
+        for draw in self._held_out:
+            prompts, rollouts = jax.block_until_ready(draw(state, *given))
+            grade = partial(held_out.outcomes, parts, prompts, rollouts)
+            drawn.append(rollouts)
+            graded.append(self._begun(grade))
         sampled, greedy = (
-            evaluate.pass_rates(self.parts, *draw(state)) for draw in self._held_out
+            held_out.pass_rates(parts, rollouts, outcome.result())
+            for rollouts, outcome in zip(drawn, graded, strict=True)
         )
         return sampled, greedy
 
@@ -231,8 +280,25 @@ class Loop(abc.ABC):
         body = partial(warm_step, self.parts)
         return repeat(body, state, times, most=self.parts.config.logging.every)
 
-    def _evaluate(self, state, *, samples):
-        return evaluate.draw(self.parts, state.params, state.seed, samples=samples)
+    def _held_out_prompts(self) -> tuple[Prompts, ...]:
+        """Those that a draw of held-out completions cannot make by itself."""
+        task, count = self.parts.task, self.parts.config.evaluation.prompts
+        ids = np.arange(count, dtype=np.int32)
+        return (task.held_out(ids),) if task.in_files else ()
+
+    def _begun(self, grade: Callable[[], Any]) -> Future:
+        """Grading goes on in the background, if it is the host's."""
+        if not self.parts.task.on_device:
+            return self._background.submit(grade)
+        done = Future()
+        done.set_result(grade())
+        return done
+
+    def _evaluate(self, state, prompts=None, *, samples):
+        model = frozen.over(self.parts.model, state.frozen)
+        return held_out.draw(
+            self.parts, model, state.params, state.seed, prompts, samples=samples
+        )
 
     def _each(self, function, *rest):
         """The function vmapped over its first argument, if there are many seeds."""
@@ -243,7 +309,8 @@ class Loop(abc.ABC):
     def _sharding(self, state):
         if self.mesh is None:
             return None
-        return meshes.of_state(self.mesh, self.parts.model.axes, state)
+        axes, rest = frozen.split(self.parts.model, self.parts.model.axes)
+        return meshes.of_state(self.mesh, axes, state, rest)
 
 
 class Jitted(Loop):
@@ -312,16 +379,25 @@ class Jitted(Loop):
 
 
 class Staged(Loop):
-    """Step by step from the host, which may verify; one seed."""
+    """Step by step from the host, which may read prompts and verify; one seed."""
 
     def __init__(self, parts: Parts):
         """Nothing is compiled yet."""
         super().__init__(parts)
         # Where the host verifies, a stopping rule is tested between rounds.
         self._in_rounds = bool(parts.config.stop) and not parts.task.on_device
+        self._ids = jax.jit(partial(pipeline.next_ids, parts))
+        self._warm_ids = jax.jit(partial(imitate.next_ids, parts))
+        self._warm_once = jax.jit(
+            partial(warm_step, parts),
+            out_shardings=(self.warm_sharding, None),
+            donate_argnums=0,
+        )
         self._pilots = jax.jit(partial(pipeline.pilots, parts))
         self._explored = jax.jit(partial(pipeline.explored, parts))
         self._draw = jax.jit(partial(pipeline.draw, parts))
+        self._begin_draw = jax.jit(partial(pipeline.begin_draw, parts))
+        self._draw_part = jax.jit(partial(pipeline.draw_part, parts))
         self._draw_round = jax.jit(partial(pipeline.draw_round, parts))
         self._pooled = jax.jit(partial(pipeline.pooled, parts))
         self._goes_on = jax.jit(partial(pipeline.goes_on, parts))
@@ -337,26 +413,57 @@ class Staged(Loop):
         state, tally, shown = pipeline.learn(self.parts, state, drawn)
         return state, metrics.finish(tally), shown
 
+    def _rehearse_warm(self, warm):
+        if not self.parts.task.in_files:
+            return super()._rehearse_warm(warm)
+        return jax.eval_shape(
+            self._warm_once, warm, self._traces(jnp.uint32(0), jnp.int32(0))
+        )
+
     def _rehearse_step(self, state):
         explored, shape = None, jax.ShapeDtypeStruct
+        prompts = None
+        if self.parts.task.in_files:
+            ids = np.zeros(self.parts.config.sampling.prompts, np.int32)
+            prompts = self.parts.task.prompts(ids)
         if self.parts.config.pilot:
-            pilots = jax.eval_shape(self._pilots, state)
+            pilots = jax.eval_shape(self._pilots, state, prompts)
             outcome = shape(pilots[2].exists.shape, jnp.float32)
             explored = jax.eval_shape(self._explored, state, pilots, outcome)
+        number = jnp.int32(0)
         if self._in_rounds:
-            sampled = jax.eval_shape(self._draw_round, state, None)
+            sampled = jax.eval_shape(self._draw_round, state, None, prompts)
             outcome = shape(sampled[2].exists.shape, jnp.float32)
             pool = jax.eval_shape(self._pooled, None, sampled, outcome)
-            jax.eval_shape(self._draw_round, state, pool)
+            jax.eval_shape(self._draw_round, state, pool, prompts)
             sampled = pool.prompts, pool.contexts, pool.rollouts
         else:
-            number = jnp.int32(0)
-            sampled = jax.eval_shape(self._draw, state, state.memory, number, explored)
+            args = state, state.memory, number, explored, prompts
+            sampled = jax.eval_shape(self._draw, *args)
+            if self.parts.config.sampling.parts > 1:
+                begun = jax.eval_shape(self._begin_draw, *args)
+                jax.eval_shape(self._draw_part, state, begun, number)
         outcome = shape((self.parts.rows,), jnp.float32)
         drawn = jax.eval_shape(
             self._absorb, state.memory, None, sampled, outcome, explored
         )
         jax.eval_shape(self._learn, state, drawn)
+
+    def warm(self, state, times):
+        """As `Loop.warm`."""
+        if not self.parts.task.in_files:
+            return super().warm(state, times)
+        losses = []
+        for _ in range(times):
+            traces = self._traces(state.seed, state.step)
+            state, loss = self._warm_once(state, traces)
+            losses.append(loss)
+        return state, np.asarray(jax.device_get(losses))
+
+    def _traces(self, seed, step):
+        """Traces that the host reads."""
+        ids = np.asarray(self._warm_ids(seed, step))
+        return imitate.next_traces(self.parts, seed, step, ids)
 
     def advance(self, state, times):
         """As `Loop.advance`; every stage is timed by itself."""
@@ -368,46 +475,111 @@ class Staged(Loop):
         return state, rows, all_shown
 
     def _step(self, state):
-        seconds = dict.fromkeys(("rollout", "verify", "update"), 0.0)
-
-        def graded(draw, *args):
-            """What a draw gives, and its outcomes."""
-            start = time.perf_counter()
-            sampled = jax.block_until_ready(draw(state, *args))
-            drawn_at = time.perf_counter()
-            outcome = self._verified(sampled)
-            seconds["rollout"] += drawn_at - start
-            seconds["verify"] += time.perf_counter() - drawn_at
-            return sampled, outcome
-
+        clock = Clock()
         explored = None
         if self.parts.config.pilot:
-            explored = self._explored(state, *graded(self._pilots))
+            pilots = self._graded(clock, self._pilots, state, self._prompts(state, 0))
+            explored = self._explored(state, *pilots)
         drawn, memory, attempt = None, state.memory, jnp.int32(0)
         while drawn is None or self._wants_refill(drawn):
+            prompts = self._prompts(state, attempt)
             if self._in_rounds:
-                pool = self._pooled(None, *graded(self._draw_round, None))
-                while self._goes_on(pool):
-                    pool = self._pooled(pool, *graded(self._draw_round, pool))
-                sampled, outcome = (
-                    (pool.prompts, pool.contexts, pool.rollouts),
-                    pool.outcome,
-                )
+                sampled, outcome = self._rounds(clock, state, prompts)
+            elif self.parts.config.sampling.parts > 1:
+                args = state, memory, attempt, explored, prompts
+                sampled, outcome = self._in_parts(clock, *args)
             else:
-                sampled, outcome = graded(self._draw, memory, attempt, explored)
+                args = state, memory, attempt, explored, prompts
+                sampled, outcome = self._graded(clock, self._draw, *args)
             drawn = self._absorb(memory, drawn, sampled, outcome, explored)
             memory, attempt = drawn.memory, drawn.attempts
-        start = time.perf_counter()
-        state, values, shown = jax.block_until_ready(self._learn(state, drawn))
-        seconds["update"] = time.perf_counter() - start
-        row = jax.device_get(values)
-        row |= {f"time/{stage}_s": took for stage, took in seconds.items()}
+        with clock.times("update"):
+            state, values, shown = jax.block_until_ready(self._learn(state, drawn))
+        row = jax.device_get(values) | clock.row(self.parts.task.on_device)
         return state, row, jax.device_get(shown)
 
-    def _verified(self, sampled):
-        """`[N]` outcomes, on the device or from the host."""
+    def _prompts(self, state, attempt) -> Prompts | None:
+        """The prompts of an attempt; None where the device makes them."""
         task = self.parts.task
+        if not task.in_files:
+            return None
+        return task.prompts(np.asarray(self._ids(state, attempt)))
+
+    def _graded(self, clock, draw, *args):
+        """What a draw gives, and its outcomes."""
+        with clock.times("rollout"):
+            sampled = jax.block_until_ready(draw(*args))
+        return sampled, self._waited(clock, [self._verify(clock, sampled)])
+
+    def _rounds(self, clock, state, prompts):
+        """A draw whose prompts stop between rounds."""
+        pool = None
+        while pool is None or self._goes_on(pool):
+            round_ = self._graded(clock, self._draw_round, state, pool, prompts)
+            pool = self._pooled(pool, *round_)
+        return (pool.prompts, pool.contexts, pool.rollouts), pool.outcome
+
+    def _in_parts(self, clock, state, *args):
+        """A draw in parts: the host verifies one while the device draws the next."""
+        pending, drawn = [], []
+        with clock.times("rollout"):
+            begun = self._begin_draw(state, *args)
+            for part in range(self.parts.config.sampling.parts):
+                rollouts = self._draw_part(state, begun, jnp.int32(part))
+                sampled = begun.prompts, begun.contexts, jax.block_until_ready(rollouts)
+                drawn.append(rollouts)
+                pending.append(self._verify(clock, sampled))
+        outcome = self._waited(clock, pending)
+        rollouts = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *drawn)
+        return (begun.prompts, begun.contexts, rollouts), outcome
+
+    def _verify(self, clock, sampled) -> Future:
+        """Begin to grade what was drawn."""
+        task, (prompts, _, rollouts) = self.parts.task, sampled
         if task.on_device:
-            return reward.on_device(task, sampled[0], sampled[2])
-        local = jax.device_get((sampled[0], sampled[2]))
-        return jnp.asarray(reward.on_host(task, *local))
+            return self._begun(lambda: reward.on_device(task, prompts, rollouts))
+        prompts, rollouts = jax.device_get((prompts, rollouts))
+
+        def grade():
+            start = time.perf_counter()
+            verdicts = reward.on_host(task, prompts, rollouts)
+            clock.graded(time.perf_counter() - start, verdicts.missing)
+            return jnp.asarray(verdicts.outcome)
+
+        return self._begun(grade)
+
+    def _waited(self, clock, pending: list[Future]) -> jax.Array:
+        """`[N]` outcomes, when all of them are known."""
+        with clock.times("verify"):
+            outcomes = [future.result() for future in pending]
+        return jnp.concatenate(outcomes) if len(outcomes) > 1 else outcomes[0]
+
+
+class Clock:
+    """Seconds that the stages of a step take, and what its verifier could not say."""
+
+    def __init__(self):
+        """All zero."""
+        self._seconds: dict[str, float] = {"rollout": 0.0, "verify": 0.0, "update": 0.0}
+        self._grading, self._missing = 0.0, Counter[str]()
+
+    @contextlib.contextmanager
+    def times(self, stage: str) -> Iterator[None]:
+        """The stage that runs inside; for verify, the time others wait for it."""
+        start = time.perf_counter()
+        yield
+        self._seconds[stage] += time.perf_counter() - start
+
+    def graded(self, seconds: float, missing: Counter[str]) -> None:
+        """So long the host has graded, whoever waited or not."""
+        self._grading += seconds
+        self._missing += missing
+
+    def row(self, on_device: bool) -> dict[str, Any]:
+        """Metrics."""
+        row: dict[str, Any] = {f"time/{k}_s": took for k, took in self._seconds.items()}
+        if on_device:
+            return row
+        hidden = max(self._grading - self._seconds["verify"], 0.0)
+        kinds = {f"verify/{kind}": self._missing[kind] for kind in KINDS}
+        return row | kinds | {"time/verify_hidden_s": hidden}

@@ -1,6 +1,7 @@
 """The device mesh, and which logical axis of an array lies along which axis of it."""
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -89,14 +90,16 @@ def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(leaf, params, axes)
 
 
-def of_state(mesh: Mesh, axes: Any, state: Any) -> Any:
+def of_state(mesh: Mesh, axes: Any, state: Any, frozen_axes: Any = None) -> Any:
     """The sharding of a train state: what is shaped like params lies like them.
 
     Args:
         mesh: of the run.
         axes: tree like params of logical axis names.
         state: shapes; its field `params`, and every subtree of the same structure
-            (optimizer moments, reference), is sharded, the rest copied everywhere.
+            (optimizer moments, reference), is sharded, and so is its field `frozen`;
+            the rest is copied everywhere.
+        frozen_axes: tree like the frozen parameters; None: there are none.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     structure = jax.tree.structure(state.params)
@@ -105,8 +108,12 @@ def of_state(mesh: Mesh, axes: Any, state: Any) -> Any:
     def is_like_params(node):
         return jax.tree.structure(node) == structure
 
-    return jax.tree.map(
+    result = jax.tree.map(
         lambda node: params if is_like_params(node) else everywhere,
         state,
         is_leaf=is_like_params,
     )
+    if frozen_axes is None:
+        return result
+    frozen = of_params(mesh, frozen_axes, state.frozen)
+    return dataclasses.replace(result, frozen=frozen)

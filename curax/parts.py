@@ -5,7 +5,7 @@ import dataclasses
 import optax
 
 from curax import allocate, update
-from curax.config import Config, option, rows_of
+from curax.config import Config, option, options, rows_of
 from curax.types import Model, Task
 
 
@@ -21,13 +21,22 @@ class Parts:
     train_rows: int  # M, completions trained per step
 
 
+def task_of(config: Config) -> Task:
+    """The task. Where it names no tokenizer, it is that of the model's checkpoint."""
+    path = option(config.model, "path")
+    named = options(config.task)
+    if path is not None and "tokenizer" in named and named["tokenizer"] is None:
+        return config.task(tokenizer=path)
+    return config.task()
+
+
 def build(config: Config) -> Parts:
     """Call the config's task, model and optimizer.
 
     Raises:
         ValueError: if a combination is impossible, in a sentence.
     """
-    task, sizes = config.task(), config.sampling
+    task, sizes = task_of(config), config.sampling
     allocator = getattr(config.allocate, "func", config.allocate)
     unequal = allocator is not allocate.uniform or sizes.budget
     if sizes.rounds > 1 and unequal:
@@ -44,6 +53,11 @@ def build(config: Config) -> Parts:
     if config.warm_start and task.traces is None:
         raise ValueError(
             "warm_start needs traces to imitate and the task has none; set it to None."
+        )
+    if sizes.parts > 1 and task.on_device:
+        raise ValueError(
+            f"sampling.parts={sizes.parts} lets the host verify beside the device, and "
+            "this task is verified on the device; set sampling.parts to 1."
         )
     if config.seeds > 1 and not task.on_device:
         raise ValueError(

@@ -14,9 +14,20 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax import allocate, data, grids, hint, loss, masked, metrics, rollout, update
+from curax import (
+    allocate,
+    data,
+    frozen,
+    grids,
+    hint,
+    loss,
+    masked,
+    metrics,
+    rollout,
+    update,
+)
 from curax import memory as memories
-from curax.config import Config
+from curax.config import Config, Stop
 from curax.keys import stage_key
 from curax.metrics import Tally
 from curax.parts import Parts
@@ -25,6 +36,7 @@ from curax.types import (
     Contexts,
     Difficulty,
     Memory,
+    Model,
     Plan,
     Prompts,
     Rollouts,
@@ -43,11 +55,14 @@ class Explored:
     tally: Tally  # of the pilots
 
 
-def pilots(parts: Parts, state: TrainState) -> tuple[Prompts, Contexts, Rollouts]:
+def pilots(
+    parts: Parts, state: TrainState, prompts: Prompts | None = None
+) -> tuple[Prompts, Contexts, Rollouts]:
     """Sample completions that tell how hard the next prompts are."""
     cfg = parts.config
     assert cfg.pilot
-    prompts = next_prompts(parts, state, jnp.int32(0))
+    if prompts is None:
+        prompts = next_prompts(parts, state, jnp.int32(0))
     counts = jnp.full(cfg.sampling.prompts, cfg.pilot.draws, jnp.int32)
     plan = allocate.plan(counts, rows=cfg.pilot.draws * cfg.sampling.prompts)
     return sampled(parts, state, prompts, plan, stage_key(*at(state), "pilot"))
@@ -75,7 +90,9 @@ def explored(
     norm = jnp.ones_like(outcome)
     if cfg.pilot.norm:
         how = cfg.sampling.temperature
-        norm = cfg.pilot.norm(parts.model, state.params, contexts, rollouts, how)
+        norm = cfg.pilot.norm(
+            policy(parts, state), state.params, contexts, rollouts, how
+        )
     norm = grids.grid(norm, seen.row, fill=0.0)
     of = seen.exists & (seen.outcome > 0.5) if cfg.pilot.accepted else seen.exists
     typical = masked.mean(norm, of)
@@ -123,6 +140,7 @@ def draw(
     memory: Memory,
     attempt: jax.Array,
     explored: Explored | None = None,
+    prompts: Prompts | None = None,
 ) -> tuple[Prompts, Contexts, Rollouts]:
     """Sample completions for the next prompts.
 
@@ -132,22 +150,89 @@ def draw(
         memory: with what earlier attempts of this step observed.
         attempt: `[]` int32, 0 unless groups the gate closed are being refilled.
         explored: what pilots said of them, if there were any.
+        prompts: `next_prompts`, if the host has made them.
 
     Returns:
         B prompts, their contexts, N rows.
     """
+    if prompts is None:
+        prompts = next_prompts(parts, state, attempt)
+    plan = planned(parts, memory, prompts, explored)
+    key = draw_key(state, attempt)
+    return sampled(parts, state, prompts, plan, key, stop=parts.config.stop)
+
+
+def planned(
+    parts: Parts, memory: Memory, prompts: Prompts, explored: Explored | None
+) -> Plan:
+    """The N rows that are to be drawn for these prompts."""
     cfg = parts.config
-    prompts = next_prompts(parts, state, attempt)
     known = difficulty(parts, memory, prompts, explored)
     most = cfg.sampling.group_size
     counts = cfg.allocate(known, budget=parts.rows, most=most)
-    plan = allocate.plan(counts, rows=parts.rows)
-    key = jax.random.fold_in(stage_key(*at(state), "rollout"), attempt)
-    return sampled(parts, state, prompts, plan, key, stop=cfg.stop)
+    return allocate.plan(counts, rows=parts.rows)
+
+
+def draw_key(state: TrainState, attempt: jax.Array) -> jax.Array:
+    """From which the noise of all completions of a draw derives."""
+    return jax.random.fold_in(stage_key(*at(state), "rollout"), attempt)
+
+
+@flax.struct.dataclass(kw_only=True)
+class Begun:
+    """A draw in parts: what all of them have in common."""
+
+    prompts: Prompts
+    contexts: Contexts
+    plan: Plan
+    prefix: rollout.Prefix
+    key: jax.Array
+
+
+def begin_draw(
+    parts: Parts,
+    state: TrainState,
+    memory: Memory,
+    attempt: jax.Array,
+    explored: Explored | None = None,
+    prompts: Prompts | None = None,
+) -> Begun:
+    """Begin to `draw` in parts, each to be verified while the next is drawn.
+
+    The same completions as of one draw: their keys are a function of prompt and slot.
+    Arguments as `draw`.
+    """
+    if prompts is None:
+        prompts = next_prompts(parts, state, attempt)
+    contexts = hint.none(prompts)
+    return Begun(
+        prompts=prompts,
+        contexts=contexts,
+        plan=planned(parts, memory, prompts, explored),
+        prefix=rollout.prefill(policy(parts, state), state.params, contexts),
+        key=draw_key(state, attempt),
+    )
+
+
+def draw_part(
+    parts: Parts, state: TrainState, begun: Begun, part: jax.Array
+) -> Rollouts:
+    """Sample part number `part` of the rows: N over `sampling.parts` of them."""
+    size = parts.rows // parts.config.sampling.parts
+    plan = jax.tree.map(
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, part * size, size), begun.plan
+    )
+    _, _, rollouts = sampled(
+        parts, state, begun.prompts, plan, begun.key, prefix=begun.prefix
+    )
+    return rollouts
 
 
 def draw_round(
-    parts: Parts, state: TrainState, pool: "Pool | None"
+    parts: Parts,
+    state: TrainState,
+    pool: "Pool | None",
+    prompts: Prompts | None = None,
 ) -> tuple[Prompts, Contexts, Rollouts]:
     """Sample the next round of every prompt that goes on.
 
@@ -156,7 +241,8 @@ def draw_round(
     """
     sizes, stop = parts.config.sampling, parts.config.stop
     assert stop
-    prompts = next_prompts(parts, state, jnp.int32(0))
+    if prompts is None:
+        prompts = next_prompts(parts, state, jnp.int32(0))
     drawn = jnp.zeros(sizes.prompts, jnp.int32)
     counts = drawn + min(stop.round_size, sizes.group_size)
     if pool is not None:
@@ -230,14 +316,23 @@ def goes_on(parts: Parts, pool: Pool) -> jax.Array:
 
 def next_prompts(parts: Parts, state: TrainState, attempt: jax.Array) -> Prompts:
     """The prompts of this step, or those of a later attempt to fill it."""
+    return parts.task.prompts(next_ids(parts, state, attempt))
+
+
+def next_ids(parts: Parts, state: TrainState, attempt: jax.Array) -> jax.Array:
+    """`[B]` int32, which prompts these are."""
     count = parts.config.sampling.prompts
-    ids = data.prompt_ids(
+    return data.prompt_ids(
         state.seed,
         state.position + attempt * count,
         count=count,
         num_prompts=parts.task.num_prompts,
     )
-    return parts.task.prompts(ids)
+
+
+def policy(parts: Parts, state: TrainState) -> Model:
+    """The model, as a function of what is trained of its parameters."""
+    return frozen.over(parts.model, state.frozen)
 
 
 def difficulty(
@@ -251,7 +346,14 @@ def difficulty(
 
 
 def sampled(
-    parts: Parts, state: TrainState, prompts: Prompts, plan: Plan, key, *, stop=None
+    parts: Parts,
+    state: TrainState,
+    prompts: Prompts,
+    plan: Plan,
+    key: jax.Array,
+    *,
+    stop: Stop | None = None,
+    prefix: rollout.Prefix | None = None,
 ) -> tuple[Prompts, Contexts, Rollouts]:
     """Prompts, their contexts, and the rows of a plan."""
     sizes, contexts = parts.config.sampling, hint.none(prompts)
@@ -267,7 +369,7 @@ def sampled(
         most=sizes.group_size,
     )
     rollouts = rollout.sample(
-        parts.model,
+        policy(parts, state),
         state.params,
         contexts,
         plan,
@@ -280,6 +382,7 @@ def sampled(
         top_p=sizes.top_p,
         slots=sizes.slots,
         stopping=stopping,
+        prefix=prefix,
     )
     return prompts, contexts, rollouts
 
@@ -598,8 +701,9 @@ def batch_of(parts: Parts, state: TrainState, drawn: Drawn, row, used, credit) -
     mask = rollouts.mask[row] & used[:, None]
 
     def logprobs(params):
+        model = policy(parts, state)
         return update.logprobs(
-            parts.model, params, drawn.contexts, tokens, mask, context, settings(cfg)
+            model, params, drawn.contexts, tokens, mask, context, settings(cfg)
         )
 
     several = cfg.update.epochs * cfg.update.minibatches > 1
@@ -663,7 +767,7 @@ def optimise(
         number, which = item
         part = jax.tree.map(lambda leaf: leaf[which], batch)
         value, grads, own = update.gradient(
-            parts.model,
+            policy(parts, state),
             params,
             contexts,
             part,

@@ -13,6 +13,7 @@ import difflib
 import functools
 import inspect
 import math
+import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -124,6 +125,51 @@ def describe(tree: Any) -> Any:
         return tree
     # JSON has neither inf nor nan, and an address would change from run to run.
     return repr(tree) if " at 0x" not in repr(tree) else full_name(tree)
+
+
+def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
+    """What was described: functions are found by their names again.
+
+    Args:
+        description: of `describe`, by way of JSON or not.
+        kind: annotation of the place; a dataclass where one is described.
+        name: dotted name of the place, for messages.
+
+    Raises:
+        ConfigError: a function is not where it was.
+    """
+    if isinstance(description, list):
+        kinds = item_kinds(kind, len(description))
+        pairs = zip(description, kinds, strict=True)
+        return tuple(rebuilt(d, k, _join(name, i)) for i, (d, k) in enumerate(pairs))
+    if isinstance(description, str) and float in alternatives(kind):
+        return float(description)  # JSON has neither inf nor nan
+    if not isinstance(description, dict):
+        return description
+    if "function" not in description:
+        classes: list[Any] = [
+            k for k in alternatives(kind) if dataclasses.is_dataclass(k)
+        ]
+        known = hints(classes[0]) if classes else {}
+        parts = {
+            key: rebuilt(part, known.get(key, Any), _join(name, key))
+            for key, part in description.items()
+        }
+        return classes[0](**parts) if classes else parts
+    try:
+        function = pkgutil.resolve_name(description["function"])
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{name}: {description['function']} cannot be imported ({error}); put its "
+            "module where Python finds it."
+        ) from error
+    default, places = describe(function), Place(function).inside()
+    bound = {
+        key: rebuilt(part, places.get(key, Place(None)).kind, _join(name, key))
+        for key, part in description.items()
+        if key != "function" and (key not in default or part != default[key])
+    }
+    return functools.partial(function, **bound) if bound else function
 
 
 def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:

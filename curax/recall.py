@@ -43,11 +43,12 @@ def keys(task: Task) -> list[str]:
     """
     size = min(CHUNK, task.num_prompts)
 
-    @jax.jit
-    def tokens_and_mask(prompt_id: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def tokens_and_mask(prompt_id: Any) -> tuple[Any, Any]:
         prompts = task.prompts(prompt_id)
         return prompts.tokens, prompts.mask
 
+    if not task.in_files:
+        tokens_and_mask = jax.jit(tokens_and_mask)
     result = []
     for start in range(0, task.num_prompts, size):
         ids = np.arange(start, start + size, dtype=np.int32)

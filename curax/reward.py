@@ -4,13 +4,17 @@ The outcome opens gates and feeds pass rates; shaping enters the reward alone.
 """
 
 import logging
-from typing import Any
+import math
+from collections import Counter
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from curax.types import Prompts, Rollouts, Task
+
+TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
 
 
 def on_device(task: Task, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
@@ -19,35 +23,63 @@ def on_device(task: Task, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
     return task.verify(target, rollouts.tokens, rollouts.mask)
 
 
-def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:
-    """`[N]` float32 outcomes by a Python verifier, one completion at a time.
+class Verdicts(NamedTuple):
+    """What a verifier on the host said."""
+
+    outcome: np.ndarray  # [N] float32, NaN where missing
+    missing: Counter[str]  # rows without an outcome, by the kind of reason
+
+
+def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
+    """Outcomes by a Python verifier, which sees each completion without padding.
 
     Args:
-        task: its `verify(target, tokens) -> float | None` sees one completion, without
-            padding.
+        task: its `verify_all`, or else its `verify`, one completion at a time.
         prompts: numpy arrays.
         rollouts: numpy arrays.
 
     Returns:
-        NaN where there is no row, where the verifier returned None, and where it
-        raised or returned no number; both are logged.
+        `[N]` outcomes, NaN where there is no row and where the verifier gave none; how
+        many it did not give: `none` where it returned None, `error` where it raised or
+        returned no number, `timeout`, `crash` and what else a task may say.
     """
-    outcome = np.full(rollouts.prompt.shape, np.nan, np.float32)
-    for n in np.flatnonzero(rollouts.exists):
-        target = jax.tree.map(
-            lambda leaf, n=n: leaf[rollouts.prompt[n]], prompts.target
+    rows = np.flatnonzero(rollouts.exists)
+    targets = [
+        jax.tree.map(lambda leaf, n=n: leaf[rollouts.prompt[n]], prompts.target)
+        for n in rows
+    ]
+    said = [np.asarray(rollouts.tokens[n])[np.asarray(rollouts.mask[n])] for n in rows]
+    if task.verify_all:
+        results = list(task.verify_all(targets, said))
+    else:
+        pairs = zip(targets, said, strict=True)
+        results = [_one(task, target, tokens) for target, tokens in pairs]
+    outcome, missing = np.full(rollouts.prompt.shape, np.nan, np.float32), Counter()
+    for n, result in zip(rows, results, strict=True):
+        if isinstance(result, str):
+            missing[result.partition(":")[0]] += 1
+        elif result is None or math.isnan(result):
+            missing["none"] += 1
+        else:
+            outcome[n] = result
+    reasons = Counter(result for result in results if isinstance(result, str))
+    for reason, count in reasons.most_common(TOLD):
+        logging.getLogger("curax").warning(
+            "The verifier gave no outcome for %d completions (%s); they count as "
+            "missing.",
+            count,
+            reason,
         )
-        said: Any = np.asarray(rollouts.tokens[n])[np.asarray(rollouts.mask[n])]
-        try:
-            result = task.verify(target, said)
-            outcome[n] = np.nan if result is None else result
-        except Exception as error:
-            logging.getLogger("curax").warning(
-                "The verifier raised %s: %s; the outcome counts as missing.",
-                type(error).__name__,
-                error,
-            )
-    return outcome
+    return Verdicts(outcome, missing)
+
+
+def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:
+    """The outcome of one completion, or why there is none."""
+    try:
+        result = task.verify(target, tokens)
+        return None if result is None else float(result)
+    except Exception as error:
+        return f"error: {type(error).__name__}: {error}"
 
 
 def soft_overlong(

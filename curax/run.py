@@ -34,6 +34,7 @@ from curax.types import TrainState
 
 CUMULATIVE = ("rollout/tokens", "update/count")
 IN_A_ROW = "update/nonfinite_in_a_row"
+FROZEN = "frozen"  # fingerprint of the parameters that no checkpoint holds
 OWN, LIBRARY = str(Path(__file__).parent), "site-packages"
 
 
@@ -69,6 +70,7 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         # Only a run without a checkpoint has yet to begin.
         recalled = recollection(loop.parts) if since is None else None
         folder.make(workdir, config)
+        folder.check_questions(workdir, loop.parts.task)
         try:
             stopped = Run(loop, workdir, recalled).go()
         except (RunError, checkpoint.NotSavedError) as error:
@@ -114,8 +116,12 @@ def keep_compiled() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def build(config: Config) -> loops.Loop:
+def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
     """Call and trace all functions of a config, so that what cannot work fails here.
+
+    Args:
+        config: of the run.
+        rehearse: trace the steps too; False where none is to be made.
 
     Raises:
         ConfigError: in a sentence, naming the line where it failed.
@@ -124,7 +130,8 @@ def build(config: Config) -> loops.Loop:
         built = parts.build(config)
         staged = config.staged or not built.task.on_device
         loop = (loops.Staged if staged else loops.Jitted)(built)
-        loop.rehearse()
+        if rehearse:
+            loop.rehearse()
     except ConfigError:
         raise
     except Exception as error:
@@ -202,6 +209,8 @@ class Run:
             contextlib.ExitStack() as self._open,
         ):
             self._open.callback(self._checkpoints.close)
+            if told := self._loop.parts.task.told:
+                self._progress.say(told)
             found = self._found()
             state = found.state if found else self._start()
             if state is not None:
@@ -228,7 +237,9 @@ class Run:
         """The newest checkpoint that can be read, and the rows up to it."""
         loop = self._loop
         try:
-            found = self._checkpoints.newest(loop.abstract, loop.sharding)
+            found = self._checkpoints.newest(
+                loops.saved(loop.abstract), loops.saved(loop.sharding)
+            )
         except checkpoint.DamagedError as error:
             raise RunError(
                 f"no checkpoint can be read, the newest is {error}; bring one back, or "
@@ -242,7 +253,23 @@ class Run:
                 )
             self._open_files(step=found.step)
             self._totals = found.totals
+            found = found._replace(state=self._whole(found.state, found.totals))
         return found
+
+    def _whole(self, state: Any, totals: dict[str, Any]) -> Any:
+        """A restored state, with the frozen parameters that no checkpoint holds."""
+        state = self._loop.whole(state)
+        if totals.get(FROZEN) != _mark(state):
+            raise RunError(
+                "the parameters that are not trained differ from those the run began "
+                f"with; bring back what model.path={option(self._config.model, 'path')}"
+                " was, or start anew in another --workdir."
+            )
+        return state
+
+    def _marks(self, state: Any) -> dict[str, Any]:
+        """Of what a checkpoint needs and does not hold."""
+        return {FROZEN: _mark(state)}
 
     def _warn(self, text: str) -> None:
         self._progress.say(f"Warning: {text}")
@@ -259,6 +286,7 @@ class Run:
         if warm is None:
             return None
         state = self._loop.begin(warm)
+        self._totals |= self._marks(state)
         if self._recalled:
             state = recall.begun(state, self._recalled.memory)
             self._told_of_unknown(self._recalled)
@@ -286,13 +314,16 @@ class Run:
         saved = checkpoint.Checkpoints(self._workdir / there, keep=1)
         with contextlib.closing(saved):
             try:
-                found = saved.newest(loop.abstract_warm, loop.warm_sharding)
+                found = saved.newest(
+                    loops.saved(loop.abstract_warm), loops.saved(loop.warm_sharding)
+                )
             except checkpoint.DamagedError as error:
                 self._warn(f"{error} cannot be read; the warm start begins again.")
                 saved.clear()
                 found = None
             done = found.step if found else 0
-            state = found.state if found else loop.initial()
+            begun = found and self._whole(found.state, found.totals)
+            state = begun or loop.initial()
             self._open_files(step=None, warm=done)
             self._progress.begin("warm start", done, total)
             while done < total and self._interrupt.number is None:
@@ -308,7 +339,7 @@ class Run:
                 stopped = self._interrupt.number is not None
                 if stopped or done % log.checkpoint_every == 0:
                     self._files.sync()
-                    saved.save(done, state, {})
+                    saved.save(done, loops.saved(state), self._marks(state))
         return None if self._interrupt.number is not None else state
 
     def _steps(self, state: TrainState, step: int) -> None:
@@ -349,7 +380,7 @@ class Run:
 
     def _save(self, step: int, state: TrainState, score: float | None) -> None:
         self._files.sync()
-        self._checkpoints.save(step, state, self._totals, score=score)
+        self._checkpoints.save(step, loops.saved(state), self._totals, score=score)
 
     def _looked(self, rows: list[dict[str, Any]]) -> str | None:
         """Warn of what the rows show; why the run must stop, if it must."""
@@ -398,6 +429,11 @@ def drift_bound(config: Config) -> float:
     dtype = jnp.dtype(option(config.model, "dtype", jnp.float32))
     # Elsewhere float32 products are rounded to fewer bits than they have.
     return 1e-4 if dtype == jnp.float32 and jax.default_backend() == "cpu" else 0.2
+
+
+def _mark(state: Any) -> int | None:
+    """A number for the parameters that are not trained; None where all are."""
+    return None if state.frozen is None else int(checkpoint.fingerprint(state.frozen))
 
 
 def _mean(pass_rates: np.ndarray) -> np.ndarray:

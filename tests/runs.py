@@ -27,7 +27,7 @@ def state(workdir, step=6, config=None):
     return jax.device_get(restored), totals
 
 
-def assert_same_run(got, want, step=6):
+def assert_same_run(got, want, step=6, config=None):
     for name in (folder.METRICS, folder.ROLLOUTS, folder.WARM):
         assert rows(got, name) == rows(want, name)
     for name in (folder.EVALUATION,):
@@ -41,4 +41,8 @@ def assert_same_run(got, want, step=6):
         for path in (got, want)
     )
     assert mine == theirs
-    jax.tree.map(np.testing.assert_array_equal, state(got, step), state(want, step))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        state(got, step, config),
+        state(want, step, config),
+    )

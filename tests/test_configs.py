@@ -5,23 +5,34 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import real
 from tiny import jit
 
-from curax import loops, train
+from curax import loops, run, train
 from curax.config import describe, load, option, override
 from curax.parts import build
-from curax.tasks import chain
+from curax.tasks import chain, layouts
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("experiments/*/config.py")])
-for_every_config = pytest.mark.parametrize(
-    "path", FILES, ids=lambda path: str(path.relative_to(ROOT))
-)
+# Those on the embedded task, and those that take one of them to a real model.
+RECIPES = [path for path in FILES if "chain.task" in path.read_text()]
+REAL = [path for path in FILES if path not in RECIPES]
+
+
+def for_each(paths):
+    return pytest.mark.parametrize(
+        "path", paths, ids=lambda path: str(path.relative_to(ROOT))
+    )
+
+
+for_every_config = for_each(FILES)
 
 SMALL = {
     "model.width": 8,
@@ -94,7 +105,7 @@ def test_a_docstring_says_which_paper_how_to_run_it_and_what_it_optimises(path):
     assert ROOT / args.config == path
 
 
-@for_every_config
+@for_each(RECIPES)
 def test_a_config_takes_a_step(path, monkeypatch):
     config = shrunk(load(path))
     # Unoptimised code compiles in half the time; the timed draw would be a second one.
@@ -125,3 +136,63 @@ def test_a_config_takes_a_step(path, monkeypatch):
         pilots = row.get("pilot/drawn", 0)
         assert row["rollout/drawn"] == attempts * parts.rows + pilots
     assert row["train/rows"] <= parts.train_rows
+
+
+# What a folder on disk says, and sizes at which a step takes a second.
+FILES_ON_DISK = {
+    "task.layout": layouts.detect,
+    "task.workers": 1,
+    "task.max_prompt_tokens": 256,
+    "model.dtype": jnp.float32,
+    "update.vocab_chunk": 0,
+    "update.length_buckets": 1,
+    "evaluation.prompts": 2,
+    "evaluation.samples": 1,
+    "sampling.max_tokens": 4,
+}
+
+
+def named():
+    return dict(pair.split("=", 1) for pair in real.named())
+
+
+@for_each(REAL)
+def test_a_config_for_files_trains_on_them(path):
+    changes = FILES_ON_DISK | named() | {"model.path": str(real.checkpoint(small=True))}
+    loop = run.build(override(load(path), changes))
+    warm = loop.initial()
+    if loop.parts.config.warm_start:
+        before = jax.device_get(warm.params)
+        warm, _ = loop.warm(warm, 1)  # the first rate is 0
+        state, (loss,) = loop.warm(warm, 1)
+        row = {"update/count": 1}
+    else:
+        state = loop.begin(warm)
+        before = jax.device_get(state.params)
+        state, [row], _ = loop.advance(state, 1)
+        loss = row["loss/mean"]
+    assert np.isfinite(loss)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, state.params)
+    assert max(jax.tree.leaves(moved)) > 0 or not row["update/count"]
+
+
+@for_each(RECIPES)
+@pytest.mark.parametrize("there", [path.name for path in REAL])
+def test_a_config_for_files_takes_any_recipe_by_one_line(path, there, monkeypatch):
+    lines = (ROOT / "configs" / there).read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("RECIPE = ")] or [""]
+    if not line:  # supervised steps alone have none
+        return
+    changed = "\n".join(lines).replace(line, f'RECIPE = "{path.stem}"')
+    module: dict[str, Any] = {"__file__": str(ROOT / "configs" / there)}
+    exec(changed, module)
+    config, recipe = module["get_config"](), load(path)
+    for stage in (
+        *("allocate", "pilot", "stop", "gate", "downsample", "correct", "advantage"),
+        *("objective", "modulate", "loss", "kl"),
+    ):
+        assert describe(getattr(config, stage)) == describe(getattr(recipe, stage))
+    sizes = replace(recipe.sampling, max_tokens=config.sampling.max_tokens)
+    assert config.sampling == sizes
+    length = option(recipe.aggregate, "length")
+    assert option(config.aggregate, "length") == (length and sizes.max_tokens)

@@ -31,8 +31,9 @@ from curax import (
     claims,
     correct,
     downsample,
-    evaluate,
+    frozen,
     gate,
+    held_out,
     loops,
     loss,
     modulate,
@@ -54,6 +55,7 @@ from curax.config import (
     override,
 )
 from curax.models import transformer
+from curax.models.rotary import RopeScaling
 from curax.tasks import chain
 
 CONFIG = replace(
@@ -70,9 +72,8 @@ CONFIG = replace(
     kl=KL(estimator=loss.k3, coefficient=0.1),
     entropy_bonus=0.01,
 )
-CONFIG = override(
-    CONFIG, ["task.depth=1", "task.num_prompts=64", "task.num_held_out=32"]
-)
+SMALL = {"task.depth": 1, "task.num_prompts": 64, "task.num_held_out": 32}
+CONFIG = override(CONFIG, SMALL | {"model.lora_rank": 1, "model.lora_modules": ("q",)})
 
 
 def another_task():
@@ -81,6 +82,10 @@ def another_task():
 
 def another_model(*, vocab_size):
     return transformer.model(vocab_size=vocab_size, width=16, layers=1, tied=True)
+
+
+def attend_to_all_alike(q, k, v, seen, *, causal):
+    return 0.0 * q + jnp.mean(v, (1, 2), keepdims=True)
 
 
 def half(difficulty, *, budget, most):
@@ -102,7 +107,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "task": (another_task, "draw"),
     "task.depth": (2, "draw"),
     "task.num_prompts": (65, "draw"),
-    "task.num_held_out": (7, "refused"),  # fewer than evaluation.prompts
+    "task.num_held_out": (7, "refused: to at most 7"),  # than evaluation.prompts
     "task.errors.0": (0.5, "warm"),
     "task.errors.1": (0.5, "warm"),
     "task.errors.2": (0.5, "warm"),
@@ -115,12 +120,20 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "model.head_dim": (4, "draw"),
     "model.mlp_width": (8, "draw"),
     "model.rope_theta": (100.0, "draw"),
+    "model.rope_scaling": (RopeScaling(factor=2.0), "draw"),
     "model.norm_eps": (1e-3, "draw"),
+    "model.qk_norm": (False, "draw"),
+    "model.qkv_bias": (True, "draw"),
     "model.tied": (True, "draw"),
     "model.embedding_std": (0.1, "initial"),
     "model.scan_layers": (True, "draw"),
     "model.remat": (True, "draw"),
     "model.dtype": (jnp.bfloat16, "draw"),
+    "model.param_dtype": (jnp.bfloat16, "draw"),
+    "model.attend": (attend_to_all_alike, "draw"),
+    "model.lora_rank": (2, "draw"),
+    "model.lora_alpha": (8.0, "draw"),
+    "model.lora_modules.0": ("k", "draw"),
     "sampling.group_size": (8, "draw"),
     "sampling.prompts": (8, "draw"),
     "sampling.max_tokens": (3, "draw"),
@@ -129,6 +142,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.top_p": (0.5, "draw"),
     "sampling.slots": (3, "draw"),
     "sampling.rounds": (2, "step"),
+    "sampling.parts": (2, "refused: sampling.parts to 1"),  # verified on the device
     "sampling.budget": (12, "draw"),
     "pilot": (Pilot(draws=1), "step"),
     "stop": (Stop(rule=stop.positives, round_size=2), "draw"),
@@ -178,11 +192,12 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "update.minibatches": (1, "step"),
     "update.micro_batches": (2, "step only"),
     "update.clip_norm": (0.1, "step"),
-    "update.length_buckets": (2, "step only"),
-    "update.vocab_chunk": (5, "step only"),
+    "update.length_buckets": (2, "step"),
+    "update.vocab_chunk": (5, "step"),
     "update.patience": (1, "host only"),
     "warm_start.steps": (7, "host only"),
     "warm_start.rows": (8, "warm"),
+    "warm_start.micro_batches": (2, "warm"),
     "warm_start.optimizer": (sgd, "warm"),
     "warm_start.optimizer.learning_rate": (0.1, "warm"),
     "warm_start.optimizer.learning_rate.peak": (0.1, "warm"),
@@ -254,7 +269,7 @@ class Diary:
 
     def __init__(self, config: Config):
         self.told: list[tuple] = []
-        self.parts = SimpleNamespace(config=config, task=None)
+        self.parts = SimpleNamespace(config=config, task=SimpleNamespace(told=""))
         self.seeds = np.uint32(0)
         self.abstract = self.abstract_warm = self.sharding = self.warm_sharding = None
 
@@ -262,14 +277,14 @@ class Diary:
         return contextlib.nullcontext()
 
     def initial(self):
-        return "warm"
+        return SimpleNamespace(frozen=None)
 
     def warm(self, state, times):
         self.told.append(("warm", times))
         return state, np.zeros(times)
 
     def begin(self, state):
-        return SimpleNamespace(memory=None)
+        return SimpleNamespace(memory=None, frozen=None)
 
     def evaluate(self, state):
         self.told.append(("evaluate",))
@@ -352,7 +367,10 @@ class Seen:
     def evaluation(self):
         def draw(state):
             samples = self.config.evaluation.samples
-            return evaluate.draw(self.parts, state.params, state.seed, samples=samples)
+            model = frozen.over(self.parts.model, state.frozen)
+            return held_out.draw(
+                self.parts, model, state.params, state.seed, samples=samples
+            )
 
         return program(draw, self.state)
 
@@ -423,8 +441,9 @@ def test_the_same_config_is_the_same_everywhere():
 def test_a_field_changes_what_it_is_for(name):
     value, where = FIELDS[name]
     changed = override(CONFIG, {name: value})
-    if where == "refused":
-        with pytest.raises(ConfigError, match=f"to at most {value}"):
+    refused, _, why = where.partition(": ")
+    if refused == "refused":
+        with pytest.raises(ConfigError, match=why):
             Seen(changed)
         return
     where, _, only = where.partition(" ")

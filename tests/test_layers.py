@@ -15,10 +15,10 @@ STAGES = {
     *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
     *("correct", "advantage", "modulate", "loss", "aggregate"),
 }
-INNER = {"models", "tasks"}
+INNER = {"models", "tasks"}  # packages
 WORDS = {"kinds", "places", "config"}  # the vocabulary of configs; no arrays
 PAGES = {"record", "pictures", "report"}  # read a run folder; no arrays on devices
-JOINED = BASE | STAGES | {"data", "grids", "metrics", "update", "config"}
+JOINED = BASE | STAGES | {"data", "frozen", "grids", "metrics", "update", "config"}
 
 # Module: what it may import. A package stands for each of its files.
 MAY_IMPORT = {
@@ -32,16 +32,19 @@ MAY_IMPORT = {
     "places": {"kinds"},
     "config": {"kinds", "places"},
     **dict.fromkeys(STAGES, BASE),
-    **dict.fromkeys(INNER, BASE),
+    "models": BASE,
+    "tasks": BASE | {"verify"},
+    "verify": {"kinds"},
+    "frozen": {"types"},
     "data": BASE,
     "score": BASE | {"rollout", "update"},
     "update": BASE | {"rollout"},
     "parts": {"types", "config", "allocate", "update"},
     "pipeline": JOINED | {"parts"},
     "imitate": JOINED | {"parts"},
-    "evaluate": JOINED | {"parts"},
+    "held_out": JOINED | {"parts"},
     "mesh": {"config"},
-    "loops": JOINED | {"parts", "pipeline", "imitate", "evaluate", "mesh"},
+    "loops": JOINED | {"parts", "pipeline", "imitate", "held_out", "mesh"},
     "checkpoint": {"types"},
     "folder": {"types", "config", "command"},
     "recall": {"types", "config", "command", "folder"},
@@ -56,6 +59,16 @@ MAY_IMPORT = {
         *("progress", "interrupt", "recall", "record", "report", "watch"),
         "expect",
     },
+    "policies": {
+        *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
+        *("models", "run"),
+    },
+    "exams": {
+        *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
+        *("policies", "run", "interrupt", "progress", "tasks", "verify"),
+    },
+    "evaluate": {"kinds", "command", "config", "exams"},
+    "export": {"command", "config", "policies", "models"},
     "command": {"places"},
     "train": {"command", "config", "folder", "run"},
     "chances": set(),
@@ -90,7 +103,7 @@ def own(path):
     """(module of curax, name taken from it) of each import of the package."""
     for module, name in imports(path):
         parts = module.split(".")
-        if parts[0] == "curax":
+        if parts[0] == "curax" and name != "__version__":
             yield (parts[1], name) if len(parts) > 1 else (name, "")
 
 

@@ -48,11 +48,11 @@ WRITTEN = {
 BUILT: dict[str, loops.Loop] = {}
 
 
-def remembered(config, build=run.build):
+def remembered(config, build=run.build, **options):
     """Loops have no state: one that was traced and compiled serves again."""
     key = json.dumps(describe(config))
     if key not in BUILT:
-        BUILT[key] = build(config)
+        BUILT[key] = build(config, **options)
     return BUILT[key]
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_law import recipes
 
 from curax import advantage, claims, correct, objective, predict, xray
 from curax.config import ConfigError, Sampling, Update, load, override
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-RECIPES = sorted(path.stem for path in CONFIGS.glob("*.py"))
+RECIPES = recipes()
 EVEN = xray.believed(1, 1)
 PLAIN = replace(
     load(CONFIGS / "quickstart.py"),

@@ -167,7 +167,8 @@ def detect(record: Record) -> Problem:
     """Of whichever published layout the record has, by its keys; the first of
 
     - `dapo_math`: prompt and reward_model;
-    - `gsm8k`: question and answer;
+    - `gsm8k`: question and answer, with #### in it;
+    - `fields`: question and answer, with solution, level and subject if so named;
     - `math`: problem and solution, with level, type or subject;
     - `aime`: problem and answer, both small or both capital;
     - `math`: problem and solution.
@@ -175,9 +176,10 @@ def detect(record: Record) -> Problem:
     Raises:
         LayoutError: it has none, or not what that layout says.
     """
+    worked = "####" in str(record.get("answer"))
     for needed, some, layout in (
         ({"prompt", "reward_model"}, set(), dapo_math),
-        ({"question", "answer"}, set(), gsm8k),
+        ({"question", "answer"}, set(), gsm8k if worked else _plain),
         ({"problem", "solution"}, {"level", "type", "subject"}, math),
         ({"problem", "answer"}, set(), aime),
         ({"Problem", "Answer"}, set(), aime),
@@ -189,6 +191,12 @@ def detect(record: Record) -> Problem:
         f"a record with {_inside(record)} is not laid out as gsm8k, math, aime or "
         "dapo_math; name its fields with layouts.fields."
     )
+
+
+def _plain(record: Record) -> Problem:
+    """Fields that are called what they are."""
+    more = ("solution", "level", "subject")
+    return fields(record, **{name: name for name in more if record.get(name)})
 
 
 def last_boxed(text: str) -> str | None:

@@ -1,0 +1,1 @@
+"""Evaluations: problems drawn, completed, graded and counted."""

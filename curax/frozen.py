@@ -1,0 +1,40 @@
+"""Parameters that no optimizer touches, kept apart from those that are trained.
+
+What is trained is what `TrainState.params`, the optimizer and the gradient hold; the
+rest, the base of low-rank adapters say, is an argument like any other.
+"""
+
+import dataclasses
+from typing import Any
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from curax.types import Model
+
+
+def split(model: Model, params: Any) -> tuple[Any, Any]:
+    """The trained part of a tree like params, and the frozen one: None if all train."""
+    if model.trained is None:
+        return params, None
+    flat = flatten_dict(params)
+    trained = {path: leaf for path, leaf in flat.items() if model.trained(path)}
+    frozen = {path: leaf for path, leaf in flat.items() if path not in trained}
+    return unflatten_dict(trained), unflatten_dict(frozen)
+
+
+def join(first: Any, second: Any) -> Any:
+    """One nested dict of two; where both have a leaf, that of the second."""
+    if second is None:
+        return first
+    return unflatten_dict(flatten_dict(first) | flatten_dict(second))
+
+
+def over(model: Model, frozen: Any) -> Model:
+    """The model as a function of its trained parameters alone."""
+    if frozen is None:
+        return model
+    return dataclasses.replace(
+        model,
+        features=lambda params, *args: model.features(join(frozen, params), *args),
+        head=lambda params: model.head(join(frozen, params)),
+    )

@@ -1,0 +1,84 @@
+"""Pass rates on held-out prompts, sampled and greedy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import allocate, hint, reward, rollout
+from curax.keys import stage_key
+from curax.parts import Parts
+from curax.types import Model, Prompts, Rollouts
+
+
+def draw(
+    parts: Parts,
+    model: Model,
+    params: Any,
+    seed: jax.Array,
+    prompts: Prompts | None = None,
+    *,
+    samples: int,
+) -> tuple[Prompts, Rollouts]:
+    """Completions of the held-out prompts, always without hints.
+
+    Args:
+        parts: of the run.
+        model: the policy, as a function of
+        params: its parameters.
+        seed: `[]` uint32; the same seed draws with the same noise at every call.
+        prompts: of the first ids, if the host has made them.
+        samples: completions per prompt; 0 takes one, greedily.
+
+    Returns:
+        E prompts, always the same, and E * max(samples, 1) rows.
+    """
+    cfg = parts.config
+    count = cfg.evaluation.prompts
+    if prompts is None:
+        prompts = parts.task.held_out(jnp.arange(count, dtype=jnp.int32))
+    each = jnp.full(count, max(samples, 1), jnp.int32)
+    rollouts = rollout.sample(
+        model,
+        params,
+        hint.none(prompts),
+        allocate.plan(each, rows=count * max(samples, 1)),
+        stage_key(seed, jnp.int32(0), "evaluate"),
+        max_tokens=cfg.sampling.max_tokens,
+        end=parts.task.end,
+        pad=parts.task.pad,
+        temperature=cfg.sampling.temperature if samples else 0,
+        top_k=cfg.sampling.top_k,
+        top_p=cfg.sampling.top_p,
+        slots=cfg.sampling.slots,
+    )
+    return prompts, rollouts
+
+
+def outcomes(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:
+    """`[..., N]` outcomes; leading axes, as of seeds, are kept."""
+    if not parts.task.on_device:
+        prompts, rollouts = jax.device_get((prompts, rollouts))
+        return reward.on_host(parts.task, prompts, rollouts).outcome
+    grade = jax.jit(lambda p, r: reward.on_device(parts.task, p, r))
+    for _ in range(rollouts.prompt.ndim - 1):
+        grade = jax.vmap(grade)
+    return np.asarray(grade(prompts, rollouts))
+
+
+def pass_rates(parts: Parts, rollouts: Rollouts, outcome: np.ndarray) -> np.ndarray:
+    """`[..., E]` share of right completions per prompt, among those that were graded.
+
+    NaN where none was. Leading axes, as of seeds, are kept.
+    """
+    # Every seed draws the same rows.
+    prompt, slot = (
+        np.asarray(of).reshape(-1, outcome.shape[-1])[0]
+        for of in (rollouts.prompt, rollouts.slot)
+    )
+    shape = (parts.config.evaluation.prompts, int(slot.max()) + 1)
+    each = np.full((*outcome.shape[:-1], *shape), np.nan)
+    each[..., prompt, slot] = outcome
+    graded = (~np.isnan(each)).sum(-1)
+    return np.where(graded, np.nansum(each, -1) / np.maximum(graded, 1), np.nan)

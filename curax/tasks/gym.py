@@ -1,0 +1,121 @@
+"""Tasks of reasoning-gym: problems that a program makes, and its own verifier."""
+
+import difflib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from curax.kinds import Count, Natural, Positive, Seed
+from curax.tasks import problems, sources, text
+from curax.tasks.layouts import Problem
+from curax.types import Task
+from curax.verify import graders
+from curax.verify.workers import Workers
+
+
+class Made(sources.Records):
+    """The items of a task, each made when it is read; the same for the same seed."""
+
+    def __init__(self, dataset: str, size: int, seed: int, options: Mapping[str, Any]):
+        """Check the options.
+
+        Raises:
+            ValueError: no such task, or not with these options.
+        """
+        try:
+            import reasoning_gym
+            from reasoning_gym.factory import DATASETS
+        except ImportError as error:
+            raise ValueError(
+                "task.dataset needs reasoning-gym, which is not installed; run pip "
+                "install 'curax[gym]'."
+            ) from error
+        if dataset not in DATASETS:
+            near = difflib.get_close_matches(dataset, DATASETS, 1)
+            guess = f"did you mean {near[0]!r}?" if near else "see its gallery."
+            raise ValueError(
+                f"task.dataset={dataset!r} is no task of reasoning-gym; {guess}"
+            )
+        self.name = f"reasoning-gym {dataset}, seed {seed}"
+        try:
+            self._items: Any = reasoning_gym.create_dataset(
+                dataset, size=size, seed=seed, **options
+            )
+        except (TypeError, AssertionError, ValueError) as error:
+            raise ValueError(
+                f"task.options of {dataset}: {' '.join(str(error).split())}; change "
+                "what it names."
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def where(self, i: int) -> str:
+        """The seed and the item."""
+        return f"{self.name}, item {i}"
+
+    def read(self, start: int, stop: int) -> list[Mapping[str, Any] | sources.Broken]:
+        """Items `start` to `stop`."""
+        return [self._items[i] for i in range(start, stop)]
+
+
+def layout(record: Mapping[str, Any]) -> Problem:
+    """The whole item is the answer: its verifier wants to see how it was made."""
+    return Problem(question=record["question"], answer=dict(record))  # pyright: ignore[reportArgumentType]
+
+
+def task(
+    *,
+    dataset: str,
+    options: tuple[tuple[str, Any], ...] = (),
+    tokenizer: str | None = None,
+    size: Count = 10_000,
+    num_held_out: Count = 256,
+    seed: Seed = 0,
+    chat: bool | None = None,
+    system: str | None = None,
+    template: str = "{question}\nGive the final answer within <answer></answer>.",
+    thinking: bool | None = None,
+    max_prompt_tokens: Count = 1024,
+    workers: Count = 2,
+    deadline: Positive = 5.0,
+    memory_mb: Natural = 2048,
+) -> Task:
+    """The task; outcomes are the scores of the data set's own verifier, in [0, 1].
+
+    Args:
+        dataset: its name in reasoning-gym.
+        options: of the data set, as pairs of name and value.
+        tokenizer: folder of a checkpoint; None: the `path` of the model.
+        size: problems to train on, before what is asked twice is left out.
+        num_held_out: problems held out, made from another seed; no question is on both
+            sides.
+        seed: of the problems.
+        chat: see `problems.task`, as of all that follows.
+        system: the system turn.
+        template: what is asked.
+        thinking: the template's `enable_thinking`.
+        max_prompt_tokens: longer prompts are left out and counted.
+        workers: processes that grade.
+        deadline: seconds for one completion.
+        memory_mb: memory of one process.
+
+    Raises:
+        ValueError: in a sentence, for an option.
+    """
+    form = problems.Form(
+        tokenizer=text.load(problems.named(tokenizer)),
+        chat=chat,
+        system=system,
+        template=template,
+        thinking=thinking,
+    )
+    side = partial(
+        problems.Side, form=form, longest=max_prompt_tokens, on_error="raise"
+    )
+    learnt = side(Made(dataset, size, seed, dict(options)), layout)
+    tested = side(Made(dataset, num_held_out, seed + 1, dict(options)), layout)
+    learnt, tested = problems.apart(learnt, tested, 0)
+    grader = partial(graders.reasoning_gym_score, dataset=dataset)
+    grade = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb).grade
+    return problems.assembled(form, learnt, tested, max_trace_tokens=0, grade=grade)

@@ -1,0 +1,630 @@
+"""The evaluation of a policy: what is drawn, what is said of it, and going on."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from itertools import combinations
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import real
+import saved
+import small
+import words
+from jax.experimental.compilation_cache import compilation_cache
+from test_folder import files_of_at_most
+
+from curax import evaluate
+from curax.exams import asked, hold, samples, tally
+from curax.models import pretrained
+from curax.tasks import text
+
+ROOT = Path(__file__).parents[1]
+GRADER = '''
+import os, time, zlib
+
+def grade(question, completion, answer):
+    """Right, wrong, half right or unknown, whatever it says."""
+    time.sleep(float(os.environ.get("SLOW", 0)))
+    kind = zlib.crc32(f"{question} {completion} {answer}".encode()) % 16
+    if kind == 15:
+        raise ValueError("cannot tell")
+    return None if kind == 14 else 0.5 if kind > 11 else float(kind < 6)
+
+def always(question, completion, answer):
+    return 1
+'''
+N, PROBLEMS = 4, 10
+SAMPLING = ["--n", str(N), "--max-tokens", "6", "--batch", "4", "--slots", "6"]
+COMPILING = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+    """Programs are compiled once for all evaluations, in other processes too."""
+    path = tmp_path_factory.mktemp("compiled")
+    settings = COMPILING | {"jax_compilation_cache_dir": str(path)}
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield settings
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with files of problems and a grader that Python finds."""
+    path = tmp_path_factory.mktemp("place")
+    (path / "marks.py").write_text(GRADER)
+    records = [
+        {"problem": r["question"], "answer": r["answer"], "solution": r["solution"]}
+        | {"level": f"Level {i % 3 + 1}", "type": ("sums", "rest")[i % 2]}
+        for i, r in enumerate(words.lines(seed=3, count=PROBLEMS))
+    ]
+    words.write(path / "math.jsonl", records)
+    words.write(path / "turned.jsonl", records[::-1])
+    words.write(path / "aside.jsonl", list(words.lines(seed=4, count=3)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(path))
+        yield path
+
+
+def main(*argv) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = evaluate.main([str(word) for word in argv])
+    return status, out.getvalue(), err.getvalue()
+
+
+def typed(place, out, *more, data=("math.jsonl", "aside.jsonl"), sampling=SAMPLING):
+    """The words of an evaluation of the small checkpoint."""
+    files = [str(place / name) for name in data]
+    here = ["--model", str(real.checkpoint(small=True)), "--data", *files]
+    here += ["--grader", "marks:grade", "--greedy", "--k", "1", "2", "3", str(N)]
+    return [*here, *sampling, "--out", str(out), *map(str, more)]
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """An evaluation that nothing interrupted, and what it printed."""
+    out = place / "whole"
+    status, said, err = main(*typed(place, out))
+    assert (status, err) == (0, "")
+    return out, said
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def results(out):
+    return json.loads((out / "results.json").read_text())
+
+
+def snapshot(path: Path):
+    """Names and bytes of all that is in a folder."""
+    return {
+        file: file.read_bytes() if file.is_file() else b"" for file in path.rglob("*")
+    }
+
+
+def assert_same(got, want):
+    """Two folders that differ in nothing but the command that was typed."""
+    assert {f.name for f in got.iterdir()} == {f.name for f in want.iterdir()}
+    for file in want.iterdir():
+        if file.name != hold.RESULTS:
+            assert (got / file.name).read_bytes() == file.read_bytes()
+    one, other = ({**results(out), "command": ""} for out in (got, want))
+    assert one == other
+
+
+# ----- what is drawn
+
+
+def test_every_problem_has_a_block_of_completions(whole, place):
+    rows = lines(whole[0] / "math.jsonl")
+    records = lines(place / "math.jsonl")
+    names = [(row["problem"], row["greedy"], row["slot"]) for row in rows]
+    assert names == [
+        (number, *one)
+        for number in range(PROBLEMS)
+        for one in [(True, 0), *((False, slot) for slot in range(N))]
+    ]
+    for row in rows:
+        record = records[row["problem"]]
+        assert (row["question"], row["gold"]) == (record["problem"], record["answer"])
+        assert f"Level {row['level']}" == record["level"]
+        assert row["subject"] == record["type"]
+        assert 1 <= row["length_tokens"] <= 6
+        assert row["finished"] or row["length_tokens"] == 6
+        assert (row["outcome"] is None) == (row["reason"] is not None)
+    assert {row["reason"] for row in rows} == {
+        None,
+        "none",
+        "error: ValueError: cannot tell",
+    }
+    assert {row["outcome"] for row in rows} == {None, 0.0, 0.5, 1.0}
+    sampled = [row["text"] for row in rows if not row["greedy"]]
+    assert len(set(sampled)) > len(sampled) / 2
+
+
+def test_greedy_completions_are_the_likeliest_tokens(whole):
+    folder = real.checkpoint(small=True)
+    model, spoken = pretrained.model(path=str(folder)), text.load(folder)
+    params = model.load(None)
+    features = jax.jit(lambda *args: model.features(params, *args)[0])
+    places = np.arange(64, dtype=np.int32)[None]
+    for row in [row for row in lines(whole[0] / "math.jsonl") if row["greedy"]][:3]:
+        tokens = spoken.chat([{"role": "user", "content": row["question"]}])
+        start = len(tokens)
+        while len(tokens) - start < 6:
+            # What is behind a token does not change what it predicts.
+            behind = np.array([tokens + [0] * (64 - len(tokens))], np.int32)
+            last = features(behind, places, behind >= 0)[0, len(tokens) - 1]
+            tokens.append(int(np.argmax(model.head(params) @ last)))
+            if tokens[-1] in spoken.end:
+                break
+        assert row["text"] == spoken.decode(tokens[start:])
+        assert row["length_tokens"] == len(tokens) - start
+
+
+def test_the_same_again_changes_nothing(whole, place):
+    before = snapshot(whole[0])
+    status, said, err = main(*typed(place, whole[0]))
+    assert (status, err) == (0, "")
+    after = snapshot(whole[0])
+    results_file = whole[0] / hold.RESULTS
+    assert json.loads(before.pop(results_file)) == json.loads(after.pop(results_file))
+    assert before == after
+    assert said == whole[1][whole[1].index("math.jsonl: ") :]
+
+
+def by_question(path):
+    """The block of each problem, without its number."""
+    found = {}
+    for row in lines(path):
+        number = row.pop("problem")
+        found.setdefault(row["question"], []).append(row | {"number": number})
+    return {
+        question: [{k: v for k, v in row.items() if k != "number"} for row in block]
+        for question, block in found.items()
+    }
+
+
+def test_neither_batch_nor_order_nor_limit_changes_what_is_drawn(place, whole):
+    out = place / "turned"
+    other = ["--n", str(N), "--max-tokens", "6", "--batch", "3", "--slots", "0"]
+    words_ = typed(place, out, "--limit", 7, data=["turned.jsonl"], sampling=other)
+    assert main(*words_)[0] == 0
+    mine, theirs = (
+        by_question(out / "turned.jsonl"),
+        by_question(whole[0] / "math.jsonl"),
+    )
+    assert len(mine) == 7
+    for question, block in mine.items():
+        alike = [{**row, "level": 0, "subject": 0} for row in block]
+        assert alike == [{**row, "level": 0, "subject": 0} for row in theirs[question]]
+
+
+def test_a_mesh_of_devices_draws_the_same(place, whole):
+    out = place / "mesh"
+    words_ = typed(place, out, "--mesh", 2, 2, 1, "--limit", 6, data=["math.jsonl"])
+    assert main(*words_)[::2] == (0, "")
+    rows = lines(out / "math.jsonl")
+    assert len(rows) == 6 * (N + 1)
+    assert rows == lines(whole[0] / "math.jsonl")[: len(rows)]
+
+
+def test_another_seed_draws_other_completions(place, whole):
+    out = place / "seed"
+    words_ = typed(place, out, "--seed", 1, "--limit", 4, data=["math.jsonl"])
+    assert main(*words_)[0] == 0
+    rows, old = lines(out / "math.jsonl"), lines(whole[0] / "math.jsonl")
+    same = {greedy: [] for greedy in (True, False)}
+    for row, before in zip(rows, old, strict=False):
+        same[row["greedy"]].append(row["text"] == before["text"])
+    assert all(same[True])
+    assert sum(same[False]) < len(same[False]) / 4
+
+
+# ----- what is said
+
+
+def naive(rows, k):
+    """pass@k of one problem, from its definition."""
+    graded = [row["outcome"] for row in rows if row["outcome"] is not None]
+    each = [max(some) >= 1 for some in combinations(graded, k)]
+    return np.mean(each) if each else np.nan
+
+
+def test_measures_are_means_over_problems(whole):
+    found = results(whole[0])["results"]["math.jsonl"]
+    rows = [row for row in lines(whole[0] / "math.jsonl") if not row["greedy"]]
+    blocks = [rows[i : i + N] for i in range(0, len(rows), N)]
+    for k in (1, 2, 3, N):
+        each = np.array([naive(block, k) for block in blocks])
+        row = found["measures"][f"pass@{k}"]
+        assert row["problems"] == np.sum(~np.isnan(each))
+        np.testing.assert_allclose(row["value"], np.nanmean(each))
+        assert row["low"] <= row["value"] <= row["high"]
+    known = [[r["outcome"] for r in b if r["outcome"] is not None] for b in blocks]
+    mean = np.mean([np.mean(outcomes) for outcomes in known if outcomes])
+    np.testing.assert_allclose(found["measures"][f"mean@{N}"]["value"], mean)
+    greedy = [r["outcome"] for r in lines(whole[0] / "math.jsonl") if r["greedy"]]
+    greedy = [outcome for outcome in greedy if outcome is not None]
+    assert found["measures"]["greedy"]["problems"] == len(greedy)
+    np.testing.assert_allclose(found["measures"]["greedy"]["value"], np.mean(greedy))
+    length = [row["length_tokens"] for row in rows if row["outcome"] == 1]
+    np.testing.assert_allclose(found["length_tokens"]["right"]["mean"], np.mean(length))
+    cut = np.mean([not row["finished"] for row in rows])
+    np.testing.assert_allclose(found["truncated"]["value"], cut)
+    reasons = [(row["reason"] or "").partition(":")[0] for row in rows]
+    assert found["missing"] == {name: reasons.count(name) for name in ("error", "none")}
+    for level in "123":
+        of = [block for block in blocks if block[0]["level"] == level]
+        each = [naive(block, 1) for block in of]
+        row = found["levels"][level]["pass@1"]
+        np.testing.assert_allclose(row["value"], np.nanmean(each))
+    assert set(found["subjects"]) == {"sums", "rest"}
+    assert found["problems"] == PROBLEMS
+    assert found["left_out"] == {"duplicate": 0, "too_long": 0, "broken": 0}
+
+
+def test_results_say_how_they_came_about(whole):
+    page = results(whole[0])
+    settings = json.loads((whole[0] / hold.SETTINGS).read_text())
+    assert page["settings"] == settings
+    assert settings["sampling"]["seed"] == 0
+    assert settings["grader"] == {"function": "marks.grade"}
+    assert page["model"] == str(real.checkpoint(small=True))
+    assert page["versions"]["jax"] == jax.__version__
+    assert "-m curax.evaluate --model" in page["command"]
+    assert set(page["results"]) == {"math.jsonl", "aside.jsonl"}
+
+
+def test_the_terminal_shows_progress_and_a_table_per_file(whole):
+    out, said = whole
+    shown = said.splitlines()
+    assert shown[0] == "math 0/10  compiling"
+    assert shown[1].startswith("math 4/10  mean 0.")
+    assert any(line.startswith("Warning: ") for line in shown)
+    found = results(out)["results"]
+    for name in found:
+        assert tally.table(name, found[name]) in said
+    head = shown.index("pass@1 by level          value   95% interval   problems")
+    assert [line.split()[0] for line in shown[head + 1 : head + 4]] == ["1", "2", "3"]
+    assert shown[-1] == f"Written: {out / 'results.json'}"
+
+
+def test_a_tally_of_nothing_is_no_error():
+    found = tally.results(tally.tally([], 2), [1], seed=0)
+    assert found["problems"] == 0
+    assert "0 problems" in tally.table("x", found)
+
+
+def test_the_majority_counts_answers_that_are_the_same():
+    said = [("0.5", 1.0), ("1/2", 1.0), ("3", 0.0), ("4", 0.0)]
+    like = {"greedy": False, "length_tokens": 1, "finished": True, "reason": None}
+    like |= {"level": None, "subject": None}
+    block = [{**like, "answer": answer, "outcome": outcome} for answer, outcome in said]
+    measures = tally.results(tally.tally([block], 4), [1, 2, 4], seed=0)["measures"]
+    assert measures["maj@4"]["value"] == 1
+    assert "maj@2" not in measures
+    assert measures["pass@2"]["value"] == pytest.approx(5 / 6)
+    one = {"value": 0.5, "low": None, "high": None, "problems": 1}
+    assert measures["pass@1"] == one
+
+
+def test_greedy_alone_needs_no_samples(place):
+    out = place / "greedy"
+    words_ = typed(place, out, data=["aside.jsonl"])
+    k = words_.index("--k")
+    words_[k : k + 5] = []
+    words_[words_.index("--n") + 1] = "0"
+    assert main(*words_)[0] == 0
+    found = results(out)["results"]["aside.jsonl"]
+    assert set(found["measures"]) <= {"greedy"}
+    assert len(lines(out / "aside.jsonl")) == 3
+
+
+# ----- how it is asked
+
+
+def options(place, *more, data=("aside.jsonl",)) -> Namespace:
+    args = evaluate.parser().parse_args(typed(place, place / "none", *more, data=data))
+    evaluate.check(args)
+    return args
+
+
+@pytest.mark.parametrize(
+    ("more", "begins", "ends"),
+    [
+        ((), "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+        (("--no-chat", "--template", "Q: {question}\nA:"), "Q: ", "\nA:"),
+        (
+            ("--system", "Be brief."),
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n",
+            "<|im_end|>\n<|im_start|>assistant\n",
+        ),
+    ],
+)
+def test_a_prompt_has_the_form_that_was_asked_for(place, more, begins, ends):
+    with contextlib.ExitStack() as opened:
+        made = asked.prepared(options(place, *more), opened)
+    (questions,) = made.questions.values()
+    tokens, mask = questions.prompts([1, 0])
+    spoken = text.load(real.checkpoint(small=True))
+    question = lines(place / "aside.jsonl")[1]["question"]
+    shown = spoken.decode(tokens[0][mask[0]], control=True)
+    assert shown == f"{begins}{question}{ends}"
+    assert mask[:, -1].all()
+
+
+# ----- runs
+
+
+def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatch):
+    saved.patched(monkeypatch)
+    there = saved.write(tmp_path / "run", saved.lora)
+    before = snapshot(there)
+    status, _, err = main(
+        *("--model", there, "--n", 2, "--batch", 4, "--out", tmp_path / "out")
+    )
+    assert (status, err) == (0, "")
+    assert snapshot(there) == before
+    page, rows = results(tmp_path / "out"), lines(tmp_path / "out/held_out.jsonl")
+    sampling = page["settings"]["sampling"]
+    assert (sampling["max_tokens"], sampling["top_k"]) == (5, 50)
+    assert page["settings"]["form"]["template"] == "Q: {question}"
+    assert page["settings"]["grader"]["function"] == "curax.verify.graders.numbers"
+    assert page["step"] == 5
+    task = saved.built(saved.lora).parts.task
+    held = task.held_out(np.arange(7, dtype=np.int32))
+    shown = [task.decode(t[m]) for t, m in zip(held.tokens, held.mask, strict=True)]
+    questions = [row["question"] for row in rows[::2]]
+    assert len(questions) == 7
+    for question, prompt in zip(questions, shown, strict=True):
+        assert f"Q: {question}<" in prompt
+    # Other parameters are another evaluation.
+    status, _, err = main(
+        *("--model", there, "--n", 2, "--step", "best", "--out", tmp_path / "out")
+    )
+    assert (status, err) == (
+        2,
+        f"curax.evaluate: --out {tmp_path / 'out'} holds an evaluation of other "
+        "parameters; name another --out, or make them agree.\n",
+    )
+
+
+def test_a_task_without_files_is_graded_by_its_own_verifier(tmp_path, monkeypatch):
+    saved.patched(monkeypatch)
+    there = saved.write(tmp_path / "run", saved.own)
+    words_ = ["--model", there, "--config", small.FILE, "--n", 3, "--greedy"]
+    assert main(*words_, "--limit", 9, "--out", tmp_path / "out")[0] == 0
+    rows = lines(tmp_path / "out/held_out.jsonl")
+    task = saved.built(saved.own).parts.task
+    held = task.held_out(np.arange(9, dtype=np.int32))
+    assert len(rows) == 9 * 4
+    for row in rows:
+        number = row["problem"]
+        prompt = np.asarray(held.tokens)[number][np.asarray(held.mask)[number]]
+        assert row["question"] == task.decode(prompt)
+        assert row["outcome"] in (0.0, 1.0)
+    status, _, err = main(*words_, "--template", "{question}", "--out", tmp_path / "x")
+    assert status == 2
+    assert err == (
+        f"curax.evaluate: --template is for files of problems, and {there} trains on "
+        "none; leave it out, or name --data.\n"
+    )
+
+
+# ----- going on
+
+
+@pytest.mark.parametrize("cut", [0, 300, 4000, -1, -200])
+def test_what_is_missing_is_done_again_and_no_more(place, whole, cut, monkeypatch):
+    out = place / f"cut{cut}"
+    out.mkdir()
+    for file in whole[0].iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    data = (out / "math.jsonl").read_bytes()
+    (out / "math.jsonl").write_bytes(data[:cut])
+    kept = data[:cut].count(b"\n") // (N + 1)
+    asked_again, draw = [], samples.Drawer.__call__
+
+    def counted(self, numbers):
+        asked_again.extend(numbers)
+        return draw(self, numbers)
+
+    monkeypatch.setattr(samples.Drawer, "__call__", counted)
+    assert main(*typed(place, out))[0] == 0
+    assert asked_again == list(range(kept, PROBLEMS))
+    assert_same(out, whole[0])
+
+
+def test_a_line_that_was_changed_is_done_again_with_all_behind_it(place, whole):
+    out = place / "changed"
+    out.mkdir()
+    for file in whole[0].iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    rows = (out / "math.jsonl").read_text().splitlines(keepends=True)
+    rows[7] = rows[7].replace('"slot": 1', '"slot": 3')
+    (out / "math.jsonl").write_text("".join(rows))
+    assert main(*typed(place, out))[0] == 0
+    assert_same(out, whole[0])
+
+
+def test_a_killed_and_an_interrupted_process_go_on(place, whole, compiled):
+    out = place / "killed"
+    env = {name.upper(): str(value) for name, value in compiled.items()}
+    path = os.pathsep.join(map(str, (ROOT, place)))
+    command = [sys.executable, "-m", "curax.evaluate", *typed(place, out)]
+    for number, least in ((signal.SIGKILL, 1), (signal.SIGTERM, 25)):
+        process = subprocess.Popen(
+            command,
+            env=os.environ | env | {"PYTHONPATH": path, "SLOW": "0.15"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        file = out / "math.jsonl"
+        while process.poll() is None:
+            if file.exists() and file.read_bytes().count(b"\n") >= least:
+                break
+            time.sleep(0.005)
+        process.send_signal(number)
+        said, err = process.communicate()
+        assert err == ""
+        status = -9 if number == signal.SIGKILL else 128 + signal.SIGTERM
+        assert process.returncode == status, said
+        assert not (out / hold.RESULTS).exists()
+    assert "Stopping after this batch; once more to stop at once.\n" in said
+    assert said.splitlines()[-1].startswith("Stopped; the same command goes on: ")
+    assert main(*typed(place, out))[0] == 0
+    assert_same(out, whole[0])
+
+
+def test_a_full_disk_stops_it_in_a_sentence_and_nothing_is_lost(place, whole):
+    out = place / "full"
+    with files_of_at_most(9000):
+        status, _, err = main(*typed(place, out))
+    assert status == 1
+    assert err == (
+        f"curax.evaluate: {out}/math.jsonl cannot be written (File too large); mend "
+        "that, and the same command goes on.\n"
+    )
+    assert (out / "math.jsonl").read_bytes().endswith(b"\n")
+    assert main(*typed(place, out))[0] == 0
+    assert_same(out, whole[0])
+
+
+# ----- bad input
+
+USAGE = "; python -m curax.evaluate --help lists what there is."
+GOOD = "--model {model} --data {data} --out {new}"
+# What is typed, and the sentence that is printed; the names in braces are paths.
+BAD = {
+    "": f"the following arguments are required: --model{USAGE}",
+    f"{GOOD} --foo": f"unrecognized arguments: --foo{USAGE}",
+    f"{GOOD} --n many": f"argument --n: invalid int value: 'many'{USAGE}",
+    f"{GOOD} --n -1": "--n -1 must be at least 0; write --n 0.",
+    f"{GOOD} --n 0": "--n 0 draws nothing; add --greedy, or write --n 1.",
+    f"{GOOD} --n 0 --greedy --k 1": "--k is of sampled completions; leave it out at "
+    "--n 0.",
+    f"{GOOD} --n 4 --k 8": "--k 8 completions cannot be drawn from --n 4; write --k 4, "
+    "or a higher --n.",
+    f"{GOOD} --temperature 0": "--temperature 0.0 must be greater than 0.0; write "
+    "--temperature 1.0.",
+    f"{GOOD} --temperature nan": "--temperature nan is not finite; write --temperature "
+    "1.",
+    f"{GOOD} --top-p 1.5": "--top-p 1.5 must be greater than 0.0 and at most 1.0; "
+    "write --top-p 1.0.",
+    f"{GOOD} --max-tokens 0": "--max-tokens 0 must be at least 1; write --max-tokens "
+    "1.",
+    f"{GOOD} --template ask": "--template 'ask' does not say where the question "
+    "stands; put {{question}} into it.",
+    f"{GOOD} --mesh 0 1 1": "--mesh 0 must be at least 1; write --mesh 1 1 1.",
+    f"{GOOD} --mesh 64 1 1": "mesh.data=64 x mesh.fsdp=1 x mesh.tensor=1 takes 64 "
+    "devices; set them so that their product is at most the 8 that are here.",
+    "--model {model} --data {data} {data}": "--data {data} is named twice; name it "
+    "once.",
+    "--model {new} --data {data}": "--model {new} is no folder; name that of a "
+    "checkpoint or of a run.",
+    "--model {model}": "--data names no file, and {model} is no run with problems of "
+    "its own; add --data FILE.",
+    f"{GOOD} --step 3": "--step is for runs, and {model} is none; leave it out or name "
+    "the folder of a run.",
+    "--model {place} --data {data}": "{place} holds neither tokenizer.json nor "
+    "tokenizer.model, and 0 *.model; copy the checkpoint's tokenizer there.",
+    "--model {model} --data {new}": "{new} does not exist; name a file or a folder "
+    "that does.",
+    "--model {model} --data {broken}": "{broken}:2: not a JSON object (Expecting value "
+    "at column 1); mend or delete this line, or --on-error skip.",
+    f"{GOOD} --max-prompt-tokens 3": "{data} has 3 records and none is left: 0 ask "
+    "what one before them asks, 3 have a prompt of more than 3 tokens, 0 are broken; "
+    "allow longer prompts.",
+    f"{GOOD} --grader marks.grade": "--grader marks.grade cannot be imported (there is "
+    "no colon in it); write MODULE:FUNCTION, of a module that Python finds.",
+    f"{GOOD} --grader marks:mark": "--grader marks:mark cannot be imported (module "
+    "'marks' has no attribute 'mark'); write MODULE:FUNCTION, of a module that Python "
+    "finds.",
+    "--model {model} --data {data} --out {file}": "--out {file} is a file; name a "
+    "folder.",
+    "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written "
+    "(Not a directory); name another folder.",
+    "--model {model} --data {data} --out {place}": "--out {place} holds files of "
+    "something else; name a new folder.",
+}
+
+
+@pytest.mark.parametrize("words_", BAD)
+def test_bad_input_gets_one_sentence_and_nothing_is_written(place, tmp_path, words_):
+    paths = {name: tmp_path / name for name in ("new", "file", "broken")}
+    paths["broken"] = tmp_path / "broken.jsonl"
+    paths["broken"].write_text('{"question": "a", "answer": "1"}\nx\n')
+    paths["file"].write_text("")
+    paths |= {"model": real.checkpoint(small=True), "data": place / "aside.jsonl"}
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "notes").write_text("")
+    paths["place"] = tmp_path / "place"
+    before = snapshot(tmp_path)
+    default = [] if "--grader" in words_ else ["--grader", "marks:grade"]
+    got = main(*(words_.format(**paths).split()), *(default if words_ else []))
+    assert got == (2, "", f"curax.evaluate: {BAD[words_].format(**paths)}\n")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (("--seed", 1), "with sampling.seed=0, and this is one with 1"),
+        (
+            ("--temperature", 0.5),
+            "with sampling.temperature=1.0, and this is one with 0.5",
+        ),
+        (("--limit", 5), "with limit=None, and this is one with 5"),
+        (("--system", "Hello"), "of other questions"),
+        (
+            ("--grader", "marks:always"),
+            "with grader=marks.grade, and this is one with marks.always",
+        ),
+    ],
+)
+def test_a_folder_of_another_evaluation_is_refused(place, whole, more, what):
+    before = snapshot(whole[0])
+    assert main(*typed(place, whole[0], *more)) == (
+        2,
+        "",
+        f"curax.evaluate: --out {whole[0]} holds an evaluation {what}; name another "
+        "--out, or make them agree.\n",
+    )
+    assert snapshot(whole[0]) == before
+
+
+def test_help_comes_at_once_without_jax():
+    code = (
+        "import sys; from curax import evaluate; evaluate.parser().format_help(); "
+        "print('jax' in sys.modules)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert shown.stdout == "False\n"

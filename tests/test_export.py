@@ -1,0 +1,260 @@
+"""Runs written as checkpoints: the policy is the same, and nothing is half written."""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import real
+import saved
+import small
+import tiny
+
+from curax import export, folder, frozen, policies
+from curax.config import override
+from curax.models import pretrained, tensors
+from curax.tasks import text
+
+ROOT = Path(__file__).parents[1]
+OWN = ("--config", str(small.FILE))
+TOKENS = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
+
+
+def main(*argv) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = export.main([str(word) for word in argv])
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run folder of each kind."""
+    place = tmp_path_factory.mktemp("runs")
+    makes = {"lora": saved.lora, "own": saved.own}
+    return {name: saved.write(place / name, make) for name, make in makes.items()}
+
+
+@pytest.fixture(autouse=True)
+def once(monkeypatch):
+    saved.patched(monkeypatch)
+
+
+def snapshot(path: Path):
+    """Names, times and bytes of all that is in a folder."""
+    return {
+        file: (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
+        for file in path.rglob("*")
+    }
+
+
+def said(model, params):
+    """The logits of a policy for a few tokens."""
+    places = np.broadcast_to(np.arange(6, dtype=np.int32), (2, 6))
+    return np.asarray(tiny.full_logits(model, params, TOKENS, places))
+
+
+def of_run(make, step):
+    """The logits of what a run is after a step."""
+    now, model = saved.state(make, step), saved.built(make).parts.model
+    return said(model, frozen.join(now.params, now.frozen))
+
+
+def of_folder(path):
+    model = pretrained.model(path=str(path))
+    return said(model, model.load(None))
+
+
+@pytest.mark.parametrize(("words", "step"), [((), 5), (("--step", "best"), 2)])
+def test_adapters_are_merged_into_a_checkpoint_like_the_first(
+    tmp_path, runs, words, step
+):
+    done = main(runs["lora"], tmp_path / "new", *words)
+    assert done == (0, f"Written: {tmp_path / 'new'}, of step {step}\n", "")
+    got, source = of_folder(tmp_path / "new"), real.checkpoint(small=True)
+    np.testing.assert_allclose(got, of_run(saved.lora, step), atol=2e-5)
+    assert np.abs(got - of_folder(source)).max() > 0.01
+    written = {file.name for file in (tmp_path / "new").iterdir()}
+    assert written == {file.name for file in source.iterdir()}
+
+
+def test_step_zero_is_the_checkpoint_that_the_run_began_from(tmp_path, runs):
+    assert main(runs["lora"], tmp_path / "new", "--step", "0")[0] == 0
+    source = real.checkpoint(small=True)
+    for file in source.iterdir():
+        assert (tmp_path / "new" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_adapters_alone_are_written_as_peft_has_them(tmp_path, runs):
+    assert main(runs["lora"], tmp_path / "new", "--adapter")[0] == 0
+    config = json.loads((tmp_path / "new/adapter_config.json").read_text())
+    assert (config["r"], config["peft_type"]) == (2, "LORA")
+    assert config["base_model_name_or_path"] == str(real.checkpoint(small=True))
+    held = tensors._inside(tmp_path / "new/adapter_model.safetensors")
+    ours = jax.tree.leaves(saved.state(saved.lora, 5).params)
+    assert sum(np.prod(one.shape) for one in held.values()) == sum(
+        leaf.size for leaf in ours
+    )
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_model_of_ones_own_becomes_a_checkpoint_of_its_architecture(
+    tmp_path, runs, dtype
+):
+    words = () if dtype is None else ("--dtype", dtype)
+    assert main(runs["own"], tmp_path / "new", *OWN, *words)[0] == 0
+    config = json.loads((tmp_path / "new/config.json").read_text())
+    task = saved.built(saved.own).parts.task
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["eos_token_id"] == list(task.end)
+    assert config["dtype"] == (dtype or "float32")
+    got, want = of_folder(tmp_path / "new"), of_run(saved.own, 5)
+    np.testing.assert_allclose(got, want, atol=0.1 if dtype else 1e-6)
+
+
+def test_a_tokenizer_that_the_task_reads_goes_with_the_model(
+    tmp_path, runs, monkeypatch
+):
+    loop = saved.built(saved.own)
+    config = replace(saved.own(), task=partial(saved.lora().task, tokenizer=None))
+    config = override(config, [f"task.tokenizer={real.checkpoint(small=True)}"])
+    now = saved.state(saved.own, 5)
+    policy = policies.Policy(
+        model=loop.parts.model,
+        params=now.params,
+        mesh=None,
+        config=config,
+        task=loop.parts.task,
+        step=5,
+    )
+    monkeypatch.setattr(policies, "config_of", lambda *_, **__: config)
+    monkeypatch.setattr(policies, "of_run", lambda *_, **__: policy)
+    assert main(runs["own"], tmp_path / "new")[0] == 0
+    spoken = text.load(tmp_path / "new")
+    source = text.load(real.checkpoint(small=True))
+    assert spoken.encode("3 apples") == source.encode("3 apples")
+    assert spoken.template == source.template
+
+
+def test_what_fails_leaves_nothing_behind(tmp_path, runs, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensors, "write", full)
+    before = snapshot(tmp_path)
+    for run in ("lora", "own"):
+        new = tmp_path / run
+        words = OWN if run == "own" else ()
+        assert main(runs[run], new, *words) == (
+            1,
+            "",
+            f"curax.export: {new} cannot be written (No space left on device); mend "
+            "that and try again, nothing is left there.\n",
+        )
+    assert snapshot(tmp_path) == before
+
+
+def test_reading_a_run_that_goes_on_changes_nothing_in_it(tmp_path, runs):
+    busy = tmp_path / "busy"
+    shutil.copytree(runs["lora"], busy)
+    saving = busy / folder.CHECKPOINTS / "9.orbax-checkpoint-tmp"
+    saving.mkdir()
+    before = snapshot(busy)
+    assert main(busy, tmp_path / "new")[0] == 0
+    assert snapshot(busy) == before
+
+
+# What is typed, and the sentence that is printed; the names in braces are paths.
+USAGE = "; python -m curax.export --help lists what there is."
+BAD = {
+    "{lora}": f"the following arguments are required: DIR{USAGE}",
+    "{lora} {new} --foo": f"unrecognized arguments: --foo{USAGE}",
+    "{new} {newer}": "{new} holds no run; name a folder that a run has written.",
+    "{checkpoint} {new}": "{checkpoint} holds no run; name a folder that a run has "
+    "written.",
+    "{lora} {file}": "{file} exists already; name a new folder.",
+    "{lora} {lora}": "{lora} exists already; name a new folder.",
+    "{empty} {new}": "{empty}/checkpoints holds no checkpoint; name the folder of a "
+    "run that has one.",
+    "{lora} {new} --step 3": "--step 3: {lora}/checkpoints has no such checkpoint; "
+    "name one of 0, 2, 5.",
+    "{lora} {new} --step last": "--step last: {lora}/checkpoints has no such "
+    "checkpoint; name one of 0, 2, 5.",
+    "{own} {new}": "{own}/config.json names functions that its config file defines; "
+    "name that file with --config.",
+    "{own} {new} --config {small} --adapter": "--adapter: {own} trained all "
+    "parameters, model.lora_rank=0; leave --adapter out.",
+    "{lora} {new} --dtype float32": "--dtype float32: {lora} is written as "
+    "{checkpoint} is, which it began from; leave it out.",
+    "{seeds} {new} --config {small}": "{seeds} holds 2 policies side by side, of as "
+    "many seeds; train with seeds=1.",
+}
+
+
+@pytest.mark.parametrize("typed", BAD)
+def test_bad_input_gets_one_sentence_and_nothing_is_written(tmp_path, runs, typed):
+    paths = {name: tmp_path / name for name in ("new", "newer", "file", "empty")}
+    paths |= runs | {"small": small.FILE, "checkpoint": real.checkpoint(small=True)}
+    paths["seeds"] = tmp_path / "seeds"
+    paths["file"].write_text("")
+    folder.make(paths["empty"], saved.lora())
+    folder.make(paths["seeds"], override(saved.own(), ["seeds=2"]))
+    sys.modules.pop("config_small", None)
+    before = snapshot(tmp_path), snapshot(runs["lora"])
+    got = main(*typed.format(**paths).split())
+    assert got == (2, "", f"curax.export: {BAD[typed].format(**paths)}\n")
+    assert (snapshot(tmp_path), snapshot(runs["lora"])) == before
+
+
+def test_a_damaged_checkpoint_is_told_and_the_others_are_named(tmp_path, runs):
+    shutil.copytree(runs["lora"], tmp_path / "run")
+    there = tmp_path / "run" / folder.CHECKPOINTS / "5"
+    largest = max(there.rglob("d/*"), key=lambda file: file.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    status, out, err = main(tmp_path / "run", tmp_path / "new")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(
+        rf"curax\.export: {there} cannot be read \([\w ]+\); name another --step, "
+        r"there are 0, 2, 5\.\n",
+        err,
+    )
+    assert not (tmp_path / "new").exists()
+    assert main(tmp_path / "run", tmp_path / "new", "--step", "2")[0] == 0
+
+
+def test_another_base_than_the_run_had_is_refused(tmp_path):
+    changed = saved.write(tmp_path / "run", saved.lora, off=1)
+    source = real.checkpoint(small=True)
+    assert main(changed, tmp_path / "new") == (
+        2,
+        "",
+        "curax.export: the parameters that are not trained differ from those the run "
+        f"began with; bring back what model.path={source} was.\n",
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_help_comes_without_jax():
+    code = (
+        "import sys; from curax import export; export.parser().format_help(); "
+        "print('jax' in sys.modules)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert shown.stdout == "False\n"

@@ -1,0 +1,287 @@
+"""Files of problems as a task: prompts by id, two sides, solutions, outcomes."""
+
+import dataclasses
+import json
+import random
+from functools import cache, partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import words
+
+from curax import recall
+from curax.parts import task_of
+from curax.tasks import problems, text
+from curax.verify import graders
+
+
+def default(there=None):
+    there = there or words.folder()
+    return {
+        "train": str(there / "train.jsonl"),
+        "held_out": str(there / "test.jsonl"),
+        "grader": graders.numbers,
+        "max_prompt_tokens": 64,
+        "workers": 1,
+    }
+
+
+def task(there=None, **options):
+    spoken = {"tokenizer": str(words.folder() / "tokenizer")}
+    return problems.task(**default(there) | spoken | options)
+
+
+@cache
+def usual():
+    return task(max_trace_tokens=16)
+
+
+@cache
+def tokenizer():
+    return text.load(words.folder() / "tokenizer")
+
+
+def read(name):
+    path = words.folder() / name
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def asked(prompts, i):
+    """The text of a prompt, control tokens included."""
+    tokens = np.asarray(prompts.tokens[i])[np.asarray(prompts.mask[i])]
+    return tokenizer().decode(tokens, control=True)
+
+
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_a_prompt_is_a_line_of_the_file_in_the_chat_template(side):
+    records = read(f"{side}.jsonl")
+    make = usual().prompts if side == "train" else usual().held_out
+    ids = np.int32([3, 0, 99, 3])
+    prompts = make(ids)
+    np.testing.assert_array_equal(prompts.id, ids)
+    for i, number in enumerate(ids):
+        want = (
+            f"<|im_start|>user\n{records[number]['question']}<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )
+        assert asked(prompts, i) == want
+        # Padding is on the left.
+        assert (np.diff(prompts.mask[i].astype(int)) >= 0).all()
+        assert prompts.mask[i, -1]
+    assert prompts.tokens.dtype == prompts.target.dtype == np.int32
+
+
+def test_all_prompts_have_one_width_and_none_is_cut():
+    lengths = [len(tokenizer().chat(turn(r))) for r in read("train.jsonl")]
+    lengths += [len(tokenizer().chat(turn(r))) for r in read("test.jsonl")]
+    prompts = usual().prompts(np.int32([0]))
+    assert prompts.tokens.shape[1] == max(lengths)
+
+
+def turn(record):
+    return [{"role": "user", "content": record["question"]}]
+
+
+def test_prompts_can_be_plain_or_have_a_system_turn_and_a_template():
+    plain = task(chat=False, system="Add.", template="Q: {question} {x} \\boxed{}\nA:")
+    question = read("train.jsonl")[0]["question"]
+    want = f"Add.\n\nQ: {question} {{x}} \\boxed{{}}\nA:"
+    assert asked(plain.prompts(np.int32([0])), 0) == want
+    told = task(system="Add.").prompts(np.int32([0]))
+    assert asked(told, 0).startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>")
+
+
+def test_the_template_is_told_whether_to_think(tmp_path):
+    text.train(tmp_path, ["2 + 2 = 4"], vocab_size=300)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ enable_thinking is defined and enable_thinking }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for thinking, want in ((None, "False"), (False, "False"), (True, "True")):
+        made = task(tokenizer=str(tmp_path), thinking=thinking, max_prompt_tokens=512)
+        tokens = made.prompts(np.int32([0]))
+        assert text.load(tmp_path).decode(tokens.tokens[0][tokens.mask[0]]) == want
+
+
+def test_no_question_is_on_both_sides(tmp_path):
+    records = list(words.lines(count=40))
+    spaced = dict(records[3], question=records[3]["question"].replace(" ", "  "))
+    words.write(tmp_path / "train.jsonl", [*records[:30], records[0]])
+    words.write(tmp_path / "test.jsonl", [*records[30:], spaced, records[7]])
+    made = task(tmp_path)
+    assert (made.num_prompts, made.num_held_out) == (28, 12)
+    assert "28 of 31 problems (1 asked before, 2 held out)" in made.told
+    left = [asked(made.prompts(np.int32([i])), 0) for i in range(28)]
+    held = [asked(made.held_out(np.int32([i])), 0) for i in range(12)]
+    assert len({" ".join(q.split()) for q in left + held}) == 40
+    # Those of the file that are not asked are not trained on either.
+    fewer = task(tmp_path, num_held_out=5)
+    assert (fewer.num_prompts, fewer.num_held_out) == (28, 5)
+
+
+def test_without_a_second_file_some_are_held_out_whatever_their_order(tmp_path):
+    records = list(words.lines(count=50))
+    sides = []
+    for name, shuffle in (("a", False), ("b", True)):
+        if shuffle:
+            random.Random(0).shuffle(records)
+        (tmp_path / name).mkdir()
+        words.write(tmp_path / name / "train.jsonl", records)
+        made = task(tmp_path / name, held_out=None, num_held_out=7)
+        assert (made.num_prompts, made.num_held_out) == (43, 7)
+        held = made.held_out(np.arange(7))
+        left = made.prompts(np.arange(43))
+        sides.append({asked(held, i) for i in range(7)})
+        assert not sides[-1] & {asked(left, i) for i in range(43)}
+    assert sides[0] == sides[1]
+    default = task(tmp_path / "a", held_out=None)
+    assert default.num_held_out == 5
+
+
+def test_a_trace_is_the_solution_and_the_end():
+    records, ids = read("train.jsonl"), np.int32([5, 2])
+    tokens, mask = usual().traces(None, usual().prompts(ids))
+    assert tokens.shape == (2, 16)
+    for i, number in enumerate(ids):
+        row = tokens[i][mask[i]]
+        assert tokenizer().decode(row[:-1], control=True) == records[number]["solution"]
+        assert row[-1] == tokenizer().end[0] == usual().end[0]
+        assert (np.diff(mask[i].astype(int)) <= 0).all()
+
+
+def test_a_solution_that_is_too_long_is_not_imitated_and_not_cut(tmp_path):
+    records = list(words.lines(count=40))
+    for record in records[::3]:
+        record["solution"] = f"First of all: {record['solution']}"
+    words.write(tmp_path / "train.jsonl", records[:30])
+    words.write(tmp_path / "test.jsonl", records[30:])
+    lengths = [len(tokenizer().encode(r["solution"])) + 1 for r in records[:30]]
+    limit = min(lengths[::3]) - 1
+    made = task(tmp_path, max_trace_tokens=limit)
+    assert "; 20 solutions to imitate." in made.told
+    _, mask = made.traces(None, made.prompts(np.arange(30)))
+    kept = np.where(np.array(lengths) <= limit, lengths, 0)
+    np.testing.assert_array_equal(mask.sum(-1), kept)
+    assert not mask[::3].any()
+    shortest = min(lengths)
+    with pytest.raises(ValueError, match=rf"the shortest has {shortest}\)"):
+        task(tmp_path, max_trace_tokens=shortest - 1)
+
+
+def test_a_trace_may_be_written_from_the_answer_too():
+    made = task(trace="{solution}; \\boxed{{answer}}", max_trace_tokens=32)
+    tokens, mask = made.traces(None, made.prompts(np.int32([0])))
+    record = read("train.jsonl")[0]
+    want = f"{record['solution']}; \\boxed{{{record['answer']}}}"
+    assert tokenizer().decode(tokens[0][mask[0]]) == want
+    assert task().traces is None
+
+
+def test_outcomes_are_those_of_the_problem_that_was_asked():
+    made = usual()
+    prompts, held = made.prompts(np.int32([4, 9])), made.held_out(np.int32([4, 9]))
+    records = [read("train.jsonl")[i] for i in (4, 9)]
+    records += [read("test.jsonl")[i] for i in (4, 9)]
+    targets = [*prompts.target, *held.target]
+    right = [tokenizer().encode(f"so #### {r['answer']}") for r in records]
+    wrong = [tokenizer().encode(f"so #### {r['answer']}1") for r in records]
+    end = [made.end[0]]
+    said = [[*r, *end] for r in right] + [np.array(w, np.int32) for w in wrong]
+    assert made.verify_all(targets * 2, said) == [1.0] * 4 + [0.0] * 4
+    assert made.verify(targets[2], right[2]) == 1.0
+
+
+def unsure(prompt, completion, answer):
+    if completion == "crash":
+        raise ValueError(f"{prompt[:3]} {answer}")
+    return None
+
+
+def test_the_grader_gets_question_text_and_answer_and_may_fail():
+    made = task(grader=unsure)
+    target = made.prompts(np.int32([0])).target[0]
+    record = read("train.jsonl")[0]
+    said = [tokenizer().encode(word) for word in ("crash", "other")]
+    why, none = made.verify_all([target, target], said)
+    want = f"ValueError: {record['question'][:3]} {record['answer']}"
+    assert why == f"error: {want}"
+    assert none == "none"
+
+
+def test_the_mark_changes_with_questions_and_their_order(tmp_path):
+    records = list(words.lines(count=12))
+    marks = set()
+    for i, some in enumerate([records, records[::-1], records[:-1]]):
+        (tmp_path / str(i)).mkdir()
+        words.write(tmp_path / str(i) / "train.jsonl", some[:10])
+        words.write(tmp_path / str(i) / "test.jsonl", some[10:])
+        made = task(tmp_path / str(i))
+        assert made.mark == task(tmp_path / str(i)).mark
+        marks.add(made.mark)
+    assert len(marks) == 3
+
+
+def test_a_difficulty_memory_knows_prompts_from_files():
+    made = dataclasses.replace(usual(), num_prompts=50)
+    names = recall.keys(made)
+    assert len({*names}) == 50
+    assert names == recall.keys(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"template": "question"}, "put {question} into it"),
+        ({"on_error": "ignore"}, "must be 'raise' or 'skip'"),
+        ({"tokenizer": None}, "task.tokenizer names no folder"),
+        ({"held_out": None, "num_held_out": 1000}, "set it to at most 999"),
+        ({"num_held_out": 101}, "set it to at most 100"),
+        ({"max_prompt_tokens": 3}, "none is left"),
+        ({"train": "nowhere.jsonl"}, "nowhere.jsonl does not exist"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_option_is_told_in_a_sentence(options, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        task(**options)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+def test_training_on_what_is_held_out_is_refused(tmp_path):
+    words.write(tmp_path / "train.jsonl", words.lines(count=3))
+    words.write(tmp_path / "test.jsonl", words.lines(count=3))
+    with pytest.raises(ValueError, match=r"every problem in task\.train"):
+        task(tmp_path)
+
+
+def test_a_chat_without_a_template_is_refused(tmp_path):
+    text.train(tmp_path, ["1 + 1"], vocab_size=300, chat=False)
+    with pytest.raises(ValueError, match=r"has no chat template; set task\.chat to F"):
+        task(tokenizer=str(tmp_path), chat=True)
+    plain = task(tokenizer=str(tmp_path), max_prompt_tokens=512)
+    row = plain.prompts(np.int32([0]))
+    question = read("train.jsonl")[0]["question"]
+    assert text.load(tmp_path).decode(row.tokens[0][row.mask[0]]) == question
+
+
+def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
+    records = list(words.lines(count=6))
+    words.write(tmp_path / "test.jsonl", records[4:])
+    path = words.write(tmp_path / "train.jsonl", records[:4])
+    path.write_text(path.read_text() + '{"question": \n')
+    with pytest.raises(ValueError, match=rf"{path}:5: not a JSON object"):
+        task(tmp_path)
+    assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").told
+
+
+def test_the_tokenizer_may_be_that_of_the_model():
+    folder = str(words.folder() / "tokenizer")
+    config = SimpleNamespace(
+        task=partial(problems.task, **default()),
+        model=partial(lambda *, path: path, path=folder),
+    )
+    assert task_of(config).vocab_size == tokenizer().size  # pyright: ignore[reportArgumentType]
+    config.model = lambda: None
+    with pytest.raises(ValueError, match=r"task\.tokenizer names no folder"):
+        task_of(config)  # pyright: ignore[reportArgumentType]
