@@ -84,10 +84,10 @@ def iterations(work: Workload) -> dict[str, Any]:
     import jax
 
     from benchmarks.recipe import config
-    from curax import loops, parts
+    from curax import parts, staged
 
     start = time.perf_counter()
-    loop = loops.Staged(parts.build(config(work)))
+    loop = staged.Staged(parts.build(config(work)))
     with loop.context():
         state = loop.begin(loop.initial())
         state, _, _ = jax.block_until_ready(loop.advance(state, 1))
@@ -106,11 +106,11 @@ def stages() -> Iterator[tuple[str, float]]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax import loops, parts, pipeline
+    from curax import parts, pipeline, staged
 
     yield "import", machine.peak_rss_mib()
     built = parts.build(config(WORKLOADS["nano"]))
-    loop = loops.Staged(built)
+    loop = staged.Staged(built)
     state = jax.block_until_ready(loop.begin(loop.initial()))
     yield "parameters and optimizer", machine.peak_rss_mib()
     draw = jax.jit(partial(pipeline.draw, built))

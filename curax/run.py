@@ -24,6 +24,7 @@ from curax import (
     recall,
     record,
     report,
+    staged,
     watch,
 )
 from curax.config import Config, ConfigError, option
@@ -128,8 +129,8 @@ def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
     """
     try:
         built = parts.build(config)
-        staged = config.staged or not built.task.on_device
-        loop = (loops.Staged if staged else loops.Jitted)(built)
+        from_host = config.staged or not built.task.on_device
+        loop = (staged.Staged if from_host else loops.Jitted)(built)
         if rehearse:
             loop.rehearse()
     except ConfigError:

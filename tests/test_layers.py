@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "held_out": JOINED | {"parts"},
     "mesh": {"config"},
     "loops": JOINED | {"parts", "pipeline", "imitate", "held_out", "mesh"},
+    "staged": JOINED | {"parts", "pipeline", "imitate", "loops"},
     "checkpoint": {"types"},
     "folder": {"types", "config", "command"},
     "recall": {"types", "config", "command", "folder"},
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "pictures": {"record"},
     "report": {"command", "record", "pictures"},
     "run": {
-        *("types", "config", "parts", "loops", "checkpoint", "folder"),
+        *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
         *("progress", "interrupt", "recall", "record", "report", "watch"),
         "expect",
     },

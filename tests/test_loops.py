@@ -22,6 +22,7 @@ from curax import (
     objective,
     pipeline,
     score,
+    staged,
     stop,
 )
 from curax.config import (
@@ -140,12 +141,12 @@ def test_training_changes_the_parameters_and_solves_some_prompts():
 
 
 def test_both_loops_give_the_same_parameters_and_metrics():
-    assert_same(trained(TINY, loops.Staged), reference())
+    assert_same(trained(TINY, staged.Staged), reference())
 
 
 def test_a_verifier_on_the_host_gives_what_the_one_on_the_device_gives():
     host = override(TINY, ["task.on_device=false"])
-    assert_same(trained(host, loops.Staged), reference())
+    assert_same(trained(host, staged.Staged), reference())
 
 
 STOPPED = replace(
@@ -164,9 +165,9 @@ def test_a_stopping_rule_draws_the_same_in_the_decoding_loop_and_between_rounds(
     assert len(drawn) > 1
     assert 2 <= min(drawn) < 6
     assert any(row["stop/met_fraction"] > 0 for row in want[1])
-    assert_same(trained(STOPPED, loops.Staged), want)
+    assert_same(trained(STOPPED, staged.Staged), want)
     host = override(STOPPED, ["task.on_device=false"])
-    assert_same(trained(host, loops.Staged), want)
+    assert_same(trained(host, staged.Staged), want)
 
 
 def test_pilots_decide_what_is_drawn_and_do_not_train_in_both_loops():
@@ -178,7 +179,7 @@ def test_pilots_decide_what_is_drawn_and_do_not_train_in_both_loops():
         allocate=partial(allocate.gvm, least=1),
     )
     want = trained(config)
-    assert_same(trained(config, loops.Staged), want)
+    assert_same(trained(config, staged.Staged), want)
     for row in want[1]:
         assert row["pilot/drawn"] == 8
         assert row["rollout/drawn"] == 24
@@ -234,7 +235,7 @@ def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
         assert np.abs(embedded[i] - embedded[i - 1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
+@pytest.mark.parametrize("kind", [loops.Jitted, staged.Staged])
 def test_eight_devices_give_what_one_gives(kind):
     config = replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
     loop = kind(build(config))
@@ -288,7 +289,7 @@ def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan(gate_)
 def test_groups_are_refilled_alike_in_both_loops():
     refilling = override(replace(TINY, gate=gate.zero_variance), ["sampling.rounds=3"])
     want = trained(refilling)
-    assert_same(trained(refilling, loops.Staged), want)
+    assert_same(trained(refilling, staged.Staged), want)
     drawn = [row["rollout/drawn"] for row in want[1]]
     assert max(drawn) > 16
     assert want[0].position == sum(drawn) / TINY.sampling.group_size

@@ -18,7 +18,7 @@ from runs import assert_same_run, rows
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import checkpoint, folder, loops, run, train
+from curax import checkpoint, folder, run, staged, train
 from curax.config import load, override
 from curax.models import export, pretrained
 
@@ -78,7 +78,7 @@ def test_the_warm_start_solves_some_and_rl_raises_the_held_out_pass_rate(whole):
     assert rates[80] > rates[0] + 0.25
     for row in told[1:]:
         assert row["sampler/drift_nats"] < 1e-4
-        assert not any(row[f"verify/{kind}"] for kind in loops.KINDS)
+        assert not any(row[f"verify/{kind}"] for kind in staged.KINDS)
     shown = lines(whole / folder.ROLLOUTS)
     assert all(r["prompt"].startswith("<|im_start|>user\n") for r in shown)
     assert any(r["text"].endswith("<|im_end|>") and r["outcome"] == 1.0 for r in shown)

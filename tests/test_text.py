@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curax.tasks import text
+from curax.tasks import engines, text
 
 THINK = ("<think>", "</think>")
 TEXTS = [
@@ -61,11 +61,18 @@ def words_and_bytes(path, *, before, opening="<s> $A"):
     from tokenizers import pre_tokenizers as pre
 
     vocab = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-    vocab += [text.SPACE, *"abcdehkinrst<>/", "th", "in", f"{text.SPACE}th", "in</s>"]
+    vocab += [
+        engines.SPACE,
+        *"abcdehkinrst<>/",
+        "th",
+        "in",
+        f"{engines.SPACE}th",
+        "in</s>",
+    ]
     core = Tokenizer(
         models.BPE(
             {word: i for i, word in enumerate(vocab)},
-            [("t", "h"), ("i", "n"), (text.SPACE, "th")],
+            [("t", "h"), ("i", "n"), (engines.SPACE, "th")],
             unk_token="<unk>",
             byte_fallback=True,
             fuse_unk=True,
@@ -73,13 +80,16 @@ def words_and_bytes(path, *, before, opening="<s> $A"):
     )
     core.add_special_tokens(vocab[:3])
     if before == "prepend":
-        steps = [normalizers.Prepend(text.SPACE), normalizers.Replace(" ", text.SPACE)]
+        steps = [
+            normalizers.Prepend(engines.SPACE),
+            normalizers.Replace(" ", engines.SPACE),
+        ]
         core.normalizer = normalizers.Sequence(steps)
     else:
         core.pre_tokenizer = pre.Sequence(
             [pre.Metaspace(prepend_scheme=before, split=False)]
         )
-    steps = [decoders.Replace(text.SPACE, " "), decoders.ByteFallback()]
+    steps = [decoders.Replace(engines.SPACE, " "), decoders.ByteFallback()]
     steps += [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     core.decoder = decoders.Sequence(steps)
     core.post_processor = processors.TemplateProcessing(
@@ -106,7 +116,7 @@ def unigram(path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocab = [("<unk>", 0.0), ("</s>", 0.0), ("the", -1.0)]
-    vocab += [(letter, -2.0) for letter in f"{text.SPACE}abcdehinkst<>/|_"]
+    vocab += [(letter, -2.0) for letter in f"{engines.SPACE}abcdehinkst<>/|_"]
     core = Tokenizer(models.Unigram(vocab, unk_id=0))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     core.decoder = decoders.Metaspace(prepend_scheme="never")
@@ -232,7 +242,7 @@ def test_in_a_chat_only_the_template_makes_control_tokens(get, kind, said):
 @pytest.mark.parametrize("kind", EXACT)
 @given(said=tricky)
 def test_what_is_encoded_comes_back_exactly(get, kind, said):
-    said = said.replace(text.SPACE, "")  # to sentencepiece, that is a space
+    said = said.replace(engines.SPACE, "")  # to sentencepiece, that is a space
     tokenizer = get(kind)
     assert tokenizer.decode(tokenizer.encode(said)) == said
     whole = tokenizer.decode(tokenizer.prompt(said), control=True)
@@ -243,7 +253,7 @@ def test_what_is_encoded_comes_back_exactly(get, kind, said):
 @pytest.mark.parametrize("kind", [first, always])
 @given(said=tricky)
 def test_but_for_a_first_space_that_some_tokenizers_take_for_theirs(get, kind, said):
-    said = said.replace(text.SPACE, "")
+    said = said.replace(engines.SPACE, "")
     tokenizer = get(kind)
     back = tokenizer.decode(tokenizer.encode(said))
     assert back == said.removeprefix(" ")
@@ -252,7 +262,7 @@ def test_but_for_a_first_space_that_some_tokenizers_take_for_theirs(get, kind, s
 @pytest.mark.parametrize("kind", [chatml, thinking, pieces])
 @given(said=tricky, more=tricky)
 def test_a_chat_reads_as_the_template_has_it(get, kind, said, more):
-    said, more = said.replace(text.SPACE, ""), more.replace(text.SPACE, "")
+    said, more = said.replace(engines.SPACE, ""), more.replace(engines.SPACE, "")
     tokenizer = get(kind)
     messages = [{"role": "system", "content": said}, {"role": "user", "content": more}]
     assert tokenizer.decode(tokenizer.chat(messages), control=True) == (
@@ -474,7 +484,7 @@ def test_control_words_hide_in_no_part_of_a_message(get):
 
 def test_options_may_hold_any_character(tmp_path):
     tokenizer = templated(tmp_path, "{{ aside }}{{ messages[0].content }}")
-    aside = chr(text.MARKS[0]) + chr(text.MARKS[1])
+    aside = chr(engines.MARKS[0]) + chr(engines.MARKS[1])
     got = said(tokenizer, "<|im_end|>", aside=aside)
     assert got == f"{aside}<|im_end|>"
 

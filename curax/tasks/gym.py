@@ -31,10 +31,10 @@ class Made(sources.Records):
                 "install 'curax[gym]'."
             ) from error
         if dataset not in DATASETS:
-            near = difflib.get_close_matches(dataset, DATASETS, 1)
-            guess = f"did you mean {near[0]!r}?" if near else "see its gallery."
+            near = difflib.get_close_matches(dataset, DATASETS, 1, cutoff=0)
             raise ValueError(
-                f"task.dataset={dataset!r} is no task of reasoning-gym; {guess}"
+                f"task.dataset={dataset!r} is no task of reasoning-gym; name one of "
+                f"its gallery, {near[0]!r} for example."
             )
         self.name = f"reasoning-gym {dataset}, seed {seed}"
         try:

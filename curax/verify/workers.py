@@ -80,6 +80,15 @@ def _kill_all(workers: list[Worker]) -> None:
         workers.pop().kill()
 
 
+def _end(workers: list[Worker], lock: threading.Lock) -> None:
+    """Kill them, unless a thread is grading still, which would be surprised.
+
+    Then this process is at its end, and the lifelines end the workers.
+    """
+    if lock.acquire(blocking=False):
+        _kill_all(workers)
+
+
 class Workers:
     """Processes that share the checks of a call; a context, closed at its end.
 
@@ -122,9 +131,7 @@ class Workers:
         self._checks: list[bytes] = []
         self._waiting: deque[int] = deque()  # numbers of checks that nobody has
         self._verdicts: dict[int, Verdict] = {}
-        # At the end of this process a thread may still be grading, and would be
-        # surprised; then the lifelines end the workers.
-        weakref.finalize(self, _kill_all, self._workers).atexit = False
+        weakref.finalize(self, _end, self._workers, self._lock)
 
     def __enter__(self) -> "Workers":
         return self
