@@ -1,5 +1,6 @@
 """Both loops are one path: on one device and on eight, whole or in chunks."""
 
+import threading
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -147,6 +148,76 @@ def test_both_loops_give_the_same_parameters_and_metrics():
 def test_a_verifier_on_the_host_gives_what_the_one_on_the_device_gives():
     host = override(TINY, ["task.on_device=false"])
     assert_same(trained(host, staged.Staged), reference())
+
+
+PARTS = override(TINY, ["task.on_device=false", "sampling.parts=4"])
+
+
+def test_a_draw_in_parts_gives_what_a_whole_one_gives():
+    assert_same(trained(PARTS, staged.Staged), reference())
+
+
+def test_prompts_that_the_host_makes_give_what_those_of_the_device_give():
+    def in_files(**options):
+        """The same questions, as numpy arrays made outside of any program."""
+        device = chain.task(**options, on_device=False)
+
+        def on_host(make):
+            return lambda ids: jax.device_get(jax.jit(make)(jnp.asarray(ids)))
+
+        return replace(
+            device,
+            prompts=on_host(device.prompts),
+            held_out=on_host(device.held_out),
+            traces=lambda key, prompts: jax.device_get(device.traces(key, prompts)),
+            in_files=True,
+        )
+
+    config = replace(TINY, task=partial(in_files, **TINY.task.keywords))
+    assert_same(trained(config, staged.Staged), reference())
+    loops_ = [staged.Staged(build(config)), loops.Jitted(build(TINY))]
+    warm = [loop.warm(loop.initial(), 3) for loop in loops_]
+    np.testing.assert_allclose(warm[0][1], warm[1][1], rtol=1e-5)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+        *(jax.device_get(state.params) for state, _ in warm),
+    )
+    state = jax.device_put(warmed(1))
+    got, want = (loop.evaluate(loop.begin(state)) for loop in loops_)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_the_host_verifies_one_part_while_the_next_is_drawn():
+    """Each part but the last is done only when the one behind it has been begun."""
+    begun = [threading.Event() for _ in range(5)]
+    graded = []
+
+    def task(**options):
+        made = chain.task(**options)
+
+        def verify_all(targets, completions):
+            number = len(graded)
+            assert number == 3 or begun[number + 1].wait(60)
+            graded.append(number)
+            pairs = zip(targets, completions, strict=True)
+            return [made.verify(target, tokens) for target, tokens in pairs]
+
+        return replace(made, verify_all=verify_all)
+
+    loop = staged.Staged(
+        build(replace(PARTS, task=partial(task, **PARTS.task.keywords)))
+    )
+    draw = loop._draw_part
+
+    def draw_part(state, all_, part):
+        begun[int(part)].set()
+        return draw(state, all_, part)
+
+    loop._draw_part = draw_part
+    _, (row,), _ = loop.advance(loop.begin(jax.device_put(warmed(1))), 1)
+    assert graded == [0, 1, 2, 3]
+    assert row["rollout/drawn"] == 16
+    assert row["verify/timeout"] == row["verify/error"] == 0
 
 
 STOPPED = replace(
