@@ -1,0 +1,520 @@
+"""The pages for users: what they say to type runs, and what they say comes out does.
+
+A page is followed from top to bottom in a folder that is laid out as it says, with a
+random checkpoint and files made on the spot. Commands run as they stand there, but that
+`fewer` and `FEWER` make runs and evaluations small. A block of python is a file, named
+in its first line; a block of text or JSON behind a command is what that prints.
+"""
+
+import contextlib
+import inspect
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import real
+import words
+from test_folder import lines
+from test_train import BUILT, compiled  # noqa: F401, as a fixture
+
+from curax import evaluate, export, loops, run, train, xray
+from curax.config import fields_of, load, option, override
+from curax.tasks import problems
+from curax.verify import graders
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+NAMES = (
+    "bring_your_model",
+    "write_a_grader",
+    "choose_a_recipe",
+    "add_a_method",
+    "metrics",
+)
+MADE = {"shop", "tolerant", "median"}  # modules that the pages write
+COMMANDS = {
+    "curax.train": train.main,
+    "curax.evaluate": evaluate.main,
+    "curax.export": export.main,
+    "curax.xray": xray.main,
+}
+# What is added to every evaluation: 4 problems at a time, and of each file.
+FEWER = ["--limit", "4", "--batch", "4", "--max-tokens", "8", "--workers", "1"]
+for_every_page = pytest.mark.parametrize("name", NAMES)
+
+
+class Block(NamedTuple):
+    """What stands between fences."""
+
+    kind: str
+    text: str
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text()
+
+
+def blocks(name: str) -> list[Block]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page(name), re.M | re.S)
+    return [Block(*block) for block in found]
+
+
+def fewer(argv: list[str]) -> list[str]:
+    """Assignments that make a run of this command line small: 4 groups of 4, 8 tokens.
+
+    Steps are a hundredth, so that a longer run stays longer.
+    """
+    args = train.parser().parse_args(argv)
+    config = override(load(args.config), args.assignments)
+    small: dict[str, Any] = {
+        "steps": config.steps // 100,
+        "sampling.prompts": 4,
+        "sampling.group_size": 4,
+        "sampling.max_tokens": 8,
+        "update.micro_batches": 2,
+        "evaluation.every": 2,
+        "evaluation.prompts": 4,
+        "evaluation.samples": 2,
+    }
+    if config.steps == 0:
+        small |= {"warm_start.steps": 2, "warm_start.rows": 4}
+        small |= {"warm_start.micro_batches": 1}
+    elif config.warm_start:
+        small |= {"warm_start": None}
+    either = {"downsample.m": 2, "aggregate.length": 8, "task.workers": 1}
+    either |= {"update.vocab_chunk": 128 * (config.update.vocab_chunk > 0)}
+    # One layer takes longer to compile as a loop, and with buckets.
+    either |= {"model.scan_layers": False, "update.length_buckets": 1}
+    # A policy that comes from no checkpoint.
+    sizes = {"width": 8, "layers": 1, "heads": 1, "kv_heads": 1, "mlp_width": 8}
+    either |= {f"model.{name}": size for name, size in sizes.items()}
+    for name, value in either.items():
+        place, _, key = name.partition(".")
+        if option(getattr(config, place), key) is not None:
+            small[name] = value
+    return [f"{name}={value}" for name, value in small.items()]
+
+
+class Site:
+    """A folder in which pages are followed, each once."""
+
+    def __init__(self, folder: Path):
+        """Lay it out: a checkpoint, GSM8K, problems of one's own, measurements."""
+        self.folder = folder
+        shutil.copytree(ROOT / "configs", folder / "configs")
+        shutil.copytree(real.checkpoint(small=True), folder / "models" / "Qwen3-0.6B")
+        (folder / "data" / "gsm8k").mkdir(parents=True)
+        records = list(words.lines(count=400, wrong=0.0))
+        published = [
+            {"question": r["question"], "answer": r["solution"]} for r in records
+        ]
+        words.write(folder / "data/gsm8k/train.jsonl", published[:300])
+        words.write(folder / "data/gsm8k/test.jsonl", published[300:])
+        words.write(
+            folder / "data/shop.jsonl",
+            (
+                {
+                    "id": i,
+                    "problem": {"text": r["question"]},
+                    "final": r["answer"],
+                    "worked": r["solution"],
+                    "grade": r["level"],
+                }
+                for i, r in enumerate(records)
+            ),
+        )
+        words.write(
+            folder / "data/lengths.jsonl",
+            (
+                {
+                    "question": f"How long are {n} boards of 2 m in a row?",
+                    "answer": f"{2 * n} m",
+                    "solution": f"{n} times 2 m is {2 * n} m",
+                }
+                for n in range(1, 41)
+            ),
+        )
+        self._followed: set[str] = set()
+
+    def follow(self, name: str) -> None:
+        """Do what a page says, from top to bottom."""
+        if name in self._followed:
+            return
+        self._followed.add(name)
+        said, found = "", blocks(name)
+        for i, (kind, text) in enumerate(found):
+            if kind == "python":
+                file = re.match(r"# (\S+\.py)\n", text)
+                assert file, text
+                (self.folder / file[1]).write_text(text)
+            elif kind == "bash":
+                after = found[i + 1] if i + 1 < len(found) else Block("", "")
+                refused = after.kind == "text" and after.text.startswith("curax.")
+                said = self._typed(text, status=2 if refused else 0)
+            elif kind == "json":
+                assert json.loads(said) == json.loads(text)
+            elif kind == "text":
+                assert_said(said, text)
+            else:  # of other libraries
+                assert (kind, "transformers" in text) == ("py", True)
+
+    def _typed(self, text: str, *, status: int) -> str:
+        """What the commands print; the last of them ends with this status."""
+        found, out = commands(text), ""
+        for i, command in enumerate(found):
+            got, said = self._run(command)
+            assert got == (status if i == len(found) - 1 else 0), said
+            out += said
+        return out
+
+    def _run(self, command: str) -> tuple[int, str]:
+        typed = shlex.split(command)
+        if typed[:2] == ["python", "-m"] and typed[2] in COMMANDS:
+            return called(typed[2], typed[3:])
+        if typed[0] == "python":
+            typed[0] = sys.executable
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            shlex.join(typed) if typed[0] == sys.executable else command,
+            shell=True,
+            capture_output=True,
+            text=True,
+            env=env,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+def commands(text: str) -> list[str]:
+    """Its lines; one goes on behind a backslash, and where a quotation is open."""
+    found, command = [], ""
+    for line in text.replace("\\\n", " ").splitlines():
+        command += line
+        try:
+            shlex.split(command)
+        except ValueError:
+            command += "\n"
+        else:
+            found, command = [*found, command], ""
+    assert not command
+    return found
+
+
+def called(module: str, argv: list[str]) -> tuple[int, str]:
+    """Exit status and output of a command of ours, in this process."""
+    if module == "curax.train" and "runs/x" not in argv:
+        argv = [*argv, "--set", *fewer(argv)]
+    if module == "curax.evaluate":
+        argv = [*argv, *FEWER]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = COMMANDS[module](argv)
+    return status, out.getvalue()
+
+
+def assert_said(said: str, text: str) -> None:
+    """The lines stand in the output, in this order; `...` stands for anything."""
+    rest = said
+    for line in text.splitlines():
+        pattern = re.escape(line.rstrip()).replace(re.escape("..."), ".*")
+        found = re.search(rf"^{pattern}\s*$", rest, re.M)
+        assert found, f"{line}\n--- is not in\n{said}"
+        rest = rest[found.end() :]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, compiled) -> Iterator[Site]:  # noqa: F811
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        # Pictures take a second; other tests look at them.
+        patch.setattr(run.report, "write", lambda workdir: workdir / "report.html")
+        # So does the rollout that is drawn once more, to be timed.
+        patch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
+        yield Site(folder)
+        BUILT.clear()
+        for name in MADE:
+            sys.modules.pop(name, None)
+
+
+@for_every_page
+def test_what_a_page_says_to_type_runs_and_prints_what_it_says(site, name):
+    site.follow(name)
+
+
+@for_every_page
+def test_every_program_on_a_page_is_used_by_a_later_command(name):
+    found = blocks(name)
+    for i, (kind, text) in enumerate(found):
+        if kind == "python":
+            module = re.findall(r"\w+", text.split("\n")[0])[-2]
+            later = [block.text for block in found[i + 1 :]]
+            assert any(re.search(rf"\b{module}\b", text) for text in later), module
+
+
+@for_every_page
+def test_links_lead_to_headings_that_are_there(name):
+    for file, anchor in re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", page(name)):
+        text = (DOCS / file).read_text() if file else page(name)
+        heads = re.findall(r"^#+ (.*)$", text, re.M)
+        slugs = [re.sub(r"[^\w -]", "", head.lower()) for head in heads]
+        assert anchor in [slug.replace(" ", "-") for slug in slugs]
+
+
+def test_what_the_readme_says_to_type_is_understood():
+    text = (ROOT / "README.md").read_text()
+    typed = re.findall(
+        r"^    (?:\.venv/bin/)?python -m (curax\.\w+)((?:.*\\\n)*.*)$", text, re.M
+    )
+    assert len(typed) > 8
+    parsers = {"curax.train": train, "curax.evaluate": evaluate, "curax.export": export}
+    for module, rest in typed:
+        argv = shlex.split(rest.replace("\\\n", " "))
+        if "--help" in argv:
+            continue
+        args = (parsers | {"curax.xray": xray})[module].parser().parse_args(argv)
+        if module in ("curax.train", "curax.xray"):
+            override(load(ROOT / args.config), args.assignments)
+
+
+# ----- names
+
+
+@cache
+def known() -> set[str]:
+    """Dotted names of all fields and options of the configs that pages speak of."""
+    names = ("gsm8k_qwen3_0p6b", "sft_gsm8k_qwen3_0p6b", "grpo")
+    configs = [load(ROOT / "configs" / f"{name}.py") for name in names]
+    return {name for config in configs for name in fields_of(config)}
+
+
+@for_every_page
+def test_every_field_that_a_page_names_is_one(name):
+    groups = "task|model|sampling|update|evaluation|logging|memory|mesh|kl|loss"
+    found = set(re.findall(rf"`(?:--set )?((?:{groups})\.[a-z_.]+)", page(name)))
+    files = {one for one in found if one.endswith((".json", ".jsonl"))}
+    of_page = {one for one in found if one.startswith("task.grader.")}
+    assert found - files - of_page <= known()
+
+
+@for_every_page
+def test_every_metric_that_a_page_names_is_documented(name):
+    groups = {metric.split("/")[0] for metric, _ in documented() if "/" in metric}
+    found = re.findall(rf"`((?:{'|'.join(groups)})/\w+)`", page(name))
+    assert {*found} <= {metric for metric, _ in documented()} | {"warm/loss_nats"}
+
+
+def test_the_options_of_the_task_are_those_of_the_page():
+    _, _, text = page("bring_your_model").partition("| option | says | default |")
+    rows = text.partition("\n\n")[0].splitlines()[2:]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    signature = set(inspect.signature(problems.task).parameters)
+    elsewhere = {"tokenizer", "train", "layout", "held_out_layout"}
+    assert named == signature - elsewhere - {"workers", "deadline", "memory_mb"}
+
+
+def test_the_graders_of_the_page_are_those_there_are():
+    of_page = set(re.findall(r"^\| `graders\.(\w+)`", page("write_a_grader"), re.M))
+    found = inspect.getmembers(graders, inspect.isfunction)
+    public = {name for name, f in found if f.__module__ == graders.__name__}
+    assert of_page == {name for name in public if not name.startswith("_")}
+
+
+def test_the_recipes_that_pages_name_are_in_configs():
+    _, _, text = page("choose_a_recipe").partition("| recipe | what to know |")
+    cells = [row.split("|")[3] for row in text.partition("\n\n")[0].splitlines()[2:]]
+    named = {name for cell in cells for name in re.findall(r"`([a-z_]+)`", cell)}
+    assert len(named) > 8
+    for name in named | {row[0] for row in told()}:
+        assert (ROOT / "configs" / f"{name}.py").exists(), name
+
+
+# ----- numbers
+
+
+@cache
+def told() -> list[tuple[str, ...]]:
+    """The rows of the table of x-rays."""
+    _, _, text = page("choose_a_recipe").partition("| recipe | A B |")
+    rows = text.partition("\n\n")[0].splitlines()[2:]
+    return [tuple(cell.strip() for cell in row.split("|")[1:-1]) for row in rows]
+
+
+@pytest.mark.parametrize("row", told(), ids=lambda row: f"{row[0]} {row[1]}")
+def test_the_x_ray_says_of_a_recipe_what_the_page_says(row):
+    recipe, beta, *numbers = row
+    a, b = map(float, beta.split())
+    prompts = xray.believed(a, b)
+    found = xray.look(load(ROOT / "configs" / f"{recipe}.py"), prompts)
+    by = {key: np.array(v, float) for key, v in found["by_pass_rate"].items()}
+    low, middle, high = (np.flatnonzero(by["p"] == p)[0] for p in (0.1, 0.5, 0.9))
+    weight, noise = by["weight"], by["noise_against_grpo"]
+    want = [100 * found["mean"]["signal"], found["mean"]["draws"]]
+    want += [weight[i] / weight[middle] for i in (low, high)]
+    want += [noise[i] for i in (low, middle, high)]
+    got = re.findall(r"[\d.]+", " ".join(numbers))
+    # Rounded; what is averaged over random draws may move with the version of JAX.
+    loose = 0.03 if found["averaged"] else 1e-6
+    for shown, value in zip(got, want, strict=True):
+        digits = len(shown.partition(".")[2])
+        assert abs(float(shown) - value) <= 0.5001 * 10**-digits + loose * value
+
+
+def test_results_of_the_experiment_are_quoted_as_they_are():
+    experiment = (ROOT / "experiments/allocation_smoke/README.md").read_text()
+    text = " ".join(page("choose_a_recipe").split())
+    quoted = re.findall(r"`(\w+)` ([+-]\d\.\d+ ± \d\.\d+)", text)
+    assert len(quoted) == 6
+    for recipe, number in quoted:
+        (row,) = (
+            r
+            for r in experiment.splitlines()
+            if r.startswith(f"| {recipe} | 0.") and " ± " in r and len(r.split("|")) > 9
+        )
+        assert row.split("|")[5].strip() == number
+    assert ".013 ± .007" in text
+    assert ".013 ± .007" in experiment
+
+
+# ----- metrics
+
+
+@cache
+def documented() -> list[tuple[str, str]]:
+    """Metrics and when they are written, by the tables of the page."""
+    rows = re.findall(r"^\| `([a-z_]+(?:/\w+)?)` \| ([^|]*) \|", page("metrics"), re.M)
+    assert len({metric for metric, _ in rows}) == len(rows) > 40
+    return [(metric, when.strip()) for metric, when in rows]
+
+
+def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Whether a metric that is written `when` is in this row of a run."""
+    first, last = row["step"] == 0, row["step"] == config["steps"]
+    evaluated = row["step"] % config["evaluation"]["every"] == 0 or last
+    host = config["task"]["function"] == "curax.tasks.problems.task"
+    return {
+        "every row": True,
+        "always": not first,
+        "step 0, every `evaluation.every`, the last": evaluated,
+        "as above": evaluated,
+        "where evaluated": evaluated,
+        "where `stop` is set": config["stop"] is not None and not first,
+        "where `pilot` is set": config["pilot"] is not None and not first,
+        "where `kl` is set": config["kl"] is not None and not first,
+        "verifier on the host": host and not first,
+        "verifier on the host, or `staged`": (host or config["staged"]) and not first,
+    }[when]
+
+
+OTHERS = """
+from dataclasses import replace
+from functools import partial
+
+import small
+from curax import loss, stop
+from curax.config import KL, Pilot, Stop
+
+
+def get_config():
+    config = small.get_config()
+    return replace(config, warm_start=None, steps=2, {changed})
+"""
+CHANGED = {
+    "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1)",
+    "stops": "staged=True, "
+    "stop=Stop(rule=partial(stop.positives, right=1), round_size=2)",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(site):
+    """Run folders of both loops, with whatever makes metrics of its own."""
+    site.follow("bring_your_model")
+    site.follow("add_a_method")
+    for name, changed in CHANGED.items():
+        (site.folder / f"{name}.py").write_text(OTHERS.format(changed=changed))
+        assert train.main(["--config", f"{name}.py"]) == 0
+    found = sorted((site.folder / "runs").glob("*/metrics.jsonl"))
+    assert len(found) > 6
+    return [path.parent for path in found]
+
+
+def test_every_row_has_the_metrics_of_the_page_when_it_says_and_no_others(runs):
+    seen = set()
+    for path in runs:
+        config = json.loads((path / "config.json").read_text())
+        for row in lines(path / "metrics.jsonl"):
+            due = {name for name, when in documented() if is_due(when, config, row)}
+            assert set(row) == due, (path.name, row["step"])
+            seen |= due
+    assert seen == {name for name, _ in documented()}
+
+
+def fields(file: str) -> set[str]:
+    """What the page says a file holds."""
+    (row,) = re.findall(
+        rf"^\| `?{re.escape(file)}.* \| (.*) \|$", page("metrics"), re.M
+    )
+    return set(re.findall(r"`([a-z_/]+)`", row))
+
+
+def keys(value: Any) -> set[str]:
+    """Of all objects in this one."""
+    if not isinstance(value, dict):
+        return set()
+    return set(value).union(*(keys(inner) for inner in value.values()))
+
+
+def test_the_other_files_have_the_fields_that_the_page_says(runs):
+    (path,) = (path for path in runs if path.name == "gsm8k_qwen3_0p6b")
+    for name in ("rollouts.jsonl", "memory.jsonl"):
+        assert all(set(row) == fields(name) for row in lines(path / name))
+    for name in ("evaluation.json", "expected.json", "questions.json"):
+        assert keys(json.loads((path / name).read_text())) == fields(name)
+    sft = path.with_name("sft_gsm8k_qwen3_0p6b")
+    losses = lines(sft / "warm_start.jsonl")
+    assert all(set(row) == {"step", "warm/loss_nats"} for row in losses)
+
+
+def test_before_and_after_are_asked_alike(site):
+    site.follow("bring_your_model")
+    before, after = (
+        json.loads((site.folder / "runs" / name / "settings.json").read_text())
+        for name in ("before", "after")
+    )
+    for setting in ("form", "sampling", "grader", "limit"):
+        assert before[setting] == after[setting]
+
+
+def test_an_export_is_what_was_trained_in_the_form_of_what_it_came_from(site):
+    site.follow("bring_your_model")
+    base, trained = (site.folder / f"models/Qwen3-0.6B{end}" for end in ("", "-sft"))
+    names = {file.name for file in base.iterdir()}
+    assert {file.name for file in trained.iterdir()} == names
+    for name in names:
+        same = (base / name).read_bytes() == (trained / name).read_bytes()
+        assert same == (not name.endswith(".safetensors"))
+
+
+def test_results_and_samples_have_the_fields_that_the_page_says(site):
+    site.follow("bring_your_model")
+    path = site.folder / "runs" / "before"
+    found = json.loads((path / "results.json").read_text())
+    assert set(found) == fields("results.json")
+    result = found["results"]["test.jsonl"]
+    assert set(result) == fields("of each file in it") - {"levels", "subjects"}
+    for measure in result["measures"].values():
+        assert set(measure) == fields("of each measure")
+    samples = lines(path / "test.jsonl")
+    assert all(set(row) == fields("NAME.jsonl") for row in samples)
