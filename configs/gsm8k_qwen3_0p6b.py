@@ -13,7 +13,6 @@ w(p):     That of the recipe.
 from functools import partial
 from pathlib import Path
 
-import jax.numpy as jnp
 import optax
 
 from curax.config import Config, Evaluation, Logging, Update, load, transferred
@@ -40,7 +39,7 @@ def get_config() -> Config:
         model=partial(
             pretrained.model,
             path="models/Qwen3-0.6B",
-            dtype=jnp.bfloat16,
+            dtype="bfloat16",
             remat=True,
         ),
         optimizer=partial(optax.adamw, learning_rate=1e-6, b2=0.95, weight_decay=0.0),

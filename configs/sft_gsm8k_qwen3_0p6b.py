@@ -12,7 +12,6 @@ w(p):     None: pass rates are measured and nothing is weighted by them.
 from functools import partial
 from pathlib import Path
 
-import jax.numpy as jnp
 import optax
 
 from curax import update
@@ -48,7 +47,7 @@ def get_config() -> Config:
         model=partial(
             pretrained.model,
             path="models/Qwen3-0.6B",
-            dtype=jnp.bfloat16,
+            dtype="bfloat16",
             remat=True,
         ),
         warm_start=WarmStart(

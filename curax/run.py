@@ -68,6 +68,11 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         print(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
         loop = build(config)
+        if make_ready := loop.parts.task.start:
+            try:
+                make_ready()
+            except RuntimeError as error:
+                raise ConfigError(str(error)) from error
         # Only a run without a checkpoint has yet to begin.
         recalled = recollection(loop.parts) if since is None else None
         folder.make(workdir, config)

@@ -157,6 +157,8 @@ class Task:
         verify_all: on the host all at once instead of one at a time, `(targets,
             completions) -> outcomes`: a float, None, or why it is missing in words,
             the first of which names the kind (`timeout`, `error: ...`).
+        start: makes ready to verify, before a run begins; raises RuntimeError, in a
+            sentence, where that cannot be. None: there is nothing to do.
         told: what was found in the files, in words, said once when a run begins.
         mark: changes with the questions in the files, and with their order.
     """
@@ -176,5 +178,6 @@ class Task:
     verify_all: (
         Callable[[list[Any], list[Any]], Sequence[float | str | None]] | None
     ) = None
+    start: Callable[[], None] | None = None
     told: str = ""
     mark: int = 0

@@ -143,7 +143,7 @@ FILES_ON_DISK = {
     "task.layout": layouts.detect,
     "task.workers": 1,
     "task.max_prompt_tokens": 256,
-    "model.dtype": jnp.float32,
+    "model.dtype": "float32",
     "update.vocab_chunk": 0,
     "update.length_buckets": 1,
     "evaluation.prompts": 2,

@@ -203,6 +203,39 @@ def test_the_export_of_a_run_is_the_policy_of_its_checkpoint(tmp_path, whole):
     jax.tree.map(np.testing.assert_array_equal, got, trained(whole))
 
 
+BROKEN = """
+from dataclasses import replace
+from functools import partial
+import real
+
+def grader(prompt, completion, answer):
+    return 1.0
+
+def start():
+    raise ValueError("the table is not there")
+
+grader.start = start
+
+def get_config():
+    config = real.get_config()
+    return replace(config, task=partial(config.task, grader=grader))
+"""
+
+
+def test_a_grader_that_cannot_start_is_told_before_anything_is_written(
+    tmp_path, capsys
+):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    command = ["--config", str(tmp_path / "broken.py"), "--workdir"]
+    command += [str(tmp_path / "run"), "--set", *real.named(), *few()]
+    assert train.main(command) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "no process can start for grader 'grader'" in said
+    assert "the table is not there" in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_questions_are_not_taken_for_those_the_run_began_with(tmp_path, capsys):
     files = tmp_path / "files"
     files.mkdir()

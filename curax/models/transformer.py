@@ -52,8 +52,8 @@ def model(
     embedding_std: float = 0.3,
     scan_layers: bool = False,
     remat: bool = False,
-    dtype: Any = jnp.float32,
-    param_dtype: Any = jnp.float32,
+    dtype: Any = "float32",
+    param_dtype: Any = "float32",
     attend: Callable[..., jax.Array] = attention.by_platform,
     lora_rank: Natural = 0,
     lora_alpha: Positive = 16.0,
@@ -114,6 +114,7 @@ def model(
         )
     if lora_rank:
         check_matrices(lora_modules)
+    dtype, param_dtype = jnp.dtype(dtype), jnp.dtype(param_dtype)
     block = Block(
         width=width,
         heads=heads,

@@ -117,5 +117,5 @@ def task(
     tested = side(Made(dataset, num_held_out, seed + 1, dict(options)), layout)
     learnt, tested = problems.apart(learnt, tested, 0)
     grader = partial(graders.reasoning_gym_score, dataset=dataset)
-    grade = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb).grade
-    return problems.assembled(form, learnt, tested, max_trace_tokens=0, grade=grade)
+    judges = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb)
+    return problems.assembled(form, learnt, tested, max_trace_tokens=0, judges=judges)

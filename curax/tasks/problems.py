@@ -13,7 +13,7 @@ import functools
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -263,9 +263,7 @@ def task(
         learnt,
         tested,
         max_trace_tokens=max_trace_tokens,
-        grade=Workers(
-            grader, count=workers, deadline=deadline, memory_mb=memory_mb
-        ).grade,
+        judges=Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb),
     )
 
 
@@ -321,7 +319,7 @@ def assembled(
     tested: Side,
     *,
     max_trace_tokens: int,
-    grade: Callable[[list[tuple[str, str, Any]]], Sequence[float | str | None]],
+    judges: Workers,
 ) -> Task:
     """The task of two sides.
 
@@ -332,7 +330,7 @@ def assembled(
         learnt: what is trained on.
         tested: what is held out.
         max_trace_tokens: longer solutions are not imitated; 0: none is.
-        grade: outcomes of (question, completion, answer), or why they are missing.
+        judges: give outcomes of (question, completion, answer).
     """
     tokenizer, width = form.tokenizer, max(learnt.longest, tested.longest)
 
@@ -359,7 +357,7 @@ def assembled(
             asked = problem(target)
             said = tokenizer.decode([int(token) for token in tokens])
             checks.append((asked.question, said, asked.answer))
-        return grade(checks)
+        return judges.grade(checks)
 
     told = f"{learnt.told()}; held out: {tested.told()}"
     if max_trace_tokens:
@@ -386,6 +384,7 @@ def assembled(
         decode=lambda tokens: tokenizer.decode([int(t) for t in tokens], control=True),
         in_files=True,
         verify_all=verify_all,
+        start=judges.start,
         told=told + ".",
         mark=zlib.crc32(b"".join([*learnt.digests, b"|", *tested.digests])),
     )
