@@ -9,6 +9,7 @@ On a GPU: --dtype bfloat16 --prompts 32 --group-size 16 --max-tokens 512.
 import argparse
 import datetime
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -33,7 +34,7 @@ SHAPE = partial(
     vocab_size=151936,
 )
 REPEATS = 3  # of a floor; the best counts
-RESULTS = Path(__file__).with_name("qwen3.jsonl")
+RESULTS = Path(__file__).parent / "results" / "qwen3.json"
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def measured(work: Workload, how: argparse.Namespace) -> dict[str, Any]:
         "floor_gflop_per_s": limits.flops_per_s / 1e9,
         "parameters": work.parameters,
         "device": jax.devices()[0].device_kind,
-        "others_cores": load.others(),
+        "disturbed": load.others() > machine.QUIET,
     }
 
 
@@ -167,22 +168,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3, help="measured")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--out", type=Path, default=RESULTS)
+    argv = sys.argv[1:] if argv is None else argv
     how = parser.parse_args(argv)
     names = ("prompts", "group_size", "prompt_tokens", "max_tokens", "layers")
     sizes = {name: getattr(how, name) for name in names}
     work = SHAPE(**sizes, slots=sizes["prompts"] * sizes["group_size"])
     more = ("micro_batches", "vocab_chunk", "steps", "dtype")
-    found = {
+    found = sizes | {name: getattr(how, name) for name in more}
+    found |= measured(work, how)
+    print(json.dumps(found, indent=1))
+    about = {
         "date": datetime.date.today().isoformat(),
         "commit": machine.commit(),
         "machine": machine.describe(),
-        **sizes,
-        **{name: getattr(how, name) for name in more},
-        **measured(work, how),
+        "command": shlex.join(["python", "-m", "benchmarks.qwen3", *argv]),
+        "points": [found],
     }
-    print(json.dumps(found, indent=1))
-    with how.out.open("a") as file:
-        file.write(json.dumps(found) + "\n")
+    how.out.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

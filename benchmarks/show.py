@@ -442,6 +442,23 @@ arguments included; the peak is that of the whole process, which the compiler ha
 large part in: the table of stages shows which. Seeds are those of the quickstart,
 shortened to {steps} steps of warm start and {steps} of RL.
 
+## A real shape
+
+Steps of a random policy of the shape of Qwen3-0.6B with its vocabulary of 151,936,
+scanned over its layers, with remat and the vocabulary in chunks: no array of rows by
+tokens by vocabulary exists. Floors are of the same process: how fast a large array is
+read and how fast large matrices are multiplied.
+
+{real}
+
+## How many completions are judged in a second
+
+The mix is as a run on GSM8K and MATH would ask for: of the prompts 70 % have a number
+for an answer, 15 % a fraction or the like, 10 % need algebra, 5 % no claim at all;
+groups of eight, half of them right.
+
+{verifier}
+
 ## What it costs to decide who gets how many
 
 Milliseconds to turn what is known of prompts into counts whose sum is the budget,
@@ -462,6 +479,8 @@ On `nano`, all rows of a step, in rollouts; a pilot has fewer rows:
     python -m benchmarks.scaling
     python -m benchmarks.allocation
     python -m benchmarks.score_norm
+    python -m benchmarks.qwen3
+    python -m benchmarks.verifier
     python -m benchmarks.show
 
 From the root of the repository, with Linux and a quiet machine; `--help` lists the
@@ -523,14 +542,85 @@ def of_norms(results: Results) -> str:
     return table(("", "s", "of a rollout"), rows)
 
 
-def readme(peers: Results, grown: Results, shares: Results, norms: Results) -> str:
+def of_real(results: Results) -> str:
+    """A column per measurement."""
+    if not results:
+        return "Not measured."
+    points = results["points"]
+    rows = [
+        ("device", [p["device"] + "†" * p["disturbed"] for p in points]),
+        ("precision", [p["dtype"] for p in points]),
+        ("parameters", [f"{p['parameters'] / 1e6:.0f} M" for p in points]),
+        (
+            "completions × tokens, of prompts × tokens",
+            [
+                f"{p['prompts'] * p['group_size']} × {p['max_tokens']}, "
+                f"{p['prompts']} × {p['prompt_tokens']}"
+                for p in points
+            ],
+        ),
+        ("rollout, s", [f"{p['rollout_s']:.1f}" for p in points]),
+        ("tokens drawn per s", [f"{p['generated_tokens_per_s']:.1f}" for p in points]),
+        ("update, s", [f"{p['update_s']:.1f}" for p in points]),
+        ("tokens trained per s", [f"{p['trained_tokens_per_s']:.1f}" for p in points]),
+        ("peak memory, MiB", [f"{p['peak_mib']:.0f}" for p in points]),
+        *(
+            (
+                f"{stage}, share of the floor's {what}",
+                [f"{p[f'{stage}_share_of_{what}']:.2f}" for p in points],
+            )
+            for stage, what in (
+                ("rollout", "bandwidth"),
+                ("rollout", "flops"),
+                ("update", "flops"),
+            )
+        ),
+        (
+            "the floor",
+            [
+                f"{p['floor_gb_per_s']:.1f} GB/s, {p['floor_gflop_per_s']:.0f} GFLOP/s"
+                for p in points
+            ],
+        ),
+    ]
+    head = ("", *(f"run {i}" for i in range(1, len(points) + 1)))
+    return table(head, [(name, *cells) for name, cells in rows])
+
+
+def of_verifier(results: Results) -> str:
+    """Checks per second, and what became of the flood."""
+    if not results:
+        return "Not measured."
+    rates = [
+        (name, f"{found['per_second']:,.0f}" + "†" * found["disturbed"])
+        for name, found in results["points"].items()
+    ]
+    flood = results["flood"]
+    kinds = [
+        (name, ", ".join(f"{n} {said}" for said, n in found.items()))
+        for name, found in flood["found"].items()
+    ]
+    return (
+        f"{table(('', 'checks/s'), rates)}\n\nThen a flood: {flood['checks']} checks, "
+        "honest ones among claims made to take for ever, in "
+        f"{flood['seconds']:.0f} s. What each was told:\n\n"
+        f"{table(('claims', 'told'), kinds)}"
+    )
+
+
+def readme(
+    peers: Results,
+    grown: Results,
+    shares: Results,
+    norms: Results,
+    real: Results,
+    verifier: Results,
+) -> str:
     """The page."""
     parts = peers | grown
-    parts |= {
-        name: found
-        for name, found in (("allocation", shares), ("score norms", norms))
-        if found
-    }
+    named = {"allocation": shares, "score norms": norms}
+    named |= {"a real shape": real, "verifiers": verifier}
+    parts |= {name: found for name, found in named.items() if found}
     work = WORKLOADS["nano"]
     return README.format(
         targets=table(
@@ -553,6 +643,8 @@ def readme(peers: Results, grown: Results, shares: Results, norms: Results) -> s
         steps=STEPS,
         allocation=of_allocation(shares),
         norms=of_norms(norms),
+        real=of_real(real),
+        verifier=of_verifier(verifier),
         provenance=provenance(parts),
     )
 
@@ -630,13 +722,12 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder")
     parser.add_argument("--out", type=Path, default=HERE, help="folder")
     args = parser.parse_args()
-    names = ("peers", "scaling", "allocation", "score_norm")
+    names = ("peers", "scaling", "allocation", "score_norm", "qwen3", "verifier")
     files = (args.results / f"{name}.json" for name in names)
-    peers, grown, shares, norms = (
-        json.loads(file.read_text()) if file.exists() else {} for file in files
-    )
+    found = [json.loads(file.read_text()) if file.exists() else {} for file in files]
+    peers, grown = found[:2]
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "README.md").write_text(readme(peers, grown, shares, norms))
+    (args.out / "README.md").write_text(readme(*found))
     for name, title, results, draw in (
         ("peers", "An iteration, system by system", peers, of_peers),
         ("scaling", "How the cost of curax grows", grown, of_scaling),

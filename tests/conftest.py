@@ -1,7 +1,9 @@
 """Strict for all: no silent broadcasting, no silent promotion, eight devices."""
 
+import gc
 import importlib.metadata
 import os
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -16,6 +18,7 @@ if importlib.metadata.version("jaxlib") < "0.11":
 
 import hypothesis
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -28,3 +31,15 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("curax")
+
+MAPS = Path("/proc/self/maps")
+MANY = 20_000  # pieces of mapped memory; Linux allows a process 65,530
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_compiled_programs():
+    """Each maps memory of its own, and a process that runs out of maps crashes."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
+        jax.clear_caches()
+        gc.collect()

@@ -21,7 +21,7 @@ from curax.tasks import problems, text
 
 FILE = Path(__file__)
 RECIPE = FILE.parents[1] / "configs" / "quickstart.py"
-SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 64, "mlp_width": 192}
+SIZES = {"layers": 1, "heads": 4, "kv_heads": 2, "width": 64, "mlp_width": 128}
 
 
 @cache
@@ -32,7 +32,7 @@ def checkpoint(architecture="Qwen3ForCausalLM", *, small=False):
         return there
     spoken = text.load(words.folder() / "tokenizer")
     sizes = SIZES | {"tied": architecture.startswith("Qwen3")}
-    sizes |= {"layers": 1, "width": 32, "mlp_width": 48} if small else {}
+    sizes |= {"width": 32, "mlp_width": 48} if small else {}
     # More rows than words, as real ones have.
     vocab_size = -(-spoken.size // 64) * 64
     export.create(there, architecture=architecture, vocab_size=vocab_size, **sizes)
@@ -64,9 +64,9 @@ def get_config() -> Config:
         ),
         optimizer=partial(optax.adam, learning_rate=4e-4, b2=0.99),
         update=Update(minibatches=2, vocab_chunk=128),
-        evaluation=Evaluation(every=40, prompts=64, samples=4),
+        evaluation=Evaluation(every=30, prompts=64, samples=4),
         logging=Logging(every=1, checkpoint_every=20),
-        steps=80,
+        steps=60,
     )
 
 

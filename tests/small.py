@@ -23,7 +23,7 @@ SIZES = """
     optimizer.learning_rate=0.01
     evaluation.every=3 evaluation.prompts=8 evaluation.samples=4
     logging.every=2 logging.checkpoint_every=2
-    steps=6
+    steps=6 seed=3
 """
 
 

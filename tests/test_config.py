@@ -1,7 +1,9 @@
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from curax.config import (
     WarmStart,
 )
 
+RECIPES = Path(__file__).parents[1] / "configs"
 HERE = __name__  # what a function defined below is called by
 
 
@@ -86,6 +89,7 @@ def test_the_defaults_are_those_of_the_design():
         "top_p": 1.0,
         "slots": 0,
         "rounds": 1,
+        "parts": 1,
     }
     assert config.evaluation == Evaluation(every=50, prompts=256, samples=8)
     assert config.memory == Memory(half_life=6.6, prior=(1.0, 1.0))
@@ -105,12 +109,14 @@ BOUNDS = {
     "sampling.top_p": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
     "sampling.slots": ("at least 0", -1, 0),
     "sampling.rounds": ("at least 1", 0, 1),
+    "sampling.parts": ("at least 1", 0, 1),
     "sampling.budget": ("at least 0", -1, 0),
     "evaluation.every": ("at least 1", 0, 1),
     "evaluation.prompts": ("at least 1", 0, 1),
     "evaluation.samples": ("at least 1", 0, 1),
     "warm_start.steps": ("at least 1", 0, 1),
     "warm_start.rows": ("at least 1", 0, 1),
+    "warm_start.micro_batches": ("at least 1", 0, 1),
     "warm_start.clip_norm": ("greater than 0.0", 0.0, 1.0),
     "update.epochs": ("at least 1", 0, 1),
     "update.minibatches": ("at least 1", 0, 1),
@@ -134,7 +140,7 @@ BOUNDS = {
     "stop.round_size": ("at least 1", 0, 1),
     "kl.coefficient": ("at least 0.0", -0.1, 0.0),
     "entropy_bonus": ("at least 0.0", -1.0, 0.0),
-    "steps": ("at least 1", 0, 1),
+    "steps": ("at least 0", -1, 0),
     "seed": ("at least 0 and at most 4294967295", 2**32, 2**32 - 1),
     "seeds": ("at least 1", 0, 1),
 }
@@ -221,6 +227,17 @@ CONFLICTS = {
     "set one of them to its default.": {
         "stop": Stop(rule=plain),
         "sampling": Sampling(budget=64),
+    },
+    "sampling.parts=3 must divide the 128 completions of a step; "
+    "set sampling.parts to 2.": {"sampling": Sampling(parts=3)},
+    "sampling.parts=2 takes a prompt's completions apart, and stop counts them "
+    "together; set sampling.parts to 1.": {
+        "stop": Stop(rule=plain),
+        "sampling": Sampling(parts=2),
+    },
+    "warm_start.micro_batches=6 must divide warm_start.rows=64; "
+    "set warm_start.micro_batches to 2.": {
+        "warm_start": WarmStart(steps=1, rows=64, micro_batches=6, optimizer=plain)
     },
     "correct.rows=5.0 must be the rows trained per prompt, 4; set correct.rows to 4.": {
         "correct": partial(scaled, rows=5.0)
@@ -343,8 +360,8 @@ BROKEN = {
     "x = 1\n": ": no get_config(); define one that returns a Config.",
     "def get_config():\n    return {}\n": ": get_config() returned a dict; "
     "return a Config.",
-    f"from {HERE} import make\ndef get_config():\n    return make(steps=0)\n": (
-        ":3: steps=0 must be at least 1; set steps to 1."
+    f"from {HERE} import make\ndef get_config():\n    return make(steps=-1)\n": (
+        ":3: steps=-1 must be at least 0; set steps to 0."
     ),
     f"from {HERE} import make\ndef get_config():\n    return make(stepz=1)\n": (
         ":3: TypeError: Config.__init__() got an unexpected keyword argument 'stepz'; "
@@ -381,3 +398,41 @@ def test_config_imports_nothing_but_the_standard_library():
     bare = [sys.executable, "-I", "-S", "-c", code]
     shown = subprocess.run(bare, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "{'curax'}"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.py")), ids=lambda p: p.stem)
+def test_a_config_is_recalled_from_what_a_run_writes_of_it(path, tmp_path):
+    config = cf.load(path)
+    written = json.dumps(cf.describe(config))
+    (tmp_path / "config.json").write_text(written)
+    again = cf.recalled(tmp_path / "config.json")
+    assert json.dumps(cf.describe(again)) == written
+    assert type(again) is cf.Config
+
+
+def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):
+    path = tmp_path / "config.json"
+    with pytest.raises(ConfigError, match=r"cannot be read .*; name the folder of a"):
+        cf.recalled(path)
+    path.write_text('{"task": {"function": "nowhere.task"}}')
+    with pytest.raises(ConfigError, match=r"task: nowhere\.task cannot be imported"):
+        cf.recalled(path)
+
+
+PRICE = ("max_tokens", "margin")  # options of the shaped reward
+
+
+def test_a_recipe_on_another_task_keeps_its_stages_and_scales_its_lengths():
+    recipe = cf.load(RECIPES / "dapo.py")
+    config = cf.transferred(recipe, max_tokens=1000, task=plain, steps=7)
+    assert config.sampling == replace(recipe.sampling, max_tokens=1000)
+    shaped = {name: cf.option(config.shape_reward, name) for name in PRICE}
+    before = {name: cf.option(recipe.shape_reward, name) for name in PRICE}
+    factor = 1000 / recipe.sampling.max_tokens
+    assert shaped == {name: round(value * factor) for name, value in before.items()}
+    assert (config.task, config.steps, config.warm_start) == (plain, 7, None)
+    assert cf.describe(config.gate) == cf.describe(recipe.gate)
+    constant = cf.transferred(cf.load(RECIPES / "dr_grpo.py"), max_tokens=64)
+    assert cf.option(constant.aggregate, "length") == 64
+    own = cf.transferred(recipe, max_tokens=64, shape_reward=None)
+    assert own.shape_reward is None

@@ -51,7 +51,7 @@ def trained(workdir):
     """The parameters at the end of the whole run."""
     loop = run.build(override(load(real.FILE), real.named()))
     saved = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=2)
-    found = saved.restore(80, loop.abstract)[0]
+    found = saved.restore(60, loop.abstract)[0]
     saved.close()
     return jax.device_get(found.params)
 
@@ -74,8 +74,8 @@ def test_the_warm_start_solves_some_and_rl_raises_the_held_out_pass_rate(whole):
     told = rows(whole)
     rates = {r["step"]: r["eval/pass_rate"] for r in told if "eval/pass_rate" in r}
     assert 0.2 < rates[0] < 0.7
-    assert rates[80] > 0.85
-    assert rates[80] > rates[0] + 0.25
+    assert rates[60] > 0.75
+    assert rates[60] > rates[0] + 0.25
     for row in told[1:]:
         assert row["sampler/drift_nats"] < 1e-4
         assert not any(row[f"verify/{kind}"] for kind in staged.KINDS)
@@ -117,9 +117,7 @@ def test_a_run_killed_at_any_time_is_the_run_that_was_not(
     process = start(tmp_path / "killed", "--resume")
     out = process.communicate()[0]
     assert process.returncode == 0, out
-    process = start(tmp_path / "whole")
-    out = process.communicate()[0]
-    assert process.returncode == 0, out
+    assert call(tmp_path / "whole", *few()) == 0
     config = override(load(real.FILE), [*real.named(), *few()])
     assert_same_run(tmp_path / "killed", tmp_path / "whole", step=4, config=config)
 
@@ -138,12 +136,10 @@ def test_a_draw_in_parts_is_the_same_draw(tmp_path):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("adapters", [False, True])
-def test_eight_devices_draw_and_learn_what_one_does(tmp_path, adapters):
-    more = LORA if adapters else ["warm_start.steps=2"]
+def test_eight_devices_draw_and_learn_what_one_does(tmp_path):
     mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
-    assert call(tmp_path / "one", *few(*more, "steps=2")) == 0
-    assert call(tmp_path / "eight", *few(*more, *mesh, "steps=2")) == 0
+    assert call(tmp_path / "one", *few(*LORA, "steps=2")) == 0
+    assert call(tmp_path / "eight", *few(*LORA, *mesh, "steps=2")) == 0
     got, want = (rows(tmp_path / name) for name in ("eight", "one"))
     for mine, theirs in zip(got, want, strict=True):
         assert mine.get("rollout/tokens") == theirs.get("rollout/tokens")
@@ -159,7 +155,7 @@ def test_adapters_alone_are_trained_and_saved_and_resume(tmp_path, whole, capsys
     assert call(tmp_path / "whole", *words_) == 0
     config = override(load(real.FILE), [*real.named(), *words_])
     names = jax.tree_util.tree_flatten_with_path(run.build(config).abstract.params)[0]
-    assert len(names) == 2 * 7 * 2
+    assert len(names) == 7 * 2
     assert all(path[-1].key.startswith("lora_") for path, _ in names)
     sizes = [
         sum(f.stat().st_size for f in (place / folder.CHECKPOINTS).rglob("*"))
