@@ -108,7 +108,7 @@ def measured(work: Workload, how: argparse.Namespace) -> dict[str, Any]:
 
     dtype = getattr(jnp, how.dtype)
     recipe = config(work, micro_batches=how.micro_batches, vocab_chunk=how.vocab_chunk)
-    options = {"scan_layers": True, "remat": True, "dtype": dtype}
+    options = {"scan_layers": True, "remat": True, "dtype": how.dtype}
     named = {f"model.{name}": value for name, value in options.items()}
     limits = floor(dtype)
     load = machine.Load()

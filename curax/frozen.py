@@ -33,8 +33,10 @@ def over(model: Model, frozen: Any) -> Model:
     """The model as a function of its trained parameters alone."""
     if frozen is None:
         return model
+    ready = model.ready
     return dataclasses.replace(
         model,
         features=lambda params, *args: model.features(join(frozen, params), *args),
         head=lambda params: model.head(join(frozen, params)),
+        ready=ready and (lambda params: ready(join(frozen, params))),
     )

@@ -148,6 +148,8 @@ def sample(
     head = model.head(params)
     if prefix is None:
         prefix = prefill(model, params, contexts)
+    # Before the loop, which would do it at every token.
+    swift = model.ready(params) if model.ready else params
     row_key = keys.row_keys(key, plan.prompt, plan.slot)
     # The queue: rows that exist, prompt by prompt; `first` is where each one's begin.
     queue = jnp.lexsort((plan.slot, plan.prompt, ~plan.exists)).astype(jnp.int32)
@@ -166,7 +168,7 @@ def sample(
         age = (table.time - jnp.arange(max_tokens, dtype=jnp.int32)) % max_tokens
         own = age[None, :] < table.count[:, None]
         features, cache = model.features(
-            params,
+            swift,
             token[:, None],
             (length[context] + table.count - 1)[:, None],
             jnp.concatenate([contexts.mask[context], own], -1),

@@ -118,6 +118,8 @@ class Model:
         head: `params -> [V, D]`, the matrix that turns features into logits.
         axes: tree like params of logical axis names, one per dimension.
         trained: whether the parameter at a path of keys is trained; None: all are.
+        ready: `params -> params` as decoding reads them best: layers apart, matrices
+            cast once. Only `features` with a column takes them. None: as they are.
         load: `sharding -> params`, read from a checkpoint instead of drawn, all or
             some; the sharding is a tree like params, None for one device. None:
             nothing is read.
@@ -128,6 +130,7 @@ class Model:
     head: Callable[[Any], jax.Array]
     axes: Any
     trained: Callable[[tuple[str, ...]], bool] | None = None
+    ready: Callable[[Any], Any] | None = None
     load: Callable[[Any], Any] | None = None
 
 

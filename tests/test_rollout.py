@@ -417,3 +417,19 @@ def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
                 if e.primitive.name == "select_n"
             ]
             assert not [s for s in chosen if s[-2:-1] == (tiny.P + tiny.T,)], chosen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "options", [{"scan_layers": True}, {"lora_rank": 2}, {"qkv_bias": True}]
+)
+def test_what_is_made_ready_for_decoding_changes_no_bit(dtype, options):
+    policy = tiny.model(dtype=dtype, **options)
+    params = tiny.random_params(policy)
+    got, want = (
+        tiny.jit(partial(rollout.sample, one, **tiny.SETTINGS))(
+            params, tiny.CONTEXTS, tiny.PLAN, jax.random.key(1)
+        )
+        for one in (policy, dataclasses.replace(policy, ready=None))
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, want)

@@ -31,6 +31,7 @@ from curax.models.modules import (
 from curax.models.rotary import RopeScaling, rotate
 from curax.types import Model
 
+CAST = ("embed", "head", "kernel", "bias")  # read in `dtype` and no other
 Cache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: k, v [N, kv_heads, S, d]
 
 
@@ -143,9 +144,19 @@ def model(
             return jax.vmap(init)(k_layers)
         return {str(i): init(k) for i, k in enumerate(k_layers)}
 
-    def own(params, i):
-        stack = params["layers"]
-        return jax.tree.map(lambda p: p[i], stack) if scan_layers else stack[str(i)]
+    def apart(params):
+        return {
+            str(i): jax.tree.map(lambda p, i=i: p[i], params) for i in range(layers)
+        }
+
+    def ready(params):
+        def cast(path, leaf):
+            return leaf.astype(dtype) if path[-1].key in CAST else leaf
+
+        params = jax.tree_util.tree_map_with_path(cast, params)
+        if scan_layers:
+            params = params | {"layers": apart(params["layers"])}
+        return params
 
     def boxed(key):
         table = initializers.normal(embedding_std)
@@ -177,9 +188,10 @@ def model(
             x, stacked = jax.lax.scan(apply, x, (params["layers"], stacked))
             new = [jax.tree.map(lambda c, i=i: c[i], stacked) for i in range(layers)]
         else:
-            new = []
+            new, stack = [], params["layers"]
+            stack = stack if "0" in stack else apart(stack)
             for i in range(layers):
-                x, kv = apply(x, (own(params, i), cache and cache[i]))
+                x, kv = apply(x, (stack[str(i)], cache and cache[i]))
                 new.append(kv)
         return norm.apply({"params": params["norm"]}, x), tuple(new)
 
@@ -198,6 +210,7 @@ def model(
             is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec),
         ),
         trained=is_adapter if lora_rank else None,
+        ready=ready,
     )
 
 
