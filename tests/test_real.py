@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -28,9 +29,10 @@ FEW += ["logging.checkpoint_every=2", "evaluation.samples=2", "sampling.prompts=
 LORA = ["model.lora_rank=4", "model.lora_alpha=8.0", "warm_start=none"]
 
 
-def few(*more):
+def few(*more, family="Qwen3"):
     """A small policy for a few steps."""
-    return [*FEW, f"model.path={real.checkpoint(small=True)}", *more]
+    path = real.checkpoint(f"{family}ForCausalLM", small=True)
+    return [*FEW, f"model.path={path}", *more]
 
 
 def call(workdir, *assignments, resume=False):
@@ -123,8 +125,9 @@ def test_a_run_killed_at_any_time_is_the_run_that_was_not(
 
 
 def test_a_draw_in_parts_is_the_same_draw(tmp_path):
-    assert call(tmp_path / "whole", *few()) == 0
-    assert call(tmp_path / "parts", *few("sampling.parts=4")) == 0
+    qwen2 = partial(few, family="Qwen2")
+    assert call(tmp_path / "whole", *qwen2()) == 0
+    assert call(tmp_path / "parts", *qwen2("sampling.parts=4")) == 0
     got, want = (rows(tmp_path / name) for name in ("parts", "whole"))
     for mine, theirs in zip(got, want, strict=True):
         for name in ("rollout/tokens", "outcome/mean", "train/tokens"):
@@ -177,13 +180,23 @@ def test_adapters_alone_are_trained_and_saved_and_resume(tmp_path, whole, capsys
     assert "differ from those the run began with; bring back what model.path" in said
 
 
-def test_supervised_training_alone_is_a_run(tmp_path):
-    assert call(tmp_path / "sft", *few("steps=0")) == 0
+def test_supervised_training_alone_is_a_run_of_a_llama_and_goes_on_with_rl(tmp_path):
+    from curax import export as command
+
+    llama = partial(few, family="Llama")
+    assert call(tmp_path / "sft", *llama("steps=0")) == 0
     (row,) = rows(tmp_path / "sft")
     assert row["step"] == 0
     assert 0 <= row["eval/pass_rate"] <= 1
     assert len(lines(tmp_path / "sft" / folder.WARM)) == 6
-    assert call(tmp_path / "sft", *few("steps=2"), resume=True) == 0
+    assert command.main([str(tmp_path / "sft"), str(tmp_path / "out")]) == 0
+    source = real.checkpoint("LlamaForCausalLM", small=True)
+    names = {file.name for file in source.iterdir()}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    before, after = policy(source)[1], policy(tmp_path / "out")[1]
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
+    assert min(jax.tree.leaves(moved)) > 0
+    assert call(tmp_path / "sft", *llama("steps=2"), resume=True) == 0
     assert [r["step"] for r in rows(tmp_path / "sft")] == [0, 1, 2]
 
 
