@@ -96,8 +96,8 @@ class Load:
         """Start.
 
         Args:
-            pid: the measured process. None: this one, and children of it that will
-                have ended by then.
+            pid: the measured process, with all that descend from it. None: this one,
+                and children of it that will have ended by then.
         """
         self._pid = pid
         self._start = time.perf_counter()
@@ -110,6 +110,7 @@ class Load:
 
     def _own_s(self) -> float:
         if self._pid is not None:
-            return time.process_time() + tree_cpu_s(self._pid)
+            own = 0.0 if self._pid == os.getpid() else time.process_time()
+            return own + tree_cpu_s(self._pid)
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return time.process_time() + ended.ru_utime + ended.ru_stime

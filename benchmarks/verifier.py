@@ -145,7 +145,7 @@ def timed(
     function: Callable[[], list[Any]], count: int, repeats: int
 ) -> tuple[list[Any], dict[str, Any]]:
     """What a function returned, and checks per second, the best of a few repeats."""
-    seconds, load, result = [], machine.Load(), []
+    seconds, load, result = [], machine.Load(os.getpid()), []
     for _ in range(repeats):
         start = time.perf_counter()
         result = function()
