@@ -603,7 +603,7 @@ def of_verifier(results: Results) -> str:
     return (
         f"{table(('', 'checks/s'), rates)}\n\nThen a flood: {flood['checks']} checks, "
         "honest ones among claims made to take for ever, in "
-        f"{flood['seconds']:.0f} s. What each was told:\n\n"
+        f"{flood['seconds']:.0f} s.\nRight: told what it is worth. None: missing.\n\n"
         f"{table(('claims', 'told'), kinds)}"
     )
 
