@@ -4,6 +4,7 @@
 text, `opening` is what begins a prompt.
 """
 
+import abc
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +41,7 @@ def is_text(added: str) -> bool:
     return len(added) == 1 or not added.replace(SPACE, " ").strip()
 
 
-class Engine:
+class Engine(abc.ABC):
     """What both have in common."""
 
     path: Path
@@ -50,9 +51,13 @@ class Engine:
     words: dict[str, str]
     opening: list[int]
 
+    @abc.abstractmethod
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
         """The ids of a text."""
-        raise NotImplementedError
+
+    @abc.abstractmethod
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids."""
 
     @cached_property
     def spelled(self) -> Spelled:
