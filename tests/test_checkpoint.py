@@ -155,15 +155,12 @@ def test_a_run_moves_to_another_number_of_devices(opened, saved, restored):
 
 
 def spoil(path, number):
-    """Damage the largest file of a checkpoint, or one that nothing goes without."""
-    files = [file for file in (path / "state").rglob("*") if file.is_file()]
-    largest = max(files, key=lambda file: file.stat().st_size)
-    data = bytearray(largest.read_bytes())
-    if number == 0:
-        largest.write_bytes(data[: len(data) // 2])
-    elif number == 1:
-        data[len(data) // 2] ^= 16
-        largest.write_bytes(data)
+    """Damage the data of a checkpoint, or a file that nothing goes without."""
+    if number < 2:
+        for file in (path / "state").rglob("d/*"):
+            data = file.read_bytes()
+            cut, flipped = data[: len(data) // 2], bytes(byte ^ 16 for byte in data)
+            file.write_bytes(flipped if number else cut)
     elif number == 2:
         (path / "state" / "_METADATA").write_text("{")
     elif number == 3:
