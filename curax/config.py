@@ -49,14 +49,18 @@ __all__ = [
     "Config",
     "ConfigError",
     "Evaluation",
+    "Hint",
     "Logging",
     "Memory",
     "Mesh",
     "Pilot",
+    "Queries",
+    "Reflection",
     "Sampling",
     "Stop",
     "Update",
     "WarmStart",
+    "Writing",
     "changes",
     "describe",
     "fields_of",
@@ -105,12 +109,71 @@ class Pilot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How the policy writes hints for its own prompts."""
+
+    max_tokens: Count = 512  # tokens of one writing, which holds hints of all levels
+    temperature: Magnitude = 1.0  # divides the logits
+    tries: Count = 3  # writings of a prompt until one can be read, each with its key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hint:
+    """Prompts that collapsed are asked again, with a hint. Evaluation never has any."""
+
+    source: Function  # of curax.hint: what hints say
+    levels: Count = 3  # L, strengths of a hint, the weakest first
+    width: Count = 512  # H, tokens of a hint at most, its introduction included
+    writing: Writing | None = None  # None: the policy writes none
+    trigger: Function  # of curax.hint: (outcome, exists) -> groups that collapsed
+    gate: Magnitude = (
+        0.0  # chance of a mixed group that ends the search; 0: any mixed one
+    )
+    controller: Function | None = None  # the level of the next visit, (level, pass
+    # rate) -> level; None: each visit begins without a hint and tries level by level
+    most: Share = 0.5  # of the prompts of a step that may be hinted
+    credit: Function | None = None  # of curax.hint: trains without the hint, and how
+    # that is undone; None: with the hint, as drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queries:
+    """Which prompts are worth training on, looked at before they are trained on."""
+
+    every: Count = 10  # steps from one look to the next
+    candidates: Count = 2  # prompts looked at for each that is wanted
+    draws: Count = 8  # completions of each
+    keep: Function  # of curax.reflect: which of the candidates stay
+    carried: Magnitude = 0.1  # of what is wanted that comes from the look before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reflection:
+    """Reward by how likely completions make the reference answer: R3, no verifier."""
+
+    weights: Function  # of curax.reflect: spread of log-probs to weights of tokens
+    clip_nats: Positive = 8.0  # log-probs below count as -clip_nats in the spread
+    leave_one_out: bool = False  # a completion has no say in its own weights
+    baseline: Function | None = None  # of curax.reflect: what a masked thought explains
+    scorer_every: Natural = 1  # steps from one copy of the policy to the next, that
+    # scores: 1 is the policy itself, 0 the one RL starts from
+    answers: bool = False  # tokens behind the thought get the credit of the reward too
+    length: Function | None = None  # (length, wanted) -> reward of an answer's length
+    length_weight: Magnitude = 1.0  # of that reward, in nats per token
+    rubric: Function | None = None  # of curax.reflect: what an unfit answer does
+    direct: Magnitude = 0.0  # weight of the gradient through the reference itself
+    queries: Queries | None = None  # None: every prompt in turn
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """How often, and how precisely, the policy is measured on held-out prompts."""
 
     every: Count = 50  # steps from one evaluation to the next
     prompts: Count = 256  # held-out prompts
     samples: Count = 8  # completions per prompt
+    distance: bool = False  # measure the KL to the policy RL starts from, kept for it
+    format: Function | None = None  # text -> kind, an integer; None: first four tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +260,8 @@ class Config:
     pool_statistics: bool = True  # advantages see all drawn, False: only those kept
     advantage: Function  # credit per completion
     modulate: Function  # multiplier per token
+    hint: Hint | None = None  # None: prompts are never hinted
+    reflection: Reflection | None = None  # None: the task's verifier gives outcomes
     loss: Function  # loss per token
     aggregate: Function  # weight per token
     shape_reward: Function | None = None  # changes the reward, never the outcome
@@ -262,8 +327,8 @@ def load(path: str | Path) -> Config:
 def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:
     """A recipe on another task: its stages stay, and so do its numbers of completions.
 
-    Lengths in tokens that its stages name (`aggregate.length`, `shape_reward`) go with
-    `sampling.max_tokens`. The warm start is not taken over.
+    Lengths in tokens that its stages name (`aggregate.length`, `shape_reward`,
+    `hint.width`) go with `sampling.max_tokens`. The warm start is not taken over.
 
     Args:
         recipe: of a file in configs/.
@@ -278,6 +343,9 @@ def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:
         function = getattr(recipe, stage)
         if function and stage not in fields and (now := option(function, key)):
             lengths[name] = type(now)(max(1, round(now * max_tokens / before)))
+    if recipe.hint and "hint" not in fields:
+        width = round(recipe.hint.width * max_tokens / before)
+        lengths["hint.width"] = max(1, width)
     return override(config, lengths)
 
 
@@ -386,6 +454,32 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"sampling.parts={sizes.parts} takes a prompt's completions apart, and "
             "stop counts them together; set sampling.parts to 1."
         )
+    how = config.hint
+    if how and sizes.rounds > 1:
+        yield (
+            f"sampling.rounds={sizes.rounds} gives the place of a dead group to "
+            "another prompt, and hint asks the same one again; set sampling.rounds to "
+            "1 or hint to None."
+        )
+    if how and how.controller and how.gate != 0:
+        yield (
+            "hint.gate ends a search within a visit, and hint.controller sets the "
+            "level between visits; set one of them to its default."
+        )
+    if config.reflection:
+        others = {"hint": how, "stop": config.stop, "pilot": config.pilot}
+        others["shape_reward"] = config.shape_reward
+        for name, is_set in others.items():
+            if is_set:
+                yield (
+                    f"reflection gives rewards by itself and knows nothing of {name}; "
+                    f"set {name} to None."
+                )
+        if config.reflection.queries and sizes.rounds > 1:
+            yield (
+                f"sampling.rounds={sizes.rounds} takes prompts in turn, and "
+                "reflection.queries chooses them; set sampling.rounds to 1."
+            )
     rows = min(rows_of(config), prompts * kept)
     # What a correction calls by these names is said elsewhere in the config.
     must = {"rows": (rows / prompts, "the rows trained per prompt")}

@@ -102,6 +102,64 @@ def taken(
     Returns:
         `[...]` float32 log-probs in nats, `[...]` float32 entropies in nats.
     """
+    top, total, first, own = _sums(features, head, tokens, temperature, chunk)
+    normaliser = top + jnp.log(total)
+    return own - normaliser, normaliser - first / total
+
+
+def taken_with_spread(
+    features: jax.Array,
+    head: jax.Array,
+    tokens: jax.Array,
+    *,
+    temperature: float | jax.Array = 1.0,
+    chunk: int = 0,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """What `taken` says, and two second moments of what each token was taken from.
+
+        square = 1 - 2 pi_a + |pi|^2,   |pi|^2 = sum_k pi_k^2
+        coupling = E_pi[pi (log pi + H)] = sum_k pi_k^2 log pi_k + H |pi|^2
+
+    with sums over the whole vocabulary, made as those of `taken`, in the same pass. The
+    square is that of the gradient of log pi_a in the logits; the coupling is the
+    covariance of pi and log pi under pi, which is never negative.
+
+    Args:
+        features: as `taken`.
+        head: as `taken`.
+        tokens: as `taken`.
+        temperature: as `taken`.
+        chunk: as `taken`.
+
+    Returns:
+        Log-probs and entropies, as `taken`; squares in [0, 2]; couplings in nats, at
+        least 0. All `[...]` float32.
+    """
+    top, total, first, own, second, slope = _sums(
+        features, head, tokens, temperature, chunk, squares=True
+    )
+    normaliser = top + jnp.log(total)
+    logp, entropy = own - normaliser, normaliser - first / total
+    norm = second / total**2
+    square = jnp.maximum(1.0 - 2.0 * jnp.exp(logp) + norm, 0.0)
+    # sum pi^2 log pi = sum pi^2 z - normaliser |pi|^2.
+    coupling = slope / total**2 - (first / total) * norm
+    return logp, entropy, square, jnp.maximum(coupling, 0.0)
+
+
+def _sums(
+    features: jax.Array,
+    head: jax.Array,
+    tokens: jax.Array,
+    temperature: float | jax.Array,
+    chunk: int,
+    *,
+    squares: bool = False,
+) -> tuple[jax.Array, ...]:
+    """Maximum of z, sum e^z, sum e^z z (both under the maximum), z[token]; `[...]`.
+
+    With `squares` also sum e^2z and sum e^2z z, under twice the maximum.
+    """
     vocab = head.shape[0]
     size = min(chunk or vocab, vocab)
     count = -(-vocab // size)
@@ -114,8 +172,8 @@ def taken(
 
     @jax.checkpoint
     def read(carry, part):
-        """Running maximum, sum e^z, sum e^z z (both under the maximum), z[token]."""
-        top, total, first, own = carry
+        """The same of the columns so far."""
+        top, total, first, own, *more = carry
         start, weight = part
         column = start + first_columns
         z = jnp.einsum(
@@ -129,20 +187,62 @@ def taken(
         higher = jax.lax.stop_gradient(jnp.maximum(top, jnp.max(z, -1)))
         e, shrink = jnp.exp(z - higher[..., None]), jnp.exp(top - higher)
         here = tokens[..., None] == column
-        return (
+        finite = jnp.where(e > 0, z, 0.0)
+        sums = (
             higher,
             total * shrink + jnp.sum(e, -1),
-            first * shrink + jnp.sum(e * jnp.where(e > 0, z, 0.0), -1),
+            first * shrink + jnp.sum(e * finite, -1),
             own + jnp.sum(jnp.where(here, z, 0.0), -1),
-        ), None
+        )
+        if squares:
+            second, slope = more
+            sums += (
+                second * shrink**2 + jnp.sum(e**2, -1),
+                slope * shrink**2 + jnp.sum(e**2 * finite, -1),
+            )
+        return sums, None
 
     zeros = jnp.zeros(tokens.shape, jnp.float32)
-    carry = (zeros + jnp.finfo(jnp.float32).min, zeros, zeros, zeros)
+    carry = (zeros + jnp.finfo(jnp.float32).min, *(zeros,) * (5 if squares else 3))
     starts = jnp.arange(count, dtype=tokens.dtype) * size
     if count == 1:
         carry, _ = read(carry, (starts[0], parts[0]))
     else:
         carry, _ = jax.lax.scan(read, carry, (starts, parts))
-    top, total, first, own = carry
-    normaliser = top + jnp.log(total)
-    return own - normaliser, normaliser - first / total
+    return carry
+
+
+def rank(
+    features: jax.Array, head: jax.Array, tokens: jax.Array, *, chunk: int = 0
+) -> jax.Array:
+    """Rank of each token in what it was taken from: 1 and those that are likelier.
+
+    Args:
+        features: `[..., D]`.
+        head: `[V, D]`.
+        tokens: `[...]` int32 in [0, V).
+        chunk: vocabulary entries read at a time; 0: all.
+
+    Returns:
+        `[...]` int32, at least 1; of equally likely ones all have the best rank.
+    """
+    vocab = head.shape[0]
+    size = min(chunk or vocab, vocab)
+    count = -(-vocab // size)
+    parts = jnp.pad(head, ((0, count * size - vocab), (0, 0))).reshape(count, size, -1)
+    own = jnp.einsum(
+        "...d,...d->...", features, head[tokens], preferred_element_type=jnp.float32
+    )
+
+    def above(part):
+        start, weight = part
+        z = jnp.einsum(
+            "...d,vd->...v", features, weight, preferred_element_type=jnp.float32
+        )
+        column = start + jnp.arange(size, dtype=jnp.int32)
+        other = column.reshape(*(1,) * tokens.ndim, -1)
+        more = (z > own[..., None]) & (other < vocab) & (other != tokens[..., None])
+        return jnp.sum(more, -1, dtype=jnp.int32)
+
+    starts = jnp.arange(count, dtype=jnp.int32) * size
+    return 1 + jnp.sum(jax.lax.map(above, (starts, parts)), 0, dtype=jnp.int32)

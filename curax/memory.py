@@ -1,8 +1,10 @@
 """The difficulty memory: what earlier visits to a prompt have shown."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
+from curax import masked
 from curax.types import Difficulty, Memory
 
 
@@ -104,3 +106,61 @@ def difficulty(
         norm=jnp.sqrt(average(memory.square)),
         tokens=average(memory.tokens),
     )
+
+
+def dead_groups(
+    solved: jax.Array,
+    failed: jax.Array,
+    draws: jax.Array,
+    dead: jax.Array,
+    *,
+    most: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """How many groups should be dead by what the memory believes, and how many are.
+
+        P(dead) = prod_{j<n} (b + j) / (a + b + j) + prod_{j<n} (a + j) / (a + b + j)
+
+    the chance that n completions are all wrong or all right, of a prompt whose pass
+    rate is Beta(a, b): exact, where the pass rate were known it would be
+    (1-p)^n + p^n. The share of dead groups has this mean over prompts, and z counts its
+    standard deviations from there. z stays far from 0 where outcomes are not those that
+    the memory has seen: a policy that moves faster than its half-life, a verifier that
+    changed, completions of a group that are not drawn apart.
+
+    It holds where n is given before anything is drawn: not under a rule that stops a
+    prompt by its outcomes, nor for the groups that a refill replaces.
+
+    Args:
+        solved: `[..., B]` float, a: right completions and those of the prior, positive.
+        failed: `[..., B]` float, b: likewise of wrong ones.
+        draws: `[..., B]` integer in [0, most], n; prompts with 0 do not count.
+        dead: `[..., B]` bool, whether all outcomes of the group are equal.
+        most: G; static.
+
+    Returns:
+        The expected share of dead groups, its standard deviation, and z, `[...]`
+        float32. z is 0 where the share is certain, as in groups of one.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, float,
+            int, bool).
+    """
+    chex.assert_equal_shape([solved, failed, draws, dead])
+    chex.assert_type([solved, failed, draws, dead], [float, float, int, bool])
+    exists = draws > 0
+    a, b = (
+        jnp.where(exists, jnp.asarray(x, jnp.float32), 1.0)[..., None]
+        for x in (solved, failed)
+    )
+    j = jnp.arange(most, dtype=jnp.float32).reshape(*(1,) * draws.ndim, -1)
+    drawn = j < draws[..., None].astype(jnp.float32)
+    wrong, right = (
+        jnp.prod(jnp.where(drawn, (one + j) / (a + b + j), 1.0), -1) for one in (b, a)
+    )
+    chance = jnp.where(draws > 1, wrong + right, 1.0)
+    count = jnp.maximum(masked.total(exists, exists), 1.0)
+    expected = masked.mean(chance, exists)
+    deviation = jnp.sqrt(masked.total(chance * (1.0 - chance), exists)) / count
+    above = masked.mean(dead, exists) - expected
+    z = jnp.where(deviation > 0, above / jnp.where(deviation > 0, deviation, 1.0), 0.0)
+    return expected, deviation, z

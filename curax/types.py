@@ -16,6 +16,8 @@ class Prompts:
     mask: jax.Array  # [B, P] bool, True on real tokens
     id: jax.Array  # [B] int32 in [0, num_prompts), names the question for ever
     target: Any  # tree of [B, ...], read by the verifier alone
+    tail: jax.Array | None = None  # [B] int32, tokens behind the place of a hint; None:
+    # it stands before all of them
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -24,6 +26,14 @@ class Contexts:
 
     tokens: jax.Array  # [C, P] int32, left-padded
     mask: jax.Array  # [C, P] bool, True on real tokens
+
+
+@flax.struct.dataclass(kw_only=True)
+class Hints:
+    """What is put into prompts, by level: 0 is the weakest."""
+
+    tokens: jax.Array  # [B, L, H] int32, as they stand in the context; right-padded
+    mask: jax.Array  # [B, L, H] bool; nowhere True: there is no hint of that level
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -66,6 +76,31 @@ class Batch:
     logp_policy: jax.Array  # [M, T] float32, nats
     logp_old: jax.Array | None  # [M, T] float32, nats; None: the policy is still old
     logp_ref: jax.Array | None  # [M, T] float32, nats; None: no KL to a reference
+    answer: jax.Array | None = None  # [M, T] bool, tokens with a credit of their own
+    answer_credit: jax.Array | None = None  # [M] float32, which is this
+    direct: "Direct | None" = None  # None: references have no gradient of their own
+
+
+@flax.struct.dataclass(kw_only=True)
+class Direct:
+    """The same rows with the reference behind the thought, to be imitated."""
+
+    tokens: jax.Array  # [M, T + Y] int32
+    mask: jax.Array  # [M, T + Y] bool, tokens of the reference
+    weight: jax.Array  # [M, T + Y] float32, of each of them
+
+
+@flax.struct.dataclass(kw_only=True)
+class Tokens:
+    """What the policy says of the tokens that an update trains on; constants."""
+
+    mask: jax.Array  # [M, T] bool
+    credit: jax.Array  # [M, T] float32, multiplies the token's gradient
+    logp: jax.Array  # [M, T] float32, nats, of the token taken
+    logp_old: jax.Array  # [M, T] float32, nats, at the start of the step
+    entropy: jax.Array  # [M, T] float32, nats
+    square: jax.Array  # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
+    coupling: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -90,6 +125,23 @@ class Difficulty:
 
 
 @flax.struct.dataclass(kw_only=True)
+class HintMemory:
+    """What is remembered of the hints of each prompt id."""
+
+    level: jax.Array  # [num_prompts] int32, of the next visit; read by SAGE-light alone
+    hinted: jax.Array  # [num_prompts] bool, some group of it trained with a hint
+
+
+@flax.struct.dataclass(kw_only=True)
+class Chosen:
+    """Prompts that were found worth training on, in the order they are taken."""
+
+    ids: jax.Array  # [K] int32; below 0: not looked for yet
+    level: jax.Array  # [] float32, what the rule that chose remembers; NaN: nothing
+    kept: jax.Array  # [] float32, share of the candidates that stayed
+
+
+@flax.struct.dataclass(kw_only=True)
 class TrainState:
     """All that a run is. Saved as one tree; resumed, it goes on bit for bit."""
 
@@ -98,6 +150,9 @@ class TrainState:
     opt_state: Any  # optax state
     reference: Any  # params the KL refers to, or None
     memory: Memory
+    hints: HintMemory | None = None  # None: prompts are never hinted
+    scorer: Any = None  # params that score references, None: those that are trained
+    chosen: Chosen | None = None  # None: prompts come in turn
     position: jax.Array  # [] int32, training prompts taken so far
     step: jax.Array  # [] int32, steps done
     seed: jax.Array  # [] uint32, every key derives from it
@@ -135,6 +190,36 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Hinting:
+    """How the prompts of a task are hinted: JAX functions, or of numpy if `in_files`.
+
+    A hint is tokens `[B, L, S]` with a mask, right-padded, L levels, the weakest first;
+    one without any True is missing.
+
+    Attributes:
+        solution: reference solutions, `Prompts -> (tokens [B, S] int32,
+            mask [B, S] bool)`, right-padded, without the end.
+        wrap: puts the words around hints that introduce them, `(tokens [B, L, S],
+            mask) -> (tokens [B, L, S'], mask)`; what is missing stays so.
+        leaks: `(Prompts, tokens [B, L, S], mask) -> [B, L] bool`, hints that give the
+            answer away.
+        ask: prompts at which the policy writes hints, `Prompts -> Contexts`; None: it
+            cannot.
+        read: the hints in what it wrote, `(Prompts, tokens [B, T], mask [B, T]) ->
+            (tokens [B, L, S], mask)`; None: it cannot.
+        filed: hints of a file, `Prompts -> (tokens [B, L, S], mask)`; None: there is
+            no such file.
+    """
+
+    solution: Callable[[Prompts], tuple[Any, Any]] | None
+    wrap: Callable[[Any, Any], tuple[Any, Any]]
+    leaks: Callable[[Prompts, Any, Any], Any]
+    ask: Callable[[Prompts], Contexts] | None = None
+    read: Callable[[Prompts, Any, Any], tuple[Any, Any]] | None = None
+    filed: Callable[[Prompts], tuple[Any, Any]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """Questions without end, their verifier, and how to show both to a person.
 
@@ -164,6 +249,13 @@ class Task:
             sentence, where that cannot be. None: there is nothing to do.
         told: what was found in the files, in words, said once when a run begins.
         mark: changes with the questions in the files, and with their order.
+        hinting: how prompts are hinted; None: they cannot be.
+        reference: reference answers, `Prompts -> (tokens [B, Y] int32, mask [B, Y]
+            bool)`, right-padded, the end included; None: there are none.
+        delimiter: tokens, one after the other, that end the thinking part of a
+            completion; empty: completions have no parts.
+        shown: contexts of the traces, `(key, Prompts) -> Contexts`, the key being that
+            of the traces; None: the prompts themselves.
     """
 
     vocab_size: int
@@ -184,3 +276,7 @@ class Task:
     start: Callable[[], None] | None = None
     told: str = ""
     mark: int = 0
+    hinting: Hinting | None = None
+    reference: Callable[[Prompts], tuple[Any, Any]] | None = None
+    delimiter: tuple[int, ...] = ()
+    shown: Callable[[Any, Prompts], Contexts] | None = None

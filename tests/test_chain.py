@@ -1,6 +1,8 @@
-"""Chains: the two sides, targets by naive arithmetic, the teacher, the verifier."""
+"""Chains: the two sides, naive arithmetic, the teacher, hints, the verifier."""
 
+import dataclasses
 from functools import cache, partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from curax import imitate
 from curax.tasks import chain
 
 DEPTH = 6
@@ -161,6 +164,168 @@ def test_a_teacher_without_errors_writes_the_targets():
     np.testing.assert_array_equal(mask, some().target != chain.PAD)
 
 
+# ----- hints
+
+HINTED = chain.task(hints=True, hinted_traces=0.3, asked_traces=0.2)
+HINTING = HINTED.hinting
+wrap, leaks, read = map(jax.jit, (HINTING.wrap, HINTING.leaks, HINTING.read))
+BLOCK = DEPTH + 1
+
+
+def lengths():
+    return np.sum(np.asarray(some().target) < chain.MODULUS, -1)
+
+
+@cache
+def shown():
+    """Contexts of traces, the traces under them, and those without any hint."""
+    key = jax.random.key(5)
+    contexts = jax.jit(HINTED.shown)(key, some())
+    with_hints = jax.jit(HINTED.traces)(key, some())
+    return jax.device_get((contexts, with_hints, jax.jit(TASK.traces)(key, some())))
+
+
+def blocks():
+    """Sign of each context's block, 0 without one, and how many values it gives."""
+    contexts = shown()[0]
+    block, there = contexts.tokens[:, :BLOCK], contexts.mask[:, :BLOCK]
+    sign = np.where(there[:, 0], block[:, 0], 0)
+    return sign, np.sum(there & (block < chain.MODULUS), -1)
+
+
+def test_a_task_has_no_hints_unless_it_is_asked_for_them():
+    assert TASK.hinting is None
+    assert TASK.shown is None
+    assert TASK.vocab_size == 23
+    assert HINTED.vocab_size == len(chain.NAMES) == 25
+
+
+def test_the_solution_is_the_target_without_its_end():
+    tokens, mask = map(np.asarray, chain.solution(some()))
+    np.testing.assert_array_equal(mask.sum(-1), lengths())
+    for said, counts, target in zip(tokens, mask, some().target, strict=True):
+        n = counts.sum()
+        assert counts[:n].all()
+        assert (said[n:] == chain.PAD).all()
+        np.testing.assert_array_equal([*said[:n], chain.END], target[: n + 1])
+
+
+@pytest.mark.parametrize("width", [2, DEPTH, DEPTH + 2])
+def test_a_block_is_a_sign_values_and_blanks(width):
+    tokens, mask = row([10, 1], width)
+    block, there = wrap(tokens[:, None], mask[:, None])
+    want = [chain.HINT, 10, 1, *[chain.BLANK] * (DEPTH - 2)]
+    np.testing.assert_array_equal(block, [[want]])
+    assert there.all()
+    assert not wrap(tokens[:, None], ~mask[:, None] & mask[:, None])[1].any()
+
+
+@given(st.integers(0, 3999), st.lists(st.integers(0, 15), max_size=7), st.booleans())
+def test_a_hint_leaks_iff_it_says_the_last_value_at_its_place(n, said, copies):
+    one = jax.tree.map(lambda leaf: leaf[n : n + 1], some())
+    solution = one.target[0][: lengths()[n]].tolist()
+    said = (solution + said)[: len(said)] if copies else said
+    tokens, mask = row(said, 7)
+    tokens = np.where(mask, tokens, solution[-1])  # what is masked says nothing
+    got = leaks(one, tokens[:, None], mask[:, None])
+    last = len(solution) - 1
+    assert got.shape == (1, 1)
+    assert bool(got[0, 0]) == (len(said) > last and said[last] == solution[-1])
+
+
+@given(st.lists(st.integers(0, 24), max_size=8))
+def test_levels_are_shares_of_the_values_written_first(said):
+    tokens, mask = row(said, 8)
+    got, counts = map(np.asarray, read(None, tokens, mask))
+    stop = [i for i, token in enumerate(said) if token >= chain.MODULUS]
+    values = said[: stop[0]] if stop else said
+    assert got.shape == counts.shape == (1, 3, 8)
+    for level in (1, 2, 3):
+        want = values[: round(level / 4 * len(values))]
+        assert got[0, level - 1][counts[0, level - 1]].tolist() == want
+        assert counts[0, level - 1][: len(want)].all()
+
+
+def test_read_asks_for_any_number_of_levels():
+    tokens, mask = row([1, 2, 3, 4, 5, 6], 6)
+    got = chain.read(some(), tokens, mask, levels=2)[1]
+    np.testing.assert_array_equal(np.sum(got, -1), [[2, 4]])
+
+
+def test_who_is_asked_for_a_hint_sees_the_solution_as_a_block():
+    asked = jax.device_get(HINTING.ask(some()))
+    assert asked.mask.all()
+    np.testing.assert_array_equal(asked.tokens[:, BLOCK:], some().tokens)
+    for block, target, n in zip(asked.tokens, some().target, lengths(), strict=True):
+        want = [chain.ASK, *target[:n], *[chain.BLANK] * (DEPTH - n)]
+        np.testing.assert_array_equal(block[:BLOCK], want)
+
+
+def test_traces_are_shown_with_hints_as_often_as_said():
+    contexts, (sign, given) = shown()[0], blocks()
+    np.testing.assert_array_equal(contexts.tokens[:, BLOCK:], some().tokens)
+    np.testing.assert_array_equal(contexts.mask[:, BLOCK:], some().mask)
+    for token, share in ((chain.HINT, 0.3), (chain.ASK, 0.2), (0, 0.5)):
+        slack = 4 * np.sqrt(share * (1 - share) / len(sign))
+        assert abs(np.mean(sign == token) - share) < slack
+    # A block is whole or not there, and what it gives is the solution's head.
+    there = contexts.mask[:, :BLOCK]
+    np.testing.assert_array_equal(there, (sign != 0)[:, None] & np.ones_like(there))
+    values = np.where(np.arange(DEPTH) < given[:, None], some().target[:, :-1], -1)
+    blank = np.where(values < 0, chain.BLANK, values)
+    hinted = sign != 0
+    np.testing.assert_array_equal(contexts.tokens[:, 1:BLOCK][hinted], blank[hinted])
+    assert (given[sign == chain.ASK] == lengths()[sign == chain.ASK]).all()
+    whole = sign == chain.HINT
+    assert (given[whole] >= 1).all()
+    for n in range(1, DEPTH + 1):
+        drawn = given[whole & (lengths() == n)]
+        slack = 4 * np.sqrt(1 / n / len(drawn))
+        for k in range(1, n + 1):
+            assert abs(np.mean(drawn == k) - 1 / n) < slack
+
+
+def test_the_teacher_follows_a_hint_and_goes_on_with_the_errors_it_would_have_made():
+    (tokens, mask), (plain, _) = shown()[1:]
+    right, (sign, given) = some().target, blocks()
+    np.testing.assert_array_equal(mask, tokens != chain.PAD)
+    np.testing.assert_array_equal(tokens[sign == 0], plain[sign == 0])
+    np.testing.assert_array_equal(tokens[sign == chain.ASK], right[sign == chain.ASK])
+    erred = 0
+    for i in np.flatnonzero(sign == chain.HINT)[:400]:
+        value, pairs = parsed(chain.decode(some().tokens[i]))
+        before = [value, *plain[i]]
+        value = [value, *right[i]][given[i]]
+        np.testing.assert_array_equal(tokens[i][: given[i]], right[i][: given[i]])
+        for at in range(given[i], len(pairs)):
+            operation, operand = pairs[at]
+            clean = APPLY[operation](before[at], operand)
+            off = (plain[i][at] - clean) % 16
+            value = (APPLY[operation](value, operand) + off) % 16
+            assert tokens[i][at] == value
+            erred += off
+    assert erred > 50
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_warm_start_imitates_traces_in_the_contexts_they_were_written_in(given):
+    made = dataclasses.replace(
+        TASK,
+        prompts=lambda ids: jax.tree.map(lambda leaf: leaf[ids], some()),
+        shown=(lambda key, prompts: ("shown", key, prompts.id)) if given else None,
+        traces=lambda key, prompts: (key, prompts.id),
+    )
+    parts, ids = SimpleNamespace(task=made), np.arange(3)
+    contexts, *written = imitate.next_traces(parts, jnp.uint32(3), jnp.int32(4), ids)
+    if given:
+        assert contexts[0] == "shown"
+        assert contexts[1] == written[0]
+        np.testing.assert_array_equal(contexts[2], written[1])
+    else:
+        np.testing.assert_array_equal(contexts.tokens, some().tokens[:3])
+        np.testing.assert_array_equal(contexts.mask, some().mask[:3])
+
+
 # ----- the verifier
 
 verify = jax.jit(chain.verify)
@@ -238,6 +403,17 @@ def test_text_reads_as_in_the_documentation():
     assert chain.decode(target) == TARGET
 
 
+def test_a_hint_reads_as_in_the_documentation():
+    plus, minus, reverse = words("+ - rsub")
+    blanks = [chain.BLANK] * 3
+    prompt = [7, plus, minus, reverse, *blanks, 3, 9, 2, *blanks, chain.GO]
+    tokens, mask = row([10, 1], 2)
+    block = wrap(tokens, mask)[0][0]
+    text = "hint: 10 1 | 7 + 3 - 9 rsub 2 ="
+    assert chain.decode([*block, *prompt]) == text
+    assert chain.decode([chain.ASK, *block[1:], *prompt]) == text.replace("hint", "ask")
+
+
 @given(st.lists(st.sampled_from([*range(19), chain.END, chain.GO]), max_size=9))
 def test_the_text_of_a_completion_is_its_tokens_in_order(tokens):
     tokens = [*tokens, chain.END]
@@ -255,6 +431,6 @@ def test_prompts_come_back_from_their_text():
 
 
 def test_names_are_unique_but_for_what_vanishes():
-    shown = [name for name in chain.NAMES if name]
-    assert len(set(shown)) == len(shown) == 21
-    assert len(chain.NAMES) == TASK.vocab_size
+    names = [name for name in chain.NAMES if name]
+    assert len(set(names)) == len(names) == 23
+    assert len(chain.NAMES) == HINTED.vocab_size

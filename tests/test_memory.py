@@ -1,9 +1,11 @@
 """The difficulty memory, against its definition and the reference."""
 
+from math import comb
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from contracts import close
+from contracts import close, is_the_same_however_it_runs
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -14,6 +16,7 @@ from curax.types import Memory
 B, G, IDS = 4, 3, 6
 observe = jax.jit(memory_.observe)
 difficulty = jax.jit(memory_.difficulty)
+dead_groups = jax.jit(memory_.dead_groups, static_argnames="most")
 
 
 def some_memory():
@@ -175,3 +178,84 @@ def test_a_memory_never_changes_its_shapes_and_dtypes():
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), memory) == form
     for sums in jax.tree.leaves(memory):
         close(sums[1], 6 * (1 + 0.5 + 0.25))
+
+
+# ----- dead groups
+
+
+def chance_of_death(a, b, n):
+    """P(k = 0) + P(k = n) by the density of the pass rate, on a fine grid."""
+    p = (np.arange(200_000) + 0.5) / 200_000
+    density = p ** (a - 1) * (1 - p) ** (b - 1)
+    return np.sum(density * ((1 - p) ** n + p**n)) / np.sum(density)
+
+
+@given(
+    hnp.arrays(np.float32, (3, 2), elements=st.sampled_from([1.0, 1.5, 4.0, 30.0])),
+    hnp.arrays(np.int32, 3, elements=st.integers(0, 6)),
+    hnp.arrays(np.bool_, 3),
+)
+def test_the_forecast_of_dead_groups_is_that_of_beta_binomials(counts, draws, dead):
+    exists = draws > 0
+    poisoned = np.where(exists[:, None], counts, np.float32(np.nan))
+    got = dead_groups(*poisoned.T, draws, dead, most=6)
+    rows = [(*counts[b], draws[b]) for b in np.flatnonzero(exists)]
+    chance = np.array([1.0 if n == 1 else chance_of_death(a, b, n) for a, b, n in rows])
+    n = max(len(rows), 1)
+    expected, deviation = np.sum(chance) / n, np.sqrt(np.sum(chance * (1 - chance))) / n
+    close(got[0], expected, rtol=1e-4)
+    close(got[1], deviation, rtol=1e-4, atol=1e-5)
+    seen = np.sum(dead & exists) / n
+    close(got[2] * got[1], (seen - expected) * (deviation > 0), rtol=1e-4, atol=1e-5)
+    assert np.isfinite(got[2])
+
+
+def test_a_known_pass_rate_gives_the_binomial_chances():
+    p, n = np.float32([0.1, 0.5, 0.9, 0.25]), np.int32([8, 2, 4, 1])
+    strength = np.float32(1e6)
+    got = dead_groups(p * strength, (1 - p) * strength, n, np.zeros(4, bool), most=8)
+    chance = np.where(n > 1, p**n + (1 - p) ** n, 1)
+    close(got[0], chance.mean(), rtol=1e-4)
+    close(got[2], -got[0] / got[1], rtol=1e-4)
+
+
+def test_groups_of_one_are_dead_and_no_surprise():
+    solved = np.random.default_rng(0).uniform(0.1, 9, 400).astype(np.float32)
+    ones, dead = np.ones(400, np.int32), np.ones(400, bool)
+    got = dead_groups(solved, solved[::-1], ones, dead, most=4)
+    assert [float(x) for x in got] == [1, 0, 0]
+    # A prompt that is as good as hopeless: rounding must not take it beyond.
+    tiny = np.full(400, 1e-9, np.float32)
+    got = dead_groups(tiny, solved, 3 * ones, dead, most=4)
+    close(got, [1, 0, 0], atol=1e-3)
+    nothing = dead_groups(solved, solved, 0 * ones, dead, most=4)
+    assert [float(x) for x in nothing] == [0, 0, 0]
+
+
+def test_believed_pass_rates_make_z_a_standard_score():
+    random, trials, b, n = np.random.default_rng(0), 4000, 40, 4
+    p = random.beta(1.0, 3.0, (trials, b))
+    right = random.binomial(n, p)
+    one, three = (
+        np.full((trials, b), 1, np.float32),
+        np.full((trials, b), 3, np.float32),
+    )
+    draws = np.full((trials, b), n, np.int32)
+    z = dead_groups(one, three, draws, (right == 0) | (right == n), most=n)[2]
+    assert abs(np.mean(z)) < 0.07
+    assert abs(np.std(z) - 1) < 0.05
+    # A verifier that says one thing to all is far off at once.
+    broken = dead_groups(one, three, draws, np.ones((trials, b), bool), most=n)[2]
+    assert (np.asarray(broken) > 4).all()
+    # The exact numbers of right ones have the chances that the forecast sums.
+    want = sum(comb(n, k) * np.mean(p**k * (1 - p) ** (n - k)) for k in (0, n))
+    close(dead_groups(one, three, draws, draws > 9, most=n)[0][0], want, rtol=0.02)
+
+
+def test_the_forecast_is_the_same_however_it_runs():
+    random = np.random.default_rng(0)
+    counts = random.uniform(0.5, 9, (2, 8, 3)).astype(np.float32)
+    draws, dead = random.integers(0, 5, (8, 3), np.int32), random.random((8, 3)) < 0.5
+    is_the_same_however_it_runs(
+        lambda *args: memory_.dead_groups(*args, most=4)[2], *counts, draws, dead
+    )

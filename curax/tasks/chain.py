@@ -13,6 +13,15 @@ habits to remove.
 As tokens, a prompt is the value, `depth` operators, `depth` operands and a go sign,
 with blanks where the chain is shorter: what step i needs is always equally far back,
 which is what rotary attention finds at once.
+
+A hint is the head of the solution, in a block of fixed width before the prompt, blank
+where it says nothing: value i of it is equally far from where step i is written.
+
+    hint: 10 1 . . . . | 7 + 3 - 9 rsub 2 =   ->   10 1 1 end
+
+A policy of this size makes nothing of a hint that it never saw. So the teacher follows
+the hints it is shown, and goes on from there with its bad habits; and behind `ask:`
+and a whole solution it copies that, which is how the policy learns to write hints.
 """
 
 from functools import partial
@@ -22,14 +31,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.kinds import Count
-from curax.types import Prompts, Task
+from curax.kinds import Count, Magnitude
+from curax.types import Contexts, Hinting, Prompts, Task
 
 MODULUS = 16
 OPERATIONS = ("+", "-", "rsub")
 OPERANDS = (2, 10)  # half-open
 END, PAD, GO, BLANK = range(MODULUS + len(OPERATIONS), MODULUS + len(OPERATIONS) + 4)
-NAMES = (*map(str, range(MODULUS)), *OPERATIONS, "end", "", "=", "")
+HINT, ASK = BLANK + 1, BLANK + 2  # what a block opens with; known if there are hints
+NAMES = (*map(str, range(MODULUS)), *OPERATIONS, "end", "", "=", "", "hint:", "ask:")
 
 
 def task(
@@ -39,6 +49,10 @@ def task(
     num_held_out: Count = 1 << 12,
     errors: tuple[float, float, float] = (0.05, 0.40, 0.85),
     on_device: bool = True,
+    hints: bool = False,
+    levels: Count = 3,
+    hinted_traces: Magnitude = 0.25,
+    asked_traces: Magnitude = 0.25,
 ) -> Task:
     """The task; a prompt is a pure function of its id.
 
@@ -49,22 +63,43 @@ def task(
         errors: chance that the teacher is off by one at an add, a subtract, a reverse
             subtract.
         on_device: verify by a JAX function; otherwise by Python on the host.
+        hints: prompts can be hinted; there are two more tokens in the vocabulary.
+        levels: L, of the hints in one writing of the policy.
+        hinted_traces: share of the traces that are written under a hint, if `hints`.
+        asked_traces: share of them that copy a solution, which is how hints are
+            written, if `hints`.
 
     Returns:
-        The task; prompts take 2 depth + 2 tokens, right completions at most depth + 1.
+        The task; prompts take 2 depth + 2 tokens, right completions at most depth + 1,
+        hints depth + 1.
     """
+    shares = (hinted_traces, asked_traces)
+    teach = partial(hinted, shares=shares) if hints else traces
     return Task(
-        vocab_size=len(NAMES),
+        vocab_size=len(NAMES) if hints else HINT,
         pad=PAD,
         end=(END,),
         num_prompts=num_prompts,
         num_held_out=num_held_out,
         prompts=partial(prompts, depth=depth, held_out=False),
         held_out=partial(prompts, depth=depth, held_out=True),
-        traces=partial(traces, errors=errors),
+        traces=partial(teach, errors=errors),
         verify=verify if on_device else verify_one,
         on_device=on_device,
         decode=decode,
+        hinting=hinting(depth=depth, levels=levels) if hints else None,
+        shown=partial(shown, shares=shares) if hints else None,
+    )
+
+
+def hinting(*, depth: int, levels: int) -> Hinting:
+    """Hints are running values, the first ones of a solution; `read` finds `levels`."""
+    return Hinting(
+        solution=solution,
+        wrap=partial(wrap, depth=depth),
+        leaks=leaks,
+        ask=ask,
+        read=partial(read, levels=levels),
     )
 
 
@@ -145,11 +180,145 @@ def traces(
     key: jax.Array, prompts: Prompts, *, errors: tuple[float, float, float]
 ) -> tuple[jax.Array, jax.Array]:
     """What the teacher writes for each prompt: `[B, depth + 1]` tokens and mask."""
+    tokens = jax.vmap(run)(prompts.tokens, _wrong(key, prompts, errors))
+    return tokens, tokens != PAD
+
+
+def _wrong(key, prompts, errors):
+    """`[B, depth]` bool, the steps at which the teacher is off by one."""
     depth = prompts.tokens.shape[-1] // 2 - 1
     ops = jnp.clip(prompts.tokens[:, 1 : depth + 1] - MODULUS, 0, len(OPERATIONS) - 1)
-    wrong = jax.random.uniform(key, ops.shape) < jnp.asarray(errors)[ops]
-    tokens = jax.vmap(run)(prompts.tokens, wrong)
+    return jax.random.uniform(key, ops.shape) < jnp.asarray(errors)[ops]
+
+
+def solution(prompts: Prompts) -> tuple[jax.Array, jax.Array]:
+    """The right running values: `[B, depth]` tokens and mask."""
+    tokens = prompts.target[:, :-1]
+    mask = tokens < MODULUS
+    return jnp.where(mask, tokens, PAD), mask
+
+
+def wrap(
+    tokens: jax.Array, mask: jax.Array, *, depth: int
+) -> tuple[jax.Array, jax.Array]:
+    """The block of each hint: its sign, then `depth` places, blank without a value.
+
+    Args:
+        tokens: `[..., S]` int32, values; those behind the first `depth` are dropped.
+        mask: `[..., S]` bool, nowhere True where there is no hint.
+        depth: most operations.
+
+    Returns:
+        `[..., depth + 1]` tokens and mask; True throughout or, without a hint, nowhere.
+    """
+    short = [(0, 0)] * (mask.ndim - 1) + [(0, max(depth - mask.shape[-1], 0))]
+    tokens, mask = (jnp.pad(x, short)[..., :depth] for x in (tokens, mask))
+    return _block(jnp.full(mask.shape[:-1], HINT), tokens, mask)
+
+
+def _block(sign, tokens, mask):
+    there = jnp.any(mask, -1, keepdims=True)
+    values = jnp.where(mask, tokens, BLANK)
+    block = jnp.concatenate([sign[..., None].astype(tokens.dtype), values], -1)
+    return jnp.where(there, block, PAD), jnp.broadcast_to(there, block.shape)
+
+
+def leaks(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+    """`[B, L]` bool: hints `[B, L, S]` that say the last running value at its place."""
+    right, counts = solution(prompts)
+    width = min(right.shape[-1], tokens.shape[-1])
+    last = jnp.sum(counts, -1) - 1  # [B]
+    same = mask[..., :width] & (tokens[..., :width] == right[:, None, :width])
+    return jnp.any(same & (jnp.arange(width)[None, None] == last[:, None, None]), -1)
+
+
+def ask(prompts: Prompts) -> Contexts:
+    """Contexts that ask for hints: like the block of a hint, all of the solution."""
+    tokens, mask = solution(prompts)
+    return _before(prompts, *_block(jnp.full(mask.shape[:-1], ASK), tokens, mask))
+
+
+def _before(prompts, block, mask):
+    """Contexts with a block before each prompt, left-padded where there is none."""
+    return Contexts(
+        tokens=jnp.concatenate([block, prompts.tokens], -1),
+        mask=jnp.concatenate([mask, prompts.mask], -1),
+    )
+
+
+def read(
+    prompts: Prompts, tokens: jax.Array, mask: jax.Array, *, levels: int
+) -> tuple[jax.Array, jax.Array]:
+    """The hints in what the policy wrote.
+
+    Level l = 1 .. L is the first round(l n / (L + 1)) of the n values that it wrote
+    before anything else; where that is none, the hint is missing.
+
+    Args:
+        prompts: `[B]`; what was written says it all, they are not looked at.
+        tokens: `[B, T]` int32, written behind `ask`.
+        mask: `[B, T]` bool.
+        levels: L.
+
+    Returns:
+        `[B, L, T]` tokens and mask.
+    """
+    del prompts
+    value = jnp.cumprod(mask & (tokens < MODULUS), -1, dtype=jnp.int32)
+    level = jnp.arange(1, levels + 1, dtype=jnp.int32)[None]
+    n = jnp.sum(value, -1, keepdims=True)  # [B, 1]
+    given = jnp.round(level * n / (levels + 1)).astype(jnp.int32)
+    keep = jnp.arange(tokens.shape[-1])[None, None] < given[..., None]
+    return jnp.where(keep, tokens[:, None], PAD), keep
+
+
+def hinted(
+    key: jax.Array,
+    prompts: Prompts,
+    *,
+    errors: tuple[float, float, float],
+    shares: tuple[float, float],
+) -> tuple[jax.Array, jax.Array]:
+    """What the teacher writes in the contexts that `shown` makes of the same key.
+
+    It has a hint's values right and makes its errors behind them, the same as without
+    a hint. Behind `ask:` it makes none.
+    """
+    depth = prompts.tokens.shape[-1] // 2 - 1
+    _, given = _kinds(key, prompts, shares)
+    free = jnp.arange(depth)[None] >= given[:, None]
+    tokens = jax.vmap(run)(prompts.tokens, _wrong(key, prompts, errors) & free)
     return tokens, tokens != PAD
+
+
+def shown(key: jax.Array, prompts: Prompts, *, shares: tuple[float, float]) -> Contexts:
+    """Contexts of the traces of `hinted`: some with a hint, some that ask for one.
+
+    Args:
+        key: that of the traces.
+        prompts: `[B]`.
+        shares: of the contexts with a hint, and of those that ask for one. A hint says
+            1, 2, ... or all of the running values, each number equally likely.
+
+    Returns:
+        `[B, 3 depth + 3]`.
+    """
+    tokens, _ = solution(prompts)
+    asked, given = _kinds(key, prompts, shares)
+    depth = tokens.shape[-1]
+    says = jnp.arange(depth)[None] < given[:, None]
+    return _before(prompts, *_block(jnp.where(asked, ASK, HINT), tokens, says))
+
+
+def _kinds(key, prompts, shares):
+    """Which contexts ask for hints, and how many values each gives: 0 without any."""
+    k_kind, k_given = jax.random.split(jax.random.fold_in(key, 1))
+    length = jnp.sum(solution(prompts)[1], -1)
+    draw = jax.random.uniform(k_kind, length.shape)
+    asked = draw < shares[1]
+    number = jax.random.randint(k_given, length.shape, 1, length + 1)
+    hinted = jnp.where(draw < shares[0] + shares[1], number, 0)
+    return asked, jnp.where(asked, length, hinted)
 
 
 def verify(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:
@@ -170,10 +339,14 @@ def verify_one(target: np.ndarray, tokens: np.ndarray) -> float:
 
 
 def decode(tokens: Any) -> str:
-    """Readable text of a prompt or a completion; padding and blanks vanish."""
-    tokens = [int(t) for t in tokens]
+    """Readable text of a context or a completion; padding and blanks vanish."""
+    tokens, block = [int(t) for t in tokens], []
+    if tokens[-1:] == [GO] and len(tokens) % 3 == 0 and tokens[0] in (HINT, ASK):
+        width = len(tokens) // 3
+        block, tokens = tokens[:width], tokens[width:]
     if tokens[-1:] == [GO] and len(tokens) % 2 == 0:  # a prompt: pair its operations
         half = len(tokens) // 2
         pairs = zip(tokens[1:half], tokens[half:-1], strict=True)
         tokens = [tokens[0], *(t for pair in pairs for t in pair), GO]
-    return " ".join(NAMES[t] for t in tokens if NAMES[t])
+    parts = (" ".join(NAMES[t] for t in part if NAMES[t]) for part in (block, tokens))
+    return " | ".join(part for part in parts if part)

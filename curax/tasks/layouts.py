@@ -5,10 +5,11 @@ A layout is a function of one record. `detect` knows the published ones by their
 """
 
 import ast
+import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -35,6 +36,7 @@ class Problem:
     solution: str | None = None  # worked out
     level: str | None = None  # of difficulty, as "5"
     subject: str | None = None
+    hints: tuple[str | None, ...] = ()  # by level, the weakest first; None: missing
 
 
 Record = Mapping[str, Any]
@@ -131,6 +133,7 @@ def fields(
     solution: str | None = None,
     level: str | None = None,
     subject: str | None = None,
+    hints: str | None = None,
 ) -> Problem:
     """Of any record, by the names of its fields.
 
@@ -142,6 +145,8 @@ def fields(
         solution: likewise; what stands there may be null or empty, here and below.
         level: likewise.
         subject: likewise.
+        hints: likewise, of a list of texts by level, the weakest first; null or empty
+            ones are missing.
 
     Returns:
         The texts at these places; numbers as text.
@@ -160,6 +165,7 @@ def fields(
         solution=maybe(solution),
         level=maybe(level),
         subject=maybe(subject),
+        hints=() if hints is None else _texts(_at(record, hints), hints),
     )
 
 
@@ -168,7 +174,8 @@ def detect(record: Record) -> Problem:
 
     - `dapo_math`: prompt and reward_model;
     - `gsm8k`: question and answer, with #### in it;
-    - `fields`: question and answer, with solution, level and subject if so named;
+    - `fields`: question and answer, with solution, level, subject and hints, a list of
+      texts, if so named;
     - `math`: problem and solution, with level, type or subject;
     - `aime`: problem and answer, both small or both capital;
     - `math`: problem and solution.
@@ -195,8 +202,10 @@ def detect(record: Record) -> Problem:
 
 def _plain(record: Record) -> Problem:
     """Fields that are called what they are."""
-    more = ("solution", "level", "subject")
-    return fields(record, **{name: name for name in more if record.get(name)})
+    more = [name for name in ("solution", "level", "subject") if record.get(name)]
+    with contextlib.suppress(LayoutError):  # it may be anything that is called so
+        more += ["hints"] if _texts(record.get("hints"), "hints") else []
+    return fields(record, **{name: name for name in more})
 
 
 def last_boxed(text: str) -> str | None:
@@ -206,12 +215,19 @@ def last_boxed(text: str) -> str | None:
     `$\boxed 2$`, holds what follows it up to a space or dollar sign. None if there is
     no box, or nothing in the last.
     """
+    return next(boxes(text), None) or None
+
+
+def boxes(text: str) -> Iterator[str]:
+    """What the boxes of a text hold, the last first; those that are not closed do not.
+
+    See `last_boxed`.
+    """
     for box in reversed(list(_BOXES.finditer(text))):
         rest = text[box.end() :]
         inside = _braced(rest) if rest.startswith("{") else _word(rest)
         if inside is not None:
-            return inside.strip() or None
-    return None
+            yield inside.strip()
 
 
 def _word(text: str) -> str:
@@ -287,6 +303,18 @@ def _text(value: Any, name: str) -> str:
     except UnicodeEncodeError:  # JSON can write one half of a pair of surrogates
         raise _wrong(f"{name}={_short(value)} has half a character") from None
     return value.strip()
+
+
+def _texts(value: Any, name: str) -> tuple[str | None, ...]:
+    """The texts of a list, None for what is blank; none of them if that is blank."""
+    if _is_blank(value):
+        return ()
+    if not isinstance(value, list | tuple):
+        raise _wrong(f"{name} is {_short(value)}, which is no list of texts")
+    return tuple(
+        None if _is_blank(one) else _text(one, f"{name}.{i}")
+        for i, one in enumerate(value)
+    )
 
 
 def _is_blank(value: Any) -> bool:

@@ -8,7 +8,6 @@ tokenised when it is needed, by its id, so that a run holds numbers and no text.
 """
 
 import copy
-import dataclasses
 import functools
 import sys
 import time
@@ -21,6 +20,8 @@ import numpy as np
 
 from curax.kinds import Count, Function, Natural, Positive
 from curax.tasks import layouts, sources, text
+from curax.tasks.forms import Form, padded
+from curax.tasks.hints import WORDS, Tutor
 from curax.tasks.layouts import Problem
 from curax.types import Prompts, Task
 from curax.verify import graders
@@ -28,83 +29,6 @@ from curax.verify.workers import Workers
 
 CACHED = 4096  # problems that stay read, those used last
 EVERY_S = 5.0  # between two lines about a scan that takes long
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Form:
-    """How a problem becomes a prompt, and its reference solution a completion.
-
-    Attributes:
-        tokenizer: of the checkpoint.
-        chat: as a turn of the checkpoint's chat template, or as plain text. None: as a
-            turn where there is a template.
-        system: the system turn; None: none, or what the template puts there.
-        template: the prompt or turn, with the question in place of `{question}`.
-        thinking: what the template is told as `enable_thinking`; None: nothing.
-        trace: the completion to imitate, with what the file holds in place of
-            `{solution}` and `{answer}`.
-    """
-
-    tokenizer: text.Tokenizer
-    chat: bool | None = None
-    system: str | None = None
-    template: str = "{question}"
-    thinking: bool | None = None
-    trace: str = "{solution}"
-
-    def __post_init__(self) -> None:
-        if "{question}" not in self.template:
-            raise ValueError(
-                f"task.template={self.template!r} does not say where the question "
-                "stands; put {question} into it."
-            )
-        if self.chat and self.tokenizer.template is None:
-            raise ValueError(
-                f"task.chat=True, and {self.tokenizer.path} has no chat template; set "
-                "task.chat to False."
-            )
-
-    def prompt(self, problem: Problem) -> list[int]:
-        """Tokens of the prompt, up to where the completion begins."""
-        asked = self.template.replace("{question}", problem.question)
-        chat = self.chat
-        if chat is None:
-            chat = self.tokenizer.template is not None
-        if not chat:
-            before = f"{self.system}\n\n" if self.system else ""
-            return self.tokenizer.prompt(before + asked)
-        turns = [{"role": "user", "content": asked}]
-        if self.system is not None:
-            turns.insert(0, {"role": "system", "content": self.system})
-        told = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        return self.tokenizer.chat(turns, options=told)
-
-    def completion(self, problem: Problem) -> list[int]:
-        """Tokens of the reference solution and the end; none where there is none."""
-        said = self.trace
-        for name in ("solution", "answer"):
-            value = getattr(problem, name)
-            if value is None and f"{{{name}}}" in said:
-                return []
-            said = said.replace(f"{{{name}}}", str(value))
-        return [*self.tokenizer.encode(said), self.end]
-
-    @functools.cached_property
-    def end(self) -> int:
-        """The token that ends what is imitated.
-
-        Raises:
-            ValueError: the tokenizer names none.
-        """
-        name = self.tokenizer.words.get("eos_token")
-        if name is not None:
-            return self.tokenizer.engine.ids[name]
-        if not self.tokenizer.end:
-            raise ValueError(
-                f"{self.tokenizer.path} names no token that ends a completion; give "
-                "tokenizer_config.json an eos_token."
-            )
-        return self.tokenizer.end[0]
 
 
 class Side:
@@ -198,6 +122,13 @@ def task(
     trace: str = "{solution}",
     max_prompt_tokens: Count = 1024,
     max_trace_tokens: Natural = 0,
+    hints: bool = False,
+    hints_file: str | None = None,
+    hint_levels: Count = 3,
+    hint_words: str = WORDS,
+    max_hint_prompt_tokens: Count = 4096,
+    reference: str | None = None,
+    delimiter: str = "",
     on_error: str = "raise",
     grader: Function = graders.mathematics,
     workers: Count = 2,
@@ -225,6 +156,19 @@ def task(
         max_prompt_tokens: longer prompts are left out and counted.
         max_trace_tokens: longer solutions are not imitated; 0: none is, and there can
             be no warm start.
+        hints: prompts can be hinted, by solutions, by hints that the policy writes when
+            shown one, and by hints of a file, each where there are any.
+        hints_file: file of records with `question` and `hints`, a list of texts by
+            level, the weakest first; None: hints are those in the records of `train`.
+        hint_levels: levels of hints, in files and when the policy writes them.
+        hint_words: what introduces a hint at the end of the user's text, with the hint
+            in place of `{hint}`.
+        max_hint_prompt_tokens: hints are not asked for where question and solution
+            take more.
+        reference: an answer whose likelihood is the reward, with what the file has in
+            place of `{solution}` and `{answer}`; None: there is none.
+        delimiter: what ends the thinking in a completion, as `</think>`; control words
+            in it are control tokens. Empty: nothing does.
         on_error: `raise`: a broken record ends the run before it begins; `skip`: it is
             left out and counted.
         grader: `(question, completion, answer) -> outcome in [0, 1] or None`, in
@@ -242,6 +186,11 @@ def task(
     """
     if on_error not in ("raise", "skip"):
         raise ValueError(f"task.on_error={on_error!r} must be 'raise' or 'skip'.")
+    if hints_file is not None and not hints:
+        raise ValueError(
+            f"task.hints_file={hints_file!r} is not read without task.hints=True; set "
+            "that, or leave the file out."
+        )
     form = Form(
         tokenizer=text.load(named(tokenizer)),
         chat=chat,
@@ -249,6 +198,7 @@ def task(
         template=template,
         thinking=thinking,
         trace=trace,
+        reference=reference,
     )
     side = partial(Side, form=form, longest=max_prompt_tokens, on_error=on_error)
     learnt = side(sources.open_records(train), layout)
@@ -258,12 +208,26 @@ def task(
         records = sources.open_records(held_out, split="test")
         tested = side(records, held_out_layout or layout)
         learnt, tested = apart(learnt, tested, num_held_out)
+    tutor = None
+    if hints:
+        tutor = Tutor(
+            form,
+            learnt.problem,
+            len(learnt),
+            words=hint_words,
+            levels=hint_levels,
+            longest=max_hint_prompt_tokens,
+            file=hints_file,
+            on_error=on_error,
+        )
     return assembled(
         form,
         learnt,
         tested,
         max_trace_tokens=max_trace_tokens,
         judges=Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb),
+        tutor=tutor,
+        delimiter=delimiter,
     )
 
 
@@ -320,6 +284,8 @@ def assembled(
     *,
     max_trace_tokens: int,
     judges: Workers,
+    tutor: Tutor | None = None,
+    delimiter: str = "",
 ) -> Task:
     """The task of two sides.
 
@@ -331,6 +297,8 @@ def assembled(
         tested: what is held out.
         max_trace_tokens: longer solutions are not imitated; 0: none is.
         judges: give outcomes of (question, completion, answer).
+        tutor: makes hints; None: there are none.
+        delimiter: ends the thinking in a completion; empty: nothing does.
     """
     tokenizer, width = form.tokenizer, max(learnt.longest, tested.longest)
 
@@ -342,14 +310,22 @@ def assembled(
 
     def prompts(ids: Any, *, first: int) -> Prompts:
         ids = np.asarray(ids, np.int32)
-        rows = [form.prompt(problem(first + i)) for i in ids]
+        asked = [problem(first + i) for i in ids]
+        rows = [form.prompt(of) for of in asked]
         tokens, mask = padded(rows, width, pad=tokenizer.pad, left=True)
-        return Prompts(tokens=tokens, mask=mask, id=ids, target=first + ids)
+        tail: Any = None
+        if tutor is not None:
+            tail = np.array([form.tail(of) for of in asked], np.int32)
+        return Prompts(tokens=tokens, mask=mask, id=ids, target=first + ids, tail=tail)
 
     def traces(_: Any, prompts: Prompts) -> tuple[Any, Any]:
         rows = [form.completion(problem(target)) for target in prompts.target]
         rows = [row if len(row) <= max_trace_tokens else [] for row in rows]
         return padded(rows, max_trace_tokens, pad=tokenizer.pad, left=False)
+
+    def answers(prompts: Prompts) -> tuple[Any, Any]:
+        rows = [form.answer(problem(target)) for target in np.asarray(prompts.target)]
+        return padded(rows, longest_answer, pad=tokenizer.pad, left=False)
 
     def verify_all(targets: list[Any], completions: list[Any]) -> Sequence[Any]:
         checks = []
@@ -370,6 +346,18 @@ def assembled(
                 f"has {min(filter(None, lengths), default=0)}); set it higher, or to 0."
             )
         told += f"; {some} solutions to imitate"
+    longest_answer = 0
+    if form.reference is not None:
+        longest_answer = max(
+            len(form.answer(problem(i))) for i in range(len(learnt) + len(tested))
+        )
+        if longest_answer == 0:
+            raise ValueError(
+                f"no problem has what task.reference={form.reference!r} names; name "
+                "it in task.layout, or set task.reference to None."
+            )
+    if tutor is not None:
+        told += f"; {tutor.told}"
     return Task(
         vocab_size=tokenizer.size,
         pad=tokenizer.pad,
@@ -386,18 +374,8 @@ def assembled(
         verify_all=verify_all,
         start=judges.start,
         told=told + ".",
+        hinting=tutor and tutor.hinting,
+        reference=None if form.reference is None else answers,
+        delimiter=tuple(tokenizer.control(delimiter)),
         mark=zlib.crc32(b"".join([*learnt.digests, b"|", *tested.digests])),
     )
-
-
-def padded(
-    rows: Sequence[Sequence[int]], width: int, *, pad: int, left: bool
-) -> tuple[Any, Any]:
-    """`[n, width]` int32 tokens and their mask; padding is on the left or right."""
-    tokens = np.full((len(rows), width), pad, np.int32)
-    mask = np.zeros((len(rows), width), bool)
-    for i, row in enumerate(rows):
-        if row:
-            place = slice(width - len(row), width) if left else slice(0, len(row))
-            tokens[i, place], mask[i, place] = row, True
-    return tokens, mask

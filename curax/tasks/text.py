@@ -15,7 +15,7 @@ for single characters and runs of spaces: these are how some tokenizers write te
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +69,24 @@ class Tokenizer:
     def __reduce__(self):
         return load, (self.path,)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
         """The ids of ordinary text; none of them is a control token's.
+
+        Args:
+            text: whatever it spells out.
+            begins: as at the beginning; False: as it is read behind other text, where
+                no tokenizer puts a space before it.
 
         Raises:
             ValueError: half a character (a lone surrogate), or one that the tokenizer
                 knows as a control token only.
         """
-        mark = _mark([text])
-        return self._ids(self._cut(text, mark), mark)
+        (mark,) = _marks([text], 1)
+        return self._ids("" if begins else mark, self._cut(text, mark), mark=mark)
+
+    def control(self, text: str) -> list[int]:
+        """The ids of text behind other text; control words in it are control tokens."""
+        return self.engine.encode(text, begins=False)
 
     def decode(self, ids: Iterable[int], *, control: bool = False) -> str:
         """The text that ids stand for.
@@ -119,6 +128,49 @@ class Tokenizer:
             ValueError: there is no template or it fails; a message is not text, or one
                 that `encode` refuses.
         """
+        rendered, mark, _ = self._rendered(messages, options)
+        return self._ids(rendered, mark=mark)
+
+    def tail(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        options: Mapping[str, Any] = {},
+    ) -> int:
+        """How many of the ids of `chat` stand behind the text of the last message.
+
+        Where a token holds the end of that text and more, those behind that token.
+
+        Args:
+            messages: as of `chat`.
+            options: likewise.
+
+        Raises:
+            ValueError: what `chat` raises; the template does not show that text.
+        """
+        rendered, mark, place = self._rendered(messages, options, ends=True)
+        _, found, behind = rendered.rpartition(place)
+        if not found:
+            raise ValueError(
+                f"{self.template_file}: the chat template does not show the last "
+                "message as it is, so that nothing can be put behind it; correct it."
+            )
+        return same_end(
+            self.chat(messages, options=options), self._ids(mark, behind, mark=mark)
+        )
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        options: Mapping[str, Any],
+        *,
+        ends: bool = False,
+    ) -> tuple[str, str, str]:
+        """The conversation in the template, the mark of its cuts, and another mark.
+
+        The other stands at the end of the last message if its end is asked for, before
+        white space, which templates may take off.
+        """
         if self.template is None:
             raise ValueError(
                 f"{self.path} has no chat template; use prompt, or add a "
@@ -134,8 +186,12 @@ class Tokenizer:
             raise ValueError(f"options: {name} is set by chat itself; leave it out.")
         said = [text for message in messages for text in message.values()]
         given = json.dumps(dict(options), ensure_ascii=False, default=str)
-        mark = _mark([self.template, given, *said])
+        mark, place = _marks([self.template, given, *said], 2)
         cut = [{k: self._cut(v, mark) for k, v in m.items()} for m in messages]
+        if ends:
+            text = cut[-1]["content"]
+            end = len(text.rstrip())
+            cut[-1]["content"] = text[:end] + place + text[end:]
         context = {"tools": None, "documents": None, **self.words, **options}
         try:
             rendered = compiled(self.template).render(
@@ -148,7 +204,7 @@ class Tokenizer:
                 f"template fails with {reason(error)}; give it the messages and "
                 "options it asks for, or correct it."
             ) from error
-        return self._ids(rendered, mark)
+        return rendered, mark, place
 
     def _cut(self, text: str, mark: str) -> str:
         """The text with marks inside all that would become a control token."""
@@ -178,9 +234,9 @@ class Tokenizer:
         half = len(text) // 2
         return mark.join(self._apart(t, mark) for t in (text[:half], text[half:]))
 
-    def _ids(self, text: str, mark: str) -> list[int]:
+    def _ids(self, *texts: str, mark: str) -> list[int]:
         """The ids of text with marks: nothing is read across a mark."""
-        first, *rest = text.split(mark)
+        first, *rest = "".join(texts).split(mark)
         ids = self.engine.encode(first)
         for part in rest:
             # Up to the next control token, the template's, it goes on inside a text.
@@ -303,6 +359,12 @@ def train(
     return load(path)
 
 
+def same_end(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many ids at the end of both are the same."""
+    pairs = zip(reversed(ids), reversed(others), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 # Files of a checkpoint
 
 
@@ -356,7 +418,7 @@ def _ends(path: Path, size: int) -> list[int]:
     return ids
 
 
-def _mark(texts: Iterable[str]) -> str:
-    """A character that is in none of the texts."""
+def _marks(texts: Iterable[str], count: int) -> list[str]:
+    """So many characters that are in none of the texts."""
     held = set().union(*texts)
-    return next(mark for mark in map(chr, MARKS) if mark not in held)
+    return list(islice((mark for mark in map(chr, MARKS) if mark not in held), count))

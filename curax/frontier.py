@@ -1,0 +1,71 @@
+"""What is reached at which distance: the corners of measured policies."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Frontier(NamedTuple):
+    """The corners of what is reached, both rising, `[F]` float64."""
+
+    kl: np.ndarray  # nats
+    reward: np.ndarray
+
+    def reward_at(self, kl: float | np.ndarray) -> np.ndarray:
+        """The reward reached at this distance; NaN outside of what was measured."""
+        found = np.interp(kl, self.kl, self.reward, left=np.nan, right=np.nan)
+        return np.asarray(found)
+
+    def kl_at(self, reward: float | np.ndarray) -> np.ndarray:
+        """The distance it takes to this reward; NaN outside of what was measured."""
+        found = np.interp(reward, self.reward, self.kl, left=np.nan, right=np.nan)
+        return np.asarray(found)
+
+
+def frontier(kl: np.ndarray, reward: np.ndarray) -> Frontier:
+    """The upper left hull of measured policies: most reward for the least distance.
+
+    What lies between two corners is reached as well: a policy that is one of the two by
+    the toss of a coin has the mean of their rewards and, as the KL is convex, no more
+    than the mean of their distances. So runs are compared at equal reward or at equal
+    distance, on their frontiers, and not at equal steps.
+
+    Args:
+        kl: `[K]` nats, distances of policies, as checkpoints of a run; NaN: not
+            measured.
+        reward: `[K]` their mean rewards; NaN: not measured.
+
+    Returns:
+        From the nearest policy to the best one.
+
+    Raises:
+        ValueError: if the shapes differ, or no policy was measured.
+
+    References:
+        Rewards compared at matched distances: "Fast-Slow Training", arXiv:2605.12484.
+    """
+    kl, reward = np.asarray(kl, np.float64), np.asarray(reward, np.float64)
+    if kl.shape != reward.shape or kl.ndim != 1:
+        raise ValueError(
+            f"kl {kl.shape} and reward {reward.shape} must be of the same K policies."
+        )
+    known = np.isfinite(kl) & np.isfinite(reward)
+    if not known.any():
+        raise ValueError("no policy has both kl and reward; measure one at least.")
+    points = sorted(zip(kl[known], -reward[known], strict=True))
+    corners: list[tuple[float, float]] = []
+    for x, y in ((x, -y) for x, y in points):
+        if corners and y <= corners[-1][1]:
+            continue
+        while len(corners) > 1 and _is_below(corners[-2], corners[-1], (x, y)):
+            corners.pop()
+        corners.append((x, y))
+    return Frontier(*np.array(corners, np.float64).T)
+
+
+def _is_below(
+    left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]
+) -> bool:
+    """Whether the middle one lies on the line of the other two or below it."""
+    rise, run = right[1] - left[1], right[0] - left[0]
+    return (middle[1] - left[1]) * run <= rise * (middle[0] - left[0])

@@ -1,0 +1,893 @@
+"""Reward without a verifier: how likely a completion makes the reference answer. R3.
+
+Each completion's thought is put before the reference answer, whose Y tokens are scored:
+`logp [..., G, Y]`. What is made of these arrays is here: weights of tokens by how much
+their log-probs differ over the completions of a group, the reward, rubrics, and which
+prompts are worth training on. Who scores, and from what, is the caller's business.
+"""
+
+import math
+from collections.abc import Callable
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammainc, gammaincc
+
+from curax import masked
+
+_NODES = 64  # of the integral in `null_chance`; more change its fifth digit at most
+
+
+@flax.struct.dataclass(kw_only=True)
+class Spread:
+    """How log-probs of each reference token differ over completions of a group."""
+
+    variance: jax.Array  # [..., Y] float32, nats^2, over n and not n - 1; clipped below
+    count: jax.Array  # [...] float32, n, completions behind it
+
+
+@flax.struct.dataclass(kw_only=True)
+class Certainty:
+    """R3 of each completion, and what it was made with."""
+
+    value: jax.Array  # [..., G] float32, nats per token; 0 where there is none
+    weight: jax.Array  # [..., G, Y] float32, adds up to 1 over the mask
+    spread: jax.Array  # [..., Y] float32, nats, sigma over all completions
+    flat: jax.Array  # [...] bool, no token had any weight: `mean` was used
+
+
+def mean(spread: Spread, mask: jax.Array) -> jax.Array:
+    """Every token counts the same: g = 1. R3 is then the mean log-prob, DRO-Aggr.
+
+    In long references the few tokens that depend on the thought drown in noise.
+
+    Args:
+        spread: over the completions of the group; here and below not normalised, the
+            weight of a token is g_j / sum_k g_k.
+        mask: `[..., Y]` bool, tokens of the reference.
+
+    Returns:
+        `[..., Y]` float32, g, at least 0; 0 where `mask` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or `mask` is not bool.
+
+    References:
+        Xu et al. 2025, "Direct Reasoning Optimization: LLMs Can Reward And Refine
+        Their Own Reasoning for Open-Ended Tasks", arXiv:2506.13351, the aggregate
+        certainty.
+    """
+    _check_spread(spread, mask)
+    return jnp.where(mask, 1.0, 0.0)
+
+
+def sigma(spread: Spread, mask: jax.Array) -> jax.Array:
+    """Tokens count by their standard deviation: g = sigma.
+
+    The nearest to what the paper says, which is that weights grow with sigma. With many
+    tokens, most of the weight is on noise.
+
+    Args:
+        spread: as `mean`.
+        mask: as `mean`.
+
+    Returns:
+        `[..., Y]` float32, g in nats; 0 where `mask` is False.
+
+    Raises:
+        AssertionError: as `mean`.
+
+    References:
+        arXiv:2506.13351, the reasoning reflection reward.
+    """
+    _check_spread(spread, mask)
+    return jnp.where(mask, jnp.sqrt(spread.variance), 0.0)
+
+
+def variance(spread: Spread, mask: jax.Array) -> jax.Array:
+    """Tokens count by their variance: g = sigma^2.
+
+    Args:
+        spread: as `mean`.
+        mask: as `mean`.
+
+    Returns:
+        `[..., Y]` float32, g in nats^2; 0 where `mask` is False.
+
+    Raises:
+        AssertionError: as `mean`.
+
+    References:
+        arXiv:2506.13351, where version 3 selects by the variance over completions.
+    """
+    _check_spread(spread, mask)
+    return jnp.where(mask, spread.variance, 0.0)
+
+
+def threshold(
+    spread: Spread, mask: jax.Array, *, least: float | jax.Array
+) -> jax.Array:
+    """Tokens count by their standard deviation, if it is large enough.
+
+        g = sigma 1[sigma >= least]
+
+    Args:
+        spread: as `mean`.
+        mask: as `mean`.
+        least: smallest sigma of a token that counts, in nats; 0 is `sigma`.
+
+    Returns:
+        `[..., Y]` float32, g in nats; 0 where `mask` is False.
+
+    Raises:
+        AssertionError: as `mean`.
+
+    References:
+        arXiv:2506.13351 names a Delta; that it is a threshold is our reading.
+    """
+    deviation = sigma(spread, mask)
+    return jnp.where(deviation >= least, deviation, 0.0)
+
+
+def denoised(
+    spread: Spread, mask: jax.Array, *, floor: float | jax.Array = 3.0
+) -> jax.Array:
+    """Tokens count by the variance that is above the noise of the reference.
+
+        g = max(0, s^2 - s0^2 (1 + floor sqrt(2 / (n - 1))))
+
+    with s^2 = sigma^2 n / (n - 1) and s0^2 its median over the tokens. Of Gaussian
+    noise with 8, 16 and 32 completions 2.1%, 1.2% and 0.7% of the tokens are left. It
+    takes for noise what most tokens do: where all of them depend on the thought, and in
+    a reference of a single token, nothing is left, and R3 is that of `mean`.
+
+    Args:
+        spread: as `mean`; fewer than 2 completions give 0.
+        mask: as `mean`.
+        floor: standard errors of s^2 that count as noise, at least 0.
+
+    Returns:
+        `[..., Y]` float32, g in nats^2; 0 where `mask` is False.
+
+    Raises:
+        AssertionError: as `mean`.
+
+    References:
+        Ours, for the weights that arXiv:2506.13351 leaves open.
+    """
+    _check_spread(spread, mask)
+    degrees = jnp.maximum(spread.count - 1.0, 1.0)[..., None]
+    square = spread.variance * (degrees + 1.0) / degrees
+    order, tokens = _sorted(square, mask)
+    lower, upper = (tokens - 1) // 2, tokens // 2
+    noise = 0.5 * (_at(order, lower) + _at(order, upper))[..., None]
+    above = square - noise * (1.0 + floor * jnp.sqrt(2.0 / degrees))
+    return jnp.where(mask, jnp.maximum(above, 0.0), 0.0)
+
+
+def scored(logp: jax.Array, exists: jax.Array, mask: jax.Array) -> jax.Array:
+    """Completions that can be compared by their log-probs of the reference.
+
+    A completion with a log-prob that is not finite is dropped, and so is all of a group
+    with fewer than 2 left, or without a reference. What was dropped is the difference
+    to `exists`. Log-probs of a baseline can be asked about in the same way.
+
+    Args:
+        logp: `[..., G, Y]` float, nats; may be anything where nothing counts.
+        exists: `[..., G]` bool, completions with a thought that ended.
+        mask: `[..., Y]` bool, tokens of the reference.
+
+    Returns:
+        `[..., G]` bool, a subset of `exists` with none or at least 2 of a group.
+
+    Raises:
+        AssertionError: while tracing, if shapes do not fit or dtypes are not (float,
+            bool, bool).
+    """
+    _check(logp, exists, mask)
+    fine = jnp.isfinite(logp) | ~mask[..., None, :]
+    some = jnp.any(mask, axis=-1, keepdims=True)
+    return _at_least_two(exists & jnp.all(fine, axis=-1) & some)
+
+
+def certainty(
+    logp: jax.Array,
+    exists: jax.Array,
+    mask: jax.Array,
+    *,
+    weights: Callable[[Spread, jax.Array], jax.Array],
+    clip_nats: float | jax.Array = 8.0,
+    leave_one_out: bool = False,
+    baseline: jax.Array | None = None,
+) -> Certainty:
+    """How certain each completion makes the reference, where completions differ. R3.
+
+        R_i = sum_j w_j (logp_ij - baseline_ij),
+        w_j = g_j / sum_k g_k,  g = weights(variance_i max(logp_ij, -clip_nats), mask)
+
+    Clipping keeps one improbable token of one completion from taking all of the weight;
+    the sum has log-probs as they are. If no token has any weight the group is flat, and
+    the weights are those of `mean`. Completions that are all alike are exactly flat,
+    and have the same R3.
+
+    A baseline `[..., Y]` moves all of a group alike and cancels in every centred
+    advantage: it matters where R3 is clipped or compared between prompts, and under
+    `leave_one_out`, where weights are a completion's own.
+
+    With `leave_one_out` w_j is taken over the other completions: R_i is then a fixed
+    linear function of logp_i given these, as the policy gradient asks of a reward. Each
+    completion can be flat by itself; with 2 in a group all are.
+
+    Args:
+        logp: `[..., G, Y]` float, nats, of the reference behind each completion's
+            thought; finite where `exists` and `mask`, see `scored`.
+        exists: `[..., G]` bool, completions that are compared.
+        mask: `[..., Y]` bool, tokens of the reference, its end included.
+        weights: g, one of `mean`, `sigma`, `variance`, `threshold` and `denoised`.
+        clip_nats: log-probs below -clip_nats count as that in the spread, positive.
+        leave_one_out: whether a completion has no say in its own weights; static.
+        baseline: `[..., Y]` or `[..., G, Y]` float, nats, log-probs of the reference
+            behind a masked thought, finite like `logp`; None: 0.
+
+    Returns:
+        Values, weights, spread and flatness. Weights are there for absent completions
+        too; only without any reference are they 0.
+
+    Raises:
+        AssertionError: as `scored`.
+
+    References:
+        Xu et al. 2025, arXiv:2506.13351, R3 and R3 with a masked baseline. Form and
+        normalisation of the weights, clipping and leave-one-out are ours.
+    """
+    _check(logp, exists, mask)
+    logp = jnp.asarray(logp, jnp.float32)
+    counts = exists[..., :, None] & mask[..., None, :]
+    gap = logp
+    if baseline is not None:
+        shared = jnp.ndim(baseline) == mask.ndim
+        chex.assert_shape(baseline, mask.shape if shared else logp.shape)
+        level = jnp.asarray(baseline, jnp.float32)
+        gap = logp - (level[..., None, :] if shared else level)
+
+    whole = _spread(logp, exists, mask, clip_nats)
+    if leave_one_out:
+
+        def without(one: jax.Array) -> Spread:
+            others = exists & ~jnp.broadcast_to(one, exists.shape)
+            return _spread(logp, others, mask, clip_nats)
+
+        each = jnp.eye(exists.shape[-1], dtype=bool)
+        axes = Spread(variance=-2, count=-1)  # pyright: ignore[reportArgumentType]
+        spread = jax.vmap(without, out_axes=axes)(each)
+        among = jnp.broadcast_to(mask[..., None, :], logp.shape)
+        weight, empty = _shares(weights, spread, among)
+        flat = jnp.all(empty | ~exists, axis=-1)
+    else:
+        weight, flat = _shares(weights, whole, mask)
+        weight = jnp.broadcast_to(weight[..., None, :], logp.shape)
+    value = masked.total(weight * gap, counts)
+    deviation = jnp.sqrt(whole.variance)
+    return Certainty(value=value, weight=weight, spread=deviation, flat=flat)
+
+
+def no_thought(
+    tokens: jax.Array, length: jax.Array, *, delimiter: tuple[int, ...], pad: int
+) -> tuple[jax.Array, jax.Array]:
+    """The masked thought of a baseline: none at all, the same for the whole group.
+
+    Args:
+        tokens: `[N, T]` int32, completions.
+        length: `[N]` int32 tokens of their thoughts, the delimiter included; 0: none.
+        delimiter: tokens that end a thought; static.
+        pad: not read.
+
+    Returns:
+        `[N, T]` int32, the delimiter and whatever; `[N]` int32, its length.
+
+    References:
+        arXiv:2506.13351, R3 with a masked baseline; what masks is not published.
+    """
+    del pad
+    end = jnp.asarray(delimiter, tokens.dtype)
+    return tokens.at[:, : end.shape[0]].set(end), jnp.full_like(length, end.shape[0])
+
+
+def blank_thought(
+    tokens: jax.Array, length: jax.Array, *, delimiter: tuple[int, ...], pad: int
+) -> tuple[jax.Array, jax.Array]:
+    """The masked thought of a baseline: as long as the completion's own, and blank.
+
+    The baseline differs within a group by length alone, so it takes from the reward
+    what a long thought brings by its length. Arguments as `no_thought`; `pad` stands
+    for every token of the thought but the delimiter.
+    """
+    column = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None]
+    inside = column < length[:, None] - len(delimiter)
+    return jnp.where(inside, jnp.asarray(pad, tokens.dtype), tokens), length
+
+
+def propagated(
+    logp: jax.Array, reflective: jax.Array, mask: jax.Array, *, gamma: float | jax.Array
+) -> jax.Array:
+    """Log-probs of the reference, lowered behind tokens that were not expected.
+
+        logp_j + sum_{k < j, k reflective} log P_k(j),
+        P_k(j) = p_k + (1 - p_k) (1 - exp(-gamma (j - k))),  p_k = exp(logp_k)
+
+    Once an improbable token that matters has been written for it, what follows is easy
+    to say. P_k(j) is p_k at k and goes to 1 with the distance and with gamma; without
+    reflective tokens nothing changes.
+
+    Args:
+        logp: `[..., Y]` float, nats, of the reference.
+        reflective: `[..., Y]` bool, tokens that depend on the thought.
+        mask: `[..., Y]` bool, tokens of the reference, without gaps.
+        gamma: how fast they are forgotten, per token, at least 0.
+
+    Returns:
+        `[..., Y]` float32, nats; 0 where `mask` is False.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool,
+            bool).
+
+    References:
+        arXiv:2506.13351, certainty propagation. Which tokens are reflective and gamma
+        are not published.
+    """
+    chex.assert_equal_shape([logp, reflective, mask])
+    chex.assert_type([logp, reflective, mask], [float, bool, bool])
+    logp = jnp.where(mask, jnp.asarray(logp, jnp.float32), 0.0)
+    place = jnp.arange(logp.shape[-1])
+    distance = place[None, :] - place[:, None]  # [k, j]
+    faded = gamma * jnp.maximum(distance, 0).astype(jnp.float32)
+    faded = jnp.broadcast_to(faded, (*logp.shape, logp.shape[-1]))
+    own = logp[..., :, None]
+    factor = jnp.log(jnp.exp(own - faded) - jnp.expm1(-faded))
+    factor = jnp.clip(factor, own, 0.0)
+    before = jnp.broadcast_to(distance > 0, factor.shape)
+    among = before & (reflective & mask)[..., :, None]
+    return jnp.where(mask, logp + masked.total(factor, among, axis=-2), 0.0)
+
+
+def length_term(
+    length: jax.Array,
+    wanted: jax.Array,
+    *,
+    slope: float | jax.Array = 0.5,
+    least: float | jax.Array = -1.0,
+) -> jax.Array:
+    """Reward of an answer for being as long as the reference.
+
+        max(least, 1 - slope |wanted - length| / wanted)
+
+    R3 never reads the answer that was given, which may grow without end.
+
+    Args:
+        length: `[..., G]` int, tokens of each answer.
+        wanted: `[..., G]` or `[..., 1]` int, tokens of the reference; 0 counts as 1.
+        slope: what is lost where an answer is missing, or twice as long; at least 0.
+        least: smallest reward; the paper has none.
+
+    Returns:
+        `[..., G]` float32 in [least, 1].
+
+    Raises:
+        AssertionError: while tracing, if ranks differ or dtypes are not int.
+
+    References:
+        arXiv:2506.13351, the length reward. Its slopes are not published.
+    """
+    chex.assert_equal_rank([length, wanted])
+    chex.assert_type([length, wanted], [int, int])
+    wanted = jnp.maximum(jnp.asarray(wanted, jnp.float32), 1.0)
+    away = jnp.abs(wanted - jnp.asarray(length, jnp.float32)) / wanted
+    return jnp.maximum(1.0 - slope * away, least)
+
+
+def drop(
+    reward: jax.Array, exists: jax.Array, fit: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Completions with an unfit answer leave their group.
+
+    The others are compared among themselves, and a single one with nothing. Unfit
+    answers are not pushed down: `floor` does that.
+
+    Args:
+        reward: `[..., G]` float, R3 and what was added to it, nats per token.
+        exists: `[..., G]` bool, completions that are compared.
+        fit: `[..., G]` bool, True where the answer meets the rubric.
+
+    Returns:
+        `[..., G]` float32, the reward, 0 where nothing is left; `[..., G]` bool, what
+        is left: none or at least 2 of a group.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool,
+            bool).
+
+    References:
+        arXiv:2506.13351, versions 2 and 3, rubrics as constraints. Accounts differ on
+        what is dropped, the completion or its group.
+    """
+    _check_fit(reward, exists, fit)
+    return _left(reward, _at_least_two(exists & fit))
+
+
+def whole_group(
+    reward: jax.Array, exists: jax.Array, fit: jax.Array, *, share: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Groups with too few fit answers leave; the others stay as they are.
+
+    Args:
+        reward: as `drop`.
+        exists: as `drop`.
+        fit: as `drop`.
+        share: least share of fit answers of a group that stays, in [0, 1].
+
+    Returns:
+        As `drop`: all of a group, its unfit ones too, or nothing.
+
+    Raises:
+        AssertionError: as `drop`.
+
+    References:
+        As `drop`.
+    """
+    _check_fit(reward, exists, fit)
+    enough = masked.mean(fit, exists, keepdims=True) >= share
+    return _left(reward, _at_least_two(exists & enough))
+
+
+def floor(
+    reward: jax.Array, exists: jax.Array, fit: jax.Array, *, margin: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Completions with an unfit answer get less than any other of their group.
+
+        r_i = min_j r_j - margin        where unfit
+
+    So what the rubric asks for is learnt too, from groups in which some answers are
+    fit: where none is, all rewards are equal.
+
+    Args:
+        reward: as `drop`.
+        exists: as `drop`.
+        fit: as `drop`.
+        margin: how far below the smallest reward of the group, its unfit ones included;
+            nats per token, at least 0.
+
+    Returns:
+        As `drop`; `exists` is not changed, but where a completion is alone.
+
+    Raises:
+        AssertionError: as `drop`.
+
+    References:
+        As `drop`; the floor is ours.
+    """
+    _check_fit(reward, exists, fit)
+    least, _ = masked.extent(reward, exists, keepdims=True)
+    reward = jnp.where(fit, jnp.asarray(reward, jnp.float32), least - margin)
+    return _left(reward, _at_least_two(jnp.asarray(exists)))
+
+
+def worst_rank(
+    rank: jax.Array, exists: jax.Array, mask: jax.Array, *, share: float = 0.2
+) -> jax.Array:
+    """How hard a prompt is: the worst ranks of the reference, after the best thought.
+
+        min_i mean of the ceil(share T) largest rank_ij,  T tokens of the reference
+
+    Args:
+        rank: `[..., G, Y]` int, place of each reference token among all tokens, sorted
+            by probability: 1 is the likeliest.
+        exists: `[..., G]` bool, completions that are compared.
+        mask: `[..., Y]` bool, tokens of the reference.
+        share: of the reference that is looked at, one token at least; in [0, 1], read
+            to 6 decimals; static.
+
+    Returns:
+        `[...]` float32, at least 1; inf without completions or without a reference.
+
+    Raises:
+        AssertionError: while tracing, if shapes do not fit or dtypes are not (int,
+            bool, bool).
+
+    References:
+        arXiv:2506.13351, the query filter. Its share and its bound are not published.
+    """
+    _check(rank, exists, mask, kind=int)
+    width = rank.shape[-1]
+    table = jnp.asarray(np.maximum(_parts(share, width, math.ceil), 1))
+    worst = table[jnp.sum(mask, axis=-1)][..., None, None]
+    order = jnp.sort(jnp.where(mask[..., None, :], rank, 0), -1, descending=True)
+    taken = jnp.arange(width).reshape(*(1,) * (rank.ndim - 1), -1) < worst
+    taken = jnp.broadcast_to(taken, rank.shape)
+    hard = masked.mean(order, taken)
+    some = exists & jnp.any(mask, axis=-1, keepdims=True)
+    return jnp.min(hard, axis=-1, where=some, initial=jnp.inf)
+
+
+def flatness(
+    logp: jax.Array,
+    exists: jax.Array,
+    mask: jax.Array,
+    *,
+    clip_nats: float | jax.Array = 8.0,
+) -> jax.Array:
+    """The largest spread of a token: max_j sigma_j. Small where thoughts do not matter.
+
+    Noise alone makes it larger the longer the reference is, by a third from 5 tokens to
+    600 with 16 completions. The standard deviation of R3 and `null_chance` do not.
+
+    Args:
+        logp: as `certainty`.
+        exists: as `certainty`.
+        mask: as `certainty`.
+        clip_nats: as `certainty`.
+
+    Returns:
+        `[...]` float32, nats; 0 with fewer than 2 completions or without a reference.
+
+    Raises:
+        AssertionError: as `certainty`.
+
+    References:
+        arXiv:2506.13351, the query filter.
+    """
+    _check(logp, exists, mask)
+    square = _spread(logp, exists, mask, clip_nats).variance
+    return jnp.sqrt(jnp.max(square, axis=-1, where=mask, initial=0.0))
+
+
+def null_chance(
+    logp: jax.Array,
+    exists: jax.Array,
+    mask: jax.Array,
+    *,
+    clip_nats: float | jax.Array = 8.0,
+) -> jax.Array:
+    """The chance that noise alone makes one token stand out as much as it does.
+
+        P(max_j s_j^2 / s0^2 >= what was seen),  s0^2 the k-th smallest s_j^2,
+        k = ceil(T / 2),  (n - 1) s_j^2 / v ~ chi^2(n - 1), independent, any v
+
+    For an odd number T of tokens s0^2 is their median, for an even one the lower of the
+    two in the middle. The law of the ratio is exact, with s0^2 as random as it is:
+    given s0^2, the T - k variances above it are independent draws of chi^2 above that,
+
+        P(ratio < x) = E[(1 - S(x s0^2) / S(s0^2))^(T - k)],  S(u) = P(chi^2 >= u),
+
+    and F(s0^2) = 1 - S(s0^2) is a draw of Beta(k, T - k + 1); the mean is an integral
+    over log s0^2, by the trapezoid rule. So under noise this is uniform on [0, 1],
+    whatever T and n are. Tokens whose noise differs in size pass for signal.
+
+    Args:
+        logp: as `certainty`.
+        exists: as `certainty`.
+        mask: as `certainty`.
+        clip_nats: as `certainty`.
+
+    Returns:
+        `[...]` float32 in [0, 1]; 1 where there is nothing to compare: with fewer than
+        2 completions or tokens, or without any spread.
+
+    Raises:
+        AssertionError: as `certainty`.
+
+    References:
+        Ours, for the cut by `flatness` in arXiv:2506.13351.
+    """
+    _check(logp, exists, mask)
+    spread = _spread(logp, exists, mask, clip_nats)
+    order, tokens = _sorted(spread.variance, mask)
+    noise = _at(order, (tokens - 1) // 2)
+    largest = jnp.max(spread.variance, axis=-1, where=mask, initial=0.0)
+    able = (tokens > 1) & (spread.count > 1) & (largest > 0)
+    ratio = jnp.where(noise > 0, largest / jnp.where(noise > 0, noise, 1.0), 1.0)
+
+    shape = jnp.where(able, 0.5 * (spread.count - 1.0), 1.0)[..., None]
+    n = jnp.where(able, tokens, 2).astype(jnp.float32)[..., None]
+    k = jnp.ceil(0.5 * n)
+    # log of the median of Gamma(shape), the width of its estimate, and the left tail,
+    # where the density of log s0^2 falls like exp(shape k log s0^2).
+    centre = jnp.log(shape) + 3.0 * jnp.log1p(-1.0 / (9.0 * shape))
+    width = 1.25 / jnp.sqrt(shape * n)
+    low, high = 6.0 * width + 18.0 / (shape * k), 8.0 * width
+    nodes = jnp.linspace(0.0, 1.0, _NODES).reshape(*(1,) * mask[..., 0].ndim, -1)
+    at = centre - low + nodes * (low + high)
+    u, a = jnp.exp(at), jnp.broadcast_to(shape, at.shape)
+    tiny = jnp.finfo(jnp.float32).tiny
+    above = jnp.maximum(gammaincc(a, u), tiny)
+    density = (k - 1.0) * jnp.log(jnp.maximum(gammainc(a, u), tiny))
+    density += (n - k) * jnp.log(above) + a * at - u
+    density = jax.nn.softmax(density, axis=-1)
+    beyond = jnp.minimum(gammaincc(a, ratio[..., None] * u) / above, 1.0)
+    chance = -jnp.sum(density * jnp.expm1((n - k) * jnp.log1p(-beyond)), axis=-1)
+    chance = jnp.where(noise > 0, jnp.clip(chance, 0.0, 1.0), 0.0)
+    return jnp.where(able, chance, 1.0)
+
+
+def percentile(
+    hard: jax.Array,
+    spread: jax.Array,
+    null: jax.Array,
+    state: jax.Array,
+    *,
+    flattest: float,
+    hardest: float | jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Keep the prompts with the largest spread, if they are not too hard.
+
+        keep = (hard <= hardest) and not among the floor(flattest F) smallest spreads
+
+    Both are asked of every candidate, so that a harder one never admits another. A
+    candidate without a finite `hard` and `spread` could not be measured: none of the
+    rules keeps it, and F does not count it. Of equal spreads the later are flatter.
+
+    Args:
+        hard: `[F]` float32, `worst_rank` of each candidate.
+        spread: `[F]` float32, its `flatness`, or the standard deviation of its R3;
+            nats.
+        null: `[F]` float32 in [0, 1], its `null_chance`; not read.
+        state: `[]` float32, what the rule remembers; begins as NaN. Not changed.
+        flattest: share of the candidates that is dropped, in [0, 1], read to 6
+            decimals; static.
+        hardest: largest `hard` of a prompt that is kept; None: any.
+
+    Returns:
+        `[F]` bool, candidates that stay; `[]` float32, the state.
+
+    Raises:
+        AssertionError: while tracing, if shapes or dtypes are not these.
+
+    References:
+        arXiv:2506.13351, the query filter. Share and bound are not published.
+    """
+    known, easy = _known(hard, spread, null, state, hardest)
+    size = spread.shape[-1]
+    dropped = jnp.asarray(_parts(flattest, size, math.floor))[jnp.sum(known)]
+    order = jnp.argsort(jnp.where(known, spread, -jnp.inf), descending=True)
+    place = jnp.argsort(order)
+    return known & easy & (place < jnp.sum(known) - dropped), state
+
+
+def ema(
+    hard: jax.Array,
+    spread: jax.Array,
+    null: jax.Array,
+    state: jax.Array,
+    *,
+    ratio: float | jax.Array = 0.99,
+    factor: float | jax.Array = 0.5,
+    hardest: float | jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Keep the prompts whose spread is not far below what it was on average.
+
+        keep = (hard <= hardest) and (spread >= factor state),
+        state <- ratio state + (1 - ratio) mean spread
+
+    The state is that of the looks before; the first keeps all, and sets it.
+
+    Args:
+        hard: as `percentile`.
+        spread: as `percentile`.
+        null: as `percentile`; not read.
+        state: `[]` float32, running mean of the spread, nats; NaN at first.
+        ratio: what is left of it at each look, in [0, 1).
+        factor: least spread that is kept, in units of the state.
+        hardest: as `percentile`.
+
+    Returns:
+        As `percentile`.
+
+    Raises:
+        AssertionError: as `percentile`.
+
+    References:
+        Yu et al. 2025, "RLPR: Extrapolating RLVR to General Domains without Verifiers",
+        arXiv:2506.18254; its code filters by the deviation of rewards with a factor of
+        0.5 to 1, from the 11th step on.
+    """
+    known, easy = _known(hard, spread, null, state, hardest)
+    first = jnp.isnan(state)
+    keep = known & easy & (first | (spread >= factor * state))
+    now = masked.mean(spread, known)
+    after = jnp.where(first, now, ratio * state + (1.0 - ratio) * now)
+    return keep, jnp.where(jnp.any(known), after, state)
+
+
+def null_test(
+    hard: jax.Array,
+    spread: jax.Array,
+    null: jax.Array,
+    state: jax.Array,
+    *,
+    level: float | jax.Array = 0.05,
+    hardest: float | jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Keep the prompts with a token that stands out more than noise makes it.
+
+        keep = (hard <= hardest) and (null <= level)
+
+    Of prompts that are noise alone a share of `level` is kept, however long the
+    reference is.
+
+    Args:
+        hard: as `percentile`.
+        spread: as `percentile`; read only for whether it is finite.
+        null: as `percentile`, and read.
+        state: as `percentile`.
+        level: largest chance under noise of a prompt that is kept, in [0, 1].
+        hardest: as `percentile`.
+
+    Returns:
+        As `percentile`.
+
+    Raises:
+        AssertionError: as `percentile`.
+
+    References:
+        Ours.
+    """
+    known, easy = _known(hard, spread, null, state, hardest)
+    return known & easy & (null <= level), state
+
+
+def chosen(
+    keep: jax.Array, before: jax.Array, ids: jax.Array, *, count: int, carried: int
+) -> jax.Array:
+    """The prompts of the next pool: candidates that were kept, then some of the last.
+
+    Kept candidates come in their order, and again from the first one where they are too
+    few; if none was kept, all candidates count as kept. Behind them stand the first of
+    the pool before, which were new in it as long as `carried` is at most half of it: no
+    prompt is carried twice in a row.
+
+    Args:
+        keep: `[F]` bool, candidates that stay.
+        before: `[P]` int32, ids of the pool before, P at least `carried`; below 0:
+            there was none, and all are taken of the candidates.
+        ids: `[F]` int32, ids of the candidates, at least one.
+        count: size of the pool; static.
+        carried: how many of them come from the pool before, at most `count`; static.
+
+    Returns:
+        `[count]` int32, ids.
+
+    Raises:
+        AssertionError: while tracing, if shapes, dtypes or counts are not these.
+
+    References:
+        arXiv:2506.13351 carries a tenth of the training set from filter to filter.
+    """
+    chex.assert_equal_shape([keep, ids])
+    chex.assert_rank([keep, before], 1)
+    chex.assert_type([keep, before, ids], [bool, int, int])
+    chex.assert_scalar_in(carried, 0, min(count, before.shape[0]))
+    taken = keep | ~jnp.any(keep)
+    order = jnp.argsort(~taken)  # stable: those taken stand first, in their order
+    place = jnp.arange(count)
+    new = ids[order[place % jnp.sum(taken)]]
+    if not carried:
+        return new
+    own = place - (count - carried)
+    old = before[jnp.maximum(own, 0)]
+    return jnp.where((own >= 0) & (old >= 0), old, new)
+
+
+def short_thought(
+    length: jax.Array, first: jax.Array, *, share: float | jax.Array = 0.1
+) -> jax.Array:
+    """Whether thoughts have collapsed: they were longer at first, many times over.
+
+        length < share first
+
+    A reward by the mean log-prob of the reference is known to end thoughts of a
+    thousand tokens below a hundred, while it goes on rising.
+
+    Args:
+        length: `[...]` float, mean length of thoughts now, tokens.
+        first: `[...]` float, the same at the first step; NaN: not measured, no alarm.
+        share: of the first length, in [0, 1].
+
+    Returns:
+        `[...]` bool.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not float.
+
+    References:
+        arXiv:2506.13351, DRO-Aggr; the alarm is ours.
+    """
+    chex.assert_equal_shape([length, first])
+    chex.assert_type([length, first], [float, float])
+    return length < share * first
+
+
+def _spread(
+    logp: jax.Array, exists: jax.Array, mask: jax.Array, clip_nats: float | jax.Array
+) -> Spread:
+    counts = exists[..., :, None] & mask[..., None, :]
+    clipped = jnp.maximum(jnp.asarray(logp, jnp.float32), -clip_nats)
+    low, _ = masked.extent(clipped, counts, axis=-2, keepdims=True)
+    # Taken from the smallest, equal ones have exactly no variance.
+    square = masked.variance(clipped - low, counts, axis=-2)
+    return Spread(variance=square, count=masked.total(exists, exists))
+
+
+def _shares(
+    weights: Callable[[Spread, jax.Array], jax.Array], spread: Spread, mask: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`[..., Y]` weights that add up to 1, and `[...]` whether `mean` had to help."""
+    given = weights(spread, mask)
+    chex.assert_equal_shape([given, mask])
+    empty = ~jnp.any(given > 0, axis=-1, keepdims=True)
+    given = jnp.where(empty, mean(spread, mask), given)
+    total = masked.total(given, mask, keepdims=True)
+    return given / jnp.where(total > 0, total, 1.0), empty[..., 0]
+
+
+def _sorted(values: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Values in rising order, those that count first, and how many these are."""
+    return jnp.sort(jnp.where(mask, values, jnp.inf), -1), jnp.sum(mask, -1)
+
+
+def _at(order: jax.Array, place: jax.Array) -> jax.Array:
+    """`[...]` the entry at a place, finite also where there is none."""
+    place = jnp.maximum(place, 0)[..., None]
+    found = jnp.take_along_axis(order, place, axis=-1)[..., 0]
+    return jnp.where(jnp.isfinite(found), found, 0.0)
+
+
+def _at_least_two(exists: jax.Array) -> jax.Array:
+    return exists & (masked.total(exists, exists, keepdims=True) > 1)
+
+
+def _left(reward: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.where(exists, jnp.asarray(reward, jnp.float32), 0.0), exists
+
+
+def _parts(share: float, most: int, rounded: Callable[[float], int]) -> np.ndarray:
+    """`[most + 1]` int32: share n for n = 0 .. most, as decimals make it."""
+    parts = [rounded(round(share * n, 6)) for n in range(most + 1)]
+    return np.asarray(parts, np.int32)
+
+
+def _known(
+    hard: jax.Array,
+    spread: jax.Array,
+    null: jax.Array,
+    state: jax.Array,
+    hardest: float | jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Candidates that were measured, and those that are not too hard."""
+    chex.assert_equal_shape([hard, spread, null])
+    chex.assert_rank([hard, state], [1, 0])
+    chex.assert_type([hard, spread, null, state], float)
+    known = jnp.isfinite(hard) & jnp.isfinite(spread)
+    return known, known if hardest is None else hard <= hardest
+
+
+def _check(
+    values: jax.Array, exists: jax.Array, mask: jax.Array, *, kind: type = float
+) -> None:
+    group, width = values.shape[-2:]
+    chex.assert_shape(exists, (*values.shape[:-2], group))
+    chex.assert_shape(mask, (*values.shape[:-2], width))
+    chex.assert_type([values, exists, mask], [kind, bool, bool])
+
+
+def _check_spread(spread: Spread, mask: jax.Array) -> None:
+    chex.assert_equal_shape([spread.variance, mask])
+    chex.assert_shape(spread.count, mask.shape[:-1])
+    chex.assert_type(mask, bool)
+
+
+def _check_fit(reward: jax.Array, exists: jax.Array, fit: jax.Array) -> None:
+    chex.assert_equal_shape([reward, exists, fit])
+    chex.assert_type([reward, exists, fit], [float, bool, bool])
