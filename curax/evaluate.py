@@ -27,6 +27,8 @@ KINDS: dict[str, Any] = {
     "max_prompt_tokens": Count,
     "batch": Count,
     "slots": Natural,
+    "confidence": Count,
+    "window": Count,
     "seed": Seed,
     "limit": Count,
     "workers": Count,
@@ -142,6 +144,19 @@ def parser() -> Parser:
         default=64,
         help="completions decoded at a time (default: 64; 0: all of a batch)",
     )
+    drawn.add_argument(
+        "--confidence",
+        type=int,
+        metavar="K",
+        help="score each completion by how sure its tokens are, from the K likeliest "
+        "of each, and weigh votes by that (20, as DeepConf; default: not done)",
+    )
+    drawn.add_argument(
+        "--window",
+        type=int,
+        metavar="N",
+        help="tokens over which confidence is averaged, and those of the tail (2048)",
+    )
     graded = result.add_argument_group("how they are graded")
     graded.add_argument(
         "--grader",
@@ -216,6 +231,10 @@ def check(args: Namespace) -> None:
                 f"--k {k} completions cannot be drawn from --n {args.n}; write --k "
                 f"{min(max(k, 1), args.n)}, or a higher --n."
             )
+    if args.window is not None and args.confidence is None:
+        raise ConfigError(
+            "--window is of confidence; add --confidence 20, or leave it out."
+        )
     if args.template is not None and "{question}" not in args.template:
         raise ConfigError(
             f"--template {args.template!r} does not say where the question stands; put "

@@ -54,8 +54,11 @@ def spread(rates: np.ndarray, samples: int) -> np.ndarray:
 def expected(config: Config, rates: np.ndarray, samples: int) -> dict[str, Any]:
     """Metrics of a step, by name, for a policy with these held-out pass rates.
 
-    Draws leave out the pilots, as the metric does.
+    Draws leave out the pilots, as the metric does. With hints nothing is expected: how
+    much a hint helps is not known before.
     """
+    if config.hint:
+        return {}
     population = spread(rates, samples)
     seen = predict(config, RATES, population)
     means = {

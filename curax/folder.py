@@ -307,7 +307,12 @@ def completions(
     for r, seed in enumerate(np.atleast_1d(seeds)):
         one = shown if np.ndim(seeds) == 0 else jax.tree.map(lambda x, r=r: x[r], shown)
         for b, prompt_id in enumerate(one.prompts.id):
-            prompt = one.prompts.tokens[b][one.prompts.mask[b]]
+            prompt = one.contexts.tokens[b][one.contexts.mask[b]]
+            more = {"hint_level": one.level[b]} if one.level[b] else {}
+            if one.reference is not None:
+                words, mask, weight = (x[b] for x in one.reference)
+                more["reference"] = [task.decode([t]) for t in words[mask]]
+                more["weights"] = weight[mask]
             for slot in np.flatnonzero(one.exists[b]):
                 tokens = one.tokens[b, slot][one.mask[b, slot]]
                 outcome, reward = one.outcome[b, slot], one.reward[b, slot]
@@ -323,4 +328,5 @@ def completions(
                     "reward": reward if np.isfinite(outcome) else None,
                     "advantage": one.credit[b, slot],
                     "kept": one.keep[b, slot],
+                    **more,
                 }

@@ -1,6 +1,7 @@
 """Rows and grids: what is heavy lies in rows, what stages compute on in grids.
 
-Only `pipeline` calls these. A row is found by its (prompt, slot), never by position.
+Only `pipeline` and `reflected` call these. A row is found by its (prompt, slot), never
+by position.
 """
 
 from typing import Any
@@ -37,3 +38,29 @@ def compact(keep: jax.Array, *, rows: int) -> tuple[jax.Array, jax.Array]:
     """
     order = jnp.argsort(~keep.reshape(-1), stable=True)[:rows].astype(jnp.int32)
     return order, keep.reshape(-1)[order]
+
+
+def behind(
+    tokens: jax.Array, length: jax.Array, reference: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The first tokens of each row, and others right behind them.
+
+    Args:
+        tokens: `[N, T]` int32, rows.
+        length: `[N]` int32, how many of them stay.
+        reference: `[N, Y]` int32, what follows them, right-padded.
+        mask: `[N, Y]` bool.
+
+    Returns:
+        `[N, T + Y]` tokens; `[N, T + Y]` bool, True on what follows; `[N, Y]` int32,
+        the column of each of its tokens.
+    """
+    width, count = tokens.shape[-1], reference.shape[-1]
+    column = jnp.arange(width + count, dtype=jnp.int32)[None]
+    place = column - length[:, None]
+    inside = jnp.clip(place, 0, count - 1)
+    follows = jnp.take_along_axis(reference, inside, -1)
+    there = (place >= 0) & (place < count) & jnp.take_along_axis(mask, inside, -1)
+    padded = jnp.pad(tokens, ((0, 0), (0, count)))
+    columns = length[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+    return jnp.where(place >= 0, follows, padded), there, columns

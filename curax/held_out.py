@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import allocate, hint, reward, rollout
+from curax import allocate, diversity, hint, reward, rollout, update
+from curax.distance import from_base
 from curax.keys import stage_key
 from curax.parts import Parts
 from curax.types import Model, Prompts, Rollouts
@@ -54,6 +55,66 @@ def draw(
         slots=cfg.sampling.slots,
     )
     return prompts, rollouts
+
+
+def formats(parts: Parts, rollouts: Rollouts) -> dict[str, np.ndarray]:
+    """How varied held-out completions are in form, prompt by prompt and in all.
+
+    Args:
+        parts: of the run.
+        rollouts: of `draw`; leading axes, as of seeds, are kept.
+    """
+    classify, task = parts.config.evaluation.format, parts.task
+    kind = np.asarray(diversity.opening(rollouts.tokens, rollouts.mask))
+    if classify:
+        tokens, mask = np.asarray(rollouts.tokens), np.asarray(rollouts.mask)
+        for place in np.ndindex(kind.shape):
+            kind[place] = classify(task.decode(tokens[place][mask[place]]))
+    shape = (*kind.shape[:-1], parts.config.evaluation.prompts, -1)
+    exists = np.asarray(rollouts.exists).reshape(shape)
+    found = diversity.spread(jnp.asarray(kind).reshape(shape), jnp.asarray(exists))
+    names = {
+        "format/entropy_nats": found.entropy,
+        "format/effective_number": found.effective,
+        "format/top_fraction": found.top,
+        "format/within_prompt_nats": found.within,
+    }
+    return jax.device_get(names)
+
+
+def distance(
+    parts: Parts,
+    model: Model,
+    params: Any,
+    base: Any,
+    prompts: Prompts,
+    rollouts: Rollouts,
+) -> dict[str, jax.Array]:
+    """KL of the policy to a base on held-out completions, by three estimators.
+
+    Args:
+        parts: of the run.
+        model: the policy, as a function of
+        params: its parameters.
+        base: those of the base.
+        prompts: of `draw`.
+        rollouts: of `draw`, sampled at a temperature.
+    """
+    count = rollouts.tokens.shape[0]
+    least = min(count, -(-count // parts.train_rows))
+    cuts = next(k for k in range(least, count + 1) if count % k == 0)
+    how = update.Settings(
+        temperature=parts.config.sampling.temperature,
+        micro_batches=cuts,
+        vocab_chunk=parts.config.update.vocab_chunk,
+    )
+    rows = rollouts.tokens, rollouts.mask, rollouts.context
+
+    def logprobs(params):
+        return update.logprobs(model, params, hint.none(prompts), *rows, how)
+
+    found = from_base(logprobs(params), logprobs(base), rollouts.mask)
+    return {f"distance/{name.replace('/', '_')}": x for name, x in found.items()}
 
 
 def outcomes(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:

@@ -9,7 +9,7 @@ from curax import aggregate, data, hint, loss
 from curax import update as updates
 from curax.keys import stage_key
 from curax.parts import Parts
-from curax.types import Batch, Model, Prompts
+from curax.types import Batch, Contexts, Model
 
 
 def next_ids(parts: Parts, seed: jax.Array, step: jax.Array) -> jax.Array:
@@ -29,12 +29,13 @@ def next_ids(parts: Parts, seed: jax.Array, step: jax.Array) -> jax.Array:
 
 def next_traces(
     parts: Parts, seed: jax.Array, step: jax.Array, ids: Any
-) -> tuple[Prompts, Any, Any]:
-    """The prompts of these ids; a trace for each, `[rows, T]` tokens and mask."""
-    assert parts.task.traces is not None
-    prompts = parts.task.prompts(ids)
-    tokens, mask = parts.task.traces(stage_key(seed, step, "traces"), prompts)
-    return prompts, tokens, mask
+) -> tuple[Contexts, Any, Any]:
+    """Contexts of these prompts; a trace for each, `[rows, T]` tokens and mask."""
+    task, key = parts.task, stage_key(seed, step, "traces")
+    assert task.traces is not None
+    prompts = task.prompts(ids)
+    contexts = task.shown(key, prompts) if task.shown else hint.none(prompts)
+    return contexts, *task.traces(key, prompts)
 
 
 def update(
@@ -42,7 +43,7 @@ def update(
     model: Model,
     params: Any,
     opt_state: Any,
-    traces: tuple[Prompts, jax.Array, jax.Array],
+    traces: tuple[Contexts, jax.Array, jax.Array],
 ) -> tuple[Any, Any, jax.Array]:
     """One supervised update on traces: the same trainer, credit 1 for every row.
 
@@ -51,14 +52,14 @@ def update(
         model: the policy, as a function of
         params: its parameters.
         opt_state: of the warm start's own optimizer.
-        traces: prompts, tokens and mask, of `next_traces`.
+        traces: contexts, tokens and mask, of `next_traces`.
 
     Returns:
         Parameters, optimizer state, mean loss per token, `[]` float32 nats.
     """
     warm, how = parts.config.warm_start, parts.config.update
     assert warm is not None
-    prompts, tokens, mask = traces
+    contexts, tokens, mask = traces
     zeros = jnp.zeros(tokens.shape, jnp.float32)
     batch = Batch(
         tokens=tokens,
@@ -74,7 +75,7 @@ def update(
     value, grads, _ = updates.gradient(
         model,
         params,
-        hint.none(prompts),
+        contexts,
         batch,
         aggregate.token_mean(mask),
         lambda logp, _, rows: loss.reinforce(logp, logp, rows.credit, rows.mask),

@@ -19,7 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import frozen, held_out, imitate, metrics, pipeline, reward, update
+from curax import (
+    frozen,
+    held_out,
+    hinted,
+    imitate,
+    metrics,
+    pipeline,
+    reflected,
+    reward,
+    update,
+)
 from curax import memory as memories
 from curax import mesh as meshes
 from curax.keys import stage_key
@@ -82,12 +92,33 @@ def begin(parts: Parts, warm: Warm) -> TrainState:
         frozen=warm.frozen,
         opt_state=parts.tx.init(warm.params),
         # A copy: parameters are donated to the next step, the reference stays.
-        reference=jax.tree.map(jnp.copy, warm.params) if parts.config.kl else None,
+        reference=jax.tree.map(jnp.copy, warm.params) if refers(parts) else None,
         memory=memories.forget(parts.task.num_prompts),
+        hints=hinted.forgotten(parts.task.num_prompts) if parts.config.hint else None,
+        scorer=scorer(parts, warm.params),
+        chosen=reflected.none_chosen(parts) if chooses(parts) else None,
         position=jnp.int32(0),
         step=jnp.int32(0),
         seed=warm.seed,
     )
+
+
+def refers(parts: Parts) -> bool:
+    """Whether the policy that RL starts from is kept."""
+    return bool(parts.config.kl) or parts.config.evaluation.distance
+
+
+def scorer(parts: Parts, params: Any) -> Any:
+    """A copy of the policy that scores references, None where it does so itself."""
+    how = parts.config.reflection
+    if how is None or how.scorer_every == 1:
+        return None
+    return jax.tree.map(jnp.copy, params)
+
+
+def chooses(parts: Parts) -> bool:
+    """Whether prompts are looked at before they are trained on."""
+    return bool(parts.config.reflection and parts.config.reflection.queries)
 
 
 def step(
@@ -96,24 +127,60 @@ def step(
     """One RL step with a verifier that is a JAX function."""
 
     explored = None
+    if chooses(parts):
+        state = reflected.renewed(parts, state)
     if parts.config.pilot:
         pilots = pipeline.pilots(parts, state)
         outcome = reward.on_device(parts.task, pilots[0], pilots[2])
         explored = pipeline.explored(parts, state, pilots, outcome)
+    asked, level, cost, how = None, None, None, parts.config.hint
+    if how and how.controller:
+        prompts = pipeline.next_prompts(parts, state, jnp.int32(0))
+        level = hinted.meant(parts, state, prompts)
+        hints, cost = hinted.hints(parts, state, prompts, level > 0)
+        asked = hinted.at_level(prompts, hints, level)
+        level = asked.level
 
     def attempt(drawn: Drawn | None) -> Drawn:
         memory = drawn.memory if drawn else state.memory
         number = drawn.attempts if drawn else jnp.int32(0)
-        sampled = pipeline.draw(parts, state, memory, number, explored)
+        sampled = pipeline.draw(parts, state, memory, number, explored, asked=asked)
+        if parts.config.reflection:
+            scored = reflected.scored(parts, state, sampled)
+            args = sampled, scored.outcome, None, None, scored
+            return pipeline.absorb(parts, memory, drawn, *args)
         outcome = reward.on_device(parts.task, sampled[0], sampled[2])
-        return pipeline.absorb(parts, memory, drawn, sampled, outcome, explored)
+        return pipeline.absorb(parts, memory, drawn, sampled, outcome, explored, level)
 
     drawn = attempt(None)
     if parts.config.sampling.rounds > 1:
         wanted = partial(pipeline.wants_refill, parts)
         drawn = jax.lax.while_loop(wanted, attempt, drawn)
+    if how:
+        drawn = hinted.noted(parts, state, drawn, cost)
+    if how and not how.controller:
+        drawn = searched(parts, state, drawn, explored)
     state, tally, shown = pipeline.learn(parts, state, drawn)
     return state, (metrics.finish(tally), shown)
+
+
+def searched(
+    parts: Parts, state: TrainState, drawn: Drawn, explored: pipeline.Explored | None
+) -> Drawn:
+    """Groups that collapsed drawn again, with hints that a JAX function can make."""
+    found = hinted.found(parts, drawn)
+    made = hinted.hints(parts, state, drawn.prompts, found)
+
+    def again(search: hinted.Search) -> hinted.Search:
+        asked, prompts = hinted.ask(search), search.drawn.prompts
+        args = parts, state, state.memory, search.tried + 1, explored, prompts, asked
+        sampled = pipeline.draw(*args)
+        outcome = reward.on_device(parts.task, prompts, sampled[2])
+        return hinted.take(parts, search, asked, sampled, outcome)
+
+    start = hinted.begin(drawn, found, made)
+    wanted = partial(hinted.goes_on, parts)
+    return jax.lax.while_loop(wanted, again, start).drawn
 
 
 def repeat(body, state, times, *, most: int):
@@ -195,6 +262,7 @@ class Loop(abc.ABC):
             jax.jit(self._each(partial(self._evaluate, samples=samples)))
             for samples in (cfg.evaluation.samples, 0)
         ]
+        self._distance = jax.jit(self._each(self._measure, 0, 0))
         self.abstract_warm, self.abstract = warm, state
         self._background = ThreadPoolExecutor(1, "verify")
 
@@ -244,23 +312,29 @@ class Loop(abc.ABC):
         """The state before the first RL step."""
         return self._begin(warm)
 
-    def evaluate(self, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
-        """`[..., E]` held-out pass rates, sampled and greedy.
+    def evaluate(
+        self, state: TrainState
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """`[..., E]` held-out pass rates, sampled and greedy; metrics of the former.
 
         The host verifies the former while the latter are drawn.
         """
         parts, given = self.parts, self._held_out_prompts()
-        drawn, graded = [], []
+        drawn, graded, said = [], [], {}
         for draw in self._held_out:
             prompts, rollouts = jax.block_until_ready(draw(state, *given))
             grade = partial(held_out.outcomes, parts, prompts, rollouts)
             drawn.append(rollouts)
             graded.append(self._begun(grade))
+            if not said:
+                said = held_out.formats(parts, rollouts)
+                if parts.config.evaluation.distance:
+                    said |= jax.device_get(self._distance(state, prompts, rollouts))
         sampled, greedy = (
             held_out.pass_rates(parts, rollouts, outcome.result())
             for rollouts, outcome in zip(drawn, graded, strict=True)
         )
-        return sampled, greedy
+        return sampled, greedy, said
 
     @abc.abstractmethod
     def advance(
@@ -295,6 +369,11 @@ class Loop(abc.ABC):
         return held_out.draw(
             self.parts, model, state.params, state.seed, prompts, samples=samples
         )
+
+    def _measure(self, state, prompts, rollouts):
+        model = frozen.over(self.parts.model, state.frozen)
+        given = state.params, state.reference, prompts, rollouts
+        return held_out.distance(self.parts, model, *given)
 
     def _each(self, function, *rest):
         """The function vmapped over its first argument, if there are many seeds."""

@@ -64,6 +64,24 @@ def build(config: Config) -> Parts:
             f"seeds={config.seeds} cannot run side by side on a task that is verified "
             "on the host; set seeds to 1."
         )
+    if config.hint:
+        hinting = task.hinting
+        if hinting is None:
+            raise ValueError(
+                "hint needs a task that can give hints and this one cannot; set hint "
+                "to None, or the task's option for hints."
+            )
+        if config.hint.writing and hinting.ask is None:
+            raise ValueError(
+                "hint.writing asks the policy for hints, and this task does not know "
+                "how; set hint.writing to None and choose another hint.source."
+            )
+    if config.reflection and (task.reference is None or not task.delimiter):
+        raise ValueError(
+            "reflection needs reference answers, and a delimiter that ends the "
+            "thought, and this task has none; set reflection to None or choose another "
+            "task."
+        )
     if config.evaluation.prompts > task.num_held_out:
         raise ValueError(
             f"evaluation.prompts={config.evaluation.prompts} are more than the task "

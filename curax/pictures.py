@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from curax.frontier import frontier
 from curax.record import Run, column, count, duration, interval, means, stage_seconds
 
 if TYPE_CHECKING:
@@ -299,6 +300,24 @@ def _lines(
     return draw
 
 
+def _frontier(run: Run, style: Style) -> "Figure | None":
+    steps, gone = column(run.rows, "distance/k3_token_nats")
+    place = dict(zip(steps, np.nanmean(gone, -1) if len(gone) else (), strict=True))
+    rates = means(run.rows, "eval/pass_rate")
+    points = [(place[step], rate) for step, rate in rates.items() if step in place]
+    if not points:
+        return None
+    figure, (axes,) = canvas(style)
+    kl, rate = np.array(points).T
+    axes.plot(kl, rate, "o", color=style.blue, label="evaluations", markersize=5)
+    reached = frontier(kl, rate)
+    axes.plot(reached.kl, reached.reward, color=style.orange, label="frontier")
+    percent(axes)
+    axes.set_xlim(left=min(0.0, float(kl.min())))
+    label(axes, style, "KL to the start, nats per token (k3)", "pass rate")
+    return figure
+
+
 class Picture(NamedTuple):
     """A file name, what the picture shows, how to read it, and how to draw it."""
 
@@ -361,6 +380,78 @@ PICTURES = (
             ),
             ("percent of tokens", (("ratio/clipped_fraction", "clipped", "red"),)),
         ),
+    ),
+    Picture(
+        "hints",
+        "Hints",
+        "Groups that had no signal were asked again with a hint, level by level: how "
+        "many, how many of them opened, and the pass rates with and without. Hints "
+        "have done their work when prompts that once had one are solved without.",
+        _lines(
+            (
+                "groups per step",
+                (
+                    ("hint/asked_1", "asked, level 1", "blue"),
+                    ("hint/opened_1", "opened", "green"),
+                    ("hint/asked_2", "asked, level 2", "orange"),
+                    ("hint/asked_3", "asked, level 3", "red"),
+                ),
+            ),
+            (
+                "percent of completions",
+                (
+                    ("hint/pass_rate", "with a hint", "blue"),
+                    ("hint/plain_pass_rate", "without", "green"),
+                    ("hint/transfer_pass_rate", "without, once hinted", "purple"),
+                ),
+            ),
+        ),
+    ),
+    Picture(
+        "reflection",
+        "Certainty of the reference answer",
+        "The mean log-prob of the reference behind the thought, by the weights of the "
+        "reward, should rise; thoughts that shrink meanwhile are a warning.",
+        _lines(
+            (
+                "nats per token",
+                (("reflect/certainty_nats", "certainty", "blue"),),
+            ),
+            (
+                "tokens",
+                (
+                    ("reflect/thought_tokens", "thought", "green"),
+                    ("reflect/answer_tokens", "answer", "orange"),
+                ),
+            ),
+        ),
+    ),
+    Picture(
+        "signal",
+        "Forms of completions, dead groups against their forecast",
+        "The effective number of ways in which held-out completions begin: a fall to "
+        "a half means that one form takes over. Beside it dead groups, as the "
+        "difficulty memory expects them of prompts it knows, and as they were.",
+        _lines(
+            (
+                "effective number",
+                (("format/effective_number", "formats", "purple"),),
+            ),
+            (
+                "percent of groups",
+                (
+                    ("group/dead_fraction", "dead", "red"),
+                    ("forecast/dead_fraction", "forecast", "blue"),
+                ),
+            ),
+        ),
+    ),
+    Picture(
+        "frontier",
+        "Pass rate against distance to the start",
+        "Each evaluation is a point, and the line is what is reached at each distance: "
+        "of two runs the one further up and to the left got more for less.",
+        _frontier,
     ),
     Picture(
         "learning",

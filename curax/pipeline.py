@@ -23,11 +23,13 @@ from curax import (
     loss,
     masked,
     metrics,
+    modulate,
+    reflect,
     rollout,
     update,
 )
 from curax import memory as memories
-from curax.config import Config, Stop
+from curax.config import Config, Hint, Stop
 from curax.keys import stage_key
 from curax.metrics import Tally
 from curax.parts import Parts
@@ -35,11 +37,14 @@ from curax.types import (
     Batch,
     Contexts,
     Difficulty,
+    Direct,
+    HintMemory,
     Memory,
     Model,
     Plan,
     Prompts,
     Rollouts,
+    Tokens,
     TrainState,
 )
 
@@ -134,6 +139,15 @@ def remembered(
 # ----- draw: data, allocate, hint, rollout
 
 
+@flax.struct.dataclass(kw_only=True)
+class Asked:
+    """How prompts are asked, and which of them."""
+
+    contexts: Contexts  # with the hints
+    level: jax.Array  # [B] int32, of the hint; 0: there is none
+    wanted: jax.Array  # [B] bool, False: nothing is drawn
+
+
 def draw(
     parts: Parts,
     state: TrainState,
@@ -141,6 +155,7 @@ def draw(
     attempt: jax.Array,
     explored: Explored | None = None,
     prompts: Prompts | None = None,
+    asked: Asked | None = None,
 ) -> tuple[Prompts, Contexts, Rollouts]:
     """Sample completions for the next prompts.
 
@@ -148,29 +163,46 @@ def draw(
         parts: of the run.
         state: at the start of the step.
         memory: with what earlier attempts of this step observed.
-        attempt: `[]` int32, 0 unless groups the gate closed are being refilled.
+        attempt: `[]` int32, 0 unless groups the gate closed are being refilled, or
+            drawn again with hints.
         explored: what pilots said of them, if there were any.
         prompts: `next_prompts`, if the host has made them.
+        asked: how and which of them; None: all of them, without hints.
 
     Returns:
         B prompts, their contexts, N rows.
     """
     if prompts is None:
         prompts = next_prompts(parts, state, attempt)
-    plan = planned(parts, memory, prompts, explored)
-    key = draw_key(state, attempt)
-    return sampled(parts, state, prompts, plan, key, stop=parts.config.stop)
+    plan = planned(parts, memory, prompts, explored, asked)
+    key, stop = draw_key(state, attempt), parts.config.stop
+    return sampled(parts, state, prompts, plan, key, asked=asked, stop=stop)
 
 
 def planned(
-    parts: Parts, memory: Memory, prompts: Prompts, explored: Explored | None
+    parts: Parts,
+    memory: Memory,
+    prompts: Prompts,
+    explored: Explored | None,
+    asked: Asked | None,
 ) -> Plan:
     """The N rows that are to be drawn for these prompts."""
     cfg = parts.config
     known = difficulty(parts, memory, prompts, explored)
     most = cfg.sampling.group_size
     counts = cfg.allocate(known, budget=parts.rows, most=most)
+    if asked is not None:
+        counts = jnp.where(asked.wanted, counts, 0)
     return allocate.plan(counts, rows=parts.rows)
+
+
+def asked_in(parts: Parts, prompts: Prompts, asked: Asked | None) -> Contexts:
+    """The contexts of prompts: without hints, but as wide as any hint makes them."""
+    if asked is not None:
+        return asked.contexts
+    if parts.config.hint:
+        return hint.widened(prompts, parts.config.hint.width)
+    return hint.none(prompts)
 
 
 def draw_key(state: TrainState, attempt: jax.Array) -> jax.Array:
@@ -196,6 +228,7 @@ def begin_draw(
     attempt: jax.Array,
     explored: Explored | None = None,
     prompts: Prompts | None = None,
+    asked: Asked | None = None,
 ) -> Begun:
     """Begin to `draw` in parts, each to be verified while the next is drawn.
 
@@ -204,11 +237,11 @@ def begin_draw(
     """
     if prompts is None:
         prompts = next_prompts(parts, state, attempt)
-    contexts = hint.none(prompts)
+    contexts = asked_in(parts, prompts, asked)
     return Begun(
         prompts=prompts,
         contexts=contexts,
-        plan=planned(parts, memory, prompts, explored),
+        plan=planned(parts, memory, prompts, explored, asked),
         prefix=rollout.prefill(policy(parts, state), state.params, contexts),
         key=draw_key(state, attempt),
     )
@@ -222,17 +255,24 @@ def draw_part(
     plan = jax.tree.map(
         lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, part * size, size), begun.plan
     )
-    _, _, rollouts = sampled(
-        parts, state, begun.prompts, plan, begun.key, prefix=begun.prefix
+    return drawn_from(
+        parts,
+        state,
+        begun.prompts,
+        begun.contexts,
+        plan,
+        begun.key,
+        prefix=begun.prefix,
     )
-    return rollouts
 
 
 def draw_round(
     parts: Parts,
     state: TrainState,
     pool: "Pool | None",
+    attempt: jax.Array,
     prompts: Prompts | None = None,
+    asked: Asked | None = None,
 ) -> tuple[Prompts, Contexts, Rollouts]:
     """Sample the next round of every prompt that goes on.
 
@@ -242,15 +282,16 @@ def draw_round(
     sizes, stop = parts.config.sampling, parts.config.stop
     assert stop
     if prompts is None:
-        prompts = next_prompts(parts, state, jnp.int32(0))
+        prompts = next_prompts(parts, state, attempt)
     drawn = jnp.zeros(sizes.prompts, jnp.int32)
     counts = drawn + min(stop.round_size, sizes.group_size)
     if pool is not None:
         drawn, counts = next_round(parts, pool)
+    if asked is not None:
+        counts = jnp.where(asked.wanted, counts, 0)
     plan = allocate.plan(counts, rows=sizes.prompts * stop.round_size)
     plan = dataclasses.replace(plan, slot=plan.slot + drawn[plan.prompt])
-    key = jax.random.fold_in(stage_key(*at(state), "rollout"), jnp.int32(0))
-    return sampled(parts, state, prompts, plan, key)
+    return sampled(parts, state, prompts, plan, draw_key(state, attempt), asked=asked)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -309,9 +350,10 @@ def next_round(parts: Parts, pool: Pool) -> tuple[jax.Array, jax.Array]:
     return drawn, jnp.where(stop.rule(seen.outcome, seen.exists), 0, more)
 
 
-def goes_on(parts: Parts, pool: Pool) -> jax.Array:
+def goes_on(parts: Parts, pool: Pool, asked: Asked | None = None) -> jax.Array:
     """`[]` bool: a prompt wants another round."""
-    return jnp.any(next_round(parts, pool)[1] > 0)
+    more = next_round(parts, pool)[1] > 0
+    return jnp.any(more if asked is None else more & asked.wanted)
 
 
 def next_prompts(parts: Parts, state: TrainState, attempt: jax.Array) -> Prompts:
@@ -321,7 +363,10 @@ def next_prompts(parts: Parts, state: TrainState, attempt: jax.Array) -> Prompts
 
 def next_ids(parts: Parts, state: TrainState, attempt: jax.Array) -> jax.Array:
     """`[B]` int32, which prompts these are."""
-    count = parts.config.sampling.prompts
+    count, chosen = parts.config.sampling.prompts, state.chosen
+    if chosen is not None:
+        start = (state.step * count) % chosen.ids.shape[0]
+        return jax.lax.dynamic_slice_in_dim(chosen.ids, start, count)
     return data.prompt_ids(
         state.seed,
         state.position + attempt * count,
@@ -352,11 +397,28 @@ def sampled(
     plan: Plan,
     key: jax.Array,
     *,
+    asked: Asked | None = None,
     stop: Stop | None = None,
-    prefix: rollout.Prefix | None = None,
 ) -> tuple[Prompts, Contexts, Rollouts]:
     """Prompts, their contexts, and the rows of a plan."""
-    sizes, contexts = parts.config.sampling, hint.none(prompts)
+    contexts = asked_in(parts, prompts, asked)
+    rollouts = drawn_from(parts, state, prompts, contexts, plan, key, stop=stop)
+    return prompts, contexts, rollouts
+
+
+def drawn_from(
+    parts: Parts,
+    state: TrainState,
+    prompts: Prompts,
+    contexts: Contexts,
+    plan: Plan,
+    key: jax.Array,
+    *,
+    stop: Stop | None = None,
+    prefix: rollout.Prefix | None = None,
+) -> Rollouts:
+    """The rows of a plan, drawn by the policy at the start of the step."""
+    sizes = parts.config.sampling
 
     def outcome(prompt, tokens, mask):
         target = jax.tree.map(lambda leaf: leaf[prompt], prompts.target)
@@ -368,7 +430,7 @@ def sampled(
         size=stop.round_size,
         most=sizes.group_size,
     )
-    rollouts = rollout.sample(
+    return rollout.sample(
         policy(parts, state),
         state.params,
         contexts,
@@ -384,7 +446,6 @@ def sampled(
         stopping=stopping,
         prefix=prefix,
     )
-    return prompts, contexts, rollouts
 
 
 def at(state: TrainState) -> tuple[jax.Array, jax.Array]:
@@ -396,6 +457,19 @@ def at(state: TrainState) -> tuple[jax.Array, jax.Array]:
 
 
 @flax.struct.dataclass(kw_only=True)
+class Scored:
+    """Rewards by how likely completions make the reference answer."""
+
+    outcome: jax.Array  # [N] float32 in [0, 1], NaN where missing
+    reward: jax.Array  # [N] float32, nats per token, all in all
+    rest: jax.Array  # [N] float32, of that what the answer itself earned
+    thought: jax.Array  # [N] int32, tokens up to the end of the delimiter
+    certainty: reflect.Certainty  # [B, G]
+    reference: jax.Array  # [B, Y] int32
+    reference_mask: jax.Array  # [B, Y] bool
+
+
+@flax.struct.dataclass(kw_only=True)
 class Drawn:
     """Prompts with graded completions. What the gate closed may have been replaced."""
 
@@ -404,9 +478,11 @@ class Drawn:
     rollouts: Rollouts
     outcome: jax.Array  # [N] float32, NaN where missing
     history: jax.Array  # [B] float32, pass rates as they were known before
+    level: jax.Array  # [B] int32, of the hint they were drawn with; 0: none
     memory: Memory  # after all prompts that were tried
     attempts: jax.Array  # [] int32, batches of prompts tried
     tally: Tally  # of all prompts that were tried
+    scored: Scored | None = None  # None: outcomes are a verifier's
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -461,6 +537,8 @@ def absorb(
     sampled: tuple[Prompts, Contexts, Rollouts],
     outcome: jax.Array,
     explored: Explored | None = None,
+    level: jax.Array | None = None,
+    scored: Scored | None = None,
 ) -> Drawn:
     """Take graded completions in; let open new groups replace closed old ones.
 
@@ -471,33 +549,65 @@ def absorb(
         sampled: prompts, contexts and rollouts of this attempt.
         outcome: `[N]` float32 in [0, 1], NaN where missing.
         explored: what pilots said, if there were any.
+        level: `[B]` int32, of the hints they were drawn with; None: there were none.
+        scored: their rewards; None: outcomes are a verifier's.
 
     Returns:
-        All that is known of the step's completions.
+        All that is known of the step's completions. What was drawn with a hint says
+        nothing of the prompt, neither to the memory nor in the metrics of outcomes.
     """
     prompts, contexts, rollouts = sampled
     cfg = parts.config
     seen = graded(grid_of(cfg), rollouts, outcome)
+    if level is None:
+        level = jnp.zeros(cfg.sampling.prompts, jnp.int32)
+    plain = dataclasses.replace(seen, exists=seen.exists & (level == 0)[:, None])
     before = explored.memory if explored else memory
     tally = metrics.of_rollouts(
         rollouts,
-        seen.outcome,
-        seen.exists,
+        plain.outcome,
+        plain.exists,
         missing=rollouts.exists & jnp.isnan(outcome),
     )
     if explored:
         tally = metrics.merge(tally, explored.tally)
+    if cfg.stop is None and explored is None:
+        tally.means.update(forecast(parts, memory, prompts, plain))
     new = Drawn(
         prompts=prompts,
         contexts=contexts,
         rollouts=rollouts,
         outcome=outcome,
         history=difficulty(parts, memory, prompts, explored).pass_rate,
-        memory=remembered(parts, before, prompts, seen, again=explored is not None),
+        level=level,
+        memory=remembered(parts, before, prompts, plain, again=explored is not None),
         attempts=jnp.int32(1),
         tally=tally,
+        scored=scored,
     )
     return new if drawn is None else refill(cfg, drawn, new, seen)
+
+
+def forecast(
+    parts: Parts, memory: Memory, prompts: Prompts, seen: Graded
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Dead groups as the memory expects them of prompts it knows, and the surprise."""
+    known = memories.difficulty(memory, prompts.id, prior=parts.config.memory.prior)
+    right, wrong = parts.config.memory.prior
+    each = jnp.where(known.draws > 0, jnp.sum(seen.exists, -1, dtype=jnp.int32), 0)
+    low, high = masked.extent(seen.outcome, seen.exists)
+    expected, _, z = memories.dead_groups(
+        known.solved + right,
+        known.draws - known.solved + wrong,
+        each,
+        low == high,
+        most=parts.config.sampling.group_size,
+    )
+    some = jnp.any(each > 0, keepdims=True)
+    return {
+        "forecast/dead_fraction": metrics.mean(expected[None], some),
+        "forecast/dead_z": metrics.mean(z[None], some),
+    }
 
 
 def refill(config: Config, old: Drawn, new: Drawn, seen: Graded) -> Drawn:
@@ -531,6 +641,7 @@ def refill(config: Config, old: Drawn, new: Drawn, seen: Graded) -> Drawn:
         ),
         outcome=pick(new.outcome, old.outcome, swapped, row),
         history=pick(new.history, old.history, replaced, source),
+        level=pick(new.level, old.level, replaced, source),
         memory=new.memory,
         attempts=old.attempts + 1,
         tally=metrics.merge(old.tally, new.tally),
@@ -602,17 +713,24 @@ class Shown:
     credit: jax.Array  # [K, G] float32
     keep: jax.Array  # [K, G] bool
     exists: jax.Array  # [K, G] bool, drawn
+    level: jax.Array  # [K] int32, of the hint
+    contexts: Contexts  # [K, ...], with it
+    reference: tuple[jax.Array, ...] | None  # [K, Y] tokens, mask, weights in R3
 
 
 def learn(
     parts: Parts, state: TrainState, drawn: Drawn
 ) -> tuple[TrainState, Tally, Shown]:
     """Everything behind the verifier: one step of training on graded completions."""
-    cfg, rollouts = parts.config, drawn.rollouts
+    cfg, rollouts, contexts = parts.config, drawn.rollouts, drawn.contexts
     seen = graded(grid_of(cfg), rollouts, drawn.outcome)
     reward = seen.outcome
     if cfg.shape_reward:
         reward = cfg.shape_reward(seen.outcome, seen.length)
+    if drawn.scored:
+        reward = jnp.where(
+            seen.exists, grids.grid(drawn.scored.reward, seen.row, fill=0.0), 0.0
+        )
     key = stage_key(state.seed, state.step, "downsample")
     given = assign(
         cfg,
@@ -626,8 +744,15 @@ def learn(
 
     place, used = grids.compact(given.keep, rows=parts.train_rows)
     row = jnp.minimum(seen.row.reshape(-1)[place], parts.rows - 1)
+    if cfg.hint:
+        hints = noted(cfg.hint, state.hints, drawn, seen)
+        state = dataclasses.replace(state, hints=hints)
+        if cfg.hint.credit:
+            drawn, given = unhinted(parts, state, drawn, seen, given, row, used)
     credit = jnp.where(used, given.credit.reshape(-1)[place], 0.0)
     batch = batch_of(parts, state, drawn, row, used, credit)
+    if drawn.scored:
+        batch = in_parts(parts, drawn.scored, drawn, batch, seen, given, place, row)
     params, opt_state, tally = optimise(parts, state, drawn.contexts, batch)
 
     known = difficulty(parts, drawn.memory, drawn.prompts, None).pass_rate
@@ -636,12 +761,18 @@ def learn(
     tally.means.update(told_of_groups(parts, seen, given, each))
     tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
     tally.counts["train/rows"] = metrics.count(used)
+    if drawn.scored:
+        tally.means.update(told_of_references(drawn, drawn.scored, seen))
+    if cfg.hint:
+        tally.means["hint/hinted_fraction"] = metrics.mean(drawn.level > 0, each)
+    taken = 0 if state.chosen is not None else drawn.attempts * cfg.sampling.prompts
     state = dataclasses.replace(
         state,
         params=params,
         opt_state=opt_state,
         memory=drawn.memory,
-        position=state.position + drawn.attempts * cfg.sampling.prompts,
+        position=state.position + taken,
+        scorer=later_scorer(cfg, state, params),
         step=state.step + 1,
     )
     shown = Shown(
@@ -653,9 +784,169 @@ def learn(
         credit=given.credit,
         keep=given.keep,
         exists=seen.row < parts.rows,
+        level=drawn.level,
+        contexts=contexts,
+        reference=drawn.scored and weighed(drawn.scored, seen),
     )
     few = jax.tree.map(lambda leaf: leaf[: cfg.logging.rollout_prompts], shown)
     return state, metrics.join(drawn.tally, tally), few
+
+
+def noted(
+    how: Hint, hints: HintMemory | None, drawn: Drawn, seen: Graded
+) -> HintMemory:
+    """What is remembered of hints after this step.
+
+    A prompt that was not drawn at the level meant for it keeps that level.
+    """
+    assert hints is not None
+    who, level = drawn.prompts.id, hints.level
+    if how.controller:
+        rate = masked.mean(seen.outcome, seen.exists)
+        rate = jnp.where(jnp.any(seen.exists, -1), rate, jnp.nan)
+        meant = level[who]
+        then = how.controller(meant, rate, levels=how.levels)
+        level = level.at[who].set(jnp.where(drawn.level == meant, then, meant))
+    return HintMemory(level=level, hinted=hints.hinted.at[who].max(drawn.level > 0))
+
+
+def unhinted(
+    parts: Parts,
+    state: TrainState,
+    drawn: Drawn,
+    seen: Graded,
+    given: Credit,
+    row: jax.Array,
+    used: jax.Array,
+) -> tuple[Drawn, Credit]:
+    """What trains without the hints it was drawn with, and the credit that undoes that.
+
+    Args:
+        parts: of the run; `hint.credit` is set.
+        state: at the start of the step.
+        drawn: of the step.
+        seen: the same on the grid.
+        given: credit as if nothing had been hinted.
+        row: `[M]` int32, rows that train.
+        used: `[M]` bool, False on rows left over.
+
+    Returns:
+        Drawn, in contexts without hints, with log-probs taken there; the credit.
+    """
+    assert parts.config.hint
+    assert parts.config.hint.credit
+    rollouts, contexts = drawn.rollouts, hint.none(drawn.prompts)
+    mask = rollouts.mask[row] & used[:, None]
+    logp = update.logprobs(
+        policy(parts, state),
+        state.params,
+        contexts,
+        rollouts.tokens[row],
+        mask,
+        rollouts.context[row],
+        settings(parts.config),
+    )
+    hinted = drawn.level > 0
+    ratio = masked.total(logp - rollouts.logp_behaviour[row], mask)
+    ratio = jnp.zeros(parts.rows, jnp.float32).at[row].add(jnp.where(used, ratio, 0.0))
+    credit = parts.config.hint.credit(
+        given.credit,
+        seen.outcome,
+        given.keep,
+        grids.grid(ratio, seen.row, fill=0.0),
+        hinted,
+    )
+    other = used & hinted[rollouts.prompt[row]]
+    where = jnp.where(other, row, parts.rows)  # out: dropped
+
+    def put(old):
+        return old.at[where].set(logp, mode="drop")
+
+    rollouts = dataclasses.replace(
+        rollouts,
+        logp_policy=put(rollouts.logp_policy),
+        logp_behaviour=put(rollouts.logp_behaviour),
+    )
+    drawn = dataclasses.replace(drawn, contexts=contexts, rollouts=rollouts)
+    return drawn, dataclasses.replace(given, credit=credit)
+
+
+def weighed(scored: Scored, seen: Graded) -> tuple[jax.Array, ...]:
+    """Reference answers, tokens and mask, and what each token weighs in the mean."""
+    weight = jnp.moveaxis(scored.certainty.weight, -1, -2)  # [B, Y, G]
+    exists = jnp.broadcast_to(seen.exists[:, None], weight.shape)
+    return scored.reference, scored.reference_mask, masked.mean(weight, exists)
+
+
+def later_scorer(config: Config, state: TrainState, params: Any) -> Any:
+    """Who scores references in the next step, None: the policy."""
+    if state.scorer is None or not config.reflection:
+        return None
+    every = config.reflection.scorer_every
+    if every == 0:
+        return state.scorer
+    due = (state.step + 1) % every == 0
+    return jax.tree.map(lambda old, new: jnp.where(due, new, old), state.scorer, params)
+
+
+def in_parts(
+    parts: Parts,
+    scored: Scored,
+    drawn: Drawn,
+    batch: Batch,
+    seen: Graded,
+    given: Credit,
+    place: jax.Array,
+    row: jax.Array,
+) -> Batch:
+    """The rows to train on, with what thought and answer are to be credited for.
+
+    R3 does not depend on the answer of the policy itself: its tokens get the credit of
+    what the answer earned, centred as the recipe does. `place` and `row`, `[M]` int32,
+    say where the rows stand in the grid and among those drawn.
+    """
+    how = parts.config.reflection
+    assert how
+    thought = scored.thought[row]
+    column = jnp.arange(batch.tokens.shape[-1], dtype=jnp.int32)[None]
+    if not how.answers:
+        rest = jnp.where(seen.exists, grids.grid(scored.rest, seen.row, fill=0.0), 0.0)
+        credit = parts.config.advantage(rest, given.keep)
+        credit = jnp.where(given.keep, credit, 0.0).reshape(-1)[place]
+        batch = dataclasses.replace(
+            batch,
+            answer=batch.mask & (column >= thought[:, None]),
+            answer_credit=jnp.where(jnp.any(batch.mask, -1), credit, 0.0),
+        )
+    if isinstance(how.direct, int | float) and how.direct == 0:
+        return batch
+    prompt, slot = drawn.rollouts.prompt[row], drawn.rollouts.slot[row]
+    reference, there = scored.reference[prompt], scored.reference_mask[prompt]
+    tokens, mask, columns = grids.behind(batch.tokens, thought, reference, there)
+    weight = jnp.where(there, scored.certainty.weight[prompt, slot], 0.0)
+    which = jnp.arange(mask.shape[0])[:, None]
+    spread = jnp.zeros(mask.shape, jnp.float32).at[which, columns].set(weight)
+    mask = mask & jnp.any(batch.mask, -1, keepdims=True)
+    direct = Direct(tokens=tokens, mask=mask, weight=how.direct * spread)
+    return dataclasses.replace(batch, direct=direct)
+
+
+def told_of_references(
+    drawn: Drawn, scored: Scored, seen: Graded
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Metrics of rewards by reference answers."""
+    found, some = scored.certainty, jnp.any(seen.exists, -1)
+    ended = drawn.rollouts.exists & (scored.thought > 0)
+    length = jnp.sum(drawn.rollouts.mask, -1, dtype=jnp.int32)
+    return {
+        "reflect/certainty_nats": metrics.mean(found.value, seen.exists),
+        "reflect/flat_fraction": metrics.mean(found.flat, some),
+        "reflect/spread_nats": metrics.mean(jnp.max(found.spread, -1), some),
+        "reflect/top_weight": metrics.mean(jnp.max(found.weight, -1), seen.exists),
+        "reflect/thought_fraction": metrics.mean(ended, drawn.rollouts.exists),
+        "reflect/thought_tokens": metrics.mean(scored.thought, ended),
+        "reflect/answer_tokens": metrics.mean(length - scored.thought, ended),
+    }
 
 
 def told_of_groups(
@@ -712,7 +1003,7 @@ def batch_of(parts: Parts, state: TrainState, drawn: Drawn, row, used, credit) -
         mask=mask,
         context=context,
         credit=credit,
-        multiplier=cfg.modulate(rollouts.entropy[row], mask),
+        multiplier=jnp.ones(mask.shape, jnp.float32),  # until an update modulates
         logp_behaviour=rollouts.logp_behaviour[row],
         logp_policy=rollouts.logp_policy[row],
         logp_old=logprobs(state.params) if several else None,
@@ -734,8 +1025,7 @@ def token_loss(config: Config) -> update.TokenLoss:
     """The per-token loss of a recipe: policy term, KL to the reference, entropy."""
 
     def objective(logp, entropy, rows: Batch):
-        value = config.loss(logp, rows.logp_old, rows.credit, rows.mask)
-        value = value * rows.multiplier
+        value = policy_loss(config, logp, rows) * rows.multiplier
         if config.kl:
             distance = config.kl.estimator(logp, rows.logp_ref)
             value = value + config.kl.coefficient * distance
@@ -745,13 +1035,31 @@ def token_loss(config: Config) -> update.TokenLoss:
     return objective
 
 
+def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
+    """`[M, T]` float32, the loss of the recipe; answers may have their own credit."""
+    value = config.loss(logp, rows.logp_old, rows.credit, rows.mask)
+    if rows.answer is None:
+        return value
+    own = config.loss(logp, rows.logp_old, rows.answer_credit, rows.mask)
+    return jnp.where(rows.answer, own, value)
+
+
+def credit_of(rows: Batch) -> jax.Array:
+    """`[M, T]` float32, what multiplies the gradient of each token."""
+    credit = jnp.broadcast_to(rows.credit[:, None], rows.mask.shape)
+    if rows.answer is None or rows.answer_credit is None:
+        return credit
+    return jnp.where(rows.answer, rows.answer_credit[:, None], credit)
+
+
 def optimise(
     parts: Parts, state: TrainState, contexts: Contexts, batch: Batch
 ) -> tuple[Any, Any, Tally]:
     """All optimizer updates of a step: epochs times mini-batches.
 
     The weight of a token is its share of its own update, so an update means the same
-    however many there are; each epoch shuffles the rows anew.
+    however many there are; each epoch shuffles the rows anew. A multiplier is that of
+    the policy as the update finds it, over all rows of the update at once.
     """
     cfg = parts.config
     rows, how = parts.train_rows, cfg.update
@@ -765,7 +1073,10 @@ def optimise(
     def one(carry, item):
         params, opt_state = carry
         number, which = item
-        part = jax.tree.map(lambda leaf: leaf[which], batch)
+        part, tokens = jax.tree.map(lambda leaf: leaf[which], batch), None
+        if cfg.modulate is not modulate.none:
+            tokens = tokens_of(parts, state, params, contexts, part, number == 0)
+            part = dataclasses.replace(part, multiplier=cfg.modulate(tokens))
         value, grads, own = update.gradient(
             policy(parts, state),
             params,
@@ -776,10 +1087,14 @@ def optimise(
             settings(cfg),
             still_old=number == 0,
         )
+        if part.direct is not None:
+            extra, more = towards_references(parts, state, params, contexts, part)
+            value, grads = value + extra, jax.tree.map(jnp.add, grads, more)
         params, opt_state, done = update.apply(
             parts.tx, params, opt_state, value, grads, trains(cfg, part)
         )
-        return (params, opt_state), tally_update(cfg, part, own, done, number == 0)
+        said = tally_update(cfg, part, own, done, number == 0, tokens)
+        return (params, opt_state), said
 
     carry = (state.params, state.opt_state)
     numbers = jnp.arange(order.shape[0])
@@ -787,28 +1102,96 @@ def optimise(
     return params, opt_state, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), tallies)
 
 
+def tokens_of(
+    parts: Parts, state: TrainState, params: Any, contexts: Contexts, rows: Batch, first
+) -> Tokens:
+    """What a multiplier reads of the rows of an update; `first`: the policy is old."""
+    seen = update.look(
+        policy(parts, state),
+        params,
+        contexts,
+        rows.tokens,
+        rows.mask,
+        rows.context,
+        settings(parts.config),
+    )
+    logp_old = update.with_old(rows, seen.logp, first).logp_old
+    assert logp_old is not None
+    return Tokens(
+        mask=rows.mask,
+        credit=credit_of(rows),
+        logp=seen.logp,
+        logp_old=logp_old,
+        entropy=seen.entropy,
+        square=seen.square,
+        coupling=seen.coupling,
+    )
+
+
+def towards_references(
+    parts: Parts, state: TrainState, params: Any, contexts: Contexts, rows: Batch
+) -> tuple[jax.Array, Any]:
+    """The part of R3's gradient that goes through the reference, as a loss.
+
+        - direct mean over rows of sum_j w_j log pi(y_j | context, thought, y_<j)
+
+    at temperature 1 and with weights that are constants. Its value and gradient.
+    """
+    direct, how = rows.direct, settings(parts.config)
+    assert direct is not None
+    nothing = jnp.zeros(direct.mask.shape, jnp.float32)
+    batch = Batch(
+        tokens=direct.tokens,
+        mask=direct.mask,
+        context=rows.context,
+        credit=jnp.ones(rows.credit.shape, jnp.float32),
+        multiplier=direct.weight,
+        logp_behaviour=nothing,
+        logp_policy=nothing,
+        logp_old=None,
+        logp_ref=None,
+    )
+    value, grads, _ = update.gradient(
+        policy(parts, state),
+        params,
+        contexts,
+        batch,
+        nothing + 1.0 / direct.mask.shape[0],
+        lambda logp, _, rows: jnp.where(rows.mask, -rows.multiplier * logp, 0.0),
+        dataclasses.replace(how, temperature=1.0),
+        still_old=True,
+    )
+    return value, grads
+
+
 def trains(config: Config, rows: Batch) -> jax.Array:
     """`[]` bool: whether anything in the rows has a gradient.
 
-    Without credit only a KL or an entropy term has one. An update without any would
-    still move the parameters, by the optimizer's momentum and weight decay.
+    Without credit only a KL, an entropy term or a reference has one. An update without
+    any would still move the parameters, by the optimizer's momentum and weight decay.
     """
     bonus = config.entropy_bonus
-    credited = rows.credit != 0
-    if config.kl or not (isinstance(bonus, int | float) and bonus == 0):
-        credited = jnp.ones_like(credited)
-    return jnp.any(rows.mask & credited[:, None])
+    always = config.kl or rows.direct is not None
+    if always or not (isinstance(bonus, int | float) and bonus == 0):
+        return jnp.any(rows.mask)
+    return jnp.any(rows.mask & (credit_of(rows) != 0))
 
 
 def tally_update(
-    config: Config, rows: Batch, own: update.Taken, done: update.Outcome, first
+    config: Config,
+    rows: Batch,
+    own: update.Taken,
+    done: update.Outcome,
+    first,
+    tokens: Tokens | None,
 ) -> Tally:
-    """What one optimizer update says; `first`: sampler and trainer share parameters."""
+    """What one optimizer update says; `first`: sampler and trainer share parameters.
+
+    `tokens`: what its multiplier was made of, None where nothing is modulated.
+    """
     rows = update.with_old(rows, own.logp, first)
-    pull = jax.grad(
-        lambda logp: jnp.sum(config.loss(logp, rows.logp_old, rows.credit, rows.mask))
-    )(own.logp)
-    credited = rows.mask & (rows.credit != 0)[:, None]
+    pull = jax.grad(lambda logp: jnp.sum(policy_loss(config, logp, rows)))(own.logp)
+    credited = rows.mask & (credit_of(rows) != 0)
     drift = jnp.max(jnp.abs(own.logp - rows.logp_policy), where=rows.mask, initial=0.0)
     distance = loss.k3(rows.logp_behaviour, own.logp)
     tally = Tally(
@@ -829,4 +1212,6 @@ def tally_update(
     if rows.logp_ref is not None:
         distance = loss.k3(own.logp, rows.logp_ref)
         tally.means["kl/ref_nats"] = metrics.mean(distance, rows.mask)
+    if tokens is not None:
+        tally.means.update(modulate.told(tokens, rows.multiplier, -pull))
     return tally

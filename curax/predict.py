@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import allocate, chances, pipeline
+from curax import allocate, chances, levels, pipeline
 from curax import memory as memories
 from curax.config import Config, option, rows_of
 from curax.types import Difficulty, Memory
@@ -68,6 +68,7 @@ class Prediction:
     lengths: bool  # credit depends on how completions end, or on how long they are
     known: float  # draws behind what was known of a prompt; 0 where nothing reads it
     how: tuple[str, ...]  # what was averaged over random draws; empty: exact
+    hints: levels.Levels | None = None  # the rest is as if there were none
 
 
 def predict(
@@ -76,6 +77,7 @@ def predict(
     population: np.ndarray,
     *,
     remembered: float | None = None,
+    lift: float | None = None,
 ) -> Prediction:
     """What becomes of a prompt with pass rate p, among prompts of a population.
 
@@ -88,20 +90,24 @@ def predict(
         population: `[K]` pass rates, all equally likely; what an allocator compares
             with, statistics that span the batch see, and closed groups follow from.
         remembered: draws that the memory holds of a prompt; None: as many as it can.
+        lift: nats that each level of a hint adds to the log-odds of p; None: hints are
+            not looked at.
     """
     p = np.asarray(p, np.float64)
     population = np.asarray(population, np.float64)
-    sizes, rates = config.sampling, p
+    sizes, rates, under, every = config.sampling, p, None, population
+    if len(every) > ATOMS:
+        share = (np.arange(ATOMS) + 0.5) / ATOMS
+        every = np.quantile(population, share, method="inverted_cdf")
     if sizes.rounds > 1:
-        every = population
-        if len(every) > ATOMS:
-            share = (np.arange(ATOMS) + 0.5) / ATOMS
-            every = np.quantile(population, share, method="inverted_cdf")
         rates = np.concatenate([p, every])
+    if config.hint and lift is not None:
+        under = levels.lifted(np.concatenate([p, every]), lift, config.hint.levels)
     credits = _Credits(config)
     reads = _reads(config, credits)
     cases = _cases(config, reads, rates, population, remembered)
-    each = _expected(config, credits, reads, cases, rates)  # [S, R, moments]
+    parts = _expected(config, credits, reads, cases, rates, under)
+    each = parts[:, 0]  # [S, R, moments]
     attempts, placed = 1.0, 1.0
     if sizes.rounds > 1:
         open_ = float(each[:, len(p) :, _OPEN].mean())
@@ -110,7 +116,7 @@ def predict(
 
     weights = each[..., 0] / p - each[..., 1] / (1 - p)
     weight, moments = weights.mean(0), each.mean(0).T
-    right, wrong, signal, drawn, some, share, square, _, *second = moments
+    right, wrong, signal, drawn, some, share, square, _, _, *second = moments
     draws = drawn + (config.pilot.draws if config.pilot else 0)
     terms = np.array([1 / p**2, -2 / (p * (1 - p)), 1 / (1 - p) ** 2])
     half = np.zeros_like(p)
@@ -134,7 +140,66 @@ def predict(
             lengths=reads.lengths,
             known=cases.known,
             how=cases.how,
+            hints=None
+            if under is None
+            else _levels(config, under, parts[:, 1:], exact=not cases.how),
         )
+
+
+def with_hints(config: Config, seen: Prediction) -> Prediction:
+    """What is seen, but with hints: the weight of grad p, signal and draws.
+
+    Credit is that of groups without a hint. Noise, spread and the pass rate of what is
+    drawn stay as if there were no hints.
+    """
+    hints = seen.hints
+    if hints is None or config.hint is None:
+        return seen
+    mine = slice(None if levels.credited(config.hint) == 0 else 1)
+    return dataclasses.replace(
+        seen,
+        weight=hints.weight[mine].sum(0),
+        half=hints.half[mine].sum(0),
+        right=hints.right,
+        wrong=hints.wrong,
+        signal=hints.signal.sum(0),
+        draws=hints.draws.sum(0) + (config.pilot.draws if config.pilot else 0),
+    )
+
+
+def _levels(
+    config: Config, under: np.ndarray, parts: np.ndarray, *, exact: bool
+) -> levels.Levels:
+    """From `[S, 2 (L + 1), R, moments]` of groups: those that train, and others."""
+    assert config.hint
+    p = under[:, : parts.shape[2]]
+    trains, others = (
+        dict(zip(_MOMENTS, np.moveaxis(part, -1, 0), strict=True))
+        for part in np.split(parts, 2, 1)
+    )  # each [S, L + 1, R]
+    weight, other = (
+        part["right"] / p - part["wrong"] / (1 - p) for part in (trains, others)
+    )
+    if levels.credited(config.hint) is None:
+        weight[:, 1:], other[:, 1:] = np.nan, np.nan
+    half = np.zeros_like(p)
+    if not exact:
+        half = 1.96 * weight.std(0, ddof=1) / np.sqrt(len(weight))
+    by_visit = config.hint.controller is not None
+    drawn = trains if by_visit else others
+    return levels.Levels(
+        p=p,
+        drawn=drawn["all"].mean(0),
+        trains=trains["all"].mean(0),
+        weight=weight.mean(0),
+        half=half,
+        right=trains["right"].mean(0)[0],
+        wrong=trains["wrong"].mean(0)[0],
+        signal=trains["signal"].mean(0),
+        draws=drawn["draws"].mean(0),
+        end=others["all"].mean(0) if by_visit else None,
+        end_weight=other.mean(0) if by_visit else None,
+    )
 
 
 def rows_per_prompt(config: Config) -> float:
@@ -246,7 +311,7 @@ class _Credits:
 
 
 _MOMENTS = (
-    *("right", "wrong", "signal", "draws", "some", "share", "square", "open"),
+    *("right", "wrong", "signal", "draws", "some", "share", "square", "open", "all"),
     *("right_right", "right_wrong", "wrong_wrong"),
 )
 _OPEN = _MOMENTS.index("open")
@@ -260,7 +325,7 @@ def _moments(credit, open_, outcome, exists, per_prompt: float) -> np.ndarray:
     parts = (
         *(plus, minus, (credit != 0).any(-1)),
         *(n, n > 0, (outcome * exists).sum(-1) / np.maximum(n, 1)),
-        *((credit**2).sum(-1) / per_prompt**2, open_),
+        *((credit**2).sum(-1) / per_prompt**2, open_, np.ones_like(plus)),
         *(plus**2, plus * minus, minus**2),
     )
     return np.stack([np.asarray(part, np.float64) for part in parts], -1)
@@ -560,11 +625,14 @@ def _stopped(config: Config, labels: np.ndarray) -> np.ndarray:
 
 
 def _expected(
-    config: Config, credits: _Credits, reads: _Reads, cases: _Cases, p: np.ndarray
+    config: Config,
+    credits: _Credits,
+    reads: _Reads,
+    cases: _Cases,
+    p: np.ndarray,
+    under: np.ndarray | None,
 ) -> np.ndarray:
-    """`[S, R, moments]` in each of the batches."""
-    stop = config.stop
-    rule = {"size": stop.round_size, "met": stop.rule} if stop else {}
+    """`[S, K, R, moments]` in each of the batches; K as in `_groups`."""
     random = np.random.default_rng(1)
     # A blind lot is as good as any other: labels lie at random under it.
     seeds = np.arange(len(cases.labels)) * (not reads.blind)
@@ -592,24 +660,67 @@ def _expected(
         result = credits(seeds[batch], outcome, exists, history, least=least)
         return result, outcome[:, 0], exists[:, 0]
 
-    given = np.zeros((len(cases.count), len(p), len(_MOMENTS)))
+    many = 0 if under is None else len(under)
+    given = np.zeros((len(cases.count), 1 + 2 * many, len(p), len(_MOMENTS)))
     for count in np.unique(cases.count):
-        which, chance = chances.states(p, most=int(count), first=reads.first, **rule)
+        which, chance = _groups(config, p, under, int(count), reads.first)
         own, drawn = chances.shown(which, config.sampling.group_size)
         at = np.flatnonzero(cases.count == count)
         if reads.blind:
             (_, keep, _), _, _ = told(at[:1], own, drawn)
             own, drawn, share, of = _dealt(which, keep, drawn)
-            chance = chance[:, of] * share
+            chance = chance[..., of] * share
         size = max(_OUTCOMES // (len(own) * cases.labels[0].size), 1)
         for part in np.split(at, range(size, len(at), size)):
-            (credit, _, open_), labels, exists = told(part, own, drawn)
-            value = _moments(credit, open_, labels, exists, rows_per_prompt(config))
-            value = value.reshape(len(part), len(own), -1)
-            given[part] = np.einsum("rs,tsm->trm", chance, value)
+            (credit, keep, open_), labels, exists = told(part, own, drawn)
+            rest = open_, labels, exists, rows_per_prompt(config)
+            given[part] = _averaged(chance, _moments(credit, *rest))
+            if many and config.hint and config.hint.credit:
+                # Only whether it is 0 is read of this, and no ratio decides that.
+                credit = config.hint.credit(
+                    credit.astype(np.float32),
+                    labels,
+                    keep,
+                    np.zeros_like(labels),
+                    np.ones(len(labels), bool),
+                )
+                value = _moments(np.asarray(credit, np.float64), *rest)
+                hinted = np.arange(1 + 2 * many)[2:]
+                hinted = hinted[hinted != 1 + many]
+                part = part[:, None]
+                given[part, hinted] = _averaged(chance[hinted], value)
     return np.stack(
-        [np.einsum("ra,arm->rm", cases.chance, given[row]) for row in cases.place.T]
+        [np.einsum("ra,akrm->krm", cases.chance, given[row]) for row in cases.place.T]
     )
+
+
+def _averaged(chance: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """`[T, K, R, moments]`: values `[T S, moments]` by chances `[K, R, S]`."""
+    value = value.reshape(-1, chance.shape[-1], len(_MOMENTS))
+    return np.einsum("krs,tsm->tkrm", chance, value)
+
+
+def _groups(
+    config: Config, p: np.ndarray, under: np.ndarray | None, most: int, first: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a group may come to `[S, 3]`, and how likely that is `[K, R, S]`.
+
+    Of the K the first is without hints. With pass rates under each level, of prompts
+    and of a population, as many follow as there are levels, for groups that train, and
+    once more, for all groups, or those in the end (`levels`).
+    """
+    sizes, stop, how = config.sampling, config.stop, config.hint
+    rule = {"size": stop.round_size, "met": stop.rule} if stop else {}
+    rates = p[None] if under is None else under
+    which, chance = chances.states(rates.reshape(-1), most=most, first=first, **rule)
+    chance = chance.reshape(*rates.shape, -1)
+    parts = [chance[:1]]
+    if under is not None and how:
+        size, own = (sizes.prompts, sizes.group_size), len(p)
+        of_run = {"visits": visits(config)} if how.controller else {}
+        found = levels.visited if how.controller else levels.searched
+        parts += found(how, which, chance, size=size, own=own, **of_run)
+    return which, np.concatenate(parts)[:, : len(p)]
 
 
 def _dealt(

@@ -26,6 +26,7 @@ from curax.record import Row, Run, column, count, duration, interval, means
 
 _SIDE = 5  # steps at either end of a run that are compared with the prediction
 _MOST_ROLLOUTS = 2_000  # completions on a page
+_MOST_WORDS = 400  # of a reference answer that are shown
 _MOST_CHARACTERS = 3_000  # of a text on the page
 _STAGES = (
     *("task", "allocate", "objective", "gate", "downsample", "correct"),
@@ -318,12 +319,14 @@ def _rollouts(run: Run) -> dict[str, Any]:
     chosen = _chosen(run.rollouts)
     steps = {step: i for i, step in enumerate(dict.fromkeys(r["step"] for r in chosen))}
     texts = {text: i for i, text in enumerate(dict.fromkeys(map(_prompt, chosen)))}
+    strips = {strip: i for i, strip in enumerate(dict.fromkeys(map(_strip, chosen)))}
     rows = [
         [
             *(steps[row["step"]], row.get("seed", 0), texts[_prompt(row)]),
             *(row.get("prompt_id"), row.get("slot"), _cut(str(row.get("text", "")))),
             *(len(row.get("tokens") or ()), _finite(row.get("outcome"))),
             *(_finite(row.get("reward")), _finite(row.get("advantage"))),
+            strips[_strip(row)],
         ]
         for row in chosen
     ]
@@ -332,6 +335,7 @@ def _rollouts(run: Run) -> dict[str, Any]:
         "steps": list(steps),
         "finished": finished and list(steps)[-1:] == [run.rows[-1]["step"]],
         "prompts": list(texts),
+        "strips": list(strips),
         "rows": rows,
         "logged": len(run.rollouts),
         "logged_steps": len({row["step"] for row in run.rollouts}),
@@ -357,6 +361,15 @@ def _chosen(rollouts: Sequence[Row]) -> list[Row]:
 
 def _prompt(row: Row) -> str:
     return _cut(str(row.get("prompt", "")))
+
+
+def _strip(row: Row) -> tuple[tuple[str, float], ...]:
+    """The words of a reference answer, each with its weight."""
+    words, weights = row.get("reference") or (), row.get("weights") or ()
+    pairs = list(zip(words, weights, strict=False))[:_MOST_WORDS]
+    return tuple(
+        (str(word), round(_finite(weight) or 0.0, 4)) for word, weight in pairs
+    )
 
 
 def _cut(text: str) -> str:

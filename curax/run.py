@@ -416,7 +416,7 @@ class Run:
     def _evaluated(self, state: TrainState, step: int) -> tuple[dict[str, Any], float]:
         """What an evaluation adds to the row of a step; the score of its state."""
         start = time.perf_counter()
-        sampled, greedy = self._loop.evaluate(state)
+        sampled, greedy, said = self._loop.evaluate(state)
         took = time.perf_counter() - start
         self._files.evaluated(step, sampled, self._config.evaluation.samples)
         self._progress.held_out(sampled)
@@ -424,6 +424,7 @@ class Run:
             "eval/pass_rate": _mean(sampled),
             "eval/greedy_pass_rate": _mean(greedy),
             "time/evaluate_s": took,
+            **said,
         }
         return row, float(np.mean(row["eval/pass_rate"]))
 

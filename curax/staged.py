@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import imitate, metrics, pipeline, reward
-from curax.loops import Loop, warm_step
+from curax import hinted, imitate, metrics, pipeline, reflected, reward
+from curax.loops import Loop, chooses, warm_step
 from curax.parts import Parts
 from curax.types import Prompts
 
@@ -29,6 +29,7 @@ class Staged(Loop):
         # Where the host verifies, a stopping rule is tested between rounds.
         self._in_rounds = bool(parts.config.stop) and not parts.task.on_device
         self._ids = jax.jit(partial(pipeline.next_ids, parts))
+        self._next_prompts = jax.jit(partial(pipeline.next_prompts, parts))
         self._warm_ids = jax.jit(partial(imitate.next_ids, parts))
         self._warm_once = jax.jit(
             partial(warm_step, parts),
@@ -45,6 +46,21 @@ class Staged(Loop):
         self._goes_on = jax.jit(partial(pipeline.goes_on, parts))
         self._absorb = jax.jit(partial(pipeline.absorb, parts))
         self._wants_refill = jax.jit(partial(pipeline.wants_refill, parts))
+        self._meant = jax.jit(partial(hinted.meant, parts))
+        self._make_hints = jax.jit(partial(hinted.hints, parts))
+        self._write_hints = jax.jit(partial(hinted.writing, parts))
+        self._at_level = jax.jit(hinted.at_level)
+        self._noted = jax.jit(partial(hinted.noted, parts))
+        self._found = jax.jit(partial(hinted.found, parts))
+        self._begin_search = jax.jit(hinted.begin)
+        self._goes_on_hinting = jax.jit(partial(hinted.goes_on, parts))
+        self._ask = jax.jit(hinted.ask)
+        self._take = jax.jit(partial(hinted.take, parts))
+        self._scored = jax.jit(partial(reflected.scored, parts))
+        self._is_due = jax.jit(partial(reflected.is_due, parts))
+        self._candidates = jax.jit(partial(reflected.candidates, parts))
+        self._looked = jax.jit(partial(reflected.looked, parts))
+        self._chosen = jax.jit(partial(reflected.chosen, parts))
         self._learn = jax.jit(
             self._learn_once,
             out_shardings=(self.sharding, None, None),
@@ -74,10 +90,10 @@ class Staged(Loop):
             explored = jax.eval_shape(self._explored, state, pilots, outcome)
         number = jnp.int32(0)
         if self._in_rounds:
-            sampled = jax.eval_shape(self._draw_round, state, None, prompts)
+            sampled = jax.eval_shape(self._draw_round, state, None, number, prompts)
             outcome = shape(sampled[2].exists.shape, jnp.float32)
             pool = jax.eval_shape(self._pooled, None, sampled, outcome)
-            jax.eval_shape(self._draw_round, state, pool, prompts)
+            jax.eval_shape(self._draw_round, state, pool, number, prompts)
             sampled = pool.prompts, pool.contexts, pool.rollouts
         else:
             args = state, state.memory, number, explored, prompts
@@ -89,7 +105,20 @@ class Staged(Loop):
         drawn = jax.eval_shape(
             self._absorb, state.memory, None, sampled, outcome, explored
         )
+        if self.parts.config.hint:
+            drawn = jax.eval_shape(self._noted, state, drawn, None)
+            self._rehearse_hints(state, drawn, prompts)
         jax.eval_shape(self._learn, state, drawn)
+
+    def _rehearse_hints(self, state, drawn, prompts):
+        """Make hints for nobody: what cannot be made fails here."""
+        found = jax.eval_shape(self._found, drawn)
+        if prompts is None:
+            jax.eval_shape(self._make_hints, state, drawn.prompts, found)
+        else:
+            nobody = np.zeros(found.shape, bool)
+            write = partial(self._write_hints, state)
+            hinted.hints_by_host(self.parts, prompts, nobody, write)
 
     def warm(self, state, times):
         """As `Loop.warm`."""
@@ -117,28 +146,70 @@ class Staged(Loop):
         return state, rows, all_shown
 
     def _step(self, state):
-        clock = Clock()
-        explored = None
+        clock, explored = Clock(), None
+        if chooses(self.parts):
+            state = self._renewed(clock, state)
+        if self.parts.config.reflection:
+            return self._reflected(clock, state)
         if self.parts.config.pilot:
             pilots = self._graded(clock, self._pilots, state, self._prompts(state, 0))
             explored = self._explored(state, *pilots)
         drawn, memory, attempt = None, state.memory, jnp.int32(0)
+        asked, level, cost, how = None, None, None, self.parts.config.hint
         while drawn is None or self._wants_refill(drawn):
             prompts = self._prompts(state, attempt)
-            if self._in_rounds:
-                sampled, outcome = self._rounds(clock, state, prompts)
-            elif self.parts.config.sampling.parts > 1:
-                args = state, memory, attempt, explored, prompts
-                sampled, outcome = self._in_parts(clock, *args)
-            else:
-                args = state, memory, attempt, explored, prompts
-                sampled, outcome = self._graded(clock, self._draw, *args)
-            drawn = self._absorb(memory, drawn, sampled, outcome, explored)
+            if how and how.controller:
+                prompts, asked, cost = self._meant_for(clock, state, prompts)
+                level = asked.level
+            args = state, memory, attempt, explored, prompts, asked
+            sampled, outcome = self._drawn(clock, *args)
+            drawn = self._absorb(memory, drawn, sampled, outcome, explored, level)
             memory, attempt = drawn.memory, drawn.attempts
+        if how:
+            drawn = self._noted(state, drawn, cost)
+        if how and not how.controller:
+            drawn = self._searched(clock, state, drawn, explored)
+        return self._trained(clock, state, drawn)
+
+    def _trained(self, clock, state, drawn):
+        """The update; metrics and what is to be shown."""
         with clock.times("update"):
             state, values, shown = jax.block_until_ready(self._learn(state, drawn))
         row = jax.device_get(values) | clock.row(self.parts.task.on_device)
         return state, row, jax.device_get(shown)
+
+    def _reflected(self, clock, state):
+        """A step that takes its rewards from reference answers."""
+        prompts, memory = self._prompts(state, 0), state.memory
+        with clock.times("rollout"):
+            args = state, memory, jnp.int32(0), None, prompts
+            sampled = jax.block_until_ready(self._draw(*args))
+        with clock.times("verify"):
+            given = state, sampled, self._references(prompts)
+            scored = jax.block_until_ready(self._scored(*given))
+        args = sampled, scored.outcome, None, None, scored
+        return self._trained(clock, state, self._absorb(memory, None, *args))
+
+    def _references(self, prompts):
+        """Reference answers that the host reads; None where the device makes them."""
+        task = self.parts.task
+        return task.reference(prompts) if task.in_files and task.reference else None
+
+    def _renewed(self, clock, state):
+        """`reflected.renewed`, of prompts that the host may read."""
+        if not self._is_due(state):
+            return state
+        found = []
+        with clock.times("rollout"):
+            ids = self._candidates(state)
+            for number, some in enumerate(np.asarray(ids)):
+                prompts = None
+                if self.parts.task.in_files:
+                    prompts = self.parts.task.prompts(some)
+                given = prompts, self._references(prompts)
+                found.append(self._looked(state, some, jnp.int32(number), *given))
+            found = jax.tree.map(lambda *x: jnp.stack(x), *found)
+            return jax.block_until_ready(self._chosen(state, ids, found))
 
     def _prompts(self, state, attempt) -> Prompts | None:
         """The prompts of an attempt; None where the device makes them."""
@@ -147,17 +218,59 @@ class Staged(Loop):
             return None
         return task.prompts(np.asarray(self._ids(state, attempt)))
 
+    def _drawn(self, clock, state, memory, attempt, explored, prompts, asked):
+        """Completions and their outcomes, drawn as the config says."""
+        args = state, memory, attempt, explored, prompts, asked
+        if self._in_rounds:
+            return self._rounds(clock, state, attempt, prompts, asked)
+        if self.parts.config.sampling.parts > 1:
+            return self._in_parts(clock, *args)
+        return self._graded(clock, self._draw, *args)
+
+    def _meant_for(self, clock, state, prompts):
+        """Prompts, asked with hints of the level that was set for each; the cost."""
+        if prompts is None:
+            prompts = self._next_prompts(state, jnp.int32(0))
+        level = self._meant(state, prompts)
+        hints, cost = self._hints(clock, state, prompts, level > 0)
+        return prompts, self._at_level(prompts, hints, level), cost
+
+    def _searched(self, clock, state, drawn, explored):
+        """Groups that collapsed drawn again, with hints."""
+        found = self._found(drawn)
+        if not jnp.any(found):
+            return drawn
+        search = self._begin_search(
+            drawn, found, self._hints(clock, state, drawn.prompts, found)
+        )
+        while self._goes_on_hinting(search):
+            asked, prompts = self._ask(search), search.drawn.prompts
+            args = state, state.memory, search.tried + 1, explored, prompts, asked
+            sampled, outcome = self._drawn(clock, *args)
+            search = self._take(search, asked, sampled, outcome)
+        return search.drawn
+
+    def _hints(self, clock, state, prompts, wanted):
+        """`hinted.hints`, made by the host where prompts lie in files."""
+        with clock.times("rollout"):
+            if not self.parts.task.in_files:
+                return jax.block_until_ready(self._make_hints(state, prompts, wanted))
+            prompts, wanted = jax.device_get((prompts, wanted))
+            write = partial(self._write_hints, state)
+            return hinted.hints_by_host(self.parts, prompts, wanted, write)
+
     def _graded(self, clock, draw, *args):
         """What a draw gives, and its outcomes."""
         with clock.times("rollout"):
             sampled = jax.block_until_ready(draw(*args))
         return sampled, self._waited(clock, [self._verify(clock, sampled)])
 
-    def _rounds(self, clock, state, prompts):
+    def _rounds(self, clock, state, attempt, prompts, asked):
         """A draw whose prompts stop between rounds."""
         pool = None
-        while pool is None or self._goes_on(pool):
-            round_ = self._graded(clock, self._draw_round, state, pool, prompts)
+        while pool is None or self._goes_on(pool, asked):
+            args = state, pool, attempt, prompts, asked
+            round_ = self._graded(clock, self._draw_round, *args)
             pool = self._pooled(pool, *round_)
         return (pool.prompts, pool.contexts, pool.rollouts), pool.outcome
 

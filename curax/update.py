@@ -42,6 +42,16 @@ class Taken:
     entropy: jax.Array  # [M, T] float32, nats
 
 
+@flax.struct.dataclass(kw_only=True)
+class Seen:
+    """What the policy says of the tokens of a batch, looked at more closely."""
+
+    logp: jax.Array  # [M, T] float32, nats, of the token taken
+    entropy: jax.Array  # [M, T] float32, nats
+    square: jax.Array  # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
+    coupling: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
+
+
 def split(tree: Any, parts: int) -> Any:
     """Leaves `[M, ...]` to `[parts, M / parts, ...]`.
 
@@ -167,6 +177,38 @@ def logprobs(
         tokens, context = rows
         own = take(model, params, contexts, prefix, tokens, context, settings)
         return (), own.logp
+
+    return over_parts(read, (tokens, context), mask, settings)[1]
+
+
+def look(
+    model: Model,
+    params: Any,
+    contexts: Contexts,
+    tokens: jax.Array,
+    mask: jax.Array,
+    context: jax.Array,
+    settings: Settings,
+) -> Seen:
+    """All that a multiplier may read of tokens, without a gradient.
+
+    Micro-batch by micro-batch, as `logprobs`, whose arguments these are.
+
+    Returns:
+        What the policy says of each token; anything finite where `mask` is False.
+    """
+    prefix = prefill(model, params, contexts)
+
+    def read(rows):
+        tokens, context = rows
+        logp, entropy, square, coupling = masked.taken_with_spread(
+            extend(model, params, prefix.take(context), contexts.mask[context], tokens),
+            model.head(params),
+            tokens,
+            temperature=settings.temperature,
+            chunk=settings.vocab_chunk,
+        )
+        return (), Seen(logp=logp, entropy=entropy, square=square, coupling=coupling)
 
     return over_parts(read, (tokens, context), mask, settings)[1]
 

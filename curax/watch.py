@@ -6,6 +6,9 @@ import numpy as np
 
 Row = dict[str, Any]
 
+FORMATS, THOUGHT = 0.5, 0.1  # of the first value, below which something is said
+SURPRISE, IN_A_ROW = 4.0, 10  # standard deviations, and for how many steps
+
 
 class Watch:
     """Looks at every row of metrics. Each kind of trouble is told once."""
@@ -19,6 +22,8 @@ class Watch:
         """
         self._patience, self._drift_nats = patience, drift_nats
         self._told: set[str] = set()
+        self._first: dict[str, np.ndarray] = {}
+        self._surprised = np.zeros(1, np.int64)
 
     def look(self, row: Row) -> list[str]:
         """Sentences about a row, without those of a kind that was told before."""
@@ -51,6 +56,56 @@ class Watch:
                 "looks at more than the tokens before (padding, cache, dropout), or "
                 "the bound logging.drift_nats is too low for its dtype.",
             )
+        yield from self._shrunk(
+            row,
+            "format/effective_number",
+            FORMATS,
+            "formats",
+            "completions take one form; look at the losing ones in rollouts.jsonl, and "
+            "at pass@k, before more steps make it the only one: an entropy bonus, a "
+            "higher loss.high or a KL to the reference slow this down",
+        )
+        yield from self._shrunk(
+            row,
+            "reflect/thought_tokens",
+            THOUGHT,
+            "thought",
+            "completions hardly think before they answer; set reflection.weights to "
+            "weigh the reference tokens by how much they depend on the thought, for "
+            "their plain mean ends thoughts, or lower the learning rate",
+        )
+        z = _of(row, "forecast/dead_z", np.nan)
+        self._surprised = signed_run(z, self._surprised)
+        if np.any(np.abs(self._surprised) >= IN_A_ROW):
+            more = "more" if np.any(self._surprised >= IN_A_ROW) else "fewer"
+            yield (
+                "surprise",
+                f"{more} groups are dead than the memory forecasts, by {SURPRISE:g} "
+                f"standard deviations for {IN_A_ROW} steps up to step {step}: outcomes "
+                "are not what they were; look whether the verifier works, and lower "
+                "memory.half_life if the policy moves fast.",
+            )
+
+    def _shrunk(self, row: Row, name: str, share: float, kind: str, remedy: str):
+        """A metric has fallen below a share of the first value it had."""
+        if name not in row:
+            return
+        now = _of(row, name)
+        first = self._first.get(name, np.full_like(now, np.nan))
+        self._first[name] = first = np.where(np.isnan(first), now, first)
+        low = now < share * first
+        if np.any(low):
+            yield (
+                kind,
+                f"{name} is {now[low][0]:.3g} at step {row['step']}, and was "
+                f"{first[low][0]:.3g} at first: {remedy}.",
+            )
+
+
+def signed_run(z: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Steps in a row far above what was expected, or below: then negative; per seed."""
+    above, below = np.maximum(before, 0) + 1, np.minimum(before, 0) - 1
+    return np.where(z > SURPRISE, above, np.where(z < -SURPRISE, below, 0))
 
 
 def in_a_row(row: Row, before: Any) -> np.ndarray:

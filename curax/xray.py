@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from curax.command import Parser, write_whole
 from curax.config import Config, ConfigError, describe, load, override
+from curax.places import full_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +34,9 @@ NEAR = 1.3  # an objective that a weight follows within this factor has a name
 CLOSE = 1.2  # within this, a weight is what the draws leave of what was asked for
 BINS = 20  # of the histogram of pass rates
 BIASED = 0.02  # a pass rate that is off by more is told
+LIFT = 1.0  # nats that each level of a hint adds to the log-odds of a pass rate
+UNEQUAL = 0.005  # a weight that hints change by more is told
+STRONG = 20.0  # no level is believed to add more
 
 
 class Prompts(NamedTuple):
@@ -69,6 +73,13 @@ def parser() -> Parser:
         help="memory.jsonl of a run: pass rates, and lengths, as measured there",
     )
     result.add_argument(
+        "--lift",
+        type=float,
+        metavar="NATS",
+        help="what each level of a hint adds to the log-odds of a pass rate (default: "
+        f"{LIFT:g}); for recipes with hints",
+    )
+    result.add_argument(
         "--workdir", metavar="DIR", help="where to write (default: runs/xray/NAME)"
     )
     return result
@@ -86,8 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         workdir = Path(args.workdir or Path("runs", "xray", name))
         config = override(load(path), args.assignments)
         prompts = measured(Path(args.memory)) if args.memory else believed(*args.beta)
+        lift = lifting(config, args.lift)
         made(workdir)
-        found = look(config, prompts)
+        found = look(config, prompts, lift)
         page = {"recipe": name, "config": args.config, "set": args.assignments} | found
         data = json.dumps(page, indent=1, allow_nan=False) + "\n"
         files = {"xray.json": data.encode(), "xray.png": picture(name, found)}
@@ -204,6 +216,25 @@ def believed(a: float, b: float, count: int = 200) -> Prompts:
     return Prompts(f"Beta({a:g}, {b:g})", np.clip(rates, LOWEST, 1 - LOWEST))
 
 
+def lifting(config: Config, lift: float | None) -> float:
+    """What a level of hints is believed to do.
+
+    Raises:
+        ConfigError: if nobody could, or the recipe has no hints.
+    """
+    if lift is not None and config.hint is None:
+        raise ConfigError(
+            f"--lift {lift:g} is what hints do, and this recipe has none; leave it out "
+            "or set hint."
+        )
+    lift = LIFT if lift is None else lift
+    if not abs(lift) <= STRONG:
+        raise ConfigError(
+            f"--lift {lift:g}: it must be within {STRONG:g} nats of 0; write {LIFT:g}."
+        )
+    return lift
+
+
 def lengths(prompts: Prompts, p: np.ndarray) -> np.ndarray | None:
     """`[R]` tokens per completion near each pass rate, None if they are not known.
 
@@ -228,8 +259,13 @@ def lengths(prompts: Prompts, p: np.ndarray) -> np.ndarray | None:
 # ----- what is said
 
 
-def look(config: Config, prompts: Prompts) -> dict[str, Any]:
+def look(config: Config, prompts: Prompts, lift: float = LIFT) -> dict[str, Any]:
     """Everything that is said of a recipe, ready for JSON.
+
+    Args:
+        config: the recipe.
+        prompts: that it is looked at with.
+        lift: nats that each level of a hint adds to the log-odds of a pass rate.
 
     Raises:
         ConfigError: in a sentence, if its functions do not take what they are given.
@@ -241,11 +277,12 @@ def look(config: Config, prompts: Prompts) -> dict[str, Any]:
     p = np.unique(np.concatenate([SHOWN, dense, np.arange(3, 18) / 20]).round(6))
     held = None if prompts.draws is None else float(prompts.draws.mean())
     try:
-        seen = predict.predict(config, p, prompts.rates, remembered=held)
+        plain = predict.predict(config, p, prompts.rates, remembered=held, lift=lift)
+        seen = predict.with_hints(config, plain)
         claim = claims.claimed(config)
         asked = claim.slope(p) if claim.slope else np.full_like(p, np.nan)
         reach = claims.reached(claim, seen)
-        notes = remarks(config, seen)
+        notes = remarks(config, seen) + remarks_on_hints(config, plain)
     except ConfigError:
         raise
     except Exception as error:
@@ -265,8 +302,8 @@ def look(config: Config, prompts: Prompts) -> dict[str, Any]:
     draws = seen.draws * seen.attempts
     each = lengths(prompts, p)
     tokens = draws * (config.sampling.max_tokens if each is None else each)
-    group = max(round(average(draws)), 2)
-    _, plain = claims.grpo(group, p)
+    group = max(round(average(plain.draws * plain.attempts)), 2)
+    _, grpo = claims.grpo(group, p)
     known = claims.family((config.sampling.group_size, group))
     over = claims.distance(seen.weight, asked, p)
     off, limited = differences(p, over, claim.name), False
@@ -292,12 +329,12 @@ def look(config: Config, prompts: Prompts) -> dict[str, Any]:
         "draws": draws,
         "tokens": tokens,
         "pass_rate_bias": seen.rate - p,
-        "noise_against_grpo": seen.noise / seen.placed / plain,
+        "noise_against_grpo": seen.noise / seen.placed / grpo,
         "spread": seen.spread,
         "right": seen.right,
         "wrong": seen.wrong,
     }
-    return {
+    result = {
         "population": prompts.source,
         "claim": claim.name,
         "nearest": name,
@@ -320,6 +357,50 @@ def look(config: Config, prompts: Prompts) -> dict[str, Any]:
         },
         "warnings": off + warnings(claim, seen),
         "notes": notes,
+    }
+    if plain.hints:
+        result["hints"] = of_hints(config, plain, lift, average)
+    return result
+
+
+def of_hints(
+    config: Config,
+    seen: "Prediction",
+    lift: float,
+    average: Callable[[np.ndarray], float],
+) -> dict[str, Any]:
+    """What is said of hints, ready for JSON; lists by level begin without a hint."""
+    from curax import levels
+
+    hints, how = seen.hints, config.hint
+    assert hints
+    assert how
+    columns = {
+        "pass_rate": hints.p,
+        "drawn": hints.drawn,
+        "trains": hints.trains,
+        "weight": hints.weight,
+        "signal": hints.signal,
+        "draws": hints.draws,
+    }
+    if hints.end is not None and hints.end_weight is not None:
+        columns |= {"end": hints.end, "end_weight": hints.end_weight}
+
+    def numbers(values: np.ndarray) -> list[Any]:
+        return [_number(x) if x.ndim == 0 else numbers(x) for x in values]
+
+    return {
+        "lift": lift,
+        "levels": how.levels,
+        "gradient": {1: "hint", 0: "prompt", None: None}[levels.credited(how)],
+        "controller": how.controller is not None,
+        "signal_without": numbers(seen.signal),
+        "mean": {
+            "signal_without": average(seen.signal),
+            "drawn": [average(row) for row in hints.drawn],
+            "trains": [average(row) for row in hints.trains],
+        },
+        "by_level": {key: numbers(rows) for key, rows in columns.items()},
     }
 
 
@@ -416,6 +497,58 @@ def remarks(config: Config, seen: "Prediction") -> list[str]:
     return told
 
 
+def remarks_on_hints(config: Config, seen: "Prediction") -> list[str]:
+    """What is taken for granted of hints, in sentences.
+
+    Args:
+        config: the recipe.
+        seen: as if there were no hints, but for `hints`.
+    """
+    from curax import levels, predict
+
+    how, hints = config.hint, seen.hints
+    if not (how and hints):
+        return []
+    called = full_name(how.credit).removeprefix("curax.") if how.credit else ""
+    told = [
+        "w, signal and draws are with hints, bias and noise as if there were none. "
+        "What writing hints costs is not counted; no hint is missing, too long or "
+        "dropped.",
+        {
+            1: "What hinted groups train are pass rates under hints, held fixed: their "
+            "coefficients, w1 and on, are not in w.",
+            0: f"{called} makes hinted groups train p itself: w is the sum over all "
+            "levels.",
+            None: f"No coefficient of a gradient of p describes what {called} makes "
+            "hinted groups train; w is of those without a hint.",
+        }[levels.credited(how)],
+    ]
+    if how.most < 1:
+        told.append(
+            f"At most {how.most:.0%} of the prompts of a step are hinted, in the order "
+            "of the batch; what this leaves out is counted."
+        )
+    if any("statistics" in text for text in seen.how):
+        told.append("The rest of a batch is taken to be drawn without hints.")
+    visits = predict.visits(config)
+    if how.controller and visits > 1:
+        told.append(f"Levels are those of {visits} visits of a run, at one pass rate.")
+    elif how.controller:
+        told.append(
+            "No prompt comes back within the run, so that all are drawn without a "
+            "hint; lower task.num_prompts."
+        )
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            off = np.nan_to_num(np.abs(hints.weight[0] / seen.weight - 1)).max()
+        if off > UNEQUAL:
+            told.append(
+                "Groups that are drawn again had credit, which is lost: w of groups "
+                f"without a hint is up to {off:.0%} off what it is without hints."
+            )
+    return told
+
+
 def verdict(found: Mapping[str, Any]) -> str:
     """Which objective is followed, in words."""
     factor = found["nearest_factor"]
@@ -464,9 +597,64 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         lines.append(f"Averaged over random draws: {what}. The rest is exact.")
     else:
         lines.append("Exact: every number of right completions is counted.")
+    if "hints" in found:
+        lines += ["", *_table_of_hints(found)]
     lines += [f"Note: {text}" for text in found["notes"]]
     lines += [f"Warning: {name} {text}" for text in found["warnings"]]
     return "\n".join(lines)
+
+
+def _table_of_hints(found: Mapping[str, Any]) -> list[str]:
+    """By level: how many are drawn, with which coefficients, and the signal."""
+    hints = found["hints"]
+    by = {key: np.array(x, float) for key, x in found["by_pass_rate"].items()}
+    of = {key: np.array(x, float) for key, x in hints["by_level"].items()}
+    plain = np.array(hints["signal_without"], float)
+    places = np.flatnonzero(np.isin(by["p"], SHOWN))
+    every = range(hints["levels"] + 1)
+    above = every[1:]
+
+    def cells(values: Iterable[Any], form: str) -> str:
+        width = form.partition(".")[0]
+        return "".join(
+            f"{x:>{width}}" if isinstance(x, str)
+            else f"{'-':>{width}}" if np.isnan(x)
+            else f"{x:{form}}"
+            for x in values
+        )  # fmt: skip
+
+    lines = [
+        f"With hints, each level of which is believed to add {hints['lift']:g} to the "
+        "log-odds of p (--lift).",
+        "    p"
+        + cells([f"p{i}" for i in above], "5.2f")
+        + cells([f"at {i}" for i in above], "7.1%")
+        + cells([f"w{i}" for i in every], "6.2f")
+        + "  draws signal  plain",
+    ]
+    lines += [
+        f"{by['p'][i]:5.2f}"
+        + cells(of["pass_rate"][1:, i], "5.2f")
+        + cells(of["drawn"][1:, i], "7.1%")
+        + cells(of["weight"][:, i], "6.2f")
+        + f"{by['draws'][i]:7.1f} {by['signal'][i]:6.1%} {plain[i]:6.1%}"
+        for i in places
+    ]
+    what = "visits" if hints["controller"] else "prompts"
+    lines.append(f"At: {what} drawn at a level. Plain: the signal without hints.")
+    if hints["controller"]:
+        lines += [
+            "",
+            "In the end, if all may be hinted; w: the mean over levels of visits.",
+            "    p" + cells([f"at {i}" for i in every], "7.1%") + "      w",
+        ]
+        lines += [
+            f"{by['p'][i]:5.2f}"
+            + cells(of["end"][:, i], "7.1%")
+            + f"{of['end_weight'][:, i].sum():7.3f}"
+            for i in places
+        ]
+    return lines
 
 
 def picture(name: str, found: Mapping[str, Any]) -> bytes:
@@ -525,6 +713,11 @@ def picture(name: str, found: Mapping[str, Any]) -> bytes:
     bars = (np.arange(BINS) + 0.5) / BINS
     signal.bar(bars, share, 1 / BINS, color=style.grid, label="prompts")
     signal.plot(p, by["signal"], color=style.green, linewidth=2, label="with signal")
+    if "hints" in found:
+        plain = np.array(found["hints"]["signal_without"], float)[inside]
+        signal.plot(
+            p, plain, ":", color=style.green, linewidth=2, label="without hints"
+        )
     percent(signal)
     draws = signal.twinx()
     draws.plot(p, by["draws"], "--", color=style.purple, linewidth=2)

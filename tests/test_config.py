@@ -16,6 +16,7 @@ from curax.config import (
     Config,
     ConfigError,
     Evaluation,
+    Hint,
     Memory,
     Mesh,
     Pilot,
@@ -23,6 +24,7 @@ from curax.config import (
     Stop,
     Update,
     WarmStart,
+    Writing,
 )
 
 RECIPES = Path(__file__).parents[1] / "configs"
@@ -138,6 +140,13 @@ BOUNDS = {
     "logging.drift_nats": ("greater than 0.0", 0.0, 1.0),
     "pilot.draws": ("at least 1", 0, 1),
     "stop.round_size": ("at least 1", 0, 1),
+    "hint.levels": ("at least 1", 0, 1),
+    "hint.width": ("at least 1", 0, 1),
+    "hint.gate": ("at least 0.0", -0.5, 0.0),
+    "hint.most": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
+    "hint.writing.max_tokens": ("at least 1", 0, 1),
+    "hint.writing.temperature": ("at least 0.0", -1.0, 0.0),
+    "hint.writing.tries": ("at least 1", 0, 1),
     "kl.coefficient": ("at least 0.0", -0.1, 0.0),
     "entropy_bonus": ("at least 0.0", -1.0, 0.0),
     "steps": ("at least 0", -1, 0),
@@ -148,7 +157,8 @@ BOUNDS = {
 
 def full(name: str = "") -> Config:
     """With as many fields as there can be; what excludes others only where named."""
-    alone = {"pilot": Pilot(draws=1), "stop": Stop(rule=plain)}
+    hint = Hint(source=plain, trigger=plain, writing=Writing())
+    alone = {"pilot": Pilot(draws=1), "stop": Stop(rule=plain), "hint": hint}
     group = name.partition(".")[0]
     return make(
         **({group: alone[group]} if group in alone else {}),
@@ -182,7 +192,9 @@ def test_every_number_of_the_config_has_a_range():
             n for key, part in parts for n in numbers(part, f"{name}.{key}".strip("."))
         }
 
-    every = (numbers(cf.describe(full(group))) for group in ("", "pilot", "stop"))
+    every = (
+        numbers(cf.describe(full(group))) for group in ("", "pilot", "stop", "hint")
+    )
     assert set().union(*every) == set(BOUNDS)
 
 
@@ -238,6 +250,15 @@ CONFLICTS = {
     "warm_start.micro_batches=6 must divide warm_start.rows=64; "
     "set warm_start.micro_batches to 2.": {
         "warm_start": WarmStart(steps=1, rows=64, micro_batches=6, optimizer=plain)
+    },
+    "sampling.rounds=2 gives the place of a dead group to another prompt, and hint "
+    "asks the same one again; set sampling.rounds to 1 or hint to None.": {
+        "hint": Hint(source=plain, trigger=plain),
+        "sampling": Sampling(rounds=2),
+    },
+    "hint.gate ends a search within a visit, and hint.controller sets the level "
+    "between visits; set one of them to its default.": {
+        "hint": Hint(source=plain, trigger=plain, controller=plain, gate=0.9)
     },
     "correct.rows=5.0 must be the rows trained per prompt, 4; set correct.rows to 4.": {
         "correct": partial(scaled, rows=5.0)
@@ -434,5 +455,8 @@ def test_a_recipe_on_another_task_keeps_its_stages_and_scales_its_lengths():
     assert cf.describe(config.gate) == cf.describe(recipe.gate)
     constant = cf.transferred(cf.load(RECIPES / "dr_grpo.py"), max_tokens=64)
     assert cf.option(constant.aggregate, "length") == 64
+    sage = cf.transferred(cf.load(RECIPES / "sage.py"), max_tokens=1024)
+    assert sage.hint
+    assert sage.hint.width == 896  # 7 of 8
     own = cf.transferred(recipe, max_tokens=64, shape_reward=None)
     assert own.shape_reward is None

@@ -4,6 +4,7 @@ import ast
 import json
 import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,13 @@ for_every_config = for_each(FILES)
 SMALL = {"logging.every": 1, "steps": 1}
 
 
-def task():
+def task(*, hints=False):
     """The task of the recipes, but luck solves half of it and soon comes to an end."""
 
     def verify(target, tokens, mask):
         return (tokens[:, 0] % 2 == 0).astype(jnp.float32)
 
-    strict = chain.task(depth=2, num_prompts=64)
+    strict = chain.task(depth=2, num_prompts=64, hints=hints)
     return replace(strict, verify=verify, end=tuple(range(chain.MODULUS)))
 
 
@@ -84,7 +85,8 @@ def shrunk(config):
         stage, _, key = name.partition(".")
         if option(getattr(config, stage), key) or (stage == "stop" and config.stop):
             small[name] = value
-    config = replace(config, task=task, model=model, warm_start=None)
+    own = partial(task, hints=config.hint is not None)
+    config = replace(config, task=own, model=model, warm_start=None)
     return override(config, small)
 
 
@@ -143,7 +145,11 @@ def test_a_config_takes_a_step(path, monkeypatch):
         )
     else:
         pilots = row.get("pilot/drawn", 0)
-        assert row["rollout/drawn"] == attempts * parts.rows + pilots
+        asked = sum(row[name] for name in row if name.startswith("hint/asked_"))
+        if config.hint and config.hint.controller:  # nothing is drawn twice
+            asked = 0
+        again = asked * config.sampling.group_size
+        assert row["rollout/drawn"] == attempts * parts.rows + pilots + again
     assert row["train/rows"] <= parts.train_rows
 
 

@@ -111,6 +111,45 @@ def test_majority_of_all_is_that_of_the_most_frequent_answer():
     assert estimates.majority(answer[1:], outcome[1:], 21) == pytest.approx(1 / 3)
 
 
+weights = st.sampled_from([0.5, 1.0, 2.0, 7.0])
+
+
+@given(answered, weights)
+def test_a_vote_of_equal_weights_is_the_majority_of_all(completions, weight):
+    answer, outcome = map(np.array, zip(*completions, strict=True))
+    got = estimates.weighted(answer, outcome, np.full(len(answer), weight))
+    want = estimates.majority(answer, outcome, len(answer))
+    np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-1, 2), st.sampled_from([0.0, 0.25, 1.0]), weights),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([1.0, 0.5, 0.1]),
+)
+def test_a_weighted_vote_is_worth_what_its_answers_are(completions, keep):
+    answer, outcome, weight = map(np.array, zip(*completions, strict=True))
+    votes = [c for c in completions if c[0] >= 0]
+    cut = np.quantile([w for *_, w in votes], 1 - keep) if votes else 0
+    total = {}
+    for a, _, w in votes:
+        total[a] = total.get(a, 0) + w * (w >= cut)
+    best = [a for a in total if total[a] == max(total.values())]
+    worth = [np.mean([o for a, o, _ in votes if a == label]) for label in best]
+    got = estimates.weighted(answer, outcome, weight, keep=keep)
+    np.testing.assert_allclose(got, np.mean(worth) if worth else 0, atol=1e-12)
+
+
+def test_a_vote_that_an_outcome_is_missing_of_is_not_told():
+    answer, weight = np.array([0, 1, 1]), np.ones(3)
+    assert math.isnan(estimates.weighted(answer, np.array([1, 0, np.nan]), weight))
+    nothing = np.zeros(0)
+    assert math.isnan(estimates.weighted(nothing.astype(int), nothing, nothing))
+
+
 def test_majority_of_many_completions_stays_a_probability():
     random = np.random.default_rng(0)
     answer = random.integers(-1, 6, 400)

@@ -43,6 +43,8 @@ def always(question, completion, answer):
     return 1
 '''
 N, PROBLEMS = 4, 10
+VOCABULARY = 384  # rows of the head of the small checkpoint
+CONFIDENT = ("--confidence", 5, "--window", 3)
 SAMPLING = ["--n", str(N), "--max-tokens", "6", "--batch", "4", "--slots", "6"]
 COMPILING = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -341,6 +343,110 @@ def test_greedy_alone_needs_no_samples(place):
     assert len(lines(out / "aside.jsonl")) == 3
 
 
+# ----- confidence
+
+
+@pytest.fixture(scope="module")
+def sure(place):
+    """An evaluation that tells confidence, of one file."""
+    out = place / "sure"
+    asked_ = typed(place, out, *CONFIDENT, data=["aside.jsonl"])
+    status, said, err = main(*asked_)
+    assert (status, err) == (0, "")
+    return out, said, asked_
+
+
+def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
+    place, monkeypatch
+):
+    # A row at a time, and of it five tokens and then one.
+    monkeypatch.setattr(samples, "TOKENS", 10)
+    monkeypatch.setattr(samples, "ENTRIES", 5 * VOCABULARY)
+    args = options(place, *CONFIDENT, "--temperature", 0.5)
+    with contextlib.ExitStack() as opened:
+        made = asked.prepared(args, opened)
+        (questions,) = made.questions.values()
+        found = samples.Drawer(made.policy, questions, made.how)([2, 0])
+        tokens, mask = questions.prompts([2, 0])
+    model, params = made.policy.model, made.policy.params
+    features = jax.jit(lambda *args: model.features(params, *args)[0])
+    head = np.asarray(model.head(params), np.float64)
+    assert len(head) == VOCABULARY
+    rows = {2: tokens[0][mask[0]], 0: tokens[1][mask[1]]}
+    places = np.arange(64, dtype=np.int32)[None]
+    assert len(found) == 2 * (N + 1)
+    for one in found:
+        whole = np.concatenate([rows[one.number], one.tokens])
+        behind = np.zeros((1, 64), np.int32)
+        behind[0, : len(whole)] = whole
+        last = features(behind, places, behind >= 0)[0]
+        own = np.asarray(last, np.float64)[len(rows[one.number]) - 1 : len(whole) - 1]
+        z = own @ head.T / (1.0 if one.greedy else 0.5)
+        logp = z - np.log(np.exp(z).sum(-1, keepdims=True))
+        each = -np.sort(logp, -1)[:, -5:].mean(-1)
+        means = [each[t : t + 3].mean() for t in range(len(each) - 2)] or [each.mean()]
+        want = {"mean": each.mean(), "lowest": min(means), "bottom": min(means)}
+        want["tail"] = each[-3:].mean()
+        assert one.confidence == pytest.approx(want, rel=1e-4)
+
+
+def test_confidence_changes_neither_what_is_drawn_nor_what_else_is_said(sure, whole):
+    rows, old = (lines(out / "aside.jsonl") for out in (sure[0], whole[0]))
+    scores = [row.pop("confidence_nats") for row in rows]
+    assert rows == old
+    assert {tuple(score) for score in scores} == {("mean", "lowest", "bottom", "tail")}
+    assert all(score["lowest"] <= score["mean"] for score in scores)
+    found, before = (
+        results(out)["results"]["aside.jsonl"]["measures"]
+        for out in (sure[0], whole[0])
+    )
+    votes = {name for name in found if name.startswith(f"maj@{N} ")}
+    assert {name: found[name] for name in found if name not in votes} == before
+    assert {name: found[name] for name in before} == before
+    settings = json.loads((sure[0] / hold.SETTINGS).read_text())["sampling"]
+    plain = json.loads((whole[0] / hold.SETTINGS).read_text())["sampling"]
+    assert settings == plain | {"confidence": 5, "window": 3}
+    assert not {"confidence", "window"} & set(plain)
+
+
+def test_an_evaluation_with_confidence_goes_on_and_is_not_mixed(place, sure):
+    out = place / "sure_cut"
+    out.mkdir()
+    for file in sure[0].iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    data = (out / "aside.jsonl").read_bytes()
+    (out / "aside.jsonl").write_bytes(data[: len(data) // 2])
+    again = [str(out) if word == str(sure[0]) else word for word in sure[2]]
+    assert main(*again)[0] == 0
+    assert_same(out, sure[0])
+    status, _, err = main(*typed(place, out, data=["aside.jsonl"]))
+    assert status == 2
+    assert "with sampling.confidence=5, and this is one with" in err
+
+
+def test_sure_completions_outvote_a_majority():
+    # Answer, outcome, and two scores.
+    said = [("1", 0.0, 1.0, 3.0), ("1", 0.0, 1.5, 3.0), ("2", 1.0, 4.0, 4.0)]
+    said += [(None, 0.0, 5.0, 5.0)]
+    like = {"greedy": False, "length_tokens": 1, "finished": True, "reason": None}
+    like |= {"level": "1", "subject": None}
+    block = [
+        {**like, "answer": answer, "outcome": outcome}
+        | {"confidence_nats": {"mean": one, "tail": 1 / one, "bottom": other}}
+        for answer, outcome, one, other in said
+    ]
+    found = tally.results(tally.tally([block, block], 4), [4], seed=0)
+    values = {name: row["value"] for name, row in found["measures"].items()}
+    assert values["maj@4"] == 0
+    assert values["maj@4 mean"] == values["maj@4 mean top 10%"] == 1
+    assert values["maj@4 tail"] == values["maj@4 tail top 10%"] == 0
+    assert values["maj@4 bottom"] == 0
+    assert values["maj@4 bottom top 10%"] == 1
+    assert set(found["levels"]["1"]) == {"mean@4", "pass@4"}
+    row = found["measures"]["maj@4 mean"]
+    assert (row["low"], row["high"], row["problems"]) == (1, 1, 2)
+
+
 # ----- how it is asked
 
 
@@ -535,6 +641,10 @@ BAD = {
     "write --top-p 1.0.",
     f"{GOOD} --max-tokens 0": "--max-tokens 0 must be at least 1; write --max-tokens "
     "1.",
+    f"{GOOD} --confidence 0": "--confidence 0 must be at least 1; write --confidence "
+    "1.",
+    f"{GOOD} --window 64": "--window is of confidence; add --confidence 20, or leave "
+    "it out.",
     f"{GOOD} --template ask": "--template 'ask' does not say where the question "
     "stands; put {{question}} into it.",
     f"{GOOD} --mesh 0 1 1": "--mesh 0 must be at least 1; write --mesh 1 1 1.",

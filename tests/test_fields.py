@@ -34,6 +34,7 @@ from curax import (
     frozen,
     gate,
     held_out,
+    hint,
     loops,
     loss,
     modulate,
@@ -48,8 +49,10 @@ from curax.config import (
     KL,
     Config,
     ConfigError,
+    Hint,
     Pilot,
     Stop,
+    Writing,
     fields_of,
     load,
     override,
@@ -146,6 +149,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.budget": (12, "draw"),
     "pilot": (Pilot(draws=1), "step"),
     "stop": (Stop(rule=stop.positives, round_size=2), "draw"),
+    "hint": (
+        Hint(source=hint.reference_prefix, trigger=hint.all_wrong),
+        "refused: a task that can give hints",
+    ),
     "allocate": (half, "draw"),
     "claim": (objective.log, "claim"),
     "objective": (outcome_itself, "credit"),
@@ -238,12 +245,35 @@ FIELDS: dict[str, tuple[Any, str]] = {
 # What a config can have only without something of the above, and its own fields.
 ALTERNATIVES: dict[str, dict[str, Any]] = {
     "stop": {"stop": Stop(rule=partial(stop.balanced, right=1, wrong=1), round_size=2)},
+    "hint": {
+        "task": partial(
+            chain.task, depth=2, num_prompts=64, num_held_out=32, hints=True
+        ),
+        "hint": Hint(
+            source=hint.reference_prefix,
+            width=3,
+            writing=Writing(max_tokens=3),
+            trigger=hint.all_wrong,
+        ),
+    },
     "pilot": {
         "pilot": Pilot(draws=2, norm=score.logits),
         "allocate": partial(allocate.gvm, least=1),
     },
 }
 MORE_FIELDS = {
+    "hint.source": (hint.self_written, "step"),
+    "hint.source.shares": ((0.2, 0.4, 0.6), "step"),
+    "hint.levels": (2, "step"),
+    "hint.width": (4, "draw"),
+    "hint.writing.max_tokens": (4, "step"),
+    "hint.writing.temperature": (0.5, "step"),
+    "hint.writing.tries": (1, "step"),
+    "hint.trigger": (hint.no_signal, "step"),
+    "hint.gate": (0.5, "step"),
+    "hint.controller": (hint.paper, "step"),
+    "hint.most": (0.25, "step"),
+    "hint.credit": (hint.dropped, "step"),
     "stop.rule": (stop.never, "draw"),
     "stop.rule.right": (2, "draw"),
     "stop.rule.wrong": (2, "draw"),

@@ -11,14 +11,20 @@ PACKAGE = ROOT / "curax"
 
 BASE = {"types", "masked", "keys", "kinds", "counts"}
 STAGES = {
-    *("memory", "stop"),
+    *("memory", "stop", "reflect"),
     *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
-    *("correct", "advantage", "modulate", "loss", "aggregate"),
+    *("correct", "advantage", "modulate", "loss", "aggregate", "reflect"),
 }
+MONITORS = {"diversity", "distance", "confidence", "content"}  # look, change nothing
 INNER = {"models", "tasks"}  # packages
 WORDS = {"kinds", "places", "config"}  # the vocabulary of configs; no arrays
-PAGES = {"record", "pictures", "report"}  # read a run folder; no arrays on devices
-JOINED = BASE | STAGES | {"data", "frozen", "grids", "metrics", "update", "config"}
+PAGES = {"record", "frontier", "pictures", "report"}  # of a run folder; no devices
+JOINED = (
+    BASE
+    | STAGES
+    | MONITORS
+    | {"data", "frozen", "grids", "metrics", "update", "config"}
+)
 
 # Module: what it may import. A package stands for each of its files.
 MAY_IMPORT = {
@@ -32,6 +38,8 @@ MAY_IMPORT = {
     "places": {"kinds"},
     "config": {"kinds", "places"},
     **dict.fromkeys(STAGES, BASE),
+    **dict.fromkeys(MONITORS, BASE),
+    "distance": BASE | {"loss"},
     "models": BASE,
     "tasks": BASE | {"verify"},
     "verify": {"kinds"},
@@ -41,11 +49,14 @@ MAY_IMPORT = {
     "update": BASE | {"rollout"},
     "parts": {"types", "config", "allocate", "update"},
     "pipeline": JOINED | {"parts"},
+    "hinted": JOINED | {"parts", "pipeline"},
+    "reflected": JOINED | {"parts", "pipeline"},
     "imitate": JOINED | {"parts"},
-    "held_out": JOINED | {"parts"},
+    "held_out": JOINED | {"parts", "diversity", "distance"},
     "mesh": {"config"},
-    "loops": JOINED | {"parts", "pipeline", "imitate", "held_out", "mesh"},
-    "staged": JOINED | {"parts", "pipeline", "imitate", "loops"},
+    "loops": JOINED
+    | {"parts", "pipeline", "hinted", "reflected", "imitate", "held_out", "mesh"},
+    "staged": JOINED | {"parts", "pipeline", "hinted", "reflected", "imitate", "loops"},
     "checkpoint": {"types"},
     "folder": {"types", "config", "command"},
     "recall": {"types", "config", "command", "folder"},
@@ -53,7 +64,8 @@ MAY_IMPORT = {
     "interrupt": set(),
     "watch": set(),
     "record": set(),
-    "pictures": {"record"},
+    "frontier": set(),
+    "pictures": {"record", "frontier"},
     "report": {"command", "record", "pictures"},
     "run": {
         *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
@@ -67,6 +79,7 @@ MAY_IMPORT = {
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
         *("policies", "run", "interrupt", "progress", "tasks", "verify"),
+        *("update", "confidence"),
     },
     "evaluate": {"kinds", "command", "config", "exams"},
     "export": {"command", "config", "policies", "models"},
@@ -74,9 +87,12 @@ MAY_IMPORT = {
     "train": {"command", "config", "folder", "run"},
     "chances": set(),
     "claims": {"chances", "config", "objective", "places", "predict"},
-    "predict": {"chances"} | JOINED | {"places", "pipeline"},
+    "levels": {"chances", "config", "hint", "hinted", "masked"},
+    "predict": {"chances", "levels"} | JOINED | {"places", "pipeline"},
     "expect": {"config", "predict"},
-    "xray": {"command", "config", "claims", "predict", "pictures"},
+    "xray": {
+        *("command", "config", "places", "claims", "levels", "predict", "pictures")
+    },
 }
 STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}
@@ -145,7 +161,7 @@ def test_what_needs_no_arrays_imports_no_jax(path):
 
 def test_grids_are_the_business_of_the_pipeline_alone():
     users = {module_of(path) for path in FILES if ("grids", "") in own(path)}
-    assert users == {"pipeline"}
+    assert users == {"pipeline", "reflected"}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=str)

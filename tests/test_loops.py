@@ -184,7 +184,7 @@ def test_prompts_that_the_host_makes_give_what_those_of_the_device_give():
     )
     state = jax.device_put(warmed(1))
     got, want = (loop.evaluate(loop.begin(state)) for loop in loops_)
-    np.testing.assert_array_equal(got, want)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_the_host_verifies_one_part_while_the_next_is_drawn():

@@ -403,6 +403,7 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     first, last = row["step"] == 0, row["step"] == config["steps"]
     evaluated = row["step"] % config["evaluation"]["every"] == 0 or last
     host = config["task"]["function"] == "curax.tasks.problems.task"
+    modulates = config["modulate"]["function"] != "curax.modulate.none"
     return {
         "every row": True,
         "always": not first,
@@ -410,8 +411,10 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "as above": evaluated,
         "where evaluated": evaluated,
         "where `stop` is set": config["stop"] is not None and not first,
+        "where `hint` is set": config["hint"] is not None and not first,
         "where `pilot` is set": config["pilot"] is not None and not first,
         "where `kl` is set": config["kl"] is not None and not first,
+        "where `modulate` is set": modulates and not first,
         "verifier on the host": host and not first,
         "verifier on the host, or `staged`": (host or config["staged"]) and not first,
     }[when]
@@ -422,8 +425,9 @@ from dataclasses import replace
 from functools import partial
 
 import small
-from curax import loss, stop
-from curax.config import KL, Pilot, Stop
+from curax import hint, loss, modulate, stop
+from curax.config import KL, Hint, Pilot, Stop
+from curax.tasks import chain
 
 
 def get_config():
@@ -431,7 +435,11 @@ def get_config():
     return replace(config, warm_start=None, steps=2, {changed})
 """
 CHANGED = {
-    "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1)",
+    "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1), "
+    "modulate=modulate.dynamo",
+    "hints": "hint=Hint(source=hint.reference_prefix, levels=1, width=3, "
+    "trigger=hint.all_wrong), task=partial(chain.task, depth=2, num_prompts=64, "
+    "num_held_out=32, hints=True)",
     "stops": "staged=True, "
     "stop=Stop(rule=partial(stop.positives, right=1), round_size=2)",
 }

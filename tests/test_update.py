@@ -13,6 +13,7 @@ from contracts import close
 from jax.extend.core import jaxprs_in_params
 
 from curax import loss, update
+from curax import masked as reductions
 from curax.types import Batch
 
 M, TEMPERATURE = 8, 0.8
@@ -100,6 +101,16 @@ def naive():
     return value, grads, update.Taken(logp=logp, entropy=entropy)
 
 
+def spread(logits, token):
+    """Log-prob, entropy, square and coupling, all of the vocabulary at once."""
+    every = jax.nn.log_softmax(logits)
+    chance, logp = jnp.exp(every), jnp.take_along_axis(every, token[..., None], -1)
+    entropy = -jnp.sum(chance * every, -1, keepdims=True)
+    score = jax.nn.one_hot(token, logits.shape[-1], dtype=logits.dtype) - chance
+    coupling = jnp.sum(chance**2 * (every + entropy), -1)
+    return logp[..., 0], entropy[..., 0], jnp.sum(score**2, -1), coupling
+
+
 def alike(got, want):
     """Every leaf, relative to its own norm."""
 
@@ -129,6 +140,64 @@ def test_logprobs_are_those_of_a_naive_forward(settings):
     where = rows.mask if settings[2] > 1 else True
     want = np.where(where, naive()[2].logp, 0)
     close(np.where(where, got, 0), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", SETTINGS[1:2])
+def test_a_closer_look_is_that_of_a_naive_forward(settings):
+    rows, _ = batch()
+    sequence, place = tiny.whole(tiny.CONTEXTS, rows.tokens, rows.context)
+    look = tiny.jit(partial(update.look, tiny.MODEL, settings=how(*settings)))
+    got = look(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
+    logits = tiny.full_logits(tiny.MODEL, tiny.params(), sequence, place) / TEMPERATURE
+    names = "logp", "entropy", "square", "coupling"
+    for name, want in zip(names, spread(logits, rows.tokens), strict=True):
+        seen = np.where(rows.mask, getattr(got, name), 0)
+        close(seen, np.where(rows.mask, want, 0), rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 8, 40])
+@pytest.mark.parametrize("sharp", [1.0, 30.0])
+def test_moments_of_a_softmax_are_the_same_in_chunks(chunk, sharp):
+    """P11."""
+    random = np.random.default_rng(0)
+    features = np.float32(sharp * random.normal(size=(3, 4, 6)))
+    head = np.float32(random.normal(size=(22, 6)))
+    token = random.integers(0, 22, (3, 4)).astype(np.int32)
+    options = {"temperature": 0.7, "chunk": chunk}
+    got = reductions.taken_with_spread(features, head, token, **options)
+    with jax.enable_x64(True):
+        logits = features.astype(float) @ head.astype(float).T / 0.7
+        want = spread(logits, token)
+    for one, other in zip(got, want, strict=True):
+        close(one, other, rtol=1e-5, atol=3e-6 * sharp)
+    plain = reductions.taken(features, head, token, **options)
+    for one, other in zip(got[:2], plain, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_looking_closer_changes_no_gradient():
+    random = np.random.default_rng(1)
+    features = np.float32(random.normal(size=(3, 6)))
+    head = np.float32(random.normal(size=(22, 6)))
+    token = np.array([0, 7, 21], np.int32)
+    weight = np.float32([[0.3], [-1], [2], [0.7]])
+
+    def total(function, number):
+        def run(features, head):
+            parts = function(features, head)[:number]
+            return sum(jnp.sum(w * p) for w, p in zip(weight, parts, strict=False))
+
+        return jax.jit(jax.grad(run, (0, 1)))(features, head)
+
+    def closely(features, head):
+        return reductions.taken_with_spread(features, head, token, chunk=5)
+
+    def at_once(features, head):
+        return spread(jnp.einsum("td,vd->tv", features, head), token)
+
+    for number in (2, 4):
+        want = total(at_once, number)
+        jax.tree.map(partial(close, rtol=1e-4), total(closely, number), want)
 
 
 @pytest.mark.parametrize(
@@ -197,12 +266,19 @@ def shapes(jaxpr):
 
 
 @pytest.mark.parametrize(("chunk", "exists"), [(0, True), (16, False)])
-def test_no_array_of_rows_by_tokens_by_vocabulary_exists_in_chunks(chunk, exists):
+@pytest.mark.parametrize("closely", [False, True])
+def test_no_array_of_rows_by_tokens_by_vocabulary_exists_in_chunks(
+    chunk, exists, closely
+):
     large = 97
     policy = tiny.model(vocab_size=large)
 
     def run(params):
         settings = update.Settings(vocab_chunk=chunk)
+        if closely:
+            rows = batch()[0]
+            args = tiny.CONTEXTS, rows.tokens, rows.mask, rows.context, settings
+            return update.look(policy, params, *args)
         args = tiny.CONTEXTS, *batch(), token_loss, settings
         return update.gradient(policy, params, *args, still_old=True)
 

@@ -87,6 +87,59 @@ def test_a_step_without_anything_to_learn_gets_a_remedy(changed, remedy):
     assert said(one_learns) == []
 
 
+FEW = {"format/effective_number": 1.9, "reflect/thought_tokens": 90.0}
+MANY = {"format/effective_number": 4.0, "reflect/thought_tokens": 1000.0}
+
+
+def test_fewer_than_half_of_the_first_forms_are_told_with_a_remedy():
+    watcher = watch.Watch(patience=4, drift_nats=1e-4)
+    name = "format/effective_number"
+    told = [said(FINE | {name: n}, watcher) for n in (np.nan, 4.0, 9.0, 2.0, 1.9, 1.0)]
+    assert told[:4] == [[], [], [], []]
+    ((sentence,), nothing) = told[4:]
+    assert sentence.startswith(
+        "format/effective_number is 1.9 at step 3, and was 4 at first: completions "
+        "take one form; "
+    )
+    assert nothing == []
+
+
+def test_thoughts_below_a_tenth_of_the_first_are_told_with_a_remedy():
+    watcher = watch.Watch(patience=4, drift_nats=1e-4)
+    rows = [FINE | {"reflect/thought_tokens": n} for n in (1000.0, 100.0, 99.0, 9.0)]
+    told = [said(row, watcher) for row in rows]
+    assert [len(one) for one in told] == [0, 0, 1, 0]
+    assert told[2][0].startswith(
+        "reflect/thought_tokens is 99 at step 3, and was 1e+03 at first: completions "
+        "hardly think before they answer; "
+    )
+
+
+def test_each_seed_is_compared_with_its_own_first_value():
+    watcher = watch.Watch(patience=4, drift_nats=1e-4)
+    name = "format/effective_number"
+    for values in ([8.0, 2.0], [4.0, 2.0], [np.nan, 1.0]):
+        assert said(FINE | {name: np.array(values)}, watcher) == []
+    (sentence,) = said(FINE | {name: np.array([3.5, 0.9])}, watcher)
+    assert "is 3.5 at step 3, and was 8 at first" in sentence
+    # Both kinds of trouble have sentences of their own.
+    watcher = watch.Watch(patience=4, drift_nats=1e-4)
+    assert [len(said(FINE | row, watcher)) for row in (MANY, FEW, FEW)] == [0, 2, 0]
+
+
+@pytest.mark.parametrize(("sign", "word"), [(1, "more"), (-1, "fewer")])
+def test_ten_surprises_in_a_row_are_told_once(sign, word):
+    watcher = watch.Watch(patience=4, drift_nats=1e-4)
+    name = "forecast/dead_z"
+    rows = [5.0] * 9 + [4.0] + [5.0] * 9 + [np.nan] + [5.0] * 9 + [-5.0] + [4.1] * 12
+    told = [said(FINE | {name: sign * z}, watcher) for z in rows]
+    assert [len(one) for one in told] == [0] * 39 + [1, 0, 0]
+    assert told[39][0].startswith(f"{word} groups are dead than the memory forecasts")
+    seeds = watch.Watch(patience=4, drift_nats=1e-4)
+    steps = [np.array([5.0, 5.0 * (i != 4)]) * sign for i in range(10)]
+    assert [len(said(FINE | {name: z}, seeds)) for z in steps] == [0] * 9 + [1]
+
+
 @pytest.mark.parametrize("drift", [2e-4, np.array([0.0, 2e-4, np.nan])])
 def test_drift_above_the_bound_is_told_with_its_likely_cause(drift):
     (sentence,) = said(FINE | {"sampler/drift_nats": drift})

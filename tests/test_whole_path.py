@@ -104,6 +104,7 @@ def tabular(recipe, **changes):
         "task": task,
         "model": model,
         "warm_start": None,
+        "hint": None,  # of a group, under its own context
         "aggregate": partial(aggregate.constant_length, length=1),
         "optimizer": partial(optax.sgd, learning_rate=1.0),
     } | changes

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from test_law import recipes
 
-from curax import advantage, claims, correct, objective, predict, xray
-from curax.config import ConfigError, Sampling, Update, load, override
+from curax import advantage, claims, correct, hint, objective, predict, xray
+from curax.config import ConfigError, Hint, Sampling, Update, load, override
+from curax.tasks import chain
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 RECIPES = recipes()
@@ -62,7 +63,10 @@ def test_every_recipe_can_be_looked_at(recipe):
     assert p[0] == 0.001
     assert np.isfinite(np.array(list(by.values()))).all()
     # Columns that follow from others.
-    close(by["right"] / p - by["wrong"] / (1 - p), by["weight"], rtol=1e-4, atol=1e-4)
+    weight = by["right"] / p - by["wrong"] / (1 - p)
+    if "hints" in found and found["hints"]["gradient"] == "prompt":
+        weight = weight + np.sum(found["hints"]["by_level"]["weight"][1:], 0)
+    close(weight, by["weight"], rtol=1e-4, atol=1e-4)
     close(by["objective"], claims.integral(by["weight"], p))
     close(by["claimed_objective"], claims.integral(by["claimed_weight"], p))
     ratio = claims.distance(by["weight"], by["claimed_weight"], p)
@@ -70,6 +74,7 @@ def test_every_recipe_can_be_looked_at(recipe):
     assert ((by["signal"] >= 0) & (by["signal"] <= 1 + 1e-9)).all()
     most = load(CONFIGS / f"{recipe}.py").sampling.max_tokens
     close(by["tokens"], by["draws"] * most)
+    assert ("hints" in found) == bool(load(CONFIGS / f"{recipe}.py").hint)
     assert found["exact"] == (not found["averaged"])
     assert found["exact"] <= (not by["half_interval"].any())
     close(np.sum(found["histogram"]), 1)
@@ -106,7 +111,11 @@ def test_what_a_published_recipe_does_instead_is_told(recipe):
     assert "than log p." in told
 
 
-@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.endswith("_exact")])
+# Where hinted groups train p itself, a prompt counts by the groups drawn for it.
+EXACT = [r for r in RECIPES if r.endswith("_exact") and r != "sage_exact"]
+
+
+@pytest.mark.parametrize("recipe", EXACT)
 def test_of_exact_recipes_no_such_thing_is_told(recipe):
     stages = {}
     if recipe == "pods_exact":  # GRPO, whose objective it gives back
@@ -264,8 +273,8 @@ def test_what_is_left_uncounted_is_noted():
         assert part in notes
     assert xray.remarks(replace(PLAIN, update=Update()), seen) == []
 
-    def halved(entropy, mask):
-        return jnp.where(mask, 0.5, 0.0)
+    def halved(tokens):
+        return jnp.where(tokens.mask, 0.5, 0.0)
 
     def loss(logp, logp_old, advantage, mask):
         return jnp.zeros_like(logp)
@@ -274,6 +283,125 @@ def test_what_is_left_uncounted_is_noted():
     notes = " ".join(xray.remarks(strange, seen))
     assert "halved weighs tokens" in notes
     assert "loss is not the policy gradient" in notes
+
+
+# ----- hints
+
+HINTED = replace(
+    PLAIN,
+    advantage=partial(advantage.standardised, eps=0.0),
+    hint=Hint(source=hint.reference_prefix, levels=2, width=4, trigger=hint.all_wrong),
+    task=partial(chain.task, num_prompts=2),
+    steps=5,
+)
+
+
+def hinted(**options):
+    config = replace(HINTED, hint=replace(HINTED.hint, **options))
+    found = xray.look(config, EVEN, 0.5)
+    page = json.loads(json.dumps(found, allow_nan=False))
+    assert page == found
+    of = {key: np.array(v, float) for key, v in found["hints"]["by_level"].items()}
+    return config, found, of
+
+
+def test_hints_are_told_level_by_level():
+    config, found, of = hinted()
+    by, said = columns(found), found["hints"]
+    want = predict.predict(config, by["p"], EVEN.rates, lift=0.5)
+    for name in ("drawn", "trains", "weight", "signal", "draws"):
+        close(of[name], getattr(want.hints, name))
+        assert of[name].shape == (3, len(by["p"]))
+    close(of["pass_rate"], want.hints.p)
+    both = predict.with_hints(config, want)
+    for name in ("weight", "signal", "draws"):
+        close(by[name], getattr(both, name))
+    close(said["signal_without"], want.signal)
+    assert (by["signal"] >= want.signal - 1e-12).all()
+    assert (said["lift"], said["levels"], said["controller"]) == (0.5, 2, False)
+    assert said["gradient"] == "hint"
+    means = [np.interp(EVEN.rates, by["p"], row).mean() for row in of["drawn"]]
+    close(said["mean"]["drawn"], means)
+    # Noise is that of GRPO without hints, in groups of as many.
+    assert found["grpo_group"] == 4
+    close(by["noise_against_grpo"], 1)
+    text = xray.table("mine", found)
+    at = text.splitlines().index(
+        "With hints, each level of which is believed to add 0.5 to the log-odds of p "
+        "(--lift)."
+    )
+    shown = text.splitlines()[at : at + 11]
+    assert shown[1] == (
+        "    p   p1   p2   at 1   at 2    w0    w1    w2  draws signal  plain"
+    )
+    i = np.flatnonzero(by["p"] == 0.05)[0]
+    row = [*of["pass_rate"][1:, i], *100 * of["drawn"][1:, i], *of["weight"][:, i]]
+    row += [by["draws"][i], 100 * by["signal"][i], 100 * want.signal[i]]
+    digits = [2, 2, 1, 1, 2, 2, 2, 1, 1, 1]
+    rounded = [f"{x:.{n}f}" for x, n in zip(row, digits, strict=True)]
+    assert shown[3].replace("%", "").split() == ["0.05", *rounded]
+    assert max(map(len, shown)) <= 88
+    assert "In the end" not in text
+    notes = " ".join(found["notes"])
+    assert "coefficients, w1 and on, are not in w" in notes
+    assert "At most 50% of the prompts of a step are hinted" in notes
+    plain = found | {"hints": said | {"signal_without": [0.0] * len(by["p"])}}
+    assert xray.picture("mine", found) != xray.picture("mine", plain)
+
+
+def test_what_hinted_groups_train_instead_is_told():
+    config, found, of = hinted(credit=hint.sequence_weighted, most=1.0)
+    close(columns(found)["weight"], of["weight"].sum(0))
+    assert found["hints"]["gradient"] == "prompt"
+    notes = " ".join(found["notes"])
+    assert "hint.sequence_weighted makes hinted groups train p itself" in notes
+    assert "At most" not in notes
+    assert xray.remarks_on_hints(config, predict.predict(config, [0.5], [0.5])) == []
+    config, found, of = hinted(credit=partial(hint.dropped))
+    assert found["hints"]["gradient"] is None
+    assert set(found["hints"]["by_level"]["weight"][1]) == {None}
+    close(columns(found)["weight"], of["weight"][0])
+    notes = " ".join(found["notes"])
+    assert "No coefficient of a gradient of p describes what hint.dropped " in notes
+    assert "     -     -    " in xray.table("mine", found)
+
+
+def test_levels_that_visits_set_are_told_with_where_they_end():
+    config, found, of = hinted(controller=hint.hysteresis)
+    by = columns(found)
+    close(of["drawn"].sum(0), 1)
+    close(of["end"].sum(0), 1)
+    close(by["draws"], 4)
+    close(of["weight"][0], by["weight"])
+    text = xray.table("mine", found).splitlines()
+    at = text.index(
+        "In the end, if all may be hinted; w: the mean over levels of visits."
+    )
+    assert text[at + 1] == "    p   at 0   at 1   at 2      w"
+    i = np.flatnonzero(by["p"] == 0.1)[0]
+    row = [f"{100 * x:.1f}" for x in of["end"][:, i]]
+    mean = of["end_weight"][:, i].sum()
+    assert text[at + 4].replace("%", "").split() == ["0.10", *row, f"{mean:.3f}"]
+    assert "Levels are those of 5 visits of a run" in " ".join(found["notes"])
+    once = replace(config, steps=1)
+    seen = predict.predict(once, np.array([0.5]), EVEN.rates, lift=1.0)
+    assert "No prompt comes back" in " ".join(xray.remarks_on_hints(once, seen))
+
+
+def test_credit_that_hints_take_away_is_noted():
+    config = replace(HINTED, advantage=advantage.signed)
+    seen = predict.predict(config, np.array([0.1, 0.5]), EVEN.rates, lift=1.0)
+    notes = " ".join(xray.remarks_on_hints(config, seen))
+    off = 1 - seen.hints.weight[0, 0] / seen.weight[0]
+    assert f"w of groups without a hint is up to {off:.0%} off" in notes
+
+
+def test_a_lift_that_nobody_believes_is_refused():
+    assert xray.lifting(HINTED, None) == xray.lifting(PLAIN, None) == 1.0
+    assert xray.lifting(HINTED, -0.5) == -0.5
+    for lift in (np.nan, np.inf, -21.0):
+        with pytest.raises(ConfigError, match=r"must be within 20 nats of 0; write 1"):
+            xray.lifting(HINTED, lift)
 
 
 # ----- prompts
@@ -400,6 +528,7 @@ WRONG = {
     "nan": (["--beta", "nan", "1"], "--beta nan 1: both must be above 0"),
     "word": (["--beta", "a", "1"], "argument --beta: invalid float value: 'a'; "),
     "both": (["--beta", "1", "1", "--memory", "m.jsonl"], "not allowed with argument"),
+    "lift": (["--lift", "1"], "--lift 1 is what hints do, and this recipe has none; "),
     "option": (["--set", "sampling.grup=3"], "has no option 'grup'"),
     "absent": (["--memory", "no.jsonl"], "--memory no.jsonl cannot be read (No such "),
     "folder": (["--memory", "."], "--memory . cannot be read (Is a directory); "),
@@ -487,7 +616,8 @@ def test_help_is_quick():
         [sys.executable, "-c", code], capture_output=True, text=True, env=env
     )
     assert done.returncode == 0, done.stderr
-    for option in ("--config", "--set", "--beta", "--memory", "--workdir"):
+    options = "--config", "--set", "--beta", "--memory", "--lift", "--workdir"
+    for option in options:
         assert option in done.stdout
 
 

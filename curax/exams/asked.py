@@ -253,6 +253,8 @@ def _how(config: Config | None, args: Namespace) -> How:
         seed=args.seed,
         batch=args.batch,
         slots=args.slots,
+        confidence=_first(args.confidence, 0),
+        window=_first(args.window, 2048),
     )
 
 
@@ -262,6 +264,8 @@ def _settings(
     """All that decides what is drawn."""
     drawn = dataclasses.asdict(how)
     del drawn["batch"], drawn["slots"]  # they change nothing
+    if not how.confidence:
+        del drawn["confidence"], drawn["window"]
     with meshes.use(policy.mesh):
         weights = int(checkpoint.fingerprint(policy.params))
         head = jax.eval_shape(policy.model.head, policy.params)

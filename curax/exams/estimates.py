@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from curax import confidence
+
 ENTRIES = 2**22  # of the values that are resampled at a time
 
 
@@ -87,6 +89,33 @@ def majority(answer: np.ndarray, outcome: np.ndarray, k: int) -> float:
             )
         expected += value and value * wins[count]
     return expected / float(_binomial(n, k / n)[k])
+
+
+def weighted(
+    answer: np.ndarray, outcome: np.ndarray, weight: np.ndarray, *, keep: float = 1.0
+) -> float:
+    """How right the answer with the most weight is, among all n completions.
+
+    With equal weights it is `majority` of k = n.
+
+    Args:
+        answer: `[n]`, as `majority`.
+        outcome: `[n]`, as `majority`.
+        weight: `[n]` float, a score of each completion.
+        keep: share of those with an answer that vote, the surest.
+
+    Returns:
+        In [0, 1], the mean over answers with the same weight, 0 if nobody votes; NaN
+        where an outcome is missing.
+
+    References:
+        As `confidence.vote`.
+    """
+    if not len(answer) or np.isnan(outcome).any():
+        return math.nan
+    best = confidence.vote(answer, weight, keep=keep)
+    worth = [float(outcome[answer == label].mean()) for label in best]
+    return sum(worth) / max(len(worth), 1)
 
 
 def _beaten(

@@ -21,14 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax import confidence, rollout, update
 from curax import mesh as meshes
-from curax import rollout
 from curax.exams.questions import Questions
 from curax.folder import NotWrittenError
 from curax.keys import stage_key
 from curax.policies import Policy
-from curax.types import Contexts, Model, Plan
+from curax.types import Contexts, Model, Plan, Rollouts
 from curax.verify import answers
+
+TOKENS = 2**13  # of completions that are scored at a time
+ENTRIES = 2**26  # of the logits that exist while they are
+DIGITS = 5  # of a score: more of them depend on where in a batch a row lies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,9 @@ class How:
         seed: of all draws.
         batch: problems at a time.
         slots: completions decoded at a time; 0: all of a batch.
+        confidence: likeliest tokens of which the confidence of a token is made; 0: none
+            is told.
+        window: tokens over which it is averaged.
     """
 
     n: int
@@ -56,6 +63,8 @@ class How:
     seed: int
     batch: int
     slots: int
+    confidence: int = 0
+    window: int = 2048
 
     @property
     def each(self) -> list[tuple[bool, int]]:
@@ -71,6 +80,7 @@ class Completion(NamedTuple):
     slot: int
     tokens: np.ndarray  # the end included
     finished: bool
+    confidence: dict[str, float] | None  # by score, nats; None: not told
 
 
 class Drawer:
@@ -108,10 +118,16 @@ class Drawer:
         for (c, number), (greedy, slot) in itertools.product(
             enumerate(numbers), self._how.each
         ):
-            tokens, mask, finished = parts[greedy]
+            tokens, mask, finished, sure = parts[greedy]
             row = c * (1 if greedy else self._how.n) + slot
             own = tokens[row][mask[row]]
-            found.append(Completion(number, greedy, slot, own, bool(finished[row])))
+            told = sure and {
+                name: round(float(each[row]), DIGITS)
+                for name, each in sure._asdict().items()
+            }
+            found.append(
+                Completion(number, greedy, slot, own, bool(finished[row]), told)
+            )
         return found
 
 
@@ -126,7 +142,7 @@ def drawn(
     how: How,
     end: tuple[int, ...],
     pad: int,
-) -> dict[bool, tuple[jax.Array, ...]]:
+) -> dict[bool, tuple[Any, ...]]:
     """Completions of a batch of prompts.
 
     Args:
@@ -141,8 +157,8 @@ def drawn(
         pad: token behind the end.
 
     Returns:
-        For the greedy ones (True) and the sampled ones: tokens `[N, T]`, mask and
-        finished, the rows of a prompt one behind the other.
+        For the greedy ones (True) and the sampled ones: tokens `[N, T]`, mask, finished
+        and scores of confidence, or None; the rows of a prompt one behind the other.
     """
     count = tokens.shape[0]
     contexts = Contexts(tokens=tokens, mask=mask)
@@ -152,7 +168,7 @@ def drawn(
     for word in jnp.moveaxis(words, -1, 0):
         keys = jax.vmap(jax.random.fold_in)(keys, word)
 
-    def sample(each: int, temperature: float) -> tuple[jax.Array, ...]:
+    def sample(each: int, temperature: float) -> tuple[Any, ...]:
         context = jnp.repeat(jnp.arange(count, dtype=jnp.int32), each)
         plan = Plan(
             # All rows are of one "prompt", whose number would enter the keys; what a
@@ -177,10 +193,80 @@ def drawn(
             slots=how.slots,
             prefix=prefix,
         )
-        return said.tokens, said.mask, said.finished
+        sure = None
+        if how.confidence:
+            sure = scored(
+                model,
+                params,
+                contexts,
+                prefix,
+                said,
+                temperature=temperature or 1.0,
+                k=how.confidence,
+                window=how.window,
+            )
+        return said.tokens, said.mask, said.finished, sure
 
     found = {True: sample(1, 0)} if how.greedy else {}
     return found | ({False: sample(how.n, how.temperature)} if how.n else {})
+
+
+def scored(
+    model: Model,
+    params: Any,
+    contexts: Contexts,
+    prefix: rollout.Prefix,
+    said: Rollouts,
+    *,
+    temperature: float,
+    k: int,
+    window: int,
+) -> confidence.Scores:
+    """How sure the policy was of completions: they are run through it once more.
+
+    Some rows at a time, and of these some tokens, so that logits of all of them never
+    exist together.
+
+    Args:
+        model: the policy.
+        params: its parameters.
+        contexts: `[C, P]`.
+        prefix: `prefill` of the contexts.
+        said: `[N, T]` completions.
+        temperature: that they were drawn at, 1 for greedy ones.
+        k: likeliest tokens.
+        window: tokens of a window, and of the tail.
+
+    Returns:
+        `[N]` each.
+    """
+    head = model.head(params)
+    count, steps = said.tokens.shape
+    fewest = min(count, -(-count * steps // TOKENS))
+    parts = next(n for n in range(fewest, count + 1) if count % n == 0)
+
+    def of(features: jax.Array) -> jax.Array:
+        logits = jnp.einsum(
+            "d,vd->v", features, head, preferred_element_type=jnp.float32
+        )
+        return confidence.of_tokens(logits / temperature, k=k)
+
+    def read(rows: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], jax.Array]:
+        tokens, context = rows
+        features = rollout.extend(
+            model, params, prefix.take(context), contexts.mask[context], tokens
+        )
+        flat = features.reshape(-1, features.shape[-1])
+        at_once = max(1, min(flat.shape[0], ENTRIES // head.shape[0]))
+        return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
+
+    _, sure = update.over_parts(
+        read,
+        (said.tokens, said.context),
+        said.mask,
+        update.Settings(micro_batches=parts),
+    )
+    return confidence.scores(sure, said.mask, window=window, tail=window)
 
 
 def rows(
@@ -203,6 +289,7 @@ def rows(
             "reason": verdict if missing else None,
             "length_tokens": len(one.tokens),
             "finished": one.finished,
+            **({"confidence_nats": one.confidence} if one.confidence else {}),
         }
 
 

@@ -3,6 +3,7 @@
 Everything is computed from the file alone, whoever wrote it and in how many goes.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from curax.exams import estimates
 from curax.verify import answers
 
 FEW = 3  # of fewer completions the majority is as right as one of them
+SUREST = {"": 1.0, " top 10%": 0.1}  # the share that votes, by the end of its name
 
 
 class Tally(NamedTuple):
@@ -27,12 +29,14 @@ class Tally(NamedTuple):
     missing: Counter[str]  # sampled completions without an outcome, by reason
     level: Sequence[str | None]  # [P]
     subject: Sequence[str | None]  # [P]
+    confidence: Mapping[str, np.ndarray]  # [P, n] float, nats, by score; {}: not told
 
 
 def tally(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> Tally:
     """The rows of a samples file, one block per problem."""
     outcome, length, finished, answer, greedy = [], [], [], [], []
     missing, level, subject = Counter[str](), [], []
+    sure: dict[str, list[list[float]]] = {}
     for block in blocks:
         sampled = [row for row in block if not row["greedy"]]
         outcome.append([_number(row["outcome"]) for row in sampled])
@@ -43,6 +47,9 @@ def tally(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> Tally:
         alone = [_number(row["outcome"]) for row in block if row["greedy"]]
         greedy.append(alone[0] if alone else math.nan)
         missing.update(r["reason"].partition(":")[0] for r in sampled if r["reason"])
+        for name in sampled[0].get("confidence_nats", ()) if sampled else ():
+            each = [row["confidence_nats"][name] for row in sampled]
+            sure.setdefault(name, []).append(each)
         level.append(block[0]["level"])
         subject.append(block[0]["subject"])
     shape = (len(outcome), n)
@@ -55,6 +62,10 @@ def tally(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> Tally:
         missing=missing,
         level=level,
         subject=subject,
+        confidence={
+            name: np.array(each, np.float64).reshape(shape)
+            for name, each in sure.items()
+        },
     )
 
 
@@ -66,7 +77,8 @@ def per_problem(told: Tally, ks: Sequence[int]) -> dict[str, np.ndarray]:
     """The value of each problem, `[P]`, by the name of the measure.
 
     A completion is right if its outcome is 1. `mean@n` is the mean outcome, in which
-    verifiers that give parts of 1 count in full.
+    verifiers that give parts of 1 count in full. Where confidence is told there are
+    votes of all n by each score of it.
 
     Args:
         told: of a file.
@@ -83,6 +95,13 @@ def per_problem(told: Tally, ks: Sequence[int]) -> dict[str, np.ndarray]:
         if k >= FEW:
             pairs = zip(told.answer, told.outcome, strict=True)
             found[f"maj@{k}"] = np.array([estimates.majority(*p, k) for p in pairs])
+    for (score, weight), (end, keep) in itertools.product(
+        told.confidence.items() if n > 1 else (), SUREST.items()
+    ):
+        each = zip(told.answer, told.outcome, weight, strict=True)
+        found[f"maj@{n} {score}{end}"] = np.array(
+            [estimates.weighted(*one, keep=keep) for one in each]
+        )
     if not np.isnan(told.greedy).all():
         found["greedy"] = told.greedy
     return found
