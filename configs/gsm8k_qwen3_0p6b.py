@@ -23,8 +23,9 @@ RECIPE = "dr_grpo"
 
 
 def get_config() -> Config:
+    recipe = load(Path(__file__).with_name(f"{RECIPE}.py"))
     return transferred(
-        load(Path(__file__).with_name(f"{RECIPE}.py")),
+        recipe,
         max_tokens=512,
         task=partial(
             problems.task,
@@ -33,8 +34,11 @@ def get_config() -> Config:
             layout=layouts.gsm8k,
             template="{question}\nReason step by step, and put the final answer within "
             "\\boxed{}.",
-            thinking=False,
+            thinking=bool(recipe.reflection),
             max_prompt_tokens=256,
+            hints=bool(recipe.hint),
+            reference="{answer}" if recipe.reflection else None,
+            delimiter="</think>" if recipe.reflection else "",
         ),
         model=partial(
             pretrained.model,

@@ -1,7 +1,8 @@
 """MATH with Qwen2.5-Math-1.5B, from a checkpoint and two files on disk.
 
-Any recipe of this folder: change the line RECIPE. Its stages and its numbers of
-completions are taken over, its task, model, optimizer and lengths are not.
+Any recipe of this folder that has a verifier: change the line RECIPE. Its stages and
+its numbers of completions are taken over, its task, model, optimizer and lengths are
+not.
 
 Paper:    Hendrycks et al. 2021, arXiv:2103.03874 (MATH); Yang et al. 2024,
           arXiv:2409.12122 (Qwen2.5-Math); Xiong et al. 2025, arXiv:2510.04996
@@ -24,8 +25,9 @@ RECIPE = "ada_seq_balanced_exact"
 
 
 def get_config() -> Config:
+    recipe = load(Path(__file__).with_name(f"{RECIPE}.py"))
     return transferred(
-        load(Path(__file__).with_name(f"{RECIPE}.py")),
+        recipe,
         max_tokens=2048,
         task=partial(
             problems.task,
@@ -34,6 +36,7 @@ def get_config() -> Config:
             system="Please reason step by step, and put your final answer within "
             "\\boxed{}.",
             max_prompt_tokens=1024,
+            hints=bool(recipe.hint),
         ),
         model=partial(
             pretrained.model,

@@ -337,15 +337,21 @@ def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:
     """
     before = recipe.sampling.max_tokens
     config = dataclasses.replace(recipe, **{"warm_start": None, **fields})
-    lengths = {"sampling.max_tokens": max_tokens}
+    now: dict[str, Any] = {}
     for name in ("aggregate.length", "shape_reward.max_tokens", "shape_reward.margin"):
         stage, _, key = name.partition(".")
-        function = getattr(recipe, stage)
-        if function and stage not in fields and (now := option(function, key)):
-            lengths[name] = type(now)(max(1, round(now * max_tokens / before)))
+        if getattr(recipe, stage) and stage not in fields:
+            now[name] = option(getattr(recipe, stage), key)
     if recipe.hint and "hint" not in fields:
-        width = round(recipe.hint.width * max_tokens / before)
-        lengths["hint.width"] = max(1, width)
+        now["hint.width"] = recipe.hint.width
+        if recipe.hint.writing:
+            now["hint.writing.max_tokens"] = recipe.hint.writing.max_tokens
+    lengths = {
+        name: type(length)(max(1, round(length * max_tokens / before)))
+        for name, length in now.items()
+        if length
+    }
+    lengths["sampling.max_tokens"] = max_tokens
     return override(config, lengths)
 
 
@@ -475,10 +481,17 @@ def _conflicts(config: Config) -> Iterator[str]:
                     f"reflection gives rewards by itself and knows nothing of {name}; "
                     f"set {name} to None."
                 )
-        if config.reflection.queries and sizes.rounds > 1:
+        for name, value in {"rounds": sizes.rounds, "parts": sizes.parts}.items():
+            if value > 1:
+                yield (
+                    f"sampling.{name}={value} follows what a verifier says, and "
+                    f"reflection asks none; set sampling.{name} to 1."
+                )
+        queries = config.reflection.queries
+        if queries and queries.carried > 1:
             yield (
-                f"sampling.rounds={sizes.rounds} takes prompts in turn, and "
-                "reflection.queries chooses them; set sampling.rounds to 1."
+                f"reflection.queries.carried={queries.carried} is more than there is; "
+                "set reflection.queries.carried to 1.0."
             )
     rows = min(rows_of(config), prompts * kept)
     # What a correction calls by these names is said elsewhere in the config.

@@ -55,9 +55,9 @@ def expected(config: Config, rates: np.ndarray, samples: int) -> dict[str, Any]:
     """Metrics of a step, by name, for a policy with these held-out pass rates.
 
     Draws leave out the pilots, as the metric does. With hints nothing is expected: how
-    much a hint helps is not known before.
+    much a hint helps is not known before. Nor where rewards are no outcomes.
     """
-    if config.hint:
+    if config.hint or config.reflection:
         return {}
     population = spread(rates, samples)
     seen = predict(config, RATES, population)

@@ -169,6 +169,11 @@ class Rows:
                 self._file.truncate(end)
                 raise
 
+    def read(self) -> Iterator[dict[str, Any]]:
+        """All rows, from the first; null stands where a value is not finite."""
+        with self._path.open("rb") as lines:
+            yield from map(json.loads, lines)
+
     def sync(self) -> None:
         """Wait until all rows are on the disk, should the machine itself fail."""
         os.fsync(self._file.fileno())
@@ -258,6 +263,10 @@ class Files:
         self._metrics.write(rows)
         with _told(self._workdir / EVENTS):
             self._events.write(rows)
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The metrics of all steps so far."""
+        return self._metrics.read()
 
     def evaluated(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
         """Keep the held-out pass rates of step 0 and those of the last evaluation."""

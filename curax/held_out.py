@@ -1,5 +1,10 @@
-"""Pass rates on held-out prompts, sampled and greedy."""
+"""What is measured on held-out prompts: pass rates, sampled and greedy; more beside.
 
+Forms of the sampled completions, and how far the policy is from where RL began.
+"""
+
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +16,12 @@ from curax.distance import from_base
 from curax.keys import stage_key
 from curax.parts import Parts
 from curax.types import Model, Prompts, Rollouts
+
+_SHOWN = 60  # characters of a completion in an error
+
+
+class FormatError(RuntimeError):
+    """`evaluation.format` failed on a completion. Its text says how, and on which."""
 
 
 def draw(
@@ -61,15 +72,24 @@ def formats(parts: Parts, rollouts: Rollouts) -> dict[str, np.ndarray]:
     """How varied held-out completions are in form, prompt by prompt and in all.
 
     Args:
-        parts: of the run.
-        rollouts: of `draw`; leading axes, as of seeds, are kept.
+        parts: of the run; its `evaluation.format` tells forms apart by the text, and
+            without it the first four tokens do.
+        rollouts: of `draw`, sampled; leading axes, as of seeds, are kept.
+
+    Returns:
+        By name, `[...]` float32, of `curax.diversity.spread`.
+
+    Raises:
+        FormatError: `evaluation.format` raised, or gave no integer.
     """
     classify, task = parts.config.evaluation.format, parts.task
     kind = np.asarray(diversity.opening(rollouts.tokens, rollouts.mask))
     if classify:
         tokens, mask = np.asarray(rollouts.tokens), np.asarray(rollouts.mask)
-        for place in np.ndindex(kind.shape):
-            kind[place] = classify(task.decode(tokens[place][mask[place]]))
+        kind, known = np.zeros_like(kind), {}
+        for place in zip(*np.nonzero(np.asarray(rollouts.exists)), strict=True):
+            form = _form(classify, task.decode(tokens[place][mask[place]]))
+            kind[place] = known.setdefault(form, len(known))  # of any size: equality
     shape = (*kind.shape[:-1], parts.config.evaluation.prompts, -1)
     exists = np.asarray(rollouts.exists).reshape(shape)
     found = diversity.spread(jnp.asarray(kind).reshape(shape), jnp.asarray(exists))
@@ -80,6 +100,26 @@ def formats(parts: Parts, rollouts: Rollouts) -> dict[str, np.ndarray]:
         "format/within_prompt_nats": found.within,
     }
     return jax.device_get(names)
+
+
+def _form(classify: Callable[[str], Any], text: str) -> int:
+    """What a function of the user's makes of a text, or a sentence about it."""
+    shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+    try:
+        form = classify(text)
+    except Exception as error:
+        why = " ".join(str(error).split()).rstrip(".") or "no message"
+        raise FormatError(
+            f"evaluation.format raised {type(error).__name__} ({why}) on the "
+            f"completion {shown}"
+        ) from error
+    try:
+        return operator.index(form)
+    except TypeError as error:
+        raise FormatError(
+            f"evaluation.format gave {form!r}, which is no integer, for the completion "
+            f"{shown}"
+        ) from error
 
 
 def distance(
@@ -99,6 +139,10 @@ def distance(
         base: those of the base.
         prompts: of `draw`.
         rollouts: of `draw`, sampled at a temperature.
+
+    Returns:
+        By name, `[]` float32, of `curax.distance.from_base`, under that temperature;
+        top_k and top_p are left out of account, as they are in training.
     """
     count = rollouts.tokens.shape[0]
     least = min(count, -(-count // parts.train_rows))

@@ -70,6 +70,7 @@ def label(axes: "Axes", style: Style, x: str, y: str) -> None:
     """Name both axes with their units, and the curves in a line above the panel."""
     axes.set_xlabel(x, color=style.ink, fontsize=10)
     axes.set_ylabel(y, color=style.ink, fontsize=10)
+    panels = len(axes.figure.axes)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(
             frameon=False,
@@ -77,7 +78,7 @@ def label(axes: "Axes", style: Style, x: str, y: str) -> None:
             labelcolor=style.ink,
             loc="lower left",
             bbox_to_anchor=(-0.03, 1),
-            ncols=4,
+            ncols=max(1, 4 // panels),
             handlelength=1.6,
             columnspacing=1.2,
             borderaxespad=0.1,
@@ -272,6 +273,33 @@ def _time(run: Run, style: Style) -> "Figure | None":
     return figure
 
 
+Curve = tuple[tuple[np.ndarray, np.ndarray], str, str]  # (steps, values), name, hue
+_FROM_ZERO = ("percent", "groups", "effective", "mean")  # first words of axis names
+
+
+def _side_by_side(
+    style: Style, panels: Sequence[tuple[str, Sequence[Curve]]]
+) -> "Figure | None":
+    """Panels of curves over steps, without what has no numbers."""
+    found = [
+        (axis, [curve for curve in curves if curve[0][0].size])
+        for axis, curves in panels
+    ]
+    found = [(axis, curves) for axis, curves in found if curves]
+    if not found:
+        return None
+    figure, axes = canvas(style, [1] * len(found))
+    for panel, (axis, curves) in zip(axes, found, strict=True):
+        for (steps, values), name, hue in curves:
+            curve(panel, steps, values, name, getattr(style, hue))
+        over_steps(panel, style, axis)
+        if axis.startswith(_FROM_ZERO):
+            panel.set_ylim(0, 1.05 * panel.dataLim.y1 or 1)
+        if axis.startswith("percent"):
+            panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+    return figure
+
+
 def _lines(
     *panels: tuple[str, tuple[tuple[str, str, str], ...]], warm: bool = False
 ) -> Callable[[Run, Style], "Figure | None"]:
@@ -279,42 +307,75 @@ def _lines(
 
     def draw(run: Run, style: Style) -> "Figure | None":
         rows = run.warm if warm else run.rows
-        shown = []
-        for axis, curves in panels:
-            found = [(column(rows, metric), *rest) for metric, *rest in curves]
-            found = [curve for curve in found if curve[0][0].size]
-            if found:
-                shown.append((axis, found))
-        if not shown:
-            return None
-        figure, axes = canvas(style, [1] * len(shown))
-        for panel, (axis, found) in zip(axes, shown, strict=True):
-            for (steps, values), name, hue in found:
-                curve(panel, steps, values, name, getattr(style, hue))
-            over_steps(panel, style, axis)
-            if axis.startswith("percent"):
-                panel.set_ylim(bottom=0)
-                panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
-        return figure
+        shown = [
+            (axis, [(column(rows, metric), name, hue) for metric, name, hue in curves])
+            for axis, curves in panels
+        ]
+        return _side_by_side(style, shown)
 
     return draw
 
 
+def _hints(run: Run, style: Style) -> "Figure | None":
+    groups: list[Curve] = []
+    opened: list[np.ndarray] = []
+    hues = ("blue", "orange", "red")
+    # All levels are in every row of a run.
+    while (asked := column(run.rows, f"hint/asked_{len(groups) + 1}"))[0].size:
+        k = len(groups) + 1
+        hue = hues[k - 1] if k <= len(hues) else "muted"
+        groups.append((asked, f"asked, level {k}", hue))
+        opened.append(column(run.rows, f"hint/opened_{k}")[1])
+    if opened:
+        groups.append(
+            ((groups[0][0][0], np.sum(opened, axis=0)), "opened, any level", "green")
+        )
+    rates: list[Curve] = [
+        (column(run.rows, f"hint/{metric}"), name, hue)
+        for metric, name, hue in (
+            ("pass_rate", "with a hint", "blue"),
+            ("plain_pass_rate", "without", "green"),
+            ("transfer_pass_rate", "hinted before", "purple"),
+        )
+    ]
+    panels = ("groups per step", groups), ("percent of completions right", rates)
+    return _side_by_side(style, panels)
+
+
 def _frontier(run: Run, style: Style) -> "Figure | None":
-    steps, gone = column(run.rows, "distance/k3_token_nats")
-    place = dict(zip(steps, np.nanmean(gone, -1) if len(gone) else (), strict=True))
+    place = means(run.rows, "distance/k3_token_nats")
     rates = means(run.rows, "eval/pass_rate")
-    points = [(place[step], rate) for step, rate in rates.items() if step in place]
-    if not points:
+    steps = [step for step in rates if step in place]
+    if not steps:
         return None
     figure, (axes,) = canvas(style)
-    kl, rate = np.array(points).T
+    kl, rate = (np.array([found[step] for step in steps]) for found in (place, rates))
     axes.plot(kl, rate, "o", color=style.blue, label="evaluations", markersize=5)
     reached = frontier(kl, rate)
-    axes.plot(reached.kl, reached.reward, color=style.orange, label="frontier")
+    axes.plot(
+        reached.kl,
+        reached.reward,
+        "o-",
+        color=style.orange,
+        label="frontier",
+        markersize=8,
+        markerfacecolor="none",
+    )
+    for i in sorted({0, len(steps) - 1}):
+        axes.annotate(
+            f"step {steps[i]:.0f}",
+            (kl[i], rate[i]),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            color=style.muted,
+        )
     percent(axes)
-    axes.set_xlim(left=min(0.0, float(kl.min())))
-    label(axes, style, "KL to the start, nats per token (k3)", "pass rate")
+    axes.set_ylim(top=1.08)
+    far = max(float(kl.max()), 1e-6)
+    axes.set_xlim(min(0.0, float(kl.min())) - 0.05 * far, 1.08 * far)
+    label(axes, style, "KL to the start, nats per token (k3)", "held-out pass rate")
     return figure
 
 
@@ -386,26 +447,8 @@ PICTURES = (
         "Hints",
         "Groups that had no signal were asked again with a hint, level by level: how "
         "many, how many of them opened, and the pass rates with and without. Hints "
-        "have done their work when prompts that once had one are solved without.",
-        _lines(
-            (
-                "groups per step",
-                (
-                    ("hint/asked_1", "asked, level 1", "blue"),
-                    ("hint/opened_1", "opened", "green"),
-                    ("hint/asked_2", "asked, level 2", "orange"),
-                    ("hint/asked_3", "asked, level 3", "red"),
-                ),
-            ),
-            (
-                "percent of completions",
-                (
-                    ("hint/pass_rate", "with a hint", "blue"),
-                    ("hint/plain_pass_rate", "without", "green"),
-                    ("hint/transfer_pass_rate", "without, once hinted", "purple"),
-                ),
-            ),
-        ),
+        "have done their work when prompts that had one before are solved without.",
+        _hints,
     ),
     Picture(
         "reflection",
@@ -414,11 +457,11 @@ PICTURES = (
         "reward, should rise; thoughts that shrink meanwhile are a warning.",
         _lines(
             (
-                "nats per token",
+                "log-prob, nats per token",
                 (("reflect/certainty_nats", "certainty", "blue"),),
             ),
             (
-                "tokens",
+                "mean tokens",
                 (
                     ("reflect/thought_tokens", "thought", "green"),
                     ("reflect/answer_tokens", "answer", "orange"),
@@ -428,14 +471,14 @@ PICTURES = (
     ),
     Picture(
         "signal",
-        "Forms of completions, dead groups against their forecast",
-        "The effective number of ways in which held-out completions begin: a fall to "
-        "a half means that one form takes over. Beside it dead groups, as the "
-        "difficulty memory expects them of prompts it knows, and as they were.",
+        "Forms of completions, and dead groups as forecast",
+        "The effective number of forms of held-out completions: a fall to a half means "
+        "that one form takes over. Beside it dead groups, as they were, and as the "
+        "difficulty memory expects them of prompts that it knows.",
         _lines(
             (
-                "effective number",
-                (("format/effective_number", "formats", "purple"),),
+                "effective number of forms",
+                (("format/effective_number", "held-out completions", "purple"),),
             ),
             (
                 "percent of groups",

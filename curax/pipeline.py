@@ -35,6 +35,7 @@ from curax.metrics import Tally
 from curax.parts import Parts
 from curax.types import (
     Batch,
+    Chosen,
     Contexts,
     Difficulty,
     Direct,
@@ -591,7 +592,10 @@ def absorb(
 def forecast(
     parts: Parts, memory: Memory, prompts: Prompts, seen: Graded
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Dead groups as the memory expects them of prompts it knows, and the surprise."""
+    """Dead groups as the memory expects them of prompts it knows, and the surprise.
+
+    Nothing where an outcome is neither right nor wrong: counts cannot foretell that.
+    """
     known = memories.difficulty(memory, prompts.id, prior=parts.config.memory.prior)
     right, wrong = parts.config.memory.prior
     each = jnp.where(known.draws > 0, jnp.sum(seen.exists, -1, dtype=jnp.int32), 0)
@@ -603,7 +607,8 @@ def forecast(
         low == high,
         most=parts.config.sampling.group_size,
     )
-    some = jnp.any(each > 0, keepdims=True)
+    whole = (seen.outcome == 0) | (seen.outcome == 1) | ~seen.exists
+    some = jnp.any(each > 0, keepdims=True) & jnp.all(whole)
     return {
         "forecast/dead_fraction": metrics.mean(expected[None], some),
         "forecast/dead_z": metrics.mean(z[None], some),
@@ -657,6 +662,7 @@ class Credit:
 
     keep: jax.Array  # bool, trains
     credit: jax.Array  # float32, multiplies the completion's gradient; 0 if not kept
+    factor: jax.Array  # float32, of it what the advantage was multiplied by
 
 
 def assign(
@@ -694,11 +700,22 @@ def assign(
     """
     pool = config.gate(outcome, exists, finished)
     keep = config.downsample(key, reward, pool)
-    advantage = config.advantage(reward, exists if config.pool_statistics else keep)
     undo = config.correct(reward, pool, keep)
-    weight = config.objective(outcome, exists, history)
-    credit = jnp.where(keep, advantage * undo * weight, 0.0)
-    return Credit(keep=keep, credit=credit)
+    factor = undo * config.objective(outcome, exists, history)
+    credit = credited(config, reward, exists, keep, factor)
+    return Credit(keep=keep, credit=credit, factor=factor)
+
+
+def credited(
+    config: Config,
+    reward: jax.Array,
+    exists: jax.Array,
+    keep: jax.Array,
+    factor: jax.Array,
+) -> jax.Array:
+    """`[B, G]` float32: the advantage of what is kept, times the factor."""
+    advantage = config.advantage(reward, exists if config.pool_statistics else keep)
+    return jnp.where(keep, advantage * factor, 0.0)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -763,6 +780,13 @@ def learn(
     tally.counts["train/rows"] = metrics.count(used)
     if drawn.scored:
         tally.means.update(told_of_references(drawn, drawn.scored, seen))
+    if state.chosen is not None:
+        tally.means["query/kept_fraction"] = metrics.one(state.chosen.kept)
+        paid = {"query/tokens": looked_at(parts, state, state.chosen)}
+        paid["rollout/tokens"] = paid["query/tokens"]
+        drawn = dataclasses.replace(
+            drawn, tally=metrics.merge(drawn.tally, Tally(means={}, counts=paid))
+        )
     if cfg.hint:
         tally.means["hint/hinted_fraction"] = metrics.mean(drawn.level > 0, each)
     taken = 0 if state.chosen is not None else drawn.attempts * cfg.sampling.prompts
@@ -889,6 +913,14 @@ def later_scorer(config: Config, state: TrainState, params: Any) -> Any:
     return jax.tree.map(lambda old, new: jnp.where(due, new, old), state.scorer, params)
 
 
+def looked_at(parts: Parts, state: TrainState, chosen: Chosen) -> jax.Array:
+    """`[]` float32: tokens drawn in this step to choose prompts."""
+    how = parts.config.reflection
+    assert how
+    assert how.queries
+    return jnp.where(state.step % how.queries.every == 0, chosen.tokens, 0.0)
+
+
 def in_parts(
     parts: Parts,
     scored: Scored,
@@ -911,8 +943,8 @@ def in_parts(
     column = jnp.arange(batch.tokens.shape[-1], dtype=jnp.int32)[None]
     if not how.answers:
         rest = jnp.where(seen.exists, grids.grid(scored.rest, seen.row, fill=0.0), 0.0)
-        credit = parts.config.advantage(rest, given.keep)
-        credit = jnp.where(given.keep, credit, 0.0).reshape(-1)[place]
+        credit = credited(parts.config, rest, seen.exists, given.keep, given.factor)
+        credit = credit.reshape(-1)[place]
         batch = dataclasses.replace(
             batch,
             answer=batch.mask & (column >= thought[:, None]),

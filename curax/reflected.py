@@ -189,6 +189,7 @@ def none_chosen(parts: Parts) -> Chosen:
         ids=jnp.full(how.every * parts.config.sampling.prompts, -1, jnp.int32),
         level=jnp.float32(jnp.nan),
         kept=jnp.float32(jnp.nan),
+        tokens=jnp.float32(0),
     )
 
 
@@ -220,7 +221,7 @@ def looked(
     number: jax.Array,
     prompts: Prompts | None = None,
     reference: References | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """How hard and how flat some candidates are.
 
     Args:
@@ -233,7 +234,8 @@ def looked(
 
     Returns:
         `[B]` float32 each: the worst ranks of the reference after the best thought; the
-        largest spread of a token, nats; how likely noise alone makes one as large.
+        largest spread of a token, nats; how likely noise alone makes one as large; the
+        tokens drawn to find that out.
     """
     assert parts.config.reflection
     how = parts.config.reflection.queries
@@ -261,10 +263,12 @@ def looked(
     exists = grids.grid(rollouts.exists & thought.found, index, fill=False)
     exists = reflect.scored(logp, exists, mask)
     clip = {"clip_nats": parts.config.reflection.clip_nats}
+    length = jnp.sum(rollouts.mask, -1, dtype=jnp.float32)
     return (
         reflect.worst_rank(rank, exists, mask),
         reflect.flatness(logp, exists, mask, **clip),
         reflect.null_chance(logp, exists, mask, **clip),
+        jnp.sum(grids.grid(length, index, fill=0.0), -1),
     )
 
 
@@ -272,7 +276,7 @@ def chosen(
     parts: Parts,
     state: TrainState,
     ids: jax.Array,
-    found: tuple[jax.Array, jax.Array, jax.Array],
+    found: tuple[jax.Array, ...],
 ) -> TrainState:
     """The state with the prompts of the next steps.
 
@@ -287,7 +291,8 @@ def chosen(
     assert how
     assert state.chosen is not None
     every = ids.reshape(-1)
-    keep, level = how.keep(*(x.reshape(-1) for x in found), state.chosen.level)
+    *looks, tokens = (x.reshape(-1) for x in found)
+    keep, level = how.keep(*looks, state.chosen.level)
     count = state.chosen.ids.shape[0]
     ids = reflect.chosen(
         keep,
@@ -299,7 +304,7 @@ def chosen(
     kept = jnp.mean(keep, dtype=jnp.float32)
     return dataclasses.replace(
         state,
-        chosen=Chosen(ids=ids, level=level, kept=kept),
+        chosen=Chosen(ids=ids, level=level, kept=kept, tokens=jnp.sum(tokens)),
         position=state.position + every.shape[0],
     )
 
@@ -307,10 +312,14 @@ def chosen(
 def renewed(parts: Parts, state: TrainState) -> TrainState:
     """The state before a step, with prompts chosen anew where that is due."""
 
-    def look(state):
+    def look(carry):
         ids = candidates(parts, state)
         numbers = jnp.arange(ids.shape[0], dtype=jnp.int32)
         found = jax.lax.map(lambda x: looked(parts, state, *x), (ids, numbers))
-        return chosen(parts, state, ids, found)
+        new = chosen(parts, state, ids, found)
+        return jnp.bool_(False), new.chosen, new.position
 
-    return jax.lax.cond(is_due(parts, state), look, lambda state: state, state)
+    # A branch would be taken in every step once runs are mapped over seeds.
+    carry = is_due(parts, state), state.chosen, state.position
+    _, now, position = jax.lax.while_loop(lambda carry: carry[0], look, carry)
+    return dataclasses.replace(state, chosen=now, position=position)

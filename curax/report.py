@@ -29,9 +29,10 @@ _MOST_ROLLOUTS = 2_000  # completions on a page
 _MOST_WORDS = 400  # of a reference answer that are shown
 _MOST_CHARACTERS = 3_000  # of a text on the page
 _STAGES = (
-    *("task", "allocate", "objective", "gate", "downsample", "correct"),
-    *("advantage", "modulate", "loss", "aggregate"),
+    *("task", "allocate", "hint", "reflection", "objective", "gate", "downsample"),
+    *("correct", "advantage", "modulate", "loss", "aggregate"),
 )
+_INSIDE = {"hint": "source", "reflection": "weights"}  # the function that names it
 
 
 def write(run: Path, *, title: str | None = None) -> Path:
@@ -241,9 +242,12 @@ def _recipe(run: Run) -> Iterator[str]:
     """The function of each stage, in the order in which a batch meets them."""
     for stage in _STAGES:
         chosen = run.config.get(stage)
+        if isinstance(chosen, dict) and stage in _INSIDE:
+            chosen = chosen.get(_INSIDE[stage])
         name = chosen.get("function") if isinstance(chosen, dict) else chosen
         if isinstance(name, str):
             name = name.removeprefix("curax.").removeprefix(f"{stage}.")
+            name = name.removeprefix("reflect.")
             name = html.escape(name.removeprefix("tasks.").removesuffix(".task"))
             yield f"<li><span>{stage}</span> {name}</li>"
     if (seeds := _seeds(run)) > 1:
@@ -326,7 +330,7 @@ def _rollouts(run: Run) -> dict[str, Any]:
             *(row.get("prompt_id"), row.get("slot"), _cut(str(row.get("text", "")))),
             *(len(row.get("tokens") or ()), _finite(row.get("outcome"))),
             *(_finite(row.get("reward")), _finite(row.get("advantage"))),
-            strips[_strip(row)],
+            *(strips[_strip(row)], row.get("hint_level")),
         ]
         for row in chosen
     ]

@@ -19,6 +19,7 @@ from curax import (
     checkpoint,
     expect,
     folder,
+    held_out,
     loops,
     parts,
     recall,
@@ -227,10 +228,14 @@ class Run:
 
     @contextlib.contextmanager
     def _told_in_a_sentence(self) -> Iterator[None]:
-        """What the disk does to a run becomes a sentence."""
+        """What the disk, or a function of the user's, does to a run in a sentence."""
         try:
             yield
-        except (checkpoint.NotSavedError, folder.NotWrittenError) as error:
+        except (
+            checkpoint.NotSavedError,
+            folder.NotWrittenError,
+            held_out.FormatError,
+        ) as error:
             last = checkpoint.latest(self._workdir / folder.CHECKPOINTS)
             behind = "there is no checkpoint yet, so it will start again"
             if last is not None:
@@ -258,6 +263,8 @@ class Run:
                     f"the run goes on from step {found.step}; it is kept as {path}."
                 )
             self._open_files(step=found.step)
+            for row in self._files.metrics():
+                self._watch.look(row)  # it has said what it has to say of these
             self._totals = found.totals
             found = found._replace(state=self._whole(found.state, found.totals))
         return found

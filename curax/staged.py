@@ -84,6 +84,8 @@ class Staged(Loop):
         if self.parts.task.in_files:
             ids = np.zeros(self.parts.config.sampling.prompts, np.int32)
             prompts = self.parts.task.prompts(ids)
+        if self.parts.config.reflection:
+            return self._rehearse_reflected(state, prompts)
         if self.parts.config.pilot:
             pilots = jax.eval_shape(self._pilots, state, prompts)
             outcome = shape(pilots[2].exists.shape, jnp.float32)
@@ -108,7 +110,22 @@ class Staged(Loop):
         if self.parts.config.hint:
             drawn = jax.eval_shape(self._noted, state, drawn, None)
             self._rehearse_hints(state, drawn, prompts)
-        jax.eval_shape(self._learn, state, drawn)
+        return jax.eval_shape(self._learn, state, drawn)
+
+    def _rehearse_reflected(self, state, prompts):
+        references, number = self._references(prompts), jnp.int32(0)
+        if chooses(self.parts):
+            ids = jax.eval_shape(self._candidates, state)
+            given = jax.ShapeDtypeStruct(ids.shape[1:], ids.dtype), number
+            found = jax.eval_shape(self._looked, state, *given, prompts, references)
+            found = [jax.ShapeDtypeStruct(ids.shape, x.dtype) for x in found]
+            state = jax.eval_shape(self._chosen, state, ids, tuple(found))
+        memory = state.memory
+        sampled = jax.eval_shape(self._draw, state, memory, number, None, prompts)
+        scored = jax.eval_shape(self._scored, state, sampled, references)
+        args = sampled, scored.outcome, None, None, scored
+        drawn = jax.eval_shape(self._absorb, memory, None, *args)
+        return jax.eval_shape(self._learn, state, drawn)
 
     def _rehearse_hints(self, state, drawn, prompts):
         """Make hints for nobody: what cannot be made fails here."""

@@ -129,7 +129,7 @@ class HintMemory:
     """What is remembered of the hints of each prompt id."""
 
     level: jax.Array  # [num_prompts] int32, of the next visit; read by SAGE-light alone
-    hinted: jax.Array  # [num_prompts] bool, some group of it trained with a hint
+    hinted: jax.Array  # [num_prompts] bool, a group of it stood under a hint
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -139,6 +139,7 @@ class Chosen:
     ids: jax.Array  # [K] int32; below 0: not looked for yet
     level: jax.Array  # [] float32, what the rule that chose remembers; NaN: nothing
     kept: jax.Array  # [] float32, share of the candidates that stayed
+    tokens: jax.Array  # [] float32, drawn to look at all of them
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -268,10 +268,16 @@ def look(config: Config, prompts: Prompts, lift: float = LIFT) -> dict[str, Any]
         lift: nats that each level of a hint adds to the log-odds of a pass rate.
 
     Raises:
-        ConfigError: in a sentence, if its functions do not take what they are given.
+        ConfigError: in a sentence, if its functions do not take what they are given, or
+            if its rewards are no outcomes.
     """
     from curax import claims, predict
 
+    if config.reflection:
+        raise ConfigError(
+            "reflection pays for the log-prob of reference answers, and the x-ray "
+            "asks what becomes of right and wrong ones; set reflection to None."
+        )
     ends = math.log(LOWEST / (1 - LOWEST))
     dense = 1 / (1 + np.exp(-np.linspace(ends, -ends, 30)))
     p = np.unique(np.concatenate([SHOWN, dense, np.arange(3, 18) / 20]).round(6))

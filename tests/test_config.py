@@ -20,6 +20,8 @@ from curax.config import (
     Memory,
     Mesh,
     Pilot,
+    Queries,
+    Reflection,
     Sampling,
     Stop,
     Update,
@@ -93,7 +95,9 @@ def test_the_defaults_are_those_of_the_design():
         "rounds": 1,
         "parts": 1,
     }
-    assert config.evaluation == Evaluation(every=50, prompts=256, samples=8)
+    assert config.evaluation == Evaluation(
+        every=50, prompts=256, samples=8, distance=False, format=None
+    )
     assert config.memory == Memory(half_life=6.6, prior=(1.0, 1.0))
     assert config.mesh == Mesh(data=1, fsdp=1, tensor=1)
     shown = cf.describe(config)
@@ -147,6 +151,14 @@ BOUNDS = {
     "hint.writing.max_tokens": ("at least 1", 0, 1),
     "hint.writing.temperature": ("at least 0.0", -1.0, 0.0),
     "hint.writing.tries": ("at least 1", 0, 1),
+    "reflection.clip_nats": ("greater than 0.0", 0.0, 1.0),
+    "reflection.scorer_every": ("at least 0", -1, 0),
+    "reflection.length_weight": ("at least 0.0", -0.1, 0.0),
+    "reflection.direct": ("at least 0.0", -0.1, 0.0),
+    "reflection.queries.every": ("at least 1", 0, 1),
+    "reflection.queries.candidates": ("at least 1", 0, 1),
+    "reflection.queries.draws": ("at least 1", 0, 1),
+    "reflection.queries.carried": ("at least 0.0", -0.1, 0.0),
     "kl.coefficient": ("at least 0.0", -0.1, 0.0),
     "entropy_bonus": ("at least 0.0", -1.0, 0.0),
     "steps": ("at least 0", -1, 0),
@@ -155,10 +167,15 @@ BOUNDS = {
 }
 
 
+ALONE = ("", "pilot", "stop", "hint", "reflection")  # what one config can have of these
+
+
 def full(name: str = "") -> Config:
     """With as many fields as there can be; what excludes others only where named."""
     hint = Hint(source=plain, trigger=plain, writing=Writing())
+    reflection = Reflection(weights=plain, queries=Queries(keep=plain))
     alone = {"pilot": Pilot(draws=1), "stop": Stop(rule=plain), "hint": hint}
+    alone |= {"reflection": reflection}
     group = name.partition(".")[0]
     return make(
         **({group: alone[group]} if group in alone else {}),
@@ -192,9 +209,7 @@ def test_every_number_of_the_config_has_a_range():
             n for key, part in parts for n in numbers(part, f"{name}.{key}".strip("."))
         }
 
-    every = (
-        numbers(cf.describe(full(group))) for group in ("", "pilot", "stop", "hint")
-    )
+    every = (numbers(cf.describe(full(group))) for group in ALONE)
     assert set().union(*every) == set(BOUNDS)
 
 
@@ -216,6 +231,11 @@ CONFLICTS = {
     f"downsample.m is not set, but {HERE}.largest needs it; "
     "bind it with functools.partial(..., m=...).": {"downsample": largest},
     "kl=0.1 must be a KL or none; give one.": {"kl": 0.1},
+    "evaluation.format=3 must be a function or none; give one.": {
+        "evaluation": Evaluation(format=3)  # pyright: ignore[reportArgumentType]
+    },
+    "evaluation.distance=1 must be true or false; set evaluation.distance to True, for "
+    "example.": {"evaluation": Evaluation(distance=1)},  # pyright: ignore[reportArgumentType]
     "sampling.budget=200 is more than sampling.group_size=8 completions of "
     "sampling.prompts=16, pilots apart; set it to at most 128.": {
         "sampling": Sampling(budget=200)
@@ -246,6 +266,22 @@ CONFLICTS = {
     "together; set sampling.parts to 1.": {
         "stop": Stop(rule=plain),
         "sampling": Sampling(parts=2),
+    },
+    "reflection gives rewards by itself and knows nothing of pilot; "
+    "set pilot to None.": {
+        "reflection": Reflection(weights=plain),
+        "pilot": Pilot(draws=1),
+    },
+    "sampling.rounds=2 follows what a verifier says, and reflection asks none; "
+    "set sampling.rounds to 1.": {
+        "reflection": Reflection(weights=plain),
+        "sampling": Sampling(rounds=2),
+    },
+    "reflection.queries.carried=1.5 is more than there is; "
+    "set reflection.queries.carried to 1.0.": {
+        "reflection": Reflection(
+            weights=plain, queries=Queries(keep=plain, carried=1.5)
+        )
     },
     "warm_start.micro_batches=6 must divide warm_start.rows=64; "
     "set warm_start.micro_batches to 2.": {

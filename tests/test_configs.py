@@ -25,7 +25,9 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("experiments/*/config.py")])
 # Those on the embedded task, and those that take one of them to a real model.
 RECIPES = [path for path in FILES if "chain.task" in path.read_text()]
-REAL = [path for path in FILES if path not in RECIPES]
+# Those without a verifier, which `test_reflected` trains, and none takes over.
+REFLECTIVE = [path for path in FILES if "rationale.task" in path.read_text()]
+REAL = [path for path in FILES if path not in RECIPES + REFLECTIVE]
 
 
 def for_each(paths):

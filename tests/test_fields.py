@@ -40,6 +40,8 @@ from curax import (
     modulate,
     objective,
     pipeline,
+    reflect,
+    reflected,
     reward,
     run,
     score,
@@ -51,6 +53,8 @@ from curax.config import (
     ConfigError,
     Hint,
     Pilot,
+    Queries,
+    Reflection,
     Stop,
     Writing,
     fields_of,
@@ -59,7 +63,7 @@ from curax.config import (
 )
 from curax.models import transformer
 from curax.models.rotary import RopeScaling
-from curax.tasks import chain
+from curax.tasks import chain, rationale
 
 CONFIG = replace(
     small.get_config(),
@@ -101,6 +105,10 @@ def outcome_itself(outcome, exists, history):
 
 def nowhere(params):
     return jax.tree.map(lambda _: False, params)
+
+
+def of_one_form(text):
+    return 0
 
 
 sgd = partial(optax.sgd, learning_rate=0.1)
@@ -152,6 +160,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "hint": (
         Hint(source=hint.reference_prefix, trigger=hint.all_wrong),
         "refused: a task that can give hints",
+    ),
+    "reflection": (
+        Reflection(weights=reflect.mean),
+        "refused: nothing of shape_reward",
     ),
     "allocate": (half, "draw"),
     "claim": (objective.log, "claim"),
@@ -223,6 +235,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "evaluation.every": (2, "host only"),
     "evaluation.prompts": (4, "evaluation"),
     "evaluation.samples": (2, "evaluation"),
+    "evaluation.distance": (True, "measured only"),
+    "evaluation.format": (of_one_form, "measured only"),
     "memory.half_life": (1.0, "step"),
     "memory.prior.0": (2.0, "step"),
     "memory.prior.1": (2.0, "step"),
@@ -260,6 +274,16 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
         "pilot": Pilot(draws=2, norm=score.logits),
         "allocate": partial(allocate.gvm, least=1),
     },
+    "reflection": {
+        "task": partial(rationale.task, depth=1, words=1, num_held_out=32),
+        "shape_reward": None,
+        "reflection": Reflection(
+            weights=reflect.denoised,
+            scorer_every=2,
+            length=reflect.length_term,
+            queries=Queries(every=2, draws=2, keep=reflect.null_test),
+        ),
+    },
 }
 MORE_FIELDS = {
     "hint.source": (hint.self_written, "step"),
@@ -283,6 +307,26 @@ MORE_FIELDS = {
     "pilot.norm": (score.last_layer, "step"),
     "pilot.accepted": (False, "step"),
     "pilot.root_mean_square": (False, "step"),
+    "reflection.weights": (reflect.variance, "references"),
+    "reflection.weights.floor": (1.0, "references"),
+    "reflection.clip_nats": (5.0, "references"),
+    "reflection.leave_one_out": (True, "references"),
+    "reflection.baseline": (reflect.blank_thought, "references"),
+    "reflection.scorer_every": (3, "step"),
+    "reflection.answers": (True, "step"),
+    "reflection.length": (None, "references"),
+    "reflection.length.slope": (0.25, "references"),
+    "reflection.length.least": (-2.0, "references"),
+    "reflection.length_weight": (0.5, "references"),
+    "reflection.rubric": (reflect.drop, "references"),
+    "reflection.direct": (0.1, "step"),
+    "reflection.queries.every": (3, "queries"),
+    "reflection.queries.candidates": (3, "queries"),
+    "reflection.queries.draws": (3, "queries"),
+    "reflection.queries.keep": (reflect.ema, "queries"),
+    "reflection.queries.keep.level": (0.1, "queries"),
+    "reflection.queries.keep.hardest": (2.0, "queries"),
+    "reflection.queries.carried": (0.3, "queries"),
 }
 
 
@@ -318,7 +362,7 @@ class Diary:
 
     def evaluate(self, state):
         self.told.append(("evaluate",))
-        return np.zeros(1), np.zeros(1)
+        return np.zeros(1), np.zeros(1), {}
 
     def advance(self, state, times):
         self.told.append(("advance", times))
@@ -378,11 +422,21 @@ class Seen:
             "claim": lambda: claims.claimed(self.config)[0],
             "step": lambda: program(partial(loops.step, self.parts), self.state),
             "evaluation": self.evaluation,
+            "measured": self.measured,
+            "references": self.references,
+            "queries": lambda: program(
+                partial(reflected.renewed, self.parts), self.state
+            ),
         }
 
     def draw(self):
         draw = partial(pipeline.draw, self.parts)
         return program(draw, self.state, self.state.memory, jnp.int32(0))
+
+    def references(self):
+        args = self.state, self.state.memory, jnp.int32(0)
+        drawn = jax.eval_shape(partial(pipeline.draw, self.parts), *args)
+        return program(partial(reflected.scored, self.parts), self.state, drawn)
 
     def credit(self):
         sizes = self.config.sampling
@@ -403,6 +457,28 @@ class Seen:
             )
 
         return program(draw, self.state)
+
+    def measured(self):
+        """What an evaluation says beside pass rates, of completions all different."""
+        kind = np.arange(6, dtype=np.int32)
+        rows = SimpleNamespace(
+            tokens=kind[:, None], mask=np.ones((6, 1), bool), exists=np.ones(6, bool)
+        )
+        names = ("entropy", "effective", "top", "within")
+
+        def spread(kind, exists):
+            return SimpleNamespace(**dict.fromkeys(names, np.unique(kind).size))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.loop, "_held_out", [lambda *_: (None, rows)] * 2)
+            patch.setattr(self.loop, "_distance", lambda *_: {"distance": 0.0})
+            patch.setattr(held_out, "outcomes", lambda *_: None)
+            patch.setattr(held_out, "pass_rates", lambda *_: None)
+            patch.setattr(held_out.diversity, "spread", spread)
+            shape = replace(self.config.evaluation, prompts=2)
+            parts = replace(self.parts, config=replace(self.config, evaluation=shape))
+            patch.setattr(self.loop, "parts", parts)
+            return str(self.loop.evaluate(SimpleNamespace())[2])  # pyright: ignore[reportArgumentType]
 
     def look(self, where: str) -> Any:
         if where == "loop":
@@ -429,7 +505,7 @@ class Seen:
 
 EVERYWHERE = (
     *("loop", "host", "initial", "warm", "draw", "credit", "claim", "step"),
-    "evaluation",
+    *("evaluation", "measured"),
 )
 
 
@@ -470,14 +546,13 @@ def test_the_same_config_is_the_same_everywhere():
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_changes_what_it_is_for(name):
     value, where = FIELDS[name]
-    changed = override(CONFIG, {name: value})
     refused, _, why = where.partition(": ")
     if refused == "refused":
         with pytest.raises(ConfigError, match=why):
-            Seen(changed)
+            Seen(override(CONFIG, {name: value}))
         return
     where, _, only = where.partition(" ")
-    seen = Seen(changed)
+    seen = Seen(override(CONFIG, {name: value}))
     assert seen.look(where) != original(where)
     if only:
         for other in set(EVERYWHERE) - {where}:

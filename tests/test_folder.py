@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from curax import folder
 from curax.config import ConfigError, describe, override
 from curax.pipeline import Shown
 from curax.tasks import chain
-from curax.types import Prompts
+from curax.types import Contexts, Prompts
 
 CONFIG = get_config()
 FOUR = [{"step": step, "loss/mean": step / 8} for step in range(4)]
@@ -72,6 +73,20 @@ def test_half_a_row_at_the_end_is_cut_off(tmp_path, cut):
     written(path, FOUR)
     path.write_bytes(path.read_bytes()[:-cut])
     assert written(path, FOUR[3:], upto=math.inf) == FOUR
+
+
+def test_the_rows_that_stand_there_are_read_back(tmp_path):
+    files = opened(tmp_path, step=None)
+    files.write([*FOUR, {"step": 4, "loss/mean": [math.nan, 1.0]}])
+    assert [*files.metrics()] == [*FOUR, {"step": 4, "loss/mean": [None, 1.0]}]
+    files.close()
+    with (tmp_path / folder.METRICS).open("a") as file:
+        file.write('{"step": 5, "lo')
+    files = opened(tmp_path, step=2)
+    assert [*files.metrics()] == FOUR[:3]
+    files.write(FOUR[3:])
+    assert [*files.metrics()] == FOUR
+    files.close()
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
@@ -206,6 +221,9 @@ def shown(array: Any = np.array):
         credit=array([[0.25, -0.25], [0.0, 0.0]], np.float32),
         keep=array([[True, True], [False, False]]),
         exists=array([[True, True], [True, False]]),
+        level=array([0, 0]),
+        contexts=Contexts(tokens=prompts.tokens, mask=prompts.mask),
+        reference=None,
     )
 
 
@@ -233,6 +251,31 @@ def test_a_completion_is_an_object_and_a_missing_outcome_is_null():
     assert got[1]["text"] == "3"
     assert [row["outcome"] for row in got] == [1.0, 0.0, None]
     assert [row["reward"] for row in got] == [0.5, 0.0, None]
+
+
+def test_hints_and_references_are_written_where_there_are_any():
+    few = shown()
+    tokens = np.array([[23, 10, 22, 7, 16, 21], [22, 22, 22, 1, 16, 21]])
+    mask = np.array([[True] * 6, [False] * 3 + [True] * 3])
+    more = dataclasses.replace(
+        few,
+        level=np.array([2, 0]),
+        contexts=Contexts(tokens=tokens, mask=mask),
+        reference=(
+            np.array([[10, 19, 0], [3, 19, 0]]),
+            np.array([[True, True, False], [True, False, False]]),
+            np.array([[0.75, 0.25, np.nan], [1.0, np.nan, np.nan]], np.float32),
+        ),
+    )
+    both = jax.tree.map(lambda x: np.stack([x, x]), more)
+    seeds = np.array([7, 8], np.uint32)
+    for shown_, seed in ((more, seeds[0]), (both, seeds)):
+        rows = [folder.plain(r) for r in folder.completions(3, shown_, TASK, seed)]
+        hinted = {"hint_level": 2, "reference": ["10", "end"], "weights": [0.75, 0.25]}
+        assert rows[0] == FIRST | hinted | {"prompt": TASK.decode(tokens[0])}
+        assert rows[2]["reference"] == ["3"]
+        assert rows[2]["weights"] == [1.0]
+        assert "hint_level" not in rows[2]
 
 
 def test_of_many_seeds_all_completions_are_written_with_their_seed():

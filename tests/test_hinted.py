@@ -258,7 +258,7 @@ def told(outcome, gate=0.0, most=1.0):
             n, right = counts(new)
             if n and chance(new) >= chance(group[b]) - 1e-9:
                 level[b], group[b] = k, new
-            if not n or (right and (chance(new) >= gate or 2 * right > n)):
+            if not n or (right and (chance(new) >= gate or 2 * right >= n)):
                 opened[k] += 1
                 break
     return level, np.array(group), asked, opened, missing
@@ -377,6 +377,17 @@ def test_a_group_that_the_gate_of_a_search_passes_over_gives_way_to_no_worse_one
     outcome[2, 2, b, :] = 1  # all right: the search has ended, the better one stays
     assert walked(outcome, gate=GATE).level[:3, b].tolist() == [2, 3, 1]
     assert walked(outcome).level[:3, b].tolist() == [1, 1, 1]
+
+
+def test_a_pool_that_stopped_early_gives_all_its_places_to_a_longer_one():
+    b = int(np.flatnonzero((SAID > 0).all(-1))[0])
+    outcome = np.zeros((1, L + 1, B, G), np.float32)
+    exists = np.ones(outcome.shape, bool)
+    exists[0, 0, b, 2:] = False
+    outcome[0, 1, b, 2:] = 1
+    got = walked(outcome, exists, recipe="ada_seq_sage")
+    assert got.level[0, b] == 1
+    np.testing.assert_array_equal(got.outcome[0, b], [0, 0, 1, 1])
 
 
 @pytest.mark.parametrize(

@@ -69,3 +69,18 @@ def test_no_gradient_reaches_what_is_absent():
 def test_reduced_precision_is_summed_in_float32():
     ones = jnp.ones(1000, jnp.bfloat16)
     assert masked.total(ones, ones > 0) == 1000
+
+
+@pytest.mark.parametrize("chunk", [0, 3, 8])
+def test_a_rank_counts_the_tokens_that_are_likelier(chunk):
+    """Equally likely ones share the best rank; padding of a chunk is no token."""
+    random = np.random.default_rng(0)
+    features = random.integers(-3, 0, (2, 5, 3)).astype(np.float32)
+    head = random.integers(0, 3, (7, 3)).astype(np.float32)  # logits below those of 0
+    head[4] = head[2]
+    tokens = random.integers(0, 7, (2, 5)).astype(np.int32)
+    logits = features @ head.T
+    own = np.take_along_axis(logits, tokens[..., None], -1)
+    got = masked.rank(*map(jnp.asarray, (features, head, tokens)), chunk=chunk)
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, 1 + (logits > own).sum(-1))

@@ -404,17 +404,23 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     evaluated = row["step"] % config["evaluation"]["every"] == 0 or last
     host = config["task"]["function"] == "curax.tasks.problems.task"
     modulates = config["modulate"]["function"] != "curax.modulate.none"
+    reflects = config["reflection"] or {}
     return {
         "every row": True,
         "always": not first,
         "step 0, every `evaluation.every`, the last": evaluated,
         "as above": evaluated,
         "where evaluated": evaluated,
+        "with `evaluation.distance`": evaluated and config["evaluation"]["distance"],
+        "without `stop` and `pilot`": not (config["stop"] or config["pilot"] or first),
         "where `stop` is set": config["stop"] is not None and not first,
         "where `hint` is set": config["hint"] is not None and not first,
         "where `pilot` is set": config["pilot"] is not None and not first,
         "where `kl` is set": config["kl"] is not None and not first,
         "where `modulate` is set": modulates and not first,
+        "where `reflection` is set": bool(reflects) and not first,
+        "where `reflection.queries` is set": bool(reflects.get("queries"))
+        and not first,
         "verifier on the host": host and not first,
         "verifier on the host, or `staged`": (host or config["staged"]) and not first,
     }[when]
@@ -425,9 +431,9 @@ from dataclasses import replace
 from functools import partial
 
 import small
-from curax import hint, loss, modulate, stop
-from curax.config import KL, Hint, Pilot, Stop
-from curax.tasks import chain
+from curax import hint, loss, modulate, reflect, stop
+from curax.config import KL, Hint, Pilot, Queries, Reflection, Stop
+from curax.tasks import chain, rationale
 
 
 def get_config():
@@ -436,12 +442,15 @@ def get_config():
 """
 CHANGED = {
     "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1), "
-    "modulate=modulate.dynamo",
+    "modulate=modulate.dynamo, evaluation=replace(config.evaluation, distance=True)",
     "hints": "hint=Hint(source=hint.reference_prefix, levels=1, width=3, "
     "trigger=hint.all_wrong), task=partial(chain.task, depth=2, num_prompts=64, "
     "num_held_out=32, hints=True)",
     "stops": "staged=True, "
     "stop=Stop(rule=partial(stop.positives, right=1), round_size=2)",
+    "reflects": "task=partial(rationale.task, depth=1, words=2, num_prompts=64), "
+    "reflection=Reflection(weights=reflect.mean, "
+    "queries=Queries(every=2, draws=2, keep=reflect.null_test))",
 }
 
 

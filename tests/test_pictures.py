@@ -12,7 +12,11 @@ METRICS = (
     *("group/dead_fraction", "group/solved_fraction", "group/failed_fraction"),
     *("rollout/length_tokens", "policy/entropy_nats", "kl/behaviour_nats"),
     *("kl/ref_nats", "ratio/clipped_fraction", "gradient/norm", "loss/mean"),
-    *("time/rollout_s", "time/update_s"),
+    *("time/rollout_s", "time/update_s", "distance/k3_token_nats"),
+    *(f"hint/{name}_{k}" for name in ("asked", "opened") for k in (1, 2, 3, 4)),
+    *("hint/pass_rate", "hint/plain_pass_rate", "hint/transfer_pass_rate"),
+    *("reflect/certainty_nats", "reflect/thought_tokens", "reflect/answer_tokens"),
+    *("format/effective_number", "forecast/dead_fraction"),
 )
 
 
@@ -118,8 +122,51 @@ def test_time_bars_are_the_seconds_of_a_stage_in_all():
     ]
 
 
-def test_every_axis_is_named():
-    run = a_run(3, 5)
-    for name in BY_NAME:
-        for axes in panels(name, run):
-            assert (axes.get_xlabel() and axes.get_ylabel()) or not axes.axison
+def test_hints_are_asked_by_level_and_opened_in_all():
+    row = {"hint/asked_1": 8, "hint/asked_2": 5, "hint/opened_1": 3, "hint/opened_2": 1}
+    rows = [{"step": 0}, {"step": 1} | row | {"hint/plain_pass_rate": 0.25}]
+    groups, rates = panels("hints", Run({}, rows))
+    got = {line.get_label(): line.get_xydata().tolist() for line in groups.lines}
+    assert got == {
+        "asked, level 1": [[1, 8]],
+        "asked, level 2": [[1, 5]],
+        "opened, any level": [[1, 4]],
+    }
+    assert [line.get_label() for line in rates.lines] == ["without"]
+    assert groups.get_ylim() == (0, 8.4)
+    seeds = [{"step": 1, "hint/asked_1": [4, 8], "hint/opened_1": [1, 3]}]
+    (groups,) = panels("hints", Run({}, seeds))
+    assert [line.get_ydata().tolist() for line in groups.lines] == [[6], [2]]
+
+
+def test_the_frontier_goes_through_the_corners_of_the_evaluations():
+    name = "distance/k3_token_nats"
+    gone = {0: (0.0, 0.1), 10: (0.2, 0.3), 20: (0.3, 0.2), 30: (0.4, 0.7)}
+    rows = [
+        {"step": step, name: [kl - 0.1, kl + 0.1], "eval/pass_rate": [rate, rate]}
+        for step, (kl, rate) in gone.items()
+    ]
+    # Neither a rate without its distance is a point, nor a distance without its rate.
+    rows += [{"step": 31, "eval/pass_rate": [1.0, 1.0]}, {"step": 32, name: [0.0, 0.0]}]
+    (axes,) = panels("frontier", Run({}, rows))
+    points, line = axes.lines
+    np.testing.assert_allclose(points.get_xydata(), list(gone.values()), atol=1e-12)
+    np.testing.assert_allclose(line.get_xydata(), [gone[0], gone[30]], atol=1e-12)
+    assert [note.get_text() for note in axes.texts] == ["step 0", "step 30"]
+    low, high = axes.get_xlim()
+    assert low < 0
+    assert high > 0.4
+
+
+@for_every_picture
+def test_every_axis_is_named_and_no_legend_leaves_its_panel(name):
+    axes = panels(name, a_run(3, 5))
+    figure = axes[0].figure
+    figure.draw_without_rendering()
+    for i, panel in enumerate(axes):
+        assert (panel.get_xlabel() and panel.get_ylabel()) or not panel.axison
+        if legend := panel.get_legend():
+            box = legend.get_window_extent()
+            beyond = axes[i + 1] if i + 1 < len(axes) else None
+            end = beyond.get_window_extent().x0 if beyond else figure.bbox.x1
+            assert box.x1 <= end, name

@@ -276,7 +276,7 @@ def test_the_page_stands_alone_with_every_picture_inside(tmp_path, seeds):
     assert embedded == {path.read_bytes() for path in tmp_path.glob("*.png")}
     assert {path.stem for path in tmp_path.glob("*.png")} == {
         *("pass_rate", "pass_rate_tokens", "histogram", "groups", "length_entropy"),
-        *("learning", "time"),
+        *("learning", "time", "signal"),
     }
     assert all(
         s["srcset"].startswith("data:image/png;base64,") for s in page.all("source")
@@ -314,9 +314,61 @@ def test_the_page_browses_completions_with_what_became_of_them(tmp_path):
     _, data, _ = opened(tmp_path)
     assert data["steps"] == [0, 5, 10, 15, 20]
     assert data["finished"] is True
-    assert data["rows"][0] == [0, 0, 0, 7, 0, "1 + 1", 3, None, 0.5, -0.25]
-    assert data["rows"][-1] == [4, 0, 4, 7, 1, NASTY, 3, 1, 0.5, -0.25]
+    assert data["rows"][0] == [0, 0, 0, 7, 0, "1 + 1", 3, None, 0.5, -0.25, 0, None]
+    assert data["rows"][-1] == [4, 0, 4, 7, 1, NASTY, 3, 1, 0.5, -0.25, 0, None]
+    assert data["strips"] == [[]]  # no reference answers, and no hints
     assert data["logged"] == len(data["rows"]) == 10
+
+
+def written_with(folder, *more):
+    """A run whose completions have more fields, these by turns."""
+    write(folder)
+    path = folder / "rollouts.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | more[i % len(more)] for i, row in enumerate(rows)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return opened(folder)
+
+
+@few
+def test_a_reference_is_kept_token_by_token_with_what_each_weighs(tmp_path):
+    first = {"reference": ["the", " sum", " 5"], "weights": [0.2, 0.12345678, None]}
+    long = {"reference": ["w"] * 500, "weights": [0.0] * 500, "hint_level": 2}
+    _, data, text = written_with(tmp_path, first, long)
+    strip, cut = data["strips"]
+    assert strip == [["the", 0.2], [" sum", 0.1235], [" 5", 0.0]]
+    assert cut == [["w", 0.0]] * 400
+    assert [row[10:] for row in data["rows"]] == [[0, None], [1, 2]] * 5
+    assert "if (row.strip.length) heat(asked, row.strip)" in text
+    assert 'name("hint level", row.level)' in text
+
+
+@few
+def test_a_reference_never_becomes_markup(tmp_path):
+    words = {"reference": [NASTY, "<i>5</i>"], "weights": [0.5, 0.5]}
+    page, data, text = written_with(tmp_path, words)
+    assert data["strips"] == [[[NASTY, 0.5], ["<i>5</i>", 0.5]]]
+    assert len(page.all("script")) == 2
+    assert not page.all("i")
+    assert "<b>bold" not in text
+
+
+@few
+@pytest.mark.parametrize("fields", [{"reference": ["a"]}, {"weights": [1.0]}])
+def test_half_of_a_reference_is_none(tmp_path, fields):
+    assert written_with(tmp_path, fields)[1]["strips"] == [[]]
+
+
+@few
+def test_hints_and_reflection_are_named_by_what_they_say_and_weigh(tmp_path):
+    source = {"function": "curax.hint.reference_prefix", "shares": None}
+    weights = {"function": "curax.reflect.denoised", "floor": 3.0}
+    write(tmp_path, hint={"source": source, "levels": 3}, reflection=None)
+    page, _, _ = opened(tmp_path)
+    assert "hint reference_prefix" in page.text
+    assert "<span>reflection</span>" not in (tmp_path / "report.html").read_text()
+    write(tmp_path, hint=None, reflection={"weights": weights})
+    assert "reflection denoised" in opened(tmp_path)[0].text
 
 
 @few

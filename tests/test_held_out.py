@@ -1,0 +1,259 @@
+"""What is said of held-out completions beside pass rates: forms, and the distance."""
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import small
+import tiny
+from contracts import close
+
+from curax import allocate, held_out, loops, loss
+from curax.config import KL, Evaluation
+from curax.types import Prompts
+
+SAMPLES = 4
+
+
+def parts(classify=None, prompts=2) -> Any:
+    config = replace(
+        small.get_config(),
+        evaluation=Evaluation(prompts=prompts, samples=SAMPLES, format=classify),
+    )
+    task = SimpleNamespace(decode=lambda tokens: " ".join(map(str, tokens)))
+    return SimpleNamespace(config=config, task=task, train_rows=3, model=tiny.MODEL)
+
+
+def rows(opening, **changed) -> Any:
+    """Completions of five tokens, the last behind the end, with these openings."""
+    opening = np.asarray(opening, np.int32)
+    noise = np.random.default_rng(0).integers(1, 9, opening.shape, np.int32)
+    tokens = np.stack([opening, opening, opening, opening + 1, noise], -1)
+    made = {
+        "tokens": tokens,
+        "mask": np.ones(tokens.shape, bool),
+        "exists": np.ones(opening.shape, bool),
+    }
+    return SimpleNamespace(**(made | changed))
+
+
+# Two prompts of four: two forms of two each, and one form alone.
+OPENING = [1, 1, 2, 2, 5, 5, 5, 5]
+WANT = {
+    "format/entropy_nats": 1.5 * np.log(2),
+    "format/effective_number": 2**1.5,
+    "format/top_fraction": 0.5,
+    "format/within_prompt_nats": np.log(2) / 2,
+}
+
+
+def same(got, want):
+    assert set(got) == set(want)
+    for name in want:
+        close(got[name], want[name], err_msg=name)
+
+
+def test_forms_are_counted_by_prompt_and_in_all_from_the_first_four_tokens():
+    same(held_out.formats(parts(), rows(OPENING)), WANT)
+    different = rows(np.arange(8))
+    same(
+        held_out.formats(parts(), different),
+        {
+            "format/entropy_nats": np.log(8),
+            "format/effective_number": 8.0,
+            "format/top_fraction": 1 / 8,
+            "format/within_prompt_nats": np.log(4),
+        },
+    )
+    # The draw of held-out completions has the rows of a prompt side by side.
+    plan = allocate.plan(jnp.full(2, SAMPLES), rows=2 * SAMPLES)
+    np.testing.assert_array_equal(plan.prompt, np.repeat([0, 1], SAMPLES))
+
+
+def test_of_many_seeds_each_has_its_own_forms():
+    got = held_out.formats(parts(), rows([OPENING, np.arange(8)]))
+    for i, opening in enumerate((OPENING, np.arange(8))):
+        own = held_out.formats(parts(), rows(opening))
+        same({name: value[i] for name, value in got.items()}, own)
+
+
+def test_a_function_of_the_text_tells_forms_apart():
+    """Integers of any size, equal where forms are; tokens behind the mask unseen."""
+    seen = []
+
+    def classify(text):
+        seen.append(text)
+        return 2**70 if text.startswith("5") else -int(text[0])
+
+    some = rows(OPENING)
+    some.mask[:, -1] = False
+    same(held_out.formats(parts(classify), some), WANT)
+    assert seen[:3] == ["1 1 1 2", "1 1 1 2", "2 2 2 3"]
+    all_alike = held_out.formats(parts(lambda text: True), rows([OPENING, OPENING]))
+    close(all_alike["format/effective_number"], [1.0, 1.0])
+    close(all_alike["format/top_fraction"], [1.0, 1.0])
+
+
+def test_what_does_not_exist_has_no_form_and_is_not_asked_about():
+    exists = np.arange(8) % 4 != 3
+    opening = np.where(exists, OPENING, 7)
+    want = {
+        "format/entropy_nats": np.log(6) - (2 * np.log(2) + 3 * np.log(3)) / 6,
+        "format/top_fraction": 0.5,
+    }
+    for classify in (None, lambda text: int(text[0]) // int(text[0] != "7")):
+        got = held_out.formats(parts(classify), rows(opening, exists=exists))
+        for name, value in want.items():
+            close(got[name], value)
+
+
+def broken(text):
+    raise KeyError(f"no answer\nin {text}")
+
+
+def silent(text):
+    raise ValueError
+
+
+SENTENCES = {
+    "evaluation.format raised KeyError ('no answer\\nin 1 1 1 2 3') on the completion "
+    "'1 1 1 2 3'": (broken, 1),
+    "evaluation.format raised ValueError (no message) on the completion '1 1 1 2 3'": (
+        silent,
+        1,
+    ),
+    "evaluation.format gave 1.0, which is no integer, for the completion '1 1 1 2 3'": (
+        lambda text: 1.0,
+        1,
+    ),
+    "evaluation.format gave None, which is no integer, for the completion "
+    "'1000000000 1000000000 1000000000 1000000001 3'": (lambda text: None, 10**9),
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_a_function_that_fails_is_told_with_its_completion(sentence):
+    classify, opening = SENTENCES[sentence]
+    some = rows([opening] * 8)
+    some.tokens[..., -1] = 3
+    with pytest.raises(held_out.FormatError) as caught:
+        held_out.formats(parts(classify), some)
+    assert str(caught.value) == sentence
+
+
+def test_of_a_long_completion_its_beginning_is_told():
+    long = rows([1] * 8)
+    made = parts(lambda text: "prose")
+    made.task.decode = lambda tokens: "x" * 100
+    with pytest.raises(held_out.FormatError, match=r"'x{60}\.\.\.'$"):
+        held_out.formats(made, long)
+
+
+# Distance
+
+LENGTH = np.array([5, 1, 0, 3, 5, 2, 4, 5, 3, 1])
+MASK = np.arange(tiny.T) < LENGTH[:, None]
+CONTEXT = np.repeat(np.int32([0, 1, 2]), [3, 3, 4])
+TEMPERATURE = small.get_config().sampling.temperature
+
+
+def tokens():
+    return np.random.default_rng(1).integers(0, tiny.V, MASK.shape, np.int32)
+
+
+def naive(params, base) -> dict[str, float]:
+    """By a plain forward over the whole of each row."""
+    sequence = tiny.whole(tiny.CONTEXTS, tokens(), CONTEXT)
+    each = []
+    for some in (params, base):
+        logits = np.asarray(tiny.full_logits(tiny.MODEL, some, *sequence), np.float64)
+        logp = logits / TEMPERATURE
+        logp -= np.log(np.exp(logp).sum(-1, keepdims=True))
+        each.append(np.take_along_axis(logp, tokens()[..., None], -1)[..., 0])
+    r = (each[0] - each[1])[MASK]
+    row = np.nonzero(MASK)[0]
+    found = {}
+    for name, k in (("k1", r), ("k2", r**2 / 2), ("k3", np.exp(-r) - 1 + r)):
+        found[f"distance/{name}_token_nats"] = k.mean()
+        sums = np.bincount(row, k, len(MASK))[LENGTH > 0]
+        found[f"distance/{name}_completion_nats"] = sums.mean()
+    return found
+
+
+def test_the_distance_is_zero_at_the_start_and_else_that_of_a_plain_forward():
+    """Of two seeds at once: one has not moved, the other has."""
+    base = tiny.params()
+    random = np.random.default_rng(2)
+    moved = jax.tree.map(lambda x: x + 0.1 * random.normal(size=x.shape), base)
+    moved = jax.tree.map(lambda x: x.astype(jnp.float32), moved)
+    prompts = Prompts(
+        tokens=tiny.CONTEXTS.tokens,
+        mask=tiny.CONTEXTS.mask,
+        id=np.arange(3, dtype=np.int32),
+        target=None,
+    )
+    drawn: Any = SimpleNamespace(tokens=tokens(), mask=MASK, context=CONTEXT)
+
+    @tiny.jit
+    @jax.vmap
+    def measure(params, base):
+        return held_out.distance(parts(), tiny.MODEL, params, base, prompts, drawn)
+
+    def both(*seeds):
+        return jax.tree.map(lambda *x: jnp.stack(x), *seeds)
+
+    got = measure(both(base, moved), both(base, base))
+    errors = {name.replace("_nats", "_error_nats") for name in naive(base, base)}
+    assert set(got) == set(naive(base, base)) | errors
+    for name, value in got.items():
+        assert value[0] == 0, name
+    for name, value in naive(moved, base).items():
+        close(got[name][1], value, rtol=1e-4)
+    for name in errors:
+        assert got[name][1] > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ({}, False),
+        ({"evaluation": Evaluation(prompts=8, distance=True)}, True),
+        ({"kl": KL(estimator=loss.k3, coefficient=0.1)}, True),
+    ],
+)
+def test_the_policy_that_rl_starts_from_is_kept_where_it_is_needed(changed, kept):
+    config = replace(small.get_config(), **changed)
+    made: Any = SimpleNamespace(
+        config=config,
+        task=SimpleNamespace(num_prompts=4),
+        tx=optax.sgd(0.1),
+    )
+    params = {"w": jnp.arange(3.0)}
+    warm = loops.Warm(
+        params=params,
+        frozen=None,
+        opt_state=None,
+        step=jnp.int32(0),
+        seed=jnp.uint32(0),
+    )
+    state = loops.begin(made, warm)
+    assert (state.reference is not None) == kept
+    if kept:
+        assert state.reference["w"] is not params["w"]  # which the next step is given
+        close(state.reference["w"], params["w"])
+
+
+def test_the_distance_is_to_the_kept_policy(monkeypatch):
+    told = []
+    monkeypatch.setattr(held_out, "distance", lambda *given: told.append(given))
+    loop = SimpleNamespace(parts=SimpleNamespace(model=tiny.MODEL))
+    state = SimpleNamespace(frozen=None, params="now", reference="first")
+    partial(loops.Loop._measure, loop)(state, "prompts", "rollouts")
+    (given,) = told
+    assert given[2:] == ("now", "first", "prompts", "rollouts")
