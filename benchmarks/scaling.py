@@ -106,14 +106,14 @@ def stages() -> Iterator[tuple[str, float]]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax import parts, pipeline, staged
+    from curax import draws, parts, pipeline, staged
 
     yield "import", machine.peak_rss_mib()
     built = parts.build(config(WORKLOADS["nano"]))
     loop = staged.Staged(built)
     state = jax.block_until_ready(loop.begin(loop.initial()))
     yield "parameters and optimizer", machine.peak_rss_mib()
-    draw = jax.jit(partial(pipeline.draw, built))
+    draw = jax.jit(partial(draws.draw, built))
     draw = draw.lower(state, state.memory, jnp.int32(0)).compile()
     yield "rollout compiled", machine.peak_rss_mib()
     sampled = jax.block_until_ready(draw(state, state.memory, jnp.int32(0)))
@@ -133,7 +133,7 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax import loops, parts, pipeline
+    from curax import draws, loops, parts, pipeline
 
     built = parts.build(config(work, micro_batches=1, vocab_chunk=chunk))
     state = jax.jit(lambda seed: loops.begin(built, loops.initial(built, seed)))(
@@ -143,7 +143,7 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
     def drawn(key: jax.Array) -> pipeline.Drawn:
         """Completions of the right shape and random tokens: no sampler is run."""
         sampled = jax.eval_shape(
-            partial(pipeline.draw, built), state, state.memory, jnp.int32(0)
+            partial(draws.draw, built), state, state.memory, jnp.int32(0)
         )
         prompts, contexts, rollouts = jax.tree.map(
             lambda leaf: jnp.ones(leaf.shape, leaf.dtype), sampled

@@ -1,7 +1,7 @@
 """Rows and grids: what is heavy lies in rows, what stages compute on in grids.
 
-Only `pipeline` and `reflected` call these. A row is found by its (prompt, slot), never
-by position.
+Only `draws`, `pipeline` and `reflected` call these. A row is found by its (prompt,
+slot), never by position.
 """
 
 from typing import Any

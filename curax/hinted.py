@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from curax import allocate, hint, metrics, rollout
+from curax.draws import Asked, at, graded, grid_of, policy
 from curax.keys import stage_key
 from curax.metrics import Tally
 from curax.parts import Parts
-from curax.pipeline import Asked, Drawn, at, graded, grid_of, policy
+from curax.pipeline import Drawn
 from curax.types import (
     Contexts,
     HintMemory,

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import (
+    draws,
     frozen,
     held_out,
     hinted,
@@ -130,12 +131,12 @@ def step(
     if chooses(parts):
         state = reflected.renewed(parts, state)
     if parts.config.pilot:
-        pilots = pipeline.pilots(parts, state)
+        pilots = draws.pilots(parts, state)
         outcome = reward.on_device(parts.task, pilots[0], pilots[2])
-        explored = pipeline.explored(parts, state, pilots, outcome)
+        explored = draws.explored(parts, state, pilots, outcome)
     asked, level, cost, how = None, None, None, parts.config.hint
     if how and how.controller:
-        prompts = pipeline.next_prompts(parts, state, jnp.int32(0))
+        prompts = draws.next_prompts(parts, state, jnp.int32(0))
         level = hinted.meant(parts, state, prompts)
         hints, cost = hinted.hints(parts, state, prompts, level > 0)
         asked = hinted.at_level(prompts, hints, level)
@@ -144,7 +145,7 @@ def step(
     def attempt(drawn: Drawn | None) -> Drawn:
         memory = drawn.memory if drawn else state.memory
         number = drawn.attempts if drawn else jnp.int32(0)
-        sampled = pipeline.draw(parts, state, memory, number, explored, asked=asked)
+        sampled = draws.draw(parts, state, memory, number, explored, asked=asked)
         if parts.config.reflection:
             scored = reflected.scored(parts, state, sampled)
             args = sampled, scored.outcome, None, None, scored
@@ -165,7 +166,7 @@ def step(
 
 
 def searched(
-    parts: Parts, state: TrainState, drawn: Drawn, explored: pipeline.Explored | None
+    parts: Parts, state: TrainState, drawn: Drawn, explored: draws.Explored | None
 ) -> Drawn:
     """Groups that collapsed drawn again, with hints that a JAX function can make."""
     found = hinted.found(parts, drawn)
@@ -174,7 +175,7 @@ def searched(
     def again(search: hinted.Search) -> hinted.Search:
         asked, prompts = hinted.ask(search), search.drawn.prompts
         args = parts, state, state.memory, search.tried + 1, explored, prompts, asked
-        sampled = pipeline.draw(*args)
+        sampled = draws.draw(*args)
         outcome = reward.on_device(parts.task, prompts, sampled[2])
         return hinted.take(parts, search, asked, sampled, outcome)
 
@@ -413,10 +414,10 @@ class Jitted(Loop):
         explored, parts = None, self.parts
         pilots = None
         if parts.config.pilot:
-            pilots = pipeline.pilots(parts, state)
+            pilots = draws.pilots(parts, state)
             outcome = reward.on_device(parts.task, pilots[0], pilots[2])
-            explored = pipeline.explored(parts, state, pilots, outcome)
-        drawn = pipeline.draw(parts, state, state.memory, jnp.int32(0), explored)
+            explored = draws.explored(parts, state, pilots, outcome)
+        drawn = draws.draw(parts, state, state.memory, jnp.int32(0), explored)
         return pilots, drawn
 
     def advance(self, state, times):

@@ -15,16 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from curax import allocate, data, grids, hint, masked, reflect, update
+from curax.draws import at, drawn_from, grid_of, policy
 from curax.keys import stage_key
+from curax.optimise import settings
 from curax.parts import Parts
-from curax.pipeline import (
-    Scored,
-    at,
-    drawn_from,
-    grid_of,
-    policy,
-    settings,
-)
+from curax.pipeline import Scored
 from curax.rollout import extend, prefill
 from curax.types import Chosen, Contexts, Prompts, Rollouts, TrainState
 

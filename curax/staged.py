@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import hinted, imitate, metrics, pipeline, reflected, reward
+from curax import draws, hinted, imitate, metrics, pipeline, reflected, reward
 from curax.loops import Loop, chooses, warm_step
 from curax.parts import Parts
 from curax.types import Prompts
@@ -28,22 +28,22 @@ class Staged(Loop):
         super().__init__(parts)
         # Where the host verifies, a stopping rule is tested between rounds.
         self._in_rounds = bool(parts.config.stop) and not parts.task.on_device
-        self._ids = jax.jit(partial(pipeline.next_ids, parts))
-        self._next_prompts = jax.jit(partial(pipeline.next_prompts, parts))
+        self._ids = jax.jit(partial(draws.next_ids, parts))
+        self._next_prompts = jax.jit(partial(draws.next_prompts, parts))
         self._warm_ids = jax.jit(partial(imitate.next_ids, parts))
         self._warm_once = jax.jit(
             partial(warm_step, parts),
             out_shardings=(self.warm_sharding, None),
             donate_argnums=0,
         )
-        self._pilots = jax.jit(partial(pipeline.pilots, parts))
-        self._explored = jax.jit(partial(pipeline.explored, parts))
-        self._draw = jax.jit(partial(pipeline.draw, parts))
-        self._begin_draw = jax.jit(partial(pipeline.begin_draw, parts))
-        self._draw_part = jax.jit(partial(pipeline.draw_part, parts))
-        self._draw_round = jax.jit(partial(pipeline.draw_round, parts))
-        self._pooled = jax.jit(partial(pipeline.pooled, parts))
-        self._goes_on = jax.jit(partial(pipeline.goes_on, parts))
+        self._pilots = jax.jit(partial(draws.pilots, parts))
+        self._explored = jax.jit(partial(draws.explored, parts))
+        self._draw = jax.jit(partial(draws.draw, parts))
+        self._begin_draw = jax.jit(partial(draws.begin_draw, parts))
+        self._draw_part = jax.jit(partial(draws.draw_part, parts))
+        self._draw_round = jax.jit(partial(draws.draw_round, parts))
+        self._pooled = jax.jit(partial(draws.pooled, parts))
+        self._goes_on = jax.jit(partial(draws.goes_on, parts))
         self._absorb = jax.jit(partial(pipeline.absorb, parts))
         self._wants_refill = jax.jit(partial(pipeline.wants_refill, parts))
         self._meant = jax.jit(partial(hinted.meant, parts))

@@ -31,6 +31,7 @@ from curax import (
     claims,
     correct,
     downsample,
+    draws,
     frozen,
     gate,
     held_out,
@@ -430,12 +431,12 @@ class Seen:
         }
 
     def draw(self):
-        draw = partial(pipeline.draw, self.parts)
+        draw = partial(draws.draw, self.parts)
         return program(draw, self.state, self.state.memory, jnp.int32(0))
 
     def references(self):
         args = self.state, self.state.memory, jnp.int32(0)
-        drawn = jax.eval_shape(partial(pipeline.draw, self.parts), *args)
+        drawn = jax.eval_shape(partial(draws.draw, self.parts), *args)
         return program(partial(reflected.scored, self.parts), self.state, drawn)
 
     def credit(self):

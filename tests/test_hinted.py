@@ -23,11 +23,13 @@ from test_law import STATEMENTS, sides
 
 from curax import (
     checkpoint,
+    draws,
     held_out,
     hint,
     hinted,
     loops,
     metrics,
+    optimise,
     pipeline,
     rollout,
     run,
@@ -200,7 +202,7 @@ def walker(recipe):
         goes_on = partial(hinted.goes_on, parts)
         search = jax.lax.while_loop(goes_on, again, start)
         drawn = search.drawn
-        seen = pipeline.graded((B, G), drawn.rollouts, drawn.outcome)
+        seen = draws.graded((B, G), drawn.rollouts, drawn.outcome)
         return {
             "drawn": drawn,
             "first": first,
@@ -594,9 +596,9 @@ def test_only_what_is_unresolved_is_drawn_and_log_probs_see_the_hint():
 
     @jax.jit
     def trainer(contexts, rollouts):
-        how = pipeline.settings(loop.parts.config)
+        how = optimise.settings(loop.parts.config)
         mask, context = rollouts.mask, rollouts.context
-        model = pipeline.policy(loop.parts, first)
+        model = draws.policy(loop.parts, first)
         args = contexts, rollouts.tokens, mask, context, how
         return update.logprobs(model, first.params, *args)
 
@@ -647,7 +649,7 @@ def test_training_without_the_hint_follows_the_direct_formula():
             got.tokens,
             got.mask,
             got.context,
-            pipeline.settings(config),
+            optimise.settings(config),
         )
         logp = jnp.sum(logp, -1, where=got.mask)
         behaviour = jnp.sum(got.logp_behaviour, -1, where=got.mask)
@@ -682,8 +684,8 @@ def test_writings_of_different_tries_have_noise_of_their_own():
     assert set(np.asarray(one.prompt)[np.asarray(one.exists)]) == {0, 2, 3}
     later = write(replace(state, step=jnp.int32(1)), contexts, todo, jnp.int32(0))
     assert (one.tokens != later.tokens).any()
-    key = jax.random.fold_in(hinted.stage_key(*pipeline.at(state), "hint"), 0)
-    other = pipeline.draw_key(state, jnp.int32(0))
+    key = jax.random.fold_in(hinted.stage_key(*draws.at(state), "hint"), 0)
+    other = draws.draw_key(state, jnp.int32(0))
     assert (jax.random.key_data(other) != jax.random.key_data(key)).any()
 
 

@@ -33,6 +33,7 @@ from curax import (
     gate,
     loss,
     objective,
+    optimise,
     pipeline,
     predict,
 )
@@ -653,7 +654,7 @@ def batch(rows=4, lengths=(3, 8, 1, 5)):
 
 def pull(config, rows, logp):
     """`[M, T]`, minus the gradient of the loss with respect to each log-prob."""
-    share, value = config.aggregate(rows.mask), pipeline.token_loss(config)
+    share, value = config.aggregate(rows.mask), optimise.token_loss(config)
     entropy = jnp.zeros_like(logp)
     grad = jax.grad(lambda logp: jnp.sum(share * value(logp, entropy, rows)))
     return -np.asarray(grad(jnp.asarray(logp)))

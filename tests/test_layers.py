@@ -48,15 +48,27 @@ MAY_IMPORT = {
     "score": BASE | {"rollout", "update"},
     "update": BASE | {"rollout"},
     "parts": {"types", "config", "allocate", "update"},
-    "pipeline": JOINED | {"parts"},
-    "hinted": JOINED | {"parts", "pipeline"},
-    "reflected": JOINED | {"parts", "pipeline"},
+    "draws": JOINED | {"parts"},
+    "optimise": JOINED | {"parts", "draws"},
+    "pipeline": JOINED | {"parts", "draws", "optimise"},
+    "hinted": JOINED | {"parts", "draws", "pipeline"},
+    "reflected": JOINED | {"parts", "draws", "optimise", "pipeline"},
     "imitate": JOINED | {"parts"},
     "held_out": JOINED | {"parts", "diversity", "distance"},
     "mesh": {"config"},
     "loops": JOINED
-    | {"parts", "pipeline", "hinted", "reflected", "imitate", "held_out", "mesh"},
-    "staged": JOINED | {"parts", "pipeline", "hinted", "reflected", "imitate", "loops"},
+    | {
+        "parts",
+        "draws",
+        "pipeline",
+        "hinted",
+        "reflected",
+        "imitate",
+        "held_out",
+        "mesh",
+    },
+    "staged": JOINED
+    | {"parts", "draws", "pipeline", "hinted", "reflected", "imitate", "loops"},
     "checkpoint": {"types"},
     "folder": {"types", "config", "command"},
     "recall": {"types", "config", "command", "folder"},
@@ -161,7 +173,7 @@ def test_what_needs_no_arrays_imports_no_jax(path):
 
 def test_grids_are_the_business_of_those_who_join_the_stages():
     users = {module_of(path) for path in FILES if ("grids", "") in own(path)}
-    assert users == {"pipeline", "reflected"}
+    assert users == {"draws", "pipeline", "reflected"}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=str)

@@ -17,6 +17,7 @@ from tiny import jit
 from curax import (
     advantage,
     chances,
+    draws,
     expect,
     hint,
     hinted,
@@ -207,7 +208,7 @@ def rows(labels, exists, group):
 
 def simulated(config, rates):
     """Levels and outcomes of groups that train, their credit, and what was counted."""
-    prompts, group = pipeline.grid_of(config)
+    prompts, group = draws.grid_of(config)
     count, how = prompts * group, config.hint
     parts = SimpleNamespace(config=config, rows=count)
 
@@ -249,7 +250,7 @@ def simulated(config, rates):
             sampled = asked, now.contexts, rollouts
             search = hinted.take(parts, search, now, sampled, outcome)
         last = search.drawn
-        now = pipeline.graded((prompts, group), last.rollouts, last.outcome)
+        now = draws.graded((prompts, group), last.rollouts, last.outcome)
         arrays = now.outcome, now.outcome, now.exists, now.finished, last.history
         credit = pipeline.assign(config, key, *arrays).credit
         return last.level, now.outcome, credit, last.tally.counts

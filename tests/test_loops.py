@@ -16,6 +16,7 @@ from curax import (
     allocate,
     correct,
     downsample,
+    draws,
     gate,
     loops,
     loss,
@@ -369,7 +370,7 @@ def test_groups_are_refilled_alike_in_both_loops():
 def test_a_missing_outcome_is_neither_right_nor_wrong():
     parts = build(TINY)
     state = loops.begin(parts, jax.device_put(warmed(1)))
-    sampled = pipeline.draw(parts, state, state.memory, jnp.int32(0))
+    sampled = draws.draw(parts, state, state.memory, jnp.int32(0))
     outcome = jnp.zeros(16).at[::4].set(jnp.nan).at[1::4].set(1.0)
     drawn = pipeline.absorb(parts, state.memory, None, sampled, outcome)
     np.testing.assert_allclose(drawn.memory.draws[sampled[0].id], 3.0)

@@ -22,7 +22,7 @@ from contracts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from curax import aggregate, loss, mesh, modulate, pipeline, update
+from curax import aggregate, loss, mesh, modulate, update
 from curax.config import Mesh, Update
 from curax.types import Tokens
 
@@ -462,7 +462,7 @@ ALL = partial(modulate.every, rules=(published, gain, brake))
 
 
 def optimise(modulator, params, batch):
-    """Two epochs of `pipeline.optimise`."""
+    """Two epochs of `optimise.optimise`."""
     batch = dataclasses.replace(batch, multiplier=jnp.ones(batch.mask.shape))
     config = dataclasses.replace(
         small.get_config(),
@@ -474,7 +474,7 @@ def optimise(modulator, params, batch):
     tx = update.transformation(partial(optax.sgd, RATE), np.inf)
     parts = SimpleNamespace(config=config, model=tiny.MODEL, train_rows=8, tx=tx)
     state = SimpleNamespace(params=params, opt_state=tx.init(params), frozen=None)
-    params, _, tally = pipeline.optimise(parts, state, tiny.CONTEXTS, batch)
+    params, _, tally = optimise.optimise(parts, state, tiny.CONTEXTS, batch)
     return params, tally
 
 

@@ -27,6 +27,7 @@ from curax import (
     correct,
     data,
     downsample,
+    draws,
     gate,
     hint,
     loops,
@@ -48,8 +49,10 @@ from curax.config import (
     Sampling,
     Update,
     load,
+    options,
     override,
 )
+from curax.tasks import rationale
 from curax.types import Prompts, Rollouts, Task
 
 B, G, T, Y = 5, 4, 6, 4
@@ -74,7 +77,8 @@ def task(*, delimiter=DELIMITER):
         return Prompts(tokens=own, mask=seen, id=ids, target=ids)
 
     def reference(prompts):
-        return tuple(jnp.asarray(table)[prompts.id % B] for table in (wanted, there))
+        row = prompts.id % B
+        return jnp.asarray(wanted)[row], jnp.asarray(there)[row]
 
     return Task(
         vocab_size=V,
@@ -230,7 +234,7 @@ def naive_scores(params, rollouts, thoughts, contexts, references):
     """`[N, Y]` log-probs of references, and their ranks; 0 where there is none."""
     whole, starts = written(rollouts, thoughts, contexts, references)
     place = np.broadcast_to(np.arange(whole.shape[1], dtype=np.int32), whole.shape)
-    logits = np.float64(plain_forward()(params, whole, place))
+    logits = np.asarray(plain_forward()(params, whole, place), np.float64)
     logp = np.zeros((len(whole), Y))
     rank = np.zeros((len(whole), Y), int)
     for row, start in enumerate(starts):
@@ -267,7 +271,9 @@ def test_references_are_scored_as_by_a_naive_forward(delimiter):
         thought = reflected.thoughts(rollouts, delimiter)
         given = wanted[rollouts.prompt], mask[rollouts.prompt]
         args = own, there, contexts, rollouts.context, rollouts.tokens, thought.length
-        both = [reflected.logprobs(*args, given, ranks=ranks) for ranks in (0, 1)]
+        both = [
+            reflected.logprobs(*args, given, ranks=ranks) for ranks in (False, True)
+        ]
         return thought, *(jnp.where(given[1], x, 0) for x in both)
 
     broken = jax.tree.map(lambda leaf: leaf * jnp.nan, state.params)
@@ -496,7 +502,7 @@ def test_candidates_are_measured_as_by_naive_log_probs():
         spied = []
 
         def spy(*args):
-            spied.append(pipeline.drawn_from(*args))
+            spied.append(draws.drawn_from(*args))
             return spied[0]
 
         with mock.patch.object(reflected, "drawn_from", spy):
@@ -702,10 +708,10 @@ def test_a_run_cut_in_two_is_the_whole_run(tmp_path):
 
 @pytest.mark.usefixtures("without_the_timed_draw")
 def test_the_staged_loop_gives_the_same_in_micro_batches():
-    """Two rows at a time, and references too; from files, which the host reads."""
+    """A quarter of the rows at a time; prompts and references that the host reads."""
 
     def in_files(**options):
-        made = config().task.func(**options)
+        made = rationale.task(**options)
 
         def on_host(make):
             return lambda *args: jax.device_get(jax.jit(make)(*map(tree, args)))
@@ -720,7 +726,7 @@ def test_the_staged_loop_gives_the_same_in_micro_batches():
             in_files=True,
         )
 
-    other = replace(config(), task=partial(in_files, **config().task.keywords))
+    other = replace(config(), task=partial(in_files, **options(config().task)))
     other = override(other, {"update.micro_batches": 4})
     own = staged.Staged(parts.build(other))
     own.rehearse()
@@ -758,6 +764,7 @@ def test_the_recipe_as_published_takes_a_step():
     )
     before = loops.begin(own, warm)
     jax.eval_shape(partial(reflected.renewed, own), before)
+    assert recipe.reflection
     alone = replace(recipe, reflection=replace(recipe.reflection, queries=None))
     step = jit(partial(loops.step, parts.build(alone)))
     state, (row, _) = step(replace(before, chosen=None))

@@ -143,7 +143,7 @@ def piloted(state, ids):
         tokens=jnp.ones_like(draws),
     )
     tally = Tally(means={}, counts={})
-    return pipeline.Explored(difficulty=difficulty, memory=state.memory, tally=tally)
+    return draws.Explored(difficulty=difficulty, memory=state.memory, tally=tally)
 
 
 class Rows:

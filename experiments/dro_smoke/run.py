@@ -21,7 +21,6 @@ from experiments import smoke
 HERE = Path(__file__).parent
 TOKENS = 300_000  # per seed
 MOST = 200  # updates
-RATE = 1e-3  # of the optimizer, for all
 
 
 def control(config: Config) -> Config:
@@ -51,8 +50,7 @@ WATCHED = ("reflect/certainty_nats", "reflect/thought_tokens", "reflect/top_weig
 def sized(name: str, seeds: int = smoke.SEEDS) -> Config:
     """The recipe with the sizes of this comparison."""
     config = RECIPES[name](load(smoke.ROOT / "configs" / "dro.py"))
-    sizes = {"sampling.prompts": 8, "sampling.group_size": 16}
-    return smoke.sized(config, sizes | {"optimizer.learning_rate": RATE}, seeds)
+    return smoke.sized(config, {"sampling.prompts": 8}, seeds)
 
 
 def main() -> None:
