@@ -555,7 +555,7 @@ def test_a_layout_names_hints_and_detects_lists_of_texts():
         ({"layout": layouts.fields}, "none of the 4 problems to train on has a sol"),
         ({"reference": "{solution}", "layout": layouts.fields, "hints": False}, "no p"),
     ],
-    ids=str,
+    ids=["words", "file", "nowhere", "levels", "solutions", "reference"],
 )
 def test_a_wrong_option_of_hints_is_told_in_a_sentence(tmp_path, options, said):
     with pytest.raises(ValueError, match=said) as caught:

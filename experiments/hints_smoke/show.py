@@ -40,12 +40,16 @@ def main() -> None:
     """Print the tables, draw the picture."""
     results = json.loads((HERE / "results.json").read_text())
     found = {name: results[name] for name in RECIPES if name in results}
-    print(smoke.table(found, "grpo", AT, UPDATES), end="\n\n")
+    harder = {name: own for name, own in found.items() if name.endswith("_harder")}
+    plain = {name: own for name, own in found.items() if name not in harder}
+    print(smoke.table(plain, "grpo", AT, UPDATES), end="\n\n")
+    print(smoke.table(harder, "grpo_harder", AT, UPDATES), end="\n\n")
     print(hints(found))
-    smoke.draw(HERE / "curves.png", found, "grpo", TOKENS)
-    start = np.array([own["rate"][0] for own in found.values()])
-    middle, half = record.interval(start[0])
-    print(f"\nbefore RL {middle:.3f} ± {half:.3f}")
+    smoke.draw(HERE / "curves.png", plain, "grpo", TOKENS)
+    smoke.draw(HERE / "harder.png", harder, "grpo_harder", TOKENS)
+    for name in ("grpo", "grpo_harder"):
+        middle, half = record.interval(np.array(found[name]["rate"][0]))
+        print(f"\n{name} before RL {middle:.3f} ± {half:.3f}")
     print(f"commit {', '.join(sorted({own['commit'] for own in found.values()}))}")
 
 
