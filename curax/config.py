@@ -173,6 +173,8 @@ class Evaluation:
     prompts: Count = 256  # held-out prompts
     samples: Count = 8  # completions per prompt
     distance: bool = False  # measure the KL to the policy RL starts from, kept for it
+    confidence: Natural = 0  # likeliest tokens that tell how sure one was; 0: not asked
+    window: Count = 2048  # tokens over which that is averaged
     format: Function | None = None  # text -> kind, an integer; None: first four tokens
 
 

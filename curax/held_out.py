@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import allocate, diversity, hint, reward, rollout, update
+from curax import allocate, diversity, hint, masked, reward, rollout, update
 from curax.distance import from_base
 from curax.keys import stage_key
 from curax.parts import Parts
@@ -159,6 +159,38 @@ def distance(
 
     found = from_base(logprobs(params), logprobs(base), rollouts.mask)
     return {f"distance/{name.replace('/', '_')}": x for name, x in found.items()}
+
+
+def confidence(
+    parts: Parts, model: Model, params: Any, prompts: Prompts, rollouts: Rollouts
+) -> dict[str, jax.Array]:
+    """How sure the policy was of held-out completions, means over them.
+
+    Args:
+        parts: of the run.
+        model: the policy, as a function of
+        params: its parameters.
+        prompts: of `draw`.
+        rollouts: of `draw`, sampled at a temperature.
+
+    Returns:
+        By name, `[]` float32 nats, of `curax.confidence.scores`.
+    """
+    how = parts.config.evaluation
+    found = update.confidences(
+        model,
+        params,
+        hint.none(prompts),
+        rollouts,
+        temperature=parts.config.sampling.temperature,
+        k=how.confidence,
+        window=how.window,
+    )
+    each = rollouts.exists & jnp.any(rollouts.mask, -1)
+    return {
+        f"confidence/{name}_nats": masked.mean(score, each)
+        for name, score in found._asdict().items()
+    }
 
 
 def outcomes(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:

@@ -348,7 +348,7 @@ def reference_prefix(
     *,
     levels: int,
     shares: tuple[float, ...] | None = None,
-    written: tuple[Any, Any] | None = None,
+    written: tuple[Any, Any] | None,
 ) -> tuple[Any, Any]:
     """The beginning of the reference solution, the more of it the higher the level.
 
@@ -402,7 +402,7 @@ def self_written(
     prompts: Prompts,
     *,
     levels: int,
-    written: tuple[Any, Any] | None = None,
+    written: tuple[Any, Any] | None,
 ) -> tuple[Any, Any]:
     """The hints that the policy wrote itself, all levels in one writing.
 
@@ -437,7 +437,7 @@ def from_file(
     prompts: Prompts,
     *,
     levels: int,
-    written: tuple[Any, Any] | None = None,
+    written: tuple[Any, Any] | None,
 ) -> tuple[Any, Any]:
     """Hints made once and kept in a file, by a teacher or by the policy of the start.
 

@@ -263,7 +263,7 @@ class Loop(abc.ABC):
             jax.jit(self._each(partial(self._evaluate, samples=samples)))
             for samples in (cfg.evaluation.samples, 0)
         ]
-        self._distance = jax.jit(self._each(self._measure, 0, 0))
+        self._measured = jax.jit(self._each(self._measure, 0, 0))
         self.abstract_warm, self.abstract = warm, state
         self._background = ThreadPoolExecutor(1, "verify")
 
@@ -329,8 +329,11 @@ class Loop(abc.ABC):
             graded.append(self._begun(grade))
             if not said:
                 said = held_out.formats(parts, rollouts)
-                if parts.config.evaluation.distance:
-                    said |= jax.device_get(self._distance(state, prompts, rollouts))
+                if (
+                    parts.config.evaluation.distance
+                    or parts.config.evaluation.confidence
+                ):
+                    said |= jax.device_get(self._measured(state, prompts, rollouts))
         sampled, greedy = (
             held_out.pass_rates(parts, rollouts, outcome.result())
             for rollouts, outcome in zip(drawn, graded, strict=True)
@@ -372,9 +375,16 @@ class Loop(abc.ABC):
         )
 
     def _measure(self, state, prompts, rollouts):
-        model = frozen.over(self.parts.model, state.frozen)
-        given = state.params, state.reference, prompts, rollouts
-        return held_out.distance(self.parts, model, *given)
+        """What takes another look at held-out completions, as far as it is asked."""
+        model, how = frozen.over(self.parts.model, state.frozen), self.parts.config
+        said = {}
+        if how.evaluation.distance:
+            given = state.params, state.reference, prompts, rollouts
+            said |= held_out.distance(self.parts, model, *given)
+        if how.evaluation.confidence:
+            given = state.params, prompts, rollouts
+            said |= held_out.confidence(self.parts, model, *given)
+        return said
 
     def _each(self, function, *rest):
         """The function vmapped over its first argument, if there are many seeds."""

@@ -490,6 +490,23 @@ PICTURES = (
         ),
     ),
     Picture(
+        "confidence",
+        "Confidence of held-out completions",
+        "Minus the mean log-prob of the likeliest tokens: of whole completions, of "
+        "their least sure window, and of their ends. The higher, the surer; a rise "
+        "without one of the pass rate is a policy that stops looking for other ways.",
+        _lines(
+            (
+                "nats per token",
+                (
+                    ("confidence/mean_nats", "mean", "blue"),
+                    ("confidence/lowest_nats", "lowest window", "red"),
+                    ("confidence/tail_nats", "tail", "green"),
+                ),
+            ),
+        ),
+    ),
+    Picture(
         "frontier",
         "Pass rate against distance to the start",
         "Each evaluation is a point, and the line is what is reached at each distance: "

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from curax import masked
-from curax.rollout import extend, prefill, shard_rows
-from curax.types import Batch, Contexts, Model
+from curax import confidence, masked
+from curax.rollout import Prefix, extend, prefill, shard_rows
+from curax.types import Batch, Contexts, Model, Rollouts
 
+TOKENS = 2**13  # of completions that are scored at a time
+ENTRIES = 2**26  # of the logits that exist while they are
 TokenLoss = Callable[[jax.Array, jax.Array, Batch], jax.Array]
 
 
@@ -211,6 +213,66 @@ def look(
         return (), Seen(logp=logp, entropy=entropy, square=square, coupling=coupling)
 
     return over_parts(read, (tokens, context), mask, settings)[1]
+
+
+def confidences(
+    model: Model,
+    params: Any,
+    contexts: Contexts,
+    said: Rollouts,
+    *,
+    temperature: float | jax.Array,
+    k: int,
+    window: int,
+    prefix: Prefix | None = None,
+) -> confidence.Scores:
+    """How sure the policy was of completions: they are run through it once more.
+
+    Some rows at a time, and of these some tokens, so that logits of all of them never
+    exist together.
+
+    Args:
+        model: the policy.
+        params: its parameters.
+        contexts: `[C, P]`.
+        said: `[N, T]` completions.
+        temperature: that they were drawn at, 1 for greedy ones.
+        k: likeliest tokens.
+        window: tokens of a window, and of the tail.
+        prefix: `prefill` of the contexts, if it is known already.
+
+    Returns:
+        `[N]` each.
+    """
+    if prefix is None:
+        prefix = prefill(model, params, contexts)
+    head = model.head(params)
+    count, steps = said.tokens.shape
+    fewest = min(count, -(-count * steps // TOKENS))
+    parts = next(n for n in range(fewest, count + 1) if count % n == 0)
+
+    def of(features: jax.Array) -> jax.Array:
+        logits = jnp.einsum(
+            "d,vd->v", features, head, preferred_element_type=jnp.float32
+        )
+        return confidence.of_tokens(logits / temperature, k=k)
+
+    def read(rows: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], jax.Array]:
+        tokens, context = rows
+        features = extend(
+            model, params, prefix.take(context), contexts.mask[context], tokens
+        )
+        flat = features.reshape(-1, features.shape[-1])
+        at_once = max(1, min(flat.shape[0], ENTRIES // head.shape[0]))
+        return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
+
+    _, sure = over_parts(
+        read,
+        (said.tokens, said.context),
+        said.mask,
+        Settings(micro_batches=parts),
+    )
+    return confidence.scores(sure, said.mask, window=window, tail=window)
 
 
 def with_old(rows: Batch, logp: jax.Array, still_old: bool | jax.Array) -> Batch:

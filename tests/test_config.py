@@ -120,6 +120,8 @@ BOUNDS = {
     "evaluation.every": ("at least 1", 0, 1),
     "evaluation.prompts": ("at least 1", 0, 1),
     "evaluation.samples": ("at least 1", 0, 1),
+    "evaluation.confidence": ("at least 0", -1, 0),
+    "evaluation.window": ("at least 1", 0, 1),
     "warm_start.steps": ("at least 1", 0, 1),
     "warm_start.rows": ("at least 1", 0, 1),
     "warm_start.micro_batches": ("at least 1", 0, 1),

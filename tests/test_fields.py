@@ -124,6 +124,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "task.errors.1": (0.5, "warm"),
     "task.errors.2": (0.5, "warm"),
     "task.on_device": (False, "loop"),
+    "task.hints": (True, "draw"),
+    "task.levels": (2, "step refuses with writing"),
+    "task.hinted_traces": (0.5, "warm with hints"),
+    "task.asked_traces": (0.5, "warm with hints"),
     "model": (another_model, "draw"),
     "model.width": (8, "draw"),
     "model.layers": (2, "draw"),
@@ -237,6 +241,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "evaluation.prompts": (4, "evaluation"),
     "evaluation.samples": (2, "evaluation"),
     "evaluation.distance": (True, "measured only"),
+    "evaluation.confidence": (3, "measured only"),
+    "evaluation.window": (1, "measured with confidence"),
     "evaluation.format": (of_one_form, "measured only"),
     "memory.half_life": (1.0, "step"),
     "memory.prior.0": (2.0, "step"),
@@ -285,6 +291,12 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
             queries=Queries(every=2, draws=2, keep=reflect.null_test),
         ),
     },
+}
+# What some fields need to be of any use.
+WITH: dict[str, Any] = {
+    "confidence": {"evaluation.confidence": 3},
+    "hints": {"task.hints": True},
+    "writing": ALTERNATIVES["hint"] | {"hint.source": hint.self_written},
 }
 MORE_FIELDS = {
     "hint.source": (hint.self_written, "step"),
@@ -472,11 +484,11 @@ class Seen:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.loop, "_held_out", [lambda *_: (None, rows)] * 2)
-            patch.setattr(self.loop, "_distance", lambda *_: {"distance": 0.0})
+            patch.setattr(self.loop, "_measured", lambda *_: {"asked": str(asked)})
             patch.setattr(held_out, "outcomes", lambda *_: None)
             patch.setattr(held_out, "pass_rates", lambda *_: None)
             patch.setattr(held_out.diversity, "spread", spread)
-            shape = replace(self.config.evaluation, prompts=2)
+            shape = asked = replace(self.config.evaluation, prompts=2)
             parts = replace(self.parts, config=replace(self.config, evaluation=shape))
             patch.setattr(self.loop, "parts", parts)
             return str(self.loop.evaluate(SimpleNamespace())[2])  # pyright: ignore[reportArgumentType]
@@ -553,6 +565,16 @@ def test_a_field_changes_what_it_is_for(name):
             Seen(override(CONFIG, {name: value}))
         return
     where, _, only = where.partition(" ")
+    refuses, found, other = only.rpartition("with ")
+    if found:
+        helped = override(CONFIG, WITH[other])
+        before, seen = Seen(helped).look(where), Seen(override(helped, {name: value}))
+        if refuses:
+            with pytest.raises(ValueError, match="levels"):
+                seen.look(where)
+        else:
+            assert seen.look(where) != before
+        return
     seen = Seen(override(CONFIG, {name: value}))
     assert seen.look(where) != original(where)
     if only:

@@ -251,9 +251,60 @@ def test_the_policy_that_rl_starts_from_is_kept_where_it_is_needed(changed, kept
 
 def test_the_distance_is_to_the_kept_policy(monkeypatch):
     told = []
-    monkeypatch.setattr(held_out, "distance", lambda *given: told.append(given))
-    loop = SimpleNamespace(parts=SimpleNamespace(model=tiny.MODEL))
+
+    def distance(*given):
+        told.append(given)
+        return {}
+
+    monkeypatch.setattr(held_out, "distance", distance)
+    config = SimpleNamespace(evaluation=Evaluation(distance=True))
+    loop = SimpleNamespace(parts=SimpleNamespace(model=tiny.MODEL, config=config))
     state = SimpleNamespace(frozen=None, params="now", reference="first")
     partial(loops.Loop._measure, loop)(state, "prompts", "rollouts")
     (given,) = told
     assert given[2:] == ("now", "first", "prompts", "rollouts")
+
+
+def test_confidence_is_that_of_a_plain_forward():
+    """Every completion by itself, in one piece, from the logits of all its tokens."""
+    model, temperature = tiny.MODEL, 0.7
+    params = model.init(jax.random.key(0))
+    random = np.random.default_rng(0)
+    tokens = jnp.asarray(random.integers(1, 6, (6, 5)), jnp.int32)
+    length = np.array([5, 3, 4, 1, 5, 2])
+    mask = jnp.arange(5)[None] < length[:, None]
+    asked = jnp.asarray(random.integers(1, 6, (2, 3)), jnp.int32)
+    prompts = Prompts(
+        tokens=asked, mask=jnp.ones((2, 3), bool), id=jnp.arange(2), target=None
+    )
+    context = np.array([0, 0, 0, 1, 1, 1])
+    said: Any = SimpleNamespace(
+        tokens=tokens,
+        mask=mask,
+        context=jnp.asarray(context, jnp.int32),
+        exists=jnp.ones(6, bool),
+    )
+    own = parts()
+    own.config = replace(
+        own.config,
+        evaluation=replace(own.config.evaluation, confidence=2, window=2),
+        sampling=replace(own.config.sampling, temperature=temperature),
+    )
+    got = held_out.confidence(own, model, params, prompts, said)
+    want: dict[str, list[float]] = {name: [] for name in got}
+    for row, n in enumerate(length):
+        whole = jnp.concatenate([asked[context[row]], tokens[row, :n]])[None]
+        features, _ = model.features(
+            params, whole, jnp.arange(n + 3)[None], jnp.ones((1, n + 3), bool)
+        )
+        logits = np.asarray(features[0] @ model.head(params).T, np.float64)
+        logits = logits[2 : n + 2] / temperature
+        logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        sure = -np.sort(logp, -1)[:, -2:].mean(-1)
+        groups = [sure[i : i + 2].mean() for i in range(n - 1)] or [sure.mean()]
+        lowest = sorted(groups)[: max(1, int(np.ceil(len(groups) / 10)))]
+        want["confidence/mean_nats"].append(sure.mean())
+        want["confidence/lowest_nats"].append(min(groups))
+        want["confidence/bottom_nats"].append(np.mean(lowest))
+        want["confidence/tail_nats"].append(sure[-2:].mean())
+    same(got, {name: np.mean(values) for name, values in want.items()})

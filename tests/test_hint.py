@@ -377,7 +377,9 @@ def of_lengths(*lengths):
 def test_a_prefix_is_the_beginning_of_the_solution(shares, want):
     """Halves to even: 2.5 is 2, 7.5 is 8; something of every solution."""
     prompts = of_lengths(0, 1, 4, 6, 10)
-    source = partial(hint.reference_prefix, HINTING, levels=3, shares=shares)
+    source = partial(
+        hint.reference_prefix, HINTING, levels=3, shares=shares, written=None
+    )
     tokens, mask = source(prompts)
     assert isinstance(tokens, np.ndarray)
     assert isinstance(mask, np.ndarray)
@@ -399,7 +401,7 @@ def test_hints_are_wrapped_whole_or_missing(run):
 
     @run
     def made(prompts):
-        tokens, mask = hint.reference_prefix(HINTING, prompts, levels=3)
+        tokens, mask = hint.reference_prefix(HINTING, prompts, levels=3, written=None)
         narrow = hint.ready(HINTING, prompts, tokens, mask, width=4)
         return narrow, hint.ready(HINTING, prompts, tokens, mask, width=20)
 
@@ -440,24 +442,26 @@ def test_hints_are_read_where_they_are_written_and_kept():
     filed = Hinting(
         solution=None, wrap=between, leaks=names_eighty, filed=lambda prompts: levels
     )
-    assert hint.from_file(filed, prompts, levels=3) is levels
+    assert hint.from_file(filed, prompts, levels=3, written=None) is levels
     for source, task in ((hint.self_written, hinting), (hint.from_file, filed)):
         with pytest.raises(ValueError, match=r"levels=2, .* 3 levels; set hint.levels"):
             source(task, prompts, levels=2, written=levels)
     with pytest.raises(ValueError, match=r"self_written needs hint\.writing"):
-        hint.self_written(hinting, prompts, levels=3)
+        hint.self_written(hinting, prompts, levels=3, written=None)
     with pytest.raises(ValueError, match="self_written needs"):
         hint.self_written(filed, prompts, levels=3, written=levels)
     with pytest.raises(ValueError, match="from_file needs a file"):
-        hint.from_file(HINTING, prompts, levels=3)
+        hint.from_file(HINTING, prompts, levels=3, written=None)
     with pytest.raises(ValueError, match="reference_prefix needs reference solutions"):
-        hint.reference_prefix(filed, prompts, levels=3)
+        hint.reference_prefix(filed, prompts, levels=3, written=None)
 
 
 @pytest.mark.parametrize("shares", [(0.5,), (0.5, 0.5), (0.0, 0.5), (0.5, 1.1)])
 def test_shares_are_one_per_level_and_ascend(shares):
     with pytest.raises(ValueError, match="2 numbers in"):
-        hint.reference_prefix(HINTING, of_lengths(4), levels=2, shares=shares)
+        hint.reference_prefix(
+            HINTING, of_lengths(4), levels=2, shares=shares, written=None
+        )
 
 
 # ----- credit of completions drawn with a hint and trained without

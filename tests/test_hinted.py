@@ -546,7 +546,7 @@ def test_a_batch_of_mixed_groups_is_that_without_hints():
 
 def nothing(hinting, prompts, *, levels, written=None):
     """A source that has nothing to say."""
-    tokens, mask = hint.reference_prefix(hinting, prompts, levels=levels)
+    tokens, mask = hint.reference_prefix(hinting, prompts, levels=levels, written=None)
     return tokens, jnp.zeros_like(mask)
 
 

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "frozen": {"types"},
     "data": BASE,
     "score": BASE | {"rollout", "update"},
-    "update": BASE | {"rollout"},
+    "update": BASE | {"rollout", "confidence"},
     "parts": {"types", "config", "allocate", "update"},
     "draws": JOINED | {"parts"},
     "optimise": JOINED | {"parts", "draws"},
@@ -110,7 +110,7 @@ STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a module may take of another, where that is not all of it.
-TAKES = {("update", "rollout"): {"extend", "prefill", "shard_rows"}}
+TAKES = {("update", "rollout"): {"Prefix", "extend", "prefill", "shard_rows"}}
 
 
 def imports(path):

@@ -411,6 +411,8 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "step 0, every `evaluation.every`, the last": evaluated,
         "as above": evaluated,
         "where evaluated": evaluated,
+        "with `evaluation.confidence`": evaluated
+        and config["evaluation"]["confidence"] > 0,
         "with `evaluation.distance`": evaluated and config["evaluation"]["distance"],
         "without `stop` and `pilot`": not (config["stop"] or config["pilot"] or first),
         "where `stop` is set": config["stop"] is not None and not first,
@@ -442,7 +444,8 @@ def get_config():
 """
 CHANGED = {
     "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1), "
-    "modulate=modulate.dynamo, evaluation=replace(config.evaluation, distance=True)",
+    "modulate=modulate.dynamo, evaluation=replace(config.evaluation, distance=True, "
+    "confidence=2)",
     "hints": "hint=Hint(source=hint.reference_prefix, levels=1, width=3, "
     "trigger=hint.all_wrong), task=partial(chain.task, depth=2, num_prompts=64, "
     "num_held_out=32, hints=True)",

@@ -17,6 +17,7 @@ METRICS = (
     *("hint/pass_rate", "hint/plain_pass_rate", "hint/transfer_pass_rate"),
     *("reflect/certainty_nats", "reflect/thought_tokens", "reflect/answer_tokens"),
     *("format/effective_number", "forecast/dead_fraction"),
+    *(f"confidence/{name}_nats" for name in ("mean", "lowest", "tail")),
 )
 
 

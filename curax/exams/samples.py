@@ -21,17 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import confidence, rollout, update
 from curax import mesh as meshes
+from curax import rollout, update
 from curax.exams.questions import Questions
 from curax.folder import NotWrittenError
 from curax.keys import stage_key
 from curax.policies import Policy
-from curax.types import Contexts, Model, Plan, Rollouts
+from curax.types import Contexts, Model, Plan
 from curax.verify import answers
 
-TOKENS = 2**13  # of completions that are scored at a time
-ENTRIES = 2**26  # of the logits that exist while they are
 DIGITS = 5  # of a score: more of them depend on where in a batch a row lies
 
 
@@ -195,12 +193,12 @@ def drawn(
         )
         sure = None
         if how.confidence:
-            sure = scored(
+            sure = update.confidences(
                 model,
                 params,
                 contexts,
-                prefix,
                 said,
+                prefix=prefix,
                 temperature=temperature or 1.0,
                 k=how.confidence,
                 window=how.window,
@@ -209,64 +207,6 @@ def drawn(
 
     found = {True: sample(1, 0)} if how.greedy else {}
     return found | ({False: sample(how.n, how.temperature)} if how.n else {})
-
-
-def scored(
-    model: Model,
-    params: Any,
-    contexts: Contexts,
-    prefix: rollout.Prefix,
-    said: Rollouts,
-    *,
-    temperature: float,
-    k: int,
-    window: int,
-) -> confidence.Scores:
-    """How sure the policy was of completions: they are run through it once more.
-
-    Some rows at a time, and of these some tokens, so that logits of all of them never
-    exist together.
-
-    Args:
-        model: the policy.
-        params: its parameters.
-        contexts: `[C, P]`.
-        prefix: `prefill` of the contexts.
-        said: `[N, T]` completions.
-        temperature: that they were drawn at, 1 for greedy ones.
-        k: likeliest tokens.
-        window: tokens of a window, and of the tail.
-
-    Returns:
-        `[N]` each.
-    """
-    head = model.head(params)
-    count, steps = said.tokens.shape
-    fewest = min(count, -(-count * steps // TOKENS))
-    parts = next(n for n in range(fewest, count + 1) if count % n == 0)
-
-    def of(features: jax.Array) -> jax.Array:
-        logits = jnp.einsum(
-            "d,vd->v", features, head, preferred_element_type=jnp.float32
-        )
-        return confidence.of_tokens(logits / temperature, k=k)
-
-    def read(rows: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], jax.Array]:
-        tokens, context = rows
-        features = rollout.extend(
-            model, params, prefix.take(context), contexts.mask[context], tokens
-        )
-        flat = features.reshape(-1, features.shape[-1])
-        at_once = max(1, min(flat.shape[0], ENTRIES // head.shape[0]))
-        return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
-
-    _, sure = update.over_parts(
-        read,
-        (said.tokens, said.context),
-        said.mask,
-        update.Settings(micro_batches=parts),
-    )
-    return confidence.scores(sure, said.mask, window=window, tail=window)
 
 
 def rows(
