@@ -19,8 +19,8 @@ from curax.config import Config, load
 from experiments import smoke
 
 HERE = Path(__file__).parent
-TOKENS = 300_000  # per seed
-MOST = 200  # updates
+TOKENS = 150_000  # per seed
+MOST = 100  # updates
 
 
 def control(config: Config) -> Config:
@@ -39,10 +39,9 @@ def weighed(config: Config, weights: Any) -> Config:
 RECIPES: dict[str, Any] = {
     "mean": partial(weighed, weights=reflect.mean),
     "sigma": partial(weighed, weights=reflect.sigma),
-    "variance": partial(weighed, weights=reflect.variance),
     "denoised": partial(weighed, weights=reflect.denoised),
-    "dro": lambda config: config,
     "verifier": control,
+    "dro": lambda config: config,
 }
 WATCHED = ("reflect/certainty_nats", "reflect/thought_tokens", "reflect/top_weight")
 
@@ -50,7 +49,8 @@ WATCHED = ("reflect/certainty_nats", "reflect/thought_tokens", "reflect/top_weig
 def sized(name: str, seeds: int = smoke.SEEDS) -> Config:
     """The recipe with the sizes of this comparison."""
     config = RECIPES[name](load(smoke.ROOT / "configs" / "dro.py"))
-    return smoke.sized(config, {"sampling.prompts": 8}, seeds)
+    sizes = {"sampling.prompts": 8, "evaluation.samples": 4}
+    return smoke.sized(config, sizes, seeds)
 
 
 def main() -> None:
