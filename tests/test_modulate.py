@@ -22,7 +22,7 @@ from contracts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from curax import aggregate, loss, mesh, modulate, update
+from curax import aggregate, loss, mesh, modulate, optimise, update
 from curax.config import Mesh, Update
 from curax.types import Tokens
 
@@ -461,7 +461,7 @@ RATE = 0.5
 ALL = partial(modulate.every, rules=(published, gain, brake))
 
 
-def optimise(modulator, params, batch):
+def optimised(modulator, params, batch):
     """Two epochs of `optimise.optimise`."""
     batch = dataclasses.replace(batch, multiplier=jnp.ones(batch.mask.shape))
     config = dataclasses.replace(
@@ -511,7 +511,7 @@ def by_hand():
 def test_every_update_modulates_by_the_policy_it_finds_and_all_of_its_rows():
     """P12: in two micro-batches on eight devices, beside whole rows on one."""
     with mesh.use(mesh.make(Mesh(data=2, fsdp=2, tensor=2))):
-        run = tiny.jit(partial(optimise, ALL))
+        run = tiny.jit(partial(optimised, ALL))
         params, tally = run(tiny.params(), test_update.batch()[0])
     want, seen = by_hand()
     jax.tree.map(partial(close, rtol=1e-4, atol=1e-6), params, want)
@@ -526,6 +526,6 @@ def test_every_update_modulates_by_the_policy_it_finds_and_all_of_its_rows():
 
 def test_nothing_is_computed_for_a_recipe_that_does_not_modulate(monkeypatch):
     monkeypatch.setattr(update, "look", None)
-    run = partial(optimise, modulate.none)
+    run = partial(optimised, modulate.none)
     _, tally = jax.eval_shape(run, tiny.params(), test_update.batch()[0])
     assert not [metric for metric in tally.means if metric.startswith("modulate/")]

@@ -507,7 +507,7 @@ def test_all_seeds_begin_with_it_and_leave_the_sum_of_theirs(
     def stopped(self, state):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.2)
-        return np.zeros((2, 8)), np.zeros((2, 8))
+        return np.zeros((2, 8)), np.zeros((2, 8)), {}
 
     monkeypatch.setattr(loops.Loop, "evaluate", stopped)
     words = ("seeds=2", "warm_start=none", f"memory.load={source}")

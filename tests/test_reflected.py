@@ -535,7 +535,7 @@ def test_candidates_are_measured_as_by_naive_log_probs():
         )
         close(null[b], again, rtol=1e-3, atol=1e-3)
     assert np.isfinite(hard).sum() >= 2
-    assert tokens.sum() == np.asarray(rollouts.mask).sum() > 0
+    assert float(tokens.sum()) == np.asarray(rollouts.mask).sum() > 0
 
 
 def test_runs_side_by_side_look_at_prompts_only_when_it_is_due(monkeypatch):

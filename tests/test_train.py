@@ -39,6 +39,8 @@ FIXED = {
     *("policy/entropy_nats", "kl/behaviour_nats", "loss/mean", "gradient/norm"),
 }
 EVALUATED = {"eval/pass_rate", "eval/greedy_pass_rate", "time/evaluate_s"}
+FORMS = ("entropy_nats", "effective_number", "top_fraction", "within_prompt_nats")
+EVALUATED |= {f"format/{name}" for name in FORMS}
 WRITTEN = {
     *("config.json", "metrics.jsonl", "rollouts.jsonl", "warm_start.jsonl"),
     *("evaluation.json", "memory.jsonl", "expected.json", "tensorboard", "checkpoints"),

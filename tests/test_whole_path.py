@@ -24,7 +24,9 @@ from curax import (
     aggregate,
     allocate,
     downsample,
+    draws,
     loops,
+    modulate,
     pipeline,
     reward,
     score,
@@ -105,6 +107,7 @@ def tabular(recipe, **changes):
         "model": model,
         "warm_start": None,
         "hint": None,  # of a group, under its own context
+        "modulate": modulate.none,  # on top of credit, which is what w(p) is of
         "aggregate": partial(aggregate.constant_length, length=1),
         "optimizer": partial(optax.sgd, learning_rate=1.0),
     } | changes
@@ -134,13 +137,13 @@ def start(parts):
 def piloted(state, ids):
     """What pilots may have said: little of the first prompt was right."""
     solved = jnp.arange(1.0, len(ids) + 1)
-    draws = jnp.full(len(ids), 4.0)
+    count = jnp.full(len(ids), 4.0)
     difficulty = Difficulty(
-        draws=draws,
+        draws=count,
         solved=solved,
-        pass_rate=solved / draws,
-        norm=jnp.ones_like(draws),
-        tokens=jnp.ones_like(draws),
+        pass_rate=solved / count,
+        norm=jnp.ones_like(count),
+        tokens=jnp.ones_like(count),
     )
     tally = Tally(means={}, counts={})
     return draws.Explored(difficulty=difficulty, memory=state.memory, tally=tally)
