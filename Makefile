@@ -19,7 +19,7 @@ types: $(VENV)/dev.stamp
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 unit: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The same tests on the newest JAX, where a Python 3.12 or later is found.
 FIND = import sys; print(sys.executable)

@@ -32,6 +32,15 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("curax")
 
+LONGEST = ("train", "pages", "real", "loops", "configs", "workers", "recall", "fields")
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take long come first, so that all processes end at about one time."""
+    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 MAPS = Path("/proc/self/maps")
 MANY = 20_000  # pieces of mapped memory; Linux allows a process 65,530
 
