@@ -22,7 +22,6 @@ HERE = Path(__file__).parent
 TOKENS = 120_000  # per seed
 MOST = 480  # updates, where a recipe draws little
 ERRORS = (0.05, 0.40, 0.97)  # of the teacher: reverse subtractions hardly ever succeed
-HARDER = (0.50, 0.80, 0.97)  # and hardly anything else does
 
 # Recipe: its config, and what is changed of it.
 SELF = {"hint.source": hint.self_written, "hint.writing": Writing(max_tokens=8)}
@@ -35,10 +34,6 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamo": ("dynamo", {}),
     "ada_seq": ("ada_seq_sage", {"hint": None, "sampling.prompts": 8}),
     "ada_seq_sage": ("ada_seq_sage", {"sampling.prompts": 8}),
-    # The prompts of sage_light, which come back.
-    "grpo_512": ("sage", {"hint": None, "task.num_prompts": 512}),
-    "grpo_harder": ("sage", {"hint": None, "task.errors": HARDER}),
-    "sage_harder": ("sage", {"task.errors": HARDER}),
 }
 WATCHED = ("hint/hinted_fraction", "hint/pass_rate", "hint/transfer_pass_rate")
 WATCHED = (*WATCHED, "outcome/mean", "group/failed_fraction")
