@@ -3,7 +3,14 @@
 import gc
 import importlib.metadata
 import os
+import signal
+import threading
 from pathlib import Path
+
+# A shell starts what runs in its background deaf to interrupts; some tests send them.
+deaf = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+if deaf and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or "cpu"
 os.environ["XLA_FLAGS"] = (
