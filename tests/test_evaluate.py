@@ -22,7 +22,7 @@ import words
 from jax.experimental.compilation_cache import compilation_cache
 from test_folder import files_of_at_most
 
-from curax import evaluate
+from curax import evaluate, update
 from curax.exams import asked, hold, samples, tally
 from curax.models import pretrained
 from curax.tasks import text
@@ -360,8 +360,8 @@ def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
     place, monkeypatch
 ):
     # A row at a time, and of it five tokens and then one.
-    monkeypatch.setattr(samples, "TOKENS", 10)
-    monkeypatch.setattr(samples, "ENTRIES", 5 * VOCABULARY)
+    monkeypatch.setattr(update, "TOKENS", 10)
+    monkeypatch.setattr(update, "ENTRIES", 5 * VOCABULARY)
     args = options(place, *CONFIDENT, "--temperature", 0.5)
     with contextlib.ExitStack() as opened:
         made = asked.prepared(args, opened)
