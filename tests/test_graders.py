@@ -114,6 +114,32 @@ def test_what_takes_too_long_is_missing_and_not_wrong(claim):
 
 
 @pytest.mark.usefixtures("alarm")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_alarm_that_is_swallowed_rings_again():
+    swallowed = []
+
+    def spin():
+        try:
+            while True:
+                pass
+        finally:
+            swallowed.append(True)
+
+    class Swallows:
+        def __del__(self):
+            spin()
+
+    def work():
+        Swallows()
+        spin()
+
+    begin = time.process_time()
+    assert graders._within(0.2, work) is None
+    assert len(swallowed) == 2
+    assert time.process_time() - begin < 2.0
+
+
+@pytest.mark.usefixtures("alarm")
 def test_the_same_is_not_asked_twice_of_math_verify():
     graders._equal.cache_clear()
     for _ in range(8):

@@ -184,23 +184,28 @@ def _within(seconds: float, function: Callable[[], _T]) -> _T | None:
             "mathematics needs the main thread to stop what takes too long; call it "
             "there, or through curax.verify.workers."
         )
-    late = False
+    late = over = False
 
     def stop(*_: object) -> None:
         nonlocal late
         late = True
-        raise _LateError
+        if not over:
+            raise _LateError
 
     before = signal.signal(signal.SIGPROF, stop)
     result = None
     try:
         try:
-            signal.setitimer(signal.ITIMER_PROF, seconds)
+            # Again and again: an error raised while a callback of the garbage collector
+            # runs, or a `__del__`, is swallowed there.
+            signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
             result = function()
         finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            over = True
     except _LateError:
         pass
     finally:
+        over = True  # the other line too may have been interrupted
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
     return None if late else result
