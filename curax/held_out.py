@@ -18,6 +18,7 @@ from curax.parts import Parts
 from curax.types import Model, Prompts, Rollouts
 
 _SHOWN = 60  # characters of a completion in an error
+_opening, _spread = jax.jit(diversity.opening), jax.jit(diversity.spread)
 
 
 class FormatError(RuntimeError):
@@ -83,7 +84,7 @@ def formats(parts: Parts, rollouts: Rollouts) -> dict[str, np.ndarray]:
         FormatError: `evaluation.format` raised, or gave no integer.
     """
     classify, task = parts.config.evaluation.format, parts.task
-    kind = np.asarray(diversity.opening(rollouts.tokens, rollouts.mask))
+    kind = np.asarray(_opening(rollouts.tokens, rollouts.mask))
     if classify:
         tokens, mask = np.asarray(rollouts.tokens), np.asarray(rollouts.mask)
         kind, known = np.zeros_like(kind), {}
@@ -92,7 +93,7 @@ def formats(parts: Parts, rollouts: Rollouts) -> dict[str, np.ndarray]:
             kind[place] = known.setdefault(form, len(known))  # of any size: equality
     shape = (*kind.shape[:-1], parts.config.evaluation.prompts, -1)
     exists = np.asarray(rollouts.exists).reshape(shape)
-    found = diversity.spread(jnp.asarray(kind).reshape(shape), jnp.asarray(exists))
+    found = _spread(kind.reshape(shape), exists)
     names = {
         "format/entropy_nats": found.entropy,
         "format/effective_number": found.effective,

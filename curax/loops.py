@@ -189,6 +189,7 @@ def repeat(body, state, times, *, most: int):
 
     `times` may be traced, so one program serves chunks of every length.
     """
+    body = jax.jit(body)  # traced once, for shapes and for the loop
     like = jax.eval_shape(body, state)[1]
     outs = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), like)
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from contracts import close
 
 from curax import mesh as meshes
@@ -84,7 +83,7 @@ def test_attention_on_gpus_lies_over_the_mesh(heads, kv_heads, monkeypatch):
     inputs, mask = arrays(4, heads, kv_heads, 3, 5)
     tensor = 4 if heads == 4 else 2
     with meshes.use(meshes.make(Mesh(data=2, fsdp=4 // tensor, tensor=tensor))):
-        got = tiny.jit(partial(attend, causal=True))(*inputs)
+        got = jax.jit(partial(attend, causal=True))(*inputs)
     for n, own in enumerate(zip(*inputs[:3], mask, strict=True)):
         close(got[n], naive(*own), atol=1e-5)
 
@@ -147,7 +146,7 @@ def against_plain(inputs, mask, within=None):
 
     def both(attend):
         of = jax.value_and_grad(partial(loss, attend, shown), has_aux=True)
-        return tiny.jit(of)(tuple(inputs), seen)
+        return jax.jit(of)(tuple(inputs), seen)
 
     (_, want), gradient = both(attention.plain)
     with meshes.use(within):

@@ -487,7 +487,7 @@ class Seen:
             patch.setattr(self.loop, "_measured", lambda *_: {"asked": str(asked)})
             patch.setattr(held_out, "outcomes", lambda *_: None)
             patch.setattr(held_out, "pass_rates", lambda *_: None)
-            patch.setattr(held_out.diversity, "spread", spread)
+            patch.setattr(held_out, "_spread", spread)
             shape = asked = replace(self.config.evaluation, prompts=2)
             parts = replace(self.parts, config=replace(self.config, evaluation=shape))
             patch.setattr(self.loop, "parts", parts)

@@ -41,7 +41,7 @@ def test_what_comes_second_wins_in_a_join():
 
 def test_the_bound_model_says_what_the_whole_one_says():
     trained, rest = frozen.split(LORA, params())
-    draw = tiny.jit(
+    draw = jax.jit(
         lambda model_params, rest: rollout.sample(
             frozen.over(LORA, rest),
             model_params,
@@ -73,8 +73,8 @@ def test_the_gradient_of_the_trained_ones_is_that_of_the_whole():
             where=rows.mask,
         )
 
-    got = tiny.jit(jax.grad(nats))(trained, rest)
-    want = frozen.split(LORA, tiny.jit(jax.grad(nats))(params(), None))[0]
+    got = jax.jit(jax.grad(nats))(trained, rest)
+    want = frozen.split(LORA, jax.jit(jax.grad(nats))(params(), None))[0]
     assert names(got) == names(trained)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want

@@ -200,7 +200,7 @@ def test_the_distance_is_zero_at_the_start_and_else_that_of_a_plain_forward():
     )
     drawn: Any = SimpleNamespace(tokens=tokens(), mask=MASK, context=CONTEXT)
 
-    @tiny.jit
+    @jax.jit
     @jax.vmap
     def measure(params, base):
         return held_out.distance(parts(), tiny.MODEL, params, base, prompts, drawn)
@@ -290,11 +290,13 @@ def test_confidence_is_that_of_a_plain_forward():
         evaluation=replace(own.config.evaluation, confidence=2, window=2),
         sampling=replace(own.config.sampling, temperature=temperature),
     )
-    got = held_out.confidence(own, model, params, prompts, said)
+    measure = jax.jit(lambda p: held_out.confidence(own, model, p, prompts, said))
+    got = measure(params)
     want: dict[str, list[float]] = {name: [] for name in got}
+    forward = jax.jit(model.features)
     for row, n in enumerate(length):
         whole = jnp.concatenate([asked[context[row]], tokens[row, :n]])[None]
-        features, _ = model.features(
+        features, _ = forward(
             params, whole, jnp.arange(n + 3)[None], jnp.ones((1, n + 3), bool)
         )
         logits = np.asarray(features[0] @ model.head(params).T, np.float64)

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 from contracts import close, effective_weight, pools
 from test_correct import PUBLISHED
-from tiny import jit
 
 from curax import (
     advantage,
@@ -71,7 +70,7 @@ def composed(n, **stages):
 
 @cache
 def assign(config):
-    return jit(partial(pipeline.assign, config))
+    return jax.jit(partial(pipeline.assign, config))
 
 
 def assigned(config, outcome, exists=True, finished=True, history=0.5):
@@ -519,7 +518,7 @@ def test_over_the_draws_of_a_selection_its_mean_is_the_pool(rule, undo):
         arrays = outcome, outcome, everything, everything, history
         return pipeline.assign(config, key, *arrays).credit / m
 
-    drawn = jit(jax.vmap(credit))(jax.random.split(KEY, draws))
+    drawn = jax.jit(jax.vmap(credit))(jax.random.split(KEY, draws))
     mean = np.asarray(drawn, np.float64).mean(0)
     want = by_count(whole)[1] / n
     # Whoever is kept with chance c >= 1/2 has a deviation of sqrt(1 / c - 1) <= 1
@@ -940,9 +939,8 @@ def by_place(difficulty, *, budget, most):
 
 
 @of_kind("allocated")
-def test_a_prediction_is_the_mean_over_allocations(recipe, monkeypatch):
+def test_a_prediction_is_the_mean_over_allocations(recipe):
     """L1: a prompt is either of the two, and has 4 or 2 completions."""
-    monkeypatch.setattr(jax, "jit", jit)
     config = replace(small(loaded(recipe)), allocate=by_place)
     config = override(config, {"memory.half_life": 1e9})  # nothing is forgotten
     rates = np.array([0.1, 0.6])
@@ -964,9 +962,8 @@ def test_a_prediction_is_the_mean_over_allocations(recipe, monkeypatch):
 @pytest.mark.parametrize(
     "recipe", ["gvm_raft_published", "gvm_grpo_published", "ada_est_hybrid_published"]
 )
-def test_a_prediction_is_the_mean_over_the_allocations_it_expects(recipe, monkeypatch):
+def test_a_prediction_is_the_mean_over_the_allocations_it_expects(recipe):
     """L1: by the allocator of the recipe."""
-    monkeypatch.setattr(jax, "jit", jit)
     config, rates = small(loaded(recipe)), np.array([0.1, 0.6])
     got = predict.predict(config, rates, np.array([0.1, 0.3, 0.9]), remembered=2.0)
     assert ((got.most > 0).sum(-1) > 1).all()
@@ -1016,11 +1013,8 @@ def sides(credit, labels, p):
 
 
 @of_kind("stopped")
-def test_over_the_pools_it_stops_a_recipe_weighs_as_its_docstring_says(
-    recipe, monkeypatch
-):
+def test_over_the_pools_it_stops_a_recipe_weighs_as_its_docstring_says(recipe):
     """L16, L18, L19: at its own sizes, against the published table as well."""
-    monkeypatch.setattr(jax, "jit", jit)
     config = loaded(recipe)
     at = sorted(ended(config, 0.5))
     n, k = np.array(at).T[..., None]
@@ -1048,12 +1042,11 @@ def test_over_the_pools_it_stops_a_recipe_weighs_as_its_docstring_says(
 
 
 @of_kind("stopped")
-def test_every_sequence_of_labels_stops_and_weighs_as_stated(recipe, monkeypatch):
+def test_every_sequence_of_labels_stops_and_weighs_as_stated(recipe):
     """L15: rounds of 2, at most 3; one each of right and wrong, or one right, stop it.
 
     Draw by draw over all sequences: which completions are kept depends on their order.
     """
-    monkeypatch.setattr(jax, "jit", jit)
     config, sizes = small(loaded(recipe)), {"sampling.group_size": 6}
     if option(config.correct, "limit"):
         sizes["correct.limit"] = 6

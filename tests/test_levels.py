@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from contracts import close
 from test_law import PLAIN
-from tiny import jit
 
 from curax import (
     advantage,
@@ -220,7 +219,7 @@ def simulated(config, rates):
         outcome = jnp.where(there, labels.astype(jnp.float32), jnp.nan)
         return drawn, outcome.reshape(-1)
 
-    @jit
+    @jax.jit
     def run(key):
         empty = jnp.zeros((prompts, 1), jnp.int32)
         there = jnp.ones((prompts, 1), bool)

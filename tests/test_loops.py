@@ -370,12 +370,17 @@ def test_groups_are_refilled_alike_in_both_loops():
 def test_a_missing_outcome_is_neither_right_nor_wrong():
     parts = build(TINY)
     state = loops.begin(parts, jax.device_put(warmed(1)))
-    sampled = draws.draw(parts, state, state.memory, jnp.int32(0))
     outcome = jnp.zeros(16).at[::4].set(jnp.nan).at[1::4].set(1.0)
-    drawn = pipeline.absorb(parts, state.memory, None, sampled, outcome)
+
+    @jax.jit
+    def made(state):
+        sampled = draws.draw(parts, state, state.memory, jnp.int32(0))
+        drawn = pipeline.absorb(parts, state.memory, None, sampled, outcome)
+        return sampled, drawn, pipeline.learn(parts, state, drawn)
+
+    sampled, drawn, (_, tally, shown) = made(state)
     np.testing.assert_allclose(drawn.memory.draws[sampled[0].id], 3.0)
     np.testing.assert_allclose(drawn.memory.solved[sampled[0].id], 1.0)
-    _, tally, shown = pipeline.learn(parts, state, drawn)
     assert tally.counts["outcome/missing"] == 4
     assert tally.counts["train/rows"] == 12
     assert np.isnan(shown.outcome[:, 0]).all()

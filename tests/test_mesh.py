@@ -202,10 +202,10 @@ def draw_and_differentiate(params):
 
 
 def test_sampling_and_gradients_on_eight_devices_are_those_on_one():
-    want = tiny.jit(draw_and_differentiate)(params())
+    want = jax.jit(draw_and_differentiate)(params())
     where = mesh.of_params(cube(), MODEL.axes, params())
     lying = jax.device_put(params(), where)
-    run = tiny.jit(draw_and_differentiate, out_shardings=(None, None, where, None))
+    run = jax.jit(draw_and_differentiate, out_shardings=(None, None, where, None))
     with mesh.use(cube()):
         got = run(lying)
     # A quarter of each matrix, and of its gradient, on each device.

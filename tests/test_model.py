@@ -15,7 +15,7 @@ from curax.models import rotary
 from curax.models.rotary import RopeScaling
 
 N, Q, BEFORE = 3, 6, 4
-features = tiny.jit(tiny.MODEL.features)
+features = jax.jit(tiny.MODEL.features)
 TOKENS = np.random.default_rng(1).integers(0, tiny.V, (N, Q)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(Q, dtype=np.int32), (N, Q))
 SEEN = np.ones((N, Q), bool)
@@ -76,7 +76,7 @@ def test_parameters_keep_their_names_shapes_and_logical_axes():
 def test_scanned_layers_have_stacked_parameters_of_the_same_values():
     scanned = tiny.model(scan_layers=True)
     axes = by_name(scanned.axes, is_leaf=lambda node: isinstance(node, tuple))
-    one, many = (tiny.jit(m.init)(jax.random.key(0)) for m in (tiny.MODEL, scanned))
+    one, many = (jax.jit(m.init)(jax.random.key(0)) for m in (tiny.MODEL, scanned))
     shapes = {name: (leaf.shape, axes[name]) for name, leaf in by_name(many).items()}
     assert shapes == STACKED
     jax.tree.map(np.testing.assert_array_equal, stacked(one), many)
@@ -130,7 +130,7 @@ def test_a_tied_model_reads_logits_off_the_embedding_table():
 
 def test_initial_parameters_have_the_stated_spread():
     policy = tiny.model(vocab_size=64, width=64, mlp_width=96, heads=8)
-    params = by_name(tiny.jit(policy.init)(jax.random.key(0)))
+    params = by_name(jax.jit(policy.init)(jax.random.key(0)))
     spread = {name: np.std(leaf) for name, leaf in params.items()}
     inputs = {"head": 64, "q": 64, "k": 64, "v": 64, "gate": 64, "up": 64}
     # Two residual branches in each of two layers: a quarter of the variance.
@@ -150,7 +150,7 @@ def test_initial_parameters_have_the_stated_spread():
 
 def test_an_adapted_model_begins_as_the_base_model():
     adapted = tiny.model(lora_rank=4)
-    one, two = (tiny.jit(m.init)(jax.random.key(0)) for m in (tiny.MODEL, adapted))
+    one, two = (jax.jit(m.init)(jax.random.key(0)) for m in (tiny.MODEL, adapted))
     one, two = by_name(one), by_name(two)
     assert len(two) == len(one) + 2 * 7 * 2
     for name, leaf in two.items():
@@ -182,11 +182,11 @@ def test_adapters_alone_are_trained():
 def test_parameters_are_kept_in_the_precision_asked_for_and_adapters_in_float32():
     options = {"param_dtype": jnp.bfloat16, "dtype": jnp.bfloat16, "qkv_bias": True}
     low = tiny.model(lora_rank=2, **options)
-    params = tiny.jit(low.init)(jax.random.key(0))
+    params = jax.jit(low.init)(jax.random.key(0))
     for name, leaf in by_name(params).items():
         kept = jnp.float32 if "lora" in name else jnp.bfloat16
         assert leaf.dtype == kept, name
-    got, _ = tiny.jit(low.features)(params, TOKENS, POSITIONS, SEEN)
+    got, _ = jax.jit(low.features)(params, TOKENS, POSITIONS, SEEN)
     assert got.dtype == jnp.bfloat16
 
 
@@ -284,7 +284,7 @@ SCALING = RopeScaling(
 def test_the_model_is_its_definition(options, scale):
     policy = tiny.model(**options)
     params = tiny.random_params(policy)
-    got, _ = tiny.jit(policy.features)(params, TOKENS, POSITIONS, SEEN)
+    got, _ = jax.jit(policy.features)(params, TOKENS, POSITIONS, SEEN)
     exact = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
     for n in range(N):
         want = naive_features(exact, TOKENS[n], options.get("rope_scaling"), scale)
@@ -358,7 +358,7 @@ def test_no_feature_depends_on_a_later_token(t):
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_scanned_layers_are_unrolled_layers(remat):
-    scanned = tiny.jit(tiny.model(scan_layers=True, remat=remat).features)
+    scanned = jax.jit(tiny.model(scan_layers=True, remat=remat).features)
     params, alike = stacked(tiny.params()), partial(close, atol=1e-6)
     jax.tree.map(alike, scanned(params, TOKENS, POSITIONS, SEEN), whole())
     rest = TOKENS[:, BEFORE:], POSITIONS[:, BEFORE:], SEEN
@@ -383,7 +383,7 @@ def test_remat_keeps_less_and_changes_no_gradient(scan_layers):
 
         _, pull = jax.vjp(loss, params)
         size = sum(leaf.size for leaf in jax.tree.leaves(pull))
-        return size, tiny.jit(jax.grad(loss))(params)
+        return size, jax.jit(jax.grad(loss))(params)
 
     more, want = kept_and_gradient(False)
     less, got = kept_and_gradient(True)
@@ -396,7 +396,7 @@ def test_remat_keeps_less_and_changes_no_gradient(scan_layers):
 
 def test_in_bfloat16_features_are_near_those_in_float32():
     low = tiny.model(dtype=jnp.bfloat16)
-    got, cache = tiny.jit(low.features)(tiny.params(), TOKENS, POSITIONS, SEEN)
+    got, cache = jax.jit(low.features)(tiny.params(), TOKENS, POSITIONS, SEEN)
     assert {leaf.dtype for leaf in jax.tree.leaves((got, cache))} == {
         np.dtype(jnp.bfloat16)
     }

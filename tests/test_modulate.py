@@ -496,7 +496,7 @@ def by_hand():
         )
         return jnp.sum(weight * multiplier * each)
 
-    read_, pull = tiny.jit(read), tiny.jit(jax.grad(value))
+    read_, pull = jax.jit(read), jax.jit(jax.grad(value))
     params, seen = tiny.params(), []
     for first in (True, False):
         logp, every = read_(params)
@@ -511,7 +511,7 @@ def by_hand():
 def test_every_update_modulates_by_the_policy_it_finds_and_all_of_its_rows():
     """P12: in two micro-batches on eight devices, beside whole rows on one."""
     with mesh.use(mesh.make(Mesh(data=2, fsdp=2, tensor=2))):
-        run = tiny.jit(partial(optimised, ALL))
+        run = jax.jit(partial(optimised, ALL))
         params, tally = run(tiny.params(), test_update.batch()[0])
     want, seen = by_hand()
     jax.tree.map(partial(close, rtol=1e-4, atol=1e-6), params, want)

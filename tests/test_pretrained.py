@@ -60,7 +60,7 @@ def equal(one, other):
 
 
 def logits(policy, params, tokens, positions, seen):
-    features, _ = tiny.jit(policy.features)(params, tokens, positions, seen)
+    features, _ = jax.jit(policy.features)(params, tokens, positions, seen)
     return jnp.einsum("nsd,vd->nsv", features, policy.head(params))
 
 

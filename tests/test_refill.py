@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import jit
 
 from curax import allocate, gate, pipeline
 from curax import memory as memories
@@ -73,10 +72,10 @@ def rows(outcomes, rollouts):
     return np.float32(outcomes)[rollouts.prompt, rollouts.slot]
 
 
-FIRST = jit(lambda memory, *new: pipeline.absorb(PARTS, memory, None, *new))
-GOES_ON = jit(partial(pipeline.wants_refill, PARTS))
-GOES_ON_ONCE = jit(partial(pipeline.wants_refill, ONCE))
-LATER = jit(lambda memory, drawn, *new: pipeline.absorb(PARTS, memory, drawn, *new))
+FIRST = jax.jit(lambda memory, *new: pipeline.absorb(PARTS, memory, None, *new))
+GOES_ON = jax.jit(partial(pipeline.wants_refill, PARTS))
+GOES_ON_ONCE = jax.jit(partial(pipeline.wants_refill, ONCE))
+LATER = jax.jit(lambda memory, drawn, *new: pipeline.absorb(PARTS, memory, drawn, *new))
 
 
 def absorbed(outcomes, orders=(range(B * G),) * ROUNDS, first_ids=range(B)):

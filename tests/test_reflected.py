@@ -17,7 +17,7 @@ import optax
 import pytest
 import tiny
 from contracts import close
-from tiny import P, V, jit
+from tiny import P, V
 
 from curax import (
     advantage,
@@ -212,7 +212,7 @@ def thought_of(tokens, mask, delimiter):
 
 @cache
 def plain_forward():
-    return jit(partial(tiny.full_logits, built().model))
+    return jax.jit(partial(tiny.full_logits, built().model))
 
 
 def written(rollouts, thoughts, contexts, references):
@@ -263,7 +263,7 @@ def test_references_are_scored_as_by_a_naive_forward(delimiter):
     """Whatever the lengths of contexts, thoughts and references; ranks likewise."""
     own, state = built(task=partial(task, delimiter=delimiter)), start()
 
-    @jit
+    @jax.jit
     def read(params, scorer, rollouts):
         there = replace(state, params=params, scorer=scorer)
         prompts, contexts, _ = sampled(rollouts)
@@ -299,7 +299,7 @@ def test_references_are_scored_as_by_a_naive_forward(delimiter):
 def walked(answers):
     """A compiled step: `(direct, length_weight, rollouts) ->` what becomes of it."""
 
-    @jit
+    @jax.jit
     def walk(direct, length_weight, rollouts):
         config = replace(CONFIG, reflection=replace(HOW, answers=answers))
         told = {"reflection.direct": direct, "reflection.length_weight": length_weight}
@@ -396,7 +396,7 @@ def test_a_step_ascends_what_its_formula_says(answers, direct, length_weight):
     columns = np.minimum(starts[:, None] + np.arange(Y), behind.shape[1] - 1)
     wanted = np.take_along_axis(behind, columns, 1)
 
-    @jit
+    @jax.jit
     @jax.grad
     def ascends(params):
         args = tiny.full_logits, own.model, params
@@ -420,7 +420,7 @@ def scoring(baseline=None):
     """Compiled: rewards under a scorer, by a rule for the baseline."""
     own = built(baseline=baseline, length=None)
 
-    @jit
+    @jax.jit
     def read(scorer, rollouts):
         state = replace(start(), scorer=scorer)
         return reflected.scored(own, state, sampled(rollouts))
@@ -497,7 +497,7 @@ def test_candidates_are_measured_as_by_naive_log_probs():
     state = replace(start(), step=jnp.int32(4), chosen=reflected.none_chosen(own))
     ids, number = jnp.asarray(IDS), jnp.int32(3)
 
-    @jit
+    @jax.jit
     def look(state):
         spied = []
 
@@ -601,7 +601,6 @@ SMALL = {
 @pytest.fixture
 def without_the_timed_draw(monkeypatch):
     monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
-    monkeypatch.setattr(jax, "jit", jit)
 
 
 @cache
@@ -766,7 +765,7 @@ def test_the_recipe_as_published_takes_a_step():
     jax.eval_shape(partial(reflected.renewed, own), before)
     assert recipe.reflection
     alone = replace(recipe, reflection=replace(recipe.reflection, queries=None))
-    step = jit(partial(loops.step, parts.build(alone)))
+    step = jax.jit(partial(loops.step, parts.build(alone)))
     state, (row, _) = step(replace(before, chosen=None))
     assert all(np.isfinite(row[name]) for name in ("loss/mean", "kl/ref_nats"))
     assert row["update/count"] > 0

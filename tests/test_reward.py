@@ -100,7 +100,7 @@ def test_device_and_host_judge_the_chain_task_alike():
     policy = tiny.model(vocab_size=TASK.vocab_size)
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     flat = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # uniform
-    rows = tiny.jit(
+    rows = jax.jit(
         lambda plan: rollout.sample(
             policy,
             flat,

@@ -17,7 +17,7 @@ from curax import allocate, rollout, stop, update
 
 KEY = jax.random.key(1)
 FIELDS = ("logp_behaviour", "logp_policy", "entropy", "square")
-logprobs = tiny.jit(
+logprobs = jax.jit(
     lambda params, rows, temperature: update.logprobs(
         tiny.MODEL,
         params,
@@ -28,10 +28,10 @@ logprobs = tiny.jit(
         update.Settings(temperature=temperature),
     )
 )
-full_logits = tiny.jit(partial(tiny.full_logits, tiny.MODEL))
+full_logits = jax.jit(partial(tiny.full_logits, tiny.MODEL))
 
 
-@tiny.jit
+@jax.jit
 def traced(params, plan, key, temperature, top_p):
     """The sampler with magnitudes that are arrays, and with a top-k."""
     settings = tiny.SETTINGS | {"temperature": temperature, "top_p": top_p, "top_k": 9}
@@ -101,10 +101,10 @@ def test_sampler_and_trainer_agree_at_every_temperature():
 def test_in_bfloat16_sampler_and_trainer_differ_by_less_than_a_fiftieth_of_a_nat():
     # Measured: 5e-7 here, 2e-3 over wider random models; one flipped rounding does it.
     low = tiny.model(dtype=jnp.bfloat16)
-    draw = tiny.jit(partial(rollout.sample, low, slots=3, **tiny.SETTINGS))
+    draw = jax.jit(partial(rollout.sample, low, slots=3, **tiny.SETTINGS))
     rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     assert rows.logp_policy.dtype == jnp.float32
-    read = tiny.jit(partial(update.logprobs, low, settings=update.Settings()))
+    read = jax.jit(partial(update.logprobs, low, settings=update.Settings()))
     want = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
     assert np.abs(np.where(rows.mask, want - rows.logp_policy, 0)).max() < 0.02
     precise = logprobs(tiny.params(), rows, np.float32(1))
@@ -187,7 +187,7 @@ def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
         return tiny.MODEL.features(params, tokens, *rest)
 
     spied = dataclasses.replace(tiny.MODEL, features=spy)
-    draw = tiny.jit(partial(rollout.sample, spied, slots=1, **tiny.SETTINGS))
+    draw = jax.jit(partial(rollout.sample, spied, slots=1, **tiny.SETTINGS))
     rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     jax.effects_barrier()
     assert set(shapes) == {(3, tiny.P), (1, 1)}
@@ -204,7 +204,7 @@ def test_sampling_maps_over_policies_and_keys():
     weights = [jax.tree.map(lambda p, s=s: p * s, tiny.params()) for s in (1.0, 0.9)]
     keys = jax.random.split(KEY, 2)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
-    got = tiny.jit(jax.vmap(draw))(stacked, keys)
+    got = jax.jit(jax.vmap(draw))(stacked, keys)
     assert (got.tokens[0] != got.tokens[1]).any()
     for i in range(2):
         own = tiny.sampler(3)(weights[i], tiny.CONTEXTS, tiny.PLAN, keys[i])
@@ -255,7 +255,7 @@ def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(met, rule, size
     stopping = rollout.Stopping(met=met, outcome=says, size=size, most=MOST)
     for slots in (0, 2):
         options = tiny.SETTINGS | {"slots": slots, "stopping": stopping}
-        draw = tiny.jit(partial(rollout.sample, tiny.MODEL, **options))
+        draw = jax.jit(partial(rollout.sample, tiny.MODEL, **options))
         got = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, ALL, KEY))
         np.testing.assert_array_equal(got.exists, want)
         np.testing.assert_array_equal(got.tokens[want], whole.tokens[want])
@@ -275,7 +275,7 @@ def test_slots_of_a_prompt_that_stopped_go_to_others_at_once():
     spied = dataclasses.replace(tiny.MODEL, features=spy)
     stopping = rollout.Stopping(met=stop.positives, outcome=says, size=1, most=MOST)
     options = tiny.SETTINGS | {"slots": 1, "stopping": stopping}
-    draw = tiny.jit(partial(rollout.sample, spied, **options))
+    draw = jax.jit(partial(rollout.sample, spied, **options))
     rows = draw(tiny.params(), tiny.CONTEXTS, ALL, KEY)
     jax.effects_barrier()
     assert steps.count((1, 1)) == rows.mask.sum()
@@ -310,7 +310,7 @@ def test_first_tokens_are_distributed_as_the_softmax_at_the_temperature():
     each = 1500
     plan = allocate.plan(jnp.full(3, each), rows=3 * each)
     options = tiny.SETTINGS | {"max_tokens": 1, "temperature": 1.7}
-    draw = tiny.jit(partial(rollout.sample, tiny.MODEL, **options))
+    draw = jax.jit(partial(rollout.sample, tiny.MODEL, **options))
     rows = draw(tiny.params(), tiny.CONTEXTS, plan, KEY)
     first = np.asarray(rows.tokens).reshape(3, each)
     some = reordered(rows, np.arange(0, 3 * each, each))
@@ -346,7 +346,7 @@ def naive_cut(logp, top_k, top_p):
     return out
 
 
-truncate = tiny.jit(rollout.truncate, static_argnames="top_k")
+truncate = jax.jit(rollout.truncate, static_argnames="top_k")
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 4, 50])
@@ -397,10 +397,10 @@ def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
     draw = partial(rollout.sample, tiny.MODEL, slots=slots, **tiny.SETTINGS)
     both = jax.vmap(draw, in_axes=(0, None, None, None))
     args = tiny.CONTEXTS, tiny.PLAN, KEY
-    got = tiny.jit(both)(many, *args)
+    got = jax.jit(both)(many, *args)
     steps = []
     for i in range(2):
-        alone = tiny.jit(draw)(jax.tree.map(lambda p, i=i: p[i], many), *args)
+        alone = jax.jit(draw)(jax.tree.map(lambda p, i=i: p[i], many), *args)
         np.testing.assert_array_equal(got.tokens[i], alone.tokens)
         np.testing.assert_array_equal(got.mask[i], alone.mask)
         for name in FIELDS:
@@ -427,7 +427,7 @@ def test_what_is_made_ready_for_decoding_changes_no_bit(dtype, options):
     policy = tiny.model(dtype=dtype, **options)
     params = tiny.random_params(policy)
     got, want = (
-        tiny.jit(partial(rollout.sample, one, **tiny.SETTINGS))(
+        jax.jit(partial(rollout.sample, one, **tiny.SETTINGS))(
             params, tiny.CONTEXTS, tiny.PLAN, jax.random.key(1)
         )
         for one in (policy, dataclasses.replace(policy, ready=None))

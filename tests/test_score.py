@@ -94,7 +94,7 @@ def scores(policy="plain"):
     """The gradient of each row's log-prob by all parameters, row after row."""
     sequence, place = tiny.whole(CONTEXTS, rows().tokens, HINTED)
 
-    @tiny.jit
+    @jax.jit
     @jax.grad
     def slope(params, sequence, place, tokens, mask):
         logits = tiny.full_logits(
@@ -130,7 +130,7 @@ def rule_of(group, micro, chunk, policy):
 
 @cache
 def compiled(group, micro, chunk, policy):
-    return tiny.jit(rule_of(group, micro, chunk, policy))
+    return jax.jit(rule_of(group, micro, chunk, policy))
 
 
 def measured(group, micro=2, chunk=5, policy="plain"):
@@ -197,7 +197,7 @@ def test_micro_batches_that_do_not_divide_are_refused_in_a_sentence(parts, neare
     for rule in (score.gradient, score.last_layer):
         run = partial(rule, tiny.MODEL, micro_batches=parts)
         with pytest.raises(ValueError, match="does not divide") as caught:
-            tiny.jit(run)(tiny.params(), CONTEXTS, rows(), TEMPERATURE)
+            jax.jit(run)(tiny.params(), CONTEXTS, rows(), TEMPERATURE)
         assert str(caught.value) == sentence
 
 
@@ -235,7 +235,7 @@ def test_only_the_gradient_of_what_is_chosen_is_computed():
 @cache
 def compiled_last_layer(micro, chunk, policy):
     options = {"micro_batches": micro, "vocab_chunk": chunk}
-    return tiny.jit(partial(score.last_layer, POLICIES[policy], **options))
+    return jax.jit(partial(score.last_layer, POLICIES[policy], **options))
 
 
 def last_layer(micro=2, chunk=5, policy="plain", params=None):
@@ -473,7 +473,7 @@ def shallow(rule):
 
     params = jax.tree.map(leaf, jax.eval_shape(SHALLOW.init, jax.random.key(0)))
     run = partial(RULES[rule], SHALLOW)
-    return run, params, tiny.jit(run)(params, CONTEXTS, rows(), TEMPERATURE)
+    return run, params, jax.jit(run)(params, CONTEXTS, rows(), TEMPERATURE)
 
 
 @for_every_rule
@@ -481,7 +481,7 @@ def test_seeds_side_by_side_are_seeds_one_by_one(rule):
     run, params, want = shallow(rule)
     both = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf]), params)
     rollouts = jax.tree.map(lambda leaf: np.stack([leaf, leaf[::-1]]), rows())
-    mapped = tiny.jit(jax.vmap(run, (0, None, 0, None)))
+    mapped = jax.jit(jax.vmap(run, (0, None, 0, None)))
     got = mapped(both, CONTEXTS, rollouts, TEMPERATURE)
     swapped = jax.tree.map(lambda leaf: leaf[::-1], both)
     swapped = mapped(swapped, CONTEXTS, rollouts, TEMPERATURE)
@@ -496,7 +496,7 @@ def test_norms_on_eight_devices_are_those_on_one(rule):
     assert cube is not None
     lying = jax.device_put(params, mesh.of_params(cube, SHALLOW.axes, params))
     with mesh.use(cube):
-        got = tiny.jit(run)(lying, CONTEXTS, rows(), TEMPERATURE)
+        got = jax.jit(run)(lying, CONTEXTS, rows(), TEMPERATURE)
     close(jax.device_get(got), want)
 
 
@@ -507,7 +507,7 @@ def test_each_of_eight_devices_computes_the_gradients_of_one_row_in_eight():
 
     def flops():
         """Of one device."""
-        run = tiny.jit(partial(score.gradient, SHALLOW, parameters=score.head))
+        run = jax.jit(partial(score.gradient, SHALLOW, parameters=score.head))
         lowered = run.lower(params, CONTEXTS, rows(), TEMPERATURE)
         return lowered.compile().cost_analysis()["flops"]
 
@@ -519,7 +519,7 @@ def test_each_of_eight_devices_computes_the_gradients_of_one_row_in_eight():
 def test_a_model_in_bfloat16_has_norms_in_float32_near_the_exact_ones():
     low = tiny.model(dtype=jnp.bfloat16)
     arguments = tiny.params(), CONTEXTS, rows(), TEMPERATURE
-    got = tiny.jit(partial(score.last_layer, low))(*arguments)
+    got = jax.jit(partial(score.last_layer, low))(*arguments)
     assert got.dtype == jnp.float32
     off = np.abs(got - naive("head"))[LENGTHS > 0] / naive("head")[LENGTHS > 0]
     assert 1e-5 < off.max() < 0.05

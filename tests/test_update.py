@@ -62,7 +62,7 @@ def masked(gradient):
 
 @cache
 def compiled(micro, chunk, buckets, token_loss=token_loss):
-    @tiny.jit
+    @jax.jit
     def run(params, rows, weight, still_old):
         return update.gradient(
             tiny.MODEL,
@@ -96,7 +96,7 @@ def naive():
         entropy = -jnp.sum(jnp.exp(every) * every, -1)
         return jnp.sum(weight * token_loss(logp, entropy, rows)), (logp, entropy)
 
-    run = tiny.jit(jax.value_and_grad(run, has_aux=True))
+    run = jax.jit(jax.value_and_grad(run, has_aux=True))
     (value, (logp, entropy)), grads = run(tiny.params())
     return value, grads, update.Taken(logp=logp, entropy=entropy)
 
@@ -135,7 +135,7 @@ def test_the_gradient_is_that_of_a_naive_loss_over_whole_rows(settings):
 @pytest.mark.parametrize("settings", SETTINGS[:3])
 def test_logprobs_are_those_of_a_naive_forward(settings):
     rows, _ = batch()
-    read = tiny.jit(partial(update.logprobs, tiny.MODEL, settings=how(*settings)))
+    read = jax.jit(partial(update.logprobs, tiny.MODEL, settings=how(*settings)))
     got = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
     where = rows.mask if settings[2] > 1 else True
     want = np.where(where, naive()[2].logp, 0)
@@ -146,7 +146,7 @@ def test_logprobs_are_those_of_a_naive_forward(settings):
 def test_a_closer_look_is_that_of_a_naive_forward(settings):
     rows, _ = batch()
     sequence, place = tiny.whole(tiny.CONTEXTS, rows.tokens, rows.context)
-    look = tiny.jit(partial(update.look, tiny.MODEL, settings=how(*settings)))
+    look = jax.jit(partial(update.look, tiny.MODEL, settings=how(*settings)))
     got = look(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
     logits = tiny.full_logits(tiny.MODEL, tiny.params(), sequence, place) / TEMPERATURE
     names = "logp", "entropy", "square", "coupling"
@@ -332,7 +332,7 @@ GRADS = {"a": np.float32([3, 0]), "b": np.float32([[-4]])}  # norm 5
 adam = update.transformation(partial(optax.adamw, 1e-2, weight_decay=0.1), 1.0)
 
 
-@tiny.jit
+@jax.jit
 def apply_adam(opt_state, value, grads, usable):
     return update.apply(adam, PARAMS, opt_state, value, grads, usable)
 

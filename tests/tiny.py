@@ -36,9 +36,6 @@ CONTEXTS = left_padded((6, 3, 1))
 PLAN = allocate.plan(jnp.array([3, 1, 4]), rows=10)  # two rows do not exist
 SETTINGS = {"max_tokens": T, "end": END, "pad": PAD}
 
-# Compiling costs more than running here; unoptimised code compiles in half the time.
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
 
 @cache
 def params():
@@ -62,7 +59,7 @@ def random_params(policy):
 @cache
 def compiled(slots, temperature):
     options = SETTINGS | {"slots": slots, "temperature": temperature}
-    return jit(partial(rollout.sample, MODEL, **options))
+    return jax.jit(partial(rollout.sample, MODEL, **options))
 
 
 def sampler(slots=0, temperature=1.0):
