@@ -19,8 +19,13 @@ from curax.config import Config, load
 from experiments import smoke
 
 HERE = Path(__file__).parent
-TOKENS = 150_000  # per seed
-MOST = 100  # updates
+TOKENS = 600_000  # per seed
+MOST = 300  # updates
+
+
+def recipe(name: str) -> Config:
+    """That of the repository."""
+    return load(smoke.ROOT / "configs" / f"{name}.py")
 
 
 def control(config: Config) -> Config:
@@ -42,13 +47,14 @@ RECIPES: dict[str, Any] = {
     "denoised": partial(weighed, weights=reflect.denoised),
     "verifier": control,
     "dro": lambda config: config,
+    "dro_published": lambda _: recipe("dro_published"),
 }
 WATCHED = ("reflect/certainty_nats", "reflect/thought_tokens", "reflect/top_weight")
 
 
 def sized(name: str, seeds: int = smoke.SEEDS) -> Config:
     """The recipe with the sizes of this comparison."""
-    config = RECIPES[name](load(smoke.ROOT / "configs" / "dro.py"))
+    config = RECIPES[name](recipe("dro"))
     sizes = {"sampling.prompts": 8, "evaluation.samples": 4}
     return smoke.sized(config, sizes, seeds)
 
