@@ -115,15 +115,14 @@ def random(
     Args:
         key: PRNG key of the choice.
         reward: `[..., G]` float; not read.
-        exists: `[..., G]` bool, True on completions that may be kept.
-        m: how many to keep per group, at least 1; static.
+        exists: as `max_variance`.
+        m: as `max_variance`.
 
     Returns:
-        `[..., G]` bool with exactly min(m, number that exist) True per group.
+        As `max_variance`.
 
     Raises:
-        AssertionError: while tracing, if shapes differ, dtypes are not (float, bool)
-            or m < 1.
+        AssertionError: as `max_variance`.
 
     References:
         The control in Xu et al. 2025, PODS, arXiv:2504.13818.
@@ -147,16 +146,15 @@ def max_reward(
 
     Args:
         key: PRNG key of the choice among equals.
-        reward: `[..., G]` float, outcome of each completion. Any scale.
-        exists: `[..., G]` bool, True on completions that may be kept.
-        m: how many to keep per group, at least 1; static.
+        reward: as `max_variance`.
+        exists: as `max_variance`.
+        m: as `max_variance`.
 
     Returns:
-        `[..., G]` bool with exactly min(m, number that exist) True per group.
+        As `max_variance`.
 
     Raises:
-        AssertionError: while tracing, if shapes differ, dtypes are not (float, bool)
-            or m < 1.
+        AssertionError: as `max_variance`.
 
     References:
         A control in the released code of Xu et al. 2025, PODS, arXiv:2504.13818, where
@@ -187,16 +185,15 @@ def percentile(
 
     Args:
         key: PRNG key of the choice among equals.
-        reward: `[..., G]` float, outcome of each completion. Any scale.
-        exists: `[..., G]` bool, True on completions that may be kept.
-        m: how many to keep per group, at least 1; static.
+        reward: as `max_variance`.
+        exists: as `max_variance`.
+        m: as `max_variance`.
 
     Returns:
-        `[..., G]` bool with exactly min(m, number that exist) True per group.
+        As `max_variance`.
 
     Raises:
-        AssertionError: while tracing, if shapes differ, dtypes are not (float, bool)
-            or m < 1.
+        AssertionError: as `max_variance`.
 
     References:
         Reported as one of the rules of Xu et al. 2025, PODS, arXiv:2504.13818; it is
@@ -243,18 +240,17 @@ def balanced(
     Args:
         key: PRNG key of the choice inside each class; not used if `first`.
         reward: `[..., G]` float, outcome of each completion; right above `threshold`.
-        exists: `[..., G]` bool, True on completions that may be kept.
-        m: how many to keep per group, at least 1; static.
+        exists: as `max_variance`.
+        m: as `max_variance`.
         first: take the first of each class in slot order, the order of drawing, and not
             a uniformly random part of it; static.
         threshold: largest reward of a wrong completion, in the units of `reward`.
 
     Returns:
-        `[..., G]` bool with exactly min(m, number that exist) True per group.
+        As `max_variance`.
 
     Raises:
-        AssertionError: while tracing, if shapes differ, dtypes are not (float, bool)
-            or m < 1.
+        AssertionError: as `max_variance`.
 
     References:
         Xiong et al. 2025, "Reinforce-Ada: An Adaptive Sampling Framework for

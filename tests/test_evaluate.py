@@ -723,18 +723,3 @@ def test_a_folder_of_another_evaluation_is_refused(place, whole, more, what):
         "--out, or make them agree.\n",
     )
     assert snapshot(whole[0]) == before
-
-
-def test_help_comes_at_once_without_jax():
-    code = (
-        "import sys; from curax import evaluate; evaluate.parser().format_help(); "
-        "print('jax' in sys.modules)"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    assert shown.stdout == "False\n"

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -241,18 +240,3 @@ def test_another_base_than_the_run_had_is_refused(tmp_path):
         f"began with; bring back what model.path={source} was.\n",
     )
     assert not (tmp_path / "new").exists()
-
-
-def test_help_comes_without_jax():
-    code = (
-        "import sys; from curax import export; export.parser().format_help(); "
-        "print('jax' in sys.modules)"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    assert shown.stdout == "False\n"

@@ -719,23 +719,3 @@ def test_the_default_is_the_quickstart_in_a_folder_of_its_name(monkeypatch):
     assert main("--config", str(small.FILE)) == (0, "", "")
     assert [str(workdir) for _, workdir in seen] == ["runs/quickstart", "runs/small"]
     assert describe(seen[0][0]) == describe(load(small.QUICKSTART))
-
-
-def test_help_comes_at_once_without_jax():
-    code = (
-        "import sys, time; start = time.perf_counter(); from curax import train; "
-        "train.parser().format_help(); "
-        "print('jax' in sys.modules, time.perf_counter() - start < 1)"
-    )
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=env,
-    )
-    assert shown.stdout == "False True\n"
-    with pytest.raises(SystemExit) as caught:
-        main("--help")
-    assert caught.value.code == 0

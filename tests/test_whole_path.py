@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import pytest
 from contracts import close
-from test_law import jit, loaded, recipes, sides, small, stated
+from test_law import loaded, recipes, sides, small, stated
 
 from curax import (
     aggregate,
@@ -187,7 +187,7 @@ class Path:
         # Statistics that span a batch have a closed form where all prompts are alike.
         self.ids = np.array([2] * 4 if alone else [2, 0], np.int32)
         self.explored = piloted(self.state, self.ids) if self.config.pilot else None
-        self.compiled = jit(jax.vmap(self.step, in_axes=(None, None, 0)))
+        self.compiled = jax.jit(jax.vmap(self.step, in_axes=(None, None, 0)))
 
     def step(self, ids, explored, rows):
         parts, state = self.parts, self.state
@@ -465,7 +465,7 @@ def test_a_prompt_is_allotted_completions_by_earlier_ones_alone(recipe):
     parts = build(config)
     assert parts.rows == numbers["main"]
 
-    @jit
+    @jax.jit
     def step(state, turned):
         """`turned`: whose outcomes are turned round; their number tells them apart."""
 

@@ -1,9 +1,6 @@
 """What the command says of recipes, and what it leaves behind."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -602,23 +599,6 @@ def test_what_cannot_be_written_leaves_what_was_there(recipe, tmp_path, monkeypa
     monkeypatch.setattr(xray, "write_whole", full)
     assert call("--config", recipe, "--workdir", out) == 2
     assert {path: path.read_bytes() for path in out.iterdir()} == before
-
-
-def test_help_is_quick():
-    """Nothing heavy is imported before the input is read."""
-    code = (
-        "import sys; from curax import xray; "
-        "assert not {'jax', 'matplotlib', 'optax'} & {*sys.modules}; "
-        "sys.exit(xray.main(['--help']))"
-    )
-    env = os.environ | {"PYTHONPATH": str(CONFIGS.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env
-    )
-    assert done.returncode == 0, done.stderr
-    options = "--config", "--set", "--beta", "--memory", "--lift", "--workdir"
-    for option in options:
-        assert option in done.stdout
 
 
 def test_errors_are_not_for_bad_distributions_alone():
