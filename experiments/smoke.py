@@ -121,6 +121,7 @@ def measure(
 def at(own: Mapping[str, Any], axis: str, place: float) -> np.ndarray:
     """Pass rates of the seeds where each had so many tokens or updates, `[seeds]`."""
     spent, rates = np.array(own[axis]), np.array(own["rate"])
+    assert place <= spent[-1].min(), f"{axis}={place} was not reached by every seed"
     return np.array(
         [
             np.interp(place, spent[:, seed], rates[:, seed])

@@ -12,7 +12,7 @@ from experiments import smoke
 from experiments.dro_smoke.run import HERE, RECIPES, TOKENS
 
 AT = (TOKENS // 4, TOKENS // 2, TOKENS)
-UPDATES = 200
+UPDATES = 120
 
 
 def main() -> None:
