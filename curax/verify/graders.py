@@ -184,13 +184,12 @@ def _within(seconds: float, function: Callable[[], _T]) -> _T | None:
             "mathematics needs the main thread to stop what takes too long; call it "
             "there, or through curax.verify.workers."
         )
-    late = over = False
+    late = False
 
     def stop(*_: object) -> None:
         nonlocal late
         late = True
-        if not over:
-            raise _LateError
+        raise _LateError
 
     before = signal.signal(signal.SIGPROF, stop)
     result = None
@@ -201,11 +200,10 @@ def _within(seconds: float, function: Callable[[], _T]) -> _T | None:
             signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
             result = function()
         finally:
-            over = True
+            signal.setitimer(signal.ITIMER_PROF, 0)
     except _LateError:
         pass
     finally:
-        over = True  # the other line too may have been interrupted
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)  # the other may have been interrupted
         signal.signal(signal.SIGPROF, before)
     return None if late else result

@@ -23,11 +23,6 @@ TOKENS = 600_000  # per seed
 MOST = 300  # updates
 
 
-def recipe(name: str) -> Config:
-    """That of the repository."""
-    return load(smoke.ROOT / "configs" / f"{name}.py")
-
-
 def control(config: Config) -> Config:
     """The same recipe with the outcome of the verifier as its reward."""
     plain = partial(advantage.standardised)
@@ -47,14 +42,13 @@ RECIPES: dict[str, Any] = {
     "denoised": partial(weighed, weights=reflect.denoised),
     "verifier": control,
     "dro": lambda config: config,
-    "dro_published": lambda _: recipe("dro_published"),
 }
 WATCHED = ("reflect/certainty_nats", "reflect/thought_tokens", "reflect/top_weight")
 
 
 def sized(name: str, seeds: int = smoke.SEEDS) -> Config:
     """The recipe with the sizes of this comparison."""
-    config = RECIPES[name](recipe("dro"))
+    config = RECIPES[name](load(smoke.ROOT / "configs" / "dro.py"))
     sizes = {"sampling.prompts": 8, "evaluation.samples": 4}
     return smoke.sized(config, sizes, seeds)
 
