@@ -910,6 +910,9 @@ def test_the_raw_variance_of_a_small_pilot_starves_what_it_takes_for_dead():
     assert normed.max() < 1
 
 
+QUANTILES = 1024
+
+
 def beta(a, b, count=20_000):
     """Points in (0, 1), and how much each counts, of a Beta(a, b) distribution.
 
@@ -936,19 +939,26 @@ def beta(a, b, count=20_000):
 def test_shares_by_the_variance_gain_nothing_and_the_floor_rescues_them(
     shape, root, floored, floored_root
 ):
-    """L1 of DynaMO: by V, sum V / n is that of equal n; by the root it is least."""
-    p, weight = beta(*shape)
-    variance, mean = p * (1 - p), lambda values: weight @ values
+    """L1 of DynaMO: by V, sum V / n is that of equal n; by the root it is least.
 
-    def against_uniform(share, floor=0.0):
-        """Variance with a floor, as a part of the mean, and the rest by shares."""
-        n = floor + (1 - floor) * share / mean(share)
-        return mean(variance / n) / mean(variance)
+    Over prompts at the quantiles of a Beta distribution, by the level that allocators
+    round.
+    """
+    points, weight = beta(*shape)
+    p = np.interp((np.arange(QUANTILES) + 0.5) / QUANTILES, weight.cumsum(), points)
+    variance, budget = p * (1 - p), 16 * QUANTILES
 
-    close(against_uniform(variance), 1.0, rtol=1e-12)
+    def against_uniform(share, floor=0):
+        """Variance with a floor of so many, and the rest by shares."""
+        rest = budget - floor * QUANTILES
+        return total(variance, floor + level_of(share, rest, 0, rest)) / total(
+            variance, 16
+        )
+
+    close(against_uniform(variance), 1.0)
     close(against_uniform(np.sqrt(variance)), root, rtol=0, atol=2e-3)
-    close(against_uniform(variance, 0.5), floored, rtol=0, atol=2e-3)
-    close(against_uniform(np.sqrt(variance), 0.5), floored_root, rtol=0, atol=2e-3)
+    close(against_uniform(variance, 8), floored, rtol=0, atol=2e-3)
+    close(against_uniform(np.sqrt(variance), 8), floored_root, rtol=0, atol=2e-3)
     if shape == (1.0, 1.0):
         close(against_uniform(np.sqrt(variance)), 6 * (np.pi / 8) ** 2, rtol=1e-3)
 

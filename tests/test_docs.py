@@ -37,15 +37,95 @@ def test_every_test_that_the_table_of_laws_names_exists_and_names_its_law():
             assert re.search(called, said), (number, file, name)
 
 
+def test_no_law_is_listed_twice():
+    text = (ROOT / "docs" / "laws.md").read_text()
+    rows = [row.split("|") for row in text.splitlines() if "::" in row]
+    for place in (1, 2):  # its name, its statement
+        shown = [row[place].strip() for row in rows]
+        assert len(shown) == len(set(shown))
+
+
+def test_every_test_that_the_table_of_laws_names_calls_curax():
+    text = (ROOT / "docs" / "laws.md").read_text()
+    named = set(re.findall(r"`tests/(test_\w+\.py)::(test_\w+)`", text))
+    assert len(named) > 150
+    assert {
+        (file, name) for file, name in named if not calls_curax(file, name)
+    } == set()
+    # What is asked, where the answer is no.
+    assert not calls_curax("test_docs.py", "test_no_law_is_listed_twice")
+
+
 @cache
 def docstrings(file):
     """What the functions of a test module say, by name."""
-    tree = ast.parse((ROOT / "tests" / file).read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    functions = [
+        node for node in module(file).body if isinstance(node, ast.FunctionDef)
+    ]
     return {node.name: ast.get_docstring(node) for node in functions}
+
+
+@cache
+def module(file):
+    return ast.parse((ROOT / "tests" / file).read_text())
+
+
+@cache
+def named_in(file):
+    """By name: None where curax has it, else what it is made of, `{(file, name)}`.
+
+    Of functions, classes and assignments at the top of a test module, and of what it
+    takes from other modules of tests; a fixture is an argument of its name.
+    """
+    found = {}
+    for node in module(file).body:
+        if isinstance(node, ast.ImportFrom):
+            other = f"{node.module}.py"
+            for alias in node.names:
+                if node.module.split(".")[0] == "curax":
+                    found[alias.asname or alias.name] = None
+                elif (ROOT / "tests" / other).exists():
+                    found[alias.asname or alias.name] = {(other, alias.name)}
+            continue
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made = [node.name]
+        elif isinstance(node, ast.Assign):
+            targets = (ast.walk(target) for target in node.targets)
+            made = [n.id for each in targets for n in each if isinstance(n, ast.Name)]
+        else:
+            continue
+        used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        used |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+        found |= {name: {(file, own) for own in used} for name in made}
+    return found
+
+
+def calls_curax(file, name):
+    """Whether a test names something of curax, itself or in what it calls in turn."""
+    seen, left = set(), {(file, name)}
+    while left:
+        at = left.pop()
+        seen.add(at)
+        found = named_in(at[0]).get(at[1], set())
+        if found is None:
+            return True
+        left |= found - seen
+    return False
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert "://" in link or (page.parent / link).exists(), link
+
+
+def test_the_tree_of_the_readme_names_every_module_once():
+    tree = (ROOT / "README.md").read_text().partition("## Where things are")[2]
+    lines = tree.partition("    curax/\n")[2].splitlines()
+    end = next(i for i, line in enumerate(lines) if not line.startswith(" " * 6))
+    top = [line for line in lines[:end] if not line.startswith(" " * 8)]
+    shown = [name for line in top for name in re.findall(r"\w+\.py\b|\w+/", line)]
+    package = ROOT / "curax"
+    there = [path.name for path in package.glob("*.py") if path.stem != "__init__"]
+    there += [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
+    assert sorted(shown) == sorted(there)

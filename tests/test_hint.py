@@ -567,17 +567,38 @@ def toy():
 
 
 def test_without_shared_parameters_a_hinted_gradient_leaves_the_plain_policy_alone():
-    """SAGE 6: exactly 0, where p_0 has a gradient."""
+    """SAGE 6, over all groups of three: exactly 0 there, and grad p_0 if corrected."""
     toy = Toy(shared=False)
-    hinted = toy.slope(lambda theta: toy.pass_rate(theta, 2)).reshape(3, 20)
-    plain = toy.slope(lambda theta: toy.pass_rate(theta, 1)).reshape(3, 20)
-    assert not hinted[:2].any()
-    assert abs(hinted[2]).max() > 1e-3
-    assert abs(plain[1]).max() > 1e-3
+    index = np.array(list(product(range(16), repeat=3)))  # [4096, 3]
+    outcome, exists = np.float32(toy.right[index]), np.ones(index.shape, bool)
+    plain, hinted = (toy.logp(toy.theta, context)[index] for context in (1, 2))
+    credit = advantage.leave_one_out(outcome, exists)
+    arrays = (credit, outcome, exists, np.float32(plain - hinted), exists[:, 0])
+    weighted = hint.sequence_weighted(*arrays)
+
+    def update(credit, context):
+        """Expected one of all parameters: `[shared, of x, of (x, h)]`."""
+        each = np.exp(hinted.sum(-1))[:, None] * np.float64(credit) / 3
+        score = toy.slope(lambda theta: toy.logp(theta, context))
+        return (np.bincount(index.reshape(-1), each.reshape(-1), 16) @ score).reshape(
+            3, 20
+        )
+
+    def slope(context):
+        return toy.slope(lambda theta: toy.pass_rate(theta, context)).reshape(3, 20)
+
+    as_drawn, without = update(credit, 2), update(weighted, 1)
+    assert not as_drawn[:2].any()
+    for got, want in ((as_drawn, slope(2)), (without, slope(1))):
+        assert abs(want).max() > 1e-3
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * abs(want).max())
 
 
 def test_both_weight_and_score_without_the_hint_make_the_gradient_exact(toy):
-    """SAGE 7, enumerated in float64, with the baseline and the transfer bound."""
+    """SAGE 7, enumerated in float64, with the baseline and the transfer bound.
+
+    Of all completions at once, `hint.sequence_weighted` has the credit of the law.
+    """
     p0, ph = (toy.pass_rate(toy.theta, context) for context in (1, 2))
     grad = toy.slope(lambda theta: toy.pass_rate(theta, 1))
     plain, hinted = (toy.logp(toy.theta, context) for context in (1, 2))
@@ -585,6 +606,10 @@ def test_both_weight_and_score_without_the_hint_make_the_gradient_exact(toy):
     chance, rho = np.exp(hinted), np.exp(plain - hinted)
     exact = (chance * rho * toy.right) @ scores[0]
     np.testing.assert_allclose(exact, grad, rtol=0, atol=1e-12)
+    right, every = np.float32(toy.right), np.ones(16, bool)
+    arrays = (right, right, every, np.float32(plain - hinted), np.array(True))
+    credit = np.asarray(hint.sequence_weighted(*arrays), np.float64)
+    close(credit, rho * toy.right)
     assert abs(chance @ (rho * toy.right) - p0) < 1e-12
     assert p0 >= ph * np.exp((chance * toy.right / ph) @ (plain - hinted))
     # A baseline changes nothing.
