@@ -4,7 +4,9 @@ Paper:    Xiong et al. 2025, "Reinforce-Ada: An Adaptive Sampling Framework for
           Reinforce-Style LLM Training", arXiv:2510.04996, estimation, hybrid.
 Command:  python -m curax.train --config configs/ada_est_hybrid_exact.py
 w(p):     E[n(q) / sqrt(q)] / 16, q the pass rate in memory: in proportion to 1 / p as
-          far as q is p and the batch has budget.
+          far as q is p and the batch has budget. At p = 0.01, 0.05, 0.1, 0.5, 0.9 it is
+          9.3, 5.1, 3.0, 0.68, 0.39: 14 times as much at 0.01 as at 0.5, where log p
+          asks for 50.
 Here:     Leave one out, so that nothing but the memory stands between this and log p.
           Beta(1, 16) with 0.9 per visit, 2 to 32 draws, 8 on average.
           512 prompts to train on: what is remembered of one is read when it comes

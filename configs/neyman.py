@@ -4,8 +4,12 @@ Paper:    Neyman 1934, "On the Two Different Aspects of the Representative Metho
           Method of Stratified Sampling and the Method of Purposive Selection", Journal
           of the Royal Statistical Society 97; for rollouts arXiv:2602.19208.
 Command:  python -m curax.train --config configs/neyman.py
-w(p):     1, whatever p: the objective is the pass rate itself, the allocation lowers
-          its variance.
+w(p):     1, whatever p: the objective is the pass rate itself. The allocation lowers
+          the variance of a batch, by prediction: for evenly spread pass rates the
+          squared coefficients add up to 0.95 of those of equal groups, at as many
+          draws. Not that of every draw: at p = 0.1, 0.5, 0.9 the noise per draw is
+          1.02, 0.95, 1.02 of GRPO's (--beta 0.3 3), and 0.98, 0.99, 0.98 in equal
+          groups.
 Here:     The variance is p (1 - p) times the mean squared norm of the score in the
           logits, both as the memory of earlier visits has them. 4 to 32 draws, 8 on
           average; leave one out, weights 8 / n.

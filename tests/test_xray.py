@@ -1,20 +1,24 @@
 """What the command says of recipes, and what it leaves behind."""
 
+import ast
 import json
+import re
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_law import recipes
+from test_law import pods, recipes
 
 from curax import advantage, claims, correct, hint, objective, predict, xray
 from curax.config import ConfigError, Hint, Sampling, Update, load, override
 from curax.tasks import chain
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+ROOT = Path(__file__).parent.parent
+CONFIGS = ROOT / "configs"
 RECIPES = recipes()
 EVEN = xray.believed(1, 1)
 PLAIN = replace(
@@ -29,10 +33,14 @@ def _few_batches(monkeypatch):
     monkeypatch.setattr(predict, "BATCHES", 16)
 
 
+BATCHES = predict.BATCHES
+
+
 @cache
 def of(recipe, **stages):
-    """What is said of a recipe of configs/."""
-    return xray.look(replace(load(CONFIGS / f"{recipe}.py"), **stages), EVEN)
+    """What the command says of a recipe of configs/."""
+    with mock.patch.object(predict, "BATCHES", BATCHES):
+        return xray.look(replace(load(CONFIGS / f"{recipe}.py"), **stages), EVEN)
 
 
 def columns(found):
@@ -86,6 +94,99 @@ def test_every_recipe_can_be_looked_at(recipe):
         assert warning.endswith(".")
     for note in found["notes"]:
         assert f"Note: {note}" in lines
+
+
+# ----- what the README and the docstrings say of w(p)
+
+
+@cache
+def stated():
+    """Recipe: the words on its w(p) in the README, and the numbers by pass rate."""
+    head, line, *rows = (
+        (ROOT / "README.md").read_text().partition("| recipe |")[2].splitlines()
+    )
+    rates = [float(cell) for cell in head.split("|")[2:-1]]
+    assert rates == [0.01, 0.05, 0.1, 0.5, 0.9]
+    assert set(line) == set("|-")
+    found = {}
+    for row in rows:
+        if not row:
+            return found
+        link, _, words, *cells = (cell.strip() for cell in row.split("|")[1:-1])
+        name = re.fullmatch(r"\[(\w+)\]\(configs/\1\.py\)", link)[1]
+        found[name] = words, dict(zip(rates, cells, strict=True))
+
+
+def test_the_table_of_the_readme_has_every_recipe():
+    real = {
+        path.stem
+        for path in CONFIGS.glob("*.py")
+        if "files on disk" in path.read_text()
+    }
+    others = real | {"quickstart", "sft_gsm8k_qwen3_0p6b"}
+    assert set(stated()) == {path.stem for path in CONFIGS.glob("*.py")} - others
+    for name in set(stated()) - set(RECIPES):  # those without a verifier
+        words, numbers = stated()[name]
+        assert words.startswith("none")
+        assert not any(numbers.values())
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r != "quickstart"])
+def test_the_readme_and_the_docstring_say_the_weight_that_is_predicted(recipe):
+    """To the digits that are printed; a formula exactly."""
+    words, numbers = stated()[recipe]
+    by, formula = columns(of(recipe)), re.match(r"`(.*?)`", words)
+    for p, cell in numbers.items():
+        at = np.flatnonzero(by["p"] == p)[0]
+        weight, half = by["weight"][at], by["half_interval"][at]
+        digits = cell.replace(".", "").lstrip("0")
+        assert len(digits) >= (2 if half > 1e-3 * weight else 3), cell
+        unit = 10.0 ** -len(cell.partition(".")[2])
+        assert abs(float(cell) - weight) <= 0.5001 * unit + half, (p, weight)
+        if formula:
+            names = {
+                "p": p,
+                "grpo": lambda n, p=p: claims.grpo(n, np.array([p]))[0][0],
+                "kept": lambda n, m, p=p: pods(n, m)(p),
+            }
+            close(eval(formula[1].replace("^", "**"), names), weight, rtol=1e-4)
+    says = ast.get_docstring(ast.parse((CONFIGS / f"{recipe}.py").read_text())) or ""
+    law = " ".join(says.partition("w(p):")[2].partition("Here:")[0].split())
+    told = re.search(r"At p = (.+?) it is ((?:[\d.]+, )*[\d.]+\d)", law)
+    if told:
+        rates, said = ([float(x) for x in part.split(", ")] for part in told.groups())
+        assert dict(zip(rates, said, strict=True)) == {
+            p: float(cell) for p, cell in numbers.items()
+        }
+    assert told or formula or words.startswith(UNTOLD[recipe])
+
+
+# Said in other words: one number for all prompts, and those of other contexts.
+UNTOLD = {
+    "reinforce_plus_plus": "1 / s",
+    "sage_light": "grpo(8) at visits",
+    "sage_exact": "1 to 4",
+}
+
+
+def test_neyman_lowers_the_variance_of_a_batch_and_not_that_of_every_draw():
+    """As its docstring says; all lengths and norms alike."""
+
+    def squares(recipe):
+        """Of the coefficients of a batch, summed; draws; noise by pass rate."""
+        by = columns(of(recipe))
+        each = by["noise_against_grpo"] * claims.grpo(8, by["p"])[1]
+        each = each * by["weight"] ** 2 / by["draws"]
+        means = [np.interp(EVEN.rates, by["p"], c).mean() for c in (each, by["draws"])]
+        noise = [at(of(recipe), p, "noise_against_grpo") for p in (0.1, 0.5, 0.9)]
+        return means[0] / at(of(recipe), 0.5, "weight") ** 2, means[1], np.array(noise)
+
+    even, allocated = squares("dr_grpo"), squares("neyman")
+    assert even[1] == pytest.approx(allocated[1], rel=0.02)
+    assert allocated[0] * allocated[1] / (even[0] * even[1]) == pytest.approx(
+        0.95, abs=0.01
+    )
+    assert (allocated[2] < even[2]).tolist() == [False, True, False]
 
 
 def about_the_objective(found):
