@@ -9,10 +9,10 @@ w(p):     (E[n(p)] - 1) / 8, n(p) = 1 and a share of the rest in proportion to 1
           2.8, 2.0, 0.52, 0.30: 7 times as much at 0.01 as at 0.5, where log p asks for
           50. Tokens are averaged over the batch, which depends on content.
 Here:     Beta(1, 16), counts discounted by 0.9 per visit, 8 draws per prompt on
-          average, as released; at most 32 for a prompt, there no bound. 16 prompts per
-          step.
-          512 prompts to train on: what is remembered of one is read when it comes
-          back.
+          average, as released; at most 32 for a prompt, there no bound. Right is above
+          0.5, there 0.7. Clip and dual clip as in the script of the sequential form. 16
+          prompts per step.
+          512 prompts to train on: what is remembered of one is read when it comes back.
 """
 
 from functools import partial
@@ -61,7 +61,7 @@ def get_config() -> Config:
         objective=partial(objective.prompt_weight, f=objective.linear),
         claim=objective.log,
         modulate=modulate.none,
-        loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
+        loss=partial(loss.clipped_ratio, low=0.2, high=0.28, dual=10.0),
         aggregate=aggregate.token_mean,
         optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
         update=Update(minibatches=2, clip_norm=1.0),

@@ -8,9 +8,11 @@ w(p):     C+ / p - C- / (1 - p) over the pools it stops, (C+, C-) = E[(j / 4) (1
           4 are right. At p = 0.01, 0.05, 0.1, 0.5, 0.9 it is 6.61, 4.27, 2.80, 0.973,
           1.58: neither log p, nor p.
 Here:     Rounds of 8, at most 4 of them, 4 kept, as released; 32 prompts per step, the
-          released runs have 512. Right is above 0.5, there 0.7. The text divides by the
-          pass rate; no released code and most likely no published number does, nor does
-          this. Tokens are averaged over the batch, which depends on content.
+          released runs have 512. Right is above 0.5, there 0.7. Dual clip 10 as
+          released, no KL and no entropy bonus, for which the paper has 1e-4; 2 updates
+          per batch, there 4. The text divides by the pass rate; no released code and
+          most likely no published number does, nor does this. Tokens are averaged over
+          the batch, which depends on content.
 """
 
 from functools import partial
@@ -60,7 +62,7 @@ def get_config() -> Config:
         objective=partial(objective.prompt_weight, f=objective.linear),
         claim=objective.log,
         modulate=modulate.none,
-        loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
+        loss=partial(loss.clipped_ratio, low=0.2, high=0.28, dual=10.0),
         aggregate=aggregate.token_mean,
         optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
         update=Update(minibatches=2, clip_norm=1.0),

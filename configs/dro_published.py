@@ -15,7 +15,7 @@ Here:     As there: 16 completions, drawn at top-p 0.95; the loss of Dr. GRPO wi
           policy scores; the half that is dropped as flattest, a hardest rank of 10 in
           the worst fifth of the reference, the 10 steps between two looks, and twice as
           many candidates as are wanted. Of a task and a model this small: 16 prompts in
-          2 updates, there 128 or 256; the learning rate.
+          2 updates, there 128 or 256; the learning rate and its warm-up.
 """
 
 from functools import partial

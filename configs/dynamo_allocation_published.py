@@ -9,9 +9,10 @@ w(p):     E[n(p) v(p, n)] / 16 with v(p, n) = sqrt((n - 1) / n) E[sqrt(q (1 - q)
 Here:     16 draws per prompt, 8 to 24, as released; 8 prompts per step, there 512.
           Counts of the memory are those of all visits there, nearly so here. The
           release grades rows against the prompts of others as soon as counts differ;
-          here each is graded against its own. Advantages are not modulated.
-          512 prompts to train on: what is remembered of one is read when it comes
-          back.
+          here each is graded against its own. Advantages are not modulated. Clipped at
+          0.8 and 1.28, dual clip 10, no KL and no entropy bonus, as released
+          (dynamo_published.py); 2 updates per batch, there 16.
+          512 prompts to train on: what is remembered of one is read when it comes back.
 """
 
 from functools import partial
@@ -59,7 +60,7 @@ def get_config() -> Config:
         advantage=partial(advantage.standardised, bessel=True),
         objective=partial(objective.prompt_weight, f=objective.linear),
         modulate=modulate.none,
-        loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
+        loss=partial(loss.clipped_ratio, low=0.2, high=0.28, dual=10.0),
         aggregate=aggregate.token_mean,
         optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
         update=Update(minibatches=2, clip_norm=1.0),

@@ -15,7 +15,7 @@ Here:     Clipped at 0.8 and 1.28: the script passes 0.2 twice, and a helper tha
           the mean over a completion for the expectation over the vocabulary, and takes
           maxima per micro-batch and device (`modulate.released_entropy_change`). The
           allocation as in dynamo_allocation_published.py: 8 to 24 draws, 16 on average,
-          8 prompts per step, there 512 in 16 updates.
+          8 prompts per step, in 2 updates, there 512 in 16.
 """
 
 from functools import partial

@@ -6,10 +6,12 @@ Command:  python -m curax.train --config configs/gvm_grpo_published.py
 w(p):     E[n(p) v(p, n)] / 8 with v(p, n) = sqrt((n - 1) / n) E[sqrt(q (1 - q))] / (p
           (1 - p)), q = k / n: GRPO in a group of n, times how many were drawn. At p =
           0.01, 0.05, 0.1, 0.5, 0.9 it is 0.23, 0.95, 1.5, 2.3, 2.2. Tokens are averaged
-          over the batch, which depends on content.
+          over the batch, which depends on content. The KL penalty comes on top.
 Here:     The paper cuts what a prompt gets into groups of 4; the code makes one group
           of it, and so does this. A group of 1 trains on its raw reward there, and not
-          at all here. The standard deviation divides by n - 1. Sizes as
+          at all here. The standard deviation divides by n - 1. Clip 0.2, dual clip 3
+          and KL 1e-3 as released, the last to the policy that RL starts from; there a
+          reference and an optimizer of their own for every nine steps. Sizes as
           gvm_raft_published.
 """
 
@@ -30,7 +32,7 @@ from curax import (
     score,
     update,
 )
-from curax.config import Config, Evaluation, Pilot, Sampling, Update, WarmStart
+from curax.config import KL, Config, Evaluation, Pilot, Sampling, Update, WarmStart
 from curax.models import transformer
 from curax.tasks import chain
 
@@ -64,8 +66,9 @@ def get_config() -> Config:
         objective=partial(objective.prompt_weight, f=objective.linear),
         claim=objective.log,
         modulate=modulate.none,
-        loss=partial(loss.clipped_ratio, low=0.2, high=0.2),
+        loss=partial(loss.clipped_ratio, low=0.2, high=0.2, dual=3.0),
         aggregate=aggregate.token_mean,
+        kl=KL(estimator=loss.k3, coefficient=1e-3),
         optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
         update=Update(minibatches=2, clip_norm=1.0),
         evaluation=Evaluation(every=50, prompts=256, samples=8),

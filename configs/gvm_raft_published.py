@@ -9,13 +9,16 @@ w(p):     E[n(p)] / 8, n(p) in proportion to G / sqrt(p + 0.001 / p) over pilots
           middle and falls again, for a prompt whose pilots are all wrong gets no draws.
           It is not the log p whose variance is minimised, for neither equation 8 nor
           the code divides by n p. Tokens are averaged over the batch, which depends on
-          content.
+          content. The KL penalty comes on top.
 Here:     4 pilots and 8 more for each of 16 prompts, fresh in every step; the paper has
           8 and 8 of 1024, the same allocation for nine steps. At most 32 for a prompt,
           the code has no bound. G is the mean norm over right pilots of the gradient in
           the embedding, as released. Clip 0.2: the released run never passes its higher
-          one on. Its mini-batches scale by one completion per prompt and so make 32
-          updates where its baselines make 4; here 2.
+          one on; its dual clip of 3 never binds, for no advantage is negative. KL 1e-3
+          to the policy that RL starts from; there a reference and an optimizer of their
+          own for every nine steps. experiments/allocation_smoke ran without a KL. Its
+          mini-batches scale by one completion per prompt and so make 32 updates where
+          its baselines make 4; here 2.
 """
 
 from functools import partial
@@ -35,7 +38,7 @@ from curax import (
     score,
     update,
 )
-from curax.config import Config, Evaluation, Pilot, Sampling, Update, WarmStart
+from curax.config import KL, Config, Evaluation, Pilot, Sampling, Update, WarmStart
 from curax.models import transformer
 from curax.tasks import chain
 
@@ -71,6 +74,7 @@ def get_config() -> Config:
         modulate=modulate.none,
         loss=partial(loss.clipped_ratio, low=0.2, high=0.2),
         aggregate=aggregate.token_mean,
+        kl=KL(estimator=loss.k3, coefficient=1e-3),
         optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
         update=Update(minibatches=2, clip_norm=1.0),
         evaluation=Evaluation(every=50, prompts=256, samples=8),

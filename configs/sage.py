@@ -9,13 +9,14 @@ w(p):     E[sqrt(q (1 - q))] / (p (1 - p)), q = k / 8, k ~ Binomial(8, p), of
           w(p_0) grad p_0 + (1 - p_0)^8 (w(p_1) grad p_1 + (1 - p_1)^8 (...)): its
           own part is that of GRPO, for a group without a right one adds nothing.
           Exact for the first of the two updates per step, at ratio 1.
-Here:     Eight completions of 16 prompts, three levels of hints, half of the prompts
-          hinted at most. Hints are the head of the solution: a policy of this size
-          writes poor ones. With source=hint.self_written, writing=Writing(max_tokens=8)
-          it writes them itself, as in the paper. The standard deviation is that of the
-          group (ddof 0, the code has 1) and tokens are summed over a constant, both as
-          in the paper; the cap of the ratio at 3 is the code's. A hint that gives the
-          last value away is dropped: chains of one operation have none.
+Here:     Eight completions of 16 prompts, there 128, three levels of hints, half of the
+          prompts hinted at most, there all. Hints are the head of the solution: a
+          policy of this size writes poor ones. With source=hint.self_written,
+          writing=Writing(max_tokens=8) it writes them itself, as in the paper. The
+          standard deviation is that of the group (ddof 0, the code has 1) and tokens
+          are summed over a constant, both as in the paper; the cap of the ratio at 3 is
+          the code's. A hint that gives the last value away is dropped: chains of one
+          operation have none.
 """
 
 from functools import partial

@@ -10,8 +10,8 @@ w(p):     E[sqrt(q (1 - q))] / (p (1 - p)), q = k / 8, k ~ Binomial(8, p), with 
 Here:     The controller is the released one: a level more where at most .1 was right,
           one less above .35. That of equation 12, which never goes down, is
           controller=hint.paper. A prompt whose hint of that level is missing is drawn
-          without, and keeps its level. Eight completions of 16 prompts; so that a
-          prompt comes back, there are 512 of them.
+          without, and keeps its level, which the release sets to 0. Eight completions
+          of 16 prompts; so that a prompt comes back, there are 512 of them.
 """
 
 from functools import partial

@@ -118,6 +118,29 @@ def test_a_docstring_says_which_paper_how_to_run_it_and_what_it_optimises(path):
     assert ROOT / args.config == path
 
 
+# Recipe: lower and upper clip, dual clip and KL of the code or the paper it names.
+RELEASED = {
+    "gvm_raft_published": (0.2, 0.2, None, 1e-3),  # no advantage is negative
+    "gvm_grpo_published": (0.2, 0.2, 3.0, 1e-3),
+    "ada_seq_positive_published": (0.2, 0.28, 10.0, None),
+    "ada_seq_balanced_published": (0.2, 0.28, 10.0, None),
+    "ada_est_published": (0.2, 0.28, 10.0, None),
+    "dynamo_allocation_published": (0.2, 0.28, 10.0, None),
+    "dynamo_published": (0.2, 0.28, 10.0, None),
+    "dro_published": (0.2, 0.2, None, 1e-3),
+    "sage": (0.2, 0.28, 3.0, None),
+    "sage_light": (0.2, 0.28, 3.0, None),
+}
+
+
+@pytest.mark.parametrize("recipe", RELEASED)
+def test_a_recipe_as_released_has_its_clips_and_its_kl(recipe):
+    config = load(ROOT / "configs" / f"{recipe}.py")
+    clips = tuple(option(config.loss, name) for name in ("low", "high", "dual"))
+    assert (*clips, config.kl and config.kl.coefficient) == RELEASED[recipe]
+    assert config.entropy_bonus == 0
+
+
 @for_each(RECIPES)
 def test_a_config_takes_a_step(path, monkeypatch):
     config = shrunk(load(path))
