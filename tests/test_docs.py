@@ -1,11 +1,15 @@
 """What the documents say of the code and the tests is there."""
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from curax import record
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
@@ -129,3 +133,37 @@ def test_the_tree_of_the_readme_names_every_module_once():
     there = [path.name for path in package.glob("*.py") if path.stem != "__init__"]
     there += [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
     assert sorted(shown) == sorted(there)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(ROOT.glob("experiments/*_smoke")), ids=lambda folder: folder.name
+)
+def test_the_tables_of_an_experiment_are_those_of_its_results(folder):
+    """Pass rates at so many tokens or updates, and less those of the first recipe."""
+    found = json.loads((folder / "results.json").read_text())
+    lines = (folder / "README.md").read_text().partition("| recipe |")[2].splitlines()
+    head = [cell.strip() for cell in lines[0].split("|")[:-1]]
+    rows = [line for line in lines[2 : lines.index("")] if line]
+    assert len(rows) == len(found)
+
+    def at(name, axis, place):
+        spent, rates = (np.array(found[name][key]) for key in (axis, "rate"))
+        pairs = zip(spent.T, rates.T, strict=True)
+        return np.array([np.interp(place, x, y) for x, y in pairs])
+
+    for row in rows:
+        name, *cells = (cell.strip() for cell in row.split("|")[1:-1])
+        where, compared = None, 0
+        for title, cell in zip(head, cells, strict=True):
+            if place := re.fullmatch(r"(\d+)( k)? (tokens|updates)", title):
+                where = place[3], int(place[1]) * (1000 if place[2] else 1)
+            if " ± " not in cell:
+                continue
+            values = at(name, *where)
+            if title.startswith("less"):
+                values = values - at(next(iter(found)), *where)
+            middle, half = record.interval(values)
+            sign = "+" if title.startswith("less") else ""
+            assert cell == f"{middle:{sign}.3f} ± {half:.3f}", (name, title)
+            compared += 1
+        assert compared == (4 if name == next(iter(found)) else 6)
