@@ -154,9 +154,10 @@ def gvm(
 
     A prompt never solved has weight 0. The release rounds by largest remainder and has
     no bounds, here least = 0 and most = budget; `exact` takes the integer optimum. Its
-    accepted completions all weigh the same, so what it trains is nearer 2 G sqrt(p)
-    than the log p whose variance is minimal; weights 1/(n_i p_i), or 1/n_i with a
-    log objective, would train that.
+    accepted completions all weigh the same, so at known p it trains 2 G sqrt(p), and by
+    few pilots, which find nothing on hard prompts, an f' = E[n] that rises with p and
+    then falls: not the log p whose variance is minimal. Weights 1/(n_i p_i), or 1/n_i
+    with a log objective, would train that.
 
     Args:
         difficulty: of the B prompts; pass rate and norm are read. The norm is the root

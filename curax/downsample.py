@@ -47,7 +47,8 @@ def max_variance(
 
     With 0/1 rewards, k of n positive, this keeps clip(floor(m/2), m - (n - k),
     min(k, m)) positives, Reinforce-Ada's balanced choice. Trained as it is, it trades
-    GRPO's arcsine objective for one near log(p / (1 - p)) / 2;
+    GRPO's arcsine objective for log(p / (1 - p)) / 2, as far as pools hold m / 2 of
+    either kind (of 32 and m = 8: w = 9.6 at p = .01, where that asks for 50);
     `correct.horvitz_thompson` undoes it exactly. With more reward values the inner ones
     are never kept, and nothing can undo that.
 
