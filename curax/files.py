@@ -53,7 +53,8 @@ def read(path: Path, *, most: int = MAX_BYTES) -> bytes:
     """
     with opened(path) as (file, size):
         # It may have grown since, and some file systems tell no size.
-        data = file.read(most + 1) if size <= most else b""
+        data = file.read(most + 1) if size <= most else None
+        data = data or b""  # None where it would wait
     if size > most or len(data) > most:
         raise ValueError(f"it has more than the {most} bytes that are read of it")
     return data

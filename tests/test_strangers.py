@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ import tiny
 from safetensors.numpy import load_file, save_file
 
 from curax import files, train
-from curax.models import pretrained, tensors
+from curax.models import families, pretrained, tensors
 from curax.models.export import export, write_new
 from curax.tasks import templates, text
 
+GOLDEN = Path(__file__).parent / "golden"
 SECONDS = 5.0  # in which a folder is answered, of processor time
 CONFIG, TOKENIZER, WORDS = "config.json", "tokenizer.json", "tokenizer_config.json"
 FIRST, SECOND = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
@@ -441,6 +443,14 @@ FOLDERS = {
         pieces(added_tokens_decoder={"5": {"special": True}}),
         "must hold objects with a text as content",
     ),
+    "an added token that is special as text": (
+        pieces(added_tokens_decoder={"5": {"content": "<x>", "special": "false"}}),
+        "true or false as special",
+    ),
+    "a first token as text": (
+        pieces(bos_token="a", add_bos_token="false"),
+        "add_bos_token='false' must be true or false",
+    ),
     "an added token of no number": (
         pieces(added_tokens_decoder={"x": {"content": "<x>"}}),
         "by their ids",
@@ -518,6 +528,60 @@ def test_a_folder_that_is_not_as_it_should_be_is_answered(name, folder, tmp_path
 def test_the_folder_that_they_are_made_of_is_as_it_should_be(folder):
     assert use(folder)["embed"].shape == (VOCAB, 16)
     assert len(FOLDERS) > 60
+
+
+def refusals(use):
+    """What is said, if anything; no other error passes."""
+    try:
+        use()
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+NASTY = [None, True, False, 0, -1, 1.5, 1e300, 10**400, "", "false", "\n", [], [[]]]
+NASTY += [[1], ["a"], {}, {"a": {}}, [None], "\ud800", "x" * 999]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_no_value_of_any_field_is_more_than_a_sentence(name, tmp_path):
+    golden = json.loads((GOLDEN / name / CONFIG).read_text())
+    rope = golden.get("rope_parameters") or {"rope_type": "default"}
+    more = [*families.INERT, *families.SIZES.values(), "sliding_window", "layer_types"]
+    more += ["use_sliding_window", "max_window_layers", "rope_scaling", "rope_theta"]
+    ropes = dict.fromkeys([*rope, *families.SCALING, "type", "partial_rotary_factor"])
+    changed = [golden | {field: x} for field in {*golden, *more} for x in NASTY]
+    changed += [
+        golden | {"rope_parameters": rope | {field: x}}
+        for field in ropes
+        for x in NASTY
+    ]
+    sliding = {"use_sliding_window": True, "layer_types": None}
+    changed += [golden | sliding | {"max_window_layers": x} for x in NASTY]
+    file, said = tmp_path / CONFIG, []
+    for content in changed:
+        file.write_text(json.dumps(content))
+        said += refusals(lambda: families.check_heads(file, families.read(file)))
+    assert len(said) > len(changed) / 3
+    assert all(one.startswith(f"{file}") and one.endswith(".") for one in said)
+    assert not any("\n" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    "file", [WORDS, "special_tokens_map.json", "generation_config.json"]
+)
+def test_no_value_of_a_tokenizer_is_more_than_a_sentence(file, folder):
+    fields = ["bos_token", "eos_token", "pad_token", "unk_token", "eos_token_id"]
+    fields += ["chat_template", "added_tokens_decoder", "additional_special_tokens"]
+    fields += ["add_bos_token"]
+    pieces()(folder)
+    said = []
+    for content in [{field: value} for field in fields for value in NASTY] + NASTY:
+        (folder / file).write_text(json.dumps(content))
+        said += refusals(lambda: text.load(folder))
+    assert len(said) > len(NASTY) / 2
+    assert all(one.startswith(f"{folder}") and one.endswith(".") for one in said)
+    assert not any("\n" in one for one in said)
 
 
 def test_links_of_a_cache_are_followed(good, tmp_path):

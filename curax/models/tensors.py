@@ -246,7 +246,7 @@ def header(file: Path) -> tuple[bytes, dict[str, Any]]:
         ValueError: it is no regular file, or has no such beginning.
     """
     with files.opened(file) as (opened, whole):
-        size = opened.read(8)
+        size = opened.read(8) or b""  # None where it would wait
         count = int.from_bytes(size, "little")
         if len(size) < 8 or count > whole - 8:
             raise ValueError("its header is longer than the file")

@@ -184,6 +184,11 @@ class Pieces(Engine):
         words = self.words | words_of(path.parent / "tokenizer_config.json")
         bos = self.ids.get(words.get("bos_token", ""))
         begins = config.get("add_bos_token", "bos_token" in config)
+        if not isinstance(begins, bool | None):
+            raise ValueError(
+                f"{path.parent / 'tokenizer_config.json'}: add_bos_token="
+                f"{short(begins)} must be true or false; correct it."
+            )
         self.opening = [bos] if begins and bos is not None else []
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
@@ -233,12 +238,13 @@ def _flags(path: Path, config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         re.fullmatch("[0-9]{1,9}", i)
         and isinstance(token, dict)
         and isinstance(token.get("content"), str)
+        and isinstance(token.get("special"), bool | None)
         for i, token in found.items()
     )
     if not good:
         raise ValueError(
             f"{path}: added_tokens_decoder={short(found)} must hold objects with a "
-            "text as content, by their ids; correct it."
+            "text as content, and true or false as special, by their ids; correct it."
         )
     return {int(i): token for i, token in found.items()}
 
