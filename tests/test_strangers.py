@@ -497,7 +497,7 @@ FOLDERS = {
     ),
     "much output": (
         chat("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}"),
-        "more than 4194304 characters",
+        "more than 1048576 characters",
     ),
     "a macro in itself": (
         chat("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),

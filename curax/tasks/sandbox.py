@@ -18,7 +18,7 @@ from curax.tasks.engines import reason
 
 SECONDS = 1.0  # of processor time for a rendering
 MEMORY = 2**29  # bytes of address space
-MOST = 2**22  # characters of what is rendered
+MOST = 2**20  # characters of what is rendered
 
 
 @lru_cache(maxsize=8)
