@@ -346,7 +346,15 @@ FOLDERS = {
         'names "a" twice',
     ),
     "a tensor in two files": (both, f"holds {EMBED}, which {tensors.INDEX} places in"),
+    "a tensor with a line in its name": (
+        places(**{"a\nb": FIRST}),
+        f'weight_map places "a\\nb" in "{FIRST}"',
+    ),
     # files of tensors
+    "a tensor that moves the cursor": (
+        head(lambda e: {"\x1b[2J" * (n == EMBED) or n: v for n, v in e.items()}),
+        r'names a tensor "\u001b[2J"',
+    ),
     "a pipe for tensors": (is_pipe(FIRST), "a named pipe"),
     "a pipe for all tensors": (is_pipe(tensors.SINGLE), "a named pipe"),
     "a folder for tensors": (is_folder(FIRST), "a folder, not a file"),
@@ -504,6 +512,10 @@ FOLDERS = {
         "RecursionError",
     ),
     "deep brackets": (chat("{{ " + "(" * 99_999 + ")" * 99_999), "RecursionError"),
+    "a complaint that moves the cursor": (
+        chat("{{ raise_exception('\x1b[2J') }}"),
+        "TemplateError: ?[2J",
+    ),
     "a long complaint": (chat("{{ raise_exception('x ' * 999999) }}"), "Template"),
 }
 
@@ -519,7 +531,7 @@ def test_a_folder_that_is_not_as_it_should_be_is_answered(name, folder, tmp_path
     said = str(caught.value)
     assert words in said
     assert str(tmp_path) in said
-    assert "\n" not in said
+    assert said.isprintable()
     assert said.endswith(".")
     assert len(said) < 1500
     assert took < SECONDS

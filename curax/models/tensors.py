@@ -118,10 +118,11 @@ def held(folder: Path) -> dict[str, Held]:
             )
     for file, tensors in inside.items():
         for name in tensors:
-            if places.get(name, file) != file:
+            own = places.setdefault(name, file)  # what the index does not place
+            if own != file:
                 raise ValueError(
-                    f"{folder / file} holds {name}, which {INDEX} places in "
-                    f"{places[name]}; fetch all again."
+                    f"{folder / file} holds {name}, which {INDEX} places in {own}, or "
+                    "which stands there too; fetch all again."
                 )
     return {name: tensor for found in inside.values() for name, tensor in found.items()}
 
@@ -141,7 +142,8 @@ def _places(index: Path) -> dict[str, str]:
         )
     for name, file in places.items():
         plain = isinstance(file, str) and file.endswith(".safetensors")
-        if not plain or not file.isprintable() or "/" in file or "\\" in file:
+        plain = plain and not {"/", "\\"} & {*file}
+        if not plain or not (file + name).isprintable():
             raise ValueError(
                 f"{index}: weight_map places {files.shown(name)} in "
                 f"{files.shown(file)}, but must name a .safetensors file beside it; "
@@ -154,7 +156,9 @@ def _inside(file: Path) -> dict[str, Held]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        header(file)  # within bounds, and of a regular file
+        names = header(file)[1]  # within bounds, and of a regular file
+        if strange := [name for name in names if not name.isprintable()]:
+            raise ValueError(f"it names a tensor {files.shown(strange[0])}")
         with safe_open(file, "np") as opened:
             return {
                 name: Held(file, one.get_dtype(), tuple(one.get_shape()))

@@ -285,8 +285,9 @@ def unreadable(path: Path, error: BaseException) -> ValueError:
 
 def reason(error: BaseException) -> str:
     """What an error says, in one line."""
-    said = str(getattr(error, "message", None) or error)[:1000]
-    return f"{type(error).__name__}: {' '.join(said.split())}".rstrip(". ")
+    said = " ".join(str(getattr(error, "message", None) or error)[:1000].split())
+    said = "".join(one if one.isprintable() else "?" for one in said)
+    return f"{type(error).__name__}: {said}".rstrip(". ")
 
 
 def short(value: Any) -> str:
