@@ -158,6 +158,7 @@ def new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> None:
     names = ("head_dim", "rope_theta", "norm_eps", "rope_scaling")
     dtype = args.dtype or params["embed"].dtype.name
     tokenizer = option(config.task, "tokenizer")
+    copies = export.others(Path(tokenizer), TOKENIZER) if tokenizer else []
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
         folder = Path(place, out.name)
@@ -169,9 +170,9 @@ def new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> None:
             extra={"eos_token_id": list(task.end), "pad_token_id": task.pad},
             **{name: option(config.model, name) for name in names},
         )
-        for pattern in TOKENIZER if tokenizer else ():
-            for file in Path(tokenizer).glob(pattern):
-                shutil.copy(file, folder)
+        for file in copies:
+            if len(file.parts) == 1:
+                shutil.copy(Path(tokenizer, file), folder)
         folder.rename(out)
 
 

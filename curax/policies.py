@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from curax import checkpoint, folder, frozen, loops, run
+from curax import checkpoint, files, folder, frozen, loops, run
 from curax import mesh as meshes
 from curax.config import Config, ConfigError, load, option, override, recalled
 from curax.config import Mesh as Sizes
@@ -46,8 +46,8 @@ class Policy:
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run; checkpoints have another config.json."""
     try:
-        found = json.loads((path / folder.CONFIG).read_text())
-    except (OSError, ValueError):
+        found = json.loads(files.read(path / folder.CONFIG))
+    except (OSError, ValueError, RecursionError):
         return (path / folder.CHECKPOINTS).is_dir()
     return isinstance(found, dict) and "task" in found and "sampling" in found
 

@@ -40,8 +40,9 @@ MAY_IMPORT = {
     **dict.fromkeys(STAGES, BASE),
     **dict.fromkeys(MONITORS, BASE),
     "distance": BASE | {"loss"},
-    "models": BASE,
-    "tasks": BASE | {"verify"},
+    "files": set(),
+    "models": BASE | {"files"},
+    "tasks": BASE | {"files", "verify"},
     "verify": {"kinds"},
     "frozen": {"types"},
     "data": BASE,
@@ -86,7 +87,7 @@ MAY_IMPORT = {
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
-        *("models", "run"),
+        *("files", "models", "run"),
     },
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
@@ -106,7 +107,7 @@ MAY_IMPORT = {
         *("command", "config", "places", "claims", "levels", "predict", "pictures")
     },
 }
-STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
+STANDARD_LIBRARY_ONLY = WORDS | {"interrupt", "files"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a module may take of another, where that is not all of it.

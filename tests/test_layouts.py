@@ -450,3 +450,77 @@ def test_a_question_with_a_plain_answer_is_read_by_the_names_of_its_fields():
         question="1 + 1?", answer="2", solution="1 + 1 = 2", level="easy"
     )
     assert layouts.detect(more) == want
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"question": "Add."}, "answer is missing, the record has the keys question"),
+        (
+            {"problem": "Add.", "level": 5},
+            "answer and solution are missing, the record has the keys problem, level",
+        ),
+        (
+            {"prompt": "Add."},
+            "reward_model is missing, the record has the keys prompt",
+        ),
+    ],
+)
+def test_a_question_without_what_belongs_to_it_is_said_to_lack_it(record, said):
+    assert error_of(layouts.detect, record) == said + MEND
+
+
+@pytest.mark.parametrize(
+    ("layout", "record"),
+    [
+        (layouts.gsm8k, GSM8K | {"question": 7}),
+        (layouts.fields, {"question": 7, "answer": 2}),
+        (layouts.math, MATH | {"problem": 7}),
+        (layouts.aime, CAPITAL | {"Problem": 7}),
+        (layouts.dapo_math, of_dapo(7)),
+        (layouts.dapo_math, of_dapo([{"role": "user", "content": 7}])),
+    ],
+)
+def test_a_question_is_no_number(layout, record):
+    assert error_of(layout, record).endswith(f" is 7, which is no text{MEND}")
+
+
+PLAIN = {"question": "1 + 1?", "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("records", "layout"),
+    [
+        ([GSM8K], layouts.gsm8k),
+        ([PLAIN, GSM8K, GSM8K], layouts.gsm8k),
+        ([GSM8K, PLAIN, PLAIN], layouts._plain),
+        ([PLAIN, GSM8K], layouts._plain),
+        ([MATH, AIME, MATH_500, {}], layouts.math),
+        ([AIME, MATH, AIME], layouts.aime),
+        ([DAPO], layouts.dapo_math),
+    ],
+)
+def test_a_file_has_the_layout_of_most_of_its_records(records, layout):
+    held = layouts.of_file(records)
+    assert held == layouts.Held(layout)
+    for record in records:
+        if layouts._published(record) is layout:
+            assert held(record) == layout(record)
+
+
+def test_of_a_file_that_has_none_each_record_says_what_it_lacks():
+    assert layouts.of_file([{"question": "Add."}, {}]) is layouts.detect
+    assert layouts.of_file([]) is layouts.detect
+
+
+def test_an_answer_of_gsm8k_among_plain_ones_is_told():
+    held = layouts.of_file([PLAIN, PLAIN, GSM8K])
+    said = "answer='A.\\n#### 7' has a result behind ####, and most of its file has not"
+    assert error_of(held, PLAIN | {"answer": "A.\n#### 7"}) == said + MEND
+
+
+def test_a_record_of_another_layout_is_told_as_one():
+    said = "it is laid out as {}, and most of its file as {}" + MEND
+    assert error_of(layouts.Held(layouts.aime), BARE) == said.format("math", "aime")
+    assert error_of(layouts.Held(layouts.math), PLAIN) == said.format("fields", "math")
+    assert error_of(layouts.Held(layouts._plain), AIME) == said.format("aime", "fields")

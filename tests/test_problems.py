@@ -275,6 +275,17 @@ def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
     assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").told
 
 
+def test_a_layout_is_decided_for_a_file_and_told_by_line_where_it_is_not_kept(tmp_path):
+    records = list(words.lines(count=6))
+    words.write(tmp_path / "test.jsonl", records[4:])
+    worked = [record | {"answer": record["solution"]} for record in records[:4]]
+    path = words.write(tmp_path / "train.jsonl", [*worked, records[0]])
+    said = rf"{path}:5: answer='\d+' has no result behind ####"
+    with pytest.raises(ValueError, match=said):
+        task(tmp_path)
+    assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").told
+
+
 def test_the_tokenizer_may_be_that_of_the_model():
     folder = str(words.folder() / "tokenizer")
     config = SimpleNamespace(

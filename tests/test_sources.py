@@ -45,6 +45,14 @@ def shards(path, rows):
     return path
 
 
+def line_shards(path, rows):
+    """With one that is empty, which parquet files may be, too."""
+    path.mkdir()
+    for name, part in (("c", rows[9:]), ("b", []), ("a", rows[:9])):
+        json_lines(path / f"{name}.jsonl", part)
+    return path
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What tensorflow-datasets makes of the rows, in an order of its own."""
@@ -84,6 +92,8 @@ KINDS = {
     "parquet, capital": lambda path: parquet(path / "a.PARQUET", ROWS),
     "a folder": lambda path: shards(path / "all", ROWS),
     "a pattern": lambda path: shards(path / "all", ROWS) / "*.parquet",
+    "a folder of json lines": lambda path: line_shards(path / "all", ROWS),
+    "a pattern of json lines": lambda path: line_shards(path / "all", ROWS) / "*.j*",
 }
 
 
@@ -429,20 +439,73 @@ def test_a_json_array_is_no_file_of_records(tmp_path):
 def test_a_folder_without_data_is_named(tmp_path):
     (tmp_path / "README.md").write_text("Nothing.")
     assert error_of(tmp_path) == (
-        f"{tmp_path} holds no .parquet and no dataset_info.json; name a file in it or "
-        "another folder."
+        f"{tmp_path} holds no .jsonl, no .parquet and no dataset_info.json; name a "
+        "file in it or another folder."
     )
 
 
-def test_several_files_are_read_as_one_if_they_are_parquet(tmp_path):
+def test_several_files_are_read_as_one_if_they_are_of_one_kind(tmp_path):
     json_lines(tmp_path / "a.jsonl", ROWS)
-    assert len(sources.open_records(tmp_path / "*.jsonl")) == 23
+    json_lines(tmp_path / "c.json", ROWS[:1])
+    assert len(sources.open_records(tmp_path / "*.json*")) == 24
     parquet(tmp_path / "b.parquet", ROWS)
     for pattern in ("*", "?.*"):
         assert error_of(tmp_path / pattern) == (
-            f"{tmp_path / pattern} stands for 2 files; only files of .parquet are read "
-            "as one, name one of them."
+            f"{tmp_path / pattern} stands for files of .json and .jsonl and .parquet; "
+            "only files of one kind are read as one, name those."
         )
+    assert error_of(tmp_path) == (
+        f"{tmp_path} holds files of .jsonl and .parquet; name those of one kind, as "
+        f"{tmp_path}/*.jsonl."
+    )
+
+
+def test_the_place_of_a_line_is_its_file_and_its_number_in_it(tmp_path):
+    opened = sources.open_records(line_shards(tmp_path / "all", ROWS))
+    a, c = (tmp_path / "all" / f"{name}.jsonl" for name in "ac")
+    places = [f"{a}:{i}" for i in range(1, 10)] + [f"{c}:{i}" for i in range(1, 15)]
+    assert [opened.where(i) for i in range(23)] == places
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_files_of_a_split_are_told_by_their_names_whatever_their_kind(tmp_path, kind):
+    write = {"jsonl": json_lines, "parquet": parquet}[kind]
+    for name, row in (("train-0", 0), ("train-1", 1), ("test-0", 2)):
+        write(tmp_path / f"{name}.{kind}", [ROWS[row]])
+    assert list(sources.open_records(tmp_path)) == ROWS[:2]
+    assert list(sources.open_records(tmp_path, split="test")) == [ROWS[2]]
+
+
+def test_files_without_any_record_are_named_by_their_pattern(tmp_path):
+    for name in "ab":
+        json_lines(tmp_path / f"{name}.jsonl", [])
+    for path in (tmp_path, tmp_path / "*.jsonl"):
+        assert error_of(path) == f"{path} is empty; name a file with a record per line."
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_pipe_is_not_waited_for(tmp_path, kind):
+    os.mkfifo(tmp_path / f"a.{kind}")
+    said = f"{tmp_path}/a.{kind} is no file; name another, or remove it."
+    for path in (tmp_path / f"a.{kind}", tmp_path, tmp_path / f"*.{kind}"):
+        assert error_of(path) == said
+
+
+def test_a_line_without_end_is_broken_and_the_others_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_LINE_BYTES", 64)
+    path = tmp_path / "a.jsonl"
+    rows = [{"a": 1}, {"a": "x" * 99}, {"a": 2}, {"a": "x" * 50}, {"a": 3}]
+    lines = [json.dumps(row) for row in rows]
+    path.write_text("\n".join([" " * 99, *lines]) + "\n")
+    opened = sources.open_records(path)
+    found = opened.read(0, 5)
+    assert isinstance(found[1], records.Broken)
+    assert [*found[:1], *found[2:]] == [rows[0], *rows[2:]]
+    assert [opened.where(i) for i in range(5)] == [f"{path}:{i + 2}" for i in range(5)]
+    with pytest.raises(
+        RecordError, match=r":3: not a JSON object \(it has more than 6"
+    ):
+        opened[1]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_itself(tmp_path):
@@ -635,6 +698,58 @@ def test_broken_records_are_skipped_if_so_asked(tmp_path):
     index = scan(broken_file(tmp_path / "a.jsonl"), on_error="skip")
     assert index.rows.tolist() == [0]
     assert index.counts == {"read": 4, "duplicate": 1, "too_long": 0, "broken": 2}
+
+
+WORKED = [
+    {"question": f"What is {i} + 1?", "answer": f"So.\n#### {i + 1}"} for i in range(5)
+]
+BOXED = {"problem": "Add.", "solution": r"\boxed{2}", "level": "Level 1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "record", "said"),
+    [
+        (3, {"answer": "no hash"}, "answer='no hash' has no result behind ####"),
+        (1, {"answer": "no hash"}, "answer='no hash' has no result behind ####"),
+        (2, {"question": 7}, "question is 7, which is no text"),
+        (2, {"question": 7.5}, "question is 7.5, which is no text"),
+        (2, {"question": None}, "question is empty"),
+        (2, {"question": ["a"]}, "question is ['a'], which is no text"),
+        (2, {"answer": 7}, "answer='7' has no result behind ####"),
+        (2, {"answer": ""}, "answer is empty"),
+        (2, {"answer": ["#### 1"]}, "answer is ['#### 1'], which is no text"),
+        (4, None, "answer is missing, the record has the keys question"),
+        (5, BOXED, "it is laid out as math, and most of its file as gsm8k"),
+    ],
+)
+def test_a_record_that_is_not_laid_out_as_its_file_is_told_by_its_line(
+    tmp_path, line, record, said
+):
+    rows = list(WORKED)
+    if record is None:
+        rows[line - 1] = {"question": "What?"}
+    else:
+        rows[line - 1] = record if record is BOXED else WORKED[line - 1] | record
+    path = json_lines(tmp_path / "a.jsonl", rows)
+    opened = sources.open_records(path)
+    layout = sources.settled(opened, layouts.detect)
+    with pytest.raises(LayoutError) as caught:
+        scan(opened, layout)
+    assert str(caught.value) == (
+        f"{path}:{line}: {said}; mend the record, name its fields with "
+        f"layouts.fields, {SKIP}"
+    )
+    index = scan(opened, layout, on_error="skip")
+    assert index.rows.tolist() == [i for i in range(5) if i != line - 1]
+    assert index.counts["broken"] == 1
+
+
+def test_a_layout_that_is_named_is_kept_and_broken_records_do_not_decide(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("{\n" * 9 + "".join(json.dumps(row) + "\n" for row in WORKED))
+    opened = sources.open_records(path)
+    assert sources.settled(opened, layouts.fields) is layouts.fields
+    assert sources.settled(opened, layouts.detect) == layouts.Held(layouts.gsm8k)
 
 
 def test_a_row_of_parquet_that_is_not_text_is_skipped(tmp_path):

@@ -4,11 +4,13 @@ A folder appears under its name only when it is whole.
 """
 
 import contextlib
+import fnmatch
 import json
 import math
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +61,13 @@ def export(
             return _value(params, wanted[of], scale)
         return tensors.cut(found[name], name, (slice(None),) * len(found[name].shape))
 
+    copies = others(source)
     with _folder(destination) as folder:
         for file in sorted({tensor.file for tensor in found.values()}):
             tensors.write(folder / file.name, tensors.header(file)[0], value)
-        left = shutil.ignore_patterns(*LEFT)
-        shutil.copytree(source, folder, ignore=left, dirs_exist_ok=True)
+        for file in copies:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / file, folder / file)
 
 
 def export_adapter(
@@ -302,6 +306,43 @@ def _scale(params: Any, alpha: float | None) -> float:
 
 
 # ----- folders
+
+
+def others(source: Path, only: Sequence[str] = ("*",)) -> list[Path]:
+    """What is copied of a checkpoint, below its folder: all files but weights.
+
+    Links to folders are left behind. Those to files are followed inside the folder,
+    and to the blobs of a cache, whose snapshots are folders of links.
+
+    Args:
+        source: the folder.
+        only: patterns; files whose names have none of them are left behind.
+
+    Raises:
+        ValueError: there is a link to somewhere else, which would be given away with
+            the copy, or what is no file.
+    """
+    inside = (source.resolve(), source.resolve().parent.parent / "blobs")
+    left = shutil.ignore_patterns(*LEFT)
+    copies = []
+    for folder, folders, names in os.walk(source):
+        folders[:] = sorted({*folders} - left(folder, folders))
+        for name in sorted({*names} - left(folder, names)):
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in only):
+                continue
+            file = Path(folder, name)
+            if not any(file.resolve().is_relative_to(place) for place in inside):
+                raise ValueError(
+                    f"{file} is a link that leads out of the checkpoint, and would be "
+                    "copied; put what it leads to in its place, or remove it."
+                )
+            if not file.is_file():
+                raise ValueError(
+                    f"{file} is no file that could be copied; remove it, or fetch it "
+                    "again."
+                )
+            copies.append(file.relative_to(source))
+    return copies
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from curax import files
 from curax.models.rotary import RopeScaling
 
 
@@ -35,6 +36,19 @@ SIZES = {
     "head_dim": "head_dim",
     "mlp_width": "intermediate_size",
 }
+# The largest size that is believed; the largest published ones are a tenth of these.
+MOST = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "num_hidden_layers": 2**10,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "head_dim": 2**14,
+    "intermediate_size": 2**22,
+}
+# Numbers that float32 can compute with, and a model can be trained with.
+EPS, THETA, FACTOR = (1e-20, 0.1), (1.0, 1e15), (1e-6, 1e6)
+WINDOW = 2**31 - 1
 # Field: the values that change nothing. Absent is always one of them.
 INERT: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
@@ -55,22 +69,25 @@ def read(file: Path) -> dict[str, Any]:
         ValueError: in a sentence, if the file is none, or says what is not supported.
     """
     try:
-        config = json.loads(file.read_text())
+        config = files.json_of(files.read(file))
+        if not isinstance(config, dict):
+            raise ValueError("it holds no object")
     except FileNotFoundError:
         raise ValueError(
             f"{file} is not there; set model.path to the folder of a downloaded "
             "checkpoint."
         ) from None
     except (ValueError, OSError) as error:
+        said = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"{file} cannot be read as JSON ({error}); fetch it again."
+            f"{file} cannot be read as JSON ({said}); fetch it again."
         ) from None
-    fields = Fields(file, config if isinstance(config, dict) else {})
+    fields = Fields(file, config)
     family = fields.family()
     for field, inert in INERT.items():
-        value = fields.config.get(field)
+        value = config.get(field)
         unread = field == "attention_bias" and family.qkv_bias
-        if value is not None and value not in inert and not unread:
+        if value is not None and not _among(value, inert) and not unread:
             wanted = " or ".join(map(json.dumps, inert)) or "absent"
             raise fields.refusal(field, value, wanted)
     sizes = fields.sizes(family)
@@ -78,8 +95,10 @@ def read(file: Path) -> dict[str, Any]:
     return {
         **sizes,
         **fields.rope(),
-        "norm_eps": fields.positive("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
-        "tied": bool(config.get("tie_word_embeddings")),
+        "norm_eps": fields.number(
+            "rms_norm_eps", config.get("rms_norm_eps", 1e-6), *EPS
+        ),
+        "tied": fields.true_or_false("tie_word_embeddings"),
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
     }
@@ -143,65 +162,92 @@ class Fields(NamedTuple):
 
     def refusal(self, field: str, value: Any, wanted: str) -> ValueError:
         """The sentence for a value that is not as wanted."""
-        shown = json.dumps(value)
-        shown = shown if len(shown) <= 200 else f"{shown[:200]} ..."
         return ValueError(
-            f"{self.file}: {field} is {shown}, but must be {wanted}; take another "
-            "checkpoint."
+            f"{self.file}: {field} is {files.shown(value)}, but must be {wanted}; take "
+            "another checkpoint."
         )
 
     def family(self) -> Family:
-        """That of its only architecture."""
+        """That of its only architecture; `model_type` may not name another."""
         names = self.config.get("architectures")
-        if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
+        if not isinstance(names, list) or names not in [[name] for name in FAMILIES]:
             wanted = " or ".join(json.dumps([name]) for name in FAMILIES)
             raise self.refusal("architectures", names, wanted)
-        return FAMILIES[names[0]]
+        family = FAMILIES[names[0]]
+        own = self.config.get("model_type", family.model_type)
+        if own != family.model_type:
+            wanted = f"{json.dumps(family.model_type)}, that of {names[0]}"
+            raise self.refusal("model_type", own, wanted)
+        return family
 
-    def positive(self, field: str, value: Any) -> float:
-        """The value, if it is a positive number."""
+    def number(self, field: str, value: Any, low: float, high: float) -> float:
+        """The value, if it is a number in these bounds."""
+        # An integer may be too large for a float, so none is made before the bounds.
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise self.refusal(field, value, "a positive number")
+        if not low <= value <= high:
+            raise self.refusal(field, value, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def integer(self, field: str, value: Any, most: int) -> int:
+        """The value, if it is a positive integer of at most `most`."""
+        if type(value) is not int or value < 1:
+            raise self.refusal(field, value, "a positive integer")
+        if value > most:
+            raise self.refusal(field, value, f"a positive integer of at most {most}")
         return value
+
+    def true_or_false(self, field: str) -> bool:
+        """The value of a field; absent is false."""
+        value = self.config.get(field)
+        if value is not None and not isinstance(value, bool):
+            raise self.refusal(field, value, "true or false")
+        return bool(value)
 
     def sizes(self, family: Family) -> dict[str, int]:
         """With what transformers takes where a size is absent."""
         get = self.config.get
         heads, width = get("num_attention_heads"), get("hidden_size")
         absent = {"num_key_value_heads": heads}
-        if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+        if type(heads) is int and type(width) is int and heads > 0:
             absent["head_dim"] = 128 if family.qk_norm else width // heads
         found = {}
         for name, field in SIZES.items():
             size = absent.get(field) if get(field) is None else get(field)
-            if type(size) is not int or size < 1:
-                raise self.refusal(field, size, "a positive integer")
-            found[name] = size
+            found[name] = self.integer(field, size, MOST[field])
         return found
 
     def rope(self) -> dict[str, Any]:
         """Base and scaling of the rotary frequencies, however they are spelled."""
         config = self.config
-        field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-        rope = config.get(field) or {}
+        empty = config.get("rope_scaling") in (None, {})
+        field = "rope_parameters" if empty else "rope_scaling"
+        rope = config.get(field)
+        rope = {} if rope is None else rope
         flat = isinstance(rope, dict) and not any(
             type(v) is dict for v in rope.values()
         )
         kind = rope.get("rope_type", rope.get("type", "default")) if flat else None
         if kind not in ("default", "llama3"):
             raise self.refusal(field, rope, "of rope_type 'default' or 'llama3'")
-        if rope.get("partial_rotary_factor", 1) != 1:
+        if not _among(rope.get("partial_rotary_factor", 1), (1,)):
             raise self.refusal(field, rope, "without a partial_rotary_factor")
-        theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
-        options: dict[str, Any] = {"rope_theta": self.positive("rope_theta", theta)}
+        theta = (rope.get("rope_theta"), config.get("rope_theta"), 10_000.0)
+        theta = next(one for one in theta if one is not None)
+        options: dict[str, Any] = {
+            "rope_theta": self.number("rope_theta", theta, *THETA)
+        }
         if kind == "default":
             return options | {"rope_scaling": None}
         # The original window may stand outside too, and counts if it does.
         window = "original_max_position_embeddings"
-        own: dict[str, Any] = {name: rope.get(name) for name in SCALING}
-        own[window] = config.get(window) or own[window]
-        for name, value in own.items():
-            self.positive(f"{field}.{name}", value)
+        own: dict[str, Any] = {
+            name: self.number(f"{field}.{name}", rope.get(name), *FACTOR)
+            for name in SCALING
+            if name != window
+        }
+        size = rope.get(window) if config.get(window) is None else config[window]
+        own[window] = self.integer(f"{field}.{window}", size, WINDOW)
         try:
             return options | {"rope_scaling": RopeScaling(**own)}
         except ValueError as error:
@@ -212,9 +258,41 @@ class Fields(NamedTuple):
         get = self.config.get
         if family.model_type == "llama":
             return
-        kinds = get("layer_types") or ()
-        if any(kind != "full_attention" for kind in kinds):
+        kinds = get("layer_types")
+        if kinds is not None and not isinstance(kinds, list):
+            raise self.refusal("layer_types", kinds, "a list")
+        if kinds is not None and kinds != ["full_attention"] * len(kinds):
             raise self.refusal("layer_types", kinds, '"full_attention" throughout')
-        slides = get("use_sliding_window") and get("sliding_window", 4096)
-        if not kinds and slides and (get("max_window_layers") or 28) < layers:
+        if kinds is not None and len(kinds) != layers:
+            raise self.refusal("layer_types", kinds, f"of {layers} layers")
+        if kinds is not None or not self.true_or_false("use_sliding_window"):
+            return
+        first = get("max_window_layers")
+        first = 28 if first is None else first
+        if type(first) is not int:
+            raise self.refusal("max_window_layers", first, "an integer")
+        if get("sliding_window", 4096) is not None and first < layers:
             raise self.refusal("use_sliding_window", True, "false")
+
+
+def check_heads(file: Path, options: dict[str, Any]) -> None:
+    """Refuse heads that cannot be shared out, or turned by halves, in a sentence."""
+    heads, kv_heads, head_dim = (options[k] for k in ("heads", "kv_heads", "head_dim"))
+    if heads % kv_heads:
+        raise ValueError(
+            f"{file}: num_attention_heads is {heads}, no multiple of "
+            f"num_key_value_heads, {kv_heads}; take another checkpoint."
+        )
+    if head_dim % 2:
+        raise ValueError(
+            f"{file}: head_dim is {head_dim}, but must be even, for rotary halves; "
+            "take another checkpoint."
+        )
+
+
+def _among(value: Any, wanted: Any) -> bool:
+    """Whether it is one of them; true is not 1."""
+    return any(
+        value == one and isinstance(value, bool) == isinstance(one, bool)
+        for one in wanted
+    )

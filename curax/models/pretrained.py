@@ -18,6 +18,8 @@ from curax.models import attention, families, tensors, transformer
 from curax.models.modules import MATRICES, is_adapter
 from curax.types import Model
 
+FIX = "config.json belongs to other files, so fetch all again"
+
 
 def model(
     *,
@@ -56,6 +58,11 @@ def model(
     """
     folder = Path(path).expanduser()
     options = families.read(folder / "config.json")
+    families.check_heads(folder / "config.json", options)
+    # What was trained needs the files no more, so they may be gone until `load`.
+    found = tensors.held(folder) if tensors.is_in(folder) else None
+    if found is not None:
+        tensors.check_some(folder, found, tensors.outline(options), FIX)
     if vocab_size is not None and vocab_size > options["vocab_size"]:
         raise ValueError(
             f"{folder / 'config.json'}: vocab_size is {options['vocab_size']}, less "
@@ -74,6 +81,8 @@ def model(
         lora_modules=lora_modules,
     )
     shapes = base(jax.eval_shape(policy.init, jax.random.key(0)))
+    if found is not None:
+        tensors.check(folder, found, tensors.parts(shapes), FIX)
     return dataclasses.replace(
         policy, load=lambda sharding: read(folder, shapes, sharding)
     )
@@ -100,8 +109,7 @@ def read(folder: Path, shapes: Any, sharding: Any) -> Any:
         ValueError: in a sentence, if a tensor is missing, too many, or misshapen.
     """
     found, wanted = tensors.held(folder), tensors.parts(shapes)
-    fix = "config.json belongs to other files, so fetch all again"
-    tensors.check(folder, found, wanted, fix)
+    tensors.check(folder, found, wanted, FIX)
     names: dict[tuple[str, ...], list[str]] = {}
     for name, part in wanted.items():
         names.setdefault(part.path, []).append(name)

@@ -37,7 +37,7 @@ class RopeScaling:
     original_max_position_embeddings: Count = 8192
 
     def __post_init__(self):
-        if self.high_freq_factor <= self.low_freq_factor:
+        if not self.high_freq_factor > self.low_freq_factor:  # NaN neither
             raise ValueError(
                 f"rope_scaling.high_freq_factor={self.high_freq_factor} must be above "
                 f"low_freq_factor={self.low_freq_factor}; set it to "

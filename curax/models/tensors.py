@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax import files
 from curax.models.modules import MATRICES, is_adapter
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -88,6 +89,11 @@ def _name(path: tuple[str, ...], layer: int | None) -> str:
 # ----- what a folder holds
 
 
+def is_in(folder: Path) -> bool:
+    """Whether a folder says where its tensors are."""
+    return any((folder / name).exists() for name in (SINGLE, INDEX))
+
+
 def held(folder: Path) -> dict[str, Held]:
     """Every tensor of a checkpoint folder, by name.
 
@@ -102,26 +108,57 @@ def held(folder: Path) -> dict[str, Held]:
             f"{folder} holds neither {SINGLE} nor {INDEX}; give the folder of a "
             "checkpoint in safetensors."
         )
-    try:
-        places = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"{index} has no readable weight_map ({error}); fetch it again."
-        ) from None
-    files = {name: _inside(folder / name) for name in sorted(set(places.values()))}
+    places = _places(index)
+    inside = {name: _inside(folder / name) for name in sorted(set(places.values()))}
     for name, file in places.items():
-        if name not in files[file]:
+        if name not in inside[file]:
             raise ValueError(
                 f"{folder / file} lacks {name}, which {INDEX} places there; fetch "
                 "both again."
             )
-    return {name: tensor for file in files.values() for name, tensor in file.items()}
+    for file, tensors in inside.items():
+        for name in tensors:
+            own = places.setdefault(name, file)  # what the index does not place
+            if own != file:
+                raise ValueError(
+                    f"{folder / file} holds {name}, which {INDEX} places in {own}, or "
+                    "which stands there too; fetch all again."
+                )
+    return {name: tensor for found in inside.values() for name, tensor in found.items()}
+
+
+def _places(index: Path) -> dict[str, str]:
+    """The file of each tensor, as the index has it; all of them lie beside it."""
+    try:
+        places = files.json_of(files.read(index))["weight_map"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(
+            f"{index} has no readable weight_map ({error}); fetch it again."
+        ) from None
+    if not isinstance(places, dict):
+        raise ValueError(
+            f"{index}: weight_map is {files.shown(places)}, but must be an object of "
+            "tensors and their files; fetch it again."
+        )
+    for name, file in places.items():
+        plain = isinstance(file, str) and file.endswith(".safetensors")
+        plain = plain and not {"/", "\\"} & {*file}
+        if not plain or not (file + name).isprintable():
+            raise ValueError(
+                f"{index}: weight_map places {files.shown(name)} in "
+                f"{files.shown(file)}, but must name a .safetensors file beside it; "
+                "fetch it again."
+            )
+    return places
 
 
 def _inside(file: Path) -> dict[str, Held]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        names = header(file)[1]  # within bounds, and of a regular file
+        if strange := [name for name in names if not name.isprintable()]:
+            raise ValueError(f"it names a tensor {files.shown(strange[0])}")
         with safe_open(file, "np") as opened:
             return {
                 name: Held(file, one.get_dtype(), tuple(one.get_shape()))
@@ -132,7 +169,7 @@ def _inside(file: Path) -> dict[str, Held]:
         raise ValueError(
             f"{file} is not there, though {INDEX} names it; fetch the checkpoint again."
         ) from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, ValueError, OSError) as error:
         raise ValueError(
             f"{file} is no complete safetensors file ({error}); fetch it again."
         ) from None
@@ -142,6 +179,18 @@ def check(
     folder: Path, found: Mapping[str, Held], wanted: Mapping[str, Part], fix: str
 ) -> None:
     """Refuse a folder whose tensors are not those of the model, in a sentence."""
+    check_some(folder, found, wanted, fix)
+    for name in found.keys() - wanted.keys():
+        if not (name == HEAD or name.endswith(BUFFER)):
+            raise ValueError(
+                f"{found[name].file} holds {name}, which the model has not; {fix}."
+            )
+
+
+def check_some(
+    folder: Path, found: Mapping[str, Held], wanted: Mapping[str, Part], fix: str
+) -> None:
+    """The same for some tensors of the model, whatever else there is."""
     source = SINGLE if (folder / SINGLE).exists() else INDEX
     for name, part in wanted.items():
         if name not in found:
@@ -159,11 +208,27 @@ def check(
                 f"{tensor.file}: {name} has dtype {tensor.dtype}, but must have one of "
                 f"{', '.join(DTYPES)}; take another checkpoint."
             )
-    for name in found.keys() - wanted.keys():
-        if not (name == HEAD or name.endswith(BUFFER)):
-            raise ValueError(
-                f"{found[name].file} holds {name}, which the model has not; {fix}."
-            )
+
+
+def outline(options: Mapping[str, Any]) -> dict[str, Part]:
+    """A few tensors that have all sizes of a model in their shapes.
+
+    They are looked for before the model is built, which takes long where a size is not
+    that of the files.
+    """
+    width = options["width"]
+    rows = {
+        EMBED: options["vocab_size"],
+        "model.layers.0.self_attn.q_proj.weight": options["heads"]
+        * options["head_dim"],
+        "model.layers.0.self_attn.k_proj.weight": options["kv_heads"]
+        * options["head_dim"],
+        "model.layers.0.mlp.up_proj.weight": options["mlp_width"],
+        f"model.layers.{options['layers'] - 1}.mlp.up_proj.weight": options[
+            "mlp_width"
+        ],
+    }
+    return {name: Part((), None, (count, width)) for name, count in rows.items()}
 
 
 def cut(tensor: Held, name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -178,11 +243,26 @@ def cut(tensor: Held, name: str, index: tuple[slice, ...]) -> np.ndarray:
 
 
 def header(file: Path) -> tuple[bytes, dict[str, Any]]:
-    """What stands before the tensors of a file, as bytes and read."""
-    with file.open("rb") as opened:
-        size = opened.read(8)
-        text = opened.read(int.from_bytes(size, "little"))
-    return size + text, json.loads(text)
+    """What stands before the tensors of a file, as bytes and read.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no regular file, or has no such beginning.
+    """
+    with files.opened(file) as (opened, whole):
+        size = opened.read(8) or b""  # None where it would wait
+        count = int.from_bytes(size, "little")
+        if len(size) < 8 or count > whole - 8:
+            raise ValueError("its header is longer than the file")
+        if count > files.MAX_BYTES:
+            raise ValueError(
+                f"its header has {count} bytes, more than {files.MAX_BYTES}"
+            )
+        text = opened.read(count)
+    found = files.json_of(text)
+    if not isinstance(found, dict):
+        raise ValueError("its header is no object")
+    return size + text, found
 
 
 def new_header(shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> bytes:
@@ -216,17 +296,17 @@ def in_files(sizes: Mapping[str, int], count: int) -> dict[str, list[str]]:
     """The tensors of each of `count` files of about one size, in order."""
     if count == 1:
         return {SINGLE: list(sizes)}
-    files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    inside: dict[str, list[str]] = {file: [] for file in files}
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    inside: dict[str, list[str]] = {name: [] for name in names}
     total, done = sum(sizes.values()), 0
     for name, size in sizes.items():
-        inside[files[min(done * count // total, count - 1)]].append(name)
+        inside[names[min(done * count // total, count - 1)]].append(name)
         done += size
     return inside
 
 
-def index(files: Mapping[str, Iterable[str]], total: int) -> str:
+def index(inside: Mapping[str, Iterable[str]], total: int) -> str:
     """The text of an index file."""
-    places = {name: file for file, names in files.items() for name in names}
+    places = {name: file for file, names in inside.items() for name in names}
     content = {"metadata": {"total_size": total}, "weight_map": places}
     return json.dumps(content, indent=2, sort_keys=True) + "\n"

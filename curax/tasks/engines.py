@@ -13,17 +13,20 @@ from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Any
 
+from curax import files
+
 NAMED = ("bos_token", "eos_token", "pad_token")
 # Unicode gives no meaning to these, so a cut can be marked by one that no text holds.
 MARKS = range(0xF0000, 0x10FFFE)
 SPACE = "▁"  # how sentencepiece writes a space
+MODEL_BYTES = 2**28  # of a tokenizer; the largest ones have a tenth of it
 
 
 class Spelled:
     """Where control tokens are spelled out in a text, by start, the longest of each."""
 
     def __init__(self, words: Iterable[str]):
-        self.words = frozenset(words)
+        self.words = frozenset(filter(None, words))
         self.lengths = sorted({len(word) for word in self.words}, reverse=True)
         firsts = sorted({word[0] for word in self.words})
         self.first = re.compile("|".join(map(re.escape, firsts)) or "(?!)")
@@ -79,9 +82,10 @@ class Fast(Engine):
 
         self.path, self.words = path, {}
         try:
-            self.core = Core.from_file(str(path))
-        except Exception as error:  # the library has no narrower one
+            data = files.read(path, most=MODEL_BYTES)
+        except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
+        self.core = self._run(Core.from_buffer, data)
         self.core.no_truncation()
         self.core.no_padding()
         self.ids = self.core.get_vocab()
@@ -94,18 +98,27 @@ class Fast(Engine):
         }
         # What begins a text shows on any text that is not empty in tokens.
         texts = (t for t in chain("x", self.ids) if self.encode(t))
-        example = self.core.encode(next(texts, ""))
+        example = self._run(self.core.encode, next(texts, ""))
         pairs = zip(example.ids, example.special_tokens_mask, strict=True)
         self.opening = [i for i, _ in takewhile(lambda pair: pair[1], pairs)]
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
         """The ids of a text."""
         core = self.core if begins or not text else self.inner
-        return core.encode(text, add_special_tokens=False).ids
+        return self._run(core.encode, text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids."""
-        return self.core.decode(ids, skip_special_tokens=False)
+        return self._run(self.core.decode, ids, skip_special_tokens=False)
+
+    def _run(self, function: Any, *args: Any, **options: Any) -> Any:
+        """What the library does; it panics, or raises what has no narrower class."""
+        try:
+            return function(*args, **options)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise unreadable(self.path, error) from error
 
     @cached_property
     def inner(self) -> Any:
@@ -114,7 +127,7 @@ class Fast(Engine):
         steps = {k: _no_space_before(whole[k]) for k in ("normalizer", "pre_tokenizer")}
         if all(whole[key] == step for key, step in steps.items()):
             return self.core
-        return type(self.core).from_str(json.dumps(whole | steps))
+        return self._run(type(self.core).from_str, json.dumps(whole | steps))
 
 
 def _no_space_before(step: Any) -> Any:
@@ -139,7 +152,7 @@ class Pieces(Engine):
 
         self.path = path
         try:
-            model = ModelProto.FromString(path.read_bytes())
+            model = ModelProto.FromString(files.read(path, most=MODEL_BYTES))
             self.core = SentencePieceProcessor(model_proto=model.SerializeToString())
         except Exception as error:  # of three libraries
             raise unreadable(path, error) from error
@@ -147,15 +160,15 @@ class Pieces(Engine):
         self.inner = SentencePieceProcessor(model_proto=model.SerializeToString())
         pieces = list(enumerate(model.pieces))
         kinds = type(model).SentencePiece
-        later = json_of(path.parent / "added_tokens.json")
-        flags = config.get("added_tokens_decoder") or {}
-        later |= {token["content"]: int(i) for i, token in flags.items()}
+        flags = _flags(path.parent / "tokenizer_config.json", config)
+        later = _later(path.parent / "added_tokens.json")
+        later |= {token["content"]: i for i, token in flags.items()}
         self.ids = {piece.piece: i for i, piece in pieces} | later
         control = {i for i, piece in pieces if piece.type == kinds.CONTROL}
         user = {i for i, piece in pieces if piece.type == kinds.USER_DEFINED}
         unknown = {i for i, piece in pieces if piece.type == kinds.UNKNOWN}
-        listed = config.get("additional_special_tokens") or []
-        flagged = {int(i) for i, token in flags.items() if token.get("special")}
+        listed = _listed(path.parent / "tokenizer_config.json", config)
+        flagged = {i for i, token in flags.items() if token.get("special")}
         self.hidden = control | flagged | {self.ids[w] for w in listed if w in self.ids}
         added = {i for w, i in self.ids.items() if i >= len(pieces) or i in user}
         self.control = {
@@ -171,6 +184,11 @@ class Pieces(Engine):
         words = self.words | words_of(path.parent / "tokenizer_config.json")
         bos = self.ids.get(words.get("bos_token", ""))
         begins = config.get("add_bos_token", "bos_token" in config)
+        if not isinstance(begins, bool | None):
+            raise ValueError(
+                f"{path.parent / 'tokenizer_config.json'}: add_bos_token="
+                f"{short(begins)} must be true or false; correct it."
+            )
         self.opening = [bos] if begins and bos is not None else []
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
@@ -200,12 +218,58 @@ class Pieces(Engine):
 # Files
 
 
+def _later(path: Path) -> dict[str, int]:
+    """Tokens that were added to a model, with their ids."""
+    found = json_of(path)
+    for word, i in found.items():
+        if type(i) is not int or i < 0:
+            raise ValueError(
+                f"{path}: {short(word)} has {short(i)} for an id; write an integer of "
+                "at least 0."
+            )
+    return found
+
+
+def _flags(path: Path, config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """What a config says of added tokens, by their ids."""
+    found = config.get("added_tokens_decoder")
+    found = {} if found is None else found
+    good = isinstance(found, dict) and all(
+        re.fullmatch("[0-9]{1,9}", i)
+        and isinstance(token, dict)
+        and isinstance(token.get("content"), str)
+        and isinstance(token.get("special"), bool | None)
+        for i, token in found.items()
+    )
+    if not good:
+        raise ValueError(
+            f"{path}: added_tokens_decoder={short(found)} must hold objects with a "
+            "text as content, and true or false as special, by their ids; correct it."
+        )
+    return {int(i): token for i, token in found.items()}
+
+
+def _listed(path: Path, config: Mapping[str, Any]) -> list[str]:
+    """The texts of a config's `additional_special_tokens`."""
+    found = config.get("additional_special_tokens")
+    found = [] if found is None else found
+    entries = found if isinstance(found, list) else [None]
+    words = [one.get("content") if isinstance(one, dict) else one for one in entries]
+    texts = [word for word in words if isinstance(word, str)]
+    if len(texts) < len(words):
+        raise ValueError(
+            f"{path}: additional_special_tokens={short(found)} must be a list of "
+            "texts; correct it."
+        )
+    return texts
+
+
 def json_of(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one where there is no file."""
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = files.json_of(files.read(path))
         if not isinstance(found, dict):
             raise ValueError("it holds no object")
     except (OSError, ValueError) as error:
@@ -213,16 +277,23 @@ def json_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def unreadable(path: Path, error: Exception) -> ValueError:
+def unreadable(path: Path, error: BaseException) -> ValueError:
     """The error to raise for a file."""
     fix = "copy it from the checkpoint again"
     return ValueError(f"{path} cannot be read: {reason(error)}; {fix}.")
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What an error says, in one line."""
-    text = " ".join(str(getattr(error, "message", None) or error).split())
-    return f"{type(error).__name__}: {text}".rstrip(". ")
+    said = " ".join(str(getattr(error, "message", None) or error)[:1000].split())
+    said = "".join(one if one.isprintable() else "?" for one in said)
+    return f"{type(error).__name__}: {said}".rstrip(". ")
+
+
+def short(value: Any) -> str:
+    """A value as Python writes it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 def words_of(path: Path) -> dict[str, str]:
@@ -233,5 +304,7 @@ def words_of(path: Path) -> dict[str, str]:
         if name.endswith("_token") and isinstance(word, str):
             words[name] = word
         elif name in NAMED and value is not None:
-            raise ValueError(f"{path}: {name}={value!r} is no text; write the token.")
+            raise ValueError(
+                f"{path}: {name}={short(value)} is no text; write the token."
+            )
     return words

@@ -1,7 +1,8 @@
 """How published data sets lay a problem out: a record in, a `Problem` out.
 
 A layout is a function of one record. `detect` knows the published ones by their keys;
-`fields` reads a record of any other kind by the names of its fields.
+`fields` reads a record of any other kind by the names of its fields. All records of a
+file have one layout: `of_file` says which.
 """
 
 import ast
@@ -9,7 +10,8 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -59,7 +61,7 @@ def gsm8k(record: Record) -> Problem:
     if not mark or not answer:
         raise _wrong(f"answer={_short(text)} has no result behind ####")
     return Problem(
-        question=_needed(record, "question"),
+        question=_asked(record, "question"),
         answer=answer,
         solution=_CALCULATOR.sub("", text),
     )
@@ -82,7 +84,7 @@ def math(record: Record) -> Problem:
         raise _wrong(f"solution={_short(solution)} has no answer in a \\boxed{{}}")
     level = _optional(record, "level")
     return Problem(
-        question=_needed(record, "problem"),
+        question=_asked(record, "problem"),
         answer=answer,
         solution=solution,
         level=level and level.removeprefix("Level ").strip(),
@@ -96,7 +98,7 @@ def aime(record: Record) -> Problem:
     if re.fullmatch("[0-9]+", answer):
         answer = answer.lstrip("0") or "0"
     return Problem(
-        question=_needed(record, "problem", "Problem"),
+        question=_asked(record, "problem", "Problem"),
         answer=answer,
         solution=_optional(record, "solution", "Solution"),
     )
@@ -115,7 +117,7 @@ def dapo_math(record: Record) -> Problem:
     chat, name = _at(record, "prompt"), "prompt"
     if isinstance(chat, list | tuple):
         name = f"prompt.{max(len(chat) - 1, 0)}.content"
-    wrapped = _needed(record, name)
+    wrapped = _asked(record, name)
     question = _BEHIND.sub("", _BEFORE.sub("", wrapped)).strip()
     if not question:
         raise _wrong(f"{name}={_short(wrapped)} has no question in its instructions")
@@ -149,7 +151,7 @@ def fields(
             ones are missing.
 
     Returns:
-        The texts at these places; numbers as text.
+        The texts at these places; numbers as text, but for the question.
 
     Raises:
         LayoutError: there is no such place, or something else stands there.
@@ -160,7 +162,7 @@ def fields(
         return None if name is None or _is_blank(value) else _text(value, name)
 
     return Problem(
-        question=_needed(record, question),
+        question=_asked(record, question),
         answer=None if answer is None else _needed(record, answer),
         solution=maybe(solution),
         level=maybe(level),
@@ -183,6 +185,28 @@ def detect(record: Record) -> Problem:
     Raises:
         LayoutError: it has none, or not what that layout says.
     """
+    layout = _published(record)
+    if layout is not None:
+        return layout(record)
+    for question, others in (
+        ("prompt", ["reward_model"]),
+        ("question", ["answer"]),
+        ("problem", ["answer", "solution"]),
+    ):
+        if question in record and not {*others} & {*record}:
+            verb = "is" if len(others) == 1 else "are"
+            raise _wrong(
+                f"{' and '.join(others)} {verb} missing, the record has "
+                f"{_inside(record)}"
+            )
+    raise LayoutError(
+        f"a record with {_inside(record)} is not laid out as gsm8k, math, aime or "
+        "dapo_math; name its fields with layouts.fields."
+    )
+
+
+def _published(record: Record) -> Layout | None:
+    """The layout of `detect`, by the keys of a record."""
     worked = "####" in str(record.get("answer"))
     for needed, some, layout in (
         ({"prompt", "reward_model"}, set(), dapo_math),
@@ -193,11 +217,50 @@ def detect(record: Record) -> Problem:
         ({"problem", "solution"}, set(), math),
     ):
         if needed <= set(record) and (not some or some & set(record)):
-            return layout(record)
-    raise LayoutError(
-        f"a record with {_inside(record)} is not laid out as gsm8k, math, aime or "
-        "dapo_math; name its fields with layouts.fields."
-    )
+            return layout
+    return None
+
+
+def of_file(records: Iterable[Record]) -> Layout:
+    """The layout of a file by some of its records: what `detect` finds in most of them.
+
+    It is the first of those that are found as often. All records are held to it, so
+    that one of another layout is no problem of a strange kind, but broken. `detect`
+    where it finds none.
+    """
+    layouts = (_published(record) for record in records)
+    found = Counter(layout for layout in layouts if layout is not None)
+    return Held(found.most_common(1)[0][0]) if found else detect
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A layout for all records of a file; another layout's record is told as one."""
+
+    layout: Layout
+
+    def __call__(self, record: Record) -> Problem:
+        """The problem of a record."""
+        if self.layout is _plain and "####" in str(record.get("answer")):
+            raise _wrong(
+                f"answer={_short(record['answer'])} has a result behind ####, and most "
+                "of its file has not"
+            )
+        try:
+            return self.layout(record)
+        except LayoutError:
+            other = _published(record)
+            # Question and answer are the keys of two layouts: there it says more.
+            if other in (None, self.layout) or {other, self.layout} == {gsm8k, _plain}:
+                raise
+            raise _wrong(
+                f"it is laid out as {_name(other)}, and most of its file as "
+                f"{_name(self.layout)}"
+            ) from None
+
+
+def _name(layout: Any) -> str:
+    return "fields" if layout is _plain else layout.__name__
 
 
 def _plain(record: Record) -> Problem:
@@ -265,6 +328,15 @@ def _needed(record: Record, *names: str) -> str:
     """The text at the first of the names that the record has."""
     name = next((name for name in names if name in record), names[0])
     return _text(_at(record, name), name)
+
+
+def _asked(record: Record, *names: str) -> str:
+    """Likewise, of a question: a number is none."""
+    name = next((name for name in names if name in record), names[0])
+    value = _at(record, name)
+    if type(value) in (int, float):
+        raise _wrong(f"{name} is {_short(value)}, which is no text")
+    return _text(value, name)
 
 
 def _optional(record: Record, *names: str) -> str | None:

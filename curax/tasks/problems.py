@@ -43,11 +43,12 @@ class Side:
         longest: int,
         on_error: str,
     ):
-        """Scan the file.
+        """Scan the file; a layout that is to be detected is that of the whole file.
 
         Raises:
             ValueError: nothing in it can be asked, or a record is broken.
         """
+        layout = sources.settled(records, layout)
         self._records, self._layout, self._form = records, layout, form
         index = sources.scan(
             records,
@@ -140,12 +141,14 @@ def task(
     Args:
         tokenizer: folder of a checkpoint; its tokenizer and chat template are taken.
             None: the `path` of the model.
-        train: file of problems: JSON lines, parquet, or a folder of array_record.
+        train: file of problems: JSON lines, parquet, several of one of these, or a
+            folder of array_record.
         held_out: file of held-out problems. None: some of `train` are held out, chosen
             by a digest of the question, whatever their order. No question is on both
             sides: what is held out does not train.
         num_held_out: held-out problems; 0: all of the file, or a tenth of `train`.
-        layout: record to problem, of `curax.tasks.layouts`.
+        layout: record to problem, of `curax.tasks.layouts`; that of `layouts.detect` is
+            decided once for each file.
         held_out_layout: of the held-out file; None: the same.
         chat: ask as a turn of the chat template; None: where there is one.
         system: the system turn.

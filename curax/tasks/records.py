@@ -20,6 +20,7 @@ import numpy as np
 Record = Mapping[str, Any]
 _OBJECT, _TEXT = "a JSON object", "text"  # a record that is not is broken
 _BOM = b"\xef\xbb\xbf"
+_LINE_BYTES = 2**26  # of a line of JSON; a longer one is broken
 _CACHE_BYTES = 2**28  # of decoded parquet; the row group read last always stays
 
 
@@ -89,14 +90,17 @@ class JsonLines(Records):
         """Find where the records begin, in one pass."""
         self.name = str(path)
         begins, end = array.array("q"), 0
+        begin, blank = 0, True  # of the line
         with open(path, "rb", buffering=2**20) as lines:
-            for line in lines:
-                begin = end + len(_BOM) * (end == 0 and line.startswith(_BOM))
-                if line[begin - end :].strip():
+            while piece := lines.readline(_LINE_BYTES):
+                bom = len(_BOM) * (end == 0 and piece.startswith(_BOM))
+                begin += bom
+                if blank and piece[bom:].strip():
                     begins.append(begin)
-                end += len(line)
-        if not begins:
-            raise SourceError(f"{path} is empty; name a file with a record per line.")
+                    blank = False
+                end += len(piece)
+                if piece.endswith(b"\n"):
+                    begin, blank = end, True
         begins.append(end)
         self._begins = np.array(begins, np.int64)
         self._open()
@@ -135,11 +139,18 @@ class JsonLines(Records):
         return f"{self.name}:{line}"
 
     def read(self, start: int, stop: int) -> list[Record | Broken]:
-        """Records `start` to `stop`, in one access to the file."""
+        """Records `start` to `stop`, in one access to the file if they are short."""
         begins = self._begins[start : stop + 1].tolist()
         begin, end = begins[0], begins[-1]
-        data = os.pread(self._file, end - begin, begin)  # needs no lock, unlike seek
-        return [_parsed(data[a - begin : b - begin]) for a, b in pairwise(begins)]
+        if end - begin <= _LINE_BYTES:
+            data = os.pread(self._file, end - begin, begin)  # no lock, unlike seek
+            return [_parsed(data[a - begin : b - begin]) for a, b in pairwise(begins)]
+        return [
+            _parsed(os.pread(self._file, b - a, a))
+            if b - a <= _LINE_BYTES
+            else Broken(_OBJECT, f"it has more than {_LINE_BYTES} bytes")
+            for a, b in pairwise(begins)
+        ]
 
 
 def _parsed(line: bytes) -> Record | Broken:
@@ -153,6 +164,35 @@ def _parsed(line: bytes) -> Record | Broken:
         return record
     kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return Broken(_OBJECT, f"it is {kinds.get(type(record), 'a number')}")
+
+
+class Several(Records):
+    """The records of several files, one file behind the other."""
+
+    def __init__(self, name: str, parts: Sequence[Records]):
+        self.name, self._parts = name, list(parts)
+        self._ends = np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _part_of(self, i: int) -> int:
+        return int(np.searchsorted(self._ends, i, side="right")) - 1
+
+    def where(self, i: int) -> str:
+        """The place in its own file."""
+        part = self._part_of(i)
+        return self._parts[part].where(i - int(self._ends[part]))
+
+    def read(self, start: int, stop: int) -> list[Record | Broken]:
+        """Records `start` to `stop`, of as many files as they lie in."""
+        records: list[Record | Broken] = []
+        while start < stop:
+            part = self._part_of(start)
+            first, end = int(self._ends[part]), int(self._ends[part + 1])
+            records += self._parts[part].read(start - first, min(stop, end) - first)
+            start = end
+        return records
 
 
 class Parquet(Records):

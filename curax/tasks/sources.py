@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from curax.tasks import layouts
 from curax.tasks.layouts import Layout, LayoutError, Problem
 from curax.tasks.records import (
     Broken,
@@ -22,10 +23,12 @@ from curax.tasks.records import (
     Record,
     RecordError,
     Records,
+    Several,
     SourceError,
     no_split,
 )
 
+_SAMPLE = 256  # records that decide on the layout of a file
 _SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 
 
@@ -34,10 +37,11 @@ def open_records(path: str | Path, *, split: str = "train") -> Records:
 
     Args:
         path: of a file: `.jsonl` or `.json` with an object per line, or `.parquet`; of
-            several parquet files, read as one: a pattern (`data/*.parquet`) or their
-            folder; or a folder that tensorflow-datasets has prepared as array_record.
-        split: which part of a folder. Of one with parquet files the part is told by the
-            first word of their names; without such words it is all of them.
+            several files of one kind, read as one: a pattern (`data/*.jsonl`), or the
+            folder of `.jsonl` or of `.parquet`; or a folder that tensorflow-datasets
+            has prepared as array_record.
+        split: which part of a folder. The part is told by the first word of the names
+            of its files; without such words it is all of them.
 
     Returns:
         Its records, in the order of the file, of several in the order of their names.
@@ -52,13 +56,16 @@ def open_records(path: str | Path, *, split: str = "train") -> Records:
         files = _files(path, split)
         if files[0].suffix.lower() == ".parquet":
             return Parquet(str(path), files)
-        return JsonLines(files[0])
+        parts = [JsonLines(file) for file in files]
+        if not any(map(len, parts)):
+            raise SourceError(f"{path} is empty; name a file with a record per line.")
+        return parts[0] if len(parts) == 1 else Several(str(path), parts)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _files(path: Path, split: str) -> list[Path]:
-    """What a path stands for: one file of a known kind, or several of parquet."""
+    """What a path stands for: one file of a known kind, or several of one kind."""
     if path.is_dir():
         files = _of_split(path, split)
     elif path.exists() or not glob.has_magic(str(path)):
@@ -73,21 +80,30 @@ def _files(path: Path, split: str) -> list[Path]:
             f"{path} is no .jsonl, .json or .parquet file and no folder; convert it or "
             "name another."
         )
-    if len(files) > 1 and suffixes != [".parquet"]:
+    if len(suffixes) > 1 and ".parquet" in suffixes:
         raise SourceError(
-            f"{path} stands for {len(files)} files; only files of .parquet are read as "
-            "one, name one of them."
+            f"{path} stands for files of {' and '.join(suffixes)}; only files of one "
+            "kind are read as one, name those."
         )
+    for file in files:
+        if not file.is_file():  # a pipe would be waited for
+            raise SourceError(f"{file} is no file; name another, or remove it.")
     return files
 
 
 def _of_split(folder: Path, split: str) -> list[Path]:
-    """The parquet files of a folder; its test files do not slip into training."""
-    files = sorted(folder.glob("*.parquet"))
+    """The data files of a folder; its test files do not slip into training."""
+    kinds = {kind: sorted(folder.glob(f"*{kind}")) for kind in (".jsonl", ".parquet")}
+    files = [*kinds[".jsonl"], *kinds[".parquet"]]
     if not files:
         raise SourceError(
-            f"{folder} holds no .parquet and no dataset_info.json; name a file in it "
-            "or another folder."
+            f"{folder} holds no .jsonl, no .parquet and no dataset_info.json; name a "
+            "file in it or another folder."
+        )
+    if all(kinds.values()):
+        raise SourceError(
+            f"{folder} holds files of .jsonl and .parquet; name those of one kind, as "
+            f"{folder / '*.jsonl'}."
         )
     parts = {file: re.split("[-_.]", file.name)[0] for file in files}
     if not _SPLITS & {*parts.values()}:
@@ -96,6 +112,17 @@ def _of_split(folder: Path, split: str) -> list[Path]:
     if not chosen:
         raise no_split(folder, split, {*parts.values()})
     return chosen
+
+
+def settled(records: Records, layout: Layout) -> Layout:
+    """The layout of these records: where it is to be detected, that of most of them.
+
+    The first records decide, so that nothing is read twice.
+    """
+    if layout is not layouts.detect:
+        return layout
+    some = records.read(0, min(len(records), _SAMPLE))
+    return layouts.of_file(one for one in some if not isinstance(one, Broken))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,18 +19,20 @@ from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+from curax import files
 from curax.tasks.engines import (
     MARKS,
     NAMED,
     Fast,
     Pieces,
     json_of,
-    reason,
+    short,
     unreadable,
     words_of,
 )
-from curax.tasks.templates import compiled
+from curax.tasks.templates import TemplateError, render
 
+MOST_IDS = 2**24  # as many as a vocabulary of `curax.models` may have
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 TURNS = """\
 {% for message in messages %}
@@ -121,12 +123,14 @@ class Tokenizer:
 
         Args:
             messages: `role` and `content` of each, and what else the template reads.
-            options: given to the template as they are, `enable_thinking` for example.
-                A template may read the clock; `date_string` fixes it in most that do.
+            options: given to the template as JSON has them, `enable_thinking` for
+                example. A template may read the clock; `date_string` fixes it in most
+                that do.
 
         Raises:
-            ValueError: there is no template or it fails; a message is not text, or one
-                that `encode` refuses.
+            ValueError: there is no template, it fails, or takes too much time or
+                memory; a message is not text, or one that `encode` refuses; JSON cannot
+                hold an option.
         """
         rendered, mark, _ = self._rendered(messages, options)
         return self._ids(rendered, mark=mark)
@@ -185,7 +189,7 @@ class Tokenizer:
         for name in {"messages", "add_generation_prompt"} & options.keys():
             raise ValueError(f"options: {name} is set by chat itself; leave it out.")
         said = [text for message in messages for text in message.values()]
-        given = json.dumps(dict(options), ensure_ascii=False, default=str)
+        given = _as_json(options)
         mark, place = _marks([self.template, given, *said], 2)
         cut = [{k: self._cut(v, mark) for k, v in m.items()} for m in messages]
         if ends:
@@ -193,17 +197,15 @@ class Tokenizer:
             end = len(text.rstrip())
             cut[-1]["content"] = text[:end] + place + text[end:]
         context = {"tools": None, "documents": None, **self.words, **options}
+        more = {"messages": cut, "add_generation_prompt": True}
         try:
-            rendered = compiled(self.template).render(
-                context, messages=cut, add_generation_prompt=True
-            )
-        except Exception as error:  # a template may fail in any way that code may
-            line = getattr(error, "lineno", None)  # of what cannot be parsed
+            rendered = render(self.template, {**context, **more})
+        except TemplateError as error:
+            at = f", line {error.line}" if error.line else ""
             raise ValueError(
-                f"{self.template_file}{f', line {line}' if line else ''}: the chat "
-                f"template fails with {reason(error)}; give it the messages and "
-                "options it asks for, or correct it."
-            ) from error
+                f"{self.template_file}{at}: the chat template fails with {error}; give "
+                "it the messages and options it asks for, or correct it."
+            ) from None
         return rendered, mark, place
 
     def _cut(self, text: str, mark: str) -> str:
@@ -268,19 +270,24 @@ def load(path: str | Path) -> Tokenizer:
         raise ValueError(f"{path} is no directory; name that of a checkpoint.")
     config = json_of(path / "tokenizer_config.json")
     engine = _engine(path, config)
+    size = 1 + max(engine.ids.values(), default=-1)
+    if size > MOST_IDS:
+        raise ValueError(
+            f"{engine.path} has the id {size - 1}, but all must be below {MOST_IDS}; "
+            "copy it from the checkpoint again."
+        )
     words = engine.words | words_of(path / "special_tokens_map.json")
     words |= words_of(path / "tokenizer_config.json")
     named = {}
     for name in words.keys() & set(NAMED):
         if words[name] not in engine.ids:
             raise ValueError(
-                f"{path}: {name}={words[name]!r} is no token of {engine.path.name}; "
-                "name one that is in tokenizer_config.json."
+                f"{path}: {name}={short(words[name])} is no token of "
+                f"{engine.path.name}; name one that is in tokenizer_config.json."
             )
         named[name] = engine.ids[words[name]]
-    size = 1 + max(engine.ids.values(), default=-1)
-    files = [path / "config.json", path / "generation_config.json"]
-    ends = {i for file in files for i in _ends(file, size)}
+    configs = [path / "config.json", path / "generation_config.json"]
+    ends = {i for file in configs for i in _ends(file, size)}
     end = tuple(sorted(ends | {i for n, i in named.items() if n == "eos_token"}))
     special = (engine.ids[word] for word in words.values() if word in engine.ids)
     template, template_file = _template(path, config)
@@ -387,15 +394,16 @@ def _template(path: Path, config: Mapping[str, Any]) -> tuple[str | None, Path]:
     file = path / "chat_template.jinja"
     if file.exists():
         try:
-            return file.read_text("utf-8"), file
+            return files.read(file).decode(), file
         except (OSError, ValueError) as error:
             raise unreadable(file, error) from error
     template = config.get("chat_template")
     if template is None:
         return None, file
     if isinstance(template, list):
-        named = [dict(t) for t in template]
-        template = {t.get("name"): t.get("template") for t in named}.get("default")
+        named = [t for t in template if isinstance(t, dict)]
+        texts = [t.get("template") for t in named if t.get("name") == "default"]
+        template = texts[0] if texts else None
     file = path / "tokenizer_config.json"
     if not isinstance(template, str):
         raise ValueError(
@@ -412,10 +420,20 @@ def _ends(path: Path, size: int) -> list[int]:
     for i in ids:
         if type(i) is not int or not 0 <= i < size:
             raise ValueError(
-                f"{path}: eos_token_id={value!r} must hold ids of the tokenizer, which "
-                f"are below {size}; correct it."
+                f"{path}: eos_token_id={short(value)} must hold ids of the tokenizer, "
+                f"which are below {size}; correct it."
             )
     return ids
+
+
+def _as_json(options: Mapping[str, Any]) -> str:
+    """The options of a template, written out."""
+    try:
+        return json.dumps(dict(options), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"options: {error}; give the template what JSON can hold."
+        ) from None
 
 
 def _marks(texts: Iterable[str], count: int) -> list[str]:

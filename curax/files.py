@@ -1,0 +1,109 @@
+"""Files that somebody else wrote, read within bounds.
+
+Nothing waits for a pipe, takes memory without end, or recurses without end. What is
+wrong is said in words that the caller puts behind the name of the file.
+"""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_BYTES = 2**24  # of JSON and templates; those of real checkpoints have far less
+MAX_DEPTH = 64  # of lists and objects in each other
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """An open regular file and its size in bytes. Links are followed.
+
+    Raises:
+        OSError: it is not there, or may not be read.
+        ValueError: it is a folder, a pipe or a device.
+    """
+    # Without O_NONBLOCK this would wait for somebody to write into a pipe.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+            raise ValueError(f"it is {kind}, not a file")
+        with open(number, "rb", closefd=False) as file:
+            yield file, found.st_size
+    finally:
+        os.close(number)
+
+
+def read(path: Path, *, most: int = MAX_BYTES) -> bytes:
+    """What a regular file of at most so many bytes holds.
+
+    Raises:
+        OSError: as `opened`.
+        ValueError: as `opened`; or there are more bytes.
+    """
+    with opened(path) as (file, size):
+        # It may have grown since, and some file systems tell no size.
+        data = file.read(most + 1) if size <= most else None
+        data = data or b""  # None where it would wait
+    if size > most or len(data) > most:
+        raise ValueError(f"it has more than the {most} bytes that are read of it")
+    return data
+
+
+def json_of(data: bytes) -> Any:
+    """The value that bytes of JSON in UTF-8 stand for.
+
+    Raises:
+        ValueError: they are none; a name stands twice in an object; a number is NaN or
+            infinite; it is nested too deeply.
+    """
+    try:
+        value = json.loads(
+            data.decode(), parse_constant=_no_number, object_pairs_hook=_named_once
+        )
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
+
+
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"it holds {name}, which is no number of JSON")
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"it names {json.dumps(twice)[:200]} twice in one object")
+    return found
+
+
+def shown(value: Any, most: int = 200) -> str:
+    """A value as JSON in one line, cut where it is long."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= most else f"{text[:most]} ..."
