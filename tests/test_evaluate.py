@@ -360,7 +360,7 @@ def a_row(problem, reason=None, *, outcome=1.0, greedy=False):
 
 def test_speed_leaves_compiling_out(monkeypatch):
     there = Ticks(monkeypatch)
-    written = hold.Written(there, 0, there)  # pyright: ignore[reportArgumentType]
+    written = hold.Written(there, 0, there)
     assert written.speed() is None
     one = samples.Completion(0, False, 0, np.zeros(25), True, None)
     written.drew([one] * 4)
@@ -389,7 +389,7 @@ def test_without_any_outcome_it_stops_with_the_commonest_reason(
     monkeypatch, reason, fix
 ):
     there = Ticks(monkeypatch)
-    written = hold.Written(there, 0, there)  # pyright: ignore[reportArgumentType]
+    written = hold.Written(there, 0, there)
     missing = [a_row(0, reason)] * 9 + [a_row(1, "other")] * 7
     with pytest.raises(hold.NoOutcomeError) as stopped:
         written.add(missing, last=False)
@@ -402,7 +402,7 @@ def test_without_any_outcome_it_stops_with_the_commonest_reason(
 
 def test_a_few_completions_without_an_outcome_wait_for_one_that_has_it(monkeypatch):
     there = Ticks(monkeypatch)
-    written = hold.Written(there, 0, there)  # pyright: ignore[reportArgumentType]
+    written = hold.Written(there, 0, there)
     first = [a_row(i, "timeout") for i in range(15)]
     for row in first:
         written.add([row], last=False)
