@@ -164,7 +164,8 @@ def _pass_rates(path: Path, evaluation: Row, side: str) -> np.ndarray | None:
 
 def supervised(run: Run) -> bool:
     """Whether a run is supervised training, a warm start that no RL step follows."""
-    return run.config.get("steps") == 0 and bool(run.warm)
+    at_0 = run.config.get("steps") == 0 and run.rows[-1]["step"] == 0
+    return at_0 and bool(run.warm)
 
 
 # Numbers

@@ -155,7 +155,11 @@ def _told(
         went = f"went from {start} to {end}" if start != end else f"stayed at {end}"
         return f"{capital} {went} {steps}.", sure
     low, high = np.clip([mean - half, mean + half], -100, 100)
-    paired = ", each asked before and after" if _seeds(run) == 1 else ""
+    paired = (
+        ", each asked before and after; other seeds may differ"
+        if _seeds(run) == 1
+        else ""
+    )
     note = f"{{}} points [{_signed(low)}, {_signed(high)}]"
     sure += f" In brackets: the 95% t-interval of the change over {over}{paired}."
     if low > 0 or high < 0:

@@ -170,7 +170,7 @@ def test_the_numbers_on_the_page_are_those_of_the_rows(tmp_path):
         f"It took {last['rollout/tokens'] / 1000:.3g} k generated tokens, 20 optimizer "
         "updates and 1 min 47 s. "  # 10 + 20 + 5 + 19 (1.25 + 2.5) + 2 * 0.5
         "In brackets: the 95% t-interval of the change over the 30 held-out prompts, "
-        "each asked before and after.",
+        "each asked before and after; other seeds may differ.",
     )
     low, high = (rates.mean() + sign * t * rates.std(ddof=1) for sign in (-1, 1))
     mean = {
@@ -487,7 +487,7 @@ def test_words_follow_the_interval_over_the_prompts(tmp_path, words):
         )
         assert f"[{low:+.1f}, {high:+.1f}]" in lead
         assert ("No change" in lead) == (low <= 0 <= high)
-        assert rest.endswith("held-out prompts, each asked before and after.")
+        assert rest.endswith("each asked before and after; other seeds may differ.")
     if words == "stayed at":
         assert rest == "None of the 9 held-out prompts moved."
     if words == "went from":
