@@ -360,6 +360,19 @@ def _hints(run: Run, style: Style) -> "Figure | None":
     return _side_by_side(style, panels)
 
 
+def _signal(run: Run, style: Style) -> "Figure | None":
+    forms = column(run.rows, "format/effective_number")
+    dead = column(run.rows, "group/dead_fraction")
+    forecast = column(run.rows, "forecast/dead_fraction")
+    groups = [(dead, "dead", "red"), (forecast, "forecast", "blue")]
+    panels: list[tuple[str, list[Curve]]] = [
+        ("effective number of forms", [(forms, "held-out completions", "purple")]),
+        # Without a forecast it would be another picture once more.
+        ("percent of groups", groups if forecast[0].size else []),
+    ]
+    return _side_by_side(style, panels)
+
+
 def _frontier(run: Run, style: Style) -> "Figure | None":
     place = means(run.rows, "distance/k3_token_nats")
     rates = means(run.rows, "eval/pass_rate")
@@ -489,23 +502,11 @@ PICTURES = (
     ),
     Picture(
         "signal",
-        "Forms of completions, and dead groups as forecast",
+        "Forms of completions, and forecasts of dead groups",
         "The effective number of forms of held-out completions: a fall to a half means "
-        "that one form takes over. Beside it dead groups, as they were, and as the "
-        "difficulty memory expects them of prompts that it knows.",
-        _lines(
-            (
-                "effective number of forms",
-                (("format/effective_number", "held-out completions", "purple"),),
-            ),
-            (
-                "percent of groups",
-                (
-                    ("group/dead_fraction", "dead", "red"),
-                    ("forecast/dead_fraction", "forecast", "blue"),
-                ),
-            ),
-        ),
+        "that one form takes over. Beside it, once the difficulty memory knows the "
+        "prompts of a step, dead groups as they were and as it expected them.",
+        _signal,
     ),
     Picture(
         "confidence",

@@ -160,6 +160,14 @@ def test_parts_of_a_step_that_are_timed_once_are_no_curves():
         assert text.get_window_extent().x1 <= figure.bbox.x1
 
 
+def test_dead_groups_stand_beside_their_forecast_or_not_at_all():
+    row = {"step": 1, "format/effective_number": 8.0, "group/dead_fraction": 0.5}
+    (forms,) = panels("signal", Run({}, [row]))
+    assert [line.get_label() for line in forms.lines] == ["held-out completions"]
+    _, groups = panels("signal", Run({}, [row | {"forecast/dead_fraction": 0.25}]))
+    assert [line.get_label() for line in groups.lines] == ["dead", "forecast"]
+
+
 def test_hints_are_asked_by_level_and_opened_in_all():
     row = {"hint/asked_1": 8, "hint/asked_2": 5, "hint/opened_1": 3, "hint/opened_2": 1}
     rows = [{"step": 0}, {"step": 1} | row | {"hint/plain_pass_rate": 0.25}]

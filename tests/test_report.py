@@ -292,7 +292,7 @@ def test_the_page_stands_alone_with_every_picture_inside(tmp_path, seeds):
     assert embedded == {path.read_bytes() for path in tmp_path.glob("*.png")}
     assert {path.stem for path in tmp_path.glob("*.png")} == {
         *("pass_rate", "pass_rate_tokens", "histogram", "groups", "length_entropy"),
-        *("learning", "time", "signal"),
+        *("learning", "time"),
     }
     assert all(
         s["srcset"].startswith("data:image/png;base64,") for s in page.all("source")
