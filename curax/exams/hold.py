@@ -316,7 +316,7 @@ def concluded(
         file = Samples(out / name, asked.digests[: exam.limit], exam.how)
         told = tally.tally((rows for _, rows in file.blocks()), exam.how.n)
         results = tally.results(told, exam.ks, seed=exam.how.seed)
-        speed = speeds.get(name) or before.get(name, {}).get("speed")
+        speed = speeds.get(name) or before.get(name)
         results |= {"left_out": dict(asked.left_out), "speed": speed}
         found[name] = results
     page = {
@@ -336,12 +336,12 @@ def concluded(
 
 
 def _before(path: Path) -> dict[str, Any]:
-    """The results that are there, by file; nothing where none can be read."""
+    """The speed of each file that was told before; nothing where none can be read."""
     try:
         found = json.loads(path.read_text())["results"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return {name: one["speed"] for name, one in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _version(library: str) -> str | None:
