@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from curax.frontier import frontier
-from curax.record import Run, column, count, duration, interval, means, stage_seconds
+from curax.record import (
+    Run,
+    column,
+    count,
+    duration,
+    interval,
+    means,
+    supervised,
+    times,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -219,7 +228,8 @@ def _groups(run: Run, style: Style) -> "Figure | None":
 
 
 def _histogram(run: Run, style: Style) -> "Figure | None":
-    sides = (("before", run.before, style.orange), ("after", run.after, style.blue))
+    before = "trained" if supervised(run) else "before"
+    sides = ((before, run.before, style.orange), ("after", run.after, style.blue))
     sides = [(name, rates, color) for name, rates, color in sides if rates is not None]
     sides = [(name, rates[np.isfinite(rates)], color) for name, rates, color in sides]
     sides = [side for side in sides if side[1].size]
@@ -247,28 +257,36 @@ def _histogram(run: Run, style: Style) -> "Figure | None":
 
 
 def _time(run: Run, style: Style) -> "Figure | None":
-    times = stage_seconds(run.rows)
-    if not times:
+    spent = times(run.rows)
+    if not spent:
         return None
     figure, (left, right) = canvas(style, (3, 2))
     hues = (style.blue, style.orange, style.green, style.red, style.purple, style.muted)
-    total = sum(seconds.sum() for _, seconds in times.values())
+    total = sum(seconds.sum() for _, seconds in spent.stages.values())
     low, high = np.inf, 0.0
-    for i, (stage, (steps, seconds)) in enumerate(times.items()):
+    for i, (stage, (steps, seconds)) in enumerate(spent.stages.items()):
         hue = hues[min(i, len(hues) - 1)]
         curve(left, steps, seconds[:, None], "_" + stage, hue)
-        spent = seconds.sum()
-        right.barh(i, spent, 0.45, color=hue)
-        name = f"{stage}: {duration(spent)}, {spent / max(total, 1e-9):.0%}"
+        each = seconds.sum()
+        right.barh(i, each, 0.45, color=hue)
+        name = f"{stage}: {duration(each)}, {each / max(total, 1e-9):.0%}"
         right.text(0, i - 0.3, name, fontsize=9.5, color=style.ink)
         low, high = min(low, seconds.min()), max(high, seconds.max())
+    notes = [f"first steps, compiling: {duration(spent.first)}"]
+    if spent.first == spent.total:
+        notes = ["all in first steps, compiling"]
+    notes += [f"{name}, timed once: {duration(s)}" for name, s in spent.once.items()]
+    lines = max(len(spent.stages), 3) + len(notes) / 2
+    for i, note in enumerate(notes):
+        place = lines - 0.5 - (len(notes) - i) / 2
+        right.text(0, place + 0.2, note, fontsize=9.5, color=style.muted)
     if high > 20 * low > 0:
         left.set_yscale("log")
     else:
         left.set_ylim(bottom=0)
     left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     over_steps(left, style, "seconds per step")
-    right.set_ylim(max(len(times), 3) - 0.5, -0.7)
+    right.set_ylim(lines - 0.5, -0.7)
     right.set_axis_off()
     return figure
 
@@ -339,6 +357,19 @@ def _hints(run: Run, style: Style) -> "Figure | None":
         )
     ]
     panels = ("groups per step", groups), ("percent of completions right", rates)
+    return _side_by_side(style, panels)
+
+
+def _signal(run: Run, style: Style) -> "Figure | None":
+    forms = column(run.rows, "format/effective_number")
+    dead = column(run.rows, "group/dead_fraction")
+    forecast = column(run.rows, "forecast/dead_fraction")
+    groups = [(dead, "dead", "red"), (forecast, "forecast", "blue")]
+    panels: list[tuple[str, list[Curve]]] = [
+        ("effective number of forms", [(forms, "held-out completions", "purple")]),
+        # Without a forecast it would be another picture once more.
+        ("percent of groups", groups if forecast[0].size else []),
+    ]
     return _side_by_side(style, panels)
 
 
@@ -471,23 +502,11 @@ PICTURES = (
     ),
     Picture(
         "signal",
-        "Forms of completions, and dead groups as forecast",
+        "Forms of completions, and forecasts of dead groups",
         "The effective number of forms of held-out completions: a fall to a half means "
-        "that one form takes over. Beside it dead groups, as they were, and as the "
-        "difficulty memory expects them of prompts that it knows.",
-        _lines(
-            (
-                "effective number of forms",
-                (("format/effective_number", "held-out completions", "purple"),),
-            ),
-            (
-                "percent of groups",
-                (
-                    ("group/dead_fraction", "dead", "red"),
-                    ("forecast/dead_fraction", "forecast", "blue"),
-                ),
-            ),
-        ),
+        "that one form takes over. Beside it, once the difficulty memory knows the "
+        "prompts of a step, dead groups as they were and as it expected them.",
+        _signal,
     ),
     Picture(
         "confidence",
@@ -526,15 +545,18 @@ PICTURES = (
     Picture(
         "time",
         "Time per stage",
-        "Seconds of each stage, step by step and in all; the first step also compiles.",
+        "Seconds of each stage, step by step and in all. The first steps of a run, and "
+        "its first evaluation, also compile: they are told apart, and are in no curve "
+        "and no bar unless there are no others.",
         _time,
     ),
     Picture(
         "warm_start",
-        "Warm start",
-        "Loss of the supervised steps that came before reinforcement learning.",
+        "Loss of supervised training",
+        "The loss of each supervised step, on a batch of its own: the warm start that "
+        "came before reinforcement learning.",
         _lines(
-            ("loss, nats per token", (("warm/loss_nats", "warm start", "purple"),)),
+            ("loss, nats per token", (("warm/loss_nats", "loss", "purple"),)),
             warm=True,
         ),
     ),

@@ -162,6 +162,12 @@ def _pass_rates(path: Path, evaluation: Row, side: str) -> np.ndarray | None:
     return np.atleast_2d(rates) if np.isfinite(rates).any() else None
 
 
+def supervised(run: Run) -> bool:
+    """Whether a run is supervised training, a warm start that no RL step follows."""
+    at_0 = run.config.get("steps") == 0 and run.rows[-1]["step"] == 0
+    return at_0 and bool(run.warm)
+
+
 # Numbers
 
 # Two-sided 95% points of Student's t for 1 to 30 degrees of freedom.
@@ -217,6 +223,10 @@ def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.where(n > 1, t * np.sqrt(variance / np.maximum(n, 1)), np.nan)
 
 
+_PARTS = {"rollout", "update", "verify"}  # of a step, whose time has them in it
+_HIDDEN = ("verify hidden",)  # beside other stages, in the same seconds
+
+
 def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Steps and seconds of each timed stage, the costliest in total first."""
     times = {}
@@ -229,16 +239,76 @@ def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray
     return dict(sorted(times.items(), key=lambda item: -item[1][1].sum()))
 
 
+class Times(NamedTuple):
+    """Where the seconds of a run went. First values also compile, and stand apart.
+
+    A stage that is timed once per chunk of steps has the same value in all of them; its
+    first value is that of the first chunk.
+    """
+
+    total: float  # of all stages; what is hidden behind another counts for nothing
+    first: float  # of the total, the seconds of first values
+    stages: Mapping[str, tuple[np.ndarray, np.ndarray]]  # what is behind them; the
+    # costliest first; all values where there are no others
+    once: Mapping[str, float]  # parts of a step with a first value alone
+
+
+def times(rows: Sequence[Row]) -> Times | None:
+    """The seconds of a run; None where nothing was timed."""
+    found = stage_seconds(rows)
+    for hidden in _HIDDEN:
+        found.pop(hidden, None)
+    if not found:
+        return None
+    firsts = {name: _firsts(seconds) for name, (_, seconds) in found.items()}
+    behind = {
+        name: (steps[firsts[name] :], seconds[firsts[name] :])
+        for name, (steps, seconds) in found.items()
+        if firsts[name] < seconds.size
+    }
+    inside = _PARTS & found.keys() if "step" in found else set()
+    counted = {
+        name: seconds for name, (_, seconds) in found.items() if name not in inside
+    }
+    shown = {name: behind[name] for name in behind if name not in inside}
+    if inside & behind.keys():
+        shown = {name: behind[name] for name in behind if name != "step"}
+    shown = shown or {name: found[name] for name in counted}
+    return Times(
+        total=float(sum(seconds.sum() for seconds in counted.values())),
+        first=float(sum(s[: firsts[name]].sum() for name, s in counted.items())),
+        stages=dict(sorted(shown.items(), key=lambda item: -item[1][1].sum())),
+        once={
+            name: float(found[name][1][0])
+            for name in sorted(inside - behind.keys())
+            if behind
+        },
+    )
+
+
+def _firsts(seconds: np.ndarray) -> int:
+    """How many steps the first value is of."""
+    others = np.flatnonzero(seconds != seconds[0])
+    return int(others[0]) if others.size else len(seconds)
+
+
 def count(value: float) -> str:
     """A count as people say it: 950, 12.3 k, 4.56 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+        if float(f"{abs(value):.3g}") >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.4g}"
 
 
+def many(number: float, name: str) -> str:
+    """A whole number of things: 1 step, 1,000 steps."""
+    return f"{number:,.0f} {name}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
-    """A time as people say it: 4.2 s, 3 min 20 s, 2 h 5 min."""
+    """A time as people say it: 2.7 ms, 4.2 s, 3 min 20 s, 2 h 5 min."""
+    if 0 < seconds < 0.00995:
+        return f"{1000 * seconds:.2g} ms"
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
     if seconds < 3599.5:

@@ -22,7 +22,17 @@ import numpy as np
 
 from curax import pictures, record
 from curax.command import write_whole
-from curax.record import Row, Run, column, count, duration, interval, means
+from curax.record import (
+    Row,
+    Run,
+    column,
+    count,
+    duration,
+    interval,
+    many,
+    means,
+    supervised,
+)
 
 _SIDE = 5  # steps at either end of a run that are compared with the prediction
 _MOST_ROLLOUTS = 2_000  # completions on a page
@@ -33,6 +43,12 @@ _STAGES = (
     *("correct", "advantage", "modulate", "loss", "aggregate"),
 )
 _INSIDE = {"hint": "source", "reflection": "weights"}  # the function that names it
+# What is drawn of a run that is supervised training alone, and how to read it.
+_SUPERVISED = {
+    "warm_start": "The loss of each supervised step, on a batch of its own.",
+    "histogram": "Where the prompts that were held out stand after training; those at "
+    "0% were never solved in any sample.",
+}
 
 
 def write(run: Path, *, title: str | None = None) -> Path:
@@ -51,7 +67,7 @@ def write(run: Path, *, title: str | None = None) -> Path:
     """
     told = record.read(run)
     figures = []
-    for picture in pictures.PICTURES:
+    for picture in _pictures(told):
         light = pictures.png(picture, told, pictures.LIGHT)
         dark = pictures.png(picture, told, pictures.DARK)
         if light and dark:
@@ -63,18 +79,34 @@ def write(run: Path, *, title: str | None = None) -> Path:
         "verdict": _verdict(told),
         "tiles": "\n".join(_tiles(told)),
         "figures": "\n".join(figures),
-        "metrics": "\n".join(_metrics(told.rows)),
+        "metrics": "\n".join(_metrics(told)),
         "expected": _expected(told),
         "config": "\n".join(_config(told.config)),
         "rollouts": _json(_rollouts(told)),
+        "footer": "".join(_footer(told)),
     }
-    template = importlib.resources.files("curax") / "report.html.tmpl"
-    page = re.sub(
-        r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template.read_text("utf-8")
-    )
+    file = importlib.resources.files("curax") / "report.html.tmpl"
+    template = file.read_text("utf-8")
+    if supervised(told):
+        template = re.sub(
+            "<!-- completions -->.*<!-- end -->", "", template, flags=re.S
+        )
+    page = re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template)
     path = run / "report.html"
     write_whole(path, page.encode("utf-8", "replace"))
     return path
+
+
+def _pictures(run: Run) -> list[pictures.Picture]:
+    """Those that can tell of a run; each is left out where it has no numbers."""
+    if not supervised(run):
+        return list(pictures.PICTURES)
+    by_name = {picture.name: picture for picture in pictures.PICTURES}
+    return [
+        by_name[name]._replace(caption=caption)
+        for name, caption in _SUPERVISED.items()
+        if name in by_name
+    ]
 
 
 # The run in words
@@ -84,69 +116,129 @@ def _verdict(run: Run) -> str:
     """What came of the run, in a sentence; then what it took, and how sure it is."""
     headline, sure = "No pass rate has been measured yet.", ""
     for metric, name in (
-        ("eval/pass_rate", "Held-out pass rate"),
-        ("eval/greedy_pass_rate", "Held-out greedy pass rate"),
-        ("outcome/mean", "Mean outcome of the completions drawn in training"),
+        ("eval/pass_rate", "held-out pass rate"),
+        ("eval/greedy_pass_rate", "held-out greedy pass rate"),
+        ("outcome/mean", "mean outcome of the completions drawn in training"),
     ):
         rates = means(run.rows, metric)
-        if not rates:
-            continue
-        first, last = min(rates), max(rates)
-        start, end = f"{rates[first]:.1%}", f"{rates[last]:.1%}"
-        if first == last:
-            headline = f"{name} is <b>{end}</b> at step {last:,.0f}."
+        if rates:
+            headline, sure = _told(run, metric, name, rates)
             break
-        verb = "rose" if rates[last] > rates[first] else "fell"
-        change = f"{verb} from <b>{start}</b> to <b>{end}</b>"
-        if start == end:
-            change = f"stayed at <b>{end}</b>"
-        headline = f"{name} {change} in {last - first:,.0f} steps."
-        if words := _interval(run.rows, metric):
-            sure = f"The last rate is the mean of {_seeds(run)} seeds, {words}."
-        elif metric == "eval/pass_rate":
-            sure = _gain(run)
-        break
-    return f'<p class="lead">{headline}</p>\n<p>{_cost(run)} {sure}</p>'
+    rest = " ".join(filter(None, [_cost(run), sure.strip()]))
+    return f'<p class="lead">{headline}</p>\n<p>{rest}</p>'
 
 
-def _interval(rows: Sequence[Row], name: str) -> str:
-    """The 95% t-interval over seeds of the last value of a rate, empty for one seed."""
-    _, values = column(rows, name)
-    mean, half = map(float, interval(values[-1]))
-    if math.isnan(half):
+def _told(
+    run: Run, metric: str, name: str, rates: Mapping[float, float]
+) -> tuple[str, str]:
+    """What became of a rate, and how sure that is; the interval chooses the words."""
+    first, last = min(rates), max(rates)
+    start, end = f"<b>{rates[first]:.1%}</b>", f"<b>{rates[last]:.1%}</b>"
+    capital, sure = name[0].upper() + name[1:], ""
+    words = _interval(run, metric)
+    if words and _seeds(run) > 1:
+        sure = f"The last rate is the mean of {_seeds(run)} seeds; the {words}."
+    if first == last:
+        at = f"at step {last:,.0f}"
+        if supervised(run):
+            at = f"after {many(run.warm[-1]['step'], 'supervised step')}"
+        if words and _seeds(run) == 1:
+            sure = f"The {words}."
+        return f"{capital} is {end} {at}.", sure
+    steps = f"in {many(last - first, 'step')}"
+    gains, over = _gains(run, metric)
+    mean, half = map(float, interval(gains)) if len(gains) else (math.nan, math.nan)
+    if len(gains) > 1 and not gains.any():
+        return f"{capital} stayed at {end} {steps}.", f"None of {over} moved."
+    if not half > 0:
+        sure = sure or "One seed does not tell how sure that is."
+        went = f"went from {start} to {end}" if start != end else f"stayed at {end}"
+        return f"{capital} {went} {steps}.", sure
+    low, high = np.clip([mean - half, mean + half], -100, 100)
+    paired = (
+        ", each asked before and after; other seeds may differ"
+        if _seeds(run) == 1
+        else ""
+    )
+    note = f"{{}} points [{_signed(low)}, {_signed(high)}]"
+    sure += f" In brackets: the 95% t-interval of the change over {over}{paired}."
+    if low > 0 or high < 0:
+        note = note.format(f"{'rose' if low > 0 else 'fell'} by {abs(mean):.1f}")
+        return f"{capital} {note}, from {start} to {end}, {steps}.", sure.strip()
+    note = note.format(_signed(mean))
+    headline = f"No change that the interval shows: {name} went from {start} to {end} "
+    return f"{headline}{steps}, {note}.", sure.strip()
+
+
+def _signed(points: float) -> str:
+    """To a tenth, with its sign; nothing has none."""
+    rounded = round(points, 1)
+    return f"{rounded:+.1f}" if rounded else "0.0"
+
+
+def _interval(run: Run, metric: str) -> str:
+    """The 95% t-interval of the last value of a rate, empty where nothing tells it.
+
+    It is over seeds; of one seed over the held-out prompts, each with its pass rate.
+    """
+    _, values = column(run.rows, metric)
+    last, over = values[-1], ""
+    if _seeds(run) == 1:
+        side = _of_prompts(run, metric, "before" if len(values) == 1 else "after")
+        last = side[np.isfinite(side)]
+        over = f" over {many(len(last), 'held-out prompt')}"
+    mean, half = map(float, interval(last)) if len(last) else (math.nan, math.nan)
+    if not half > 0:  # one value, or all are the same
         return ""
     low, high = np.clip([mean - half, mean + half], 0, 1)
-    return f"95% t-interval {low:.1%} to {high:.1%}"
+    return f"95% t-interval is {low:.1%} to {high:.1%}{over}"
 
 
-def _gain(run: Run) -> str:
-    """What the held-out prompts gained, with an interval over these prompts."""
-    if run.before is None or run.after is None or run.before.shape != run.after.shape:
-        return ""
-    gain = 100 * (run.after - run.before).ravel()
-    gain = gain[np.isfinite(gain)]
-    if len(gain) < 2:
-        return ""
-    mean, half = map(float, interval(gain))
-    return (
-        f"Over the {len(gain):,} held-out prompts the change is {mean:+.1f} points, "
-        f"95% t-interval {mean - half:+.1f} to {mean + half:+.1f}."
-    )
+def _gains(run: Run, metric: str) -> tuple[np.ndarray, str]:
+    """Changes of a rate in points, first to last, and over what they are.
+
+    Over the seeds; of one seed over the held-out prompts, which are the same before and
+    after. Nothing where neither is known.
+    """
+    if (seeds := _seeds(run)) > 1:
+        _, values = column(run.rows, metric)
+        found = values[-1] - values[0] if values.shape[-1] > 1 else np.zeros(0)
+        over = f"the {seeds} seeds"
+    else:
+        before, after = (_of_prompts(run, metric, side) for side in ("before", "after"))
+        found = after - before if after.shape == before.shape else np.zeros(0)
+        over = f"the {many(int(np.isfinite(found).sum()), 'held-out prompt')}"
+    return 100 * found[np.isfinite(found)], over
+
+
+def _of_prompts(run: Run, metric: str, side: str) -> np.ndarray:
+    """Pass rates behind the first (before) or last (after) value of a metric.
+
+    One per held-out prompt; none where the file is not of that evaluation, as where a
+    run was killed behind its last one.
+    """
+    rates = run.before if side == "before" else run.after
+    if metric != "eval/pass_rate" or rates is None:
+        return np.zeros(0)
+    shown = list(means(run.rows, metric).values())[0 if side == "before" else -1]
+    return rates.ravel() if abs(np.nanmean(rates) - shown) < 1e-4 else np.zeros(0)
 
 
 def _cost(run: Run) -> str:
     """What the run has taken until its last row."""
     each = " per seed" if _seeds(run) > 1 else ""
+    if supervised(run):
+        return f"{_losses(run)} No reinforcement learning followed (steps=0)."
     took = [
-        f"{count(value)} {name}{each}"
+        f"{count(value)} {name}{'' if value == 1 else 's'}{each}"
         for name, value in (
-            ("generated tokens", _last(run.rows, "rollout/tokens")),
-            ("optimizer updates", _last(run.rows, "update/count")),
+            ("generated token", _last(run.rows, "rollout/tokens")),
+            ("optimizer update", _last(run.rows, "update/count")),
         )
         if value is not None
     ]
-    if times := record.stage_seconds(run.rows):
-        took.append(duration(sum(seconds.sum() for _, seconds in times.values())))
+    if spent := record.times(run.rows):
+        took.append(duration(spent.total))
     step, steps = run.rows[-1]["step"], run.config.get("steps")
     unfinished = isinstance(steps, int) and step < steps
     words = (
@@ -156,6 +248,19 @@ def _cost(run: Run) -> str:
         words += "So far it took " if unfinished else "It took "
         words += " and ".join([*filter(None, [", ".join(took[:-1])]), took[-1]]) + "."
     return words
+
+
+def _losses(run: Run) -> str:
+    """What became of the loss of supervised training."""
+    losses = means(run.warm, "warm/loss_nats")
+    if not losses:
+        return "This is supervised training."
+    first, last = min(losses), max(losses)
+    return (
+        f"This is supervised training: the loss of a batch went from "
+        f"{losses[first]:.3f} nats per token at step {first:,.0f} to "
+        f"{losses[last]:.3f} at step {last:,.0f}."
+    )
 
 
 def _last(rows: Sequence[Row], name: str) -> float | None:
@@ -181,14 +286,28 @@ def _tiles(run: Run) -> Iterator[str]:
             start = (
                 f"from {rates[first]:.1%}" if last > first else f"at step {last:.0f}"
             )
-            sure = _interval(rows, metric).replace("95% t-interval ", "95%: ")
+            if supervised(run):
+                start = "after supervised training"
+            sure = _interval(run, metric).replace("t-interval is ", "")
             note = f"{start}; {sure}" if sure else start
             yield _tile(name, f"{rates[last]:.1%}", note)
+    if supervised(run):
+        rows = (run.config.get("warm_start") or {}).get("rows")
+        note = f"of {many(rows, 'trace')} each" if isinstance(rows, int) else ""
+        yield _tile("Supervised steps", count(run.warm[-1]["step"]), note)
+        if losses := list(means(run.warm, "warm/loss_nats").values()):
+            note = f"nats per token, from {losses[0]:.3f}"
+            yield _tile("Loss of a batch", f"{losses[-1]:.3f}", note)
+        return
     if (tokens := _last(rows, "rollout/tokens")) is not None:
-        yield _tile("Generated tokens", count(tokens), each or f"{tokens:,.0f}")
+        exact = f"{tokens:,.0f}" if tokens >= 1000 else "in training"
+        yield _tile("Generated tokens", count(tokens), each or exact)
     if (updates := _last(rows, "update/count")) is not None:
-        of = f" of {run.config['steps']}" if "steps" in run.config else ""
-        note = f"{each} in {rows[-1]['step']:,.0f}{of} steps".strip()
+        done, steps = rows[-1]["step"], run.config.get("steps")
+        where = many(done, "step")
+        if isinstance(steps, int):
+            where = f"{done:,.0f} of {many(steps, 'step')}"
+        note = f"{each} in {where}".strip()
         yield _tile("Optimizer updates", count(updates), note)
     if skipped := sum(means(rows, "update/skipped").values()):
         odd = sum(means(rows, "update/nonfinite").values())
@@ -210,11 +329,15 @@ def _tiles(run: Run) -> Iterator[str]:
     if entropy := list(means(rows, "policy/entropy_nats").values()):
         note = f"nats per token, from {entropy[0]:.2f}"
         yield _tile("Policy entropy", f"{entropy[-1]:.2f}", note)
-    if times := record.stage_seconds(rows):
-        total = sum(float(seconds.sum()) for _, seconds in times.values())
-        stage, (_, seconds) = next(iter(times.items()))
-        note = f"{seconds.sum() / max(total, 1e-9):.0%} {stage}"
-        yield _tile("Time in all stages", duration(total), note)
+    if spent := record.times(rows):
+        note = "all of it in first steps, which compile"
+        if spent.first < spent.total:
+            stage, (_, seconds) = next(iter(spent.stages.items()))
+            behind = sum(float(each.sum()) for _, each in spent.stages.values())
+            share = seconds.sum() / max(behind, 1e-9)
+            note = f"{duration(spent.first)} in first steps, which compile; of the rest"
+            note += f" {share:.0%} {stage}"
+        yield _tile("Time in all stages", duration(spent.total), note)
 
 
 # The parts of the page
@@ -240,7 +363,7 @@ def _figure(picture: pictures.Picture, light: bytes, dark: bytes) -> str:
 
 def _recipe(run: Run) -> Iterator[str]:
     """The function of each stage, in the order in which a batch meets them."""
-    for stage in _STAGES:
+    for stage in ("task",) if supervised(run) else _STAGES:
         chosen = run.config.get(stage)
         if isinstance(chosen, dict) and stage in _INSIDE:
             chosen = chosen.get(_INSIDE[stage])
@@ -250,13 +373,19 @@ def _recipe(run: Run) -> Iterator[str]:
             name = name.removeprefix("reflect.")
             name = html.escape(name.removeprefix("tasks.").removesuffix(".task"))
             yield f"<li><span>{stage}</span> {name}</li>"
+    if supervised(run):
+        yield "<li><span>training</span> supervised</li>"
     if (seeds := _seeds(run)) > 1:
         yield f"<li><span>seeds</span> {seeds}</li>"
 
 
-def _metrics(rows: Sequence[Row]) -> Iterator[str]:
+def _metrics(run: Run) -> Iterator[str]:
     """A table row per metric: its name, its first and last value, its mean."""
-    for name in sorted({name for row in rows for name in row} - {"step"}):
+    rows = [*run.rows, *run.warm]
+    names = {name for row in rows for name in row} - {"step"}
+    if supervised(run):
+        names -= {"rollout/tokens", "update/count"}  # none, as there were no steps
+    for name in sorted(names):
         values = list(means(rows, name).values())
         if values:
             cells = (
@@ -271,9 +400,12 @@ def _expected(run: Run) -> str:
     rows = "\n".join(_compared(run))
     if not rows:
         return ""
+    sides = many(
+        min(_SIDE, sum(row["step"] > 0 for row in run.rows)), "step"
+    ).removeprefix("1 ")
     return (
         "<h2>Measured and predicted</h2>\n"
-        f"<p>Means over the first and the last {_SIDE} steps, beside what the stages "
+        f"<p>Means over the first and the last {sides}, beside what the stages "
         "of this recipe make of the held-out pass rates before and after.</p>\n"
         '<section class="panel"><table class="values"><thead><tr><th>per prompt</th>'
         "<th>first</th><th>predicted</th><th>last</th><th>predicted</th></tr></thead>"
@@ -297,6 +429,15 @@ def _compared(run: Run) -> Iterator[str]:
             ]
         numbers = "".join(f"<td>{cell}</td>" for cell in cells)
         yield f"<tr><th>{html.escape(name)}</th>{numbers}</tr>"
+
+
+def _footer(run: Run) -> Iterator[str]:
+    """Words of the page, explained."""
+    yield "Written by curax from the files of the run folder."
+    if not supervised(run):
+        yield " A group is the completions of one prompt."
+    if _seeds(run) > 1:
+        yield " Rates and lengths are means over the seeds."
 
 
 def _config(config: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def grade(question, completion, answer):
 
 def always(question, completion, answer):
     return 1
+
+def fails(question, completion, answer):
+    if os.path.exists(os.environ["MENDED"]):
+        return 1.0
+    raise KeyError("gold")
+
+def closure():
+    return lambda question, completion, answer: 1.0
+
+bound = closure()
 '''
 N, PROBLEMS = 4, 10
 VOCABULARY = 384  # rows of the head of the small checkpoint
@@ -125,12 +136,15 @@ def snapshot(path: Path):
 
 
 def assert_same(got, want):
-    """Two folders that differ in nothing but the command that was typed."""
+    """Two folders that differ in nothing but the command that was typed, and times."""
     assert {f.name for f in got.iterdir()} == {f.name for f in want.iterdir()}
     for file in want.iterdir():
         if file.name != hold.RESULTS:
             assert (got / file.name).read_bytes() == file.read_bytes()
     one, other = ({**results(out), "command": ""} for out in (got, want))
+    for page in (one, other):
+        for file in page["results"].values():
+            del file["speed"]
     assert one == other
 
 
@@ -310,6 +324,144 @@ def test_the_terminal_shows_progress_and_a_table_per_file(whole):
     head = shown.index("pass@1 by level          value   95% interval   problems")
     assert [line.split()[0] for line in shown[head + 1 : head + 4]] == ["1", "2", "3"]
     assert shown[-1] == f"Written: {out / 'results.json'}"
+
+
+def test_speed_is_of_what_was_drawn_in_this_go(whole):
+    for name, found in results(whole[0])["results"].items():
+        speed = found["speed"]
+        rows = lines(whole[0] / name)
+        tokens = sum(row["length_tokens"] for row in rows)
+        assert speed["completions"] == len(rows)
+        assert speed["compile_s"] > 0
+        each = speed["completions_per_s"], speed["tokens_per_s"]
+        assert each == (len(rows) / speed["seconds"], tokens / speed["seconds"])
+
+
+class Ticks:
+    """A file that keeps what is written, a drawer that compiled for 100 s, a clock."""
+
+    path, compile_s = Path("math.jsonl"), 100.0
+
+    def __init__(self, monkeypatch):
+        self.now, self.rows = 0.0, []
+        monkeypatch.setattr(hold.time, "monotonic", lambda: self.now)
+
+    def blocks(self):
+        return iter(())
+
+    def write(self, rows):
+        self.rows += rows
+
+
+def a_row(problem, reason=None, *, outcome=1.0, greedy=False):
+    told = {"problem": problem, "reason": reason, "greedy": greedy, "slot": 0}
+    return told | {"outcome": None if reason else outcome}
+
+
+def test_speed_leaves_compiling_out(monkeypatch):
+    there = Ticks(monkeypatch)
+    written = hold.Written(there, 0, there)
+    assert written.speed() is None
+    one = samples.Completion(0, False, 0, np.zeros(25), True, None)
+    written.drew([one] * 4)
+    written.add([a_row(0)] * 4, last=True)
+    there.now = 110.0
+    assert written.told() == (1, 1.0, 10.0)
+    assert written.speed() == {
+        "completions": 4,
+        "seconds": 10.0,
+        "compile_s": 100.0,
+        "completions_per_s": 0.4,
+        "tokens_per_s": 10.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "fix"),
+    [
+        ("timeout", "raise --deadline, or make the grader faster"),
+        ("crash", "raise --memory-mb, or mend the grader"),
+        ("none", "the grader returned None; name another --grader, or mend it"),
+        ("error: KeyError: 'gold'", "mend the grader"),
+    ],
+)
+def test_without_any_outcome_it_stops_with_the_commonest_reason(
+    monkeypatch, reason, fix
+):
+    there = Ticks(monkeypatch)
+    written = hold.Written(there, 0, there)
+    missing = [a_row(0, reason)] * 9 + [a_row(1, "other")] * 7
+    with pytest.raises(hold.NoOutcomeError) as stopped:
+        written.add(missing, last=False)
+    assert str(stopped.value) == (
+        "math.jsonl: none of the first 16 completions has an outcome, 9 for this "
+        f"reason: {reason}; {fix}"
+    )
+    assert there.rows == []
+
+
+def test_a_few_completions_without_an_outcome_wait_for_one_that_has_it(monkeypatch):
+    there = Ticks(monkeypatch)
+    written = hold.Written(there, 0, there)
+    first = [a_row(i, "timeout") for i in range(15)]
+    for row in first:
+        written.add([row], last=False)
+    assert (there.rows, written.told()[:2]) == ([], (15, None))
+    written.add([a_row(15)], last=False)
+    assert there.rows == [*first, a_row(15)]
+    written.add([a_row(16, "timeout")] * 99, last=True)
+    assert written.reasons == Counter(timeout=114)
+    assert len(there.rows) == 115
+
+
+def test_a_grader_that_fails_stops_it_and_mended_goes_on(place, monkeypatch, tmp_path):
+    out, draws, draw = tmp_path / "out", [], samples.Drawer.__call__
+
+    def counted(self, numbers):
+        draws.append(numbers)
+        return draw(self, numbers)
+
+    monkeypatch.setattr(samples.Drawer, "__call__", counted)
+    monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
+    words_ = [*typed(place, out), "--grader", "marks:fails"]
+    status, _, err = main(*words_)
+    assert (status, err) == (
+        1,
+        f"curax.evaluate: {out}/math.jsonl: none of the first 20 completions has an "
+        "outcome, 20 for this reason: error: KeyError: 'gold'; mend the grader; "
+        "nothing of it is kept, and the same command goes on.\n",
+    )
+    assert len(draws) == 1
+    assert (out / "math.jsonl").read_bytes() == b""
+    assert not (out / hold.RESULTS).exists()
+    # As nothing is there, it may become another evaluation as well.
+    hold.compare(out, {"grader": "another"})
+    (tmp_path / "mended").touch()
+    status, said, err = main(*words_)
+    assert (status, err) == (0, "")
+    assert "without an outcome" not in said
+    assert results(out)["results"]["math.jsonl"]["missing"] == {}
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_table_with_few_outcomes_begins_with_that(greedy):
+    like = {"length_tokens": 1, "finished": True, "answer": None}
+    like |= {"level": None, "subject": None}
+    blocks = [
+        [a_row(i, None if i == 2 else "timeout", greedy=greedy) | like]
+        for i in range(3)
+    ]
+    found = tally.results(tally.tally(blocks, int(not greedy)), [], seed=0)
+    assert (found["completions"], found["missing"]) == (3, {"timeout": 2})
+    told = tally.table("x", found).splitlines()
+    assert told[:2] == [
+        "x: 3 problems",
+        "Most completions have no outcome: 66.7% of 3. The figures are of the others "
+        "alone.",
+    ]
+    assert "without an outcome: 66.7% (2 timeout)" in told
+    half = tally.results(tally.tally(blocks[1:], int(not greedy)), [], seed=0)
+    assert "Most" not in tally.table("x", half)
 
 
 def test_a_tally_of_nothing_is_no_error():
@@ -672,6 +824,9 @@ BAD = {
     f"{GOOD} --grader marks:mark": "--grader marks:mark cannot be imported (module "
     "'marks' has no attribute 'mark'); write MODULE:FUNCTION, of a module that Python "
     "finds.",
+    f"{GOOD} --grader marks:bound": "the grader 'closure.<locals>.<lambda>' cannot be "
+    "found by its name in another process; define it with def at the top level of a "
+    "file.",
     "--model {model} --data {data} --out {file}": "--out {file} is a file; name a "
     "folder.",
     "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written "

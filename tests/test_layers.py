@@ -91,7 +91,7 @@ MAY_IMPORT = {
     },
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
-        *("policies", "run", "interrupt", "progress", "tasks", "verify"),
+        *("policies", "run", "record", "interrupt", "progress", "tasks", "verify"),
         *("update", "confidence"),
     },
     "evaluate": {"kinds", "command", "config", "exams"},

@@ -113,14 +113,59 @@ def test_the_histogram_holds_every_prompt_of_every_seed(samples, bars):
         assert heights[-1] == pytest.approx(2 / 7)
 
 
-def test_time_bars_are_the_seconds_of_a_stage_in_all():
-    rows = [{"step": t, "time/rollout_s": 3.0, "time/update_s": 1.0} for t in (1, 2)]
-    _, bars = panels("time", Run({}, rows))
+def seconds(*rows):
+    """Rows of steps 1, 2, ... with these seconds of rollout and update."""
+    return [
+        {"step": t, "time/rollout_s": rollout, "time/update_s": update}
+        for t, (rollout, update) in enumerate(rows, 1)
+    ]
+
+
+def test_time_is_that_behind_the_first_steps_which_also_compile():
+    rows = seconds((40.0, 20.0), (40.0, 20.0), (2.0, 1.0), (4.0, 1.0))
+    left, bars = panels("time", Run({}, rows))
+    assert [bar.get_width() for bar in bars.patches] == [6, 2]
+    assert [line.get_xdata().tolist() for line in left.lines] == [[3, 4], [3, 4]]
+    assert [text.get_text() for text in bars.texts] == [
+        "rollout: 6 s, 75%",
+        "update: 2 s, 25%",
+        "first steps, compiling: 2 min 0 s",
+    ]
+
+
+def test_time_of_first_steps_alone_says_that_they_compile():
+    _, bars = panels("time", Run({}, seconds((3.0, 1.0), (3.0, 1.0))))
     assert [bar.get_width() for bar in bars.patches] == [6, 2]
     assert [text.get_text() for text in bars.texts] == [
         "rollout: 6 s, 75%",
         "update: 2 s, 25%",
+        "all in first steps, compiling",
     ]
+
+
+def test_parts_of_a_step_that_are_timed_once_are_no_curves():
+    rows = seconds((0.25, 0.125)) + [{"step": t} for t in (2, 3)]
+    rows = [row | {"time/step_s": 30.0 / row["step"]} for row in rows]
+    left, bars = panels("time", Run({}, rows))
+    assert [line.get_xdata().tolist() for line in left.lines] == [[2, 3]]
+    assert [text.get_text() for text in bars.texts] == [
+        "step: 25 s, 100%",
+        "first steps, compiling: 30 s",
+        "rollout, timed once: 0.25 s",
+        "update, timed once: 0.12 s",
+    ]
+    figure = left.figure
+    figure.draw_without_rendering()
+    for text in bars.texts:
+        assert text.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_dead_groups_stand_beside_their_forecast_or_not_at_all():
+    row = {"step": 1, "format/effective_number": 8.0, "group/dead_fraction": 0.5}
+    (forms,) = panels("signal", Run({}, [row]))
+    assert [line.get_label() for line in forms.lines] == ["held-out completions"]
+    _, groups = panels("signal", Run({}, [row | {"forecast/dead_fraction": 0.25}]))
+    assert [line.get_label() for line in groups.lines] == ["dead", "forecast"]
 
 
 def test_hints_are_asked_by_level_and_opened_in_all():

@@ -164,9 +164,63 @@ def test_stages_are_timed_by_their_metrics_and_sorted_by_cost():
     assert list(times) == ["update", "verify all", "rollout"]
 
 
+def timed(**stages):
+    """Rows of steps 1, 2, ... with these seconds, None where a stage has none."""
+    each = zip(*stages.values(), strict=True)
+    return [
+        {"step": t}
+        | {f"time/{k}_s": v for k, v in zip(stages, row, strict=True) if v is not None}
+        for t, row in enumerate(each, 1)
+    ]
+
+
+def test_first_values_of_a_stage_are_apart_from_the_rest():
+    rows = timed(
+        update=(20.0, 20.0, 1.0, 3.0), evaluate=(5.0, None, None, 4.0)
+    )  # a chunk of two steps
+    found = record.times(rows)
+    assert found
+    assert (found.total, found.first, found.once) == (53.0, 45.0, {})
+    behind = {name: pair for name, (_, *pair) in found.stages.items()}
+    assert {name: pair[0].tolist() for name, pair in behind.items()} == {
+        "update": [1.0, 3.0],
+        "evaluate": [4.0],
+    }
+
+
+def test_what_is_hidden_behind_another_stage_takes_no_time():
+    rows = timed(rollout=(3.0, 2.0), verify_hidden=(1.0, 1.5))
+    found = record.times(rows)
+    assert found
+    assert (found.total, [*found.stages]) == (5.0, ["rollout"])
+
+
+def test_the_parts_of_a_step_are_in_its_time():
+    whole = (9.0, 4.0, 5.0)
+    once = record.times(timed(step=whole, rollout=(1.0, None, None)))
+    assert once
+    assert (once.total, once.first, once.once) == (18.0, 9.0, {"rollout": 1.0})
+    assert [*once.stages] == ["step"]
+    always = record.times(timed(step=whole, rollout=(6.0, 3.0, 2.0)))
+    assert always
+    assert (always.total, always.first, always.once) == (18.0, 9.0, {})
+    assert [*always.stages] == ["rollout"]
+
+
+def test_without_later_values_the_first_are_all():
+    found = record.times(timed(update=(2.0, 2.0)))
+    assert found
+    assert found.total == found.first == 4.0
+    assert found.stages["update"][1].tolist() == [2.0, 2.0]
+    assert record.times([{"step": 0}]) is None
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(0, "0"), (950, "950"), (1000, "1 k"), (12_345, "12.3 k"), (4_560_000, "4.56 M")],
+    [
+        *((0, "0"), (1, "1"), (950, "950"), (1000, "1 k"), (12_345, "12.3 k")),
+        *((999_400, "999 k"), (999_999, "1 M"), (4_560_000, "4.56 M")),
+    ],
 )
 def test_counts_are_said_as_people_say_them(value, words):
     assert record.count(value) == words
@@ -175,6 +229,9 @@ def test_counts_are_said_as_people_say_them(value, words):
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
+        (0, "0 s"),
+        (0.0000271, "0.027 ms"),
+        (0.0027, "2.7 ms"),
         (0.0123, "0.012 s"),
         (4.24, "4.2 s"),
         (9.97, "10 s"),

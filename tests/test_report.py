@@ -69,7 +69,7 @@ def write(folder, *, seeds=1, steps=20, done=20, texts=("1 + 1", NASTY), **confi
         if step % 10 == 0:
             row["eval/pass_rate"] = value(step / 40, step / 30 + 0.1)
             row["eval/greedy_pass_rate"] = value(step / 40, step / 30 + 0.1)
-            row["time/evaluate_s"] = 0.5
+            row["time/evaluate_s"] = 0.5 if step else 5.0  # the first compiles
         if step:
             row["update/count"] = step if seeds == 1 else [step] * seeds
             row["rollout/tokens"] = value(700 * step, 701 * step)
@@ -78,7 +78,8 @@ def write(folder, *, seeds=1, steps=20, done=20, texts=("1 + 1", NASTY), **confi
             row["group/solved_fraction"] = value(0.2, 0.3)
             row["group/dead_fraction"] = value(0.3, 0.5)
             row["loss/mean"] = None if step == 3 else value(-1, 1)
-            row["time/rollout_s"], row["time/update_s"] = 1.25, 2.5
+            row["time/rollout_s"] = 1.25 if step > 1 else 10.0
+            row["time/update_s"] = 2.5 if step > 1 else 20.0
         rows.append(row)
 
     def evaluation(step):
@@ -89,6 +90,8 @@ def write(folder, *, seeds=1, steps=20, done=20, texts=("1 + 1", NASTY), **confi
     sides = {"before": evaluation(0)} | (
         {"after": evaluation(done)} if done == steps else {}
     )
+    for side, row in zip(sides.values(), (rows[0], rows[-1]), strict=False):
+        row["eval/pass_rate"] = np.mean(side["pass_rates"], axis=-1).tolist()
     rollouts = [
         {
             **{
@@ -155,17 +158,21 @@ def test_the_numbers_on_the_page_are_those_of_the_rows(tmp_path):
     rows = write(tmp_path)
     told = json.loads((tmp_path / "evaluation.json").read_text())
     gain = np.subtract(told["after"]["pass_rates"], told["before"]["pass_rates"]) * 100
-    half = scipy.stats.t.ppf(0.975, 29) * gain.std(ddof=1) / np.sqrt(30)
+    t = scipy.stats.t.ppf(0.975, 29) / np.sqrt(30)
+    half, rates = t * gain.std(ddof=1), np.array(told["after"]["pass_rates"])
     _, _, text = opened(tmp_path)
     first, last = rows[0], rows[-1]
     assert verdict(text) == (
-        f"Held-out pass rate rose from {first['eval/pass_rate']:.1%} to "
-        f"{last['eval/pass_rate']:.1%} in 20 steps.",
+        "No change that the interval shows: held-out pass rate went from "
+        f"{first['eval/pass_rate']:.1%} to {last['eval/pass_rate']:.1%} in 20 steps, "
+        f"{gain.mean():+.1f} points [{gain.mean() - half:+.1f}, "
+        f"{gain.mean() + half:+.1f}].",
         f"It took {last['rollout/tokens'] / 1000:.3g} k generated tokens, 20 optimizer "
-        "updates and 1 min 16 s. "  # 20 (1.25 + 2.5) + 3 * 0.5 = 76.5, to even
-        f"Over the 30 held-out prompts the change is {gain.mean():+.1f} points, 95% "
-        f"t-interval {gain.mean() - half:+.1f} to {gain.mean() + half:+.1f}.",
+        "updates and 1 min 47 s. "  # 10 + 20 + 5 + 19 (1.25 + 2.5) + 2 * 0.5
+        "In brackets: the 95% t-interval of the change over the 30 held-out prompts, "
+        "each asked before and after; other seeds may differ.",
     )
+    low, high = (rates.mean() + sign * t * rates.std(ddof=1) for sign in (-1, 1))
     mean = {
         end: np.mean([row[f"group/{end}_fraction"] for row in rows[1:]])
         for end in ("dead", "failed", "solved")
@@ -173,7 +180,8 @@ def test_the_numbers_on_the_page_are_those_of_the_rows(tmp_path):
     assert tiles(text) == {
         "Held-out pass rate": (
             f"{last['eval/pass_rate']:.1%}",
-            f"from {first['eval/pass_rate']:.1%}",
+            f"from {first['eval/pass_rate']:.1%}; 95% {low:.1%} to {high:.1%} over 30 "
+            "held-out prompts",
         ),
         "Greedy pass rate": (
             f"{last['eval/greedy_pass_rate']:.1%}",
@@ -192,7 +200,10 @@ def test_the_numbers_on_the_page_are_those_of_the_rows(tmp_path):
             f"{last['rollout/length_tokens']:.1f}",
             f"tokens, from {rows[1]['rollout/length_tokens']:.1f}",
         ),
-        "Time in all stages": ("1 min 16 s", "65% update"),
+        "Time in all stages": (
+            "1 min 47 s",
+            "35 s in first steps, which compile; of the rest 66% update",
+        ),
     }
     losses = [row["loss/mean"] for row in rows[1:] if row["loss/mean"] is not None]
     shown = (losses[0], losses[-1], np.mean(losses))
@@ -248,15 +259,20 @@ def test_with_seeds_the_rates_are_means_and_carry_their_interval(tmp_path):
     rows = write(tmp_path, seeds=3)
     page, data, text = opened(tmp_path)
     start, rates = (np.array(rows[i]["eval/pass_rate"]) for i in (0, -1))
-    half = scipy.stats.t.ppf(0.975, 2) * rates.std(ddof=1) / np.sqrt(3)
+    t = scipy.stats.t.ppf(0.975, 2) / np.sqrt(3)
+    half, gain = t * rates.std(ddof=1), 100 * (rates - start)
     low, high = np.clip([rates.mean() - half, rates.mean() + half], 0, 1)
+    change = gain.mean() + t * gain.std(ddof=1) * np.array([-1, 1])
+    assert change[0] < 0 < change[1]
     lead, rest = verdict(text)
     assert lead == (
-        f"Held-out pass rate rose from {start.mean():.1%} to {rates.mean():.1%} "
-        "in 20 steps."
+        f"No change that the interval shows: held-out pass rate went from "
+        f"{start.mean():.1%} to {rates.mean():.1%} in 20 steps, {gain.mean():+.1f} "
+        f"points [{change[0]:+.1f}, {change[1]:+.1f}]."
     )
     assert rest.endswith(
-        f"The last rate is the mean of 3 seeds, 95% t-interval {low:.1%} to {high:.1%}."
+        f"The last rate is the mean of 3 seeds; the 95% t-interval is {low:.1%} to "
+        f"{high:.1%}. In brackets: the 95% t-interval of the change over the 3 seeds."
     )
     tokens = np.mean(rows[-1]["rollout/tokens"]) / 1000
     assert f"It took {tokens:.3g} k generated tokens per seed" in rest
@@ -276,7 +292,7 @@ def test_the_page_stands_alone_with_every_picture_inside(tmp_path, seeds):
     assert embedded == {path.read_bytes() for path in tmp_path.glob("*.png")}
     assert {path.stem for path in tmp_path.glob("*.png")} == {
         *("pass_rate", "pass_rate_tokens", "histogram", "groups", "length_entropy"),
-        *("learning", "time", "signal"),
+        *("learning", "time"),
     }
     assert all(
         s["srcset"].startswith("data:image/png;base64,") for s in page.all("source")
@@ -427,7 +443,7 @@ def test_without_evaluation_the_verdict_tells_of_training(tmp_path):
     lines = (f'{{"step": {t}, "outcome/mean": {t / 8}}}\n' for t in (1, 2, 3))
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     assert verdict(opened(tmp_path)[2])[0] == (
-        "Mean outcome of the completions drawn in training rose from 12.5% to 37.5% "
+        "Mean outcome of the completions drawn in training went from 12.5% to 37.5% "
         "in 2 steps."
     )
 
@@ -440,6 +456,125 @@ def test_a_rate_that_does_not_move_stays(tmp_path):
         verdict(opened(tmp_path)[2])[0]
         == "Held-out pass rate stayed at 50.0% in 9 steps."
     )
+
+
+EIGHTHS = np.arange(9) / 8  # of a prompt, in 8 samples
+# Pass rates of the same prompts before and after, and what the page says of them.
+CHANGES = {
+    "rose by": (EIGHTHS[:8], EIGHTHS[1:]),
+    "fell by": (EIGHTHS[1:], EIGHTHS[:8]),
+    "No change that the interval shows: ": (EIGHTHS, EIGHTHS[::-1]),
+    "stayed at": (EIGHTHS, EIGHTHS),
+    "went from": ([0.0], [1.0]),
+}
+
+
+@few
+@pytest.mark.parametrize("words", CHANGES)
+def test_words_follow_the_interval_over_the_prompts(tmp_path, words):
+    before, after = (np.array(side) for side in CHANGES[words])
+    if words in ("rose by", "fell by"):
+        after[0] = before[0]  # not all change alike
+    sides = {"before": before, "after": after}
+    write_evaluated(tmp_path, sides)
+    lead, rest = verdict(opened(tmp_path)[2])
+    assert words in lead
+    assert not any(other in lead for other in ("rose", "fell") if other not in words)
+    gain = 100 * (after - before)
+    if gain.any() and len(gain) > 1:
+        low, high = scipy.stats.t.interval(
+            0.95, len(gain) - 1, gain.mean(), gain.std(ddof=1) / np.sqrt(len(gain))
+        )
+        assert f"[{low:+.1f}, {high:+.1f}]" in lead
+        assert ("No change" in lead) == (low <= 0 <= high)
+        assert rest.endswith("each asked before and after; other seeds may differ.")
+    if words == "stayed at":
+        assert rest == "None of the 9 held-out prompts moved."
+    if words == "went from":
+        assert rest == "One seed does not tell how sure that is."
+
+
+def write_evaluated(folder, sides):
+    rows = [
+        {"step": 9 * i, "eval/pass_rate": rates.mean()}
+        for i, rates in enumerate(sides.values())
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+    told = {name: {"pass_rates": rates.tolist()} for name, rates in sides.items()}
+    (folder / "evaluation.json").write_text(json.dumps(told))
+
+
+@few
+def test_pass_rates_of_another_evaluation_give_no_interval(tmp_path):
+    sides = {"before": EIGHTHS, "after": EIGHTHS[::-1] / 2}
+    write_evaluated(tmp_path, sides)
+    later = {"before": {"pass_rates": [0.5, 0.0]}, "after": {"pass_rates": [1.0, 1.0]}}
+    (tmp_path / "evaluation.json").write_text(json.dumps(later))
+    assert verdict(opened(tmp_path)[2]) == (
+        "Held-out pass rate went from 50.0% to 25.0% in 9 steps.",
+        "One seed does not tell how sure that is.",
+    )
+
+
+@few
+def test_one_is_no_plural(tmp_path):
+    row = {"step": 1, "eval/pass_rate": 1.0, "update/count": 1, "rollout/tokens": 1}
+    rows = [{"step": 0, "eval/pass_rate": 0.0}, row]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    (tmp_path / "config.json").write_text('{"steps": 1}')
+    (tmp_path / "expected.json").write_text('{"before": {"x": 1.0}}')
+    source = opened(tmp_path)[2]
+    assert verdict(source) == (
+        "Held-out pass rate went from 0.0% to 100.0% in 1 step.",
+        "It took 1 generated token and 1 optimizer update. One seed does not tell how "
+        "sure that is.",
+    )
+    assert tiles(source)["Optimizer updates"] == ("1", "in 1 of 1 step")
+    assert "Means over the first and the last step, beside" in source
+
+
+def test_a_run_without_rl_steps_is_told_as_supervised_training(tmp_path):
+    write(tmp_path, steps=0, done=0, warm_start={"rows": 64})
+    (tmp_path / "rollouts.jsonl").write_text("")
+    losses = [{"step": t, "warm/loss_nats": 4.0 / t} for t in (1, 2, 3, 4)]
+    text = "".join(json.dumps(row) + "\n" for row in losses)
+    (tmp_path / "warm_start.jsonl").write_text(text)
+    told = json.loads((tmp_path / "evaluation.json").read_text())
+    (tmp_path / "evaluation.json").write_text(json.dumps({"before": told["before"]}))
+    rates = np.array(told["before"]["pass_rates"])
+    metrics = json.loads((tmp_path / "metrics.jsonl").read_text())
+    metrics["eval/pass_rate"] = rates.mean()
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
+    half = scipy.stats.t.ppf(0.975, 29) * rates.std(ddof=1) / np.sqrt(30)
+    sure = f"{rates.mean() - half:.1%} to {rates.mean() + half:.1%}"
+    page, data, text = opened(tmp_path)
+    assert verdict(text) == (
+        f"Held-out pass rate is {rates.mean():.1%} after 4 supervised steps.",
+        "This is supervised training: the loss of a batch went from 4.000 nats per "
+        "token at step 1 to 1.000 at step 4. No reinforcement learning followed "
+        f"(steps=0). The 95% t-interval is {sure} over 30 held-out prompts.",
+    )
+    assert tiles(text) == {
+        "Held-out pass rate": (
+            f"{rates.mean():.1%}",
+            f"after supervised training; 95% {sure} over 30 held-out prompts",
+        ),
+        "Greedy pass rate": (
+            f"{metrics['eval/greedy_pass_rate']:.1%}",
+            "after supervised training",
+        ),
+        "Supervised steps": ("4", "of 64 traces each"),
+        "Loss of a batch": ("1.000", "nats per token, from 4.000"),
+    }
+    pictures_ = {path.stem for path in tmp_path.glob("*.png")}
+    assert pictures_ == {"warm_start", "histogram"}
+    assert "<tr><th>warm/loss_nats</th>" in text
+    for word in ("Completions", "rollout/tokens", "group", "clipped_ratio</li>"):
+        assert word not in text[text.index("<body>") : text.index("<summary>Config")]
+    assert "group" not in page.text[page.text.index("Written by") :]
+    assert data["rows"] == []
 
 
 def rollouts(steps, each, text="x"):

@@ -12,7 +12,8 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,12 @@ class Completion(NamedTuple):
 
 
 class Drawer:
-    """Draws completions of some questions, always with one program."""
+    """Draws completions of some questions, always with one program.
+
+    Attributes:
+        batch: problems at a time, at most.
+        compile_s: seconds that tracing and compiling took; 0 until something is drawn.
+    """
 
     def __init__(self, policy: Policy, questions: Questions, how: How):
         """Nothing is compiled yet."""
@@ -91,6 +97,8 @@ class Drawer:
         if policy.mesh:
             shards = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
         self.batch = _up(how.batch, shards)
+        self.compile_s = 0.0
+        self._compiled: Callable[..., Any] | None = None
         self._draw = jax.jit(
             partial(
                 drawn,
@@ -110,7 +118,7 @@ class Drawer:
         words = np.frombuffer(b"".join(digests), "<u4").reshape(len(filled), -1)
         exists = np.arange(self.batch) < len(numbers)
         with meshes.use(self._policy.mesh):
-            said = self._draw(self._policy.params, tokens, mask, words, exists)
+            said = self._drawn(self._policy.params, tokens, mask, words, exists)
         parts = jax.device_get(said)
         found = []
         for (c, number), (greedy, slot) in itertools.product(
@@ -127,6 +135,14 @@ class Drawer:
                 Completion(number, greedy, slot, own, bool(finished[row]), told)
             )
         return found
+
+    def _drawn(self, *args: Any) -> Any:
+        """What the program gives; it is compiled first, which is timed apart."""
+        if self._compiled is None:
+            start = time.monotonic()
+            self._compiled = self._draw.lower(*args).compile()
+            self.compile_s = time.monotonic() - start
+        return self._compiled(*args)
 
 
 def drawn(

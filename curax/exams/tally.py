@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.exams import estimates
+from curax.record import count, duration
 from curax.verify import answers
 
 FEW = 3  # of fewer completions the majority is as right as one of them
+MANY = 0.5  # share of completions without an outcome that is told beside the figures
 SUREST = {"": 1.0, " top 10%": 0.1}  # the share that votes, by the end of its name
 
 
@@ -26,7 +28,8 @@ class Tally(NamedTuple):
     finished: np.ndarray  # [P, n] bool
     answer: np.ndarray  # [P, n] int, equal where answers of a problem are; -1: none
     greedy: np.ndarray  # [P] float, outcomes; NaN where missing, or not drawn
-    missing: Counter[str]  # sampled completions without an outcome, by reason
+    missing: Counter[str]  # completions without an outcome, by reason; the greedy
+    # ones count where no others were drawn
     level: Sequence[str | None]  # [P]
     subject: Sequence[str | None]  # [P]
     confidence: Mapping[str, np.ndarray]  # [P, n] float, nats, by score; {}: not told
@@ -46,7 +49,8 @@ def tally(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> Tally:
         answer.append(estimates.alike(said, answers.same))
         alone = [_number(row["outcome"]) for row in block if row["greedy"]]
         greedy.append(alone[0] if alone else math.nan)
-        missing.update(r["reason"].partition(":")[0] for r in sampled if r["reason"])
+        reasons = [row["reason"] for row in sampled or block if row["reason"]]
+        missing.update(reason.partition(":")[0] for reason in reasons)
         for name in sampled[0].get("confidence_nats", ()) if sampled else ():
             each = [row["confidence_nats"][name] for row in sampled]
             sure.setdefault(name, []).append(each)
@@ -118,8 +122,9 @@ def results(told: Tally, ks: Sequence[int], *, seed: int) -> dict[str, Any]:
     values = per_problem(told, ks)
     found: dict[str, Any] = {
         "problems": len(told.greedy),
-        "completions": told.outcome.size,
+        "completions": told.outcome.size or told.greedy.size,
         "measures": _measured(values, seed),
+        "missing": dict(sorted(told.missing.items())),
     }
     if told.outcome.size:
         right, wrong = told.outcome >= 1, told.outcome < 1
@@ -129,7 +134,6 @@ def results(told: Tally, ks: Sequence[int], *, seed: int) -> dict[str, Any]:
         }
         cut = 1 - estimates.mean(told.finished.astype(np.float64))
         found["truncated"] = _measured({"truncated": cut}, seed)["truncated"]
-        found["missing"] = dict(sorted(told.missing.items()))
     for kind, of in (("levels", told.level), ("subjects", told.subject)):
         names = sorted({name for name in of if name is not None}, key=_in_order)
         if names:
@@ -191,18 +195,32 @@ def _in_order(name: str) -> tuple[bool, float, str]:
 
 def table(name: str, found: Mapping[str, Any]) -> str:
     """What is said of a file, for a terminal."""
-    lines = [f"{name}: {found['problems']} problems", _head("")]
-    lines += [_line(key, row) for key, row in found["measures"].items()]
+    problems, completions = found["problems"], found["completions"]
+    lines = [f"{name}: {problems} problem{'s' * (problems != 1)}"]
+    missing = found["missing"]
+    share = sum(missing.values()) / max(completions, 1)
+    if share > MANY:
+        lines.append(
+            f"Most completions have no outcome: {share:.1%} of {completions}. The "
+            "figures are of the others alone."
+        )
+    lines += [_head(""), *(_line(key, row) for key, row in found["measures"].items())]
     if "truncated" in found:
         lines.append(_line("truncated", found["truncated"]))
         for kind, row in found["length_tokens"].items():
-            said = ", ".join(f"{key} {_shown(row[key], '.0f')}" for key in row)
-            lines.append(f"length of {kind}: {said} tokens")
-        missing = found["missing"]
-        if missing:
-            said = ", ".join(f"{count} {reason}" for reason, count in missing.items())
-            share = sum(missing.values()) / found["completions"]
-            lines.append(f"without an outcome: {share:.1%} ({said})")
+            if row["mean"] is not None:  # there are some
+                said = ", ".join(f"{key} {row[key]:.0f}" for key in row)
+                lines.append(f"length of {kind}: {said} tokens")
+    if missing:
+        said = ", ".join(f"{times} {reason}" for reason, times in missing.items())
+        lines.append(f"without an outcome: {share:.1%} ({said})")
+    if speed := found.get("speed"):
+        lines.append(
+            f"speed: {count(speed['completions_per_s'])} completions/s, "
+            f"{count(speed['tokens_per_s'])} tokens/s, drawn and graded in "
+            f"{duration(speed['seconds'])}; compiling took "
+            f"{duration(speed['compile_s'])} more"
+        )
     for kind in ("levels", "subjects"):
         groups = found.get(kind, {})
         for key in next(iter(groups.values()), {}):
