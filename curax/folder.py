@@ -36,11 +36,11 @@ class NotWrittenError(OSError):
     """A file of the run folder could not be written. Its text names it and says why."""
 
 
-def check(workdir: Path, config: Config, *, resume: bool) -> None:
-    """Refuse a folder that this run may not write to. Writes nothing.
+def check_place(workdir: Path) -> None:
+    """Refuse a folder that cannot be. Writes nothing.
 
     Raises:
-        ConfigError: there is another run, or none to resume, or no permission.
+        ConfigError: a file is in the way, or there is no permission.
     """
     above = next(p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p))
     if not above.is_dir():
@@ -50,6 +50,14 @@ def check(workdir: Path, config: Config, *, resume: bool) -> None:
             f"--workdir {workdir} cannot be written: no permission in {above}; name "
             "another folder."
         )
+
+
+def check(workdir: Path, config: Config, *, resume: bool) -> None:
+    """Refuse a folder that this run may not write to. Writes nothing.
+
+    Raises:
+        ConfigError: there is another run, or none to resume.
+    """
     if resume:
         _check_same(workdir / CONFIG, config)
         return

@@ -47,11 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         workdir = Path(args.workdir or Path("runs") / Path(args.config).stem)
         config = override(load(args.config), args.assignments)
         # These import jax, which takes seconds: not before the input is read.
-        from curax import folder, run
+        from curax import folder, lock, run
 
-        folder.check(workdir, config, resume=args.resume)
-        command = resuming(argv)
-        return run.train(config, workdir, resume=args.resume, command=command)
+        folder.check_place(workdir)
+        with lock.hold(workdir, "--workdir"):
+            folder.check(workdir, config, resume=args.resume)
+            command = resuming(argv)
+            return run.train(config, workdir, resume=args.resume, command=command)
     except ConfigError as error:
         print(f"curax.train: {error}", file=sys.stderr)
         return 2

@@ -296,7 +296,14 @@ def error_of(workdir, config=CONFIG, *, resume=False) -> str:
     return str(caught.value)
 
 
+def no_place(workdir) -> str:
+    with pytest.raises(ConfigError) as caught:
+        folder.check_place(workdir)
+    return str(caught.value)
+
+
 def test_a_new_folder_and_an_empty_one_are_let_pass_and_left_alone(tmp_path):
+    folder.check_place(tmp_path / "a" / "b")
     folder.check(tmp_path, CONFIG, resume=False)
     folder.check(tmp_path / "a" / "b", CONFIG, resume=False)
     assert not list(tmp_path.iterdir())
@@ -305,7 +312,7 @@ def test_a_new_folder_and_an_empty_one_are_let_pass_and_left_alone(tmp_path):
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
     for workdir in (tmp_path / "file", tmp_path / "file" / "a" / "b"):
-        assert error_of(workdir) == (
+        assert no_place(workdir) == (
             f"--workdir {workdir}: {tmp_path / 'file'} is a file; name a folder."
         )
 
@@ -313,7 +320,7 @@ def test_a_file_is_no_folder(tmp_path):
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     for workdir in (tmp_path, tmp_path / "a" / "b"):
-        assert error_of(workdir) == (
+        assert no_place(workdir) == (
             f"--workdir {workdir} cannot be written: no permission in {tmp_path}; name "
             "another folder."
         )

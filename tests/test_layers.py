@@ -74,6 +74,7 @@ MAY_IMPORT = {
     "recall": {"types", "config", "command", "folder"},
     "progress": {"config"},
     "interrupt": set(),
+    "lock": {"places"},
     "watch": set(),
     "record": set(),
     "frontier": set(),
@@ -90,13 +91,13 @@ MAY_IMPORT = {
     },
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
-        *("policies", "run", "interrupt", "progress", "tasks", "verify"),
+        *("policies", "run", "interrupt", "lock", "progress", "tasks", "verify"),
         *("update", "confidence"),
     },
     "evaluate": {"kinds", "command", "config", "exams"},
     "export": {"command", "config", "policies", "models"},
     "command": {"places"},
-    "train": {"command", "config", "folder", "run"},
+    "train": {"command", "config", "folder", "lock", "run"},
     "chances": set(),
     "claims": {"chances", "config", "objective", "places", "predict"},
     "levels": {"chances", "config", "hint", "hinted", "masked"},
@@ -106,7 +107,7 @@ MAY_IMPORT = {
         *("command", "config", "places", "claims", "levels", "predict", "pictures")
     },
 }
-STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
+STANDARD_LIBRARY_ONLY = WORDS | {"interrupt", "lock"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a module may take of another, where that is not all of it.

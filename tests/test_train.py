@@ -24,7 +24,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from runs import assert_same_run, rows, state
 from test_folder import events, files_of_at_most, lines
 
-from curax import checkpoint, folder, loops, run, train
+from curax import checkpoint, folder, lock, loops, run, train
 from curax.config import describe, load, override
 
 ROOT = Path(__file__).parents[1]
@@ -684,6 +684,27 @@ def loss(logp, logp_old, advantage, mask):
 def get_config():
     return replace(small(), loss=loss)
 """
+
+
+def test_a_folder_that_another_process_writes_is_refused_and_left_alone(whole):
+    workdir, before = whole[0], None
+    with lock.hold(workdir, "--workdir"):
+        before = snapshot(workdir)
+        for resume in (False, True):
+            status, out, err = call(workdir, "steps=8", resume=resume)
+            assert (status, out) == (2, "")
+            assert err.startswith(
+                f"curax.train: --workdir {workdir} is being written by process "
+                f"{os.getpid()} on "
+            )
+        assert snapshot(workdir) == before
+
+
+def test_a_folder_of_a_run_killed_before_its_first_write_is_begun(tmp_path):
+    (tmp_path / lock.FILE).write_text('{"pid": 1')
+    assert call(tmp_path, "stepz=3")[0] == 2
+    assert call(tmp_path, "steps=0", "warm_start=none")[0] == 0
+    assert not (tmp_path / lock.FILE).exists()
 
 
 @pytest.mark.parametrize("typed", BAD)
