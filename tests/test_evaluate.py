@@ -674,8 +674,8 @@ BAD = {
     "finds.",
     "--model {model} --data {data} --out {file}": "--out {file} is a file; name a "
     "folder.",
-    "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written "
-    "(Not a directory); name another folder.",
+    "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written: "
+    "Not a directory; name another folder.",
     "--model {model} --data {data} --out {place}": "--out {place} holds files of "
     "something else; name a new folder.",
 }
