@@ -65,6 +65,8 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         # By these orbax tells failed saves at length; the run says them in a sentence.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
+    if resume:
+        check_intact(workdir, since, finished=since == config.steps)
     if since == config.steps:
         print(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
@@ -76,8 +78,9 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
                 raise ConfigError(str(error)) from error
         # Only a run without a checkpoint has yet to begin.
         recalled = recollection(loop.parts) if since is None else None
-        folder.make(workdir, config)
         folder.check_questions(workdir, loop.parts.task)
+        folder.make(workdir, config)
+        folder.note_questions(workdir, loop.parts.task)
         try:
             stopped = Run(loop, workdir, recalled).go()
         except (RunError, checkpoint.NotSavedError) as error:
@@ -91,7 +94,10 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
     try:
         if took or not (workdir / folder.EXPECTED).exists():
             foretell(config, workdir)
-        page = report.write(workdir)
+        page, told = report.write(workdir), summary(workdir)
+    except record.RecordError as error:
+        print(f"curax.train: the run is complete, but {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(
             f"curax.train: the run is complete, but {workdir}/report.html cannot be "
@@ -99,8 +105,23 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
             file=sys.stderr,
         )
         return 1
-    print(f"{summary(workdir)}{took}.\nReport: {page}", flush=True)
+    print(f"{told}{took}.\nReport: {page}", flush=True)
     return 0
+
+
+def check_intact(workdir: Path, since: int | None, *, finished: bool) -> None:
+    """Refuse a folder whose files are damaged. Writes nothing.
+
+    Raises:
+        ConfigError: in a sentence with file and line.
+    """
+    warm = checkpoint.latest(workdir / folder.WARM_CHECKPOINTS)
+    try:
+        folder.check_rows(workdir, step=since, warm=warm or 0)
+        if finished:
+            record.read(workdir)
+    except record.RecordError as error:
+        raise ConfigError(str(error)) from error
 
 
 def foretell(config: Config, workdir: Path) -> None:
@@ -235,13 +256,15 @@ class Run:
             checkpoint.NotSavedError,
             folder.NotWrittenError,
             held_out.FormatError,
+            record.RecordError,
         ) as error:
             last = checkpoint.latest(self._workdir / folder.CHECKPOINTS)
             behind = "there is no checkpoint yet, so it will start again"
             if last is not None:
                 behind = f"the checkpoint of step {last} is intact"
+            what = str(error).rstrip(".")
             raise RunError(
-                f"{error}; mend that and go on with --resume: {behind}."
+                f"{what}; mend that and go on with --resume: {behind}."
             ) from error
 
     def _found(self) -> checkpoint.Found | None:

@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "staged": JOINED
     | {"parts", "draws", "pipeline", "hinted", "reflected", "imitate", "loops"},
     "checkpoint": {"types"},
-    "folder": {"types", "config", "command"},
+    "folder": {"types", "config", "command", "record"},
     "recall": {"types", "config", "command", "folder"},
     "progress": {"config"},
     "interrupt": set(),

@@ -451,6 +451,39 @@ def test_a_finished_run_says_so_and_its_report_is_written_again(
             assert snapshot(workdir)[path] == before[path]
 
 
+@pytest.mark.parametrize("latest", ["6", "4"])
+@pytest.mark.parametrize(
+    ("name", "line", "text", "what"),
+    [
+        ("metrics.jsonl", 3, '{"step": 2, "lo', ":3: not a JSON object; "),
+        ("metrics.jsonl", 3, "null", ":3: not a JSON object; "),
+        ("metrics.jsonl", 4, '{"step": 2}', ":4: step 2 behind step 2; "),
+        ("rollouts.jsonl", 9, '{"step": "2"}', ":9: no number under step; "),
+        ("warm_start.jsonl", 2, '{"a": 1}', ":2: no number under step; "),
+        ("evaluation.json", 1, "[1]", ":1: not a JSON object; "),
+        ("questions.json", 1, "[]", ":1: not a JSON object; "),
+        ("config.json", 1, "5", ":1: not a JSON object; "),
+    ],
+)
+def test_files_damaged_in_front_of_a_checkpoint_are_told_and_left_alone(
+    tmp_path, whole, latest, name, line, text, what
+):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole[0], workdir)
+    if latest == "4":
+        shutil.rmtree(workdir / "checkpoints" / "6")
+    path = workdir / name
+    rows = path.read_text().splitlines(keepends=True) if path.exists() else [""]
+    rows[line - 1 :] = [text + "\n", *(rows[line:] if name.endswith("l") else ())]
+    path.write_text("".join(rows))
+    before = snapshot(workdir)
+    for words in ((), ("steps=8",)):
+        status, out, err = call(workdir, *words, resume=True)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"curax.train: {path}{what}")
+        assert snapshot(workdir) == before
+
+
 def spoil(workdir, step):
     """Cut the data of a checkpoint in half."""
     for file in (workdir / "checkpoints" / str(step) / "state").rglob("d/*"):
