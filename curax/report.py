@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from curax import pictures, record
-from curax.command import write_whole
+from curax.command import heard_or_not, write_whole
 from curax.record import Row, Run, column, count, duration, interval, means
 
 _SIDE = 5  # steps at either end of a run that are compared with the prediction
@@ -395,6 +395,7 @@ def _json(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
+@heard_or_not
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and a sentence on stderr if the folder cannot be read."""
     parser = argparse.ArgumentParser(
