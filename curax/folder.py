@@ -28,13 +28,31 @@ CONFIG = "config.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
 WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
 MEMORY, EXPECTED = "memory.jsonl", "expected.json"
-QUESTIONS = "questions.json"
+QUESTIONS, ALARMS = "questions.json", "alarms.jsonl"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 EVENTS = "tensorboard"
 
 
 class NotWrittenError(OSError):
     """A file of the run folder could not be written. Its text names it and says why."""
+
+
+class RemovedError(NotWrittenError):
+    """A file that a run writes to is no longer where it was."""
+
+    def __init__(self, path: Path):
+        """The folder is named where that has gone as a whole."""
+        gone = path if path.parent.is_dir() else path.parent
+        super().__init__(f"{gone} was removed or renamed while the run wrote to it")
+
+
+def _check_there(path: Path, was: os.stat_result) -> None:
+    try:
+        there = os.path.samestat(path.stat(), was)
+    except OSError:
+        there = False
+    if not there:
+        raise RemovedError(path)
 
 
 def check_place(workdir: Path) -> None:
@@ -159,6 +177,7 @@ def checked(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
     return {
         METRICS: {"upto": upto, "error": error, "first": 0},
         ROLLOUTS: {"upto": upto, "error": record.rollout_error},
+        ALARMS: {"upto": upto, "error": record.alarm_error},
         WARM: {"upto": done, "error": error, "first": 1},
     }
 
@@ -233,6 +252,7 @@ class Rows:
         Raises:
             NotWrittenError: no room, or no leave; then none of them is written.
         """
+        self.check()
         end = self._file.seek(0, os.SEEK_END)
         text = "".join(json.dumps(plain(row)) + "\n" for row in rows).encode()
         with _told(self._path):
@@ -247,6 +267,14 @@ class Rows:
         """All rows, from the first; null stands where a value is not finite."""
         for line in record.lines(self._path, lambda _: None, once=False):
             yield dict(line.row)
+
+    def check(self) -> None:
+        """Refuse to go on where the file has gone.
+
+        Raises:
+            RemovedError: it was removed, or renamed, or another is in its place.
+        """
+        _check_there(self._path, os.fstat(self._file.fileno()))
 
     def sync(self) -> None:
         """Wait until all rows are on the disk, should the machine itself fail."""
@@ -290,8 +318,14 @@ class Events:
         """Open a new file. Events behind `upto` in older ones are hidden, not gone."""
         path.mkdir(exist_ok=True)
         self._file = EventsWriter(str(path / "events"), f".{upto + 1}")
+        self._path = Path(self._file._file_name)
+        self._stat = self._path.stat()
         log = SessionLog(status=SessionLog.START)
         self._add(Event(step=upto + 1, session_log=log))
+
+    def check(self) -> None:
+        """As of `Rows`."""
+        _check_there(self._path, self._stat)
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
         """One event per row: its finite numbers, of many seeds the mean."""
@@ -334,9 +368,10 @@ class Files:
         self._task, self._seeds = task, seeds
         self._workdir, self._evaluation = workdir, workdir / EVALUATION
         checks = checked(step=step, warm=warm)
-        self.warm, self._metrics, self._rollouts = (
-            Rows(workdir / name, **checks[name]) for name in (WARM, METRICS, ROLLOUTS)
-        )
+        self.warm, self._metrics, self._rollouts, self._alarms = self._rows = [
+            Rows(workdir / name, **checks[name])
+            for name in (WARM, METRICS, ROLLOUTS, ALARMS)
+        ]
         with _told(workdir / EVENTS):
             self._events = Events(workdir / EVENTS, upto=upto)
 
@@ -350,12 +385,21 @@ class Files:
         Raises:
             NotWrittenError: no room, or no leave.
         """
+        self._check()  # before a part of it is written
         for row, some in zip(rows, shown, strict=False):
             told = completions(row["step"], some, self._task, self._seeds)
             self._rollouts.write(told)
         self._metrics.write(rows)
         with _told(self._workdir / EVENTS):
             self._events.write(rows)
+
+    def alarm(self, step: int, kind: str, text: str) -> None:
+        """Append what the run is warned of at a step.
+
+        Raises:
+            NotWrittenError: no room, or no leave.
+        """
+        self._alarms.write([{"step": step, "kind": kind, "text": text}])
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The metrics of all steps so far."""
@@ -364,6 +408,8 @@ class Files:
     def evaluated(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
         """Keep the held-out pass rates of step 0 and those of the last evaluation."""
         path = self._evaluation
+        if step and not path.exists():
+            raise RemovedError(path)
         known = record.whole(path) if step else {}
         known["after" if step else "before"] = {
             "step": step,
@@ -375,12 +421,18 @@ class Files:
 
     def sync(self) -> None:
         """Wait until all rows are on the disk: before a checkpoint counts on them."""
-        for file in (self.warm, self._metrics, self._rollouts):
+        self._check()
+        for file in self._rows:
             file.sync()
+
+    def _check(self) -> None:
+        """Refuse to go on where a file is not there any longer."""
+        for file in (*self._rows, self._events):
+            file.check()
 
     def close(self) -> None:
         """Flush and close."""
-        for file in (self.warm, self._metrics, self._rollouts, self._events):
+        for file in (*self._rows, self._events):
             file.close()
 
 

@@ -49,7 +49,9 @@ def hold(folder: Path, option: str) -> Iterator[None]:
             yield
         finally:
             if file is not None:
-                (folder / FILE).unlink(missing_ok=True)  # before others may have it
+                with contextlib.suppress(OSError):  # the folder has gone
+                    if os.path.samestat(os.fstat(file), (folder / FILE).stat()):
+                        (folder / FILE).unlink()  # before others may have it
                 _HELD.discard(file)
                 os.close(file)
     finally:

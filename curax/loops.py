@@ -267,6 +267,7 @@ class Loop(abc.ABC):
         self._measured = jax.jit(self._each(self._measure, 0, 0))
         self.abstract_warm, self.abstract = warm, state
         self._background = ThreadPoolExecutor(1, "verify")
+        self.reason: str | None = None  # why outcomes are missing, as last heard
 
     def context(self):
         """Everything is traced and run inside this: it sets the mesh."""
@@ -335,10 +336,12 @@ class Loop(abc.ABC):
                     or parts.config.evaluation.confidence
                 ):
                     said |= jax.device_get(self._measured(state, prompts, rollouts))
+        verdicts: list[reward.Verdicts] = [outcome.result() for outcome in graded]
         sampled, greedy = (
-            held_out.pass_rates(parts, rollouts, outcome.result())
-            for rollouts, outcome in zip(drawn, graded, strict=True)
+            held_out.pass_rates(parts, rollouts, verdict.outcome)
+            for rollouts, verdict in zip(drawn, verdicts, strict=True)
         )
+        self.reason = verdicts[0].reason or verdicts[1].reason or self.reason
         return sampled, greedy, said
 
     @abc.abstractmethod

@@ -31,6 +31,7 @@ class Run(NamedTuple):
     samples: int = 0  # completions behind each of these pass rates
     rollouts: Sequence[Row] = ()  # completions of a few prompts per step
     expected: Mapping[str, Any] = {}  # metrics as predicted, before and after
+    alarms: Sequence[Row] = ()  # what the run was warned of
 
 
 def read(folder: Path) -> Run:
@@ -63,6 +64,9 @@ def read(folder: Path) -> Run:
             row
             for _, row in _lines(folder / "rollouts.jsonl", rollout_error, once=False)
         ],
+        alarms=tuple(
+            row for _, row in _lines(folder / "alarms.jsonl", alarm_error, once=False)
+        ),
     )
 
 
@@ -110,10 +114,10 @@ def lines(
             end += len(text)
             if not text.strip():
                 continue
+            row: Any = None
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError):
-                row = None
                 if not text.endswith(b"\n"):  # still being written
                     return
             wrong = _row_error(row) or error(row)
@@ -211,6 +215,14 @@ def rollout_error(row: Row) -> str | None:
             return f"{name} is not a list"
     if not all(map(_number, row.get("weights") or ())):
         return "weights are not numbers"
+    return None
+
+
+def alarm_error(row: Row) -> str | None:
+    """What is wrong with the row of an alarm."""
+    for name in ("kind", "text"):
+        if not isinstance(row.get(name), str):
+            return f"{name} is not a text"
     return None
 
 

@@ -61,6 +61,10 @@ def write(run: Path, *, title: str | None = None) -> Path:
         "title": html.escape(title or run.resolve().name),
         "recipe": "".join(_recipe(told)),
         "verdict": _verdict(told),
+        "alarms": "\n".join(
+            f'<p class="alarm">Step {row["step"]:,}: {html.escape(row["text"])}</p>'
+            for row in told.alarms
+        ),
         "tiles": "\n".join(_tiles(told)),
         "figures": "\n".join(figures),
         "metrics": "\n".join(_metrics(told.rows)),
@@ -95,6 +99,10 @@ def _verdict(run: Run) -> str:
         start, end = f"{rates[first]:.1%}", f"{rates[last]:.1%}"
         if first == last:
             headline = f"{name} is <b>{end}</b> at step {last:,.0f}."
+            if run.config.get("steps") == 0:
+                headline = (
+                    f"{name} is <b>{end}</b> after {len(run.warm):,} supervised steps."
+                )
             break
         verb = "rose" if rates[last] > rates[first] else "fell"
         change = f"{verb} from <b>{start}</b> to <b>{end}</b>"

@@ -75,6 +75,7 @@ MAY_IMPORT = {
     "progress": {"config"},
     "interrupt": set(),
     "lock": {"places"},
+    "compile_times": {"command"},
     "watch": set(),
     "record": set(),
     "frontier": set(),
@@ -83,7 +84,7 @@ MAY_IMPORT = {
     "run": {
         *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
         *("progress", "interrupt", "recall", "record", "report", "watch"),
-        *("expect", "held_out"),
+        *("expect", "held_out", "compile_times"),
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),

@@ -423,6 +423,9 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         and not first,
         "verifier on the host": host and not first,
         "verifier on the host, or `staged`": (host or config["staged"]) and not first,
+        "verifier on the device, without `staged`": not (
+            host or config["staged"] or first
+        ),
     }[when]
 
 

@@ -44,6 +44,7 @@ EVALUATED |= {f"format/{name}" for name in FORMS}
 WRITTEN = {
     *("config.json", "metrics.jsonl", "rollouts.jsonl", "warm_start.jsonl"),
     *("evaluation.json", "memory.jsonl", "expected.json", "tensorboard", "checkpoints"),
+    "alarms.jsonl",
 }
 
 
@@ -173,14 +174,19 @@ def test_every_step_has_one_row_with_all_metrics(whole):
 
 def test_the_terminal_shows_progress_and_at_the_end_what_came_of_it(whole):
     workdir, out = whole
-    said = out.splitlines()
-    assert said[0] == "warm start 0/5  compiling"
+    # A step of sixteen completions may well have nothing to train on.
+    said = [line for line in out.splitlines() if "Warning: nothing to" not in line]
+    took = r"( \(took [\w. ]+ the last time\))?"
+    what = "compiling the supervised update"
+    assert re.fullmatch(rf"warm start 0/5  {what}{took}", said[0])
     assert re.fullmatch(r"warm start 4/5  loss \d.\d{3} nats  left 0:\d\d", said[2])
-    assert re.fullmatch(r"RL 0/6  held-out 0\.\d{3}  compiling", said[4])
+    assert re.fullmatch(rf"compiling the held-out sampler{took}", said[4])
+    what = "compiling the sampler and the update"
+    assert re.fullmatch(rf"RL 0/6  held-out 0\.\d{{3}}  {what}{took}", said[5])
     assert re.fullmatch(
         r"RL 4/6  held-out 0\.\d{3}  train 0\.\d{3}  dead groups \d+%  [\d,]+ tokens/s"
         r"  left 0:\d\d",
-        said[7],
+        said[8],
     )
     metrics = lines(workdir / "metrics.jsonl")
     before, after = (metrics[i]["eval/pass_rate"] for i in (0, -1))
@@ -246,10 +252,29 @@ def test_what_a_verifier_cannot_tell_is_null_and_counted(tmp_path):
     assert 0 < max(missing) < 16
 
 
-def test_a_step_that_teaches_nothing_changes_nothing_and_is_counted(tmp_path):
-    config = {"task.on_device": False, "task.broken": 1, "steps": 2}
-    words = ("task.on_device=false", "task.broken=1", "steps=2")
-    assert call(tmp_path / "run", *words)[0] == 0
+def test_a_verifier_that_knows_nothing_stops_a_run_and_its_steps_change_nothing(
+    tmp_path, monkeypatch
+):
+    config = {"task.on_device": False, "task.broken": 1, "steps": 8}
+    words = ("task.on_device=false", "task.broken=1", "steps=8")
+    status, _, err = call(tmp_path / "run", *words)
+    why = "(error: ValueError: cannot tell)"
+    assert (status, err) == (
+        1,
+        "curax.train: the verifier gave no outcome for any held-out completion "
+        f"{why}, so the run stops before its first step; mend the verifier and go on "
+        "with --resume.\n",
+    )
+    known = [(np.full(8, rate), np.full(8, rate), {}) for rate in (0.0, 0.5, 1.0)]
+    # The best checkpoint is kept: that of step 0.
+    monkeypatch.setattr(loops.Loop, "evaluate", lambda self, state: known.pop())
+    status, _, err = call(tmp_path / "run", *words, resume=True)
+    assert (status, err) == (
+        1,
+        "curax.train: the verifier gave no outcome for any completion in the last 5 "
+        f"steps up to step 5 {why}, so the run stops, saved as step 6; mend the "
+        "verifier and go on with --resume.\n",
+    )
     for row in lines(tmp_path / "run/metrics.jsonl")[1:]:
         assert row["outcome/mean"] is None
         assert row["outcome/missing"] == row["rollout/drawn"] == 16
@@ -260,7 +285,7 @@ def test_a_step_that_teaches_nothing_changes_nothing_and_is_counted(tmp_path):
         )
         assert row["loss/mean"] == row["gradient/norm"] == 0
     changed = override(small.get_config(), config)
-    (start, _), (end, _) = (state(tmp_path / "run", step, changed) for step in (0, 2))
+    (start, _), (end, _) = (state(tmp_path / "run", step, changed) for step in (0, 6))
     jax.tree.map(np.testing.assert_array_equal, start.params, end.params)
 
 
@@ -645,6 +670,26 @@ def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
         assert checkpoint.latest(workdir / "checkpoints") == int(told[1])
     assert call(workdir, *killed.WORDS[1:], resume=True)[::2] == (0, "")
     assert_same_run(workdir, long, step=killed.STEPS)
+
+
+def test_a_folder_that_is_removed_during_a_run_is_told_and_not_made_again(
+    tmp_path, monkeypatch
+):
+    workdir, advance = tmp_path / "run", loops.Jitted.advance
+
+    def removing(self, state, times):
+        shutil.rmtree(workdir)
+        return advance(self, state, times)
+
+    monkeypatch.setattr(loops.Jitted, "advance", removing)
+    status, _, err = call(workdir, "warm_start=none")
+    assert (status, err) == (
+        1,
+        f"curax.train: {workdir} was removed or renamed while the run wrote to it, so "
+        "the run stops; bring it back and go on with --resume, or start anew in "
+        "another --workdir.\n",
+    )
+    assert not workdir.exists()
 
 
 # Bad input
