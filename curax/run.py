@@ -204,7 +204,7 @@ def summary(workdir: Path) -> str:
             "supervised steps"
         )
     change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
-    tokens = record.count(float(np.sum(told.rows[-1]["rollout/tokens"])))
+    tokens = record.count(float(np.sum(told.rows[-1].get("rollout/tokens", 0))))
     steps = told.rows[-1]["step"]
     return (
         f"{alarmed(told)}Held-out pass rate {change}: {steps} steps, {tokens} tokens "
