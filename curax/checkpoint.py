@@ -73,6 +73,7 @@ class Checkpoints:
         self._manager: ocp.CheckpointManager = self._write(
             ocp.CheckpointManager, self._folder, options=options
         )
+        self._stat = self._folder.stat()
 
     def latest(self) -> int | None:
         """The last step saved, None if there is none."""
@@ -106,6 +107,9 @@ class Checkpoints:
         """
         if step == self.latest():
             return
+        if not self._is_there():  # orbax would make a new one
+            self._failed = True
+            raise NotSavedError(f"{self._folder} was removed or renamed")
         totals = copy.deepcopy(totals)
         mark = _mark(state, totals)
         if jax.default_backend() == "cpu":
@@ -215,6 +219,12 @@ class Checkpoints:
         except NotSavedError:
             if not told:
                 raise
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self._folder.stat(), self._stat)
+        except OSError:
+            return False
 
     def clear(self) -> None:
         """Remove all checkpoints."""

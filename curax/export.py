@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from curax.command import Parser
+from curax.command import Parser, heard_or_not
 from curax.config import Config, ConfigError, option
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def parser() -> Parser:
     return result
 
 
+@heard_or_not
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 it could not be written, 2 bad input, 130 interrupted."""
     out = Path()

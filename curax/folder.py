@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
+from curax import record
 from curax.command import write_whole
 from curax.config import Config, ConfigError, changes, describe
 from curax.types import Task
@@ -27,7 +28,7 @@ CONFIG = "config.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
 WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
 MEMORY, EXPECTED = "memory.jsonl", "expected.json"
-QUESTIONS = "questions.json"
+QUESTIONS, ALARMS = "questions.json", "alarms.jsonl"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 EVENTS = "tensorboard"
 
@@ -36,11 +37,29 @@ class NotWrittenError(OSError):
     """A file of the run folder could not be written. Its text names it and says why."""
 
 
-def check(workdir: Path, config: Config, *, resume: bool) -> None:
-    """Refuse a folder that this run may not write to. Writes nothing.
+class RemovedError(NotWrittenError):
+    """A file that a run writes to is no longer where it was."""
+
+    def __init__(self, path: Path):
+        """The folder is named where that has gone as a whole."""
+        gone = path if path.parent.is_dir() else path.parent
+        super().__init__(f"{gone} was removed or renamed while the run wrote to it")
+
+
+def _check_there(path: Path, was: os.stat_result) -> None:
+    try:
+        there = os.path.samestat(path.stat(), was)
+    except OSError:
+        there = False
+    if not there:
+        raise RemovedError(path)
+
+
+def check_place(workdir: Path) -> None:
+    """Refuse a folder that cannot be. Writes nothing.
 
     Raises:
-        ConfigError: there is another run, or none to resume, or no permission.
+        ConfigError: a file is in the way, or there is no permission.
     """
     above = next(p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p))
     if not above.is_dir():
@@ -50,7 +69,16 @@ def check(workdir: Path, config: Config, *, resume: bool) -> None:
             f"--workdir {workdir} cannot be written: no permission in {above}; name "
             "another folder."
         )
+
+
+def check(workdir: Path, config: Config, *, resume: bool) -> None:
+    """Refuse a folder that this run may not write to. Writes nothing.
+
+    Raises:
+        ConfigError: there is another run, or none to resume.
+    """
     if resume:
+        _check_object(workdir / CONFIG)
         _check_same(workdir / CONFIG, config)
         return
     for name in (CONFIG, METRICS, CHECKPOINTS):
@@ -59,6 +87,21 @@ def check(workdir: Path, config: Config, *, resume: bool) -> None:
                 f"--workdir {workdir} holds {name} of a run already; add --resume to "
                 "go on with that run, or name another folder."
             )
+
+
+def _check_object(path: Path) -> None:
+    """A config is a JSON object. What is no JSON at all is told by others."""
+    try:
+        value = json.loads(path.read_bytes())
+    except RecursionError:
+        value = None
+    except (OSError, ValueError):
+        return
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{path}:1: not a JSON object; the run cannot be resumed, name another "
+            "--workdir."
+        )
 
 
 def _check_same(path: Path, config: Config) -> None:
@@ -101,22 +144,60 @@ def make(workdir: Path, config: Config) -> None:
 
 
 def check_questions(workdir: Path, task: Task) -> None:
-    """Note which questions are in the files of a task; a run keeps its questions.
+    """Refuse a folder whose run began with other questions. Writes nothing.
 
     Raises:
-        ConfigError: they are not those that the run began with.
+        ConfigError: the questions in the files of the task are not those.
     """
     path = workdir / QUESTIONS
-    if not task.in_files:
-        return
-    if not path.exists():
-        found = {"prompts": task.num_prompts, "held_out": task.num_held_out}
-        write_json(path, {"mark": task.mark, **found, "told": task.told})
-    elif json.loads(path.read_text())["mark"] != task.mark:
+    if task.in_files and path.exists() and record.whole(path).get("mark") != task.mark:
         raise ConfigError(
             f"--resume: the questions in the files of the task are not those in {path} "
             "that the run began with; bring these back, or name another --workdir."
         )
+
+
+def note_questions(workdir: Path, task: Task) -> None:
+    """Note which questions are in the files of a task; a run keeps its questions."""
+    path = workdir / QUESTIONS
+    if task.in_files and not path.exists():
+        found = {"prompts": task.num_prompts, "held_out": task.num_held_out}
+        write_json(path, {"mark": task.mark, **found, "told": task.told})
+
+
+def checked(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
+    """What the files of rows hold where there is a checkpoint: arguments of `Rows`.
+
+    Args:
+        step: of the checkpoint, None where there is none.
+        warm: of the checkpoint of the warm start, where there is no other.
+    """
+    upto, error = -1 if step is None else step, record.metrics_error
+    done = warm if step is None else math.inf
+    return {
+        METRICS: {"upto": upto, "error": error, "first": 0},
+        ROLLOUTS: {"upto": upto, "error": record.rollout_error},
+        ALARMS: {"upto": upto, "error": record.alarm_error},
+        WARM: {"upto": done, "error": error, "first": 1},
+    }
+
+
+def check_rows(workdir: Path, *, step: int | None, warm: int) -> None:
+    """Refuse a folder whose files are damaged in front of a checkpoint. Writes nothing.
+
+    Args:
+        workdir: the folder.
+        step: as `checked`.
+        warm: as `checked`.
+
+    Raises:
+        RecordError: in a sentence with file and line.
+    """
+    for name, arguments in checked(step=step, warm=warm).items():
+        intact(workdir / name, **arguments)
+    record.whole(workdir / QUESTIONS)
+    if step is not None:
+        record.evaluation(workdir)
 
 
 def plain(value: Any) -> Any:
@@ -140,15 +221,27 @@ def write_json(path: Path, value: Any) -> None:
 class Rows:
     """A file of JSON objects, one per line, each with a `step` that never falls."""
 
-    def __init__(self, path: Path, *, upto: float):
-        """Open for appending; from the first row behind `upto` on, all is cut off."""
-        self._path, end = path, 0
-        if path.exists():
-            with path.open("rb") as lines:
-                for line in lines:
-                    if not _step(line) <= upto:
-                        break
-                    end += len(line)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        upto: float,
+        error: Callable[[Any], str | None] = lambda _: None,
+        first: int | None = None,
+    ):
+        """Open for appending; what lies behind step `upto` is cut off.
+
+        Args:
+            path: of the file.
+            upto: step of the checkpoint.
+            error: says what is wrong with a row.
+            first: step of the first row, if every step from there on has one.
+
+        Raises:
+            RecordError: rows up to the checkpoint are damaged or missing.
+            NotWrittenError: no leave.
+        """
+        self._path, end = path, intact(path, upto=upto, error=error, first=first)
         with _told(path):
             self._file = path.open("ab", buffering=0)
             self._file.truncate(end)
@@ -159,6 +252,7 @@ class Rows:
         Raises:
             NotWrittenError: no room, or no leave; then none of them is written.
         """
+        self.check()
         end = self._file.seek(0, os.SEEK_END)
         text = "".join(json.dumps(plain(row)) + "\n" for row in rows).encode()
         with _told(self._path):
@@ -171,8 +265,16 @@ class Rows:
 
     def read(self) -> Iterator[dict[str, Any]]:
         """All rows, from the first; null stands where a value is not finite."""
-        with self._path.open("rb") as lines:
-            yield from map(json.loads, lines)
+        for line in record.lines(self._path, lambda _: None, once=False):
+            yield dict(line.row)
+
+    def check(self) -> None:
+        """Refuse to go on where the file has gone.
+
+        Raises:
+            RemovedError: it was removed, or renamed, or another is in its place.
+        """
+        _check_there(self._path, os.fstat(self._file.fileno()))
 
     def sync(self) -> None:
         """Wait until all rows are on the disk, should the machine itself fail."""
@@ -183,12 +285,30 @@ class Rows:
         self._file.close()
 
 
-def _step(line: bytes) -> float:
-    """The step of a row, NaN for what a killed run has left of one."""
-    try:
-        return json.loads(line)["step"] if line.endswith(b"\n") else math.nan
-    except ValueError:
-        return math.nan
+def intact(
+    path: Path,
+    *,
+    upto: float,
+    error: Callable[[Any], str | None] = lambda _: None,
+    first: int | None = None,
+) -> int:
+    """Bytes of the rows up to a checkpoint; arguments and errors as of `Rows`."""
+    end, once, before = 0, first is not None, -1 if first is None else first - 1
+    for line in record.lines(path, error, once=once, start=before, upto=upto):
+        if not line.ended:
+            break
+        if once and line.row["step"] > before + 1:
+            raise record.RecordError(
+                f"{path}:{line.number}: step {line.row['step']} behind step {before}; "
+                "bring back the lines between them."
+            )
+        before, end = line.row["step"], line.end
+    if once and before < upto < math.inf:
+        raise record.RecordError(
+            f"{path}: no line of step {before + 1}, and there is a checkpoint of step "
+            f"{upto}; bring back the lines up to that step."
+        )
+    return end
 
 
 class Events:
@@ -198,8 +318,14 @@ class Events:
         """Open a new file. Events behind `upto` in older ones are hidden, not gone."""
         path.mkdir(exist_ok=True)
         self._file = EventsWriter(str(path / "events"), f".{upto + 1}")
+        self._path = Path(self._file._file_name)
+        self._stat = self._path.stat()
         log = SessionLog(status=SessionLog.START)
         self._add(Event(step=upto + 1, session_log=log))
+
+    def check(self) -> None:
+        """As of `Rows`."""
+        _check_there(self._path, self._stat)
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
         """One event per row: its finite numbers, of many seeds the mean."""
@@ -241,9 +367,11 @@ class Files:
         upto = -1 if step is None else step
         self._task, self._seeds = task, seeds
         self._workdir, self._evaluation = workdir, workdir / EVALUATION
-        self.warm = Rows(workdir / WARM, upto=warm if step is None else math.inf)
-        self._metrics = Rows(workdir / METRICS, upto=upto)
-        self._rollouts = Rows(workdir / ROLLOUTS, upto=upto)
+        checks = checked(step=step, warm=warm)
+        self.warm, self._metrics, self._rollouts, self._alarms = self._rows = [
+            Rows(workdir / name, **checks[name])
+            for name in (WARM, METRICS, ROLLOUTS, ALARMS)
+        ]
         with _told(workdir / EVENTS):
             self._events = Events(workdir / EVENTS, upto=upto)
 
@@ -257,6 +385,7 @@ class Files:
         Raises:
             NotWrittenError: no room, or no leave.
         """
+        self._check()  # before a part of it is written
         for row, some in zip(rows, shown, strict=False):
             told = completions(row["step"], some, self._task, self._seeds)
             self._rollouts.write(told)
@@ -264,15 +393,24 @@ class Files:
         with _told(self._workdir / EVENTS):
             self._events.write(rows)
 
+    def alarm(self, step: int, kind: str, text: str) -> None:
+        """Append what the run is warned of at a step.
+
+        Raises:
+            NotWrittenError: no room, or no leave.
+        """
+        self._alarms.write([{"step": step, "kind": kind, "text": text}])
+
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The metrics of all steps so far."""
         return self._metrics.read()
 
     def evaluated(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
         """Keep the held-out pass rates of step 0 and those of the last evaluation."""
-        path, known = self._evaluation, {}
-        if step and path.exists():
-            known = json.loads(path.read_text())
+        path = self._evaluation
+        if step and not path.exists():
+            raise RemovedError(path)
+        known = record.whole(path) if step else {}
         known["after" if step else "before"] = {
             "step": step,
             "samples": samples,
@@ -283,12 +421,18 @@ class Files:
 
     def sync(self) -> None:
         """Wait until all rows are on the disk: before a checkpoint counts on them."""
-        for file in (self.warm, self._metrics, self._rollouts):
+        self._check()
+        for file in self._rows:
             file.sync()
+
+    def _check(self) -> None:
+        """Refuse to go on where a file is not there any longer."""
+        for file in (*self._rows, self._events):
+            file.check()
 
     def close(self) -> None:
         """Flush and close."""
-        for file in (self.warm, self._metrics, self._rollouts, self._events):
+        for file in (*self._rows, self._events):
             file.close()
 
 

@@ -4,6 +4,7 @@ Forms of the sampled completions, and how far the policy is from where RL began.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -194,15 +195,15 @@ def confidence(
     }
 
 
-def outcomes(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> np.ndarray:
+def outcomes(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> reward.Verdicts:
     """`[..., N]` outcomes; leading axes, as of seeds, are kept."""
     if not parts.task.on_device:
         prompts, rollouts = jax.device_get((prompts, rollouts))
-        return reward.on_host(parts.task, prompts, rollouts).outcome
+        return reward.on_host(parts.task, prompts, rollouts)
     grade = jax.jit(lambda p, r: reward.on_device(parts.task, p, r))
     for _ in range(rollouts.prompt.ndim - 1):
         grade = jax.vmap(grade)
-    return np.asarray(grade(prompts, rollouts))
+    return reward.Verdicts(np.asarray(grade(prompts, rollouts)), Counter())
 
 
 def pass_rates(parts: Parts, rollouts: Rollouts, outcome: np.ndarray) -> np.ndarray:

@@ -1,4 +1,8 @@
-"""SIGINT and SIGTERM: the first asks the run to stop, the second ends the process."""
+"""SIGINT, SIGTERM, SIGHUP: the first asks the run to stop.
+
+A second SIGINT or SIGTERM ends the process. A terminal that is closed sends SIGHUP
+more than once, and with others, so it never counts as a second one.
+"""
 
 import os
 import signal
@@ -6,7 +10,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+URGENT = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (*URGENT, signal.SIGHUP)
 
 
 class Interrupt:
@@ -18,7 +23,10 @@ class Interrupt:
     """
 
     def __init__(self, said: Callable[[bool], None]):
-        """At each signal the thread calls `said` with whether it is not the first."""
+        """The thread calls `said` with whether the process ends at once.
+
+        At the first signal it does not; at a second SIGINT or SIGTERM it does.
+        """
         self.number: int | None = None  # of the first signal
         self._said = said
 
@@ -27,7 +35,9 @@ class Interrupt:
         self._here, self._there = socket.socketpair()
         self._there.setblocking(False)
         self._old_fd = signal.set_wakeup_fd(self._there.fileno())
-        self._old = {n: signal.signal(n, lambda *_: None) for n in SIGNALS}
+        deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup does
+        caught = URGENT if deaf else SIGNALS
+        self._old = {n: signal.signal(n, lambda *_: None) for n in caught}
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -42,11 +52,15 @@ class Interrupt:
         self._here.close()
 
     def _watch(self) -> None:
+        urged = False
         while data := self._here.recv(1):
             number = data[0]
             if number not in SIGNALS:
                 continue
-            again, self.number = self.number is not None, self.number or number
-            self._said(again)
-            if again:
+            if self.number is None:
+                self.number = number
+                self._said(False)
+            elif urged and number in URGENT:
+                self._said(True)
                 os._exit(128 + number)
+            urged = urged or number in URGENT

@@ -267,6 +267,7 @@ class Loop(abc.ABC):
         self._measured = jax.jit(self._each(self._measure, 0, 0))
         self.abstract_warm, self.abstract = warm, state
         self._background = ThreadPoolExecutor(1, "verify")
+        self.reason: str | None = None  # why outcomes are missing, as last heard
 
     def context(self):
         """Everything is traced and run inside this: it sets the mesh."""
@@ -335,10 +336,12 @@ class Loop(abc.ABC):
                     or parts.config.evaluation.confidence
                 ):
                     said |= jax.device_get(self._measured(state, prompts, rollouts))
+        verdicts: list[reward.Verdicts] = [outcome.result() for outcome in graded]
         sampled, greedy = (
-            held_out.pass_rates(parts, rollouts, outcome.result())
-            for rollouts, outcome in zip(drawn, graded, strict=True)
+            held_out.pass_rates(parts, rollouts, verdict.outcome)
+            for rollouts, verdict in zip(drawn, verdicts, strict=True)
         )
+        self.reason = verdicts[0].reason or verdicts[1].reason or self.reason
         return sampled, greedy, said
 
     @abc.abstractmethod
@@ -411,8 +414,6 @@ class Jitted(Loop):
             out_shardings=(self.sharding, None),
             donate_argnums=0,
         )
-        self._draw = jax.jit(self._each(self._draw_once))
-        self._draw_is_compiled = False
 
     def _many(self, state, times):
         body = partial(step, self.parts)
@@ -421,24 +422,12 @@ class Jitted(Loop):
     def _rehearse_step(self, state):
         jax.eval_shape(self._chunk, state, 1)
 
-    def _draw_once(self, state):
-        explored, parts = None, self.parts
-        pilots = None
-        if parts.config.pilot:
-            pilots = draws.pilots(parts, state)
-            outcome = reward.on_device(parts.task, pilots[0], pilots[2])
-            explored = draws.explored(parts, state, pilots, outcome)
-        drawn = draws.draw(parts, state, state.memory, jnp.int32(0), explored)
-        return pilots, drawn
-
     def advance(self, state, times):
         """As `Loop.advance`.
 
-        A chunk is one program, so its stages cannot be timed apart: the rollout of its
-        first step is drawn once more, timed, and thrown away; what remains of the time
-        per step counts as update.
+        A chunk is one program, so its stages cannot be timed apart: every step has the
+        mean time of its chunk.
         """
-        draw_s = self._timed_draw(state)
         start = time.perf_counter()
         state, (values, shown) = jax.block_until_ready(self._chunk(state, times))
         step_s = (time.perf_counter() - start) / times
@@ -446,8 +435,7 @@ class Jitted(Loop):
         rows = []
         for i in range(times):
             row = {name: value[..., i] for name, value in values.items()}
-            row["time/rollout_s"] = draw_s
-            row["time/update_s"] = max(step_s - draw_s, 0.0)
+            row["time/step_s"] = step_s
             rows.append(row)
         axis = 0 if self.parts.config.seeds == 1 else 1
         return (
@@ -455,11 +443,3 @@ class Jitted(Loop):
             rows,
             [jax.tree.map(lambda x, i=i: x.take(i, axis), shown) for i in range(times)],
         )
-
-    def _timed_draw(self, state) -> float:
-        if not self._draw_is_compiled:
-            jax.block_until_ready(self._draw(state))
-            self._draw_is_compiled = True
-        start = time.perf_counter()
-        jax.block_until_ready(self._draw(state))
-        return time.perf_counter() - start

@@ -1,14 +1,25 @@
 """The terminal: a live display, or plain lines where output is no terminal."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
+from rich.text import Text
+
+
+class Waited(ProgressColumn):
+    """Seconds since a task began, while it compiles."""
+
+    def render(self, task: Task) -> Text:
+        """Empty as soon as something was done."""
+        waits = task.fields.get("waits") and task.elapsed is not None
+        return Text(f"{task.elapsed:.0f} s" if waits else "")
 
 
 class Progress:
@@ -24,6 +35,7 @@ class Progress:
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             # The note alone may wrap where the terminal is narrow.
             TextColumn("{task.fields[note]}", table_column=Column(no_wrap=False)),
+            Waited(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
@@ -52,11 +64,27 @@ class Progress:
         else:
             self.say("Stopping after this chunk of steps; once more to stop at once.")
 
-    def begin(self, name: str, done: int, total: int) -> None:
-        """A phase begins, at `done` of its `total` steps."""
-        self._phase = name, self._bars.add_task(name, total=total, note=""), total
+    def begin(
+        self, name: str, done: int, total: int, compiling: str = "compiling"
+    ) -> None:
+        """A phase begins, at `done` of its `total` steps; what it compiles at first."""
+        bar = self._bars.add_task(name, total=total, note="", waits=True)
+        self._phase = name, bar, total
         self._first = self._last = None
-        self._show(done, f"{self._held_out}compiling")
+        self._show(done, f"{self._held_out}{compiling}", waits=True)
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Something that takes long, and has no steps, goes on inside."""
+        bar = self._bars.add_task(what, total=None, note="", waits=True, visible=False)
+        if self._console.is_terminal:
+            self._bars.update(bar, visible=True)
+        else:
+            self.say(what)
+        try:
+            yield
+        finally:
+            self._bars.remove_task(bar)
 
     def warm(self, done: int, loss: Any) -> None:
         """Warm-start steps were done."""
@@ -89,9 +117,9 @@ class Progress:
         left = round((now - began) / (done - first) * (total - done))
         return f"  left {left // 60}:{left % 60:02d}"
 
-    def _show(self, done: int, note: str) -> None:
+    def _show(self, done: int, note: str, *, waits: bool = False) -> None:
         name, bar, total = self._phase
-        self._bars.update(bar, completed=done, note=note)
+        self._bars.update(bar, completed=done, note=note, waits=waits)
         if not self._console.is_terminal:
             self.say(f"{name} {done}/{total}  {note}")
 

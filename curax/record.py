@@ -1,12 +1,13 @@
 """What a run has written, read back: its folder as numbers, and numbers as words.
 
 A run that is still going, or was killed, reads like a finished one with less in it: a
-last line that was cut off in the middle is left out, and a step written twice, as by a
-run that resumed, counts once, as last written.
+last line that was cut off in the middle is left out. A run writes every step once, in
+order, so any other file is damaged, and refused.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ class Run(NamedTuple):
     samples: int = 0  # completions behind each of these pass rates
     rollouts: Sequence[Row] = ()  # completions of a few prompts per step
     expected: Mapping[str, Any] = {}  # metrics as predicted, before and after
+    alarms: Sequence[Row] = ()  # what the run was warned of
 
 
 def read(folder: Path) -> Run:
@@ -45,60 +47,146 @@ def read(folder: Path) -> Run:
         raise RecordError(
             f"{folder}: no metrics.jsonl in it; give the folder of a run."
         )
-    metrics = _lines(path, _check_metrics)
+    metrics = _lines(path, metrics_error)
     if not metrics:
         raise RecordError(f"{path}: no rows yet; try again after the first step.")
     _check_seeds(path, metrics)
-    warm = _lines(folder / "warm_start.jsonl", _check_metrics)
-    rollouts = _lines(folder / "rollouts.jsonl", _check_rollout)
-    evaluation = _object(folder / "evaluation.json")
-    before, after = (
-        _pass_rates(folder / "evaluation.json", evaluation, side)
-        for side in ("before", "after")
-    )
-    measured = evaluation.get("after") or evaluation.get("before") or {}
-    samples = measured.get("samples")
+    before, after, samples = evaluation(folder)
     return Run(
-        config=_object(folder / "config.json"),
-        rows=_by_step(metrics),
-        warm=_by_step(warm),
+        config=whole(folder / "config.json"),
+        rows=[row for _, row in metrics],
+        warm=[row for _, row in _lines(folder / "warm_start.jsonl", metrics_error)],
         before=before,
         after=after,
-        samples=samples if isinstance(samples, int) else 0,
-        expected=_object(folder / "expected.json"),
-        rollouts=sorted((row for _, row in rollouts), key=lambda row: row["step"]),
+        samples=samples,
+        expected=expected(folder),
+        rollouts=[
+            row
+            for _, row in _lines(folder / "rollouts.jsonl", rollout_error, once=False)
+        ],
+        alarms=tuple(
+            row for _, row in _lines(folder / "alarms.jsonl", alarm_error, once=False)
+        ),
     )
 
 
-def _lines(path: Path, check: Callable[[Row], str | None]) -> list[tuple[int, Row]]:
-    """The objects of a file that has one per line, each with its line number."""
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            if number == len(lines):  # no newline after it: still being written
-                break
-            row = None
-        if not isinstance(row, dict):
-            wrong = "not a JSON object"
-        elif not isinstance(row.get("step"), int | float):
-            wrong = "no number under step"
-        else:
-            wrong = check(row)
-        if wrong:
-            raise RecordError(f"{path}:{number}: {wrong}; repair or delete this line.")
-        rows.append((number, row))
-    return rows
+def _lines(
+    path: Path, error: Callable[[Row], str | None], *, once: bool = True
+) -> list[tuple[int, Row]]:
+    """The rows of a file, each with its line number."""
+    return [(line.number, line.row) for line in lines(path, error, once=once)]
 
 
-def _check_metrics(row: Row) -> str | None:
+class Line(NamedTuple):
+    """A row in its file."""
+
+    number: int  # of the line, from 1
+    end: int  # bytes from the beginning of the file to the end of the line
+    ended: bool  # by a newline; the last one of a file may not be
+    row: Row
+
+
+def lines(
+    path: Path,
+    error: Callable[[Row], str | None],
+    *,
+    once: bool = True,
+    start: int = -1,
+    upto: float = math.inf,
+) -> Iterator[Line]:
+    """The rows of a file, up to what a killed run may have left at its end.
+
+    Args:
+        path: of the file; nothing is in one that is not there.
+        error: says what is wrong with a row.
+        once: whether steps must rise; else they must not fall.
+        start: a step before all rows.
+        upto: step of a checkpoint. Behind it nothing is looked at, whatever it is.
+
+    Raises:
+        RecordError: a line that belongs to the checkpoint is no row, or out of order.
+    """
+    if not path.is_file():
+        return
+    before, end = start, 0
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            end += len(text)
+            if not text.strip():
+                continue
+            row: Any = None
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError):
+                if not text.endswith(b"\n"):  # still being written
+                    return
+            wrong = _row_error(row) or error(row)
+            if wrong and (upto < 0 or (once and before >= upto)):
+                return
+            if not wrong and row["step"] > upto:
+                return
+            if not wrong and row["step"] < before + once:
+                wrong = f"step {row['step']} behind step {before}"
+            if wrong:
+                raise RecordError(
+                    f"{path}:{number}: {wrong}; repair or delete this line."
+                )
+            before = row["step"]
+            yield Line(number, end, text.endswith(b"\n"), row)
+
+
+def _row_error(row: Any) -> str | None:
+    """What is wrong with a line, whatever file it is in."""
+    if not isinstance(row, dict):
+        return "not a JSON object"
+    step = row.get("step")
+    if type(step) is not int or not 0 <= step < 2**63:
+        return "no number under step"
+    return None
+
+
+def evaluation(folder: Path) -> tuple[np.ndarray | None, np.ndarray | None, int]:
+    """Held-out pass rates before and after, `[seeds, prompts]`, and their samples.
+
+    Raises:
+        RecordError: the file is not what a run writes.
+    """
+    path = folder / "evaluation.json"
+    both = whole(path)
+    before, after = (_pass_rates(path, both, side) for side in ("before", "after"))
+    measured = both.get("after") or both.get("before") or {}
+    samples = measured.get("samples")
+    return before, after, samples if isinstance(samples, int) else 0
+
+
+def expected(folder: Path) -> dict[str, Any]:
+    """Metrics as predicted, before and after.
+
+    Raises:
+        RecordError: the file is not what a run writes.
+    """
+    path = folder / "expected.json"
+    sides = whole(path)
+    for side, values in sides.items():
+        if not isinstance(values, dict) or not all(map(_number, values.values())):
+            raise RecordError(
+                f"{path}: {side} is no object of numbers; repair or delete the file."
+            )
+    return sides
+
+
+def _number(value: Any) -> bool:
+    """Whether a value can be a float, or is null."""
+    if type(value) is int:
+        return abs(value) < 2**1000
+    return value is None or type(value) is float
+
+
+def metrics_error(row: Row) -> str | None:
+    """What is wrong with a row of metrics."""
     for name, value in row.items():
         values = value if isinstance(value, list) and value else [value]
-        if not all(isinstance(v, int | float | None) for v in values):
+        if not all(map(_number, values)):
             return f"{name} is neither a number nor a list of numbers"
     return None
 
@@ -117,20 +205,33 @@ def _check_seeds(path: Path, rows: Sequence[tuple[int, Row]]) -> None:
                     )
 
 
-def _check_rollout(row: Row) -> str | None:
+def rollout_error(row: Row) -> str | None:
+    """What is wrong with the row of a completion."""
     for name in ("outcome", "reward", "advantage"):
-        if not isinstance(row.get(name), int | float | None):
+        if not _number(row.get(name)):
             return f"{name} is not a number"
+    for name in ("tokens", "reference", "weights"):
+        if not isinstance(row.get(name), list | None):
+            return f"{name} is not a list"
+    if not all(map(_number, row.get("weights") or ())):
+        return "weights are not numbers"
     return None
 
 
-def _by_step(rows: Sequence[tuple[int, Row]]) -> list[Row]:
-    last = {row["step"]: row for _, row in rows}
-    return [last[step] for step in sorted(last)]
+def alarm_error(row: Row) -> str | None:
+    """What is wrong with the row of an alarm."""
+    for name in ("kind", "text"):
+        if not isinstance(row.get(name), str):
+            return f"{name} is not a text"
+    return None
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, empty where there is no file."""
+def whole(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, empty where there is no file.
+
+    Raises:
+        RecordError: there is none in the file.
+    """
     if not path.is_file():
         return {}
     try:
@@ -139,7 +240,7 @@ def _object(path: Path) -> dict[str, Any]:
         raise RecordError(
             f"{path}:{error.lineno}: not JSON; repair or delete the file."
         ) from None
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise RecordError(f"{path}:1: not a JSON object; repair or delete the file.")

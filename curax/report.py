@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from curax import pictures, record
-from curax.command import write_whole
+from curax.command import heard_or_not, write_whole
 from curax.record import (
     Row,
     Run,
@@ -77,6 +77,10 @@ def write(run: Path, *, title: str | None = None) -> Path:
         "title": html.escape(title or run.resolve().name),
         "recipe": "".join(_recipe(told)),
         "verdict": _verdict(told),
+        "alarms": "\n".join(
+            f'<p class="alarm">Step {row["step"]:,}: {html.escape(row["text"])}</p>'
+            for row in told.alarms
+        ),
         "tiles": "\n".join(_tiles(told)),
         "figures": "\n".join(figures),
         "metrics": "\n".join(_metrics(told)),
@@ -536,6 +540,7 @@ def _json(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
+@heard_or_not
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and a sentence on stderr if the folder cannot be read."""
     parser = argparse.ArgumentParser(

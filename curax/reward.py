@@ -28,6 +28,7 @@ class Verdicts(NamedTuple):
 
     outcome: np.ndarray  # [N] float32, NaN where missing
     missing: Counter[str]  # rows without an outcome, by the kind of reason
+    reason: str | None = None  # the commonest, in the verifier's words
 
 
 def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
@@ -70,7 +71,10 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
             count,
             reason,
         )
-    return Verdicts(outcome, missing)
+    (reason, _), *_ = *reasons.most_common(1), (None, 0)
+    if missing["none"] > reasons.get(reason, 0):
+        reason = "it gave None or NaN"
+    return Verdicts(outcome, missing, reason)
 
 
 def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:

@@ -28,7 +28,8 @@ from curax import (
     staged,
     watch,
 )
-from curax.config import Config, ConfigError, option
+from curax.compile_times import CompileTimes
+from curax.config import Config, ConfigError, describe, option
 from curax.interrupt import Interrupt
 from curax.loops import Warm
 from curax.progress import Progress
@@ -36,7 +37,13 @@ from curax.types import TrainState
 
 CUMULATIVE = ("rollout/tokens", "update/count")
 IN_A_ROW = "update/nonfinite_in_a_row"
+MISSING_IN_A_ROW = "outcome/missing_in_a_row"
 FROZEN = "frozen"  # fingerprint of the parameters that no checkpoint holds
+PROGRAMS = {
+    "warm": "the supervised update",
+    "evaluation": "the held-out sampler",
+    "step": "the sampler and the update",
+}
 OWN, LIBRARY = str(Path(__file__).parent), "site-packages"
 
 
@@ -65,6 +72,8 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         # By these orbax tells failed saves at length; the run says them in a sentence.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
+    if resume:
+        check_intact(workdir, since, finished=since == config.steps)
     if since == config.steps:
         print(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
@@ -76,8 +85,9 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
                 raise ConfigError(str(error)) from error
         # Only a run without a checkpoint has yet to begin.
         recalled = recollection(loop.parts) if since is None else None
-        folder.make(workdir, config)
         folder.check_questions(workdir, loop.parts.task)
+        folder.make(workdir, config)
+        folder.note_questions(workdir, loop.parts.task)
         try:
             stopped = Run(loop, workdir, recalled).go()
         except (RunError, checkpoint.NotSavedError) as error:
@@ -91,7 +101,10 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
     try:
         if took or not (workdir / folder.EXPECTED).exists():
             foretell(config, workdir)
-        page = report.write(workdir)
+        page, told = report.write(workdir), summary(workdir)
+    except record.RecordError as error:
+        print(f"curax.train: the run is complete, but {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(
             f"curax.train: the run is complete, but {workdir}/report.html cannot be "
@@ -99,8 +112,23 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
             file=sys.stderr,
         )
         return 1
-    print(f"{summary(workdir)}{took}.\nReport: {page}", flush=True)
+    print(f"{told}{took}.\nReport: {page}", flush=True)
     return 0
+
+
+def check_intact(workdir: Path, since: int | None, *, finished: bool) -> None:
+    """Refuse a folder whose files are damaged. Writes nothing.
+
+    Raises:
+        ConfigError: in a sentence with file and line.
+    """
+    warm = checkpoint.latest(workdir / folder.WARM_CHECKPOINTS)
+    try:
+        folder.check_rows(workdir, step=since, warm=warm or 0)
+        if finished:
+            record.read(workdir)
+    except record.RecordError as error:
+        raise ConfigError(str(error)) from error
 
 
 def foretell(config: Config, workdir: Path) -> None:
@@ -169,10 +197,28 @@ def summary(workdir: Path) -> str:
     """What came of the run."""
     told = record.read(workdir)
     rates = list(record.means(told.rows, "eval/pass_rate").values())
+    if told.config.get("steps") == 0:  # there was no RL, so nothing to compare with
+        rate = f"{rates[-1]:.3f}" if rates else "unknown"
+        return (
+            f"{alarmed(told)}Held-out pass rate {rate} after {len(told.warm)} "
+            "supervised steps"
+        )
     change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
-    tokens = record.count(float(np.sum(told.rows[-1]["rollout/tokens"])))
+    tokens = record.count(float(np.sum(told.rows[-1].get("rollout/tokens", 0))))
     steps = told.rows[-1]["step"]
-    return f"Held-out pass rate {change}: {steps} steps, {tokens} tokens generated"
+    return (
+        f"{alarmed(told)}Held-out pass rate {change}: {steps} steps, {tokens} tokens "
+        "generated"
+    )
+
+
+def alarmed(told: record.Run) -> str:
+    """What a run was warned of, in short; nothing where it was of nothing."""
+    brief = [
+        f"{watch.BRIEF.get(row['kind'], row['kind'])} (step {row['step']})"
+        for row in told.alarms
+    ]
+    return f"Complete, but with {', '.join(brief)}. " if brief else ""
 
 
 class Run:
@@ -201,6 +247,11 @@ class Run:
             patience=self._config.update.patience, drift_nats=drift_bound(self._config)
         )
         self._totals: dict[str, Any] = {}
+        cache = jax.config.values["jax_compilation_cache_dir"]
+        self._times = CompileTimes(
+            Path(cache) if cache else None, describe(self._config)
+        )
+        self._compiled: set[str] = set()  # programs that have run here
 
     def go(self) -> int | None:
         """Run to the end, or to a signal: its number.
@@ -235,13 +286,22 @@ class Run:
             checkpoint.NotSavedError,
             folder.NotWrittenError,
             held_out.FormatError,
+            record.RecordError,
         ) as error:
             last = checkpoint.latest(self._workdir / folder.CHECKPOINTS)
             behind = "there is no checkpoint yet, so it will start again"
             if last is not None:
                 behind = f"the checkpoint of step {last} is intact"
+            if isinstance(error.__context__, folder.RemovedError):
+                error = error.__context__  # what was on its way to it failed as well
+            if isinstance(error, folder.RemovedError):
+                raise RunError(
+                    f"{error}, so the run stops; bring it back and go on with "
+                    "--resume, or start anew in another --workdir."
+                ) from error
+            what = str(error).rstrip(".")
             raise RunError(
-                f"{error}; mend that and go on with --resume: {behind}."
+                f"{what}; mend that and go on with --resume: {behind}."
             ) from error
 
     def _found(self) -> checkpoint.Found | None:
@@ -338,11 +398,12 @@ class Run:
             begun = found and self._whole(found.state, found.totals)
             state = begun or loop.initial()
             self._open_files(step=None, warm=done)
-            self._progress.begin("warm start", done, total)
+            self._progress.begin("warm start", done, total, self._compiles("warm"))
             while done < total and self._interrupt.number is None:
                 due = (log.every, log.checkpoint_every)
                 times = min(*(n - done % n for n in due), total - done)
-                state, losses = loop.warm(state, times)
+                with self._timed("warm"):
+                    state, losses = loop.warm(state, times)
                 self._files.warm.write(
                     {"step": done + i, "warm/loss_nats": loss}
                     for i, loss in enumerate(losses, 1)
@@ -358,12 +419,14 @@ class Run:
     def _steps(self, state: TrainState, step: int) -> None:
         """Chunks of steps, which end where something is due."""
         config, log = self._config, self._config.logging
-        self._progress.begin("RL", step, config.steps)
+        if step < config.steps:
+            self._progress.begin("RL", step, config.steps, self._compiles("step"))
         due = (log.every, log.checkpoint_every, config.evaluation.every)
         score: float | None = None
         while step < config.steps and self._interrupt.number is None:
             times = min(*(n - step % n for n in due), config.steps - step)
-            state, rows, shown = self._loop.advance(state, times)
+            with self._timed("step"):
+                state, rows, shown = self._loop.advance(state, times)
             rows = [
                 {"step": step + i, **row, **self._counted(row)}
                 for i, row in enumerate(rows, 1)
@@ -386,6 +449,21 @@ class Run:
         if step < config.steps:  # a signal may leave little time: the state goes first
             self._remember(state)
 
+    def _compiles(self, program: str) -> str:
+        """What is compiled, and how long that took the last time."""
+        last = self._times.last(program)
+        took = f" (took {record.duration(last)} the last time)" if last else ""
+        return f"compiling {PROGRAMS[program]}{took}"
+
+    @contextlib.contextmanager
+    def _timed(self, program: str) -> Iterator[None]:
+        """Note how long the first run of a program takes, which compiles it."""
+        start = time.monotonic()
+        yield
+        if program not in self._compiled:
+            self._compiled.add(program)
+            self._times.note(program, time.monotonic() - start)
+
     def _remember(self, state: TrainState) -> None:
         """Leave the memory for other runs."""
         path = self._workdir / folder.MEMORY
@@ -399,8 +477,19 @@ class Run:
         """Warn of what the rows show; why the run must stop, if it must."""
         patience = self._config.update.patience
         for row in rows:
-            for text in self._watch.look(row):
+            for kind, text in self._watch.look(row).items():
                 self._warn(text)
+                if kind in watch.BRIEF:
+                    self._files.alarm(row["step"], kind, text)
+            count = watch.missing_in_a_row(row, self._totals.get(MISSING_IN_A_ROW, 0))
+            self._totals[MISSING_IN_A_ROW] = count.tolist()
+            if np.all(count >= patience):
+                return (
+                    f"the verifier gave no outcome for any completion in the last "
+                    f"{patience} steps up to step {row['step']} ({self._reason()}), so "
+                    f"the run stops, saved as step {rows[-1]['step']}; mend the "
+                    "verifier and go on with --resume."
+                )
             count = watch.in_a_row(row, self._totals.get(IN_A_ROW, 0))
             self._totals[IN_A_ROW] = count.tolist()
             if np.all(count >= patience):
@@ -420,11 +509,27 @@ class Run:
             self._totals[name] = (old + new.astype(np.int64)).tolist()
         return {name: self._totals[name] for name in CUMULATIVE}
 
+    def _reason(self) -> str:
+        """Why the verifier gives no outcome, as it mostly says."""
+        said = " ".join((self._loop.reason or "they are not finite").split())
+        return said.rstrip(".")[:200]
+
     def _evaluated(self, state: TrainState, step: int) -> tuple[dict[str, Any], float]:
         """What an evaluation adds to the row of a step; the score of its state."""
         start = time.perf_counter()
-        sampled, greedy, said = self._loop.evaluate(state)
+        with contextlib.ExitStack() as told:
+            if "evaluation" not in self._compiled:
+                what = self._compiles("evaluation")
+                told.enter_context(self._progress.waiting(what))
+                told.enter_context(self._timed("evaluation"))
+            sampled, greedy, said = self._loop.evaluate(state)
         took = time.perf_counter() - start
+        if step == 0 and not (np.isfinite(sampled).any() or np.isfinite(greedy).any()):
+            raise RunError(
+                "the verifier gave no outcome for any held-out completion "
+                f"({self._reason()}), so the run stops before its first step; mend the "
+                "verifier and go on with --resume."
+            )
         self._files.evaluated(step, sampled, self._config.evaluation.samples)
         self._progress.held_out(sampled)
         row = {

@@ -316,6 +316,7 @@ class Staged(Loop):
             start = time.perf_counter()
             verdicts = reward.on_host(task, prompts, rollouts)
             clock.graded(time.perf_counter() - start, verdicts.missing)
+            self.reason = verdicts.reason or self.reason
             return jnp.asarray(verdicts.outcome)
 
         return self._begun(grade)

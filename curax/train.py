@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from curax.command import Parser
+from curax.command import Parser, heard_or_not
 from curax.config import ConfigError, load, override
 
 DEFAULT = "configs/quickstart.py"
@@ -39,6 +39,7 @@ def parser() -> Parser:
     return result
 
 
+@heard_or_not
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 stopped by a failure, 2 bad input, 128 + n by a signal."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -47,11 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         workdir = Path(args.workdir or Path("runs") / Path(args.config).stem)
         config = override(load(args.config), args.assignments)
         # These import jax, which takes seconds: not before the input is read.
-        from curax import folder, run
+        from curax import folder, lock, run
 
-        folder.check(workdir, config, resume=args.resume)
-        command = resuming(argv)
-        return run.train(config, workdir, resume=args.resume, command=command)
+        folder.check_place(workdir)
+        with lock.hold(workdir, "--workdir"):
+            folder.check(workdir, config, resume=args.resume)
+            command = resuming(argv)
+            return run.train(config, workdir, resume=args.resume, command=command)
     except ConfigError as error:
         print(f"curax.train: {error}", file=sys.stderr)
         return 2

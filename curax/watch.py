@@ -8,6 +8,14 @@ Row = dict[str, Any]
 
 FORMATS, THOUGHT = 0.5, 0.1  # of the first value, below which something is said
 SURPRISE, IN_A_ROW = 4.0, 10  # standard deviations, and for how many steps
+BRIEF = {  # of each kind of alarm that is kept, for the line that ends a run
+    "nonfinite": "updates that were not finite",
+    "collapse": "nothing left to learn from",
+    "drift": "ratios off 1 before any update",
+    "formats": "completions of fewer forms",
+    "thought": "thoughts that shrank",
+    "surprise": "dead groups far from the forecast",
+}
 
 
 class Watch:
@@ -17,19 +25,21 @@ class Watch:
         """Nothing has happened yet.
 
         Args:
-            patience: steps in a row without a finite gradient that are let pass.
+            patience: steps in a row without a finite gradient, or with dead groups
+                alone, that are let pass.
             drift_nats: how far log-probs of sampler and trainer may be apart.
         """
         self._patience, self._drift_nats = patience, drift_nats
         self._told: set[str] = set()
         self._first: dict[str, np.ndarray] = {}
         self._surprised = np.zeros(1, np.int64)
+        self._dead = np.zeros(1, np.int64)  # steps in a row
 
-    def look(self, row: Row) -> list[str]:
-        """Sentences about a row, without those of a kind that was told before."""
+    def look(self, row: Row) -> dict[str, str]:
+        """A sentence by kind about a row, without the kinds that were told before."""
         new = {kind: text for kind, text in self._seen(row) if kind not in self._told}
         self._told |= set(new)
-        return list(new.values())
+        return new
 
     def _seen(self, row: Row):
         step = row["step"]
@@ -39,12 +49,21 @@ class Watch:
                 f"{culprit(row)} at step {step}: the update was skipped; after "
                 f"{self._patience} such steps in a row the run stops.",
             )
-        if np.all(_of(row, "update/count", 1) == 0) and not np.any(
-            _of(row, "update/nonfinite") > 0
-        ):
+        bad = _of(row, "update/nonfinite") > 0
+        dead = (_of(row, "group/signal_fraction", 1) == 0) & ~bad
+        self._dead = np.where(dead, self._dead + 1, 0)
+        if np.all(dead):
             yield (
                 "dead",
                 f"nothing to train on at step {step}, so no update: {remedy(row)}.",
+            )
+        if np.any(self._dead >= self._patience):
+            yield (
+                "collapse",
+                f"nothing to train on in {self._patience} steps in a row up to step "
+                f"{step}, so no updates: {remedy(row)}; if it was otherwise before, "
+                "the policy has collapsed: start anew with a lower "
+                "optimizer.learning_rate.",
             )
         drift = _of(row, "sampler/drift_nats")
         if np.any(drift > self._drift_nats):
@@ -112,6 +131,13 @@ def in_a_row(row: Row, before: Any) -> np.ndarray:
     """Steps in a row without a finite gradient, this one included; per seed."""
     bad = np.asarray(row.get("update/nonfinite", 0)) > 0
     return np.where(bad, np.asarray(before, np.int64) + 1, 0)
+
+
+def missing_in_a_row(row: Row, before: Any) -> np.ndarray:
+    """Steps in a row without any outcome, this one included; per seed."""
+    drawn = np.asarray(row.get("rollout/drawn", 0))
+    missing = np.asarray(row.get("outcome/missing", 0)) >= np.maximum(drawn, 1)
+    return np.where(missing, np.asarray(before, np.int64) + 1, 0)
 
 
 def culprit(row: Row) -> str:

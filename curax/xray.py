@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from curax.command import Parser, write_whole
+from curax.command import Parser, heard_or_not, write_whole
 from curax.config import Config, ConfigError, describe, load, override
 from curax.places import full_name
 
@@ -85,6 +85,7 @@ def parser() -> Parser:
     return result
 
 
+@heard_or_not
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else list(argv)

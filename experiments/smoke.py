@@ -65,7 +65,6 @@ def trained(
             0 where none of them has one.
     """
     loop = loops.Jitted(build(config))
-    loop._timed_draw = lambda state: 0.0  # it would be compiled, and is not needed
     state = loop.begin(jax.device_put(warm))
     spent, updates = np.zeros(config.seeds), np.zeros(config.seeds)
     told: dict[str, list[Any]] = {name: [] for name in ("tokens", "updates", "rate")}

@@ -1,5 +1,6 @@
 """What the command lines have in common."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -28,3 +29,65 @@ def test_help_comes_at_once(name):
     )
     assert shown.stdout.startswith(f"usage: python -m curax.{name} ")
     assert shown.stdout.endswith("\nset()\n")
+
+
+# Prints until its reader has gone, and on; what it was to do is done.
+CHATTY = """
+import sys
+from pathlib import Path
+from curax.command import heard_or_not
+from curax.progress import Progress
+
+@heard_or_not
+def main():
+    with Progress() as progress:
+        for number in range(3_000):
+            progress.say(f"line {number}")
+            print("said", file=sys.stderr)
+    print("x" * 100_000)
+    Path(sys.argv[1]).write_text("done")
+    return 0
+
+sys.exit(main())
+"""
+
+
+def chatty(path, end):
+    """Exit status of a shell that ends so, and what it says itself."""
+    shell = f'set -o pipefail; "$0" -c "$1" "$2" {end}'
+    done = subprocess.run(
+        ["bash", "-c", shell, sys.executable, CHATTY, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("end", "heard"),
+    [
+        ("2> /dev/null | head -1", "line 0\n"),
+        ("2>&1 > /dev/null | head -1", "said\n"),
+        ("> /dev/full 2>&1", ""),
+        (">&- 2>&-", ""),
+    ],
+)
+def test_who_is_read_no_longer_goes_on_to_the_end(tmp_path, end, heard):
+    assert chatty(tmp_path / "file", end) == (0, heard)
+    assert (tmp_path / "file").read_text() == "done"
+
+
+def test_nothing_is_said_of_a_reader_that_has_gone(tmp_path):
+    complaints = tmp_path / "complaints"
+    end = f"2> >(grep -v said > {complaints}) | head -1"
+    assert chatty(tmp_path / "file", end) == (0, "line 0\n")
+    assert complaints.read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "export", "xray", "report"])
+def test_every_command_line_goes_on(name):
+    module = importlib.import_module(f"curax.{name}")
+    assert hasattr(module.main, "__wrapped__")

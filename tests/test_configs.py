@@ -142,10 +142,8 @@ def test_a_recipe_as_released_has_its_clips_and_its_kl(recipe):
 
 
 @for_each(RECIPES)
-def test_a_config_takes_a_step(path, monkeypatch):
+def test_a_config_takes_a_step(path):
     config = shrunk(load(path))
-    # The timed draw would be a second program to compile.
-    monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
     parts = build(config)
     loop = loops.Jitted(parts)
     with loop.context():

@@ -23,7 +23,7 @@ import words
 from jax.experimental.compilation_cache import compilation_cache
 from test_folder import files_of_at_most
 
-from curax import evaluate, update
+from curax import evaluate, lock, update
 from curax.exams import asked, hold, samples, tally
 from curax.models import pretrained
 from curax.tasks import text
@@ -829,11 +829,20 @@ BAD = {
     "file.",
     "--model {model} --data {data} --out {file}": "--out {file} is a file; name a "
     "folder.",
-    "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written "
-    "(Not a directory); name another folder.",
+    "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written: "
+    "Not a directory; name another folder.",
     "--model {model} --data {data} --out {place}": "--out {place} holds files of "
     "something else; name a new folder.",
 }
+
+
+def test_a_folder_that_another_process_writes_is_refused(place, tmp_path):
+    with lock.hold(tmp_path / "out", "--out"):
+        status, said, err = main(*typed(place, tmp_path / "out"))
+    assert (status, said) == (2, "")
+    assert err.startswith(
+        f"curax.evaluate: --out {tmp_path}/out is being written by process "
+    )
 
 
 @pytest.mark.parametrize("words_", BAD)

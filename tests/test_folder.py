@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import resource
 import struct
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from small import get_config
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-from curax import folder
+from curax import folder, record
 from curax.config import ConfigError, describe, override
 from curax.pipeline import Shown
 from curax.tasks import chain
@@ -94,6 +95,68 @@ def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
     file.write(FOUR[:1])
     assert lines(tmp_path / "rows.jsonl") == FOUR[:1]
     file.close()
+
+
+def refused(path, **how) -> str:
+    """Why a file is not opened; it stays as it is."""
+    before = path.read_bytes()
+    with pytest.raises(record.RecordError) as caught:
+        folder.Rows(path, **how)
+    assert path.read_bytes() == before
+    return str(caught.value)
+
+
+WRONG = ['{"step": 1, "lo', "5", "null", "[]", '{"a": 1}', '{"step": "2"}', "\xff"]
+WRONG += ['{"step": NaN}', '{"step": true}', '{"step": 0}']
+
+
+@pytest.mark.parametrize("first", [None, 0])
+@pytest.mark.parametrize("text", WRONG)
+def test_in_front_of_a_checkpoint_nothing_is_cut_off(tmp_path, text, first):
+    path = tmp_path / "rows.jsonl"
+    written(path, FOUR)
+    rows = path.read_bytes().splitlines(keepends=True)
+    rows[1] = text.encode("latin-1") + b"\n"
+    path.write_bytes(b"".join(rows))
+    for upto in (3, math.inf):
+        if first is not None or text != '{"step": 0}':  # completions share a step
+            said = refused(path, upto=upto, first=first)
+            assert re.fullmatch(rf"{path}:2: .*; repair or delete this line\.", said)
+    # Where there is no checkpoint, or one of before, it is as good as any row.
+    folder.Rows(path, upto=-1, first=first).close()
+    assert path.read_bytes() == b""
+
+
+def test_what_lies_behind_the_last_step_of_a_checkpoint_may_be_anything(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for tail in ("\0\0\0", "5\n", '{"step": 4}\nnull\n', '{"step": 9}\n{"st'):
+        written(path, FOUR)
+        with path.open("a") as file:
+            file.write(tail)
+        folder.Rows(path, upto=3, first=0).close()
+        assert lines(path) == FOUR
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("steps", "cut", "sentence"),
+    [
+        ([0, 1, 3], 0, ":3: step 3 behind step 1; bring back the lines between them."),
+        ([1, 2, 3], 0, ":1: step 1 behind step -1; bring back the lines between them."),
+        ([0, 1, 2, 1, 3], 0, ":4: step 1 behind step 2; repair or delete this line."),
+        ([0, 1, 2, 3, 3], 0, ":5: step 3 behind step 3; repair or delete this line."),
+        *(
+            (steps, cut, f": no line of step {step}, and there is a checkpoint of step "
+            "3; bring back the lines up to that step.")
+            for steps, cut, step in (([0, 1, 2], 0, 3), ([], 0, 0), ([0, 1, 2], 2, 2))
+        ),
+    ],
+)  # fmt: skip
+def test_rows_that_a_checkpoint_counts_on_are_missed(tmp_path, steps, cut, sentence):
+    path = tmp_path / "rows.jsonl"
+    text = "".join(f'{{"step": {step}}}\n' for step in steps)
+    path.write_text(text[: len(text) - cut])
+    assert refused(path, upto=3, first=0) == f"{path}{sentence}"
 
 
 @contextlib.contextmanager
@@ -296,7 +359,14 @@ def error_of(workdir, config=CONFIG, *, resume=False) -> str:
     return str(caught.value)
 
 
+def no_place(workdir) -> str:
+    with pytest.raises(ConfigError) as caught:
+        folder.check_place(workdir)
+    return str(caught.value)
+
+
 def test_a_new_folder_and_an_empty_one_are_let_pass_and_left_alone(tmp_path):
+    folder.check_place(tmp_path / "a" / "b")
     folder.check(tmp_path, CONFIG, resume=False)
     folder.check(tmp_path / "a" / "b", CONFIG, resume=False)
     assert not list(tmp_path.iterdir())
@@ -305,7 +375,7 @@ def test_a_new_folder_and_an_empty_one_are_let_pass_and_left_alone(tmp_path):
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
     for workdir in (tmp_path / "file", tmp_path / "file" / "a" / "b"):
-        assert error_of(workdir) == (
+        assert no_place(workdir) == (
             f"--workdir {workdir}: {tmp_path / 'file'} is a file; name a folder."
         )
 
@@ -313,7 +383,7 @@ def test_a_file_is_no_folder(tmp_path):
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     for workdir in (tmp_path, tmp_path / "a" / "b"):
-        assert error_of(workdir) == (
+        assert no_place(workdir) == (
             f"--workdir {workdir} cannot be written: no permission in {tmp_path}; name "
             "another folder."
         )
@@ -369,6 +439,15 @@ def test_a_changed_config_is_not_resumed(tmp_path, assignment, was, rule):
     assert error_of(tmp_path, changed, resume=True) == (
         f"--resume: {assignment} differs from {was} in {tmp_path / 'config.json'}; "
         f"{rule}, so set {name} back or name another --workdir."
+    )
+
+
+@pytest.mark.parametrize("text", ["5", "null", "[]", "[" * 99_999])
+def test_a_config_that_is_no_object_is_not_resumed(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    assert error_of(tmp_path, resume=True) == (
+        f"{tmp_path / 'config.json'}:1: not a JSON object; the run cannot be resumed, "
+        "name another --workdir."
     )
 
 

@@ -846,11 +846,6 @@ def assert_same(got, want):
                 close(mine[name], theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-@pytest.fixture
-def without_the_timed_draw(monkeypatch):
-    monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
-
-
 @cache
 def in_one_program(recipe):
     return trained(shrunk(recipe), loops.Jitted)
@@ -867,7 +862,7 @@ def by_hand(recipe):
 
 
 @pytest.mark.parametrize("recipe", ["sage", "sage_light"])
-def test_both_loops_hint_alike(recipe, without_the_timed_draw):
+def test_both_loops_hint_alike(recipe):
     want = in_one_program(recipe)
     assert_same(by_hand(recipe), want)
     assert any(row["hint/hinted_fraction"] > 0 for row in want[1])
@@ -875,9 +870,7 @@ def test_both_loops_hint_alike(recipe, without_the_timed_draw):
     assert sum(moved) > 0
 
 
-def test_pools_that_stop_between_rounds_of_the_host_are_hinted_alike(
-    without_the_timed_draw,
-):
+def test_pools_that_stop_between_rounds_of_the_host_are_hinted_alike():
     want = in_one_program("ada_seq_sage")
     host = override(shrunk("ada_seq_sage"), ["task.on_device=false"])
     assert_same(trained(host, staged.Staged), want)

@@ -41,6 +41,40 @@ def test_a_second_signal_leaves_at_once_whatever_the_main_thread_does(number):
         assert process.wait(10) == 128 + number
 
 
+def test_a_terminal_that_is_closed_asks_once_however_often_it_does():
+    root = str(Path(__file__).parents[1])
+    listening = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)" + DEAF
+    with subprocess.Popen(
+        [sys.executable, "-c", listening],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "False\n"
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+            process.send_signal(number)
+            time.sleep(0.05)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "True\n"
+        assert process.wait(10) == 128 + signal.SIGTERM
+
+
+def test_who_is_deaf_to_a_closed_terminal_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt(lambda again: None) as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.05)
+            assert interrupt.number is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_first_signal_is_remembered_and_afterwards_all_is_as_before():
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     heard = []

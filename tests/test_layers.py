@@ -71,10 +71,12 @@ MAY_IMPORT = {
     "staged": JOINED
     | {"parts", "draws", "pipeline", "hinted", "reflected", "imitate", "loops"},
     "checkpoint": {"types"},
-    "folder": {"types", "config", "command"},
+    "folder": {"types", "config", "command", "record"},
     "recall": {"types", "config", "command", "folder"},
     "progress": {"config"},
     "interrupt": set(),
+    "lock": {"places"},
+    "compile_times": {"command"},
     "watch": set(),
     "record": set(),
     "frontier": set(),
@@ -83,7 +85,7 @@ MAY_IMPORT = {
     "run": {
         *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
         *("progress", "interrupt", "recall", "record", "report", "watch"),
-        *("expect", "held_out"),
+        *("expect", "held_out", "compile_times"),
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
@@ -91,13 +93,14 @@ MAY_IMPORT = {
     },
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
-        *("policies", "run", "record", "interrupt", "progress", "tasks", "verify"),
+        *("policies", "run", "record", "interrupt", "lock", "progress", "tasks"),
+        "verify",
         *("update", "confidence"),
     },
     "evaluate": {"kinds", "command", "config", "exams"},
     "export": {"command", "config", "policies", "models"},
     "command": {"places"},
-    "train": {"command", "config", "folder", "run"},
+    "train": {"command", "config", "folder", "lock", "run"},
     "chances": set(),
     "claims": {"chances", "config", "objective", "places", "predict"},
     "levels": {"chances", "config", "hint", "hinted", "masked"},
@@ -107,7 +110,7 @@ MAY_IMPORT = {
         *("command", "config", "places", "claims", "levels", "predict", "pictures")
     },
 }
-STANDARD_LIBRARY_ONLY = WORDS | {"interrupt", "files"}
+STANDARD_LIBRARY_ONLY = WORDS | {"interrupt", "files", "lock"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a module may take of another, where that is not all of it.

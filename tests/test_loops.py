@@ -3,6 +3,8 @@
 import threading
 from dataclasses import replace
 from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -78,12 +80,6 @@ TINY = Config(
     kl=KL(estimator=loss.k3, coefficient=0.1),
     steps=STEPS,
 )
-
-
-@pytest.fixture(autouse=True)
-def without_the_timed_draw(monkeypatch):
-    """It says how long a draw takes, and would have to be compiled in every test."""
-    monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
 
 
 @lru_cache
@@ -386,3 +382,18 @@ def test_a_missing_outcome_is_neither_right_nor_wrong():
     assert np.isnan(shown.outcome[:, 0]).all()
     assert not shown.keep[:, 0].any()
     np.testing.assert_allclose(shown.credit[:, 1], 2 / 3, rtol=1e-6)
+
+
+def test_a_chunk_runs_one_program_and_draws_nothing_to_throw_away():
+    calls = []
+
+    def chunk(state, times):
+        calls.append(times)
+        return state, ({"outcome/mean": np.zeros(times)}, np.zeros((times, 1)))
+
+    config = SimpleNamespace(seeds=1)
+    only = SimpleNamespace(_chunk=chunk, parts=SimpleNamespace(config=config))
+    _, rows, shown = loops.Jitted.advance(cast(Any, only), cast(Any, None), 2)
+    assert calls == [2]
+    assert [set(row) for row in rows] == [{"outcome/mean", "time/step_s"}] * 2
+    assert len(shown) == 2

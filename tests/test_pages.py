@@ -28,7 +28,7 @@ import words
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import evaluate, export, loops, run, train, xray
+from curax import evaluate, export, run, train, xray
 from curax.config import fields_of, load, option, override
 from curax.tasks import problems
 from curax.verify import graders
@@ -240,8 +240,6 @@ def site(tmp_path_factory, compiled) -> Iterator[Site]:  # noqa: F811
         patch.syspath_prepend(str(folder))
         # Pictures take a second; other tests look at them.
         patch.setattr(run.report, "write", lambda workdir: workdir / "report.html")
-        # So does the rollout that is drawn once more, to be timed.
-        patch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
         yield Site(folder)
         BUILT.clear()
         for name in MADE:
@@ -425,6 +423,9 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         and not first,
         "verifier on the host": host and not first,
         "verifier on the host, or `staged`": (host or config["staged"]) and not first,
+        "verifier on the device, without `staged`": not (
+            host or config["staged"] or first
+        ),
     }[when]
 
 

@@ -44,12 +44,6 @@ def test_a_last_line_cut_off_is_left_out(tmp_path):
     assert record.read(tmp_path).rows == [{"step": 0}]
 
 
-def test_a_step_written_twice_counts_once_as_last_written(tmp_path):
-    rows = [{"step": step, "x": x} for step, x in ((0, 0), (1, 1), (2, 2), (1, 5))]
-    lines(tmp_path / "metrics.jsonl", rows)
-    assert [row["x"] for row in record.read(tmp_path).rows] == [0, 5, 2]
-
-
 FIX = "repair or delete this line."
 
 
@@ -73,6 +67,40 @@ FIX = "repair or delete this line."
             "metrics.jsonl",
             '{"step": 0, "a": [1, 2]}\n{"step": 1, "b": [1, 2, 3]}\n',
             f":2: b has 3 numbers where the lines before have 2; {FIX}",
+        ),
+        *(
+            ("metrics.jsonl", f'{{"step": 0}}\n{text}\n', f":2: {what}; {FIX}")
+            for text, what in {
+                "5": "not a JSON object",
+                "null": "not a JSON object",
+                "[" * 99_999: "not a JSON object",
+                '{"a": 1}': "no number under step",
+                '{"step": "1"}': "no number under step",
+                '{"step": true}': "no number under step",
+                '{"step": NaN}': "no number under step",
+                '{"step": -1}': "no number under step",
+                '{"step": 1.5}': "no number under step",
+                '{"step": 0}': "step 0 behind step 0",
+                '{"step": 1, "x": true}': "x is neither a number nor a list of numbers",
+                f'{{"step": 1, "x": 1{"0" * 999}}}': "x is neither a number nor a list "
+                "of numbers",
+            }.items()
+        ),
+        *(
+            ("rollouts.jsonl", f'{{"step": 2}}\n{text}\n', f":2: {what}; {FIX}")
+            for text, what in {
+                '{"step": 1}': "step 1 behind step 2",
+                '{"step": 2, "tokens": 5}': "tokens is not a list",
+                '{"step": 2, "weights": ["a"]}': "weights are not numbers",
+            }.items()
+        ),
+        *(
+            ("expected.json", text, what + "; repair or delete the file.")
+            for text, what in {
+                "5": ":1: not a JSON object",
+                '{"before": 5}': ": before is no object of numbers",
+                '{"after": {"group/draws": "4"}}': ": after is no object of numbers",
+            }.items()
         ),
         ("metrics.jsonl", "", ": no rows yet; try again after the first step."),
         ("warm_start.jsonl", "{}\n", f":1: no number under step; {FIX}"),

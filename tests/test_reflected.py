@@ -598,11 +598,6 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def without_the_timed_draw(monkeypatch):
-    monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
-
-
 @cache
 def config():
     return small("dro", SMALL)
@@ -644,7 +639,6 @@ def run():
     return whole(loop(), begun(loop()), STEPS)
 
 
-@pytest.mark.usefixtures("without_the_timed_draw")
 def test_the_recipe_trains_on_the_prompts_it_chose_in_their_order():
     """P8: each look takes the next candidates; of a pool a share is the last one's."""
     rows_, shown, states = run()
@@ -679,7 +673,6 @@ def test_the_recipe_trains_on_the_prompts_it_chose_in_their_order():
     assert any(0 < row["query/kept_fraction"] < 1 for row in rows_)
 
 
-@pytest.mark.usefixtures("without_the_timed_draw")
 def test_a_scorer_that_lags_is_the_policy_of_the_last_even_step():
     _, _, states = run()
     for step, state in enumerate(states):
@@ -690,7 +683,6 @@ def test_a_scorer_that_lags_is_the_policy_of_the_last_even_step():
         jax.tree.map(np.testing.assert_array_equal, states[1].scorer, states[1].params)
 
 
-@pytest.mark.usefixtures("without_the_timed_draw")
 def test_a_run_cut_in_two_is_the_whole_run(tmp_path):
     """Between two looks, and between two copies of the scorer."""
     rows_, _, states = run()
@@ -705,7 +697,6 @@ def test_a_run_cut_in_two_is_the_whole_run(tmp_path):
             assert mine[name] == theirs[name]
 
 
-@pytest.mark.usefixtures("without_the_timed_draw")
 def test_the_staged_loop_gives_the_same_in_micro_batches():
     """A quarter of the rows at a time; prompts and references that the host reads."""
 

@@ -1,5 +1,6 @@
 """What a run tells of its rows when it goes on, and of a function that fails."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import small
 
-from curax import checkpoint, folder, held_out, run
+from curax import checkpoint, folder, held_out, record, run
+from curax.compile_times import CompileTimes
 
 FORMS = "format/effective_number"
 
@@ -21,6 +23,8 @@ class Loop:
         task = SimpleNamespace(told="", in_files=False, decode=str)
         self.parts = SimpleNamespace(config=config, task=task)
         self.seeds, self._said = np.uint32(0), iter(said)
+        self.row: dict[str, float] = {}
+        self.rates, self.reason = np.zeros(1), ""
         self.abstract = self.sharding = None
 
     def context(self):
@@ -38,17 +42,19 @@ class Loop:
         said = next(self._said)
         if isinstance(said, Exception):
             raise said
-        return np.zeros(1), np.zeros(1), {FORMS: np.float32(said)}
+        return self.rates, self.rates, {FORMS: np.float32(said)}
 
     def advance(self, state, times):
         names = ("outcome/mean", "group/dead_fraction", "loss/mean", "gradient/norm")
         row = dict.fromkeys(names, 0.0) | {"update/count": 1.0}
-        return state, [row | {"sampler/drift_nats": 1.0} for _ in range(times)], []
+        row |= {"sampler/drift_nats": 1.0} | self.row
+        return state, [row for _ in range(times)], []
 
 
 def follow(workdir, loop, monkeypatch, *, step=None) -> list[str]:
     """Warnings of a run, which goes on from the checkpoint of this step."""
-    told, state = [], SimpleNamespace(frozen=None, memory=None)
+    told: list[str] = []
+    state = SimpleNamespace(frozen=None, memory=None)
     found = None if step is None else checkpoint.Found(step, state, {}, {})
     saved = SimpleNamespace(
         newest=lambda *_: found,
@@ -56,6 +62,7 @@ def follow(workdir, loop, monkeypatch, *, step=None) -> list[str]:
         wait=lambda: None,
         close=lambda: None,
     )
+    workdir.mkdir(exist_ok=True)
     with monkeypatch.context() as patch:
         patch.setattr(run.checkpoint, "Checkpoints", lambda *_, **__: saved)
         patch.setattr(run.loops, "saved", lambda state: state)
@@ -89,3 +96,101 @@ def test_a_format_that_fails_ends_the_run_in_a_sentence(tmp_path, monkeypatch):
         "will start again."
     )
     assert (tmp_path / folder.METRICS).read_text() == ""
+
+
+DEAD = {"group/signal_fraction": 0.0, "group/failed_fraction": 1.0}
+
+
+def test_alarms_are_kept_as_other_rows_are_and_told_at_the_end(tmp_path, monkeypatch):
+    for step in (None, 4, 2):
+        loop = Loop(*[4.0, 3.0, 3.0, 3.0][step is not None :], steps=7)
+        loop.row = DEAD
+        follow(tmp_path, loop, monkeypatch, step=step)
+        told = {row["kind"]: row["step"] for row in record.read(tmp_path).alarms}
+        assert told == {"drift": 1, "collapse": 5}
+    row = {"step": 7, "rollout/tokens": 9}
+    (tmp_path / folder.METRICS).write_text(json.dumps(row) + "\n")
+    assert run.summary(tmp_path) == (
+        "Complete, but with ratios off 1 before any update (step 1), nothing left to "
+        "learn from (step 5). Held-out pass rate unknown: 7 steps, 9 tokens generated"
+    )
+    page = run.report.write(tmp_path).read_text()
+    top = page[page.index("<header>") : page.index("</header>")]
+    assert top.count('<p class="alarm">Step ') == 2
+    assert "Step 5: nothing to train on in 5 steps in a row up to step 5, " in top
+
+
+def test_a_run_without_rl_is_told_as_a_supervised_one(tmp_path):
+    row = {"step": 0, "eval/pass_rate": 0.125}
+    (tmp_path / "config.json").write_text('{"steps": 0}')
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    warm = [json.dumps({"step": n, "warm/loss_nats": 1.0}) for n in (1, 2, 3)]
+    (tmp_path / "warm_start.jsonl").write_text("\n".join(warm) + "\n")
+    said = "Held-out pass rate 0.125 after 3 supervised steps"
+    assert run.summary(tmp_path) == said
+    page = run.report.write(tmp_path).read_text()
+    assert "Held-out pass rate is <b>12.5%</b> after 3 supervised steps." in page
+
+
+MISSING = {"outcome/missing": 4.0, "rollout/drawn": 4.0} | DEAD
+
+
+def test_a_verifier_that_never_knows_stops_the_run(tmp_path, monkeypatch):
+    loop = Loop(4.0, 3.0, 3.0, 3.0, steps=9)
+    loop.row, loop.reason = MISSING, "error: ValueError: cannot\ntell."
+    with pytest.raises(run.RunError) as caught:
+        follow(tmp_path, loop, monkeypatch)
+    assert str(caught.value) == (
+        "the verifier gave no outcome for any completion in the last 5 steps up to "
+        "step 5 (error: ValueError: cannot tell), so the run stops, saved as step 6; "
+        "mend the verifier and go on with --resume."
+    )
+    loop = Loop(4.0)
+    loop.rates, loop.reason = np.full(1, np.nan), "it gave None or NaN"
+    with pytest.raises(run.RunError) as caught:
+        follow(tmp_path / "other", loop, monkeypatch)
+    assert str(caught.value) == (
+        "the verifier gave no outcome for any held-out completion (it gave None or "
+        "NaN), so the run stops before its first step; mend the verifier and go on "
+        "with --resume."
+    )
+    assert (tmp_path / "other" / folder.METRICS).read_text() == ""
+
+
+@pytest.mark.parametrize("gone", [folder.METRICS, folder.EVENTS, "", "evaluation.json"])
+def test_what_is_removed_during_a_run_is_told(tmp_path, monkeypatch, gone):
+    loop, workdir = Loop(4.0, 3.0, 3.0), tmp_path / "run"
+    advance = loop.advance
+
+    def removing(state, times):
+        if (workdir / gone).exists():
+            (workdir / gone).rename(tmp_path / "elsewhere")
+        return advance(state, times)
+
+    monkeypatch.setattr(loop, "advance", removing)
+    with pytest.raises(run.RunError) as caught:
+        follow(workdir, loop, monkeypatch)
+    assert str(caught.value) == (
+        f"{workdir / gone} was removed or renamed while the run wrote to it, so the "
+        "run stops; bring it back and go on with --resume, or start anew in another "
+        "--workdir."
+    )
+    assert not (workdir / gone).exists()
+
+
+def test_how_long_programs_took_is_known_the_next_time(tmp_path):
+    config = {"seed": 1, "model": {"width": 8}}
+    times = CompileTimes(tmp_path / "cache", config)
+    assert times.last("step") is None
+    times.note("step", 28.123)
+    assert CompileTimes(tmp_path / "cache", config | {"seed": 2}).last("step") == 28.12
+    assert times.last("warm") is None
+    assert CompileTimes(tmp_path / "cache", {"model": 1}).last("step") is None
+    for text in ("", "[]", '{"a": "b"}'):
+        next((tmp_path / "cache").iterdir()).write_text(text)
+        assert times.last("step") is None
+        times.note("step", 3.0)
+        assert times.last("step") == 3.0
+    nowhere = CompileTimes(None, config)
+    nowhere.note("step", 1.0)
+    assert nowhere.last("step") is None

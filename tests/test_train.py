@@ -24,7 +24,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from runs import assert_same_run, rows, state
 from test_folder import events, files_of_at_most, lines
 
-from curax import checkpoint, folder, loops, run, train
+from curax import checkpoint, folder, lock, loops, run, train
 from curax.config import describe, load, override
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ COMPILING = {
 }
 FIXED = {
     *("outcome/mean", "group/dead_fraction", "rollout/drawn", "rollout/tokens"),
-    *("update/count", "train/tokens", "time/rollout_s", "time/update_s"),
+    *("update/count", "train/tokens", "time/step_s"),
     *("policy/entropy_nats", "kl/behaviour_nats", "loss/mean", "gradient/norm"),
 }
 EVALUATED = {"eval/pass_rate", "eval/greedy_pass_rate", "time/evaluate_s"}
@@ -44,6 +44,7 @@ EVALUATED |= {f"format/{name}" for name in FORMS}
 WRITTEN = {
     *("config.json", "metrics.jsonl", "rollouts.jsonl", "warm_start.jsonl"),
     *("evaluation.json", "memory.jsonl", "expected.json", "tensorboard", "checkpoints"),
+    "alarms.jsonl",
 }
 
 
@@ -173,14 +174,19 @@ def test_every_step_has_one_row_with_all_metrics(whole):
 
 def test_the_terminal_shows_progress_and_at_the_end_what_came_of_it(whole):
     workdir, out = whole
-    said = out.splitlines()
-    assert said[0] == "warm start 0/5  compiling"
+    # A step of sixteen completions may well have nothing to train on.
+    said = [line for line in out.splitlines() if "Warning: nothing to" not in line]
+    took = r"( \(took [\w. ]+ the last time\))?"
+    what = "compiling the supervised update"
+    assert re.fullmatch(rf"warm start 0/5  {what}{took}", said[0])
     assert re.fullmatch(r"warm start 4/5  loss \d.\d{3} nats  left 0:\d\d", said[2])
-    assert re.fullmatch(r"RL 0/6  held-out 0\.\d{3}  compiling", said[4])
+    assert re.fullmatch(rf"compiling the held-out sampler{took}", said[4])
+    what = "compiling the sampler and the update"
+    assert re.fullmatch(rf"RL 0/6  held-out 0\.\d{{3}}  {what}{took}", said[5])
     assert re.fullmatch(
         r"RL 4/6  held-out 0\.\d{3}  train 0\.\d{3}  dead groups \d+%  [\d,]+ tokens/s"
         r"  left 0:\d\d",
-        said[7],
+        said[8],
     )
     metrics = lines(workdir / "metrics.jsonl")
     before, after = (metrics[i]["eval/pass_rate"] for i in (0, -1))
@@ -190,8 +196,7 @@ def test_the_terminal_shows_progress_and_at_the_end_what_came_of_it(whole):
     assert said[-1] == f"Report: {workdir / 'report.html'}"
 
 
-def test_many_seeds_run_side_by_side(tmp_path, monkeypatch):
-    monkeypatch.setattr(loops.Jitted, "_timed_draw", lambda self, state: 0.0)
+def test_many_seeds_run_side_by_side(tmp_path):
     workdir = tmp_path / "run"
     words = ("seeds=2", "seed=5", "warm_start=none", "steps=3")
     assert call(workdir, *words)[::2] == (0, "")
@@ -220,8 +225,9 @@ def test_a_staged_run_leaves_the_same_files_and_the_time_of_its_verifier(
         lines(path / "metrics.jsonl") for path in (tmp_path / "run", whole[0])
     )
     for row, other in zip(staged[1:], jitted[1:], strict=False):
-        assert set(row) - {"time/verify_s"} >= set(other) - EVALUATED
-        assert "time/verify_s" in row
+        times = {f"time/{stage}_s" for stage in ("rollout", "verify", "update")}
+        assert set(row) - times >= set(other) - {"time/step_s"} - EVALUATED
+        assert set(row) >= times
         assert row["rollout/tokens"] == other["rollout/tokens"]
         np.testing.assert_allclose(row["loss/mean"], other["loss/mean"], atol=1e-5)
 
@@ -246,10 +252,29 @@ def test_what_a_verifier_cannot_tell_is_null_and_counted(tmp_path):
     assert 0 < max(missing) < 16
 
 
-def test_a_step_that_teaches_nothing_changes_nothing_and_is_counted(tmp_path):
-    config = {"task.on_device": False, "task.broken": 1, "steps": 2}
-    words = ("task.on_device=false", "task.broken=1", "steps=2")
-    assert call(tmp_path / "run", *words)[0] == 0
+def test_a_verifier_that_knows_nothing_stops_a_run_and_its_steps_change_nothing(
+    tmp_path, monkeypatch
+):
+    config = {"task.on_device": False, "task.broken": 1, "steps": 8}
+    words = ("task.on_device=false", "task.broken=1", "steps=8")
+    status, _, err = call(tmp_path / "run", *words)
+    why = "(error: ValueError: cannot tell)"
+    assert (status, err) == (
+        1,
+        "curax.train: the verifier gave no outcome for any held-out completion "
+        f"{why}, so the run stops before its first step; mend the verifier and go on "
+        "with --resume.\n",
+    )
+    known = [(np.full(8, rate), np.full(8, rate), {}) for rate in (0.0, 0.5, 1.0)]
+    # The best checkpoint is kept: that of step 0.
+    monkeypatch.setattr(loops.Loop, "evaluate", lambda self, state: known.pop())
+    status, _, err = call(tmp_path / "run", *words, resume=True)
+    assert (status, err) == (
+        1,
+        "curax.train: the verifier gave no outcome for any completion in the last 5 "
+        f"steps up to step 5 {why}, so the run stops, saved as step 6; mend the "
+        "verifier and go on with --resume.\n",
+    )
     for row in lines(tmp_path / "run/metrics.jsonl")[1:]:
         assert row["outcome/mean"] is None
         assert row["outcome/missing"] == row["rollout/drawn"] == 16
@@ -260,7 +285,7 @@ def test_a_step_that_teaches_nothing_changes_nothing_and_is_counted(tmp_path):
         )
         assert row["loss/mean"] == row["gradient/norm"] == 0
     changed = override(small.get_config(), config)
-    (start, _), (end, _) = (state(tmp_path / "run", step, changed) for step in (0, 2))
+    (start, _), (end, _) = (state(tmp_path / "run", step, changed) for step in (0, 6))
     jax.tree.map(np.testing.assert_array_equal, start.params, end.params)
 
 
@@ -451,6 +476,39 @@ def test_a_finished_run_says_so_and_its_report_is_written_again(
             assert snapshot(workdir)[path] == before[path]
 
 
+@pytest.mark.parametrize("latest", ["6", "4"])
+@pytest.mark.parametrize(
+    ("name", "line", "text", "what"),
+    [
+        ("metrics.jsonl", 3, '{"step": 2, "lo', ":3: not a JSON object; "),
+        ("metrics.jsonl", 3, "null", ":3: not a JSON object; "),
+        ("metrics.jsonl", 4, '{"step": 2}', ":4: step 2 behind step 2; "),
+        ("rollouts.jsonl", 9, '{"step": "2"}', ":9: no number under step; "),
+        ("warm_start.jsonl", 2, '{"a": 1}', ":2: no number under step; "),
+        ("evaluation.json", 1, "[1]", ":1: not a JSON object; "),
+        ("questions.json", 1, "[]", ":1: not a JSON object; "),
+        ("config.json", 1, "5", ":1: not a JSON object; "),
+    ],
+)
+def test_files_damaged_in_front_of_a_checkpoint_are_told_and_left_alone(
+    tmp_path, whole, latest, name, line, text, what
+):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole[0], workdir)
+    if latest == "4":
+        shutil.rmtree(workdir / "checkpoints" / "6")
+    path = workdir / name
+    rows = path.read_text().splitlines(keepends=True) if path.exists() else [""]
+    rows[line - 1 :] = [text + "\n", *(rows[line:] if name.endswith("l") else ())]
+    path.write_text("".join(rows))
+    before = snapshot(workdir)
+    for words in ((), ("steps=8",)):
+        status, out, err = call(workdir, *words, resume=True)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"curax.train: {path}{what}")
+        assert snapshot(workdir) == before
+
+
 def spoil(workdir, step):
     """Cut the data of a checkpoint in half."""
     for file in (workdir / "checkpoints" / str(step) / "state").rglob("d/*"):
@@ -614,6 +672,26 @@ def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
     assert_same_run(workdir, long, step=killed.STEPS)
 
 
+def test_a_folder_that_is_removed_during_a_run_is_told_and_not_made_again(
+    tmp_path, monkeypatch
+):
+    workdir, advance = tmp_path / "run", loops.Jitted.advance
+
+    def removing(self, state, times):
+        shutil.rmtree(workdir)
+        return advance(self, state, times)
+
+    monkeypatch.setattr(loops.Jitted, "advance", removing)
+    status, _, err = call(workdir, "warm_start=none")
+    assert (status, err) == (
+        1,
+        f"curax.train: {workdir} was removed or renamed while the run wrote to it, so "
+        "the run stops; bring it back and go on with --resume, or start anew in "
+        "another --workdir.\n",
+    )
+    assert not workdir.exists()
+
+
 # Bad input
 
 # What is typed, and the sentence that is printed; the names in braces are paths.
@@ -684,6 +762,27 @@ def loss(logp, logp_old, advantage, mask):
 def get_config():
     return replace(small(), loss=loss)
 """
+
+
+def test_a_folder_that_another_process_writes_is_refused_and_left_alone(whole):
+    workdir, before = whole[0], None
+    with lock.hold(workdir, "--workdir"):
+        before = snapshot(workdir)
+        for resume in (False, True):
+            status, out, err = call(workdir, "steps=8", resume=resume)
+            assert (status, out) == (2, "")
+            assert err.startswith(
+                f"curax.train: --workdir {workdir} is being written by process "
+                f"{os.getpid()} on "
+            )
+        assert snapshot(workdir) == before
+
+
+def test_a_folder_of_a_run_killed_before_its_first_write_is_begun(tmp_path):
+    (tmp_path / lock.FILE).write_text('{"pid": 1')
+    assert call(tmp_path, "stepz=3")[0] == 2
+    assert call(tmp_path, "steps=0", "warm_start=none")[0] == 0
+    assert not (tmp_path / lock.FILE).exists()
 
 
 @pytest.mark.parametrize("typed", BAD)

@@ -21,11 +21,13 @@ FINE = {
     "group/failed_fraction": 0.25,
     "group/solved_fraction": 0.5,
 }
-DEAD = FINE | {"update/count": 0.0}
+# Updates are counted since the beginning, so they do not tell of a step.
+DEAD = FINE | {"group/signal_fraction": 0.0}
 
 
 def said(row, watcher=None):
-    return (watcher or watch.Watch(patience=4, drift_nats=1e-4)).look(row)
+    told = (watcher or watch.Watch(patience=4, drift_nats=1e-4)).look(row)
+    return list(told.values())
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -83,8 +85,39 @@ def test_a_step_without_anything_to_learn_gets_a_remedy(changed, remedy):
     assert said(DEAD | changed) == want
     both = {name: np.repeat(value, 2) for name, value in (DEAD | changed).items()}
     assert said(both | {"step": 3}) == want
-    one_learns = both | {"step": 3, "update/count": np.array([0.0, 1.0])}
+    one_learns = both | {"step": 3, "group/signal_fraction": np.array([0.0, 0.5])}
     assert said(one_learns) == []
+
+
+def test_patience_steps_with_nothing_to_learn_in_a_row_are_a_collapse():
+    failed = {"group/failed_fraction": 1.0, "group/solved_fraction": 0.0}
+    watcher = watch.Watch(patience=3, drift_nats=1e-4)
+    rows = [FINE, DEAD, DEAD, FINE, DEAD, DEAD, DEAD, DEAD, FINE, DEAD, DEAD, DEAD]
+    told = [watcher.look(row | failed | {"step": i}) for i, row in enumerate(rows)]
+    assert [set(one) for one in told] == [
+        *(set(), {"dead"}, set(), set(), set(), set()),
+        *({"collapse"}, set(), set(), set(), set(), set()),
+    ]
+    assert told[6]["collapse"] == (
+        "nothing to train on in 3 steps in a row up to step 6, so no updates: 100% of "
+        "the groups are failed by every completion; raise sampling.group_size or "
+        "sampling.rounds, warm-start for longer, or take easier prompts; if it was "
+        "otherwise before, the policy has collapsed: start anew with a lower "
+        "optimizer.learning_rate."
+    )
+    # Of many seeds one is enough.
+    seeds = watch.Watch(patience=3, drift_nats=1e-4)
+    row = FINE | {"group/signal_fraction": np.array([0.5, 0.0])}
+    assert [set(seeds.look(row)) for _ in range(3)] == [set(), set(), {"collapse"}]
+    assert set(watch.BRIEF) >= {"collapse", "drift", "nonfinite"}
+
+
+def test_steps_without_any_outcome_are_counted_in_a_row():
+    count: Any = 0
+    for missing, drawn, want in ((8, 8, 1), (8, 8, 2), (7, 8, 0), (0, 0, 0), (9, 8, 1)):
+        row = {"outcome/missing": float(missing), "rollout/drawn": float(drawn)}
+        count = watch.missing_in_a_row(row, count).tolist()
+        assert count == want
 
 
 FEW = {"format/effective_number": 1.9, "reflect/thought_tokens": 90.0}

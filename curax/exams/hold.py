@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from curax import __version__, run
+from curax import __version__, lock, run
 from curax.config import ConfigError, changes
 from curax.exams import samples, tally
 from curax.exams.asked import Exam, prepared
@@ -57,6 +57,8 @@ def hold(args: Namespace, out: Path, *, command: str) -> int:
     """
     run.keep_compiled()
     with contextlib.ExitStack() as opened:
+        if not out.exists() or out.is_dir():  # a file is told of below
+            opened.enter_context(lock.hold(out, "--out"))
         exam = prepared(args, opened)
         compare(out, exam.settings)
         made(out, exam.settings)
@@ -103,7 +105,7 @@ def compare(out: Path, settings: Mapping[str, Any]) -> None:
         return
     path = out / SETTINGS
     if not path.exists():
-        if any(out.iterdir()):
+        if any(path.name != lock.FILE for path in out.iterdir()):
             raise ConfigError(
                 f"--out {out} holds files of something else; name a new folder."
             )
