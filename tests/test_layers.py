@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "curax"
 
-BASE = {"types", "masked", "keys", "kinds", "counts"}
+BASE = {"types", "masked", "keys", "kinds", "counts", "declared"}
 STAGES = {
     *("memory", "stop", "reflect"),
     *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
@@ -34,9 +34,10 @@ MAY_IMPORT = {
     "keys": set(),
     "grids": BASE,
     "metrics": BASE,
+    "declared": set(),
     "kinds": set(),
     "places": {"kinds"},
-    "config": {"kinds", "places"},
+    "config": {"declared", "kinds", "places"},
     **dict.fromkeys(STAGES, BASE),
     **dict.fromkeys(MONITORS, BASE),
     "distance": BASE | {"loss"},
@@ -47,7 +48,7 @@ MAY_IMPORT = {
     "data": BASE,
     "score": BASE | {"rollout", "update"},
     "update": BASE | {"rollout", "confidence"},
-    "parts": {"types", "config", "allocate", "update"},
+    "parts": {"types", "config", "declared", "update"},
     "draws": JOINED | {"parts"},
     "optimise": JOINED | {"parts", "draws"},
     "pipeline": JOINED | {"parts", "draws", "optimise"},
@@ -103,10 +104,11 @@ MAY_IMPORT = {
     "predict": {"chances", "levels"} | JOINED | {"places", "pipeline"},
     "expect": {"config", "predict"},
     "xray": {
-        *("command", "config", "places", "claims", "levels", "predict", "pictures")
+        *("command", "config", "places", "claims", "levels", "predict", "pictures"),
+        "parts",
     },
 }
-STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
+STANDARD_LIBRARY_ONLY = WORDS | {"declared", "interrupt"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a module may take of another, where that is not all of it.
