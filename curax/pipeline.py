@@ -16,9 +16,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax import grids, hint, masked, metrics, reflect, update
+from curax import grids, hint, masked, metrics, reflect, rollout, update
 from curax import memory as memories
-from curax.config import Config, Hint
+from curax.config import Config, Hint, truncates
 from curax.draws import (
     Explored,
     Graded,
@@ -127,6 +127,9 @@ def absorb(
         plain.exists,
         missing=rollouts.exists & jnp.isnan(outcome),
     )
+    if truncates(cfg):
+        cut = metrics.mean(rollout.cut_mass(rollouts), rollouts.mask)
+        tally.means["sampler/cut_mass"] = cut
     if explored:
         tally = metrics.merge(tally, explored.tally)
     if cfg.stop is None and explored is None:
