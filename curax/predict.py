@@ -27,9 +27,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import allocate, chances, levels, pipeline
+from curax import chances, levels, pipeline
 from curax import memory as memories
 from curax.config import Config, option, rows_of
+from curax.declared import declared
 from curax.types import Difficulty, Memory
 
 BATCHES = 256  # of prompts drawn at random, where anything depends on that
@@ -78,6 +79,7 @@ def predict(
     *,
     remembered: float | None = None,
     lift: float | None = None,
+    prompts: int | None = None,
 ) -> Prediction:
     """What becomes of a prompt with pass rate p, among prompts of a population.
 
@@ -92,6 +94,7 @@ def predict(
         remembered: draws that the memory holds of a prompt; None: as many as it can.
         lift: nats that each level of a hint adds to the log-odds of p; None: hints are
             not looked at.
+        prompts: of the task, as of `visits`.
     """
     p = np.asarray(p, np.float64)
     population = np.asarray(population, np.float64)
@@ -105,8 +108,10 @@ def predict(
         under = levels.lifted(np.concatenate([p, every]), lift, config.hint.levels)
     credits = _Credits(config)
     reads = _reads(config, credits)
-    cases = _cases(config, reads, rates, population, remembered)
-    parts = _expected(config, credits, reads, cases, rates, under)
+    often = visits(config, prompts)
+    held = _held(config, remembered, often)
+    cases = _cases(config, reads, rates, population, held)
+    parts = _expected(config, credits, reads, cases, rates, under, often)
     each = parts[:, 0]  # [S, R, moments]
     attempts, placed = 1.0, 1.0
     if sizes.rounds > 1:
@@ -441,12 +446,12 @@ def _cases(
     reads: _Reads,
     p: np.ndarray,
     population: np.ndarray,
-    remembered: float | None,
+    held: tuple[float, int],
 ) -> _Cases:
     sizes = config.sampling
     prompts, group = sizes.prompts, sizes.group_size
     random = np.random.default_rng(0)
-    draws, trials = _held(config, remembered)
+    draws, trials = held
     shares, chance = _tellings(trials, p)
     allocated = _allocator(config, draws)
     # Pass rates of all kinds, so that whatever the counts may depend on shows.
@@ -523,19 +528,31 @@ def _cases(
 
 def remembers(config: Config) -> bool:
     """Whether the memory has a say in how many completions a prompt gets."""
-    allocator = getattr(config.allocate, "func", config.allocate)
-    return not config.pilot and allocator is not allocate.uniform
+    return not (config.pilot or declared(config.allocate, "equal_groups", False))
 
 
-def visits(config: Config) -> int:
-    """How often a run comes to each prompt, where the task says how many it has."""
+def num_prompts(config: Config) -> int | None:
+    """Prompts of the task, where its options say how many; those in files do not."""
     prompts = option(config.task, "num_prompts")
-    if not isinstance(prompts, int):
+    return prompts if isinstance(prompts, int) else None
+
+
+def visits(config: Config, prompts: int | None = None) -> int:
+    """How often a run comes back to each prompt; 0: it ends within the first epoch.
+
+    Args:
+        config: the recipe.
+        prompts: of the task; None: what its options say. Where these do not say it,
+            every prompt is taken to come back in every step.
+    """
+    prompts = num_prompts(config) if prompts is None else prompts
+    drawn = config.steps * config.sampling.prompts
+    if prompts is None:
         return config.steps
-    return min(config.steps, config.steps * config.sampling.prompts // prompts)
+    return 0 if drawn <= prompts else min(config.steps, drawn // prompts)
 
 
-def _held(config: Config, remembered: float | None) -> tuple[float, int]:
+def _held(config: Config, remembered: float | None, often: int) -> tuple[float, int]:
     """Draws behind what is known of a prompt, and how many would be as precise.
 
     A memory holds D = n sum_i lambda^i draws after visits of n. Their share of right
@@ -546,7 +563,7 @@ def _held(config: Config, remembered: float | None) -> tuple[float, int]:
         return float(config.pilot.draws), config.pilot.draws
     visit = rows_of(config) / config.sampling.prompts
     discount = float(memories.discount(config.memory.half_life))
-    kept = discount ** np.arange(visits(config))
+    kept = discount ** np.arange(often)
     draws, squares = visit * kept.sum(), (kept**2).sum()
     precision = kept.sum() / squares if draws else 1.0
     draws = draws if remembered is None else remembered
@@ -631,6 +648,7 @@ def _expected(
     cases: _Cases,
     p: np.ndarray,
     under: np.ndarray | None,
+    often: int,
 ) -> np.ndarray:
     """`[S, K, R, moments]` in each of the batches; K as in `_groups`."""
     random = np.random.default_rng(1)
@@ -663,7 +681,7 @@ def _expected(
     many = 0 if under is None else len(under)
     given = np.zeros((len(cases.count), 1 + 2 * many, len(p), len(_MOMENTS)))
     for count in np.unique(cases.count):
-        which, chance = _groups(config, p, under, int(count), reads.first)
+        which, chance = _groups(config, p, under, int(count), reads.first, often)
         own, drawn = chances.shown(which, config.sampling.group_size)
         at = np.flatnonzero(cases.count == count)
         if reads.blind:
@@ -701,7 +719,12 @@ def _averaged(chance: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def _groups(
-    config: Config, p: np.ndarray, under: np.ndarray | None, most: int, first: bool
+    config: Config,
+    p: np.ndarray,
+    under: np.ndarray | None,
+    most: int,
+    first: bool,
+    often: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a group may come to `[S, 3]`, and how likely that is `[K, R, S]`.
 
@@ -717,7 +740,7 @@ def _groups(
     parts = [chance[:1]]
     if under is not None and how:
         size, own = (sizes.prompts, sizes.group_size), len(p)
-        of_run = {"visits": visits(config)} if how.controller else {}
+        of_run = {"visits": often} if how.controller else {}
         found = levels.visited if how.controller else levels.searched
         parts += found(how, which, chance, size=size, own=own, **of_run)
     return which, np.concatenate(parts)[:, : len(p)]

@@ -108,8 +108,9 @@ def foretell(config: Config, workdir: Path) -> None:
     told = record.read(workdir)
     if told.before is None or told.after is None:
         return
+    prompts = parts.num_prompts(config)
     sides = {
-        side: expect.expected(config, rates, told.samples)
+        side: expect.expected(config, rates, told.samples, prompts=prompts)
         for side, rates in (("before", told.before), ("after", told.after))
     }
     folder.write_json(workdir / folder.EXPECTED, sides)
