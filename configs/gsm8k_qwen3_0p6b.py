@@ -34,8 +34,7 @@ def get_config() -> Config:
             train="data/gsm8k/train.jsonl",
             held_out="data/gsm8k/test.jsonl",
             layout=layouts.gsm8k,
-            template="{question}\nReason step by step, and put the final answer within "
-            "\\boxed{}.",
+            template=layouts.STEP_BY_STEP,
             thinking=bool(recipe.reflection),
             max_prompt_tokens=256,
             hints=bool(recipe.hint),

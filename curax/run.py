@@ -22,6 +22,7 @@ from curax import (
     held_out,
     loops,
     parts,
+    prompt_form,
     recall,
     record,
     report,
@@ -74,6 +75,9 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
                 make_ready()
             except RuntimeError as error:
                 raise ConfigError(str(error)) from error
+        path, form = option(config.model, "path"), loop.parts.task.prompt_form
+        if departs := prompt_form.departure(path, form):
+            print(f"Warning: {departs}", flush=True)
         # Only a run without a checkpoint has yet to begin.
         recalled = recollection(loop.parts) if since is None else None
         folder.make(workdir, config)

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "curax"
 
-BASE = {"types", "masked", "keys", "kinds", "counts", "declared"}
+BASE = {"types", "masked", "keys", "kinds", "counts", "declared", "prompt_form"}
 STAGES = {
     *("memory", "stop", "reflect"),
     *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "grids": BASE,
     "metrics": BASE,
     "declared": set(),
+    "prompt_form": set(),
     "kinds": set(),
     "places": {"kinds"},
     "config": {"declared", "kinds", "places"},
@@ -83,7 +84,7 @@ MAY_IMPORT = {
     "run": {
         *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
         *("progress", "interrupt", "recall", "record", "report", "watch"),
-        *("expect", "held_out"),
+        *("expect", "held_out", "prompt_form"),
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
@@ -92,10 +93,10 @@ MAY_IMPORT = {
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
         *("policies", "run", "interrupt", "progress", "tasks", "verify"),
-        *("update", "confidence"),
+        *("update", "confidence", "prompt_form"),
     },
     "evaluate": {"kinds", "command", "config", "exams"},
-    "export": {"command", "config", "policies", "models"},
+    "export": {"command", "config", "policies", "models", "prompt_form"},
     "command": {"places"},
     "train": {"command", "config", "folder", "run"},
     "chances": set(),
@@ -108,7 +109,7 @@ MAY_IMPORT = {
         "parts",
     },
 }
-STANDARD_LIBRARY_ONLY = WORDS | {"declared", "interrupt"}
+STANDARD_LIBRARY_ONLY = WORDS | {"declared", "interrupt", "prompt_form"}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a module may take of another, where that is not all of it.

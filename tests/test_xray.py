@@ -298,7 +298,7 @@ NONE_BACK = "No prompt comes back within the run, which takes"
 
 
 @pytest.mark.parametrize(
-    "prompts, number, steps, says",
+    ("prompts", "number", "steps", "says"),
     [
         (16, 7470, 200, f"{NONE_BACK} 3200 of 7470, so"),
         (16, 3200, 200, f"{NONE_BACK} 3200 of 3200, so"),
