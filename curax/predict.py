@@ -21,13 +21,14 @@ as the run comes to it, at the pass rate it has now.
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import chances, levels, pipeline
+from curax import chances, levels, pipeline, stages
 from curax import memory as memories
 from curax.config import Config, option, rows_of
 from curax.declared import declared
@@ -219,7 +220,9 @@ def sums_tokens(config: Config) -> bool:
     whole = np.ones((4, 8), bool)
     short = whole.copy()
     short[0, 4:], short[1] = False, False
-    weights = [np.asarray(config.aggregate(mask)) for mask in (whole, short)]
+    weights = [
+        np.asarray(stages.token_weights(config, mask)) for mask in (whole, short)
+    ]
     return np.allclose(weights[0][short], weights[1][short])
 
 
@@ -231,7 +234,10 @@ def is_policy_gradient(config: Config) -> bool:
 
     @jax.jit
     def slope(now: jax.Array) -> jax.Array:
-        return jax.grad(lambda now: jnp.sum(config.loss(now, logp, credit, mask)))(now)
+        def total(now: jax.Array) -> jax.Array:
+            return jnp.sum(stages.token_losses(config, now, logp, credit, mask))
+
+        return jax.grad(total)(now)
 
     return np.allclose(slope(logp), -credit[:, None], atol=1e-3)
 
@@ -273,12 +279,11 @@ class _Credits:
         self._compiled = jax.jit(jax.vmap(self._one))
 
     def _one(self, seed, outcome, exists, history, finished, length):
-        config, key, reward = self._config, jax.random.key(seed), outcome
-        if config.shape_reward:
-            reward = config.shape_reward(reward, length)
+        config, key = self._config, jax.random.key(seed)
+        reward = stages.shaped(config, outcome, length)
         arrays = outcome, reward, exists, finished, history
         given = pipeline.assign(config, key, *arrays)
-        open_ = config.gate(outcome, exists, finished)
+        open_ = stages.gated(config, outcome, exists, finished)
         return given.credit[0], given.keep[0], jnp.any(open_[0])
 
     def __call__(self, seed, outcome, exists, history, *, least=1, ends=True, length=1):
@@ -621,7 +626,8 @@ def _allocator(
     def one(solved: jax.Array) -> tuple[jax.Array, jax.Array]:
         seen = known(solved)
         budget, most = rows_of(config), sizes.group_size
-        return config.allocate(seen, budget=budget, most=most), seen.pass_rate
+        counts = stages.allotted(config, seen, budget=budget, most=most)
+        return counts, seen.pass_rate
 
     compiled = jax.jit(jax.vmap(one))
     size = int(np.clip(2**18 // sizes.prompts, 1, 2048))
@@ -636,7 +642,7 @@ def _stopped(config: Config, labels: np.ndarray) -> np.ndarray:
     place = np.arange(most)
     for n in reversed(range(size, most, size)):
         exists = np.broadcast_to(place < n, labels.shape)
-        met = config.stop.rule((labels & exists).astype(np.float32), exists)
+        met = stages.met(config, (labels & exists).astype(np.float32), exists)
         number = np.where(np.asarray(met), n, number)
     return number
 
@@ -733,7 +739,8 @@ def _groups(
     once more, for all groups, or those in the end (`levels`).
     """
     sizes, stop, how = config.sampling, config.stop, config.hint
-    rule = {"size": stop.round_size, "met": stop.rule} if stop else {}
+    met = partial(stages.met, config)
+    rule = {"size": stop.round_size, "met": met} if stop else {}
     rates = p[None] if under is None else under
     which, chance = chances.states(rates.reshape(-1), most=most, first=first, **rule)
     chance = chance.reshape(*rates.shape, -1)

@@ -25,11 +25,13 @@ from curax import (
     prompt_form,
     recall,
     record,
+    rehearsal,
     report,
     staged,
+    stages,
     watch,
 )
-from curax.config import Config, ConfigError, option
+from curax.config import Config, ConfigError, describe, option
 from curax.interrupt import Interrupt
 from curax.loops import Warm
 from curax.progress import Progress
@@ -140,6 +142,8 @@ def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
     """
     try:
         built = parts.build(config)
+        if rehearse and config.steps:
+            rehearsal.check(config)
         from_host = config.staged or not built.task.on_device
         loop = (staged.Staged if from_host else loops.Jitted)(built)
         if rehearse:
@@ -153,9 +157,14 @@ def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
         *_, last = own
         if isinstance(error, ValueError) and (last.line or "").startswith("raise"):
             raise ConfigError(f"{text}.") from error  # a sentence about an option
+        where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}"
+        if option_ := stages.culprit(config, text):
+            name = option_.partition("=")[0]
+            raise ConfigError(
+                f"{option_} fails at {where}; set {name} to another value."
+            ) from error
         raise ConfigError(
-            f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}; change "
-            "the option that this line reads, or mend the line."
+            f"{where}; change the option that this line reads, or mend the line."
         ) from error
     return loop
 
@@ -406,6 +415,9 @@ class Run:
         for row in rows:
             for text in self._watch.look(row):
                 self._warn(text)
+            called = describe(self._config.allocate)["function"].removeprefix("curax.")
+            if broken := watch.broken(row, called):
+                return f"{broken}, and start anew in another --workdir."
             count = watch.in_a_row(row, self._totals.get(IN_A_ROW, 0))
             self._totals[IN_A_ROW] = count.tolist()
             if np.all(count >= patience):

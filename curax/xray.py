@@ -229,18 +229,20 @@ def believed(a: float, b: float, count: int = 200) -> Prompts:
 
 
 def number_of_prompts(config: Config) -> int | None:
-    """Prompts of the task, which is made for that if its files are there; else None.
+    """Prompts of the task; None where its files, or those of the model, are not there.
+
+    Task, model and optimizer are made as a run makes them, so that what a run refuses
+    of them is refused here.
 
     Raises:
-        ConfigError: it cannot be made of them.
+        ConfigError: they cannot be made.
     """
     from curax import parts, predict
 
-    known = predict.num_prompts(config)
-    if known is not None or absent(config):
-        return known
-    with in_a_sentence():
-        return parts.task_of(config).num_prompts
+    if absent(config):
+        return predict.num_prompts(config)
+    with in_a_sentence(config):
+        return parts.build(config).task.num_prompts
 
 
 def absent(config: Config) -> list[str]:
@@ -259,8 +261,10 @@ def absent(config: Config) -> list[str]:
 
 
 @contextlib.contextmanager
-def in_a_sentence() -> Iterator[None]:
+def in_a_sentence(config: Config) -> Iterator[None]:
     """Whatever a function of the recipe raises, as a ConfigError."""
+    from curax import stages
+
     try:
         yield
     except ConfigError:
@@ -273,7 +277,12 @@ def in_a_sentence() -> Iterator[None]:
             isinstance(error, ValueError) and (last.line or "").startswith("raise")
         ):
             where = f"{last.filename}:{last.lineno}"
-            text = f"{where}: {type(error).__name__}: {text}; mend that line"
+            text = f"{where}: {type(error).__name__}: {text}"
+            if option_ := stages.culprit(config, text):
+                name = option_.partition("=")[0]
+                text = f"{option_} fails at {text}; set {name} to another value"
+            else:
+                text += "; mend that line"
         raise ConfigError(f"{text}.") from error
 
 
@@ -335,7 +344,7 @@ def look(
         ConfigError: in a sentence, if its functions do not take what they are given, or
             if its rewards are no outcomes.
     """
-    from curax import claims, predict
+    from curax import claims, predict, rehearsal
 
     if config.reflection:
         raise ConfigError(
@@ -346,7 +355,8 @@ def look(
     dense = 1 / (1 + np.exp(-np.linspace(ends, -ends, 30)))
     p = np.unique(np.concatenate([SHOWN, dense, np.arange(3, 18) / 20]).round(6))
     held = None if prompts.draws is None else float(prompts.draws.mean())
-    with in_a_sentence():
+    with in_a_sentence(config):
+        rehearsal.check(config)
         plain = predict.predict(
             config, p, prompts.rates, remembered=held, lift=lift, prompts=number
         )

@@ -152,6 +152,7 @@ def test_a_config_takes_a_step(path, monkeypatch):
         again = asked * config.sampling.group_size
         assert row["rollout/drawn"] == attempts * parts.rows + pilots + again
     assert row["train/rows"] <= parts.train_rows
+    assert row["allocate/dropped_rows"] == row["outcome/out_of_range"] == 0
 
 
 # What a folder on disk says, and sizes at which a step takes a second.

@@ -23,7 +23,7 @@ JOINED = (
     BASE
     | STAGES
     | MONITORS
-    | {"data", "frozen", "grids", "metrics", "update", "config"}
+    | {"data", "frozen", "grids", "metrics", "update", "config", "stages"}
 )
 
 # Module: what it may import. A package stands for each of its files.
@@ -49,6 +49,8 @@ MAY_IMPORT = {
     "data": BASE,
     "score": BASE | {"rollout", "update"},
     "update": BASE | {"rollout", "confidence"},
+    "stages": {"types", "config", "places"},
+    "rehearsal": {"types", "config", "draws", "stages"},
     "parts": {"types", "config", "declared", "update"},
     "draws": JOINED | {"parts"},
     "optimise": JOINED | {"parts", "draws"},
@@ -84,7 +86,7 @@ MAY_IMPORT = {
     "run": {
         *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
         *("progress", "interrupt", "recall", "record", "report", "watch"),
-        *("expect", "held_out", "prompt_form"),
+        *("expect", "held_out", "prompt_form", "rehearsal", "stages"),
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
@@ -106,7 +108,7 @@ MAY_IMPORT = {
     "expect": {"config", "predict"},
     "xray": {
         *("command", "config", "places", "claims", "levels", "predict", "pictures"),
-        "parts",
+        *("parts", "rehearsal", "stages"),
     },
 }
 STANDARD_LIBRARY_ONLY = WORDS | {"declared", "interrupt", "prompt_form"}
