@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from curax.config import Config, ConfigError
 from curax.places import Place, full_name
@@ -25,6 +26,8 @@ KINDS: dict[str, Any] = {
 }
 PACKAGE = str(Path(__file__).parent)
 LONGEST = 300  # characters of an error that are told
+
+Array = jax.Array | np.ndarray
 
 
 def called(
@@ -120,7 +123,7 @@ def allotted(config: Config, known: Difficulty, *, budget: int, most: int) -> ja
     return counts.astype(jnp.int32)
 
 
-def met(config: Config, outcome: jax.Array, exists: jax.Array) -> jax.Array:
+def met(config: Config, outcome: Array, exists: Array) -> jax.Array:
     """`[..., B]` bool, prompts that draw no more."""
     assert config.stop
     shape = exists.shape[:-1]
@@ -131,10 +134,10 @@ def met(config: Config, outcome: jax.Array, exists: jax.Array) -> jax.Array:
 # ----- from outcomes to credit
 
 
-def shaped(config: Config, outcome: jax.Array, length: jax.Array) -> jax.Array:
+def shaped(config: Config, outcome: Array, length: Array) -> jax.Array:
     """`[..., B, G]` float, rewards of outcomes; the outcomes where nothing shapes."""
     if config.shape_reward is None:
-        return outcome
+        return jnp.asarray(outcome)
     return called(
         "shape_reward",
         config.shape_reward,
@@ -146,16 +149,14 @@ def shaped(config: Config, outcome: jax.Array, length: jax.Array) -> jax.Array:
 
 
 def gated(
-    config: Config, outcome: jax.Array, exists: jax.Array, finished: jax.Array
+    config: Config, outcome: Array, exists: Array, finished: jax.Array
 ) -> jax.Array:
     """`[..., B, G]` bool, completions that may train."""
     arrays = outcome, exists, finished
     return called("gate", config.gate, *arrays, shape=exists.shape, kind="bool")
 
 
-def selected(
-    config: Config, key: jax.Array, reward: jax.Array, pool: jax.Array
-) -> jax.Array:
+def selected(config: Config, key: Array, reward: Array, pool: jax.Array) -> jax.Array:
     """`[..., B, G]` bool, completions that train."""
     arrays = key, reward, pool
     return called(
@@ -164,7 +165,7 @@ def selected(
 
 
 def correction(
-    config: Config, reward: jax.Array, pool: jax.Array, keep: jax.Array
+    config: Config, reward: Array, pool: Array, keep: jax.Array
 ) -> jax.Array:
     """`[..., B, G]` float, what undoes the selection."""
     arrays = reward, pool, keep
@@ -172,7 +173,7 @@ def correction(
 
 
 def prompt_weight(
-    config: Config, outcome: jax.Array, exists: jax.Array, history: jax.Array
+    config: Config, outcome: Array, exists: Array, history: jax.Array
 ) -> jax.Array:
     """`[..., B, G]` float, the weight of the objective."""
     arrays = outcome, exists, history
@@ -181,7 +182,7 @@ def prompt_weight(
     )
 
 
-def advantages(config: Config, reward: jax.Array, exists: jax.Array) -> jax.Array:
+def advantages(config: Config, reward: Array, exists: Array) -> jax.Array:
     """`[..., B, G]` float, credit before corrections and weights."""
     arrays = reward, exists
     return called(
@@ -200,22 +201,22 @@ def multipliers(config: Config, tokens: Tokens) -> jax.Array:
 
 def token_losses(
     config: Config,
-    logp: jax.Array,
-    logp_old: jax.Array,
-    credit: jax.Array,
-    mask: jax.Array,
+    logp: Array,
+    logp_old: Array | None,
+    credit: Array | None,
+    mask: Array,
 ) -> jax.Array:
     """`[M, T]` float, the loss of each token."""
     arrays = logp, logp_old, credit, mask
     return called("loss", config.loss, *arrays, shape=mask.shape, kind="float")
 
 
-def token_weights(config: Config, mask: jax.Array) -> jax.Array:
+def token_weights(config: Config, mask: Array) -> jax.Array:
     """`[M, T]` float, what each token weighs."""
     return called("aggregate", config.aggregate, mask, shape=mask.shape, kind="float")
 
 
-def distances(config: Config, logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
+def distances(config: Config, logp: Array, logp_ref: Array | None) -> jax.Array:
     """`[M, T]` float, nats to the reference."""
     assert config.kl
     estimator = config.kl.estimator
