@@ -5,7 +5,8 @@ Paper:    Xu et al. 2025, "Direct Reasoning Optimization: LLMs Can Reward And Re
 Command:  python -m curax.train --config configs/dro_published.py
 w(p):     None: the reward is no function of whether a completion is right, so there is
           no pass rate of which a w(p) could be the slope.
-Here:     As there: 16 completions, drawn at top-p 0.95; the loss of Dr. GRPO with
+Here:     As there: 16 completions, drawn at top-p 0.95,
+          the bias of which nothing corrects; the loss of Dr. GRPO with
           rewards divided by their deviation, clipped by 0.2; a KL of 1e-3 to the policy
           that RL starts from; those cut off do not train; every token of a completion
           gets its credit; 16 completions of each prompt looked at, a tenth of the
@@ -64,7 +65,13 @@ def get_config() -> Config:
                 weight_decay=0.01,
             ),
         ),
-        sampling=Sampling(prompts=16, group_size=16, max_tokens=22, top_p=0.95),
+        sampling=Sampling(
+            prompts=16,
+            group_size=16,
+            max_tokens=22,
+            top_p=0.95,
+            accept_truncation=True,  # as published: nothing corrects what it cuts off
+        ),
         reflection=Reflection(
             weights=reflect.sigma,
             answers=True,

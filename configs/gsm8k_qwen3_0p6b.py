@@ -1,21 +1,23 @@
 """GSM8K with Qwen3-0.6B, from a checkpoint and two files on disk.
 
-Any recipe of this folder: change the line RECIPE. Its stages and its numbers of
-completions are taken over, its task, model, optimizer and lengths are not.
+Any recipe of this folder: change the line RECIPE. Its stages, its numbers of
+completions and of updates are taken over, its task, model, optimizer and lengths are
+not.
 
 Paper:    Cobbe et al. 2021, arXiv:2110.14168 (GSM8K); Yang et al. 2025,
           arXiv:2505.09388 (Qwen3); the recipe names its own.
 Command:  python -m curax.train --config configs/gsm8k_qwen3_0p6b.py --set
           model.path=DIR task.train=train.jsonl task.held_out=test.jsonl
-w(p):     That of the recipe.
+w(p):     That of the recipe, whose updates per batch are kept too.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import optax
 
-from curax.config import Config, Evaluation, Logging, Update, load, transferred
+from curax.config import Config, Evaluation, Logging, load, transferred
 from curax.models import pretrained
 from curax.tasks import layouts, problems
 
@@ -32,8 +34,7 @@ def get_config() -> Config:
             train="data/gsm8k/train.jsonl",
             held_out="data/gsm8k/test.jsonl",
             layout=layouts.gsm8k,
-            template="{question}\nReason step by step, and put the final answer within "
-            "\\boxed{}.",
+            template=layouts.STEP_BY_STEP,
             thinking=bool(recipe.reflection),
             max_prompt_tokens=256,
             hints=bool(recipe.hint),
@@ -47,8 +48,8 @@ def get_config() -> Config:
             remat=True,
         ),
         optimizer=partial(optax.adamw, learning_rate=1e-6, b2=0.95, weight_decay=0.0),
-        update=Update(
-            minibatches=2, micro_batches=8, vocab_chunk=16384, length_buckets=3
+        update=replace(
+            recipe.update, micro_batches=8, vocab_chunk=16384, length_buckets=3
         ),
         evaluation=Evaluation(every=20, prompts=256, samples=4),
         logging=Logging(every=1, checkpoint_every=20),

@@ -1,23 +1,24 @@
 """MATH with Qwen2.5-Math-1.5B, from a checkpoint and two files on disk.
 
-Any recipe of this folder that has a verifier: change the line RECIPE. Its stages and
-its numbers of completions are taken over, its task, model, optimizer and lengths are
-not.
+Any recipe of this folder that has a verifier: change the line RECIPE. Its stages, its
+numbers of completions and of updates are taken over, its task, model, optimizer and
+lengths are not.
 
 Paper:    Hendrycks et al. 2021, arXiv:2103.03874 (MATH); Yang et al. 2024,
           arXiv:2409.12122 (Qwen2.5-Math); Xiong et al. 2025, arXiv:2510.04996
           (Reinforce-Ada, whose smallest model this is); the recipe names its own.
 Command:  python -m curax.train --config configs/math_qwen25_math_1p5b.py --set
           model.path=DIR task.train=train.jsonl task.held_out=math500.jsonl
-w(p):     That of the recipe.
+w(p):     That of the recipe, whose updates per batch are kept too.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import optax
 
-from curax.config import Config, Evaluation, Logging, Update, load, transferred
+from curax.config import Config, Evaluation, Logging, load, transferred
 from curax.models import pretrained
 from curax.tasks import problems
 
@@ -45,7 +46,9 @@ def get_config() -> Config:
             remat=True,
         ),
         optimizer=partial(optax.adamw, learning_rate=1e-6, b2=0.95, weight_decay=0.0),
-        update=Update(micro_batches=16, vocab_chunk=16384, length_buckets=3),
+        update=replace(
+            recipe.update, micro_batches=16, vocab_chunk=16384, length_buckets=3
+        ),
         evaluation=Evaluation(every=20, prompts=256, samples=4),
         logging=Logging(every=1, checkpoint_every=20),
         steps=200,

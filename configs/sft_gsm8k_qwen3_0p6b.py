@@ -39,6 +39,7 @@ def get_config() -> Config:
             train="data/gsm8k/train.jsonl",
             held_out="data/gsm8k/test.jsonl",
             layout=layouts.gsm8k,
+            template=layouts.STEP_BY_STEP,  # what RL asks
             thinking=False,
             trace="{solution}\nThe answer is \\boxed{{answer}}.",
             max_prompt_tokens=256,

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from curax import masked
+from curax.declared import declares
 from curax.masked import Axis
 
 _COLLAPSED = 1e-6  # rewards no further apart than this are equal
@@ -73,6 +74,7 @@ def signed(reward: jax.Array, exists: jax.Array) -> jax.Array:
     return jnp.where(exists, 2.0 * jnp.asarray(reward, jnp.float32) - 1.0, 0.0)
 
 
+@declares(least_group=2)
 def group_mean(reward: jax.Array, exists: jax.Array) -> jax.Array:
     """How much better each completion did than its group.
 
@@ -100,6 +102,7 @@ def group_mean(reward: jax.Array, exists: jax.Array) -> jax.Array:
     return _deviation(reward, exists, axis=-1)
 
 
+@declares(least_group=2)
 def leave_one_out(reward: jax.Array, exists: jax.Array) -> jax.Array:
     """How much better each completion did than the others drawn for its prompt.
 
@@ -128,6 +131,7 @@ def leave_one_out(reward: jax.Array, exists: jax.Array) -> jax.Array:
     return _deviation(reward, exists, axis=-1) * (n / jnp.maximum(n - 1.0, 1.0))
 
 
+@declares(least_group=2)
 def standardised(
     reward: jax.Array,
     exists: jax.Array,

@@ -22,9 +22,11 @@ import jax
 import jax.numpy as jnp
 
 from curax import counts as whole
+from curax.declared import declares
 from curax.types import Difficulty, Plan
 
 
+@declares(equal_groups=True)
 def uniform(difficulty: Difficulty, *, budget: int, most: int) -> jax.Array:
     """The same number for every prompt; what does not divide goes to the first ones.
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from curax.declared import declared
 from curax.kinds import (
     Count,
     Function,
@@ -64,6 +65,8 @@ __all__ = [
     "changes",
     "describe",
     "fields_of",
+    "largest_group",
+    "least_group",
     "load",
     "option",
     "options",
@@ -71,6 +74,8 @@ __all__ = [
     "recalled",
     "rows_of",
     "transferred",
+    "truncates",
+    "updates_of",
 ]
 
 
@@ -85,6 +90,7 @@ class Sampling:
     temperature: Positive = 1.0  # divides the logits; greedy decoding cannot train
     top_k: Natural = 0  # tokens drawn from, the likeliest; 0: all
     top_p: Share = 1.0  # probability mass drawn from, the likeliest; 1: all
+    accept_truncation: bool = False  # train on what top_k or top_p cut off, uncorrected
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     rounds: Count = 1  # draws of prompts to refill groups the gate closed; 1: no refill
     parts: Count = 1  # of a draw; the host verifies one while the next is drawn
@@ -402,6 +408,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     if config.staged and config.seeds > 1:
         fix = "set seeds to 1 or staged to False"
         yield f"seeds={config.seeds} cannot run side by side with staged=True; {fix}."
+    yield from _uncorrected(config)
     sizes = config.sampling
     group, prompts = sizes.group_size, sizes.prompts
     kept = option(config.downsample, "m", group)
@@ -511,6 +518,89 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"update.minibatches={parts[0]} times update.micro_batches={parts[1]} must "
             f"divide the {rows} rows trained per step; set them to {a} and {b}."
         )
+    yield from _too_small_groups(config, kept)
+
+
+def _uncorrected(config: Config) -> Iterator[str]:
+    """Departures from the policy gradient that no stage of the config undoes."""
+    sizes, update = config.sampling, config.update
+    if config.steps and truncates(config) and not sizes.accept_truncation:
+        name, whole = (
+            ("top_p", 1.0)
+            if type(sizes.top_k) is int and not sizes.top_k
+            else ("top_k", 0)
+        )
+        yield (
+            f"sampling.{name}={getattr(sizes, name)} draws from another distribution "
+            "than the policy that trains, and nothing corrects that bias; set "
+            f"sampling.{name} to {whole}, or accept the bias with "
+            "sampling.accept_truncation=True."
+        )
+    several = update.epochs != 1 or update.minibatches != 1
+    if several and not declared(config.loss, "has_ratio", True):
+        called = Place(config.loss).owner("loss")
+        yield (
+            f"update.epochs={update.epochs} times update.minibatches="
+            f"{update.minibatches} are {updates_of(config)} updates per batch, and "
+            f"{called} has no ratio that corrects those behind the first; set both to "
+            "1, or loss to loss.clipped_ratio."
+        )
+
+
+def _too_small_groups(config: Config, kept: int) -> Iterator[str]:
+    """Stages to which the largest group of the config is too small to learn from."""
+    drawn, fix = largest_group(config), "sampling.group_size"
+    if drawn < config.sampling.group_size:
+        fix = "sampling.budget"
+    sees = {"gate": (drawn, fix), "advantage": (drawn, fix)}
+    if not config.pool_statistics and kept < drawn:
+        sees["advantage"] = kept, "downsample.m"
+    for stage, (group, field) in sees.items():
+        least, called = least_group(getattr(config, stage), stage)
+        if group >= least:
+            continue
+        now, to = option(config.downsample, "m"), least
+        if field != "downsample.m":
+            now = getattr(config.sampling, field.partition(".")[2])
+        if field == "sampling.budget":
+            pilots = config.pilot.draws if config.pilot else 0
+            to = (least + pilots) * config.sampling.prompts
+        yield (
+            f"{field}={now} gives {called} groups of {group}, and it learns nothing "
+            f"from fewer than {least}; set {field} to at least {to}."
+        )
+
+
+def least_group(function: Function, name: str) -> tuple[int, str]:
+    """The smallest group that teaches a stage anything, and what in it says so."""
+    least, called = 1, ""
+    for _, place in Place(function).walk(name):
+        if callable(place.value):
+            needs = declared(place.value, "least_group", 1)
+            needs = option(place.value, needs) if isinstance(needs, str) else needs
+            if isinstance(needs, int) and needs > least:
+                least, called = needs, place.owner(name)
+    return least, called
+
+
+def largest_group(config: Config) -> int:
+    """Completions of a prompt that gets as many as any may."""
+    sizes = config.sampling
+    if declared(config.allocate, "equal_groups", False) and not config.stop:
+        return min(sizes.group_size, -(-rows_of(config) // sizes.prompts))
+    return min(sizes.group_size, rows_of(config))
+
+
+def truncates(config: Config) -> bool:
+    """Whether completions are drawn from less than the whole policy."""
+    sizes = config.sampling
+    whole = type(sizes.top_k) is int and sizes.top_k == 0
+    return not (whole and type(sizes.top_p) in (int, float) and sizes.top_p >= 1)
+
+
+def updates_of(config: Config) -> int:
+    """Optimizer updates per step."""
+    return config.update.epochs * config.update.minibatches
 
 
 def rows_of(config: Config) -> int:

@@ -7,12 +7,23 @@ behind the verifier compute on.
 """
 
 import dataclasses
+from functools import partial
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax import allocate, data, frozen, grids, hint, masked, metrics, rollout
+from curax import (
+    allocate,
+    data,
+    frozen,
+    grids,
+    hint,
+    masked,
+    metrics,
+    rollout,
+    stages,
+)
 from curax import memory as memories
 from curax.config import Config, Stop
 from curax.keys import stage_key
@@ -258,7 +269,7 @@ def planned(
     cfg = parts.config
     known = difficulty(parts, memory, prompts, explored)
     most = cfg.sampling.group_size
-    counts = cfg.allocate(known, budget=parts.rows, most=most)
+    counts = stages.allotted(cfg, known, budget=parts.rows, most=most)
     if asked is not None:
         counts = jnp.where(asked.wanted, counts, 0)
     return allocate.plan(counts, rows=parts.rows)
@@ -304,7 +315,7 @@ def drawn_from(
         return parts.task.verify(target, tokens, mask).astype(jnp.float32)
 
     stopping = stop and rollout.Stopping(
-        met=stop.rule,
+        met=partial(stages.met, parts.config),
         outcome=outcome,
         size=stop.round_size,
         most=sizes.group_size,
@@ -467,7 +478,8 @@ def next_round(parts: Parts, pool: Pool) -> tuple[jax.Array, jax.Array]:
     seen = graded(grid_of(parts.config), pool.rollouts, pool.outcome)
     drawn = jnp.sum(seen.row < parts.rows, -1, dtype=jnp.int32)
     more = jnp.minimum(stop.round_size, sizes.group_size - drawn)
-    return drawn, jnp.where(stop.rule(seen.outcome, seen.exists), 0, more)
+    done = stages.met(parts.config, seen.outcome, seen.exists)
+    return drawn, jnp.where(done, 0, more)
 
 
 def goes_on(parts: Parts, pool: Pool, asked: Asked | None = None) -> jax.Array:

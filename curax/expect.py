@@ -51,16 +51,24 @@ def spread(rates: np.ndarray, samples: int) -> np.ndarray:
     return np.clip(drawn.ravel(), RATES[0], RATES[-1])
 
 
-def expected(config: Config, rates: np.ndarray, samples: int) -> dict[str, Any]:
+def expected(
+    config: Config, rates: np.ndarray, samples: int, *, prompts: int | None = None
+) -> dict[str, Any]:
     """Metrics of a step, by name, for a policy with these held-out pass rates.
 
     Draws leave out the pilots, as the metric does. With hints nothing is expected: how
     much a hint helps is not known before. Nor where rewards are no outcomes.
+
+    Args:
+        config: of the run.
+        rates: `[E]` held-out pass rates.
+        samples: completions behind each.
+        prompts: of the task, which say how often each comes back.
     """
     if config.hint or config.reflection:
         return {}
     population = spread(rates, samples)
-    seen = predict(config, RATES, population)
+    seen = predict(config, RATES, population, prompts=prompts)
     means = {
         metric: float(np.interp(population, RATES, getattr(seen, field)).mean())
         for metric, field in METRICS.items()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from curax import prompt_form
 from curax.command import Parser, heard_or_not
 from curax.config import Config, ConfigError, option
 
@@ -137,12 +138,13 @@ def written(args: Namespace, policy: "Policy") -> None:
     config, params = policy.config, jax.device_get(policy.params)
     assert config
     alpha = option(config.model, "lora_alpha")
+    form = policy.task.prompt_form if policy.task else None
     if args.adapter:
         base = option(config.model, "path")
-        export.export_adapter(args.out, params, base=base, lora_alpha=alpha)
+        export.export_adapter(args.out, params, base=base, lora_alpha=alpha, form=form)
     elif _function(config.model) is pretrained.model:
         source = option(config.model, "path")
-        export.export(source, params, args.out, lora_alpha=alpha)
+        export.export(source, params, args.out, lora_alpha=alpha, form=form)
     else:
         new(args, policy, params, alpha)
 
@@ -174,6 +176,8 @@ def new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> None:
         for file in copies:
             if len(file.parts) == 1:
                 shutil.copy(Path(tokenizer, file), folder)
+        if task.prompt_form is not None:
+            prompt_form.write(folder, task.prompt_form)
         folder.rename(out)
 
 

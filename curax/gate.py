@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from curax import masked
+from curax.declared import declares
 
 
 def none(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Array:
@@ -32,6 +33,7 @@ def none(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Arra
     return jnp.asarray(exists)
 
 
+@declares(least_group=2)
 def zero_variance(
     outcome: jax.Array,
     exists: jax.Array,
@@ -103,6 +105,7 @@ def pass_rate_band(
     return exists & (rate >= low) & (rate <= high)
 
 
+@declares(least_group="least")
 def minimum_right(
     outcome: jax.Array,
     exists: jax.Array,

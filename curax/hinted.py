@@ -15,7 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax import allocate, hint, metrics, rollout
+from curax import allocate, hint, metrics, rollout, stages
 from curax.draws import Asked, at, graded, grid_of, policy
 from curax.keys import stage_key
 from curax.metrics import Tally
@@ -53,7 +53,15 @@ def found(parts: Parts, drawn: Drawn) -> jax.Array:
     how = parts.config.hint
     assert how
     seen = graded(grid_of(parts.config), drawn.rollouts, drawn.outcome)
-    return capped(how.trigger(seen.outcome, seen.exists), how.most)
+    collapsed = stages.called(
+        "hint.trigger",
+        how.trigger,
+        seen.outcome,
+        seen.exists,
+        shape=seen.exists.shape[:-1],
+        kind="bool",
+    )
+    return capped(collapsed, how.most)
 
 
 def capped(wanted: jax.Array, most: float | jax.Array) -> jax.Array:

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from curax import masked
+from curax.declared import declares
 
 _LARGEST = 20.0  # nats; exp of a larger log-ratio is noise, and at 88 it overflows
 
 
+@declares(has_ratio=False)
 def reinforce(
     logp: jax.Array, logp_old: jax.Array, advantage: jax.Array, mask: jax.Array
 ) -> jax.Array:

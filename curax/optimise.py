@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax import loss, metrics, modulate, update
+from curax import loss, metrics, modulate, stages, update
 from curax.config import Config
 from curax.draws import policy
 from curax.keys import stage_key
@@ -31,7 +31,7 @@ def token_loss(config: Config) -> update.TokenLoss:
     def objective(logp, entropy, rows: Batch):
         value = policy_loss(config, logp, rows) * rows.multiplier
         if config.kl:
-            distance = config.kl.estimator(logp, rows.logp_ref)
+            distance = stages.distances(config, logp, rows.logp_ref)
             value = value + config.kl.coefficient * distance
         value = value - config.entropy_bonus * entropy
         return jnp.where(rows.mask, value, 0.0)
@@ -41,10 +41,11 @@ def token_loss(config: Config) -> update.TokenLoss:
 
 def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
     """`[M, T]` float32, the loss of the recipe; answers may have their own credit."""
-    value = config.loss(logp, rows.logp_old, rows.credit, rows.mask)
+    arrays = logp, rows.logp_old
+    value = stages.token_losses(config, *arrays, rows.credit, rows.mask)
     if rows.answer is None:
         return value
-    own = config.loss(logp, rows.logp_old, rows.answer_credit, rows.mask)
+    own = stages.token_losses(config, *arrays, rows.answer_credit, rows.mask)
     return jnp.where(rows.answer, own, value)
 
 
@@ -80,13 +81,13 @@ def optimise(
         part, tokens = jax.tree.map(lambda leaf: leaf[which], batch), None
         if cfg.modulate is not modulate.none:
             tokens = tokens_of(parts, state, params, contexts, part, number == 0)
-            part = dataclasses.replace(part, multiplier=cfg.modulate(tokens))
+            part = dataclasses.replace(part, multiplier=stages.multipliers(cfg, tokens))
         value, grads, own = update.gradient(
             policy(parts, state),
             params,
             contexts,
             part,
-            cfg.aggregate(part.mask),
+            stages.token_weights(cfg, part.mask),
             token_loss(cfg),
             settings(cfg),
             still_old=number == 0,

@@ -4,8 +4,9 @@ import dataclasses
 
 import optax
 
-from curax import allocate, update
+from curax import update
 from curax.config import Config, option, options, rows_of
+from curax.declared import declared
 from curax.types import Model, Task
 
 
@@ -30,6 +31,12 @@ def task_of(config: Config) -> Task:
     return config.task()
 
 
+def num_prompts(config: Config) -> int:
+    """Prompts of the task, by its options or else by its files."""
+    known = option(config.task, "num_prompts")
+    return known if isinstance(known, int) else task_of(config).num_prompts
+
+
 def build(config: Config) -> Parts:
     """Call the config's task, model and optimizer.
 
@@ -37,8 +44,7 @@ def build(config: Config) -> Parts:
         ValueError: if a combination is impossible, in a sentence.
     """
     task, sizes = task_of(config), config.sampling
-    allocator = getattr(config.allocate, "func", config.allocate)
-    unequal = allocator is not allocate.uniform or sizes.budget
+    unequal = not declared(config.allocate, "equal_groups", False) or sizes.budget
     if sizes.rounds > 1 and unequal:
         raise ValueError(
             f"sampling.rounds={sizes.rounds} replaces whole groups and needs groups of "

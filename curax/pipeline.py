@@ -16,9 +16,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax import grids, hint, masked, metrics, reflect, update
+from curax import grids, hint, masked, metrics, reflect, rollout, stages, update
 from curax import memory as memories
-from curax.config import Config, Hint
+from curax.config import Config, Hint, truncates
 from curax.draws import (
     Explored,
     Graded,
@@ -78,7 +78,8 @@ class Drawn:
 
 def open_groups(config: Config, seen: Graded) -> jax.Array:
     """`[B]` bool: groups of which the gate lets something train."""
-    return jnp.any(config.gate(seen.outcome, seen.exists, seen.finished), -1)
+    pool = stages.gated(config, seen.outcome, seen.exists, seen.finished)
+    return jnp.any(pool, -1)
 
 
 def wants_refill(parts: Parts, drawn: Drawn) -> jax.Array:
@@ -127,6 +128,13 @@ def absorb(
         plain.exists,
         missing=rollouts.exists & jnp.isnan(outcome),
     )
+    tally.counts["outcome/out_of_range"] = metrics.count((outcome < 0) | (outcome > 1))
+    tally.counts["allocate/dropped_rows"] = dropped_rows(
+        parts, memory, prompts, explored
+    )
+    if truncates(cfg):
+        cut = metrics.mean(rollout.cut_mass(rollouts), rollouts.mask)
+        tally.means["sampler/cut_mass"] = cut
     if explored:
         tally = metrics.merge(tally, explored.tally)
     if cfg.stop is None and explored is None:
@@ -144,6 +152,21 @@ def absorb(
         scored=scored,
     )
     return new if drawn is None else refill(cfg, drawn, new, seen)
+
+
+def dropped_rows(
+    parts: Parts, memory: Memory, prompts: Prompts, explored: Explored | None
+) -> jax.Array:
+    """`[]` float32, completions that an allocator asked for beyond what a step has.
+
+    Beyond the group size, beyond the rows of a step, or fewer than none of a prompt.
+    """
+    known = difficulty(parts, memory, prompts, explored)
+    most = parts.config.sampling.group_size
+    counts = stages.allotted(parts.config, known, budget=parts.rows, most=most)
+    given = jnp.clip(counts, 0, most)
+    over = jnp.maximum(jnp.sum(given) - parts.rows, 0)
+    return (jnp.sum(jnp.abs(counts - given)) + over).astype(jnp.float32)
 
 
 def forecast(
@@ -255,10 +278,10 @@ def assign(
     Returns:
         What is kept, and with which credit.
     """
-    pool = config.gate(outcome, exists, finished)
-    keep = config.downsample(key, reward, pool)
-    undo = config.correct(reward, pool, keep)
-    factor = undo * config.objective(outcome, exists, history)
+    pool = stages.gated(config, outcome, exists, finished)
+    keep = stages.selected(config, key, reward, pool)
+    undo = stages.correction(config, reward, pool, keep)
+    factor = undo * stages.prompt_weight(config, outcome, exists, history)
     credit = credited(config, reward, exists, keep, factor)
     return Credit(keep=keep, credit=credit, factor=factor)
 
@@ -271,7 +294,8 @@ def credited(
     factor: jax.Array,
 ) -> jax.Array:
     """`[B, G]` float32: the advantage of what is kept, times the factor."""
-    advantage = config.advantage(reward, exists if config.pool_statistics else keep)
+    sees = exists if config.pool_statistics else keep
+    advantage = stages.advantages(config, reward, sees)
     return jnp.where(keep, advantage * factor, 0.0)
 
 
@@ -298,9 +322,7 @@ def learn(
     """Everything behind the verifier: one step of training on graded completions."""
     cfg, rollouts, contexts = parts.config, drawn.rollouts, drawn.contexts
     seen = graded(grid_of(cfg), rollouts, drawn.outcome)
-    reward = seen.outcome
-    if cfg.shape_reward:
-        reward = cfg.shape_reward(seen.outcome, seen.length)
+    reward = stages.shaped(cfg, seen.outcome, seen.length)
     if drawn.scored:
         reward = jnp.where(
             seen.exists, grids.grid(drawn.scored.reward, seen.row, fill=0.0), 0.0
@@ -386,7 +408,15 @@ def noted(
         rate = masked.mean(seen.outcome, seen.exists)
         rate = jnp.where(jnp.any(seen.exists, -1), rate, jnp.nan)
         meant = level[who]
-        then = how.controller(meant, rate, levels=how.levels)
+        then = stages.called(
+            "hint.controller",
+            how.controller,
+            meant,
+            rate,
+            shape=meant.shape,
+            kind="integer",
+            levels=how.levels,
+        )
         level = level.at[who].set(jnp.where(drawn.level == meant, then, meant))
     return HintMemory(level=level, hinted=hints.hinted.at[who].max(drawn.level > 0))
 
@@ -430,12 +460,16 @@ def unhinted(
     hinted = drawn.level > 0
     ratio = masked.total(logp - rollouts.logp_behaviour[row], mask)
     ratio = jnp.zeros(parts.rows, jnp.float32).at[row].add(jnp.where(used, ratio, 0.0))
-    credit = parts.config.hint.credit(
+    credit = stages.called(
+        "hint.credit",
+        parts.config.hint.credit,
         given.credit,
         seen.outcome,
         given.keep,
         grids.grid(ratio, seen.row, fill=0.0),
         hinted,
+        shape=given.credit.shape,
+        kind="float",
     )
     other = used & hinted[rollouts.prompt[row]]
     where = jnp.where(other, row, parts.rows)  # out: dropped
@@ -559,8 +593,8 @@ def told_of_groups(
             masked.total(given.credit, ~right) / per_prompt, each
         ),
     }
-    if stop := parts.config.stop:
-        met = stop.rule(seen.outcome, seen.exists)
+    if parts.config.stop:
+        met = stages.met(parts.config, seen.outcome, seen.exists)
         means["stop/met_fraction"] = metrics.mean(met, each)
     return means
 

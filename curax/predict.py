@@ -21,15 +21,17 @@ as the run comes to it, at the pass rate it has now.
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import allocate, chances, levels, pipeline
+from curax import chances, levels, pipeline, stages
 from curax import memory as memories
 from curax.config import Config, option, rows_of
+from curax.declared import declared
 from curax.types import Difficulty, Memory
 
 BATCHES = 256  # of prompts drawn at random, where anything depends on that
@@ -78,6 +80,7 @@ def predict(
     *,
     remembered: float | None = None,
     lift: float | None = None,
+    prompts: int | None = None,
 ) -> Prediction:
     """What becomes of a prompt with pass rate p, among prompts of a population.
 
@@ -92,6 +95,7 @@ def predict(
         remembered: draws that the memory holds of a prompt; None: as many as it can.
         lift: nats that each level of a hint adds to the log-odds of p; None: hints are
             not looked at.
+        prompts: of the task, as of `visits`.
     """
     p = np.asarray(p, np.float64)
     population = np.asarray(population, np.float64)
@@ -105,8 +109,10 @@ def predict(
         under = levels.lifted(np.concatenate([p, every]), lift, config.hint.levels)
     credits = _Credits(config)
     reads = _reads(config, credits)
-    cases = _cases(config, reads, rates, population, remembered)
-    parts = _expected(config, credits, reads, cases, rates, under)
+    often = visits(config, prompts)
+    held = _held(config, remembered, often)
+    cases = _cases(config, reads, rates, population, held)
+    parts = _expected(config, credits, reads, cases, rates, under, often)
     each = parts[:, 0]  # [S, R, moments]
     attempts, placed = 1.0, 1.0
     if sizes.rounds > 1:
@@ -214,7 +220,9 @@ def sums_tokens(config: Config) -> bool:
     whole = np.ones((4, 8), bool)
     short = whole.copy()
     short[0, 4:], short[1] = False, False
-    weights = [np.asarray(config.aggregate(mask)) for mask in (whole, short)]
+    weights = [
+        np.asarray(stages.token_weights(config, mask)) for mask in (whole, short)
+    ]
     return np.allclose(weights[0][short], weights[1][short])
 
 
@@ -226,7 +234,10 @@ def is_policy_gradient(config: Config) -> bool:
 
     @jax.jit
     def slope(now: jax.Array) -> jax.Array:
-        return jax.grad(lambda now: jnp.sum(config.loss(now, logp, credit, mask)))(now)
+        def total(now: jax.Array) -> jax.Array:
+            return jnp.sum(stages.token_losses(config, now, logp, credit, mask))
+
+        return jax.grad(total)(now)
 
     return np.allclose(slope(logp), -credit[:, None], atol=1e-3)
 
@@ -268,12 +279,11 @@ class _Credits:
         self._compiled = jax.jit(jax.vmap(self._one))
 
     def _one(self, seed, outcome, exists, history, finished, length):
-        config, key, reward = self._config, jax.random.key(seed), outcome
-        if config.shape_reward:
-            reward = config.shape_reward(reward, length)
+        config, key = self._config, jax.random.key(seed)
+        reward = stages.shaped(config, outcome, length)
         arrays = outcome, reward, exists, finished, history
         given = pipeline.assign(config, key, *arrays)
-        open_ = config.gate(outcome, exists, finished)
+        open_ = stages.gated(config, outcome, exists, finished)
         return given.credit[0], given.keep[0], jnp.any(open_[0])
 
     def __call__(self, seed, outcome, exists, history, *, least=1, ends=True, length=1):
@@ -441,12 +451,12 @@ def _cases(
     reads: _Reads,
     p: np.ndarray,
     population: np.ndarray,
-    remembered: float | None,
+    held: tuple[float, int],
 ) -> _Cases:
     sizes = config.sampling
     prompts, group = sizes.prompts, sizes.group_size
     random = np.random.default_rng(0)
-    draws, trials = _held(config, remembered)
+    draws, trials = held
     shares, chance = _tellings(trials, p)
     allocated = _allocator(config, draws)
     # Pass rates of all kinds, so that whatever the counts may depend on shows.
@@ -523,19 +533,31 @@ def _cases(
 
 def remembers(config: Config) -> bool:
     """Whether the memory has a say in how many completions a prompt gets."""
-    allocator = getattr(config.allocate, "func", config.allocate)
-    return not config.pilot and allocator is not allocate.uniform
+    return not (config.pilot or declared(config.allocate, "equal_groups", False))
 
 
-def visits(config: Config) -> int:
-    """How often a run comes to each prompt, where the task says how many it has."""
+def num_prompts(config: Config) -> int | None:
+    """Prompts of the task, where its options say how many; those in files do not."""
     prompts = option(config.task, "num_prompts")
-    if not isinstance(prompts, int):
+    return prompts if isinstance(prompts, int) else None
+
+
+def visits(config: Config, prompts: int | None = None) -> int:
+    """How often a run comes back to each prompt; 0: it ends within the first epoch.
+
+    Args:
+        config: the recipe.
+        prompts: of the task; None: what its options say. Where these do not say it,
+            every prompt is taken to come back in every step.
+    """
+    prompts = num_prompts(config) if prompts is None else prompts
+    drawn = config.steps * config.sampling.prompts
+    if prompts is None:
         return config.steps
-    return min(config.steps, config.steps * config.sampling.prompts // prompts)
+    return 0 if drawn <= prompts else min(config.steps, drawn // prompts)
 
 
-def _held(config: Config, remembered: float | None) -> tuple[float, int]:
+def _held(config: Config, remembered: float | None, often: int) -> tuple[float, int]:
     """Draws behind what is known of a prompt, and how many would be as precise.
 
     A memory holds D = n sum_i lambda^i draws after visits of n. Their share of right
@@ -546,7 +568,7 @@ def _held(config: Config, remembered: float | None) -> tuple[float, int]:
         return float(config.pilot.draws), config.pilot.draws
     visit = rows_of(config) / config.sampling.prompts
     discount = float(memories.discount(config.memory.half_life))
-    kept = discount ** np.arange(visits(config))
+    kept = discount ** np.arange(often)
     draws, squares = visit * kept.sum(), (kept**2).sum()
     precision = kept.sum() / squares if draws else 1.0
     draws = draws if remembered is None else remembered
@@ -604,7 +626,8 @@ def _allocator(
     def one(solved: jax.Array) -> tuple[jax.Array, jax.Array]:
         seen = known(solved)
         budget, most = rows_of(config), sizes.group_size
-        return config.allocate(seen, budget=budget, most=most), seen.pass_rate
+        counts = stages.allotted(config, seen, budget=budget, most=most)
+        return counts, seen.pass_rate
 
     compiled = jax.jit(jax.vmap(one))
     size = int(np.clip(2**18 // sizes.prompts, 1, 2048))
@@ -619,7 +642,7 @@ def _stopped(config: Config, labels: np.ndarray) -> np.ndarray:
     place = np.arange(most)
     for n in reversed(range(size, most, size)):
         exists = np.broadcast_to(place < n, labels.shape)
-        met = config.stop.rule((labels & exists).astype(np.float32), exists)
+        met = stages.met(config, (labels & exists).astype(np.float32), exists)
         number = np.where(np.asarray(met), n, number)
     return number
 
@@ -631,6 +654,7 @@ def _expected(
     cases: _Cases,
     p: np.ndarray,
     under: np.ndarray | None,
+    often: int,
 ) -> np.ndarray:
     """`[S, K, R, moments]` in each of the batches; K as in `_groups`."""
     random = np.random.default_rng(1)
@@ -663,7 +687,7 @@ def _expected(
     many = 0 if under is None else len(under)
     given = np.zeros((len(cases.count), 1 + 2 * many, len(p), len(_MOMENTS)))
     for count in np.unique(cases.count):
-        which, chance = _groups(config, p, under, int(count), reads.first)
+        which, chance = _groups(config, p, under, int(count), reads.first, often)
         own, drawn = chances.shown(which, config.sampling.group_size)
         at = np.flatnonzero(cases.count == count)
         if reads.blind:
@@ -701,7 +725,12 @@ def _averaged(chance: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def _groups(
-    config: Config, p: np.ndarray, under: np.ndarray | None, most: int, first: bool
+    config: Config,
+    p: np.ndarray,
+    under: np.ndarray | None,
+    most: int,
+    first: bool,
+    often: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a group may come to `[S, 3]`, and how likely that is `[K, R, S]`.
 
@@ -710,14 +739,15 @@ def _groups(
     once more, for all groups, or those in the end (`levels`).
     """
     sizes, stop, how = config.sampling, config.stop, config.hint
-    rule = {"size": stop.round_size, "met": stop.rule} if stop else {}
+    met = partial(stages.met, config)
+    rule = {"size": stop.round_size, "met": met} if stop else {}
     rates = p[None] if under is None else under
     which, chance = chances.states(rates.reshape(-1), most=most, first=first, **rule)
     chance = chance.reshape(*rates.shape, -1)
     parts = [chance[:1]]
     if under is not None and how:
         size, own = (sizes.prompts, sizes.group_size), len(p)
-        of_run = {"visits": visits(config)} if how.controller else {}
+        of_run = {"visits": often} if how.controller else {}
         found = levels.visited if how.controller else levels.searched
         parts += found(how, which, chance, size=size, own=own, **of_run)
     return which, np.concatenate(parts)[:, : len(p)]

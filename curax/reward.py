@@ -18,9 +18,22 @@ TOLD = 3  # reasons for missing outcomes that are logged per call, the most freq
 
 
 def on_device(task: Task, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
-    """`[N]` float32 outcomes by a verifier that is a JAX function; NaN is missing."""
+    """`[N]` float32 outcomes by a verifier that is a JAX function; NaN is missing.
+
+    Raises:
+        ValueError: while tracing, if they have another shape or are no floats.
+    """
     target = jax.tree.map(lambda leaf: leaf[rollouts.prompt], prompts.target)
-    return task.verify(target, rollouts.tokens, rollouts.mask)
+    outcome = task.verify(target, rollouts.tokens, rollouts.mask)
+    shape, given = rollouts.prompt.shape, type(outcome).__name__
+    if hasattr(outcome, "dtype") and hasattr(outcome, "shape"):
+        if outcome.shape == shape and jnp.issubdtype(outcome.dtype, jnp.floating):
+            return outcome.astype(jnp.float32)
+        given = f"{outcome.dtype} {list(outcome.shape)}"
+    raise ValueError(
+        f"task.verify gives {given}, and must give float {list(shape)}, an outcome in "
+        "[0, 1] for each completion; mend the verifier of the task, or name another."
+    )
 
 
 class Verdicts(NamedTuple):

@@ -401,6 +401,17 @@ def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Ar
     return jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
 
 
+def cut_mass(rollouts: Rollouts) -> jax.Array:
+    """What top-k and top-p took from the policy, `[N, T]` float32 in [0, 1).
+
+        1 - sum_{b kept} pi_b = 1 - pi_a / mu_a
+
+    for mu is pi over what is kept, divided by its sum, and a is kept. 0 off the mask.
+    """
+    cut = -jnp.expm1(rollouts.logp_policy - rollouts.logp_behaviour)
+    return jnp.where(rollouts.mask, jnp.maximum(cut, 0.0), 0.0)
+
+
 def pick(values: jax.Array, index: jax.Array) -> jax.Array:
     """`values[n, index[n]]`."""
     return jnp.take_along_axis(values, index[:, None], -1)[:, 0]

@@ -22,10 +22,13 @@ from curax import (
     held_out,
     loops,
     parts,
+    prompt_form,
     recall,
     record,
+    rehearsal,
     report,
     staged,
+    stages,
     watch,
 )
 from curax.compile_times import CompileTimes
@@ -83,6 +86,9 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
                 make_ready()
             except RuntimeError as error:
                 raise ConfigError(str(error)) from error
+        path, form = option(config.model, "path"), loop.parts.task.prompt_form
+        if departs := prompt_form.departure(path, form):
+            print(f"Warning: {departs}", flush=True)
         # Only a run without a checkpoint has yet to begin.
         recalled = recollection(loop.parts) if since is None else None
         folder.check_questions(workdir, loop.parts.task)
@@ -136,8 +142,9 @@ def foretell(config: Config, workdir: Path) -> None:
     told = record.read(workdir)
     if told.before is None or told.after is None:
         return
+    prompts = parts.num_prompts(config)
     sides = {
-        side: expect.expected(config, rates, told.samples)
+        side: expect.expected(config, rates, told.samples, prompts=prompts)
         for side, rates in (("before", told.before), ("after", told.after))
     }
     folder.write_json(workdir / folder.EXPECTED, sides)
@@ -163,6 +170,8 @@ def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
     """
     try:
         built = parts.build(config)
+        if rehearse and config.steps:
+            rehearsal.check(config)
         from_host = config.staged or not built.task.on_device
         loop = (staged.Staged if from_host else loops.Jitted)(built)
         if rehearse:
@@ -176,9 +185,14 @@ def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
         *_, last = own
         if isinstance(error, ValueError) and (last.line or "").startswith("raise"):
             raise ConfigError(f"{text}.") from error  # a sentence about an option
+        where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}"
+        if option_ := stages.culprit(config, text):
+            name = option_.partition("=")[0]
+            raise ConfigError(
+                f"{option_} fails at {where}; set {name} to another value."
+            ) from error
         raise ConfigError(
-            f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}; change "
-            "the option that this line reads, or mend the line."
+            f"{where}; change the option that this line reads, or mend the line."
         ) from error
     return loop
 
@@ -490,6 +504,9 @@ class Run:
                     f"the run stops, saved as step {rows[-1]['step']}; mend the "
                     "verifier and go on with --resume."
                 )
+            called = describe(self._config.allocate)["function"].removeprefix("curax.")
+            if broken := watch.broken(row, called):
+                return f"{broken}, and start anew in another --workdir."
             count = watch.in_a_row(row, self._totals.get(IN_A_ROW, 0))
             self._totals[IN_A_ROW] = count.tolist()
             if np.all(count >= patience):

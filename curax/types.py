@@ -1,7 +1,7 @@
 """The arrays that travel from stage to stage. Shapes: see CONTRIBUTING, "Words"."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -248,6 +248,9 @@ class Task:
             the first of which names the kind (`timeout`, `error: ...`).
         start: makes ready to verify, before a run begins; raises RuntimeError, in a
             sentence, where that cannot be. None: there is nothing to do.
+        prompt_form: what prompts look like, ready for JSON: `template`, `system`,
+            `chat` and `thinking`, as options of `tasks.problems`; None: they are made
+            of no text.
         told: what was found in the files, in words, said once when a run begins.
         mark: changes with the questions in the files, and with their order.
         hinting: how prompts are hinted; None: they cannot be.
@@ -275,6 +278,7 @@ class Task:
         Callable[[list[Any], list[Any]], Sequence[float | str | None]] | None
     ) = None
     start: Callable[[], None] | None = None
+    prompt_form: Mapping[str, Any] | None = None
     told: str = ""
     mark: int = 0
     hinting: Hinting | None = None

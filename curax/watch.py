@@ -121,6 +121,31 @@ class Watch:
             )
 
 
+def broken(row: Row, allocator: str) -> str | None:
+    """Why a run must stop at a row that shows a broken promise; None: it need not.
+
+    Args:
+        row: of metrics.
+        allocator: what `allocate` names.
+    """
+    dropped = float(np.max(_of(row, "allocate/dropped_rows")))
+    if dropped > 0:
+        return (
+            f"allocate={allocator} asked in step {row['step']} for {dropped:.0f} "
+            "completions more than there is room for, and they were dropped; mend it: "
+            "counts lie between 0 and sampling.group_size, and their sum is at most "
+            "the completions of a step"
+        )
+    outside = float(np.max(_of(row, "outcome/out_of_range")))
+    if outside > 0:
+        return (
+            f"the verifier of task gave {outside:.0f} outcomes outside [0, 1] in step "
+            f"{row['step']}; mend it, and put what is more than right or wrong into "
+            "shape_reward"
+        )
+    return None
+
+
 def signed_run(z: np.ndarray, before: np.ndarray) -> np.ndarray:
     """Steps in a row far above what was expected, or below: then negative; per seed."""
     above, below = np.maximum(before, 0) + 1, np.minimum(before, 0) - 1

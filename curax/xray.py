@@ -4,20 +4,32 @@ Draws what `predict` computes, as a table, a picture and JSON, and says in words
 the recipe departs from the objective it states.
 """
 
+import contextlib
+import glob
 import io
 import json
 import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from curax.command import Parser, heard_or_not, write_whole
-from curax.config import Config, ConfigError, describe, load, override
+from curax.config import (
+    Config,
+    ConfigError,
+    describe,
+    least_group,
+    load,
+    option,
+    override,
+    truncates,
+    updates_of,
+)
 from curax.places import full_name
 
 if TYPE_CHECKING:
@@ -100,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = measured(Path(args.memory)) if args.memory else believed(*args.beta)
         lift = lifting(config, args.lift)
         made(workdir)
-        found = look(config, prompts, lift)
+        found = look(config, prompts, lift, number=number_of_prompts(config))
         page = {"recipe": name, "config": args.config, "set": args.assignments} | found
         data = json.dumps(page, indent=1, allow_nan=False) + "\n"
         files = {"xray.json": data.encode(), "xray.png": picture(name, found)}
@@ -217,6 +229,64 @@ def believed(a: float, b: float, count: int = 200) -> Prompts:
     return Prompts(f"Beta({a:g}, {b:g})", np.clip(rates, LOWEST, 1 - LOWEST))
 
 
+def number_of_prompts(config: Config) -> int | None:
+    """Prompts of the task; None where its files, or those of the model, are not there.
+
+    Task, model and optimizer are made as a run makes them, so that what a run refuses
+    of them is refused here.
+
+    Raises:
+        ConfigError: they cannot be made.
+    """
+    from curax import parts, predict
+
+    if absent(config):
+        return predict.num_prompts(config)
+    with in_a_sentence(config):
+        return parts.build(config).task.num_prompts
+
+
+def absent(config: Config) -> list[str]:
+    """Options of task and model that name a file, or a folder, that is not there."""
+    named = {
+        "model.path": option(config.model, "path"),
+        "task.tokenizer": option(config.task, "tokenizer"),
+        "task.train": option(config.task, "train"),
+        "task.held_out": option(config.task, "held_out"),
+    }
+    return [
+        name
+        for name, path in named.items()
+        if isinstance(path, str) and not (Path(path).exists() or glob.glob(path))
+    ]
+
+
+@contextlib.contextmanager
+def in_a_sentence(config: Config) -> Iterator[None]:
+    """Whatever a function of the recipe raises, as a ConfigError."""
+    from curax import stages
+
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:600].rstrip(".")
+        frames = traceback.extract_tb(error.__traceback__)
+        *_, last = (frame for frame in frames if "site-packages" not in frame.filename)
+        if not (
+            isinstance(error, ValueError) and (last.line or "").startswith("raise")
+        ):
+            where = f"{last.filename}:{last.lineno}"
+            text = f"{where}: {type(error).__name__}: {text}"
+            if option_ := stages.culprit(config, text):
+                name = option_.partition("=")[0]
+                text = f"{option_} fails at {text}; set {name} to another value"
+            else:
+                text += "; mend that line"
+        raise ConfigError(f"{text}.") from error
+
+
 def lifting(config: Config, lift: float | None) -> float:
     """What a level of hints is believed to do.
 
@@ -260,19 +330,22 @@ def lengths(prompts: Prompts, p: np.ndarray) -> np.ndarray | None:
 # ----- what is said
 
 
-def look(config: Config, prompts: Prompts, lift: float = LIFT) -> dict[str, Any]:
+def look(
+    config: Config, prompts: Prompts, lift: float = LIFT, *, number: int | None = None
+) -> dict[str, Any]:
     """Everything that is said of a recipe, ready for JSON.
 
     Args:
         config: the recipe.
         prompts: that it is looked at with.
         lift: nats that each level of a hint adds to the log-odds of a pass rate.
+        number: prompts of the task, as of `predict.visits`.
 
     Raises:
         ConfigError: in a sentence, if its functions do not take what they are given, or
             if its rewards are no outcomes.
     """
-    from curax import claims, predict
+    from curax import claims, predict, rehearsal
 
     if config.reflection:
         raise ConfigError(
@@ -283,25 +356,17 @@ def look(config: Config, prompts: Prompts, lift: float = LIFT) -> dict[str, Any]
     dense = 1 / (1 + np.exp(-np.linspace(ends, -ends, 30)))
     p = np.unique(np.concatenate([SHOWN, dense, np.arange(3, 18) / 20]).round(6))
     held = None if prompts.draws is None else float(prompts.draws.mean())
-    try:
-        plain = predict.predict(config, p, prompts.rates, remembered=held, lift=lift)
+    with in_a_sentence(config):
+        rehearsal.check(config)
+        plain = predict.predict(
+            config, p, prompts.rates, remembered=held, lift=lift, prompts=number
+        )
         seen = predict.with_hints(config, plain)
         claim = claims.claimed(config)
         asked = claim.slope(p) if claim.slope else np.full_like(p, np.nan)
         reach = claims.reached(claim, seen)
-        notes = remarks(config, seen) + remarks_on_hints(config, plain)
-    except ConfigError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())[:600].rstrip(".")
-        frames = traceback.extract_tb(error.__traceback__)
-        *_, last = (frame for frame in frames if "site-packages" not in frame.filename)
-        if not (
-            isinstance(error, ValueError) and (last.line or "").startswith("raise")
-        ):
-            where = f"{last.filename}:{last.lineno}"
-            text = f"{where}: {type(error).__name__}: {text}; mend that line"
-        raise ConfigError(f"{text}.") from error
+        notes = remarks(config, seen, number)
+        notes += remarks_on_hints(config, plain, number)
 
     def average(values: np.ndarray) -> float:
         return float(np.interp(prompts.rates, p, values).mean())
@@ -355,6 +420,7 @@ def look(config: Config, prompts: Prompts, lift: float = LIFT) -> dict[str, Any]
             "pass_rate_bias": _number(average(columns["pass_rate_bias"])),
         },
         "tokens_are": "at most" if each is None else "as measured",
+        "updates_per_step": updates_of(config),
         "grpo_group": group,
         "histogram": (
             np.histogram(prompts.rates, BINS, (0, 1))[0] / len(prompts.rates)
@@ -452,26 +518,42 @@ def warnings(claim: "Claim", seen: "Prediction") -> list[str]:
     return told
 
 
-def remarks(config: Config, seen: "Prediction") -> list[str]:
-    """What all that is said takes for granted, in sentences."""
+def remarks(config: Config, seen: "Prediction", number: int | None = None) -> list[str]:
+    """What all that is said takes for granted, in sentences.
+
+    Args:
+        config: the recipe.
+        seen: of it.
+        number: prompts of the task, as of `predict.visits`.
+    """
     from curax import predict
 
     def called(field: str) -> str:
         return describe(getattr(config, field))["function"].removeprefix("curax.")
 
     told = []
-    steps = config.update.epochs * config.update.minibatches
     if seen.known:
         source = "pilots" if config.pilot else "remembered draws"
         told.append(
             f"What is known of a prompt is taken to be {seen.known:.0f} {source} at "
             "its present pass rate; norms and lengths are taken to be all alike."
         )
-    if predict.remembers(config) and not predict.visits(config):
-        told.append(
-            "No prompt comes back within the run, so that the memory it reads holds "
-            "nothing; lower task.num_prompts, or load a memory."
-        )
+    how = config.hint
+    if predict.remembers(config) or (how and how.controller):
+        known = predict.num_prompts(config) if number is None else number
+        drawn = config.steps * config.sampling.prompts
+        if known is None:
+            told.append(
+                "How many prompts the task has is not known, for its files are not "
+                f"there: all are taken to come back in each of {config.steps} steps; "
+                "set the options of task and model that name files."
+            )
+        elif predict.remembers(config) and not predict.visits(config, known):
+            told.append(
+                f"No prompt comes back within the run, which takes {drawn} of {known}, "
+                "so that the memory it reads holds nothing; set steps to more than "
+                f"{known // config.sampling.prompts}, or load a memory."
+            )
     if config.sampling.rounds > 1:
         told.append(
             f"Closed groups are replaced: {seen.attempts:.2f} batches are drawn per "
@@ -492,24 +574,39 @@ def remarks(config: Config, seen: "Prediction") -> list[str]:
         told.append(f"{called('loss')} is not the policy gradient, even at ratio 1.")
     if called("modulate") != "modulate.none":
         told.append(f"{called('modulate')} weighs tokens, which is not counted here.")
-    if config.sampling.top_k or config.sampling.top_p < 1:
-        told.append("What top_k or top_p leaves out biases all scores, uncounted here.")
+    if truncates(config):
+        told.append(
+            "top_k or top_p cuts off what the policy may say, and nothing corrects "
+            "that: all scores are biased, which is not counted here; sampler/cut_mass "
+            "tells how much is cut off."
+        )
     if config.kl or config.entropy_bonus:
         told.append("The KL penalty or the entropy bonus comes on top.")
-    if steps > 1:
+    if (updates := updates_of(config)) > 1:
         told.append(
-            f"This is the first of {steps} updates per step; the ratios of later ones "
-            "have left 1."
+            f"w is that of one update, and a step makes {updates}: the first of "
+            f"{updates} updates is this; the ratios of later ones have left 1. Where "
+            f"the optimizer does not rescale gradients, a step moves by {updates} w."
+        )
+    least, called_least = least_group(config.advantage, "advantage")
+    few = option(config.allocate, "least")
+    if isinstance(few, int) and few < least:
+        told.append(
+            f"allocate.least={few} lets a prompt draw fewer than {least} completions, "
+            f"of which {called_least} learns nothing; set allocate.least to {least}."
         )
     return told
 
 
-def remarks_on_hints(config: Config, seen: "Prediction") -> list[str]:
+def remarks_on_hints(
+    config: Config, seen: "Prediction", number: int | None = None
+) -> list[str]:
     """What is taken for granted of hints, in sentences.
 
     Args:
         config: the recipe.
         seen: as if there were no hints, but for `hints`.
+        number: prompts of the task, as of `predict.visits`.
     """
     from curax import levels, predict
 
@@ -537,13 +634,13 @@ def remarks_on_hints(config: Config, seen: "Prediction") -> list[str]:
         )
     if any("statistics" in text for text in seen.how):
         told.append("The rest of a batch is taken to be drawn without hints.")
-    visits = predict.visits(config)
+    visits = predict.visits(config, number)
     if how.controller and visits > 1:
         told.append(f"Levels are those of {visits} visits of a run, at one pass rate.")
     elif how.controller:
         told.append(
             "No prompt comes back within the run, so that all are drawn without a "
-            "hint; lower task.num_prompts."
+            "hint; set more steps."
         )
     else:
         with np.errstate(divide="ignore", invalid="ignore"):

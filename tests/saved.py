@@ -34,6 +34,7 @@ def lora() -> Config:
             "model.lora_rank=2",
             "sampling.max_tokens=5",
             "sampling.top_k=50",
+            "sampling.accept_truncation=true",
             "evaluation.prompts=7",
         ],
     )

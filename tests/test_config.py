@@ -28,6 +28,7 @@ from curax.config import (
     WarmStart,
     Writing,
 )
+from curax.declared import declares
 
 RECIPES = Path(__file__).parents[1] / "configs"
 HERE = __name__  # what a function defined below is called by
@@ -65,6 +66,30 @@ def largest(key, reward, exists, *, m: int):
     return key, reward, exists, m
 
 
+@declares(least_group=2)
+def comparing(reward, exists):
+    return reward, exists
+
+
+@declares(least_group="least")
+def demanding(*arrays, least: int):
+    return arrays, least
+
+
+@declares(has_ratio=False)
+def without_ratio(*arrays, scale: float):
+    return arrays, scale
+
+
+@declares(equal_groups=True)
+def evenly(difficulty, *, budget: int, most: int):
+    return difficulty, budget, most
+
+
+def around(reward, exists, *, estimate: Callable):
+    return estimate(reward, exists)
+
+
 def make(**changed: Any) -> Config:
     stages = ("model", "allocate", "objective", "gate", "downsample", "correct")
     stages += ("advantage", "modulate", "loss", "aggregate", "optimizer")
@@ -91,6 +116,7 @@ def test_the_defaults_are_those_of_the_design():
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
+        "accept_truncation": False,
         "slots": 0,
         "rounds": 1,
         "parts": 1,
@@ -298,6 +324,45 @@ CONFLICTS = {
     "between visits; set one of them to its default.": {
         "hint": Hint(source=plain, trigger=plain, controller=plain, gate=0.9)
     },
+    "sampling.top_p=0.9 draws from another distribution than the policy that trains, "
+    "and nothing corrects that bias; set sampling.top_p to 1.0, or accept the bias "
+    "with sampling.accept_truncation=True.": {"sampling": Sampling(top_p=0.9)},
+    "sampling.top_k=20 draws from another distribution than the policy that trains, "
+    "and nothing corrects that bias; set sampling.top_k to 0, or accept the bias "
+    "with sampling.accept_truncation=True.": {
+        "sampling": Sampling(top_k=20, top_p=0.9)
+    },
+    "update.epochs=2 times update.minibatches=1 are 2 updates per batch, and "
+    f"{HERE}.without_ratio has no ratio that corrects those behind the first; set both "
+    "to 1, or loss to loss.clipped_ratio.": {
+        "loss": partial(without_ratio, scale=2.0),
+        "update": Update(epochs=2),
+    },
+    f"sampling.group_size=1 gives {HERE}.comparing groups of 1, and it learns nothing "
+    "from fewer than 2; set sampling.group_size to at least 2.": {
+        "advantage": partial(around, estimate=comparing),
+        "sampling": Sampling(group_size=1),
+        "downsample": plain,
+    },
+    f"sampling.group_size=2 gives {HERE}.demanding groups of 2, and it learns nothing "
+    "from fewer than 3; set sampling.group_size to at least 3.": {
+        "gate": partial(several, rules=(plain, partial(demanding, least=3))),
+        "sampling": Sampling(group_size=2),
+        "downsample": plain,
+    },
+    f"sampling.budget=16 gives {HERE}.comparing groups of 1, and it learns nothing "
+    "from fewer than 2; set sampling.budget to at least 32.": {
+        "advantage": comparing,
+        "allocate": evenly,
+        "sampling": Sampling(budget=16),
+        "downsample": plain,
+    },
+    f"downsample.m=1 gives {HERE}.comparing groups of 1, and it learns nothing from "
+    "fewer than 2; set downsample.m to at least 2.": {
+        "advantage": comparing,
+        "downsample": partial(largest, m=1),
+        "pool_statistics": False,
+    },
     "correct.rows=5.0 must be the rows trained per prompt, 4; set correct.rows to 4.": {
         "correct": partial(scaled, rows=5.0)
     },
@@ -311,6 +376,33 @@ CONFLICTS = {
 @pytest.mark.parametrize("sentence", CONFLICTS)
 def test_a_wrong_config_says_what_is_wrong_and_how_to_mend_it(sentence):
     assert error_of(lambda: make(**CONFLICTS[sentence])) == sentence
+
+
+WHAT_PASSES = {
+    "nothing trains": {"sampling": Sampling(top_p=0.9), "steps": 0},
+    "the bias is accepted": {"sampling": Sampling(top_k=9, accept_truncation=True)},
+    "one update": {"loss": partial(without_ratio, scale=2.0)},
+    "all of the pool is seen": {
+        "advantage": comparing,
+        "downsample": partial(largest, m=1),
+    },
+    "some groups are larger": {
+        "advantage": comparing,
+        "allocate": shared,
+        "sampling": Sampling(budget=16),
+        "downsample": plain,
+    },
+    "pairs are compared": {
+        "advantage": comparing,
+        "sampling": Sampling(group_size=2),
+        "downsample": plain,
+    },
+}
+
+
+@pytest.mark.parametrize("why", WHAT_PASSES)
+def test_what_can_train_without_bias_or_by_a_written_word_passes(why):
+    make(**WHAT_PASSES[why])
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ def test_a_config_takes_a_step(path):
         again = asked * config.sampling.group_size
         assert row["rollout/drawn"] == attempts * parts.rows + pilots + again
     assert row["train/rows"] <= parts.train_rows
+    assert row["allocate/dropped_rows"] == row["outcome/out_of_range"] == 0
 
 
 # What a folder on disk says, and sizes at which a step takes a second.
@@ -229,5 +230,7 @@ def test_a_config_for_files_takes_any_recipe_by_one_line(path, there):
         assert describe(getattr(config, stage)) == describe(getattr(recipe, stage))
     sizes = replace(recipe.sampling, max_tokens=config.sampling.max_tokens)
     assert config.sampling == sizes
+    for size in ("epochs", "minibatches", "clip_norm"):  # they decide what w(p) is of
+        assert getattr(config.update, size) == getattr(recipe.update, size)
     length = option(recipe.aggregate, "length")
     assert option(config.aggregate, "length") == (length and sizes.max_tokens)

@@ -23,7 +23,7 @@ import words
 from jax.experimental.compilation_cache import compilation_cache
 from test_folder import files_of_at_most
 
-from curax import evaluate, lock, update
+from curax import evaluate, lock, prompt_form, update
 from curax.exams import asked, hold, samples, tally
 from curax.models import pretrained
 from curax.tasks import text
@@ -630,6 +630,25 @@ def test_a_prompt_has_the_form_that_was_asked_for(place, more, begins, ends):
     shown = spoken.decode(tokens[0][mask[0]], control=True)
     assert shown == f"{begins}{question}{ends}"
     assert mask[:, -1].all()
+
+
+def test_prompts_that_the_checkpoint_does_not_know_are_told_of(place, tmp_path, capsys):
+    known = {"template": "{question}", "system": None, "chat": True, "thinking": None}
+    for where in (real.checkpoint(small=True), tmp_path):
+        prompt_form.write(tmp_path, known)
+        for file in real.checkpoint(small=True).iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        args = options(place, "--system", "Be brief.")
+        asked._form(where, None, args)
+        assert ("Warning: prompts have system='Be brief.', and " in told(capsys)) == (
+            where == tmp_path
+        )
+        asked._form(where, None, options(place))
+        assert told(capsys) == ""
+
+
+def told(capsys) -> str:
+    return capsys.readouterr().err
 
 
 # ----- runs

@@ -18,13 +18,15 @@ import saved
 import small
 import tiny
 
-from curax import export, folder, frozen, policies
+from curax import export, folder, frozen, policies, prompt_form
 from curax.config import override
 from curax.models import pretrained, tensors
 from curax.tasks import text
 
 ROOT = Path(__file__).parents[1]
 OWN = ("--config", str(small.FILE))
+# Of the prompts that the run with adapters trains on.
+FORM = {"template": "Q: {question}", "system": None, "chat": True, "thinking": None}
 TOKENS = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
 
 
@@ -83,7 +85,8 @@ def test_adapters_are_merged_into_a_checkpoint_like_the_first(
     np.testing.assert_allclose(got, of_run(saved.lora, step), atol=2e-5)
     assert np.abs(got - of_folder(source)).max() > 0.01
     written = {file.name for file in (tmp_path / "new").iterdir()}
-    assert written == {file.name for file in source.iterdir()}
+    assert written == {file.name for file in source.iterdir()} | {prompt_form.FILE}
+    assert prompt_form.read(tmp_path / "new") == FORM
 
 
 def test_step_zero_is_the_checkpoint_that_the_run_began_from(tmp_path, runs):
@@ -95,6 +98,7 @@ def test_step_zero_is_the_checkpoint_that_the_run_began_from(tmp_path, runs):
 
 def test_adapters_alone_are_written_as_peft_has_them(tmp_path, runs):
     assert main(runs["lora"], tmp_path / "new", "--adapter")[0] == 0
+    assert prompt_form.read(tmp_path / "new") == FORM
     config = json.loads((tmp_path / "new/adapter_config.json").read_text())
     assert (config["r"], config["peft_type"]) == (2, "LORA")
     assert config["base_model_name_or_path"] == str(real.checkpoint(small=True))

@@ -154,8 +154,9 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.prompts": (8, "draw"),
     "sampling.max_tokens": (3, "draw"),
     "sampling.temperature": (0.5, "draw"),
-    "sampling.top_k": (2, "draw"),
-    "sampling.top_p": (0.5, "draw"),
+    "sampling.top_k": (2, "draw with truncation"),
+    "sampling.top_p": (0.5, "draw with truncation"),
+    "sampling.accept_truncation": (False, "refused with truncation: that bias"),
     "sampling.slots": (3, "draw"),
     "sampling.rounds": (2, "step"),
     "sampling.parts": (2, "refused: sampling.parts to 1"),  # verified on the device
@@ -296,6 +297,7 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
 WITH: dict[str, Any] = {
     "confidence": {"evaluation.confidence": 3},
     "hints": {"task.hints": True},
+    "truncation": {"sampling.top_p": 0.9, "sampling.accept_truncation": True},
     "writing": ALTERNATIVES["hint"] | {"hint.source": hint.self_written},
 }
 MORE_FIELDS = {
@@ -560,9 +562,11 @@ def test_the_same_config_is_the_same_everywhere():
 def test_a_field_changes_what_it_is_for(name):
     value, where = FIELDS[name]
     refused, _, why = where.partition(": ")
+    refused, _, other = refused.partition(" with ")
     if refused == "refused":
+        helped = override(CONFIG, WITH[other] if other else {})
         with pytest.raises(ConfigError, match=why):
-            Seen(override(CONFIG, {name: value}))
+            Seen(override(helped, {name: value}))
         return
     where, _, only = where.partition(" ")
     refuses, found, other = only.rpartition("with ")

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "curax"
 
-BASE = {"types", "masked", "keys", "kinds", "counts"}
+BASE = {"types", "masked", "keys", "kinds", "counts", "declared", "prompt_form"}
 STAGES = {
     *("memory", "stop", "reflect"),
     *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
@@ -23,7 +23,7 @@ JOINED = (
     BASE
     | STAGES
     | MONITORS
-    | {"data", "frozen", "grids", "metrics", "update", "config"}
+    | {"data", "frozen", "grids", "metrics", "update", "config", "stages"}
 )
 
 # Module: what it may import. A package stands for each of its files.
@@ -34,9 +34,11 @@ MAY_IMPORT = {
     "keys": set(),
     "grids": BASE,
     "metrics": BASE,
+    "declared": set(),
+    "prompt_form": set(),
     "kinds": set(),
     "places": {"kinds"},
-    "config": {"kinds", "places"},
+    "config": {"declared", "kinds", "places"},
     **dict.fromkeys(STAGES, BASE),
     **dict.fromkeys(MONITORS, BASE),
     "distance": BASE | {"loss"},
@@ -48,7 +50,9 @@ MAY_IMPORT = {
     "data": BASE,
     "score": BASE | {"rollout", "update"},
     "update": BASE | {"rollout", "confidence"},
-    "parts": {"types", "config", "allocate", "update"},
+    "stages": {"types", "config", "places"},
+    "rehearsal": {"types", "config", "draws", "stages"},
+    "parts": {"types", "config", "declared", "update"},
     "draws": JOINED | {"parts"},
     "optimise": JOINED | {"parts", "draws"},
     "pipeline": JOINED | {"parts", "draws", "optimise"},
@@ -85,7 +89,7 @@ MAY_IMPORT = {
     "run": {
         *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
         *("progress", "interrupt", "recall", "record", "report", "watch"),
-        *("expect", "held_out", "compile_times"),
+        *("expect", "held_out", "compile_times", "prompt_form", "rehearsal", "stages"),
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
@@ -94,11 +98,10 @@ MAY_IMPORT = {
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
         *("policies", "run", "record", "interrupt", "lock", "progress", "tasks"),
-        "verify",
-        *("update", "confidence"),
+        *("verify", "update", "confidence", "prompt_form"),
     },
     "evaluate": {"kinds", "command", "config", "exams"},
-    "export": {"command", "config", "policies", "models"},
+    "export": {"command", "config", "policies", "models", "prompt_form"},
     "command": {"places"},
     "train": {"command", "config", "folder", "lock", "run"},
     "chances": set(),
@@ -107,10 +110,13 @@ MAY_IMPORT = {
     "predict": {"chances", "levels"} | JOINED | {"places", "pipeline"},
     "expect": {"config", "predict"},
     "xray": {
-        *("command", "config", "places", "claims", "levels", "predict", "pictures")
+        *("command", "config", "places", "claims", "levels", "predict", "pictures"),
+        *("parts", "rehearsal", "stages"),
     },
 }
-STANDARD_LIBRARY_ONLY = WORDS | {"interrupt", "files", "lock"}
+STANDARD_LIBRARY_ONLY = WORDS | {
+    *("interrupt", "files", "lock", "declared", "prompt_form"),
+}
 NO_JAX = WORDS | PAGES | {"progress", "watch"}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a module may take of another, where that is not all of it.

@@ -416,6 +416,8 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `stop` is set": config["stop"] is not None and not first,
         "where `hint` is set": config["hint"] is not None and not first,
         "where `pilot` is set": config["pilot"] is not None and not first,
+        "where `top_k` or `top_p` truncates": config["sampling"]["top_p"] < 1
+        and not first,
         "where `kl` is set": config["kl"] is not None and not first,
         "where `modulate` is set": modulates and not first,
         "where `reflection` is set": bool(reflects) and not first,
@@ -454,7 +456,8 @@ CHANGED = {
     "stop=Stop(rule=partial(stop.positives, right=1), round_size=2)",
     "reflects": "task=partial(rationale.task, depth=1, words=2, num_prompts=64), "
     "reflection=Reflection(weights=reflect.mean, "
-    "queries=Queries(every=2, draws=2, keep=reflect.null_test))",
+    "queries=Queries(every=2, draws=2, keep=reflect.null_test)), "
+    "sampling=replace(config.sampling, top_p=0.9, accept_truncation=True)",
 }
 
 

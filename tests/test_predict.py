@@ -484,27 +484,35 @@ def test_pilots_are_counted_one_by_one():
 
 def test_a_memory_is_as_precise_as_its_discounted_draws():
     config = composed(2, 8, memory=Memory(half_life=6.58), steps=300)
-    draws, trials = predict._held(config, None)
+    draws, trials = predict._held(config, None, 300)
     kept = 0.5 ** (np.arange(300) / 6.58)
     visits = np.random.default_rng(0).binomial(8, 0.3, (20_000, 300))
     share = visits @ kept / (8 * kept.sum())
     close(draws, 8 * kept.sum(), rtol=1e-4)
     close(0.3 * 0.7 / trials, share.var(), rtol=0.03)
-    assert predict._held(replace(config, steps=1), None) == (8.0, 8)
+    assert predict._held(config, None, 1) == (8.0, 8)
     forgets_nothing = replace(config, memory=Memory(half_life=np.inf))
-    assert predict._held(forgets_nothing, None) == (2400.0, 2400)
-    assert predict._held(config, 40.0)[0] == 40.0
+    assert predict._held(forgets_nothing, None, 300) == (2400.0, 2400)
+    assert predict._held(config, 40.0, 300)[0] == 40.0
+
+
+def in_files(*, train="train.jsonl"):
+    """A task that says how many prompts it has only when it has read them."""
+    raise AssertionError(train)
 
 
 def test_a_memory_holds_what_the_run_comes_back_to():
     def held(prompts, steps=10):
         task = partial(chain.task, num_prompts=prompts)
         config = composed(2, 8, memory=Memory(half_life=np.inf), steps=steps, task=task)
-        return predict.visits(config), predict._held(config, None)[0]
+        often = predict.visits(config)
+        assert predict.visits(replace(config, task=in_files), prompts) == often
+        return often, predict._held(config, None, often)[0]
 
     assert held(2) == (10, 80.0)
     assert held(4) == (5, 40.0)
-    assert held(20) == (1, 8.0)
+    assert held(19) == (1, 8.0)
+    assert held(20) == (0, 0.0)  # each is taken once, and none comes back
     assert held(21) == (0, 0.0)
 
 

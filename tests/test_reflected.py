@@ -106,7 +106,12 @@ CONFIG = Config(
     task=task,
     model=partial(tiny.model, width=8, layers=1, heads=2, head_dim=4, mlp_width=8),
     sampling=Sampling(
-        prompts=B, group_size=G, max_tokens=T, temperature=TEMPERATURE, top_p=0.9
+        prompts=B,
+        group_size=G,
+        max_tokens=T,
+        temperature=TEMPERATURE,
+        top_p=0.9,
+        accept_truncation=True,
     ),
     reflection=HOW,
     allocate=allocate.uniform,

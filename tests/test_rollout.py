@@ -334,6 +334,19 @@ def test_top_k_and_top_p_cut_the_distribution_drawn_from_and_not_the_policy():
     assert (rows.logp_behaviour > rows.logp_policy + 0.05)[rows.mask].all()
 
 
+def test_the_mass_cut_off_is_what_the_kept_tokens_lack():
+    rows = jax.device_get(truncated())
+    logp = log_softmax(rows, 0.7)
+    cut = np.array([naive_cut(row, 9, 0.8) for row in logp.reshape(-1, tiny.V)])
+    kept = np.isfinite(cut).reshape(logp.shape)
+    want = np.where(kept, 0.0, np.exp(logp)).sum(-1)
+    got = np.asarray(rollout.cut_mass(rows))
+    close(got, np.where(rows.mask, want, 0.0), rtol=0, atol=1e-5)
+    assert (got[rows.mask] > 0.04).all()
+    whole = dataclasses.replace(rows, logp_behaviour=rows.logp_policy)
+    assert not np.asarray(rollout.cut_mass(whole)).any()
+
+
 def naive_cut(logp, top_k, top_p):
     """Log-probs of the kept tokens, likeliest first, renormalised twice."""
     order = np.argsort(-logp)

@@ -86,6 +86,35 @@ def test_a_resumed_run_compares_with_the_first_steps_and_repeats_nothing(
     assert follow(tmp_path, Loop(1.0, steps=5), monkeypatch, step=4) == [FORMS]
 
 
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        (
+            "allocate/dropped_rows",
+            "allocate=allocate.uniform asked in step 2 for 68 completions more than "
+            "there is room for, and they were dropped; mend it: ",
+        ),
+        (
+            "outcome/out_of_range",
+            "the verifier of task gave 68 outcomes outside [0, 1] in step 2; mend it, ",
+        ),
+    ],
+)
+def test_a_step_that_breaks_a_promise_ends_the_run_in_a_sentence(
+    tmp_path, monkeypatch, metric, says
+):
+    class Breaking(Loop):
+        def advance(self, state, times):
+            state, rows, shown = super().advance(state, times)
+            return state, [*rows[:-1], rows[-1] | {metric: 68.0}], shown
+
+    loop: Any = Breaking(*[4.0] * 9)
+    with pytest.raises(run.RunError) as caught:
+        follow(tmp_path, loop, monkeypatch)
+    assert str(caught.value).startswith(says)
+    assert str(caught.value).endswith(", and start anew in another --workdir.")
+
+
 def test_a_format_that_fails_ends_the_run_in_a_sentence(tmp_path, monkeypatch):
     what = "evaluation.format gave 1.0, which is no integer, for the completion '2'"
     loop: Any = Loop(held_out.FormatError(what))

@@ -26,6 +26,7 @@ from test_folder import events, files_of_at_most, lines
 
 from curax import checkpoint, folder, lock, loops, run, train
 from curax.config import describe, load, override
+from curax.models import transformer
 
 ROOT = Path(__file__).parents[1]
 # Every process takes compiled programs from one folder.
@@ -707,9 +708,11 @@ BAD = {
     "is beside it either.",
     "--config {syntax} --workdir {new}": "{syntax}:2: SyntaxError: '(' was never "
     "closed; mend that line.",
-    "--config {traced} --workdir {new}": "{traced}:6: TypeError: dot_general requires "
-    "contracting dimensions to have the same shape, got (2,) and (8,); change the "
-    "option that this line reads, or mend the line.",
+    "--config {traced} --workdir {new}": "loss=config_traced.loss fails at {traced}:6 "
+    "(TypeError: dot_general requires contracting dimensions to have the same shape, "
+    "got (6,) and (4,)); mend that line, or the options of loss.",
+    f"{SMALL} --set model.dtype=bf16": "model.dtype='bf16' fails at {transformer}: "
+    "TypeError: data type 'bf16' not understood; set model.dtype to another value.",
     f"{SMALL} --set loss.hihg=0.3": "loss.hihg=0.3: loss.clipped_ratio has no option "
     "'hihg'; did you mean 'high'? It has dual, high, low.",
     f"{SMALL} --set steps": "'steps' sets nothing; write --set NAME=VALUE, for example "
@@ -785,12 +788,20 @@ def test_a_folder_of_a_run_killed_before_its_first_write_is_begun(tmp_path):
     assert not (tmp_path / lock.FILE).exists()
 
 
+def line_of_dtypes() -> int:
+    """The line of the transformer that reads its dtypes."""
+    lines = Path(transformer.__file__).read_text().splitlines()
+    (at,) = (i for i, line in enumerate(lines, 1) if "= jnp.dtype(dtype)," in line)
+    return at
+
+
 @pytest.mark.parametrize("typed", BAD)
 def test_bad_input_gets_one_sentence_and_nothing_is_written(tmp_path, whole, typed):
     paths = {
         "small": small.FILE,
         "pods": ROOT / "configs" / "pods_published.py",
         "run": whole[0],
+        "transformer": f"{Path(transformer.__file__)}:{line_of_dtypes()}",
         **{name: tmp_path / name for name in ("new", "file", "syntax", "traced")},
     }
     for name, text in (("file", ""), ("syntax", "\nx = (1"), ("traced", TRACED)):

@@ -364,10 +364,17 @@ def test_the_published_factor_of_the_balanced_rule_is_told():
 
 
 def test_what_is_left_uncounted_is_noted():
-    config = override(PLAIN, {"sampling.top_p": 0.9, "entropy_bonus": 0.1})
+    config = override(
+        PLAIN,
+        {
+            "sampling.top_p": 0.9,
+            "sampling.accept_truncation": True,
+            "entropy_bonus": 0.1,
+        },
+    )
     seen = predict.predict(config, np.array([0.5]), EVEN.rates)
     notes = " ".join(xray.remarks(config, seen))
-    for part in ("top_p", "entropy bonus", "first of 2 updates"):
+    for part in ("top_p", "entropy bonus", "first of 2 updates", "moves by 2 w"):
         assert part in notes
     assert xray.remarks(replace(PLAIN, update=Update()), seen) == []
 
@@ -381,6 +388,79 @@ def test_what_is_left_uncounted_is_noted():
     notes = " ".join(xray.remarks(strange, seen))
     assert "halved weighs tokens" in notes
     assert "loss is not the policy gradient" in notes
+
+
+def of_file(*, train, tokenizer=None):
+    raise AssertionError("the x-ray reads no file where the number is known")
+
+
+NOT_KNOWN = "How many prompts the task has is not known, for its files are not there"
+NONE_BACK = "No prompt comes back within the run, which takes"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "number", "steps", "says"),
+    [
+        (16, 7470, 200, f"{NONE_BACK} 3200 of 7470, so"),
+        (16, 3200, 200, f"{NONE_BACK} 3200 of 3200, so"),
+        (16, 3199, 200, ""),
+        (16, None, 200, NOT_KNOWN),
+    ],
+)
+def test_whether_prompts_of_files_come_back_follows_from_their_number(
+    prompts, number, steps, says
+):
+    config = load(CONFIGS / "ada_est_exact.py")
+    config = replace(config, task=partial(of_file, train="nowhere.jsonl"), steps=steps)
+    assert (config.sampling.prompts, xray.number_of_prompts(config)) == (prompts, None)
+    seen = predict.predict(
+        config, np.array([0.1, 0.9]), np.array([0.1, 0.9]), prompts=number
+    )
+    # A memory that holds nothing gives all prompts the same.
+    assert (np.ptp(seen.draws) < 1e-9) == (NONE_BACK in says)
+    notes = " ".join(xray.remarks(config, seen, number))
+    assert says in notes
+    assert (NOT_KNOWN in notes, NONE_BACK in notes) == (
+        says == NOT_KNOWN,
+        NONE_BACK in says,
+    )
+    # Of a task that counts its prompts in an option, nobody need be told twice.
+    known = replace(config, task=partial(chain.task, num_prompts=3200))
+    assert f"{NONE_BACK} 3200 of 3200" in " ".join(xray.remarks(known, seen))
+
+
+def test_the_number_of_prompts_is_counted_in_files_that_are_there(tmp_path):
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "held_out")}
+    for file in files.values():
+        file.write_text("")
+    task = partial(of_two, **{name: str(file) for name, file in files.items()})
+    config = replace(PLAIN, task=task)
+    assert xray.number_of_prompts(config) == 3
+    for name, file in files.items():
+        file.unlink()
+        assert xray.absent(config) == [f"task.{name}"]
+        assert xray.number_of_prompts(config) is None
+        file.write_text("")
+    with pytest.raises(ConfigError, match=r"no such task: .*two\.$"):
+        xray.number_of_prompts(replace(config, task=partial(task, fails=True)))
+
+
+def of_two(*, train, held_out, fails=False):
+    if fails:
+        raise ValueError("no such task: of two.")
+    return replace(chain.task(depth=1), num_prompts=3)
+
+
+def test_draws_too_few_to_learn_from_are_noted():
+    config = load(CONFIGS / "ada_est_published.py")
+    seen = predict.predict(config, np.array([0.5]), EVEN.rates)
+    notes = " ".join(xray.remarks(config, seen))
+    assert (
+        "allocate.least=1 lets a prompt draw fewer than 2 completions, of which "
+        "advantage.group_mean learns nothing; set allocate.least to 2."
+    ) in notes
+    enough = override(config, {"allocate.least": 2})
+    assert "lets a prompt draw" not in " ".join(xray.remarks(enough, seen))
 
 
 # ----- hints

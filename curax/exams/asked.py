@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import pkgutil
+import sys
 import zlib
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax import checkpoint, policies
+from curax import checkpoint, policies, prompt_form
 from curax import mesh as meshes
 from curax.config import Config, ConfigError, describe, option, options
 from curax.config import Mesh as Sizes
@@ -162,10 +163,14 @@ def _form(path: Path, config: Config | None, args: Namespace) -> problems.Form:
         )
     names = ("chat", "system", "template", "thinking")
     told = {name: _first(getattr(args, name), known.get(name)) for name in names}
-    return problems.Form(
+    form = problems.Form(
         tokenizer=tokenizer,
         **{name: value for name, value in told.items() if value is not None},
     )
+    departs = prompt_form.departure(None if config else path, form.described)
+    if departs:
+        print(f"Warning: {departs}", file=sys.stderr, flush=True)
+    return form
 
 
 def _of_files(

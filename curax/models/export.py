@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax import prompt_form
 from curax.models import families, tensors, transformer
 from curax.models.modules import MATRICES
 from curax.models.rotary import RopeScaling
@@ -32,6 +33,7 @@ def export(
     destination: str | Path,
     *,
     lora_alpha: float | None = None,
+    form: Mapping[str, Any] | None = None,
 ) -> None:
     """Write trained parameters as the checkpoint they came from was written.
 
@@ -45,6 +47,8 @@ def export(
             W + (alpha / r) A B in float32.
         destination: folder that does not exist yet.
         lora_alpha: as the model's; needed where there are adapters.
+        form: of the prompts trained on, `Task.prompt_form`, written beside; None: what
+            the source says of it stays.
 
     Raises:
         ValueError: in a sentence, if the destination exists, the source is not that of
@@ -68,10 +72,17 @@ def export(
         for file in copies:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / file, folder / file)
+        if form is not None:
+            prompt_form.write(folder, form)
 
 
 def export_adapter(
-    destination: str | Path, params: Any, *, base: str, lora_alpha: float
+    destination: str | Path,
+    params: Any,
+    *,
+    base: str,
+    lora_alpha: float,
+    form: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the adapters alone, as the `peft` library does.
 
@@ -80,6 +91,7 @@ def export_adapter(
         params: nested dict of arrays on this host.
         base: name or folder of the checkpoint that the adapters belong to.
         lora_alpha: as the model's.
+        form: as `export`.
 
     Raises:
         ValueError: in a sentence, if the destination exists or there are no adapters.
@@ -118,6 +130,8 @@ def export_adapter(
             folder / "adapter_model.safetensors", begin, lambda name: halves[name]
         )
         _write_json(folder / "adapter_config.json", config)
+        if form is not None:
+            prompt_form.write(folder, form)
 
 
 def write_new(

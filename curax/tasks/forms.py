@@ -93,6 +93,16 @@ class Form:
         return [*self.tokenizer.encode(said, begins=False), self.end]
 
     @property
+    def described(self) -> dict[str, Any]:
+        """What prompts look like, as `Task.prompt_form`."""
+        return {
+            "template": self.template,
+            "system": self.system,
+            "chat": self.in_turns,
+            "thinking": self.thinking if self.in_turns else None,
+        }
+
+    @property
     def in_turns(self) -> bool:
         """Whether a chat template is used."""
         return self.tokenizer.template is not None if self.chat is None else self.chat

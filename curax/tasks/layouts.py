@@ -24,6 +24,12 @@ _BEFORE = re.compile(
 )
 _BEHIND = re.compile(r"Remember to put your answer on its own line after [^\n]*\s*\Z")
 
+# What a problem with a boxed answer is asked as. Supervised training, reinforcement
+# learning and evaluation ask alike, or each unlearns the prompts of the other.
+STEP_BY_STEP = (
+    "{question}\nReason step by step, and put the final answer within \\boxed{}."
+)
+
 
 class LayoutError(ValueError):
     """A record does not hold what its layout says. Its text is one sentence."""

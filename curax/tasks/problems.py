@@ -380,5 +380,6 @@ def assembled(
         hinting=tutor and tutor.hinting,
         reference=None if form.reference is None else answers,
         delimiter=tuple(tokenizer.control(delimiter)),
+        prompt_form=form.described,
         mark=zlib.crc32(b"".join([*learnt.digests, b"|", *tested.digests])),
     )

@@ -1,0 +1,33 @@
+"""Properties that a stage function declares of itself, for those who join the stages.
+
+    equal_groups    an allocator gives every prompt one number, up to 1
+    has_ratio       a loss undoes that the policy has left the one that sampled
+    least_group     completions below which a group teaches nothing; or the name of the
+                    option that says so
+
+Nothing is decided by the identity of a function or by its name: one of a user's own
+declares what it needs in the same way. Only the standard library is imported.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def declares(**properties: Any) -> Callable[[F], F]:
+    """A decorator that gives a function these properties, and changes nothing else."""
+
+    def marked(function: F) -> F:
+        vars(function).update(properties)
+        return function
+
+    return marked
+
+
+def declared(function: Any, name: str, default: Any) -> Any:
+    """A property of a function, whatever is bound to it; `default`: it has none."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, name, default)

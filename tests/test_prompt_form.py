@@ -1,0 +1,106 @@
+"""Prompts look alike from the warm start to the evaluation, or somebody is told."""
+
+import json
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import small
+import words
+
+from curax import prompt_form, run
+from curax.config import ConfigError, load, options
+from curax.tasks import layouts, text
+from curax.tasks.forms import Form
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+FORM = {"template": "{question}", "system": None, "chat": True, "thinking": False}
+RECORD = {"question": "How many are 2 and 3?", "answer": "2 + 3 = 5\n#### 5"}
+
+
+def form(config: str) -> Form:
+    """The form of a config's task, with the tokenizer of the word problems."""
+    named = options(load(CONFIGS / f"{config}.py").task)
+    names = ("chat", "system", "template", "thinking", "trace")
+    spoken = text.load(words.folder() / "tokenizer")
+    return Form(tokenizer=spoken, **{name: named[name] for name in names})
+
+
+def test_supervised_training_and_rl_ask_gsm8k_alike():
+    supervised, rl = form("sft_gsm8k_qwen3_0p6b"), form("gsm8k_qwen3_0p6b")
+    problem = layouts.gsm8k(RECORD)
+    assert supervised.prompt(problem) == rl.prompt(problem)
+    assert supervised.described == rl.described
+    shown = rl.tokenizer.decode(rl.prompt(problem), control=True)
+    assert layouts.STEP_BY_STEP.replace("{question}", RECORD["question"]) in shown
+    # What is imitated answers in the way that is asked for.
+    said = supervised.tokenizer.decode(supervised.completion(problem))
+    assert "\\boxed{5}" in said
+
+
+def test_what_is_written_is_read(tmp_path):
+    assert prompt_form.read(tmp_path) is None
+    prompt_form.write(tmp_path, FORM | {"of": "no interest"})
+    assert prompt_form.read(tmp_path) == FORM
+
+
+JUNK = ["", "{", "5", "null", "[]", "{}", '{"prompt": 5}', '{"prompt": {}}']
+JUNK += ["[" * 100_000, "\0", " " * (prompt_form.LARGEST + 1)]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: junk[:12])
+def test_what_cannot_be_read_says_nothing(tmp_path, junk):
+    (tmp_path / prompt_form.FILE).write_text(junk)
+    assert prompt_form.read(tmp_path) is None
+    assert prompt_form.departure(tmp_path, FORM) is None
+
+
+def test_a_pipe_is_no_file_to_wait_for(tmp_path):
+    os.mkfifo(tmp_path / prompt_form.FILE)
+    assert prompt_form.read(tmp_path) is None
+
+
+def test_a_departure_names_what_differs_and_nothing_else(tmp_path):
+    prompt_form.write(tmp_path, FORM)
+    assert prompt_form.departure(tmp_path, FORM) is None
+    assert prompt_form.departure(tmp_path, None) is None
+    assert prompt_form.departure(None, FORM) is None
+    other = FORM | {"template": "Q: {question}", "thinking": None}
+    assert prompt_form.departure(tmp_path, other) == (
+        f"prompts have template='Q: {{question}}', thinking=None, and {tmp_path} was "
+        "trained on prompts with template='{question}', thinking=False, as its "
+        "curax.json says: it knows how to answer those; set task to the same."
+    )
+
+
+def test_without_turns_nobody_is_told_to_think():
+    spoken = text.load(words.folder() / "tokenizer")
+    plain = Form(tokenizer=spoken, chat=False, thinking=True).described
+    assert plain == FORM | {"chat": False, "thinking": None}
+    assert json.loads(json.dumps(plain)) == plain
+
+
+def begun(*, path):
+    return path
+
+
+def test_a_run_warns_before_it_begins(tmp_path, monkeypatch, capsys):
+    """The run is stopped where it would make its folder."""
+    prompt_form.write(tmp_path, FORM | {"template": "Q: {question}"})
+    model = partial(begun, path=str(tmp_path))
+    config = replace(small.get_config(), model=model)
+    task = SimpleNamespace(start=None, prompt_form=FORM)
+    loop = SimpleNamespace(parts=SimpleNamespace(task=task))
+
+    def stop(_):
+        raise ConfigError("so far")
+
+    monkeypatch.setattr(run, "build", lambda _: loop)
+    monkeypatch.setattr(run, "recollection", stop)
+    with pytest.raises(ConfigError, match="so far"):
+        run.train(config, tmp_path / "run", resume=False, command="")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Warning: prompts have template='{question}', and ")

@@ -1,0 +1,311 @@
+"""Functions of a user's own that break what their stage promises: none passes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from curax import (
+    advantage,
+    downsample,
+    gate,
+    loss,
+    modulate,
+    objective,
+    pipeline,
+    rehearsal,
+    reward,
+    run,
+    stages,
+    xray,
+)
+from curax.config import KL, ConfigError, Stop
+from curax.types import Difficulty
+
+HERE = __name__
+CONFIG = replace(small.get_config(), warm_start=None)  # 4 prompts, groups of 4
+EVEN = xray.believed(1, 1, count=8)
+
+
+def counts(number: Any, dtype: Any = jnp.int32) -> Callable[..., jax.Array]:
+    def allocate(difficulty, *, budget, most):
+        return jnp.full(difficulty.draws.shape, number, dtype)
+
+    return allocate
+
+
+def more_of_the_unknown(difficulty, *, budget, most):
+    """Sums to the budget only where all prompts are known alike."""
+    return jnp.where(difficulty.solved > 0, most, 2).astype(jnp.int32)
+
+
+def everything(outcome, exists, finished):
+    return jnp.ones_like(exists)
+
+
+def unsure(outcome, exists, finished):
+    return jnp.where(exists, 1.0, 0.0)
+
+
+def reopened(key, reward, pool):
+    return jnp.ones_like(pool)
+
+
+def all_of_them(key, reward, pool, *, m: int):
+    return pool
+
+
+def by_rate(reward, pool, keep):
+    right = jnp.sum(reward, -1, where=keep, keepdims=True)
+    return jnp.where(keep, 1.0 / right, 0.0)
+
+
+def of_groups(reward, exists):
+    return jnp.mean(reward, -1)
+
+
+def forgotten(reward, exists):
+    advantage.group_mean(reward, exists)
+
+
+def misspelt(reward, exists):
+    return reward - reward.average()
+
+
+def of_lists(outcome, exists, history):
+    return [1.0] * 4
+
+
+def inverse(outcome, exists, history):
+    return jnp.where(exists, 1.0 / history[..., None], 0.0) * jnp.inf
+
+
+def of_no_rate(p):
+    return jnp.log(p, out=None, where=p.nothing)
+
+
+def lengths(outcome, length):
+    return outcome / (1 - outcome)
+
+
+def of_rows(logp, logp_old, advantage, mask):
+    return -advantage * logp.sum(-1)
+
+
+def exploding(logp, logp_old, advantage, mask):
+    return -advantage[:, None] / (logp - logp_old)
+
+
+def by_row(mask):
+    return mask.sum(-1) / mask.sum()
+
+
+def a_mask(tokens):
+    return tokens.entropy > 0.1
+
+
+def one_by_one(outcome, exists):
+    return outcome > 0.5
+
+
+def nats(logp, logp_ref):
+    return jnp.sum(logp - logp_ref)
+
+
+def of(field: str, function: Any) -> str:
+    return f"{field}={stages.full_name(function).removeprefix('curax.')}"
+
+
+HUNDRED, MINUS, HALVES, WIDE = (
+    counts(100),
+    counts(-1),
+    counts(2, jnp.float32),
+    counts(4),
+)
+MEND = "; mend the function, or name another."
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "too many": (
+        {"allocate": HUNDRED},
+        f"{of('allocate', HUNDRED)} gives a prompt 100 completions, and must give from "
+        f"0 to sampling.group_size=4{MEND}",
+    ),
+    "fewer than none": (
+        {"allocate": MINUS},
+        f"{of('allocate', MINUS)} gives a prompt -1 completions, and must give from 0 "
+        f"to sampling.group_size=4{MEND}",
+    ),
+    "no integers": (
+        {"allocate": HALVES},
+        f"{of('allocate', HALVES)} gives float32 [4], and allocate must give integer "
+        f"[4]{MEND}",
+    ),
+    "over budget": (
+        {"allocate": WIDE, "sampling": replace(CONFIG.sampling, budget=10)},
+        f"{of('allocate', WIDE)} gives 16 completions to 4 prompts, and a step has 10, "
+        f"so that 6 would be dropped{MEND}",
+    ),
+    "over budget at times": (
+        {
+            "allocate": more_of_the_unknown,
+            "sampling": replace(CONFIG.sampling, budget=8),
+        },
+        f"allocate={HERE}.more_of_the_unknown gives 16 completions to 4 prompts, and a "
+        f"step has 8, so that 8 would be dropped{MEND}",
+    ),
+    "what was not drawn": (
+        {"gate": everything},
+        f"gate={HERE}.everything lets completions train that do not exist{MEND}",
+    ),
+    "a gate ajar": (
+        {"gate": unsure},
+        f"gate={HERE}.unsure gives float32 [4, 4], and gate must give bool [4, 4]"
+        f"{MEND}",
+    ),
+    "what was closed": (
+        {"gate": gate.zero_variance, "downsample": reopened},
+        f"downsample={HERE}.reopened keeps what the gate has closed{MEND}",
+    ),
+    "more than m": (
+        {"downsample": partial(all_of_them, m=2)},
+        f"downsample={HERE}.all_of_them keeps 4 completions of a prompt, and its m is "
+        f"2{MEND}",
+    ),
+    "a division by none right": (
+        {"correct": by_rate},
+        f"correct={HERE}.by_rate gives inf, which is not finite{MEND}",
+    ),
+    "an infinite weight": (
+        {"objective": inverse},
+        f"objective={HERE}.inverse gives inf, which is not finite{MEND}",
+    ),
+    "a list": (
+        {"objective": of_lists},
+        f"objective={HERE}.of_lists gives a list that is no array, and objective must "
+        f"give float [4, 4]{MEND}",
+    ),
+    "no advantage of each": (
+        {"advantage": of_groups},
+        f"advantage={HERE}.of_groups gives float32 [4], and advantage must give float "
+        f"[4, 4]{MEND}",
+    ),
+    "no return": (
+        {"advantage": forgotten},
+        f"advantage={HERE}.forgotten gives nothing, and advantage must give float "
+        f"[4, 4]{MEND}",
+    ),
+    "no such attribute": (
+        {"advantage": misspelt},
+        f"advantage={HERE}.misspelt fails at {__file__}:LINE (AttributeError: ",
+    ),
+    "an objective among the options": (
+        {"objective": partial(objective.prompt_weight, f=of_no_rate)},
+        f"objective.f={HERE}.of_no_rate fails at {__file__}:LINE (AttributeError: ",
+    ),
+    "a reward without end": (
+        {"shape_reward": lengths},
+        f"shape_reward={HERE}.lengths gives inf, which is not finite{MEND}",
+    ),
+    "a loss of rows": (
+        {"loss": of_rows},
+        f"loss={HERE}.of_rows gives float32 [4], and loss must give float [4, 6]{MEND}",
+    ),
+    "a loss of nothing by nothing": (
+        {"loss": exploding},
+        f"loss={HERE}.exploding gives -inf, which is not finite{MEND}",
+    ),
+    "weights of rows": (
+        {"aggregate": by_row},
+        f"aggregate={HERE}.by_row gives float32 [4], and aggregate must give float "
+        f"[4, 6]{MEND}",
+    ),
+    "multipliers that are none": (
+        {"modulate": a_mask},
+        f"modulate={HERE}.a_mask gives bool [4, 6], and modulate must give float "
+        f"[4, 6]{MEND}",
+    ),
+    "a rule of completions": (
+        {"stop": Stop(rule=one_by_one, round_size=2)},
+        f"stop.rule={HERE}.one_by_one gives bool [4, 4], and stop.rule must give bool "
+        f"[4]{MEND}",
+    ),
+    "a distance of all": (
+        {"kl": KL(estimator=nats, coefficient=0.1)},
+        f"kl.estimator={HERE}.nats gives float32 [], and kl.estimator must give float "
+        f"[4, 6]{MEND}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_neither_training_nor_the_xray_accepts_what_breaks_a_promise(case):
+    changed, says = BROKEN[case]
+    config = replace(CONFIG, **changed)
+    for looks in (run.build, partial(xray.look, prompts=EVEN)):
+        with pytest.raises(ConfigError) as caught:
+            looks(config)
+        line, _, rest = str(caught.value).partition(f"{__file__}:")
+        if rest:  # which line it is does not matter here
+            line += f"{__file__}:LINE {rest.partition(' ')[2]}"
+        assert line.startswith(says)
+        assert (line == says) == ("LINE" not in says)
+        assert "\n" not in line
+
+
+def test_shipped_stages_keep_their_promises_with_all_their_options():
+    rehearsal.check(CONFIG)
+    rehearsal.check(
+        replace(
+            CONFIG,
+            downsample=partial(downsample.max_variance, m=2),
+            gate=gate.zero_variance,
+            modulate=modulate.dynamo,
+            kl=KL(estimator=loss.k3, coefficient=0.1),
+            shape_reward=partial(reward.soft_overlong, max_tokens=2, margin=1),
+        )
+    )
+
+
+def test_what_an_allocator_asks_for_in_vain_is_counted():
+    each = jnp.zeros(4, jnp.float32)
+    known = Difficulty(draws=each, solved=each, pass_rate=each, norm=each, tokens=each)
+    explored: Any = SimpleNamespace(difficulty=known)
+
+    def dropped(numbers: list[int], rows: int) -> float:
+        def allocate(difficulty, *, budget, most):
+            return jnp.asarray(numbers, jnp.int32)
+
+        config = replace(CONFIG, allocate=allocate)
+        parts: Any = SimpleNamespace(config=config, rows=rows)
+        unread: Any = None
+        return float(pipeline.dropped_rows(parts, unread, unread, explored))
+
+    assert dropped([4, 0, 1, 4], 16) == dropped([4, 4, 4, 4], 16) == 0
+    assert dropped([100, 100, 100, 100], 16) == 4 * 96
+    assert dropped([4, 4, 2, 0], 8) == 2
+    assert dropped([-3, 4, 0, 0], 8) == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "given"),
+    [
+        (np.zeros(3, np.int32), "int32 [3]"),
+        (np.zeros((3, 1), np.float32), "float32 [3, 1]"),
+        (np.zeros(3, bool), "bool [3]"),
+        (None, "NoneType"),
+    ],
+)
+def test_a_verifier_gives_a_number_for_each_completion(outcome, given):
+    task: Any = SimpleNamespace(verify=lambda *_: outcome)
+    prompts: Any = SimpleNamespace(target=np.zeros(2))
+    rows = np.zeros(3, np.int32)
+    rollouts: Any = SimpleNamespace(prompt=rows, tokens=rows, mask=rows)
+    with pytest.raises(ValueError, match=r"task.verify gives") as caught:
+        reward.on_device(task, prompts, rollouts)
+    assert f"gives {given}, and must give float [3], an" in str(caught.value)
