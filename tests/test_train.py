@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import small
 from jax.experimental.compilation_cache import compilation_cache
-from runs import assert_same_run, rows, state
+from run_files import assert_same_run, rows, state
 from test_folder import events, files_of_at_most, lines
 
 from curax import checkpoint, folder, loops, run, train
