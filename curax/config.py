@@ -31,6 +31,7 @@ from curax.kinds import (
     Share,
 )
 from curax.places import (
+    OF_FILE,
     ConfigError,
     Place,
     assigned,
@@ -65,6 +66,7 @@ __all__ = [
     "describe",
     "fields_of",
     "load",
+    "module_of",
     "option",
     "options",
     "override",
@@ -302,7 +304,7 @@ def load(path: str | Path) -> Config:
         raise ConfigError(f"{path}: there is no such file; {fix}")
     # Compiled here, not imported: no bytecode is left beside the file, and an edit
     # within the same second is seen.
-    module = types.ModuleType(f"config_{path.stem}")
+    module = types.ModuleType(module_of(path))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     try:
@@ -324,6 +326,11 @@ def load(path: str | Path) -> Config:
             text = f"{type(error).__name__}: {text.rstrip('.')}; mend that line."
         raise ConfigError(f"{where}: {text}") from error
     return config
+
+
+def module_of(path: str | Path) -> str:
+    """What the module of a config file is called."""
+    return OF_FILE + Path(path).stem.replace(".", "_")
 
 
 def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:

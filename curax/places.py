@@ -14,6 +14,7 @@ import functools
 import inspect
 import math
 import pkgutil
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from curax.kinds import (
 )
 
 UNSET: Any = object()  # the value of an option that has none
+OF_FILE = "config_"  # the module of a config file is called so, and then as the file
 
 
 class ConfigError(ValueError):
@@ -173,7 +175,10 @@ def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
 
 
 def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    """Where two descriptions differ: (dotted name, old, new); absent counts as None."""
+    """Where two descriptions differ: (dotted name, old, new); absent counts as None.
+
+    A function that the config file defines is the same when that file is renamed.
+    """
     before, after = dict(_leaves("", old)), dict(_leaves("", new))
     pairs = [(name, before.get(name), after.get(name)) for name in after | before]
     return [(name, was, now) for name, was, now in pairs if was != now]
@@ -190,7 +195,10 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield name, tree
         return
     for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        yield from _leaves(name if key == "function" else _join(name, key), part)
+        if key == "function":
+            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", part)
+        else:
+            yield from _leaves(_join(name, key), part)
 
 
 # What is wrong with a tree

@@ -86,7 +86,7 @@ MAY_IMPORT = {
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
-        *("models", "run"),
+        *("models", "places", "run"),
     },
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
