@@ -18,6 +18,7 @@ import numpy as np
 
 from curax.command import Parser, write_whole
 from curax.config import Config, ConfigError, describe, load, override
+from curax.packages import missing
 from curax.places import full_name
 
 if TYPE_CHECKING:
@@ -56,7 +57,12 @@ def parser() -> Parser:
         description="Compute which objective a recipe really optimises.",
         epilog="The folder gets xray.json and xray.png.",
     )
-    result.add_argument("--config", required=True, metavar="FILE", help="the recipe")
+    result.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="the recipe, a Python file or the name of one in configs/",
+    )
     result.add_assignments()
     prompts = result.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -292,6 +298,8 @@ def look(config: Config, prompts: Prompts, lift: float = LIFT) -> dict[str, Any]
     except ConfigError:
         raise
     except Exception as error:
+        if needed := missing(error):
+            raise ConfigError(needed) from error
         text = " ".join(str(error).split())[:600].rstrip(".")
         frames = traceback.extract_tb(error.__traceback__)
         *_, last = (frame for frame in frames if "site-packages" not in frame.filename)

@@ -17,7 +17,7 @@ STAGES = {
 }
 MONITORS = {"diversity", "distance", "confidence", "content"}  # look, change nothing
 INNER = {"models", "tasks"}  # packages
-WORDS = {"kinds", "places", "config"}  # the vocabulary of configs; no arrays
+WORDS = {"kinds", "packages", "places", "config"}  # of configs; no arrays
 PAGES = {"record", "frontier", "pictures", "report"}  # of a run folder; no devices
 JOINED = (
     BASE
@@ -35,14 +35,15 @@ MAY_IMPORT = {
     "grids": BASE,
     "metrics": BASE,
     "kinds": set(),
-    "places": {"kinds"},
-    "config": {"kinds", "places"},
+    "packages": set(),
+    "places": {"kinds", "packages"},
+    "config": {"kinds", "packages", "places"},
     **dict.fromkeys(STAGES, BASE),
     **dict.fromkeys(MONITORS, BASE),
     "distance": BASE | {"loss"},
     "models": BASE,
     "tasks": BASE | {"verify"},
-    "verify": {"kinds"},
+    "verify": {"kinds", "packages"},
     "frozen": {"types"},
     "data": BASE,
     "score": BASE | {"rollout", "update"},
@@ -82,7 +83,7 @@ MAY_IMPORT = {
     "run": {
         *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
         *("progress", "interrupt", "recall", "record", "report", "watch"),
-        *("expect", "held_out"),
+        *("expect", "held_out", "packages"),
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
@@ -91,6 +92,7 @@ MAY_IMPORT = {
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
         *("policies", "run", "interrupt", "progress", "tasks", "verify"),
+        "packages",
         *("update", "confidence"),
     },
     "evaluate": {"kinds", "command", "config", "exams"},
@@ -103,7 +105,8 @@ MAY_IMPORT = {
     "predict": {"chances", "levels"} | JOINED | {"places", "pipeline"},
     "expect": {"config", "predict"},
     "xray": {
-        *("command", "config", "places", "claims", "levels", "predict", "pictures")
+        *("command", "config", "places", "claims", "levels", "predict", "pictures"),
+        "packages",
     },
 }
 STANDARD_LIBRARY_ONLY = WORDS | {"interrupt"}
