@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "curax"
 
-BASE = {"types", "masked", "keys", "kinds", "counts"}
+BASE = {"types", "masked", "keys", "kinds", "counts", "checks"}
 STAGES = {
     *("memory", "stop", "reflect"),
     *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
@@ -30,7 +30,8 @@ JOINED = (
 MAY_IMPORT = {
     "types": set(),
     "masked": set(),
-    "counts": set(),
+    "checks": set(),
+    "counts": {"checks"},
     "keys": set(),
     "grids": BASE,
     "metrics": BASE,
