@@ -201,7 +201,7 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
         if key == "function":
-            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", part)
+            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", str(part))
         else:
             yield from _leaves(_join(name, key), part)
 
