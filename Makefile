@@ -1,15 +1,19 @@
-# make quickstart: set up and train. make test: set up and check everything.
+# make quickstart: set up and train. make test: set up and run the tests. make check:
+# what a developer and CI run besides.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test test-newest parity lint types unit clean
+.PHONY: quickstart test check lint types test-newest parity clean
 
 quickstart: $(VENV)/run.stamp
 	$(BIN)/python -m curax.train $(if $(wildcard runs/quickstart/config.json),--resume)
 
-test: lint types unit
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+check: lint types test
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -18,15 +22,12 @@ lint: $(VENV)/dev.stamp
 types: $(VENV)/dev.stamp
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-unit: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-
 # The same tests on the newest JAX, where a Python 3.12 or later is found.
 FIND = import sys; print(sys.executable)
 NEWEST ?= $(firstword $(foreach v,3.13 3.12,$(shell python$(v) -c '$(FIND)' 2>/dev/null)))
 test-newest:
 	@test -n "$(NEWEST)" || { echo "No python3.13 or python3.12 runs here; name one: NEWEST=PATH."; exit 2; }
-	$(MAKE) unit VENV=.venv-newest PYTHON=$(NEWEST)
+	$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
 
 # What transformers and peft compute, compared; they are installed for nothing else.
 # On Linux, TORCH='torch --extra-index-url https://download.pytorch.org/whl/cpu' saves
@@ -41,14 +42,18 @@ $(PARITY)/parity.stamp: pyproject.toml
 	$(PARITY)/bin/python -m pip install --quiet --editable . hypothesis pytest transformers peft $(TORCH)
 	touch $@
 
-$(VENV)/run.stamp: pyproject.toml
+# What set-up takes: the constraints hold for the version of Python they were made on.
+SET_UP = pyproject.toml constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+
+$(VENV)/run.stamp: $(SET_UP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "curax needs Python 3.11 or later; set PYTHON=path.")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(INSTALL) .
 	touch $@
 
-$(VENV)/dev.stamp: $(VENV)/run.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(VENV)/dev.stamp: $(VENV)/run.stamp $(SET_UP)
+	$(INSTALL) '.[dev]'
 	touch $@
 
 clean:

@@ -7,12 +7,13 @@ Each states the weight w(p) its expected update puts on grad p when n completion
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from curax import masked
+from curax import checks, masked
 from curax.declared import declares
 from curax.masked import Axis
 
@@ -42,7 +43,7 @@ def raw(reward: jax.Array, exists: jax.Array) -> jax.Array:
         Connectionist Reinforcement Learning", Machine Learning 8. Dong et al. 2023,
         RAFT, arXiv:2304.06767.
     """
-    _check(reward, exists)
+    reward, exists = _check(reward, exists)
     return jnp.where(exists, jnp.asarray(reward, jnp.float32), 0.0)
 
 
@@ -70,7 +71,7 @@ def signed(reward: jax.Array, exists: jax.Array) -> jax.Array:
         Xiong et al. 2025, "A Minimalist Approach to LLM Reasoning: from Rejection
         Sampling to Reinforce", arXiv:2504.11343.
     """
-    _check(reward, exists)
+    reward, exists = _check(reward, exists)
     return jnp.where(exists, 2.0 * jnp.asarray(reward, jnp.float32) - 1.0, 0.0)
 
 
@@ -98,7 +99,7 @@ def group_mean(reward: jax.Array, exists: jax.Array) -> jax.Array:
         (Dr. GRPO), arXiv:2503.20783. Xiong et al. 2025, Reinforce-Ada,
         arXiv:2510.04996, where the group is the whole pool.
     """
-    _check(reward, exists)
+    reward, exists = _check(reward, exists)
     return _deviation(reward, exists, axis=-1)
 
 
@@ -126,7 +127,7 @@ def leave_one_out(reward: jax.Array, exists: jax.Array) -> jax.Array:
         Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization
         for Learning from Human Feedback in LLMs", arXiv:2402.14740.
     """
-    _check(reward, exists)
+    reward, exists = _check(reward, exists)
     n = masked.total(exists, exists, keepdims=True)
     return _deviation(reward, exists, axis=-1) * (n / jnp.maximum(n - 1.0, 1.0))
 
@@ -175,7 +176,7 @@ def standardised(
         Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in
         Open Language Models", arXiv:2402.03300, section 4.1.
     """
-    _check(reward, exists)
+    reward, exists = _check(reward, exists)
     ddof = int(bessel)
     return _standardised(reward, exists, axis=-1, eps=eps, ddof=ddof, floor=floor)
 
@@ -209,7 +210,7 @@ def batch_standardised(
         Global Advantage Normalization", arXiv:2501.03262. Its KL penalty inside the
         reward is not part of this.
     """
-    _check(reward, exists)
+    reward, exists = _check(reward, exists)
     chex.assert_axis_dimension_gt(reward, -2, 0)
     return _standardised(reward, exists, axis=(-2, -1), eps=eps, ddof=0)
 
@@ -256,7 +257,7 @@ def guarded(
         The finding that over-hard prompts do harm: arXiv:2605.28388. Clip and count are
         ours.
     """
-    _check(reward, exists)
+    reward, exists = _check(reward, exists)
     advantage = jnp.clip(estimate(reward, exists), -clip, clip)
     right = jnp.asarray(reward) > threshold
     enough = masked.total(right, exists, keepdims=True) >= least
@@ -325,6 +326,5 @@ def _deviation(reward: jax.Array, exists: jax.Array, *, axis: Axis) -> jax.Array
     return jnp.where(exists, above - centre, 0.0)
 
 
-def _check(reward: jax.Array, exists: jax.Array) -> None:
-    chex.assert_equal_shape([reward, exists])
-    chex.assert_type([reward, exists], [float, bool])
+def _check(reward: Any, exists: Any) -> list[jax.Array]:
+    return checks.arrays(reward=(reward, float), exists=(exists, bool))

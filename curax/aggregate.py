@@ -4,11 +4,13 @@ Weights are computed once on the whole batch, so the gradients of its micro-batc
 simply add up.
 """
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
 
-from curax import masked
+from curax import checks, masked
 
 
 def token_mean(mask: jax.Array) -> jax.Array:
@@ -33,7 +35,7 @@ def token_mean(mask: jax.Array) -> jax.Array:
         Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at
         Scale", arXiv:2503.14476, token-level loss.
     """
-    _check(mask)
+    mask = _check(mask)
     tokens = masked.total(mask, mask, axis=(-2, -1), keepdims=True)
     return jnp.asarray(mask, jnp.float32) / jnp.maximum(tokens, 1.0)
 
@@ -59,7 +61,7 @@ def sequence_mean(mask: jax.Array) -> jax.Array:
         Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in
         Open Language Models", arXiv:2402.03300, equation 3.
     """
-    _check(mask)
+    mask = _check(mask)
     length = masked.total(mask, mask, keepdims=True)
     rows = masked.total(length > 0, length > 0, axis=(-2, -1), keepdims=True)
     return jnp.asarray(mask, jnp.float32) / jnp.maximum(length * rows, 1.0)
@@ -89,10 +91,11 @@ def constant_length(mask: jax.Array, *, length: float | jax.Array) -> jax.Array:
         Liu et al. 2025, "Understanding R1-Zero-Like Training: A Critical Perspective"
         (Dr. GRPO), arXiv:2503.20783.
     """
-    _check(mask)
+    mask = _check(mask)
     return jnp.asarray(mask, jnp.float32) / (mask.shape[-2] * length)
 
 
-def _check(mask: jax.Array) -> None:
-    chex.assert_type(mask, bool)
+def _check(mask: Any) -> jax.Array:
+    (mask,) = checks.arrays(mask=(mask, bool))
     chex.assert_axis_dimension_gt(mask, -2, 0)
+    return mask

@@ -16,11 +16,15 @@ Two rules of `counts` turn weights into counts: `proportional` rounds a water le
 `greedy` is the integer optimum.
 """
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from curax import checks
 from curax import counts as whole
 from curax.declared import declares
 from curax.types import Difficulty, Plan
@@ -38,7 +42,7 @@ def uniform(difficulty: Difficulty, *, budget: int, most: int) -> jax.Array:
     Returns:
         `[B]` int32 with sum `min(budget, B most)`.
     """
-    prompts = difficulty.draws.shape[0]
+    prompts = _known(difficulty).prompts
     budget = min(budget, prompts * most)
     extra = jnp.arange(prompts, dtype=jnp.int32) < budget % prompts
     return budget // prompts + extra.astype(jnp.int32)
@@ -76,7 +80,7 @@ def inverse_pass_rate(
         Reinforce-Style LLM Training", arXiv:2510.04996, estimation-based variant. The
         paper's text describes the hybrid, its code this.
     """
-    share = 1.0 / difficulty.pass_rate
+    share = 1.0 / _known(difficulty).pass_rate
     budget, most = whole.bounded(share, budget, least, most)
     rest = budget - share.shape[0] * least
     return least + whole.proportional(share, budget=rest, least=0, most=most - least)
@@ -108,7 +112,7 @@ def inverse_root(
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, hybrid weighting. The paper
         gives no bounds.
     """
-    share = jax.lax.rsqrt(difficulty.pass_rate)
+    share = jax.lax.rsqrt(_known(difficulty).pass_rate)
     return whole.proportional(share, budget=budget, least=least, most=most)
 
 
@@ -188,6 +192,7 @@ def gvm(
             f"unit={unit} does not divide budget={budget} and least={least}; set unit "
             "to a common divisor, such as 1."
         )
+    difficulty = _known(difficulty)
     weight = gvm_weight(difficulty.pass_rate, difficulty.norm, alpha=alpha, beta=beta)
     bounds = {"budget": budget // unit, "least": least // unit, "most": most // unit}
     return unit * _rounded(weight, exact=exact, **bounds)
@@ -225,6 +230,7 @@ def log_baseline(
     References:
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, appendix B.
     """
+    difficulty = _known(difficulty)
     p = difficulty.pass_rate
     weight = difficulty.norm * jnp.sqrt((1.0 - p) / p)
     return _rounded(weight, budget=budget, least=least, most=most, exact=exact)
@@ -302,6 +308,7 @@ def bernoulli(
     References:
         DynaMO 2026, arXiv:2602.19208, its theory of allocation.
     """
+    difficulty = _known(difficulty)
     share = jnp.power(estimate(difficulty.draws, difficulty.solved), power)
     return whole.proportional(share, budget=budget, least=least, most=most)
 
@@ -347,6 +354,7 @@ def neyman(
         Journal of the Royal Statistical Society 97. DynaMO 2026, arXiv:2602.19208,
         has n_i proportional to the standard deviation but measures no norms.
     """
+    difficulty = _known(difficulty)
     deviation = _deviation(difficulty, estimate, standardised)
     if per_token:
         deviation = deviation * jax.lax.rsqrt(difficulty.tokens)
@@ -382,6 +390,7 @@ def neyman_within_tokens(
     Raises:
         ValueError: unless 0 <= least <= most and token_budget > 0.
     """
+    difficulty = _known(difficulty)
     deviation = _deviation(difficulty, estimate, standardised)
     return whole.within_tokens(
         whole.squared(deviation),
@@ -444,6 +453,7 @@ def dynamo(
     References:
         DynaMO 2026, arXiv:2602.19208, and its code.
     """
+    difficulty = _known(difficulty)
     draws, solved = difficulty.draws, difficulty.solved
     budget, most = whole.bounded(draws, budget, least, most)
     rate = solved / jnp.maximum(draws, 1e-6)
@@ -513,6 +523,7 @@ def skip_dead(
         Zheng et al. 2025, "Act Only When It Pays: Efficient Reinforcement Learning for
         LLM Reasoning via Selective Rollouts" (GRESO), arXiv:2506.02177.
     """
+    difficulty = _known(difficulty)
     n, k = difficulty.draws, difficulty.solved
     dead = (n >= draws) & (jnp.minimum(k, n - k) <= margin * n)
     alive = 1.0 - dead.astype(jnp.float32)
@@ -553,6 +564,18 @@ def _rounded(
             whole.squared(weight), budget=budget, least=least, most=most
         )
     return whole.proportional(weight, budget=budget, least=least, most=most)
+
+
+def _known(difficulty: Difficulty) -> Difficulty:
+    """Every field as an array `[B]`."""
+    names = [field.name for field in dataclasses.fields(difficulty)]
+    named: dict[str, Any] = {}
+    for name in names:
+        value = getattr(difficulty, name)
+        if np.ndim(value) == 0:
+            value = jnp.full(difficulty.prompts, value)
+        named[f"difficulty.{name}"] = (value, float)
+    return Difficulty(**dict(zip(names, checks.arrays(**named), strict=True)))
 
 
 def _deviation(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import masked
+from curax import checks, masked
 
 
 class Scores(NamedTuple):
@@ -77,8 +77,7 @@ def windows(
     References:
         As `of_tokens`.
     """
-    chex.assert_equal_shape([confidence, mask])
-    chex.assert_type([confidence, mask], [float, bool])
+    confidence, mask = checks.arrays(confidence=(confidence, float), mask=(mask, bool))
     # Sums of deviations stay small, and so does what their difference loses.
     centre = masked.mean(confidence, mask, keepdims=True)
     above = jnp.where(mask, jnp.asarray(confidence, jnp.float32) - centre, 0.0)

@@ -24,6 +24,7 @@ from typing import Any
 from curax.declared import declared
 from curax.kinds import (
     Count,
+    Devices,
     Function,
     Magnitude,
     Natural,
@@ -31,7 +32,9 @@ from curax.kinds import (
     Seed,
     Share,
 )
+from curax.packages import missing
 from curax.places import (
+    OF_FILE,
     ConfigError,
     Place,
     assigned,
@@ -68,10 +71,12 @@ __all__ = [
     "largest_group",
     "least_group",
     "load",
+    "module_of",
     "option",
     "options",
     "override",
     "recalled",
+    "recipes",
     "rows_of",
     "transferred",
     "truncates",
@@ -219,11 +224,11 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Devices along each axis of the mesh."""
+    """Devices along each axis of the mesh; -1, of one axis: what the others leave."""
 
-    data: Count = 1  # devices that share out the rows and copy the parameters
-    fsdp: Count = 1  # devices that share out the rows and the parameters
-    tensor: Count = 1  # devices that share out each layer
+    data: Devices = 1  # devices that share out the rows and copy the parameters
+    fsdp: Devices = 1  # devices that share out the rows and the parameters
+    tensor: Devices = 1  # devices that share out each layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,18 +302,16 @@ class Config:
 def load(path: str | Path) -> Config:
     """The config that a Python file returns from its `get_config()`.
 
+    Args:
+        path: of the file; or the name of one in configs/, such as grpo.
+
     Raises:
         ConfigError: the file is missing, is not Python, fails, or returns no Config.
     """
-    path = Path(path)
-    if not path.is_file():
-        files = sorted(file.name for file in path.parent.glob("*.py"))
-        near = " or ".join(difflib.get_close_matches(path.name, files, 3, cutoff=0))
-        fix = f"did you mean {near}?" if near else "no Python file is beside it either."
-        raise ConfigError(f"{path}: there is no such file; {fix}")
+    path = _file(Path(path))
     # Compiled here, not imported: no bytecode is left beside the file, and an edit
     # within the same second is seen.
-    module = types.ModuleType(f"config_{path.stem}")
+    module = types.ModuleType(module_of(path))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     try:
@@ -326,10 +329,45 @@ def load(path: str | Path) -> Config:
         if isinstance(error, SyntaxError) and error.filename == str(path):
             lines, text = [error.lineno], error.msg
         where = f"{path}:{lines[-1]}" if lines else str(path)
-        if not isinstance(error, ConfigError):
+        if needed := missing(error):
+            text = needed
+        elif not isinstance(error, ConfigError):
             text = f"{type(error).__name__}: {text.rstrip('.')}; mend that line."
         raise ConfigError(f"{where}: {text}") from error
     return config
+
+
+def recipes() -> dict[str, Path]:
+    """The files in configs/ by their names: of this folder, else beside the package."""
+    for folder in (Path("configs"), Path(__file__).parents[1] / "configs"):
+        if files := {file.stem: file for file in sorted(folder.glob("*.py"))}:
+            return files
+    return {}
+
+
+def _file(path: Path) -> Path:
+    """The config file that is meant.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if path.is_file():
+        return path
+    known = recipes() if path.name == str(path) and path.suffix in ("", ".py") else {}
+    if path.stem in known:
+        return known[path.stem]
+    if near := difflib.get_close_matches(path.stem, known, 3):
+        fix = f"did you mean {' or '.join(near)}?"
+        raise ConfigError(f"{path}: there is no such file, nor recipe; {fix}")
+    files = sorted(file.name for file in path.parent.glob("*.py"))
+    near = " or ".join(difflib.get_close_matches(path.name, files, 3, cutoff=0))
+    fix = f"did you mean {near}?" if near else "no Python file is beside it either."
+    raise ConfigError(f"{path}: there is no such file; {fix}")
+
+
+def module_of(path: str | Path) -> str:
+    """What the module of a config file is called."""
+    return OF_FILE + Path(path).stem.replace(".", "_")
 
 
 def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:
@@ -393,7 +431,47 @@ def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> 
         ConfigError: an unknown name, a value of the wrong type, or a config that does
             not pass its checks.
     """
-    return dataclasses.replace(assigned(config, assignments))
+    return dataclasses.replace(assigned(config, assignments, recipes, ALIASES))
+
+
+# What other programs call a field.
+ALIASES = {
+    "batch_size": "sampling.prompts",
+    "beta": "kl.coefficient",
+    "clip": "loss.high",
+    "clip_range": "loss.high",
+    "entropy_coef": "entropy_bonus",
+    "entropy_coeff": "entropy_bonus",
+    "epsilon": "loss.high",
+    "eval_every": "evaluation.every",
+    "eval_steps": "evaluation.every",
+    "gradient_accumulation_steps": "update.micro_batches",
+    "grad_clip": "update.clip_norm",
+    "kl_coef": "kl.coefficient",
+    "kl_coeff": "kl.coefficient",
+    "log_every": "logging.every",
+    "logging_steps": "logging.every",
+    "lr": "optimizer.learning_rate",
+    "max_completion_length": "sampling.max_tokens",
+    "max_grad_norm": "update.clip_norm",
+    "max_length": "sampling.max_tokens",
+    "max_new_tokens": "sampling.max_tokens",
+    "max_response_length": "sampling.max_tokens",
+    "max_steps": "steps",
+    "mini_batches": "update.minibatches",
+    "num_epochs": "update.epochs",
+    "num_generations": "sampling.group_size",
+    "num_samples": "sampling.group_size",
+    "num_steps": "steps",
+    "per_device_train_batch_size": "sampling.prompts",
+    "ppo_epochs": "update.epochs",
+    "rollout_n": "sampling.group_size",
+    "rollouts": "sampling.group_size",
+    "save_every": "logging.checkpoint_every",
+    "save_steps": "logging.checkpoint_every",
+    "total_steps": "steps",
+    "train_batch_size": "sampling.prompts",
+}
 
 
 # The stages called with arrays alone; other functions may be given keywords as well.
@@ -409,6 +487,12 @@ def _conflicts(config: Config) -> Iterator[str]:
         fix = "set seeds to 1 or staged to False"
         yield f"seeds={config.seeds} cannot run side by side with staged=True; {fix}."
     yield from _uncorrected(config)
+    rest = [
+        f.name for f in dataclasses.fields(Mesh) if getattr(config.mesh, f.name) < 0
+    ]
+    if len(rest) > 1:
+        both = " and ".join(f"mesh.{name}=-1" for name in rest)
+        yield f"{both} cannot both be what the others leave; set mesh.{rest[0]} to 1."
     sizes = config.sampling
     group, prompts = sizes.group_size, sizes.prompts
     kept = option(config.downsample, "m", group)

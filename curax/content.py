@@ -9,7 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from curax import masked
+from curax import checks, masked
 
 
 def lone(outcome: jax.Array, exists: jax.Array, *, most: int = 1) -> jax.Array:
@@ -30,8 +30,7 @@ def lone(outcome: jax.Array, exists: jax.Array, *, most: int = 1) -> jax.Array:
     References:
         What over-hard prompts teach: arXiv:2605.28388. The checks are ours.
     """
-    chex.assert_equal_shape([outcome, exists])
-    chex.assert_type([outcome, exists], [float, bool])
+    outcome, exists = checks.arrays(outcome=(outcome, float), exists=(exists, bool))
     right = exists & (outcome > 0.5)
     return right & (masked.total(right, right, keepdims=True) <= most)
 

@@ -12,13 +12,13 @@ given the pool: `horvitz_thompson`, `expansion`.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import masked
+from curax import checks, masked
 
 
 def none(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax.Array:
@@ -36,7 +36,7 @@ def none(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax.Array:
         AssertionError: while tracing, if shapes differ or dtypes are not
             (float, bool, bool).
     """
-    _check(reward, pool, keep)
+    reward, pool, keep = _check(reward, pool, keep)
     return jnp.asarray(keep, jnp.float32)
 
 
@@ -76,7 +76,7 @@ def horvitz_thompson(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax
         Neither Reinforce-Ada (arXiv:2510.04996) nor PODS (arXiv:2504.13818) applies
         it: Reinforce-Ada divides the whole group by the pass rate, or by nothing.
     """
-    _check(reward, pool, keep)
+    reward, pool, keep = _check(reward, pool, keep)
     reward = jnp.asarray(reward)
     same = reward[..., :, None] == reward[..., None, :]
 
@@ -121,7 +121,7 @@ def expansion(
     References:
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, implicit weighting.
     """
-    _check(reward, pool, keep)
+    reward, pool, keep = _check(reward, pool, keep)
     right = _right(reward, pool, threshold)
     total = jnp.where(right, _count(right), _count(pool & ~right))
     return _spread(total, keep & right) + _spread(total, keep & ~right)
@@ -162,7 +162,7 @@ def inverse_pass_rate(
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, third version. The released
         code has no such factor.
     """
-    _check(reward, pool, keep)
+    reward, pool, keep = _check(reward, pool, keep)
     right = _count(_right(reward, pool, threshold))
     rate = jnp.where(right > 0, right / jnp.maximum(_count(pool), 1.0), 1.0)
     return jnp.where(keep & (right > 0), rate**-power, 0.0)
@@ -201,7 +201,7 @@ def per_prompt(
         Yao et al. 2025, GVM, arXiv:2505.02391, Lemma 1. DynaMO, arXiv:2602.19208,
         allocates without it.
     """
-    _check(reward, pool, keep)
+    reward, pool, keep = _check(reward, pool, keep)
     return _spread(rows, keep)
 
 
@@ -242,7 +242,7 @@ def accepted_mean(
     References:
         Yao et al. 2025, GVM, arXiv:2505.02391, Algorithm 1: its 1 / |D|.
     """
-    _check(reward, pool, keep)
+    reward, pool, keep = _check(reward, pool, keep)
     return _spread(rows, keep & _right(reward, pool, threshold))
 
 
@@ -289,7 +289,7 @@ def control_variate(
         Derived here; for the sampling of Xiong et al. 2025, Reinforce-Ada,
         arXiv:2510.04996.
     """
-    _check(reward, pool, keep)
+    reward, pool, keep = _check(reward, pool, keep)
     right = _right(reward, pool, threshold)
     of_right, of_wrong = _count(right), _count(pool & ~right)
     plus = jnp.where(of_right > 0, 1.0, 0.0) - strength * of_right / limit
@@ -339,7 +339,7 @@ def first_success(
         Derived here; for the objectives and the sampling of Xiong et al. 2025,
         Reinforce-Ada, arXiv:2510.04996.
     """
-    _check(reward, pool, keep)
+    reward, pool, keep = _check(reward, pool, keep)
     right = _right(reward, pool, threshold)
     table = jnp.asarray([*coefficients(limit), 0.0], jnp.float32)
     draw = jnp.cumsum(pool, -1, dtype=jnp.int32) - 1
@@ -393,6 +393,5 @@ def _spread(total: float | jax.Array, among: jax.Array) -> jax.Array:
     return jnp.where(among, total / jnp.maximum(_count(among), 1.0), 0.0)
 
 
-def _check(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> None:
-    chex.assert_equal_shape([reward, pool, keep])
-    chex.assert_type([reward, pool, keep], [float, bool, bool])
+def _check(reward: Any, pool: Any, keep: Any) -> list[jax.Array]:
+    return checks.arrays(reward=(reward, float), pool=(pool, bool), keep=(keep, bool))

@@ -12,6 +12,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from curax import checks
+
 _SMALLEST = 2.0**-96  # positive weights below this, of the largest, are all alike
 _FIRST = 2.0**100  # what a first completion gains, times its weight: above any other
 _LIMIT = 2**30  # sums up to this, and half as large again, fit into an int32
@@ -156,8 +158,7 @@ def within_tokens(
         AssertionError: while tracing, if shapes differ or dtypes are not float.
         ValueError: unless 0 <= least <= most and token_budget > 0.
     """
-    chex.assert_equal_shape([variance, tokens])
-    chex.assert_type(tokens, float)
+    variance, tokens = checks.arrays(variance=(variance, float), tokens=(tokens, float))
     budget, most = bounded(variance, budget, least, most)
     if not 0 < token_budget < math.inf:
         raise ValueError(f"token_budget={token_budget} is not positive; set it to 1.")
@@ -200,8 +201,8 @@ def within_tokens(
 
 def bounded(share: jax.Array, budget: int, least: int, most: int) -> tuple[int, int]:
     """The budget clipped to the bounds, and the most that it allows anyone."""
+    (share,) = checks.arrays(share=(share, float))
     chex.assert_rank(share, 1)
-    chex.assert_type(share, float)
     if not 0 <= least <= most:
         raise ValueError(
             f"least={least} is not between 0 and most={most}; set it to {max(most, 0)}."

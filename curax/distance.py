@@ -4,11 +4,10 @@ Measured on a fixed set of prompts, always the same, without hints: completions 
 policy with its own log-probs and those of the base.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
 
-from curax import loss, masked
+from curax import checks, loss, masked
 
 ESTIMATORS = {"k1": loss.k1, "k2": loss.k2, "k3": loss.k3}
 
@@ -49,8 +48,9 @@ def from_base(
         http://joschu.net/blog/kl-approx.html. Distance to the base at equal reward:
         "Fast-Slow Training", arXiv:2605.12484.
     """
-    chex.assert_equal_shape([logp, logp_base, mask])
-    chex.assert_type([logp, logp_base, mask], [float, float, bool])
+    logp, logp_base, mask = checks.arrays(
+        logp=(logp, float), logp_base=(logp_base, float), mask=(mask, bool)
+    )
     some = jnp.any(mask, -1)
     length, count = masked.total(mask, mask), masked.total(some, some)
     tokens, found = jnp.sum(length, -1), {}

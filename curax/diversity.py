@@ -10,12 +10,11 @@ other `str -> int`; of its tokens, `opening`. Only equality counts.
 import re
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import masked
+from curax import checks, masked
 
 KINDS = ("empty", "call", "code", "list", "equations", "prose")
 _CODE = re.compile(r"```|^\s*(?:def|class|import|from|for|while|return|print)\b.*$")
@@ -89,8 +88,7 @@ def opening(tokens: jax.Array, mask: jax.Array, *, n: int = 4) -> jax.Array:
     References:
         The mixing function: Appleby, MurmurHash3, in the public domain.
     """
-    chex.assert_equal_shape([tokens, mask])
-    chex.assert_type([tokens, mask], [int, bool])
+    tokens, mask = checks.arrays(tokens=(tokens, int), mask=(mask, bool))
     found = jnp.full(mask.shape[:-1], n, jnp.uint32)
     for t in range(min(n, mask.shape[-1])):
         token = jnp.where(mask[..., t], tokens[..., t].astype(jnp.uint32) + 1, 0)
@@ -133,8 +131,7 @@ def spread(kind: jax.Array, exists: jax.Array) -> Spread:
         arXiv:2504.07912. e^H: Hill 1973, "Diversity and Evenness", Ecology 54.
         Evenness: Pielou 1966, Journal of Theoretical Biology 13.
     """
-    chex.assert_equal_shape([kind, exists])
-    chex.assert_type([kind, exists], [int, bool])
+    kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
     flat = (*kind.shape[:-2], kind.shape[-2] * kind.shape[-1])
     every = _alike(kind.reshape(flat), exists.reshape(flat)).reshape(kind.shape)
     whole = jnp.sum(exists, (-2, -1), keepdims=True, dtype=jnp.float32)
@@ -174,8 +171,7 @@ def distinct(kind: jax.Array, exists: jax.Array) -> jax.Array:
     Raises:
         AssertionError: while tracing, if shapes differ or dtypes are not (int, bool).
     """
-    chex.assert_equal_shape([kind, exists])
-    chex.assert_type([kind, exists], [int, bool])
+    kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
     return _distinct(_alike(kind, exists), exists, axis=-1)
 
 

@@ -4,11 +4,13 @@ Every rule is `(key, reward, exists) -> keep`, a subset of `exists` with at most
 group; `m` is static. What a rule does to the objective is undone in `correct`, or not.
 """
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
 
-from curax import masked
+from curax import checks, masked
 
 _TIE = 1e-6  # variances this close, relative to the largest, are equal
 
@@ -28,7 +30,7 @@ def none(key: jax.Array, reward: jax.Array, exists: jax.Array) -> jax.Array:
         AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
     """
     del key
-    _check(reward, exists)
+    reward, exists = _check(reward, exists)
     return jnp.asarray(exists)
 
 
@@ -74,7 +76,7 @@ def max_variance(
         written. Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, takes the first
         ones drawn where this takes random ones.
     """
-    _check(reward, exists, m)
+    reward, exists = _check(reward, exists, m)
     reward = jnp.asarray(reward, jnp.float32)
     low, high = masked.extent(reward, exists, keepdims=True)
     # Middle and spread of the group make sums exact for 0/1 rewards and free of
@@ -128,7 +130,7 @@ def random(
     References:
         The control in Xu et al. 2025, PODS, arXiv:2504.13818.
     """
-    _check(reward, exists, m)
+    reward, exists = _check(reward, exists, m)
     order = _ascending(_lots(key, exists), jnp.zeros_like(reward), exists)
     return exists & (jnp.argsort(order, axis=-1) < m)
 
@@ -161,7 +163,7 @@ def max_reward(
         A control in the released code of Xu et al. 2025, PODS, arXiv:2504.13818, where
         it does far worse than `random`.
     """
-    _check(reward, exists, m)
+    reward, exists = _check(reward, exists, m)
     best_first = -jnp.asarray(reward, jnp.float32)
     order = _ascending(_lots(key, exists), best_first, exists)
     return exists & (jnp.argsort(order, axis=-1) < m)
@@ -200,7 +202,7 @@ def percentile(
         Reported as one of the rules of Xu et al. 2025, PODS, arXiv:2504.13818; it is
         not in the released code. The rounding is ours.
     """
-    _check(reward, exists, m)
+    reward, exists = _check(reward, exists, m)
     reward = jnp.asarray(reward, jnp.float32)
     rank = jnp.argsort(_ascending(_lots(key, exists), reward, exists), axis=-1)
     n = jnp.maximum(jnp.sum(exists, axis=-1, keepdims=True), 1)
@@ -258,7 +260,7 @@ def balanced(
         Reinforce-Style LLM Training", arXiv:2510.04996. Its released code takes the
         first ones, counts rewards above 0.7 as right and corrects for nothing.
     """
-    _check(reward, exists, m)
+    reward, exists = _check(reward, exists, m)
     right = exists & (jnp.asarray(reward) > threshold)
     every_right = jnp.sum(right, axis=-1, keepdims=True)
     every_wrong = jnp.sum(exists & ~right, axis=-1, keepdims=True)
@@ -283,7 +285,6 @@ def _ascending(lots: jax.Array, value: jax.Array, exists: jax.Array) -> jax.Arra
     return jnp.lexsort((lots, value, ~jnp.asarray(exists)), axis=-1)
 
 
-def _check(reward: jax.Array, exists: jax.Array, m: int = 1) -> None:
-    chex.assert_equal_shape([reward, exists])
-    chex.assert_type([reward, exists], [float, bool])
+def _check(reward: Any, exists: Any, m: int = 1) -> list[jax.Array]:
     chex.assert_scalar_positive(m)
+    return checks.arrays(reward=(reward, float), exists=(exists, bool))

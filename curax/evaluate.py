@@ -14,7 +14,7 @@ from typing import Any
 
 from curax.command import Parser, heard_or_not
 from curax.config import ConfigError
-from curax.kinds import Count, Natural, Positive, Seed, Share, out_of_range
+from curax.kinds import Count, Devices, Natural, Positive, Seed, Share, out_of_range
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Option: what it may be. None always may, where there is a default elsewhere.
@@ -73,7 +73,8 @@ def parser() -> Parser:
         nargs=3,
         type=int,
         metavar=("DATA", "FSDP", "TENSOR"),
-        help="devices along each axis (default: as the run; 1 1 1)",
+        help="devices along each axis, -1: all that are left (default: as the run; "
+        "1 1 1)",
     )
     asked = result.add_argument_group(
         "what is asked",
@@ -242,8 +243,10 @@ def check(args: Namespace) -> None:
             "{question} into it."
         )
     for size in args.mesh or ():
-        if size < 1:
-            raise ConfigError(f"--mesh {size} must be at least 1; write --mesh 1 1 1.")
+        if bounds := out_of_range(size, Devices):
+            raise ConfigError(f"--mesh {size} must be {bounds}; write --mesh 1 1 1.")
+    if sum(size == -1 for size in args.mesh or ()) > 1:
+        raise ConfigError("--mesh: one size at most may be -1; write --mesh 1 -1 1.")
     for path in args.data:
         if args.data.count(path) > 1:
             raise ConfigError(f"--data {path} is named twice; name it once.")

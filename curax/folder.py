@@ -31,6 +31,11 @@ MEMORY, EXPECTED = "memory.jsonl", "expected.json"
 QUESTIONS, ALARMS = "questions.json", "alarms.jsonl"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 EVENTS = "tensorboard"
+# What comes of a run depends on these, and on mesh.*, by rounding at most.
+FREE = (
+    *("update.micro_batches", "update.vocab_chunk", "warm_start.micro_batches"),
+    *("logging.checkpoint_every", "logging.keep", "logging.drift_nats"),
+)
 
 
 class NotWrittenError(OSError):
@@ -105,7 +110,7 @@ def _check_object(path: Path) -> None:
 
 
 def _check_same(path: Path, config: Config) -> None:
-    """A run keeps its config; only its steps may grow."""
+    """A run keeps its config; its steps may grow, and what is in `FREE` may change."""
     if not path.exists():
         raise ConfigError(
             f"--workdir {path.parent} holds no {path.name}, so no run to resume; leave "
@@ -119,6 +124,8 @@ def _check_same(path: Path, config: Config) -> None:
         ) from error
     for name, was, now in changes(old, describe(config)):
         if name == "steps" and isinstance(was, int) and was < now:
+            continue
+        if name in FREE or name.startswith("mesh."):
             continue
         rule = "steps may only grow" if name == "steps" else "a run keeps its config"
         raise ConfigError(

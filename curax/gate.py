@@ -5,12 +5,12 @@ it closes are not corrected for: what a gate does to the objective is part of it
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 
-from curax import masked
+from curax import checks, masked
 from curax.declared import declares
 
 
@@ -29,7 +29,7 @@ def none(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Arra
         AssertionError: while tracing, if shapes differ or dtypes are not
             (float, bool, bool).
     """
-    _check(outcome, exists, finished)
+    outcome, exists, finished = _check(outcome, exists, finished)
     return jnp.asarray(exists)
 
 
@@ -68,7 +68,7 @@ def zero_variance(
         Approach to LLM Reasoning: from Rejection Sampling to Reinforce",
         arXiv:2504.11343, Reinforce-Rej.
     """
-    _check(outcome, exists, finished)
+    outcome, exists, finished = _check(outcome, exists, finished)
     smallest, largest = masked.extent(outcome, exists, keepdims=True)
     return exists & (largest - smallest > delta)
 
@@ -100,7 +100,7 @@ def pass_rate_band(
         Bae et al. 2025, "Online Difficulty Filtering for Reasoning Oriented
         Reinforcement Learning", arXiv:2504.03380.
     """
-    _check(outcome, exists, finished)
+    outcome, exists, finished = _check(outcome, exists, finished)
     rate = masked.mean(outcome, exists, keepdims=True)
     return exists & (rate >= low) & (rate <= high)
 
@@ -138,7 +138,7 @@ def minimum_right(
     References:
         The finding that over-hard prompts do harm: arXiv:2605.28388. The count is ours.
     """
-    _check(outcome, exists, finished)
+    outcome, exists, finished = _check(outcome, exists, finished)
     right = jnp.asarray(outcome) > threshold
     return exists & (masked.total(right, exists, keepdims=True) >= least)
 
@@ -165,7 +165,7 @@ def overlong(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.
     References:
         Yu et al. 2025, DAPO, arXiv:2503.14476, overlong filtering.
     """
-    _check(outcome, exists, finished)
+    outcome, exists, finished = _check(outcome, exists, finished)
     return jnp.asarray(exists) & finished
 
 
@@ -197,7 +197,7 @@ def accepted(
         Dong et al. 2023, "RAFT: Reward rAnked FineTuning for Generative Foundation
         Model Alignment", arXiv:2304.06767. Xiong et al. 2025, arXiv:2504.11343.
     """
-    _check(outcome, exists, finished)
+    outcome, exists, finished = _check(outcome, exists, finished)
     return exists & (jnp.asarray(outcome) >= threshold)
 
 
@@ -231,6 +231,7 @@ def every(
     return open_
 
 
-def _check(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> None:
-    chex.assert_equal_shape([outcome, exists, finished])
-    chex.assert_type([outcome, exists, finished], [float, bool, bool])
+def _check(outcome: Any, exists: Any, finished: Any) -> list[jax.Array]:
+    return checks.arrays(
+        outcome=(outcome, float), exists=(exists, bool), finished=(finished, bool)
+    )

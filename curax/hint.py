@@ -21,7 +21,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from curax import masked
+from curax import checks, masked
 from curax.types import Contexts, Hinting, Hints, Prompts
 
 _CAP_NATS = 20.0  # of the log of a weight: exp(20) is finite, and so are its sums
@@ -291,8 +291,7 @@ def paper(
     References:
         arXiv:2602.03143, equation 12. The released code is `hysteresis`.
     """
-    chex.assert_equal_shape([level, pass_rate])
-    chex.assert_type([level, pass_rate], [int, float])
+    level, pass_rate = checks.arrays(level=(level, int), pass_rate=(pass_rate, float))
     step = (jnp.asarray(pass_rate) < alpha).astype(jnp.int32)
     return jnp.clip(level + step, 0, levels)
 
@@ -327,8 +326,7 @@ def hysteresis(
         AssertionError: as `paper`.
         ValueError: if low > high.
     """
-    chex.assert_equal_shape([level, pass_rate])
-    chex.assert_type([level, pass_rate], [int, float])
+    level, pass_rate = checks.arrays(level=(level, int), pass_rate=(pass_rate, float))
     if low > high:
         raise ValueError(
             f"low={low} is above high={high}, so a level would rise and fall at once; "
@@ -693,8 +691,7 @@ def transfer_bound(
 
 def _counts(outcome: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`[...]` float32: completions that exist, and the right ones of them."""
-    chex.assert_equal_shape([outcome, exists])
-    chex.assert_type([outcome, exists], [float, bool])
+    outcome, exists = checks.arrays(outcome=(outcome, float), exists=(exists, bool))
     right = jnp.asarray(outcome) > 0.5
     return masked.total(exists, exists), masked.total(right, exists)
 

@@ -48,7 +48,18 @@ class Range(NamedTuple):
         return text if self.high == math.inf else f"{text} and at most {self.high}"
 
 
+class _OrRest(Range):
+    """A range, and -1."""
+
+    def holds(self, value: float) -> bool:
+        return value == -1 or super().holds(value)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, or -1 for all that is left"
+
+
 Count = Annotated[int, Range(1)]
+Devices = Annotated[int, _OrRest(1)]
 Natural = Annotated[int, Range(0)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Magnitude = Annotated[float, Range(0.0)]

@@ -4,12 +4,11 @@ Every loss is `(logp, logp_old, advantage, mask) -> loss`, to be weighted, summe
 minimised. Whatever is off the mask may hold anything: it costs 0 and its gradient is 0.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from curax import masked
+from curax import checks, masked
 from curax.declared import declares
 
 _LARGEST = 20.0  # nats; exp of a larger log-ratio is noise, and at 88 it overflows
@@ -268,8 +267,7 @@ def _ratio(log_ratio: jax.Array) -> jax.Array:
 
 
 def _towards(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
-    chex.assert_equal_shape([logp, logp_ref])
-    chex.assert_type([logp, logp_ref], float)
+    logp, logp_ref = checks.arrays(logp=(logp, float), logp_ref=(logp_ref, float))
     return jnp.asarray(logp_ref, jnp.float32) - jnp.asarray(logp, jnp.float32)
 
 
@@ -281,9 +279,11 @@ def _finite(
     Made finite before any exp or product: a `where` around the result alone would
     leave NaN in the gradient.
     """
-    chex.assert_equal_shape([logp, logp_old, mask])
-    chex.assert_shape(advantage, mask.shape[:-1])
-    chex.assert_type([logp, logp_old, advantage, mask], [float, float, float, bool])
+    logp, logp_old, mask = checks.arrays(
+        logp=(logp, float), logp_old=(logp_old, float), mask=(mask, bool)
+    )
+    (advantage,) = checks.arrays(advantage=(advantage, float))
+    checks.shape(advantage=(advantage, mask.shape[:-1]))
     credit = jnp.broadcast_to(jnp.asarray(advantage)[..., None], mask.shape)
     logp, logp_old, credit = (
         jnp.where(mask, jnp.asarray(values, jnp.float32), 0.0)

@@ -1,10 +1,9 @@
 """The difficulty memory: what earlier visits to a prompt have shown."""
 
-import chex
 import jax
 import jax.numpy as jnp
 
-from curax import masked
+from curax import checks, masked
 from curax.types import Difficulty, Memory
 
 
@@ -145,8 +144,12 @@ def dead_groups(
         AssertionError: while tracing, if shapes differ or dtypes are not (float, float,
             int, bool).
     """
-    chex.assert_equal_shape([solved, failed, draws, dead])
-    chex.assert_type([solved, failed, draws, dead], [float, float, int, bool])
+    solved, failed, draws, dead = checks.arrays(
+        solved=(solved, float),
+        failed=(failed, float),
+        draws=(draws, int),
+        dead=(dead, bool),
+    )
     exists = draws > 0
     a, b = (
         jnp.where(exists, jnp.asarray(x, jnp.float32), 1.0)[..., None]

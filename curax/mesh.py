@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -28,23 +28,41 @@ def make(sizes: Sizes) -> Mesh | None:
     """The mesh of these sizes on the first devices there are; None for one device.
 
     Raises:
-        ConfigError: if there are fewer devices than the mesh takes.
+        ConfigError: if there are fewer devices than the mesh takes, or what is left of
+            them does not divide.
     """
-    shape = tuple(getattr(sizes, axis) for axis in AXES)
-    wanted, devices = math.prod(shape), jax.devices()
+    shape, devices = _shape(sizes, len(jax.devices())), jax.devices()
+    wanted = math.prod(shape)
     if wanted == 1:
         return None
     if wanted > len(devices):
-        product = " x ".join(
-            f"mesh.{axis}={n}" for axis, n in zip(AXES, shape, strict=True)
-        )
         raise ConfigError(
-            f"{product} takes {wanted} devices; set them so that their product is at "
-            f"most the {len(devices)} that are here."
+            f"{_product(shape)} takes {wanted} devices; set them so that their product "
+            f"is at most the {len(devices)} that are here."
         )
     return jax.make_mesh(
         shape, AXES, devices=devices[:wanted], axis_types=(AxisType.Auto,) * len(AXES)
     )
+
+
+def _shape(sizes: Sizes, devices: int) -> tuple[int, ...]:
+    """Devices along each axis; -1 is what the others leave of those there are."""
+    shape = tuple(getattr(sizes, axis) for axis in AXES)
+    if -1 not in shape:
+        return shape
+    others = math.prod(size for size in shape if size != -1)
+    if devices % others:
+        near = max(n for n in range(1, min(others, devices) + 1) if devices % n == 0)
+        raise ConfigError(
+            f"{_product(shape)} shares out {devices} devices, which {others} does not "
+            f"divide; set the sizes that are not -1 so that their product is {near}."
+        )
+    return tuple(devices // others if size == -1 else size for size in shape)
+
+
+def _product(shape: Sequence[int]) -> str:
+    sizes = zip(AXES, shape, strict=True)
+    return " x ".join(f"mesh.{axis}={n}" for axis, n in sizes)
 
 
 @contextlib.contextmanager
@@ -72,6 +90,9 @@ def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
         ConfigError: if a dimension does not divide over its mesh axis.
     """
 
+    divisible: dict[str, int] = {}  # by axis of the mesh: every size must divide this
+    wrong: dict[str, tuple[Any, tuple[int, ...], int]] = {}
+
     def leaf(path, param, names):
         names = (None,) * (param.ndim - len(names)) + tuple(names)
         spec = logical_to_mesh_axes(names, RULES)
@@ -80,14 +101,23 @@ def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
         for size, axis, name in zip(param.shape, spec, names, strict=True):
             parts = mesh.shape[axis] if axis else 1
             fits.append(axis if size % parts == 0 else None)
-            if size % parts and name != "vocab":
-                raise ConfigError(
-                    f"mesh.{axis}={parts} does not divide the {size} of parameter "
-                    f"{jax.tree_util.keystr(path)}, {tuple(param.shape)}; change one."
-                )
+            if axis and name != "vocab":
+                divisible[axis] = math.gcd(divisible.get(axis, 0), size)
+                if size % parts:
+                    wrong.setdefault(axis, (path, param.shape, size))
         return NamedSharding(mesh, PartitionSpec(*fits))
 
-    return jax.tree_util.tree_map_with_path(leaf, params, axes)
+    where = jax.tree_util.tree_map_with_path(leaf, params, axes)
+    for axis, (path, shape, size) in wrong.items():
+        most = jax.device_count() // (mesh.size // mesh.shape[axis])
+        fine = [f"{n}" for n in range(2, most + 1) if divisible[axis] % n == 0] or ["1"]
+        words = " or ".join([*filter(None, [", ".join(fine[:-1])]), fine[-1]])
+        raise ConfigError(
+            f"mesh.{axis}={mesh.shape[axis]} does not divide the {size} of parameter "
+            f"{jax.tree_util.keystr(path)}, {tuple(shape)}; set mesh.{axis} to "
+            f"{words}."
+        )
+    return where
 
 
 def of_state(mesh: Mesh, axes: Any, state: Any, frozen_axes: Any = None) -> Any:

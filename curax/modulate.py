@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from curax import masked
+from curax import checks, masked
 from curax.types import Tokens
 
 _BATCH = (-2, -1)
@@ -33,7 +33,7 @@ def none(tokens: Tokens) -> jax.Array:
         AssertionError: while tracing, if shapes differ or dtypes are not bool for the
             mask and float for the rest.
     """
-    _check(tokens)
+    tokens = _check(tokens)
     return jnp.ones(tokens.mask.shape, jnp.float32)
 
 
@@ -430,7 +430,7 @@ def _over(value: jax.Array, whole: jax.Array) -> jax.Array:
 
 def _constant(tokens: Tokens) -> Tokens:
     """Float32, 0 off the mask, and without a gradient."""
-    _check(tokens)
+    tokens = _check(tokens)
 
     def settled(values):
         kept = jnp.where(tokens.mask, jnp.asarray(values, jnp.float32), 0.0)
@@ -441,9 +441,10 @@ def _constant(tokens: Tokens) -> Tokens:
     return dataclasses.replace(tokens, **values)
 
 
-def _check(tokens: Tokens) -> None:
-    values = {f.name: getattr(tokens, f.name) for f in dataclasses.fields(tokens)}
-    mask = values.pop("mask")
-    chex.assert_equal_shape([mask, *values.values()])
-    chex.assert_type([mask, *values.values()], [bool] + [float] * len(values))
-    chex.assert_axis_dimension_gt(mask, -2, 0)
+def _check(tokens: Tokens) -> Tokens:
+    names = [field.name for field in dataclasses.fields(tokens)]
+    kinds = {name: bool if name == "mask" else float for name in names}
+    named = {name: (getattr(tokens, name), kind) for name, kind in kinds.items()}
+    tokens = Tokens(**dict(zip(names, checks.arrays(**named), strict=True)))
+    chex.assert_axis_dimension_gt(tokens.mask, -2, 0)
+    return tokens

@@ -14,13 +14,13 @@ as the weight on grad p, so of most f' only an approximation:
 """
 
 from collections.abc import Callable
+from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import masked
+from curax import checks, masked
 
 
 def prompt_weight(
@@ -65,7 +65,7 @@ def prompt_weight(
         Reinforce-Style LLM Training", arXiv:2510.04996, section on non-linear
         objectives. The paper clips nothing; the cap at 1/n is ours.
     """
-    _check(outcome, exists, history)
+    outcome, exists, history = _check(outcome, exists, history)
     n = masked.total(exists, exists)
     solved, unsolved = prior
     rate = masked.total(outcome, exists) + solved
@@ -119,7 +119,7 @@ def history_weight(
         Reinforce-Ada, arXiv:2510.04996: its estimation-based variant divides by the
         root of the pass rate of the draws; the root of the history is `power`.
     """
-    _check(outcome, exists, history)
+    outcome, exists, history = _check(outcome, exists, history)
     rate = jnp.clip(jnp.asarray(history, jnp.float32), low, high)
     weight = jax.grad(lambda p: jnp.sum(f(p)))(rate)
     weight = jnp.where(jnp.isfinite(weight), weight, 0.0)
@@ -172,7 +172,7 @@ def series(
         arXiv:2602.02710, for log. Walder and Karkhanis 2025, "Pass@K Policy
         Optimization", arXiv:2505.15201, for pass@k.
     """
-    _check(outcome, exists, history)
+    outcome, exists, history = _check(outcome, exists, history)
     table = jnp.asarray(_polynomials(coefficients, exists.shape[-1], terms))
     n, others = _others(outcome, exists, threshold)
     return jnp.where(exists, table[n, others], 0.0)
@@ -222,7 +222,7 @@ def bernstein(
         Lorentz 1953, "Bernstein Polynomials", University of Toronto Press: w(p) is the
         Kantorovich polynomial of f'. Its use as an objective is ours.
     """
-    _check(outcome, exists, history)
+    outcome, exists, history = _check(outcome, exists, history)
     a, b = prior
     n, others = _others(outcome, exists, threshold)
     scale = jnp.maximum(n, 1).astype(jnp.float32) + (a + b)
@@ -388,8 +388,8 @@ def _others(
     return jnp.broadcast_to(n, exists.shape), others
 
 
-def _check(outcome: jax.Array, exists: jax.Array, history: jax.Array) -> None:
-    chex.assert_equal_shape([outcome, exists])
-    chex.assert_equal_shape_prefix([outcome, history], history.ndim)
-    chex.assert_rank(outcome, history.ndim + 1)
-    chex.assert_type([outcome, exists, history], [float, bool, float])
+def _check(outcome: Any, exists: Any, history: Any) -> list[jax.Array]:
+    (history,) = checks.arrays(history=(history, float))
+    outcome, exists = checks.arrays(outcome=(outcome, float), exists=(exists, bool))
+    checks.shape(history=(history, outcome.shape[:-1]))
+    return [outcome, exists, history]

@@ -14,7 +14,9 @@ import functools
 import inspect
 import math
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from curax.kinds import (
@@ -28,8 +30,10 @@ from curax.kinds import (
     out_of_range,
     suits,
 )
+from curax.packages import missing
 
 UNSET: Any = object()  # the value of an option that has none
+OF_FILE = "config_"  # the module of a config file is called so, and then as the file
 
 
 class ConfigError(ValueError):
@@ -159,9 +163,12 @@ def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
     try:
         function = pkgutil.resolve_name(description["function"])
     except (ImportError, AttributeError, ValueError) as error:
+        fix = f"({error}); put its module where Python finds it."
+        if not (getattr(error, "name", None) or "").startswith(OF_FILE):
+            needed = missing(error)
+            fix = f"because {needed}" if needed else fix
         raise ConfigError(
-            f"{name}: {description['function']} cannot be imported ({error}); put its "
-            "module where Python finds it."
+            f"{name}: {description['function']} cannot be imported {fix}"
         ) from error
     default, places = describe(function), Place(function).inside()
     bound = {
@@ -173,7 +180,10 @@ def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
 
 
 def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    """Where two descriptions differ: (dotted name, old, new); absent counts as None."""
+    """Where two descriptions differ: (dotted name, old, new); absent counts as None.
+
+    A function that the config file defines is the same when that file is renamed.
+    """
     before, after = dict(_leaves("", old)), dict(_leaves("", new))
     pairs = [(name, before.get(name), after.get(name)) for name in after | before]
     return [(name, was, now) for name, was, now in pairs if was != now]
@@ -190,7 +200,10 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield name, tree
         return
     for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        yield from _leaves(name if key == "function" else _join(name, key), part)
+        if key == "function":
+            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", str(part))
+        else:
+            yield from _leaves(_join(name, key), part)
 
 
 # What is wrong with a tree
@@ -242,29 +255,44 @@ def wrong_options(place: Place, complete: Sequence[str]) -> Iterator[str]:
 class _Edit(NamedTuple):
     shown: str  # NAME=VALUE
     readings: list[Any]  # what the value may mean; the first that suits is taken
+    files: Callable[[], Iterable[str]]
+    alias: str | None  # what the last part of the name is called here
 
 
-def assigned(tree: Any, assignments: Iterable[str] | Mapping[str, Any]) -> Any:
+def assigned(
+    tree: Any,
+    assignments: Iterable[str] | Mapping[str, Any],
+    files: Callable[[], Iterable[str]] = tuple,
+    aliases: Mapping[str, str] = {},
+) -> Any:
     """A copy of a dataclass with values set by dotted name, not yet checked by itself.
 
     Args:
         tree: a dataclass.
         assignments: `NAME=VALUE` strings, or a mapping from names to values.
+        files: the names that `--config` knows, for messages.
+        aliases: what others call something, and its dotted name here, for messages.
 
     Raises:
         ConfigError: an unknown name or a value of the wrong type.
     """
     draft = copy.copy(tree)
+
+    def edit(name: str, value: object, readings: list[Any]) -> _Edit:
+        alias = aliases.get(name.rpartition(".")[2])
+        return _Edit(f"{name}={value}", readings, files, alias)
+
     for name in assignments:
         if isinstance(assignments, Mapping):
-            edit = _Edit(f"{name}={assignments[name]}", [assignments[name]])
+            value = assignments[name]
+            this = edit(name, value, [value])
         else:
             text, sign, value = (part.strip() for part in name.partition("="))
             if not (text and sign):
                 fix = "write --set NAME=VALUE, for example --set steps=200"
                 raise ConfigError(f"{name!r} sets nothing; {fix}.")
-            name, edit = text, _Edit(f"{text}={value}", [_literal(value), value])
-        field, value = _edited("", Place(draft), name.split("."), edit)
+            name, this = text, edit(text, value, [_literal(value), value])
+        field, value = _edited("", Place(draft), name.split("."), this)
         object.__setattr__(draft, field, value)
     return draft
 
@@ -274,7 +302,8 @@ def _edited(name: str, place: Place, path: list[str], edit: _Edit) -> tuple[str,
     key, *deeper = path
     inner = place.inside()
     if key not in inner:
-        below = [n for n, _ in place.walk(name) if n.endswith(f".{key}")]
+        known = [n for n, _ in place.walk(name)]
+        below = [n for n in known if n == edit.alias or n.endswith(f".{key}")]
         raise ConfigError(_unknown(edit.shown, place.owner(name), key, inner, below))
     name, part = _join(name, key), inner[key]
     if not deeper:
@@ -303,7 +332,8 @@ def _replacement(name: str, place: Place, edit: _Edit) -> Any:
         reach = ", ".join(_join(name, key) for key in place.inside()) or "none"
         raise ConfigError(
             f"{edit.shown}: functions and groups of options are chosen in the config "
-            f"file; --set reaches single options, here {reach}."
+            f"file{_meant(name, now, edit)}; --set reaches single options, here "
+            f"{reach}."
         )
     words, example = in_words(kind)
     state = "it is not set" if now is UNSET else f"it is {now} now"
@@ -311,6 +341,30 @@ def _replacement(name: str, place: Place, edit: _Edit) -> Any:
         f"{edit.shown}: expected {words} ({state}); "
         f"write for example --set {name}={now if is_set else example}."
     )
+
+
+def _meant(name: str, now: Any, edit: _Edit) -> str:
+    """How to write the function or the file whose short name was given, if any is."""
+    text, fixes = str(edit.readings[-1]).lower(), []
+    if callable(now):
+        home, _, _ = full_name(now).rpartition(".")
+        scope = vars(sys.modules[home]) if home in sys.modules else {}
+        functions = [
+            key
+            for key, value in scope.items()
+            if inspect.isfunction(value)
+            and value.__module__ == home
+            and not key.startswith("_")
+        ]
+        short = home.rpartition(".")[2]
+        near = difflib.get_close_matches(text.removeprefix(f"{short}."), functions, 1)
+        fixes += [f"write {name}={short}.{key} there" for key in near]
+    if text in (known := list(edit.files())):
+        fixes += [f"start from --config {text}"]
+    elif not fixes:
+        near = difflib.get_close_matches(text, known, 1)
+        fixes += [f"start from --config {key}" for key in near]
+    return "".join(f", {fix}" for fix in (" or ".join(fixes),) if fix)
 
 
 def _literal(text: str) -> Any:

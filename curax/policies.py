@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,9 +17,18 @@ from jax.sharding import Mesh
 
 from curax import checkpoint, files, folder, frozen, loops, run
 from curax import mesh as meshes
-from curax.config import Config, ConfigError, load, option, override, recalled
+from curax.config import (
+    Config,
+    ConfigError,
+    load,
+    module_of,
+    option,
+    override,
+    recalled,
+)
 from curax.config import Mesh as Sizes
 from curax.models import pretrained
+from curax.places import OF_FILE
 from curax.types import Model, Task
 
 
@@ -78,13 +88,17 @@ def config_of(
     try:
         config = recalled(path / folder.CONFIG)
     except ConfigError as error:
-        cause = error.__cause__
-        if "config_" in str(getattr(cause, "__cause__", "")) and file is None:
+        cause = getattr(error.__cause__, "__cause__", None)
+        missing = getattr(cause, "name", None) or ""
+        if not missing.startswith(OF_FILE):
+            raise
+        if file is None:
             raise ConfigError(
                 f"{path / folder.CONFIG} names functions that its config file "
                 "defines; name that file with --config."
             ) from error
-        raise
+        sys.modules[missing] = sys.modules[module_of(file)]  # it has been renamed
+        config = recalled(path / folder.CONFIG)
     return override(config, changes) if changes else config
 
 

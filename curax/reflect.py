@@ -8,6 +8,7 @@ prompts are worth training on. Who scores, and from what, is the caller's busine
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import flax.struct
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammainc, gammaincc
 
-from curax import masked
+from curax import checks, masked
 
 _NODES = 64  # of the integral in `null_chance`; more change its fifth digit at most
 
@@ -339,8 +340,9 @@ def propagated(
         arXiv:2506.13351, certainty propagation. Which tokens are reflective and gamma
         are not published.
     """
-    chex.assert_equal_shape([logp, reflective, mask])
-    chex.assert_type([logp, reflective, mask], [float, bool, bool])
+    logp, reflective, mask = checks.arrays(
+        logp=(logp, float), reflective=(reflective, bool), mask=(mask, bool)
+    )
     logp = jnp.where(mask, jnp.asarray(logp, jnp.float32), 0.0)
     place = jnp.arange(logp.shape[-1])
     distance = place[None, :] - place[:, None]  # [k, j]
@@ -414,7 +416,7 @@ def drop(
         arXiv:2506.13351, versions 2 and 3, rubrics as constraints. Accounts differ on
         what is dropped, the completion or its group.
     """
-    _check_fit(reward, exists, fit)
+    reward, exists, fit = _check_fit(reward, exists, fit)
     return _left(reward, _at_least_two(exists & fit))
 
 
@@ -438,7 +440,7 @@ def whole_group(
     References:
         As `drop`.
     """
-    _check_fit(reward, exists, fit)
+    reward, exists, fit = _check_fit(reward, exists, fit)
     enough = masked.mean(fit, exists, keepdims=True) >= share
     return _left(reward, _at_least_two(exists & enough))
 
@@ -469,7 +471,7 @@ def floor(
     References:
         As `drop`; the floor is ours.
     """
-    _check_fit(reward, exists, fit)
+    reward, exists, fit = _check_fit(reward, exists, fit)
     least, _ = masked.extent(reward, exists, keepdims=True)
     reward = jnp.where(fit, jnp.asarray(reward, jnp.float32), least - margin)
     return _left(reward, _at_least_two(jnp.asarray(exists)))
@@ -804,8 +806,7 @@ def short_thought(
     References:
         arXiv:2506.13351, DRO-Aggr; the alarm is ours.
     """
-    chex.assert_equal_shape([length, first])
-    chex.assert_type([length, first], [float, float])
+    length, first = checks.arrays(length=(length, float), first=(first, float))
     return length < share * first
 
 
@@ -888,6 +889,5 @@ def _check_spread(spread: Spread, mask: jax.Array) -> None:
     chex.assert_type(mask, bool)
 
 
-def _check_fit(reward: jax.Array, exists: jax.Array, fit: jax.Array) -> None:
-    chex.assert_equal_shape([reward, exists, fit])
-    chex.assert_type([reward, exists, fit], [float, bool, bool])
+def _check_fit(reward: Any, exists: Any, fit: Any) -> list[jax.Array]:
+    return checks.arrays(reward=(reward, float), exists=(exists, bool), fit=(fit, bool))

@@ -35,6 +35,7 @@ from curax.compile_times import CompileTimes
 from curax.config import Config, ConfigError, describe, option
 from curax.interrupt import Interrupt
 from curax.loops import Warm
+from curax.packages import missing
 from curax.progress import Progress
 from curax.types import TrainState
 
@@ -179,6 +180,8 @@ def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
     except ConfigError:
         raise
     except Exception as error:
+        if needed := missing(error):
+            raise ConfigError(needed) from error
         frames = traceback.extract_tb(error.__traceback__)
         text = " ".join(str(error).split()).rstrip(".") or "no message"
         own = (f for f in frames if OWN in f.filename or LIBRARY not in f.filename)

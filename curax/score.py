@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from flax.core.spmd import logical_axis_rules
 
-from curax import masked
+from curax import checks, masked
 from curax.kinds import Count, Natural
 from curax.rollout import extend, prefill, shard_rows
 from curax.types import Contexts, Model, Rollouts
@@ -344,8 +344,7 @@ def logit_norms(square: jax.Array, mask: jax.Array) -> jax.Array:
     Raises:
         AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
     """
-    chex.assert_equal_shape([square, mask])
-    chex.assert_type([square, mask], [float, bool])
+    square, mask = checks.arrays(square=(square, float), mask=(mask, bool))
     return jnp.sqrt(masked.total(square, mask))
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.config import Config, ConfigError
+from curax.packages import missing
 from curax.places import Place, full_name
 from curax.types import Difficulty, Tokens
 
@@ -56,7 +57,8 @@ def called(
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(failure(field, function, error)) from error
+        told = missing(error) or failure(field, function, error)
+        raise ConfigError(told) from error
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     if not (
         is_array

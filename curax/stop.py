@@ -12,11 +12,13 @@ has an effective weight in p, and exact corrections for stopping exist. A rule t
 met stays met when more is drawn.
 """
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
 
-from curax import masked
+from curax import checks, masked
 
 
 def never(outcome: jax.Array, exists: jax.Array) -> jax.Array:
@@ -32,7 +34,7 @@ def never(outcome: jax.Array, exists: jax.Array) -> jax.Array:
     Raises:
         AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
     """
-    _check(outcome, exists)
+    outcome, exists = _check(outcome, exists)
     return jnp.zeros(exists.shape[:-1], bool)
 
 
@@ -68,7 +70,7 @@ def positives(
         with right = 1, rounds of 8, a cap of 32, 4 trained, and threshold 0.7; its text
         illustrates right = 16, rounds of 16 and a cap of 128.
     """
-    _check(outcome, exists, right)
+    outcome, exists = _check(outcome, exists, right)
     return _count(outcome, exists, threshold)[0] >= right
 
 
@@ -104,7 +106,7 @@ def balanced(
         (2, 2), half of the 4 trained each, rounds of 8, a cap of 32 and threshold 0.7;
         its text illustrates (8, 8), rounds of 16 and a cap of 128.
     """
-    _check(outcome, exists, right, wrong)
+    outcome, exists = _check(outcome, exists, right, wrong)
     count_right, count_wrong = _count(outcome, exists, threshold)
     return (count_right >= right) & (count_wrong >= wrong)
 
@@ -117,8 +119,7 @@ def _count(
     return masked.total(above, exists), masked.total(~above, exists)
 
 
-def _check(outcome: jax.Array, exists: jax.Array, *counts: int) -> None:
-    chex.assert_equal_shape([outcome, exists])
-    chex.assert_type([outcome, exists], [float, bool])
+def _check(outcome: Any, exists: Any, *counts: int) -> list[jax.Array]:
     for count in counts:
         chex.assert_scalar_positive(count)
+    return checks.arrays(outcome=(outcome, float), exists=(exists, bool))

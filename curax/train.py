@@ -25,7 +25,8 @@ def parser() -> Parser:
         "--config",
         default=DEFAULT,
         metavar="FILE",
-        help=f"Python file with get_config() (default: {DEFAULT})",
+        help="Python file with get_config(), or the name of one in configs/, such as "
+        f"grpo (default: {DEFAULT})",
     )
     result.add_argument(
         "--workdir",

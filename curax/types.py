@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import flax.struct
 import jax
+import numpy as np
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -113,15 +114,27 @@ class Memory:
     tokens: jax.Array  # [num_prompts] float32, of their lengths
 
 
+_0, _HALF, _1 = (cast(jax.Array, np.float32(x)) for x in (0.0, 0.5, 1.0))
+
+
 @flax.struct.dataclass(kw_only=True)
 class Difficulty:
-    """What is known of each prompt before its completions are drawn."""
+    """What is known of each prompt before its completions are drawn.
 
-    draws: jax.Array  # [B] float32, completions behind what is known, discounted
-    solved: jax.Array  # [B] float32, the sum of their outcomes
-    pass_rate: jax.Array  # [B] float32 in [0, 1], the estimate made of these
-    norm: jax.Array  # [B] float32, norm of a completion's score, up to a common factor
-    tokens: jax.Array  # [B] float32, mean length of a completion, up to a common factor
+    A run gives every field. A field left out is what a run begins with, one number for
+    all prompts: `Difficulty(pass_rate=p)` is enough for an allocator that reads p.
+    """
+
+    draws: jax.Array = _0  # [B] float32, completions behind it, discounted
+    solved: jax.Array = _0  # [B] float32, the sum of their outcomes
+    pass_rate: jax.Array = _HALF  # [B] float32 in [0, 1], the estimate made of these
+    norm: jax.Array = _1  # [B] float32, of a completion's score, up to a common factor
+    tokens: jax.Array = _1  # [B] float32, mean length, up to a common factor
+
+    @property
+    def prompts(self) -> int:
+        """B, how many there are."""
+        return max(np.size(getattr(self, f.name)) for f in dataclasses.fields(self))
 
 
 @flax.struct.dataclass(kw_only=True)

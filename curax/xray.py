@@ -30,6 +30,7 @@ from curax.config import (
     truncates,
     updates_of,
 )
+from curax.packages import missing
 from curax.places import full_name
 
 if TYPE_CHECKING:
@@ -68,7 +69,12 @@ def parser() -> Parser:
         description="Compute which objective a recipe really optimises.",
         epilog="The folder gets xray.json and xray.png.",
     )
-    result.add_argument("--config", required=True, metavar="FILE", help="the recipe")
+    result.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="the recipe, a Python file or the name of one in configs/",
+    )
     result.add_assignments()
     prompts = result.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -271,6 +277,8 @@ def in_a_sentence(config: Config) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
+        if needed := missing(error):
+            raise ConfigError(needed) from error
         text = " ".join(str(error).split())[:600].rstrip(".")
         frames = traceback.extract_tb(error.__traceback__)
         *_, last = (frame for frame in frames if "site-packages" not in frame.filename)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import small
-from runs import assert_same_run
+from run_files import assert_same_run
 
 from curax import folder
 

@@ -1,10 +1,12 @@
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +164,9 @@ BOUNDS = {
     "memory.half_life": ("greater than 0.0", 0.0, 1.0),
     "memory.prior.0": ("greater than 0.0", 0.0, 1.0),
     "memory.prior.1": ("greater than 0.0", 0.0, 1.0),
-    "mesh.data": ("at least 1", 0, 1),
-    "mesh.fsdp": ("at least 1", 0, 1),
-    "mesh.tensor": ("at least 1", 0, 1),
+    "mesh.data": ("at least 1, or -1 for all that is left", 0, 1),
+    "mesh.fsdp": ("at least 1, or -1 for all that is left", 0, 1),
+    "mesh.tensor": ("at least 1, or -1 for all that is left", 0, 1),
     "logging.every": ("at least 1", 0, 1),
     "logging.rollout_prompts": ("at least 0", -1, 0),
     "logging.checkpoint_every": ("at least 1", 0, 1),
@@ -540,6 +542,98 @@ def test_a_missing_config_file_is_told_from_its_neighbours(tmp_path):
     assert error_of(cf.load, tmp_path).startswith(f"{tmp_path}: there is no such file")
 
 
+# Where a package is missing, what is said in place of "mend that line".
+PIP = (
+    "the package nowhere is not installed; run pip install nowhere, or put its folder "
+)
+PIP += "on PYTHONPATH if it is yours."
+GYM = "the package reasoning-gym is not installed; run pip install 'curax[gym]'."
+MISSING = {
+    "import nowhere": PIP,
+    "from nowhere.inside import x": PIP,
+    "import reasoning_gym": GYM,
+    "from reasoning_gym.factory import DATASETS": GYM,
+    "import curax.nothing": "ModuleNotFoundError: No module named 'curax.nothing'; "
+    "mend that line.",
+}
+
+
+def without(monkeypatch, name):
+    """As if a package were not installed."""
+    for module in [m for m in sys.modules if m.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    find = PathFinder.find_spec
+
+    def found(wanted, *args):
+        return None if wanted.partition(".")[0] == name else find(wanted, *args)
+
+    monkeypatch.setattr(PathFinder, "find_spec", found)
+
+
+@pytest.mark.parametrize("line", MISSING)
+def test_a_config_that_needs_what_is_not_installed_gets_the_line_that_installs_it(
+    written, monkeypatch, line
+):
+    without(monkeypatch, "reasoning_gym")
+    path = written(f"\n{line}\n")
+    assert error_of(cf.load, path) == f"{path}:2: {MISSING[line]}"
+
+
+def test_a_recipe_is_found_by_its_name_in_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    want = cf.describe(cf.load(RECIPES / "grpo.py"))
+    for name in ("grpo", "grpo.py"):
+        assert cf.describe(cf.load(name)) == want
+    for name, near in {"grop": "grpo", "dr-grpo": "dr_grpo", "Gspo.py": "gspo"}.items():
+        said = error_of(cf.load, name)
+        assert said.startswith(f"{name}: there is no such file, nor recipe; did you ")
+        assert near in said
+    # Recipes of this folder go first, and a file that is there before them.
+    (tmp_path / "configs").mkdir()
+    other = f"from {HERE} import make\ndef get_config():\n    return make(steps={{}})\n"
+    (tmp_path / "configs" / "grpo.py").write_text(other.format(3))
+    (tmp_path / "grpo.py").write_text(other.format(4))
+    assert cf.load("grpo").steps == 3
+    assert cf.load("grpo.py").steps == 4
+
+
+def test_usual_names_of_fields_get_those_of_here():
+    config = cf.load(RECIPES / "grpo.py")
+    fields = cf.fields_of(
+        cf.override(config, {"kl": KL(estimator=plain, coefficient=1)})
+    )
+    for name, here in cf.ALIASES.items():
+        assert here in fields, name
+        if here in cf.fields_of(config):
+            said = error_of(cf.override, config, [f"{name}=1"])
+            assert f"did you mean {here!r}?" in said
+    for name in ("learning_rate", "temperature", "group_size", "max_tokens"):
+        said = error_of(cf.override, config, [f"{name}=1"])
+        assert re.search(rf"did you mean '(optimizer|sampling)\.{name}'\?", said)
+
+
+def test_a_function_by_its_short_name_gets_the_way_to_choose_it():
+    config = cf.load(RECIPES / "grpo.py")
+    for word in ("gspo", "loss.gspo", "GSPO", "gspoo"):
+        said = error_of(cf.override, config, [f"loss={word}"])
+        assert said.startswith(
+            f"loss={word}: functions and groups of options are chosen in the config "
+            "file, write loss=loss.gspo there"
+        )
+    said = error_of(cf.override, config, ["loss=gspo"])
+    assert "there or start from --config gspo; --set reaches single options, " in said
+    said = error_of(cf.override, config, ["advantage=sage_exact"])
+    assert "config file, start from --config sage_exact; --set reaches" in said
+
+
+def test_at_most_one_axis_of_the_mesh_takes_what_is_left():
+    config = make(mesh=Mesh(fsdp=-1))
+    assert error_of(cf.override, config, ["mesh.data=-1"]) == (
+        "mesh.data=-1 and mesh.fsdp=-1 cannot both be what the others leave; set "
+        "mesh.data to 1."
+    )
+
+
 def test_config_imports_nothing_but_the_standard_library():
     code = (
         f"import sys; sys.path.insert(0, {str(Path(cf.__file__).parents[1])!r}); "
@@ -566,8 +660,10 @@ def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot be read .*; name the folder of a"):
         cf.recalled(path)
     path.write_text('{"task": {"function": "nowhere.task"}}')
-    with pytest.raises(ConfigError, match=r"task: nowhere\.task cannot be imported"):
+    with pytest.raises(ConfigError) as caught:
         cf.recalled(path)
+    said = f"task: nowhere.task cannot be imported because {PIP}"
+    assert str(caught.value) == f"{path}: {said}"
 
 
 PRICE = ("max_tokens", "margin")  # options of the shaped reward

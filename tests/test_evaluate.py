@@ -818,7 +818,10 @@ BAD = {
     "it out.",
     f"{GOOD} --template ask": "--template 'ask' does not say where the question "
     "stands; put {{question}} into it.",
-    f"{GOOD} --mesh 0 1 1": "--mesh 0 must be at least 1; write --mesh 1 1 1.",
+    f"{GOOD} --mesh 0 1 1": "--mesh 0 must be at least 1, or -1 for all that is "
+    "left; write --mesh 1 1 1.",
+    f"{GOOD} --mesh -1 -1 1": "--mesh: one size at most may be -1; write --mesh 1 -1 "
+    "1.",
     f"{GOOD} --mesh 64 1 1": "mesh.data=64 x mesh.fsdp=1 x mesh.tensor=1 takes 64 "
     "devices; set them so that their product is at most the 8 that are here.",
     "--model {model} --data {data} {data}": "--data {data} is named twice; name it "
@@ -846,6 +849,9 @@ BAD = {
     f"{GOOD} --grader marks:bound": "the grader 'closure.<locals>.<lambda>' cannot be "
     "found by its name in another process; define it with def at the top level of a "
     "file.",
+    f"{GOOD} --grader nowhere:mark": "--grader nowhere:mark cannot be imported because "
+    "the package nowhere is not installed; run pip install nowhere, or put its folder "
+    "on PYTHONPATH if it is yours.",
     "--model {model} --data {data} --out {file}": "--out {file} is a file; name a "
     "folder.",
     "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written: "

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import struct
+import sys
 from typing import Any
 
 import jax
@@ -14,8 +15,8 @@ import pytest
 from small import get_config
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-from curax import folder, record
-from curax.config import ConfigError, describe, override
+from curax import folder, policies, record
+from curax.config import ConfigError, describe, load, override
 from curax.pipeline import Shown
 from curax.tasks import chain
 from curax.types import Contexts, Prompts
@@ -419,6 +420,70 @@ def test_a_run_is_resumed_with_its_own_config_and_with_more_steps(tmp_path):
     for steps in (6, 7):
         more = override(CONFIG, {"steps": steps})
         folder.check(tmp_path / "run", more, resume=True)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["mesh.data=8"],
+        ["mesh.fsdp=2", "mesh.tensor=2"],
+        ["update.micro_batches=2", "update.vocab_chunk=4"],
+        ["warm_start.micro_batches=2"],
+        ["logging.checkpoint_every=1", "logging.keep=9", "logging.drift_nats=0.1"],
+    ],
+)
+def test_a_run_is_resumed_with_what_changes_results_by_rounding_at_most(
+    tmp_path, assignments
+):
+    folder.make(tmp_path, CONFIG)
+    changed = override(CONFIG, assignments)
+    assert describe(changed) != describe(CONFIG)
+    folder.check(tmp_path, changed, resume=True)
+    folder.make(tmp_path, changed)
+    assert json.loads((tmp_path / "config.json").read_text()) == describe(changed)
+
+
+OWN = """
+from dataclasses import replace
+from small import get_config as small
+
+def keep_all(outcome, exists, ended):
+    return exists
+
+def keep_none(outcome, exists, ended):
+    return exists & False
+
+def get_config():
+    return replace(small(), gate={})
+"""
+
+
+def test_a_config_file_that_was_renamed_is_resumed_and_another_function_is_not(
+    tmp_path,
+):
+    old, new, other = (tmp_path / name for name in ("a.b.py", "c.py", "d.py"))
+    for file, gate in ((old, "keep_all"), (new, "keep_all"), (other, "keep_none")):
+        file.write_text(OWN.format(gate))
+    folder.make(tmp_path, load(old))
+    folder.check(tmp_path, load(new), resume=True)
+    assert error_of(tmp_path, load(other), resume=True).startswith(
+        f"--resume: gate=config.keep_none differs from config.keep_all in {tmp_path}"
+    )
+    folder.make(tmp_path, load(new))
+    named = json.loads((tmp_path / "config.json").read_text())["gate"]
+    assert named == {"function": "config_c.keep_all"}
+
+
+def test_the_config_of_a_run_is_read_by_its_file_under_another_name(tmp_path):
+    old, new = tmp_path / "before.py", tmp_path / "after.py"
+    old.write_text(OWN.format("keep_all"))
+    folder.make(tmp_path, load(old))
+    old.rename(new)
+    del sys.modules["config_before"]
+    with pytest.raises(ConfigError, match=r"name that file with --config\.$"):
+        policies.config_of(tmp_path)
+    got = policies.config_of(tmp_path, file=str(new))
+    assert got.gate is sys.modules["config_after"].keep_all  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "curax"
 
-BASE = {"types", "masked", "keys", "kinds", "counts", "declared", "prompt_form"}
+BASE = {
+    *("types", "masked", "keys", "kinds", "counts", "checks", "declared"),
+    "prompt_form",
+}
 STAGES = {
     *("memory", "stop", "reflect"),
     *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
@@ -17,7 +20,7 @@ STAGES = {
 }
 MONITORS = {"diversity", "distance", "confidence", "content"}  # look, change nothing
 INNER = {"models", "tasks"}  # packages
-WORDS = {"kinds", "places", "config"}  # the vocabulary of configs; no arrays
+WORDS = {"kinds", "packages", "places", "config"}  # of configs; no arrays
 PAGES = {"record", "frontier", "pictures", "report"}  # of a run folder; no devices
 JOINED = (
     BASE
@@ -30,27 +33,29 @@ JOINED = (
 MAY_IMPORT = {
     "types": set(),
     "masked": set(),
-    "counts": set(),
+    "checks": set(),
+    "counts": {"checks"},
     "keys": set(),
     "grids": BASE,
     "metrics": BASE,
     "declared": set(),
     "prompt_form": set(),
     "kinds": set(),
-    "places": {"kinds"},
-    "config": {"declared", "kinds", "places"},
+    "packages": set(),
+    "places": {"kinds", "packages"},
+    "config": {"declared", "kinds", "packages", "places"},
     **dict.fromkeys(STAGES, BASE),
     **dict.fromkeys(MONITORS, BASE),
     "distance": BASE | {"loss"},
     "files": set(),
     "models": BASE | {"files"},
     "tasks": BASE | {"files", "verify"},
-    "verify": {"kinds"},
+    "verify": {"kinds", "packages"},
     "frozen": {"types"},
     "data": BASE,
     "score": BASE | {"rollout", "update"},
     "update": BASE | {"rollout", "confidence"},
-    "stages": {"types", "config", "places"},
+    "stages": {"types", "config", "packages", "places"},
     "rehearsal": {"types", "config", "draws", "stages"},
     "parts": {"types", "config", "declared", "update"},
     "draws": JOINED | {"parts"},
@@ -90,15 +95,16 @@ MAY_IMPORT = {
         *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
         *("progress", "interrupt", "recall", "record", "report", "watch"),
         *("expect", "held_out", "compile_times", "prompt_form", "rehearsal", "stages"),
+        "packages",
     },
     "policies": {
         *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
-        *("files", "models", "run"),
+        *("files", "models", "places", "run"),
     },
     "exams": {
         *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
         *("policies", "run", "record", "interrupt", "lock", "progress", "tasks"),
-        *("verify", "update", "confidence", "prompt_form"),
+        *("verify", "update", "confidence", "packages", "prompt_form"),
     },
     "evaluate": {"kinds", "command", "config", "exams"},
     "export": {"command", "config", "policies", "models", "prompt_form"},
@@ -111,7 +117,7 @@ MAY_IMPORT = {
     "expect": {"config", "predict"},
     "xray": {
         *("command", "config", "places", "claims", "levels", "predict", "pictures"),
-        *("parts", "rehearsal", "stages"),
+        *("packages", "parts", "rehearsal", "stages"),
     },
 }
 STANDARD_LIBRARY_ONLY = WORDS | {

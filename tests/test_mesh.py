@@ -126,7 +126,30 @@ def test_a_dimension_that_does_not_divide_is_refused_in_a_sentence():
         mesh.of_params(cube(), odd.axes, shapes)
     assert str(caught.value) == (
         "mesh.tensor=2 does not divide the 25 of parameter ['layers']['0']['down']"
-        "['kernel'], (25, 16); change one."
+        "['kernel'], (25, 16); set mesh.tensor to 1."
+    )
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
+    three = mesh.make(Sizes(fsdp=3))
+    with pytest.raises(ConfigError, match=r"set mesh\.fsdp to 2, 4 or 8\.$"):
+        mesh.of_params(three, MODEL.axes, shapes)
+
+
+def test_minus_one_takes_the_devices_that_the_other_axes_leave():
+    sizes = {
+        (-1, 1, 1): (8, 1, 1),
+        (2, -1, 1): (2, 4, 1),
+        (2, 2, -1): (2, 2, 2),
+        (1, -1, 8): (1, 1, 8),
+    }
+    for typed, want in sizes.items():
+        made = mesh.make(Sizes(**dict(zip(mesh.AXES, typed, strict=True))))
+        assert made
+        assert made.axis_sizes == want
+    with pytest.raises(ConfigError) as caught:
+        mesh.make(Sizes(data=3, fsdp=-1))
+    assert str(caught.value) == (
+        "mesh.data=3 x mesh.fsdp=-1 x mesh.tensor=1 shares out 8 devices, which 3 does "
+        "not divide; set the sizes that are not -1 so that their product is 2."
     )
 
 

@@ -42,7 +42,7 @@ NAMES = (
     "add_a_method",
     "metrics",
 )
-MADE = {"shop", "tolerant", "median"}  # modules that the pages write
+MADE = {"shop", "tolerant", "median", "spread"}  # modules that the pages write
 COMMANDS = {
     "curax.train": train.main,
     "curax.evaluate": evaluate.main,

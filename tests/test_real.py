@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import real
 import words
-from runs import assert_same_run, rows
+from run_files import assert_same_run, rows
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 

@@ -20,7 +20,7 @@ import test_train
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
-from runs import assert_same_run, state
+from run_files import assert_same_run, state
 from test_folder import files_of_at_most, lines
 from test_train import call
 

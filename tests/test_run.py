@@ -223,3 +223,17 @@ def test_how_long_programs_took_is_known_the_next_time(tmp_path):
     nowhere = CompileTimes(None, config)
     nowhere.note("step", 1.0)
     assert nowhere.last("step") is None
+
+
+def no_package():
+    raise ModuleNotFoundError("No module named 'sklearn_x'", name="sklearn_x")
+
+
+def test_a_task_that_needs_what_is_not_installed_gets_the_line_that_installs_it():
+    config = replace(small.get_config(), task=no_package)
+    with pytest.raises(run.ConfigError) as caught:
+        run.build(config)
+    assert str(caught.value) == (
+        "the package sklearn_x is not installed; run pip install sklearn_x, or put its "
+        "folder on PYTHONPATH if it is yours."
+    )

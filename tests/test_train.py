@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import small
 from jax.experimental.compilation_cache import compilation_cache
-from runs import assert_same_run, rows, state
+from run_files import assert_same_run, rows, state
 from test_folder import events, files_of_at_most, lines
 
 from curax import checkpoint, folder, lock, loops, run, train
@@ -436,6 +436,26 @@ def test_a_finished_run_goes_on_with_more_steps(tmp_path, whole):
     assert call(long, "steps=8")[::2] == (0, "")
     assert json.loads((short / "config.json").read_text())["steps"] == 8
     assert_same_run(short, long, step=8)
+
+
+def test_a_run_goes_on_with_8_then_1_then_4_devices_and_is_the_run_that_it_was(
+    tmp_path, whole
+):
+    workdir = tmp_path / "run"
+    meshes = {2: (4, 2, 1), 4: (1, 1, 1), 6: (1, 2, 2)}
+    for steps, sizes in meshes.items():
+        axes = zip(("data", "fsdp", "tensor"), sizes, strict=True)
+        words = [f"mesh.{axis}={size}" for axis, size in axes]
+        got = call(workdir, f"steps={steps}", *words, resume=steps > 2)
+        assert got[::2] == (0, ""), sizes
+        now = json.loads((workdir / "config.json").read_text())["mesh"]
+        assert tuple(now.values()) == sizes
+    drawn = [lines(path / "rollouts.jsonl") for path in (workdir, whole[0])]
+    same = ("step", "prompt_id", "slot", "tokens", "outcome", "kept")
+    for mine, theirs in zip(*drawn, strict=True):
+        assert [mine[name] for name in same] == [theirs[name] for name in same]
+    mine, theirs = (state(path)[0].params for path in (workdir, whole[0]))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), mine, theirs)
 
 
 def test_a_report_for_which_there_is_no_room_is_told_in_a_sentence(

@@ -485,7 +485,14 @@ def test_numbers_must_be_positive(wrong):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_mo"),
+        (
+            "import no_such_module",
+            "the package no_such_module is not installed; run pip install no_such",
+        ),
+        (
+            "import sys; sys.modules['reasoning_gym'] = None; import reasoning_gym",
+            "the package reasoning-gym is not installed; run pip install 'curax[gym]'.",
+        ),
         (
             "del plain",
             "AttributeError: module 'config_own' has no attribute 'plain'; me",

@@ -759,6 +759,12 @@ def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path, c
     assert f"{recipe}:" in said
     assert said.count("\n") == 1
     recipe.write_text(
+        text.replace("advantage.leave_one_out", "lambda r, e: __import__('nowhere')")
+    )
+    assert call("--config", recipe, "--workdir", tmp_path / "b") == 2
+    said = "curax.xray: the package nowhere is not installed; run pip install nowhere, "
+    assert capsys.readouterr().err.startswith(said)
+    recipe.write_text(
         text.replace("allocate=allocate.uniform", "allocate=allocate.gvm").replace(
             "group_size=4", "group_size=4, budget=6"
         )

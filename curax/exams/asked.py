@@ -20,6 +20,7 @@ from curax.config import Mesh as Sizes
 from curax.exams import questions
 from curax.exams.questions import OfFile, OfTask, Questions
 from curax.exams.samples import How
+from curax.packages import missing
 from curax.policies import Policy, in_a_sentence
 from curax.tasks import layouts, problems, text
 from curax.verify import graders
@@ -238,10 +239,10 @@ def _named(option: str, name: str | None) -> Callable[..., Any] | None:
         if not callable(found):
             raise ValueError("it is no function")
     except Exception as error:  # of anybody's module
-        raise ConfigError(
-            f"--{option} {name} cannot be imported ({error}); write MODULE:FUNCTION, "
-            "of a module that Python finds."
-        ) from error
+        fix = f"({error}); write MODULE:FUNCTION, of a module that Python finds."
+        if needed := missing(error):
+            fix = f"because {needed}"
+        raise ConfigError(f"--{option} {name} cannot be imported {fix}") from error
     return found
 
 

@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from curax.packages import missing
+
 Grader = Callable[[str, str, Any], float | None]
 Verdict = float | str  # in [0, 1], or why it is missing
 
@@ -126,7 +128,7 @@ def serve(pipe: int, lifeline: int) -> None:
         try:
             grader = _found(source)
         except BaseException as error:
-            connection.send(told(error))
+            connection.send(missing(error) or f"{told(error)}; mend that.")
             return
         _limit(memory_mb)
         connection.send(None)

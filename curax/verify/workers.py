@@ -234,7 +234,7 @@ class Workers:
             return
         if not worker.ready:
             if said is not None:
-                raise RuntimeError(self._no_start(f"{said}; mend that."))
+                raise RuntimeError(self._no_start(said))
             worker.ready, self._crashed = True, 0
             return
         self._verdicts[worker.given.popleft()] = said

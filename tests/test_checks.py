@@ -1,0 +1,127 @@
+"""Stage functions called from numpy: what they take, and how they refuse the rest."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    checks,
+    correct,
+    downsample,
+    gate,
+    loss,
+    objective,
+    stop,
+)
+from curax.types import Difficulty
+
+REWARD, TRUE = np.zeros((2, 3)), np.ones((2, 3), bool)
+
+
+def wrong(function, name, given, kind):
+    fix = f"give jnp.asarray({name}, {kind}), for example."
+    return f"{function}: {name} is {given} and must be {kind}; {fix}"
+
+
+GVM = partial(allocate.gvm, budget=8, most=4)
+
+# A call, and what is said of it.
+REFUSED = {
+    lambda: advantage.leave_one_out(REWARD, np.ones((2, 3))): wrong(
+        "advantage.leave_one_out", "exists", "float64", "bool"
+    ),
+    lambda: jax.jit(advantage.raw)(REWARD.astype(int), TRUE): wrong(
+        "advantage.raw", "reward", "int32", "float"
+    ),
+    lambda: advantage.raw([[0, 1]], TRUE): wrong(
+        "advantage.raw", "reward", "int32", "float"
+    ),
+    lambda: partial(advantage.standardised, eps=1.0)(REWARD, TRUE[:1]): (
+        "advantage.standardised: exists has shape (1, 3) and must have (2, 3), as "
+        "reward has."
+    ),
+    lambda: advantage.raw([[0.0, 1.0], [0.0]], TRUE): "advantage.raw: reward is no arr",
+    lambda: advantage.raw(None, TRUE): "advantage.raw: reward is no array",
+    lambda: gate.zero_variance(REWARD, TRUE, REWARD): wrong(
+        "gate.zero_variance", "finished", "float64", "bool"
+    ),
+    lambda: correct.horvitz_thompson(REWARD, TRUE, REWARD): wrong(
+        "correct.horvitz_thompson", "keep", "float64", "bool"
+    ),
+    lambda: stop.never(REWARD, REWARD): wrong(
+        "stop.never", "exists", "float64", "bool"
+    ),
+    lambda: objective.prompt_weight(REWARD, TRUE, REWARD, f=objective.linear): (
+        "objective.prompt_weight: history has shape (2, 3) and must have (2,)."
+    ),
+    lambda: aggregate.token_mean(REWARD): wrong(
+        "aggregate.token_mean", "mask", "float64", "bool"
+    ),
+    lambda: loss.clipped_ratio(REWARD, REWARD, REWARD, TRUE, low=0.2, high=0.2): (
+        "loss.clipped_ratio: advantage has shape (2, 3) and must have (2,)."
+    ),
+    lambda: GVM(Difficulty(pass_rate=np.ones(2), norm=np.ones(2, int))): wrong(
+        "allocate.gvm", "difficulty.norm", "int64", "float"
+    ),
+    lambda: GVM(Difficulty(pass_rate=np.ones(2), norm=np.ones(3))): (
+        "allocate.gvm: difficulty.pass_rate has shape (2,) and must have (3,), as "
+        "difficulty.draws has."
+    ),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED, ids=range(len(REFUSED)))
+def test_what_is_refused_is_named_with_the_function_in_one_sentence(call):
+    with pytest.raises(AssertionError) as caught:
+        call()
+    said = str(caught.value)
+    assert said.startswith(REFUSED[call])
+    assert said.endswith(".")
+    assert "\n" not in said
+
+
+def test_lists_and_float64_are_taken_as_jax_takes_them():
+    reward, exists = [[1.0, 0.0, 1.0]], [[True, True, False]]
+    want = advantage.leave_one_out(np.float32(reward), np.array(exists))
+    for given in (reward, np.array(reward)):
+        got = advantage.leave_one_out(given, exists)
+        assert got.dtype == np.float32
+        np.testing.assert_array_equal(got, want)
+    ended = [[True] * 3]
+    np.testing.assert_array_equal(gate.zero_variance(reward, exists, ended), exists)
+    kept = downsample.random(jax.random.key(0), reward, exists, m=2)
+    np.testing.assert_array_equal(kept, exists)
+    assert stop.positives(reward, exists, right=1).tolist() == [True]
+    assert aggregate.token_mean(exists).shape == (1, 3)
+
+
+def test_an_allocator_needs_those_fields_that_it_reads():
+    bounds = {"budget": 10, "most": 8}
+    for known in (
+        Difficulty(draws=np.zeros(4)),
+        Difficulty(pass_rate=[0.1, 0.2, 0.3, 0.4]),
+        Difficulty(**dict.fromkeys(("draws", "solved", "norm"), np.ones(4))),
+    ):
+        assert allocate.uniform(known, **bounds).tolist() == [3, 3, 2, 2]
+    rate = np.array([0.1, 0.2, 0.4, 0.8])
+    full = {"draws": 0.0, "solved": 0.0, "norm": 1.0, "tokens": 1.0}
+    full = {name: np.full(4, value, np.float32) for name, value in full.items()}
+    for rule in (allocate.inverse_pass_rate, allocate.inverse_root, allocate.gvm):
+        got = rule(Difficulty(pass_rate=list(rate)), **bounds)
+        want = rule(Difficulty(pass_rate=np.float32(rate), **full), **bounds)
+        assert got.tolist() == want.tolist()
+
+
+def test_traced_arrays_pass_as_they_are():
+    def same(reward, exists):
+        found = checks.arrays(reward=(reward, float), exists=(exists, bool))
+        assert found[0] is reward
+        assert found[1] is exists
+        return reward
+
+    assert not jax.make_jaxpr(same)(np.float32(REWARD), TRUE).eqns

@@ -1,0 +1,121 @@
+"""README's two commands, the Makefile, CI and the pinned versions agree."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OF_RUNS = ("runs", "data", "models")  # folders of a clone that hold no code of curax
+
+
+def text(name):
+    return (ROOT / name).read_text()
+
+
+def called(lines):
+    """The targets of make that lines of a shell call, in order."""
+    found = re.findall(r"^ *make +([a-z][a-z -]*)", lines, re.MULTILINE)
+    return [target for words in found for target in words.split()]
+
+
+def targets():
+    """What each target of the Makefile depends on."""
+    rules = re.findall(r"^([\w$()/.-]+):(?!=) *(.*)$", text("Makefile"), re.MULTILINE)
+    return {name: needs.split() for name, needs in rules}
+
+
+def section(page, title):
+    return text(page).split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_ci_runs_the_two_commands_of_the_readme_in_its_order_and_then_all_checks():
+    commands = called(section("README.md", "Two commands"))
+    assert commands == ["quickstart", "test"]
+    run = called(text(".ci/run"))
+    assert run[:2] == commands
+    assert sorted(run[1:]) == sorted(targets()["check"])
+
+
+def test_every_target_that_a_page_names_is_in_the_makefile():
+    known = targets()
+    phony = set(known.pop(".PHONY"))
+    assert phony == {name for name in known if re.fullmatch(r"[a-z-]+", name)}
+    for page in ("README.md", "CONTRIBUTING.md", ".ci/run"):
+        spoken = re.findall(r"`make ([a-z-]+)`", text(page))
+        assert {*called(text(page)), *spoken} <= phony, page
+
+
+def test_set_up_is_done_again_when_what_it_installs_changes():
+    takes = {"pyproject.toml", "constraints.txt"}
+    assert f"SET_UP = {' '.join(sorted(takes, reverse=True))}\n" in text("Makefile")
+    for stamp in ("run", "dev"):
+        assert "$(SET_UP)" in targets()[f"$(VENV)/{stamp}.stamp"]
+    assert targets()["test"] == targets()["lint"] == ["$(VENV)/dev.stamp"]
+    assert targets()["quickstart"] == ["$(VENV)/run.stamp"]
+
+
+def test_every_dependency_is_pinned_for_the_python_of_ci_and_no_other():
+    lines = [line for line in text("constraints.txt").splitlines() if line[0] != "#"]
+    pins = {}
+    for line in lines:
+        pin = Requirement(line)
+        assert str(pin.specifier).startswith("=="), line
+        assert str(pin.marker) == 'python_version == "3.11"', line
+        pins[canonicalize_name(pin.name)] = str(pin.specifier).removeprefix("==")
+    assert len(pins) == len(lines)
+    extras = PROJECT["project"]["optional-dependencies"]
+    for line in sum(extras.values(), PROJECT["project"]["dependencies"]):
+        needed = Requirement(line)
+        if needed.name == "curax":
+            assert needed.extras == set(extras) - {"dev"}
+        else:
+            assert needed.specifier.contains(pins[canonicalize_name(needed.name)]), line
+    # New releases of these find fault with code in which nothing has changed.
+    for tool in ("ruff", "basedpyright"):
+        assert f"{tool}=={pins[tool]}" in extras["dev"]
+
+
+def test_a_run_folder_changes_nothing_of_what_the_linter_says(tmp_path):
+    def said():
+        ruff = Path(sys.executable).with_name("ruff")
+        done = subprocess.run(
+            [ruff, "check", "--no-cache", "--output-format", "concise", "."],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout
+
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    ignored = shutil.ignore_patterns("__pycache__", "golden", "results")
+    for folder in ("curax", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    clean = said()
+    assert clean[0] == 0, clean[1]
+    helpers = [path.stem for path in (ROOT / "tests").glob("[a-su-z]*.py")]
+    for folder in (*OF_RUNS, ".venv-newest", *helpers):
+        (tmp_path / folder).mkdir()
+    for folder in (*OF_RUNS, ".venv-newest"):
+        (tmp_path / folder / "theirs.py").write_text("import os\n")
+    assert said() == clean
+    (tmp_path / "curax" / "models" / "ours.py").write_text("import os\n")
+    assert said()[0] == 1
+
+
+def test_git_ignores_checkpoints_and_runs_at_the_top_and_nothing_of_the_package():
+    for folder in OF_RUNS:
+        assert f"/{folder}/" in text(".gitignore").splitlines()
+    assert "models/" not in text(".gitignore").splitlines()
+
+
+def test_types_are_checked_in_the_folders_of_the_project_alone():
+    included = PROJECT["tool"]["basedpyright"]["include"]
+    assert set(included) == {"curax", "configs", "benchmarks"}
+    assert not set(included) & set(OF_RUNS)
