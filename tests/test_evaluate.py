@@ -41,6 +41,9 @@ def grade(question, completion, answer):
 
 def always(question, completion, answer):
     return 1
+
+def unasked(question, completion):
+    return 1
 '''
 N, PROBLEMS = 4, 10
 VOCABULARY = 384  # rows of the head of the small checkpoint
@@ -672,6 +675,10 @@ BAD = {
     f"{GOOD} --grader marks:mark": "--grader marks:mark cannot be imported (module "
     "'marks' has no attribute 'mark'); write MODULE:FUNCTION, of a module that Python "
     "finds.",
+    f"{GOOD} --grader marks:unasked": "the grader 'unasked' cannot be called as "
+    "unasked(prompt, completion, answer): too many positional arguments; let it take "
+    "these three, and give each further option a default or bind it by its name with "
+    "functools.partial.",
     "--model {model} --data {data} --out {file}": "--out {file} is a file; name a "
     "folder.",
     "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written "

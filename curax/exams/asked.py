@@ -195,17 +195,17 @@ def _of_files(
         sides[f"{name}.jsonl"] = path, side
     if not sides:
         sides["held_out.jsonl"] = "held out", questions.held_out(known, form)
-    workers = opened.enter_context(
-        Workers(
-            grader,
-            count=args.workers,
-            deadline=args.deadline,
-            memory_mb=args.memory_mb,
-        )
-    )
     try:
+        workers = opened.enter_context(
+            Workers(
+                grader,
+                count=args.workers,
+                deadline=args.deadline,
+                memory_mb=args.memory_mb,
+            )
+        )
         workers.start()
-    except RuntimeError as error:
+    except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error)) from error
     asked = {
         name: OfFile(side, form, path, workers.grade)
