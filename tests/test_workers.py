@@ -183,7 +183,7 @@ def test_mathematics_is_graded_in_the_main_thread_of_a_worker():
         assert some.grade(
             [
                 ("", r"\boxed{(x+1)^2}", "x^2+2x+1"),
-                ("", r"\boxed{9^{9^{9^{9}}}}", "7"),
+                ("", r"\boxed{(x+1)^{5000}}", "7"),
                 ("", r"\boxed{7}", "7"),
                 ("", r"\boxed{7}", ""),
             ]
