@@ -170,9 +170,20 @@ _KNOWN = re.compile(
     r"\\(?:[dt]?frac|sqrt|pi|infty|cdot|times|left|right|circ|log|ln|sin|cos|tan|d?binom"
     r"|lfloor|rfloor|lceil|rceil)(?![A-Za-z])"
 )
+_RELATIONS = re.compile(
+    r"\\(?:equiv|sim|simeq|cong|doteq|triangleq|coloneqq?)(?![A-Za-z])"
+    r"|\\(?:stackrel|overset|underset) ?\{[^{}]*\} ?\{=\}"
+)
+_BRACKETED = re.compile(r" *\\?[(\[{](.*)\\?[)\]}] *", re.DOTALL)
+# Of what was measured, where it is not in \text.
+_MEASURED = re.compile(
+    r"(.*[0-9]) ?(?:[kcm]?m|ft|in|yd|mi)(?:\^(?:[23]|\{[23]\})| ?/ ?(?:s|h|min))"
+)
 _OTHER_SPELLINGS = (
     (re.compile(r"\\textcolor ?\{[^{}]*\} ?\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\color ?\{[^{}]*\}|\\checkmark(?![A-Za-z])"), ""),
+    (re.compile(r"\\pmod ?\{? ?([0-9]+) ?\}?"), r"\\pmod{\1}"),
+    (re.compile(r"\\color ?\{[^{}]*\}"), ""),
+    (re.compile(r"\\(?:checkmark|(?:black)?square)(?![A-Za-z])"), ""),
     (
         re.compile(
             r"(\.[0-9]{0,20}?)([0-9])\2{2,20}(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))"
@@ -320,6 +331,8 @@ def _read_words(text: str) -> Number | None:
         value = Fraction(f"{whole or 0}.{first or 0}")
         value += Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(first))
         return Number(-value if sign == "-" else value, False, False, "")
+    if measured := _MEASURED.fullmatch(text):
+        return _read(measured[1])
     scaled = _SCALED.fullmatch(text)
     digits, scale, percent = scaled.groups() if scaled else (text, None, None)
     if digits.lower() in _WORDS:
@@ -344,7 +357,13 @@ def matches(gold: str, claim: str) -> bool | None:
 
 def sides(text: str) -> list[str]:
     """What stands between the equals signs of a text, outside brackets."""
-    return [side.rstrip(" :") for side in _split(_respelled(text), "=")]
+    text = _RELATIONS.sub("=", _respelled(text))
+    for _ in range(3):
+        bracketed = _BRACKETED.fullmatch(text) if "=" in text else None
+        if len(found := _split(text, "=")) > 1 or bracketed is None:
+            break
+        text = bracketed[1]
+    return [side.rstrip(" :") for side in found]
 
 
 def parts(text: str) -> list[str]:

@@ -46,6 +46,8 @@ def costly(text: str) -> bool:
             if before > FACTORIAL:
                 return True
             continue
+        if before <= 0:  # of 0 or 1
+            continue
         exponent = _log10(text[n + 1 : _end(text, n + 1)])
         if exponent > EXPONENT or before * 10 ** min(exponent, 300.0) > 10**DIGITS:
             return True
@@ -112,6 +114,8 @@ def _log10(text: str) -> float:
 
 
 def _sum(tokens: list[str]) -> float:
+    if tokens[-1] == "+":  # a sign
+        tokens.pop()
     size = _product(tokens)
     while tokens and tokens[-1] == "+":
         tokens.pop()

@@ -23,6 +23,7 @@ _FRACTIONS = {
 }
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₙᵢₖ", "0123456789+-=()nik")
+_RAISED_FRACTION = re.compile("([⁰¹²³⁴-⁹]{1,20})[/⁄∕]([₀-₉]{1,20})")
 _SETS = {
     sign: rf"\mathbb{{{unicodedata.normalize('NFKC', sign)}}}" for sign in "ℂℕℙℚℝℤ"
 }
@@ -44,6 +45,7 @@ _SIGNS = {
     },
     **{"∞": r"\infty ", "∅": r"\emptyset ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne "},
     **{"⩽": r"\le ", "⩾": r"\ge ", "≈": r"\approx ", "≡": r"\equiv ", "∈": r"\in "},
+    **{"→": r"\to ", "⇒": r"\implies ", "↦": r"\mapsto "},
     **{"∪": r"\cup ", "∩": r"\cap ", "∧": r"\land ", "∨": r"\lor "},
 }
 _GREEK = (
@@ -63,6 +65,10 @@ def as_latex(text: str) -> str:
     if text.isascii():
         return text
     text = _SPACED_THOUSANDS.sub(",", _UNSEEN.sub("", text)).translate(_FIRST)
+    text = _RAISED_FRACTION.sub(
+        lambda m: rf"\frac{{{m[1].translate(_RAISED)}}}{{{m[2].translate(_LOWERED)}}}",
+        text,
+    )
     text = re.sub("[⁰¹²³⁴-⁹⁺-⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
     text = re.sub("[₀-₎ₙᵢₖ]+", lambda m: f"_{{{m[0].translate(_LOWERED)}}}", text)
     text = unicodedata.normalize("NFKC", text)
