@@ -208,6 +208,7 @@ _LOOSE_IN_NUMBER = re.compile(r" +(?=[-+/{}\\=^%*])|(?<=[-+/{}=^*]) +")
 _WRAPPED = re.compile(
     r"\\(?:emph|underline|text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}"
 )
+_BEFORE_DIGIT = re.compile(r"(\\[A-Za-z]+) (?=[0-9])")
 _LOOSE = re.compile(r" (?![\w. ])|(?<![\w. ]) ")
 
 
@@ -287,7 +288,7 @@ def _respelled(text: str) -> str:
 
 def _unwrapped(text: str) -> str:
     text = " ".join(_WRAPPED.sub(r"\1", text).split())
-    return _LOOSE.sub("", text).rstrip(". ")
+    return _LOOSE.sub("", _BEFORE_DIGIT.sub(r"\1", text)).rstrip(". ")
 
 
 def _read(text: str) -> Number | None:
@@ -358,11 +359,13 @@ def matches(gold: str, claim: str) -> bool | None:
 def sides(text: str) -> list[str]:
     """What stands between the equals signs of a text, outside brackets."""
     text = _RELATIONS.sub("=", _respelled(text))
-    for _ in range(3):
+    found = _split(text, "=")
+    for _ in range(3):  # (x = 3)
         bracketed = _BRACKETED.fullmatch(text) if "=" in text else None
-        if len(found := _split(text, "=")) > 1 or bracketed is None:
+        if len(found) > 1 or bracketed is None:
             break
         text = bracketed[1]
+        found = _split(text, "=")
     return [side.rstrip(" :") for side in found]
 
 
