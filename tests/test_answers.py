@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from curax.verify import answers
+from curax.verify import answers, sizes
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -140,6 +140,13 @@ NUMBERS = [
     (r"5\cdot10^{-3}", "1/200"),
     ("2\u00d710^5", 200000),
     ("10^{100}", 10**100),
+    ("1e5", 100000),
+    ("-1.5E-3", "-3/2000"),
+    ("\uff11\uff12", 12),
+    ("3\u00bd", "7/2"),
+    ("\u200b5\u200b", 5),
+    ("1\u202f234", 1234),
+    ("10\u207b\u2077", "1/10000000"),
     (r"\$1,000.00", 1000),
     ("$5$", 5),
     (r"\(\left\lfloor 5 \right\rfloor\)", None),
@@ -152,7 +159,7 @@ NUMBERS = [
     (r"\theta_{1}=-\frac12", "-1/2"),
     *((text, None) for text in ("", "-", ".", "5-", "--5", "1/0", r"\frac{1}{0}")),
     *((text, None) for text in ("1 234", "1, 234", "1,23", "12345,678", "1.2.3")),
-    *((text, None) for text in ("5 cm", "7,8", "1e5", "x", "5x", "(5)", "101_2")),
+    *((text, None) for text in ("5 cm", "7,8", "1e", "x", "5x", "(5)", "101_2")),
     *((text, None) for text in ("10^{101}", "9^{9}", "10^{99999}", "x=y=5", "\u0665")),
     *((text, None) for text in (r"2\frac{7}{3}", r"1.5\frac{1}{2}", r"1\frac{.1}{2}")),
     *(
@@ -263,6 +270,25 @@ SAME = [
     ("$", "$", None),
     ("9" * 3000, "9" * 3000, True),
     ("9^{9^{9^{9}}}", "9^{9^{9^9}}", None),
+    ("9^{9^{9^{9}}}", "7", False),
+    ("7", "(10^{10})! + 1", False),
+    ("10!", "3628800", None),
+    ("5", r"5\text{ or 6}", False),
+    ("5", r"5 \pm 1", False),
+    ("5", r"5\text{ million}", False),
+    ("3,000,000", r"3\text{ million}", True),
+    ("1/20", r"5\text{ percent}", True),
+    ("3", "three", True),
+    ("1 234", "1234", True),
+    ("1.234,5", "1234.5", True),
+    ("1.234,5", "1234", None),
+    ("0,5", "0.5", None),
+    (r"\frac{1}{3}", r"0.\overline{3}", True),
+    ("A", r"\textbf{(A)}\ 5", True),
+    ("A", "(B) 5", False),
+    ("A", "(A) 5 (B) 6", None),
+    ("x\u00b2", "x^{2}", True),
+    ("2\u221a3", r"2\sqrt{3}", True),
 ]
 
 
@@ -291,17 +317,28 @@ LONG = 200_000
 PARTS = [
     *("{", "}", "\\", " ", "-", ".", "\n", "9", "1,", "1 ", "a ", "*$", "$ ", "{ , }"),
     *(r"\boxed{", r"\boxed", r"\boxed ", "#### ", "Answer: ", r"\frac{", r"\text{ }"),
+    *("9^", "9!", "(", "=", "x = ", "a", "or ", ".1", ".11", "1 000", "A. ", ", ", "e"),
+    *("\u00bd", "\u00b2", "\u221a", "\u221a(", "\u2013", "\uff11", "\u200b", "\u03c0"),
+    *(r"\color{", r"0.\overline{3}", "..."),
     *(r"\text{", r"\,", r"\!", r"\left", "-1.", "answer*", r"\frac1"),
 ]
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_no_text_is_slow(part):
-    text = part * (LONG // len(part))
+    # As LaTeX, some are longer.
+    text = part * (LONG // len(answers.normalized(part) or part))
     start = time.process_time()
     answers.final_answer(text, last_number=True)
     answers.number(text)
     answers.same(text, text + "1")
+    answers.matches("5", text[:20_000])
+    answers.matches("0.5", "0." + text[:20_000])
+    for side in answers.sides(text[:2000]) + answers.parts(text[:2000]):
+        answers.is_name(side)
+        answers.is_constant(side)
+    sizes.costly(text[:2000])
+    sizes.log10(text[:20_000])
     # About 0.2 s; were time to grow with the square of the length, it would be hours.
     assert time.process_time() - start < 5
 
@@ -336,7 +373,8 @@ def verified(gold, answer):
     return verify(parsed(gold), parsed(answer), timeout_seconds=None)
 
 
-TOLD = [row[:2] for row in SAME if row[2] is not None]
+WIDER = len(SAME) - SAME.index(("9^{9^{9^{9}}}", "7", False))  # math-verify misreads
+TOLD = [row[:2] for row in SAME[:-WIDER] if row[2] is not None]
 
 
 @pytest.mark.parametrize(("gold", "answer"), TOLD)

@@ -52,6 +52,8 @@ def closure():
     return lambda question, completion, answer: 1.0
 
 bound = closure()
+def unasked(question, completion):
+    return 1
 '''
 N, PROBLEMS = 4, 10
 VOCABULARY = 384  # rows of the head of the small checkpoint
@@ -852,6 +854,10 @@ BAD = {
     f"{GOOD} --grader nowhere:mark": "--grader nowhere:mark cannot be imported because "
     "the package nowhere is not installed; run pip install nowhere, or put its folder "
     "on PYTHONPATH if it is yours.",
+    f"{GOOD} --grader marks:unasked": "the grader 'unasked' cannot be called as "
+    "unasked(prompt, completion, answer): too many positional arguments; let it take "
+    "these three, and give each further option a default or bind it by its name with "
+    "functools.partial.",
     "--model {model} --data {data} --out {file}": "--out {file} is a file; name a "
     "folder.",
     "--model {model} --data {data} --out {file}/a": "--out {file}/a cannot be written: "

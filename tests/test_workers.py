@@ -3,12 +3,17 @@
 The graders here stand at the top level, where the processes find them.
 """
 
+import contextlib
 import ctypes
+import functools
 import gc
 import importlib.util
+import json
 import math
 import os
+import pickle
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -178,7 +183,7 @@ def test_mathematics_is_graded_in_the_main_thread_of_a_worker():
         assert some.grade(
             [
                 ("", r"\boxed{(x+1)^2}", "x^2+2x+1"),
-                ("", r"\boxed{9^{9^{9^{9}}}}", "7"),
+                ("", r"\boxed{(x+1)^{5000}}", "7"),
                 ("", r"\boxed{7}", "7"),
                 ("", r"\boxed{7}", ""),
             ]
@@ -205,6 +210,211 @@ def test_a_task_of_reasoning_gym_is_graded_by_a_worker():
             (e["question"], f"<answer>{e['answer']}</answer>", e) for e in entries
         ]
         assert some.grade(checks) == [1.0] * 3
+
+
+# What is written to the trainer, and by whom
+
+
+def internal(name):
+    """A variable of the worker that runs a grader, as a grader may find it."""
+    frame = sys._getframe()
+    while name not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals[name]
+
+
+def later(seconds, act):
+    threading.Thread(target=lambda: (time.sleep(seconds), act()), daemon=True).start()
+
+
+def attack(prompt, completion, answer):
+    """Do to its worker what the completion says."""
+    pipe, nonce, number = map(internal, ("pipe", "nonce", "number"))
+
+    def verdict(number, worth):
+        return json.dumps([nonce, number, worth]).encode() + b"\n"
+
+    def write(data):
+        os.write(pipe, data)
+
+    match completion:
+        case "fork, raise" if os.fork() == 0:
+            raise RuntimeError
+        case "fork, leave" if os.fork() == 0:
+            sys.exit()
+        case "fork, write" if os.fork() == 0:
+            with contextlib.suppress(OSError):
+                write(b"half a li")
+            os._exit(0)
+        case "fork behind Python, die":
+            if ctypes.CDLL(None).fork() == 0:
+                time.sleep(600)
+            os._exit(0)
+        case "garbage":
+            write(b"\x80\x04garbage\n")
+        case "pickle":
+            write(pickle.dumps(Touches(answer)) + b"\n")
+        case "a frame of gigabytes":
+            write(b"\x7f\xff\xff\xff")
+            time.sleep(600)
+        case "half a line":
+            write(verdict(number, 1.0)[:-9])
+            time.sleep(600)
+        case "no line ends":
+            while True:
+                write(b"1" * 2**16)
+        case "one byte and another":
+            while True:
+                write(b"1")
+                time.sleep(0.05)
+        case "twice":
+            write(verdict(number, 1.0))
+        case "the next":
+            write(verdict(number + 1, 1.0))
+        case "out of [0, 1]":
+            write(verdict(number, 2.0))
+        case "another nonce":
+            write(b'["", %d, 1.0]\n' % number)
+        case "late":
+            later(0.2, lambda: write(verdict(number + 1, 1.0)))
+        case "close":
+            os.closerange(3, 256)
+        case "print":
+            print("much " * 10**6)
+        case "its group":
+            os.killpg(0, signal.SIGKILL)
+        case "its keeper":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
+        case "its limit":
+            soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+            return float(soft == hard != resource.RLIM_INFINITY)
+        case "escape the screen":
+            raise ValueError("\x1b[2J \ud800")
+    return 0.0 if not completion.replace(".", "").isdigit() else float(completion)
+
+
+class Touches:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+ATTACKS = {
+    "fork, raise": 0.0,
+    "fork, leave": 0.0,
+    "fork, write": 0.0,
+    "fork behind Python, die": "crash",
+    "garbage": "crash",
+    "pickle": "crash",
+    "a frame of gigabytes": "timeout",
+    "half a line": "timeout",
+    "no line ends": "crash",
+    "one byte and another": "timeout",
+    "the next": "crash",
+    "out of [0, 1]": "crash",
+    "another nonce": "crash",
+    "close": "crash",
+    "print": 0.0,
+    "its group": "crash",
+    "its keeper": "crash",
+    "its limit": 1.0,
+    "escape the screen": r"error: ValueError: \x1b[2J \ud800",
+}
+
+
+def test_whatever_a_grader_does_to_its_worker_moves_no_outcome(tmp_path, monkeypatch):
+    path = tmp_path / "made"
+    checks = [("", str(i / 64), i) for i in range(64)]
+    for at, kind in enumerate(ATTACKS):
+        checks.insert(3 * at, ("", kind, str(path)))
+    wanted = [ATTACKS.get(c) if c in ATTACKS else float(c) for _, c, _ in checks]
+    with Workers(attack, deadline=1.5) as some:
+        assert some.grade(checks) == wanted
+        assert not path.exists()
+        assert some.grade([("", "0.5", i) for i in range(9)]) == [0.5] * 9
+
+
+def test_what_nobody_asked_for_is_of_no_check():
+    with Workers(attack, count=1) as some:
+        for kind in ("twice", "late"):
+            verdicts = some.grade([("", kind, 0), ("", "0.5", 0), ("", "0.25", 0)])
+            assert verdicts == [1.0 if kind == "twice" else 0.0, 0.5, 0.25]
+            time.sleep(0.5)
+            assert some.grade([("", "0.125", kind)]) == [0.125]
+
+
+def test_a_worker_that_stopped_reading_is_late():
+    with Workers(act, count=1, deadline=1.0) as some:
+        pid = round(some.grade([("", "pid", None)])[0] * 2**32)
+        os.kill(pid, signal.SIGSTOP)
+        large = bytes(10**7)
+        assert some.grade([("", "0.5", large), ("", "1", large)]) == ["timeout", 1.0]
+
+
+NONCE = "0123"
+LINES = [
+    ("0.5", 0.5),
+    ("1.0", 1.0),
+    ('"none"', "none"),
+    ('"error: no"', "error: no"),
+    *((text, None) for text in ("0", "1", "true", "null", "2.0", "-0.5", "1e999")),
+    *(
+        (text, None)
+        for text in ("NaN", "Infinity", "-Infinity", "9" * 4000, "9" * 5000)
+    ),
+    *((text, None) for text in ("[]", "{}", "[0.5]", "[" * 2000, '"timeout"', '""')),
+    *(
+        (text, None)
+        for text in ('"0.5"', "", "0.5, 0.5", '"error: ' + "a" * 5000 + '"')
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "verdict"), LINES)
+def test_a_verdict_is_a_share_or_a_reason(text, verdict):
+    line = f'["{NONCE}", 3, {text}]'.encode()
+    if verdict is not None:
+        assert workers.read(line, NONCE, 3) == verdict
+        for nonce, number in (("", 3), (NONCE, 2), (NONCE, 4), (NONCE, 0)):
+            with pytest.raises(ValueError, match="not the verdict of this check"):
+                workers.read(line, nonce, number)
+        return
+    with pytest.raises(ValueError, match="verdict"):
+        workers.read(line, NONCE, 3)
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"5", b"null", b"\xff\xfe", b'["0123", true, 0.5]']
+)
+def test_what_is_no_line_of_a_worker_is_refused(line):
+    with pytest.raises(ValueError, match="verdict"):
+        workers.read(line, NONCE, 1)
+
+
+def test_the_first_line_says_that_a_worker_is_ready_or_why_not():
+    assert workers.read(b'["0123", 0, null]', NONCE, 0) is None
+    assert workers.read(b'["0123", 0, "no"]', NONCE, 0) == "no"
+    with pytest.raises(ValueError, match="no verdict"):
+        workers.read(b'["0123", 0, 0.5]', NONCE, 0)
+
+
+def test_what_ended_two_workers_is_not_asked_a_third_time(tmp_path):
+    with Workers(counted_exit, count=1) as some:
+        check = ("", "", str(tmp_path / "times"))
+        assert [some.grade([check]) for _ in range(4)] == [["crash"]] * 4
+        assert some.counts == {"crash": 4}
+        assert len((tmp_path / "times").read_text()) == 2
+
+
+def counted_exit(prompt, completion, answer):
+    with open(answer, "a") as file:
+        file.write("a")
+    os._exit(3)
 
 
 # A worker that is killed, from outside or with this process
@@ -298,6 +508,48 @@ def with_a_child(prompt, completion, answer):
     return 1.0
 
 
+def with_a_daemon(prompt, completion, answer):
+    """Leave a process whose parent has ended, in a session of its own."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            path = Path(answer)
+            path.with_suffix(".tmp").write_text(str(os.getpid()))
+            path.with_suffix(".tmp").rename(path)
+            time.sleep(600)
+        os._exit(0)
+    written(Path(answer))
+    if completion == "hang":
+        time.sleep(600)
+    if completion == "die":
+        os._exit(1)
+    return 1.0
+
+
+def test_nothing_is_left_of_what_left_its_session(tmp_path):
+    kinds = {"return": 1.0, "die": "crash", "hang": "timeout"}
+    with Workers(with_a_daemon, count=1, deadline=2.0) as some:
+        checks = [("", kind, str(tmp_path / kind)) for kind in kinds]
+        assert some.grade(checks) == list(kinds.values())
+    for kind in kinds:
+        assert not alive(written(tmp_path / kind))
+
+
+def test_what_left_its_session_ends_with_a_keeper_that_is_terminated(tmp_path):
+    before = children()
+    with Workers(with_a_daemon, count=1) as some:
+        some.grade([("", "return", str(tmp_path / "pid"))])
+        (keeper,) = children() - before
+        os.kill(int(keeper), signal.SIGTERM)
+        until(lambda: not alive(written(tmp_path / "pid")))
+
+
+def act_or_daemon(prompt, completion, answer):
+    does = with_a_daemon if completion == "daemon" else act
+    return does(prompt, completion, answer)
+
+
 PROGRAM = """
 import sys, threading
 import test_workers
@@ -305,11 +557,13 @@ from curax.verify.workers import Workers
 
 def grade():
     checks = [("", "pid, sleep", sys.argv[2]), ("", "backtrack", None), ("", "1", None)]
+    daemon = ("", "daemon", sys.argv[2] + ".daemon")
+    workers.grade([daemon])
     found = workers.grade(checks)
 
 print("started", flush=True)
 if __name__ == "__main__":
-    workers = Workers(test_workers.act, deadline=600.0)
+    workers = Workers(test_workers.act_or_daemon, deadline=600.0)
     {do}
 """
 
@@ -331,6 +585,11 @@ def program(tmp_path, do):
     started = Path(f"/proc/{process.pid}/task").glob("*/children")
     pids = [pid for task in started for pid in task.read_text().split()]
     assert len(pids) == 2
+    kept = [Path(f"/proc/{pid}/task/{pid}/children") for pid in pids]
+    until(lambda: all(file.read_text() for file in kept))
+    pids += [pid for file in kept for pid in file.read_text().split()]
+    assert len(pids) == 5  # keepers, what they keep, and an orphan
+    assert str(written(tmp_path / "pid.daemon")) in pids
     assert all(map(alive, pids))
     return process, pids
 
@@ -466,6 +725,76 @@ def test_a_grader_without_a_place_is_refused_in_a_sentence(own, kind):
     )
     with pytest.raises(ValueError, match=said):
         Workers(grader)
+
+
+def of_two(prompt, completion):
+    return 1.0
+
+
+def of_four(prompt, completion, answer, tolerance):
+    return 1.0
+
+
+def of_an_option(prompt, completion, answer, *, tolerance):
+    return 1.0
+
+
+async def asynchronous(prompt, completion, answer):
+    return 1.0
+
+
+def yielding(prompt, completion, answer):
+    yield 1.0
+
+
+def without_answer(function):
+    return functools.wraps(function)(lambda p, c, a: function(p, c))
+
+
+@without_answer
+def decorated(prompt, completion):
+    return 1.0
+
+
+THREE = "let it take these three, and give each further option a default or bind it by "
+
+
+@pytest.mark.parametrize(
+    ("grader", "said"),
+    [
+        (of_two, f"{{}}too many positional arguments; {THREE}"),
+        (of_four, f"{{}}missing a required argument: 'tolerance'; {THREE}"),
+        (of_an_option, f"{{}}missing a required .*argument: 'tolerance'; {THREE}"),
+        (partial(of_two, "p"), f"{{}}too many positional arguments; {THREE}"),
+        (partial(act, "p"), f"{{}}too many positional arguments; {THREE}"),
+        (partial(act, answer=1), f"{{}}too many positional arguments; {THREE}"),
+        (partial(act, ad=1), f"{{}}it has no option of a name that is bound; {THREE}"),
+        (asynchronous, "the grader '{name}' is asynchronous; define it with def, and "),
+        (yielding, "the grader '{name}' yields; define it with def, and return a nu"),
+    ],
+    ids=repr,
+)
+def test_a_grader_that_cannot_be_called_is_refused_in_a_sentence(grader, said):
+    name = getattr(grader, "func", grader).__name__
+    call = (
+        f"the grader '{name}' cannot be called as "
+        rf"{name}\(prompt, completion, answer\): "
+    )
+    before = children()
+    with pytest.raises(ValueError, match=f"^{said.format(call, name=name)}") as error:
+        Workers(grader)
+    assert "\n" not in str(error.value)
+    assert children() == before
+
+
+def test_a_grader_that_can_be_called_is_not_refused():
+    for grader in (
+        decorated,
+        partial(of_four, tolerance=0.1),
+        partial(of_an_option, tolerance=0.1),
+        graders.mathematics,
+    ):
+        Workers(grader).close()
 
 
 def test_options_that_cannot_be_sent_are_refused_in_a_sentence():

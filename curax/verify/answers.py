@@ -6,10 +6,12 @@ algebra is told apart (`same` returns None) and left to math-verify, which these
 follow: a percentage equals its hundredth, so 50% = 1/2 = 0.5, and of two integers the
 percent sign may be missing, so 50% = 50; units and currencies are dropped; `x = 5`
 equals 5. They differ where math-verify misreads what is written: `5.`, `90°`, `1 1/2`,
-`1\,234`, `\frac12\%`, `-2.5\%`, `\frac{1,000}{3}`, `+1,000`, `x = 1,000`,
-`1,000^\circ`, fractions as `0.00356 \times 10^3` and several words in `\text{}` are
-right here; `5\text{ percent}`, `5\text{ million}` and `5\text{ or 6}`, which it takes
-for 5, are not told.
+`1\,234`, `1 234`, `\frac12\%`, `-2.5\%`, `\frac{1,000}{3}`, `+1,000`, `x = 1,000`,
+`1,000^\circ`, fractions as `0.00356 \times 10^3`, `1.2e3`, `0.\overline{3}`, "three",
+several words in `\text{}` and signs of Unicode (`unicode_math`) are right here;
+`5\text{ million}` is 5,000,000, `5\text{ percent}` 5%, and `5\text{ or 6}`, which it
+takes for 5, is no number. What mathematicians say of hundreds of answers is a table of
+the tests, `tests/data/answers.jsonl`.
 """
 
 import re
@@ -17,9 +19,13 @@ from collections import deque
 from fractions import Fraction
 from typing import NamedTuple
 
+from curax.verify import sizes
+from curax.verify.unicode_math import as_latex
+
 TAIL = 2**17  # characters, the last ones, in which a completion may state its answer
 DIGITS = 200  # characters of a number at most
 EXPONENT = 100  # of ten, at most
+LARGEST = 2 * (DIGITS + EXPONENT)  # decimal logarithm of any number that is read
 
 _BOX = re.compile(
     r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<open>\{)|(?P<bare>[-+]?[0-9.][^\s$\\{}]{0,99}))"
@@ -49,7 +55,7 @@ def final_answer(text: str, *, last_number: bool = False) -> str | None:
     Returns:
         The claim without dollar signs, stars and full stop around it; never empty.
     """
-    text = text[-TAIL:]
+    text = as_latex(text[-TAIL:])
     claim = _boxed(text)
     if claim is None and (stated := last_match(_STATED, text)) is not None:
         rest = text[stated.end() :].lstrip(" \t\r\n*:")
@@ -92,7 +98,8 @@ def _boxed(text: str) -> str | None:
 def _bare(text: str) -> str:
     """Text without what is written around an answer."""
     for _ in range(3):
-        text = text.strip().strip("*").rstrip(".").strip()
+        text = text.strip().strip("*")
+        text = (text if text.endswith("...") else text.rstrip(".")).strip()
         for left, right in _FENCES:
             inside = text[len(left) : -len(right)]
             if text == left + inside + right and left not in inside:
@@ -112,13 +119,14 @@ class Number(NamedTuple):
 _PLAIN = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
 _NUMBER = re.compile(
     rf"""
-    (?:(?P<name>\\?[A-Za-z]+(?:_(?:[0-9A-Za-z]|\{{[0-9A-Za-z]+\}}))?)=)?
+    (?:(?P<name>(?!\\pi(?![A-Za-z]))\\?[A-Za-z]+(?:_(?:[0-9A-Za-z]|\{{[0-9A-Za-z]+\}}))?)=)?
     (?P<sign>[-+]?)
     (?: (?:(?P<whole>[0-9]+)\ ?)?
         \\frac\{{(?P<top>[-+]?{_PLAIN})\}}\{{(?P<bottom>[-+]?{_PLAIN})\}}
       | (?:(?P<whole_>[0-9]+)\ )?(?P<top_>{_PLAIN})/(?P<bottom_>{_PLAIN})
       | (?:(?P<factor>{_PLAIN})(?:\\times|\\cdot|\u00d7|\*)\ ?)?
         10\^(?:(?P<digit>[0-9])|\{{(?P<exponent>[-+]?[0-9]{{1,3}})\}})
+      | (?P<mantissa>{_PLAIN})[eE](?P<shift>[-+]?[0-9]{{1,3}})
       | (?P<plain>{_PLAIN}) )
     (?P<percent>\ ?%)?
     (?:\^\{{?\\circ\}}?|\\degree|\ ?°)?
@@ -133,7 +141,55 @@ _NO_UNIT = re.compile(
     r"|(?:hundred|thousand|million|billion|trillion)(?:s|ths?)?)\b",
     re.IGNORECASE,
 )
+# Claims of more than one number.
+_SEVERAL = re.compile(
+    r"\b(?:or|and|either|not|oder|und|ou|et)\b|\\(?:lor|vee|land|wedge|pm|mp|cup|to"
+    r"|(?:long)?rightarrow|implies|mapsto)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_GROUPED = re.compile(
+    r"[-+]?(?:[0-9]{1,3}(?: [0-9]{3})+(?:[.,][0-9]+)?|[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]+)"
+)
+_DECIMAL_COMMA = re.compile(r"([-+]?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
+_WORDS = [
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
+    *("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
+    *("seventeen", "eighteen", "nineteen", "twenty"),
+]
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALED = re.compile(
+    rf"(.+?) ?(?:({'|'.join(_SCALES)})s?|(per ?cent|pct)|dollars?|euros?|pounds?)",
+    re.IGNORECASE,
+)
+_REPEATING = re.compile(r"([-+]?)([0-9]*)\.([0-9]*)\\(?:overline|bar) ?\{([0-9]+)\}")
+_CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:](?= |$)|$)(.*)", re.DOTALL)
+_NAME = re.compile(
+    r"\\?[A-Za-z]+(?: ?\\[A-Za-z]+| [A-Za-z]+)*(?:_\w|_\{\w+\})?'?(?:\([^()]*\))?"
+)
+_KNOWN = re.compile(
+    r"\\(?:[dt]?frac|sqrt|pi|infty|cdot|times|left|right|circ|log|ln|sin|cos|tan|d?binom"
+    r"|lfloor|rfloor|lceil|rceil)(?![A-Za-z])"
+)
+_RELATIONS = re.compile(
+    r"\\(?:equiv|sim|simeq|cong|doteq|triangleq|coloneqq?)(?![A-Za-z])"
+    r"|\\(?:stackrel|overset|underset) ?\{[^{}]*\} ?\{=\}"
+)
+_BRACKETED = re.compile(r" *\\?[(\[{](.*)\\?[)\]}] *", re.DOTALL)
+# Of what was measured, where it is not in \text.
+_MEASURED = re.compile(
+    r"(.*[0-9]) ?(?:[kcm]?m|ft|in|yd|mi)(?:\^(?:[23]|\{[23]\})| ?/ ?(?:s|h|min))"
+)
 _OTHER_SPELLINGS = (
+    (re.compile(r"\\textcolor ?\{[^{}]*\} ?\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\pmod ?\{? ?([0-9]+) ?\}?"), r"\\pmod{\1}"),
+    (re.compile(r"\\color ?\{[^{}]*\}"), ""),
+    (re.compile(r"\\(?:checkmark|(?:black)?square)(?![A-Za-z])"), ""),
+    (
+        re.compile(
+            r"(\.[0-9]{0,20}?)([0-9])\2{2,20}(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))"
+        ),
+        r"\1\\overline{\2}",
+    ),
     (re.compile(r"\\[()\[\]]|\\?\$"), ""),
     (re.compile(r"\\(?:left|right|displaystyle|textstyle)(?![A-Za-z])\s*"), ""),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
@@ -150,8 +206,9 @@ _OTHER_SPELLINGS = (
 # Not beside commas: "1, 234" are two numbers.
 _LOOSE_IN_NUMBER = re.compile(r" +(?=[-+/{}\\=^%*])|(?<=[-+/{}=^*]) +")
 _WRAPPED = re.compile(
-    r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}"
+    r"\\(?:emph|underline|text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}"
 )
+_BEFORE_DIGIT = re.compile(r"(\\[A-Za-z]+) (?=[0-9])")
 _LOOSE = re.compile(r" (?![\w. ])|(?<![\w. ]) ")
 
 
@@ -160,7 +217,7 @@ def number(text: str) -> Fraction | None:
 
     Integers with signs and thousands commas, decimals, percentages (their hundredth),
     fractions `\frac{a}{b}`, `\frac12` and `a/b`, mixed numbers `1\frac{1}{2}`, `1.2
-    \times 10^{3}`; in dollars, degrees or `\text{units}`; also as `x = 5`.
+    \times 10^{3}` or `1.2e3`; in dollars, degrees or `\text{units}`; also as `x = 5`.
     """
     read = _read(_respelled(text)) if len(text) <= 2 * DIGITS else None
     return read and read.value
@@ -193,11 +250,37 @@ def same(gold: str, answer: str) -> bool | None:
     a, b = _read(gold), _read(answer)
     if a is not None and b is not None:
         return _same_number(a, b)
-    spelling = _unwrapped(gold)
-    return True if spelling and spelling == _unwrapped(answer) else None
+    spelling = _unwrapped(gold), _unwrapped(answer)
+    if spelling[0] == spelling[1]:
+        return True if spelling[0] else None
+    for number, text in ((a, spelling[1]), (b, spelling[0])):
+        if number is not None:
+            return _is_number(number, text)
+    a, b = (_read_words(text) for text in spelling)
+    if a is not None and b is not None:
+        return _same_number(a, b)
+    one, other = map(_choice, spelling)
+    if one and other and "" in (one[1], other[1]):
+        return one[0] == other[0]
+    return None
+
+
+def _is_number(number: Number, text: str) -> bool | None:
+    """Whether a text that is not read by `_read` is this number."""
+    if _SEVERAL.search(text):
+        return False
+    other = _read_words(text)
+    if other is not None:
+        return _same_number(number, other)
+    if _GROUPED.fullmatch(text):  # equal or not told: "1.234,5" may be a list
+        digits = re.sub("[ .]", "", text) if "," in text else text.replace(" ", "")
+        if number.value == Fraction(digits.replace(",", ".")):
+            return True
+    return False if sizes.log10(text) > LARGEST else None
 
 
 def _respelled(text: str) -> str:
+    text = as_latex(text)
     for pattern, spelling in _OTHER_SPELLINGS:
         text = pattern.sub(spelling, text)
     return text.strip().rstrip(". ")
@@ -205,7 +288,7 @@ def _respelled(text: str) -> str:
 
 def _unwrapped(text: str) -> str:
     text = " ".join(_WRAPPED.sub(r"\1", text).split())
-    return _LOOSE.sub("", text).rstrip(". ")
+    return _LOOSE.sub("", _BEFORE_DIGIT.sub(r"\1", text)).rstrip(". ")
 
 
 def _read(text: str) -> Number | None:
@@ -214,13 +297,13 @@ def _read(text: str) -> Number | None:
     match = _NUMBER.fullmatch(text) if len(text) <= DIGITS else None
     if match is None or _NO_UNIT.search(match["unit"] or ""):
         return None
-    exponent = int(match["digit"] or match["exponent"] or 0)
+    exponent = int(match["digit"] or match["exponent"] or match["shift"] or 0)
     whole = match["whole"] or match["whole_"]
     top, bottom = match["top"] or match["top_"], match["bottom"] or match["bottom_"]
     if abs(exponent) > EXPONENT:
         return None
     if bottom is None:
-        digits = match["plain"] or match["factor"] or "1"
+        digits = match["plain"] or match["factor"] or match["mantissa"] or "1"
         value = _plain(digits) * Fraction(10) ** exponent
     elif _plain(bottom) == 0:
         return None
@@ -237,6 +320,87 @@ def _read(text: str) -> Number | None:
         integer=match["plain"] is not None and "." not in match["plain"],
         name=match["name"] or "",
     )
+
+
+def _read_words(text: str) -> Number | None:
+    """The number that words say, or digits and a word."""
+    if len(text) > DIGITS:
+        return None
+    repeating = _REPEATING.fullmatch(text)
+    if repeating:
+        sign, whole, first, again = repeating.groups("")
+        value = Fraction(f"{whole or 0}.{first or 0}")
+        value += Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(first))
+        return Number(-value if sign == "-" else value, False, False, "")
+    if measured := _MEASURED.fullmatch(text):
+        return _read(measured[1])
+    scaled = _SCALED.fullmatch(text)
+    digits, scale, percent = scaled.groups() if scaled else (text, None, None)
+    if digits.lower() in _WORDS:
+        digits = str(_WORDS.index(digits.lower()))
+    number = _read(digits)
+    if number is None or (number.percent and scaled):
+        return None
+    value = number.value * 10 ** _SCALES.get((scale or "").lower(), 0)
+    return number._replace(
+        value=value / 100 if percent else value, percent=bool(percent or number.percent)
+    )
+
+
+def matches(gold: str, claim: str) -> bool | None:
+    """As `same`; and `0,5` is right where 0.5 is, though it may be two numbers."""
+    told = same(gold, claim)
+    written = _DECIMAL_COMMA.fullmatch(_respelled(claim)) if told is None else None
+    if written and (value := number(gold)) is not None and value.denominator > 1:
+        told = same(gold, f"{written[1]}.{written[2]}") or None
+    return told
+
+
+def sides(text: str) -> list[str]:
+    """What stands between the equals signs of a text, outside brackets."""
+    text = _RELATIONS.sub("=", _respelled(text))
+    found = _split(text, "=")
+    for _ in range(3):  # (x = 3)
+        bracketed = _BRACKETED.fullmatch(text) if "=" in text else None
+        if len(found) > 1 or bracketed is None:
+            break
+        text = bracketed[1]
+        found = _split(text, "=")
+    return [side.rstrip(" :") for side in found]
+
+
+def parts(text: str) -> list[str]:
+    """What stands between the commas and semicolons of a text, outside brackets."""
+    return _split(_respelled(text), ",;")
+
+
+def _split(text: str, signs: str) -> list[str]:
+    found, depth, begin = [], 0, 0
+    for n, sign in enumerate(text):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(sign, 0)
+        if depth == 0 and sign in signs and text[n - 1 : n] not in ("<", ">", "!"):
+            found.append(text[begin:n])
+            begin = n + 1
+    return [*found, text[begin:]]
+
+
+def is_name(text: str) -> bool:
+    r"""Whether it is a variable, or a function of something: `x_1`, `\angle A`."""
+    return _NAME.fullmatch(_unwrapped(text)) is not None
+
+
+def is_constant(text: str) -> bool:
+    r"""Whether nothing in it stands for something else: `2+2`, `\sqrt{16}`, `\pi`."""
+    text = _KNOWN.sub("1", _unwrapped(text))
+    return any(map(str.isdigit, text)) and not any(map(str.isalpha, text))
+
+
+def _choice(text: str) -> tuple[str, str] | None:
+    """The letter of a choice, and what is written behind it; no other letter is."""
+    found = _CHOICE.fullmatch(text)
+    if found is None or re.search(r"\b[A-J]\b", found[2]):
+        return None
+    return found[1], found[2].strip()
 
 
 def _plain(text: str) -> Fraction:

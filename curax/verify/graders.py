@@ -16,12 +16,18 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from curax.verify import answers
+from curax.verify import answers, sizes
+from curax.verify.unicode_math import as_latex
 
 LONGEST = 2000  # characters of a claim; one with more is wrong
+SIDES = 16  # constants of an equation; one with more is wrong
+HUGE = 10.0**7  # decimal logarithm of a number that nothing cheap to compute equals
 CACHED = 2**14  # verdicts of math-verify that are kept, and golds that it has parsed
 
 _T = TypeVar("_T")
+_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?) *\^ *(?:\{ *\\circ *\}|\\circ)")
+_PRODUCT = re.compile(r"(?<=[0-9]\))(?=\(-?[0-9.]+\))")
 _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
 
@@ -32,7 +38,7 @@ def exact(prompt: str, completion: str, answer: Any) -> float:
 
 
 def numbers(prompt: str, completion: str, answer: Any) -> float:
-    """1.0 if the completion claims the answer, by the rules of `answers.same`.
+    """1.0 if the completion claims the answer, by the rules of `answers.matches`.
 
     Its claim is what `answers.final_answer` finds, or else its last number. What these
     rules cannot tell is worth 0.0: this grader is for answers that are numbers.
@@ -41,7 +47,7 @@ def numbers(prompt: str, completion: str, answer: Any) -> float:
     claim = answers.final_answer(completion, last_number=True)
     if claim is None or len(claim) > LONGEST:
         return 0.0
-    return float(answers.same(_gold(answer), claim) is True)
+    return float(answers.matches(_gold(answer), claim) is True)
 
 
 def _load_math_verify() -> None:
@@ -61,8 +67,8 @@ def mathematics(
 ) -> float | None:
     r"""1.0 if the completion claims the answer, 0.0 if it claims another or none.
 
-    Equality is told exactly by `answers.same` where it can, else by math-verify, which
-    needs the main thread of a process.
+    Equality is told exactly by `answers.matches` where it can, else by math-verify,
+    which needs the main thread of a process.
 
     Args:
         prompt: not looked at.
@@ -72,7 +78,8 @@ def mathematics(
         last_number: whether a number anywhere is a claim when nothing else is.
 
     Returns:
-        None where math-verify did not come to an end in time.
+        None where math-verify did not come to an end in time, and where it would not:
+        it is not asked to compute what has millions of digits.
 
     Raises:
         ValueError: the answer is empty or of another type, or algebra is asked for
@@ -83,8 +90,11 @@ def mathematics(
     claim = answers.final_answer(completion, last_number=last_number)
     if claim is None or len(claim) > LONGEST:
         return 0.0
-    told = answers.same(gold, claim)
-    if told is None:
+    told = answers.matches(gold, claim)
+    large = [text for text in (gold, claim) if sizes.costly(text)]
+    if told is None and len(large) == 1 and sizes.log10(large[0]) > HUGE:
+        told = False
+    elif told is None and not large:
         told = _equal(gold, claim, seconds)
     return None if told is None else float(told)
 
@@ -144,7 +154,7 @@ def _text(answer: Any) -> str:
 def _gold(answer: Any) -> str:
     """What the right answer is; of a whole solution, what it claims."""
     text = _text(answer)
-    gold = answers.final_answer(text) or text.strip()
+    gold = answers.final_answer(text) or as_latex(text).strip()
     if not gold:
         raise ValueError("the answer is empty; give text or a number.")
     return gold
@@ -153,20 +163,69 @@ def _gold(answer: Any) -> str:
 @lru_cache(CACHED)
 def _equal(gold: str, claim: str, seconds: float) -> bool | None:
     """What math-verify says, or None if it takes too long; that is remembered too."""
+    return _within(seconds, lambda: _holds(gold, claim) and _verified(gold, claim))
+
+
+def _holds(gold: str, claim: str) -> bool:
+    """Whether no equation of a claim is false, and none has another value.
+
+    Of `4 = 3` and `x = 4 = 3` math-verify looks at the last side alone.
+    """
+    parts = answers.parts(claim)
+    *names, value = answers.sides(gold)
+    known = [value] if len(parts) == 1 and all(map(answers.is_name, names)) else []
+    for part in parts:
+        sides = answers.sides(part)
+        constants = [*known, *sides] if len(sides) > 1 else []
+        constants = list(filter(answers.is_constant, constants))
+        if len(constants) > SIDES:
+            return False
+        if not all(_same(constants[0], other) for other in constants[1:]):
+            return False
+    return True
+
+
+def _same(one: str, other: str) -> bool:
+    told = answers.same(one, other)
+    return _verified(one, other) if told is None else told
+
+
+def _verified(gold: str, claim: str) -> bool:
+    """What math-verify says; it drops degrees, and an inequality is its interval."""
     from math_verify import verify
 
-    def ask() -> bool:
-        return verify(_parsed(gold), _parsed(claim), timeout_seconds=None)
+    one, other = _radians(gold, beside=claim), _radians(claim, beside=gold)
+    return verify(
+        _parsed(one),
+        _parsed(other),
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+    )
 
-    return _within(seconds, ask)
+
+def _radians(text: str, *, beside: str) -> str:
+    """Degrees as radians, within functions of angles or beside multiples of pi."""
+    if _ANGLES.search(text) or (r"\pi" in beside and r"\pi" not in text):
+        return _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    return text
 
 
 @lru_cache(CACHED)
 def _parsed(text: str) -> list[Any]:
     from math_verify import parse
 
+    text = _PRODUCT.sub(r"\\cdot ", text)
     # None is allowed, whatever the annotation says.
-    return parse(rf"\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    found = parse(rf"\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    return [one if isinstance(one, str) else _with_i(one) for one in found]
+
+
+def _with_i(expression: Any) -> Any:
+    """An expression where i is no variable; as what a sum runs over it stays."""
+    import sympy
+
+    named = [symbol for symbol in expression.free_symbols if symbol.name == "i"]
+    return expression.subs(dict.fromkeys(named, sympy.I)) if named else expression
 
 
 class _LateError(BaseException):

@@ -1,17 +1,21 @@
 """What a worker process does: find its grader, and grade what it is sent."""
 
 import contextlib
-import fcntl
+import ctypes
 import functools
 import importlib
+import inspect
+import json
 import os
 import pickle
 import resource
+import select
 import signal
+import socket
 import sys
+import time
 import types
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +25,7 @@ Grader = Callable[[str, str, Any], float | None]
 Verdict = float | str  # in [0, 1], or why it is missing
 
 _CHARACTERS = 200  # of an error that are reported
+_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # options of prctl
 
 
 class Source(NamedTuple):
@@ -43,7 +48,7 @@ def source_of(grader: Grader) -> Source:
 
     Raises:
         ValueError: it is a lambda, a closure, a method of an object, or otherwise not
-            to be found by its name.
+            to be found by its name; or it does not take three arguments.
     """
     partial = isinstance(grader, functools.partial)
     function: Any = grader.func if partial else grader
@@ -55,6 +60,7 @@ def source_of(grader: Grader) -> Source:
             f"the grader {name or type(function).__name__!r} cannot be found by its "
             "name in another process; define it with def at the top level of a file."
         )
+    _check_call(grader, name)
     try:
         bound = (grader.args, grader.keywords) if partial else ((), {})
         pickled = pickle.dumps(bound)
@@ -68,6 +74,34 @@ def source_of(grader: Grader) -> Source:
     path = os.path.abspath(file) if file and file.endswith(".py") else ""
     code = Path(path).read_bytes() if path else b""
     return Source(module, called, path, code, name, pickled)
+
+
+def _check_call(grader: Grader, name: str) -> None:
+    """Refuse what cannot be called with a prompt, a completion and an answer."""
+    asynchronous = inspect.iscoroutinefunction(grader)
+    if asynchronous or inspect.isgeneratorfunction(grader):
+        kind = "is asynchronous" if asynchronous else "yields"
+        raise ValueError(
+            f"the grader {name!r} {kind}; define it with def, and return a number."
+        )
+    try:
+        # What is called, and not what a decorator says that it wraps.
+        signature = inspect.signature(grader, follow_wrapped=False)
+    except ValueError:
+        if not isinstance(grader, functools.partial):
+            return  # of native code, which tells nothing
+        fault = "it has no option of a name that is bound"
+    else:
+        try:
+            signature.bind("", "", "")
+            return
+        except TypeError as error:
+            fault = str(error)
+    raise ValueError(
+        f"the grader {name!r} cannot be called as {name}(prompt, completion, answer): "
+        f"{fault}; let it take these three, and give each further option a default or "
+        "bind it by its name with functools.partial."
+    )
 
 
 def _scope(function: Any, name: str) -> dict[str, Any] | None:
@@ -112,56 +146,168 @@ def _imported(source: Source) -> types.ModuleType:
     return module
 
 
-def serve(pipe: int, lifeline: int) -> None:
-    """Grade what comes through a pipe until it is closed; what a worker runs.
+def serve(pipe: int, lifeline: int, parent: int) -> None:
+    """What a worker runs: a process that grades, and its keeper, which ends it.
 
     Args:
-        pipe: descriptor. Comes first: the source and the memory; then lists of pickled
-            checks. Goes: why there is no grader, or None; then the verdicts, singly.
-        lifeline: descriptor of a socket that is closed when the parent is no more.
+        pipe: descriptor of a socket. Comes, each behind its length: the source, the
+            memory and a nonce, pickled; then lists of pickled checks. Goes: lines of
+            JSON, `[nonce, number, verdict]`, numbered from 0. The first has null, or
+            why there is no grader; each other is the verdict of the next check.
+        lifeline: descriptor of a socket that is closed when the worker is to end.
+        parent: process at the other ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(lifeline)
-    connection = Connection(pipe)
-    with contextlib.suppress(EOFError, OSError):  # the parent closed it, or is gone
-        source, memory_mb = connection.recv()
-        try:
-            grader = _found(source)
-        except BaseException as error:
-            connection.send(missing(error) or f"{told(error)}; mend that.")
-            return
-        _limit(memory_mb)
-        connection.send(None)
-        while True:
-            for check in connection.recv():
-                connection.send(_verdict(grader, check))
+    _prctl(_SET_SUBREAPER, 1)
+    keeper = os.getpid()
+    grading = os.fork()
+    if grading:
+        os.close(pipe)
+        os._exit(_keep(grading, lifeline, parent))
+    os.close(lifeline)
+    os.setsid()  # what a grader sends to its group does not reach the keeper
+    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    # Where memory is short, the kernel ends this process before the parent.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+    if os.getppid() == keeper:
+        with contextlib.suppress(EOFError, OSError):  # the pipe has ended
+            _grade(pipe)
+    os._exit(0)  # threads of a grader are not waited for
 
 
-def _die_with(lifeline: int) -> None:
-    """Have the kernel end this process, whatever it does, when a socket is closed.
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0)))
 
-    The signal of prctl would come when the thread that started this process ends, and
-    a thread here would never run beside a regular expression that does not end.
+
+def _grade(pipe: int) -> None:
+    """Grade what comes through a pipe until it is closed."""
+    os.register_at_fork(after_in_child=functools.partial(_close, pipe))
+    process, number = os.getpid(), 0
+    source, memory_mb, nonce = pickle.loads(_received(pipe))
+
+    def send(verdict: Verdict | None) -> None:
+        nonlocal number
+        if os.getpid() != process:
+            os._exit(1)  # a fork that came back from a grader
+        _write(pipe, f"{json.dumps([nonce, number, verdict])}\n".encode())
+        number += 1
+
+    try:
+        grader = _found(source)
+    except BaseException as error:
+        send(missing(error) or f"{told(error)}; mend that.")
+        return
+    _limit(memory_mb)
+    send(None)
+    while True:
+        for check in pickle.loads(_received(pipe)):
+            send(_verdict(grader, check))
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def framed(data: bytes) -> bytes:
+    """Data behind its length, as a worker receives it."""
+    return len(data).to_bytes(8, "big") + data
+
+
+def _received(pipe: int) -> bytearray:
+    return _read(pipe, int.from_bytes(_read(pipe, 8), "big"))
+
+
+def _read(pipe: int, size: int) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(pipe, min(size - len(data), 2**20))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _write(pipe: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(pipe, data) :]
+
+
+def _keep(grading: int, lifeline: int, parent: int) -> int:
+    """Wait until a process is to end or has ended; end it and all it has started.
+
+    On Linux its orphans become children of this one, which runs nothing of a grader's.
+    Elsewhere only the group of the process is ended.
+
+    Returns:
+        The status of the process as a shell has it, 128 and the number for a signal.
     """
-    if hasattr(os, "O_ASYNC"):
-        # Elsewhere the default is to do nothing.
-        end = signal.SIG_DFL if sys.platform == "linux" else lambda *_: os._exit(1)
-        signal.signal(signal.SIGIO, end)
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+    heard, signalled = socket.socketpair()
+    heard.setblocking(False)
+    signalled.setblocking(False)
+    signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    ended, left = _reaped()
+    # The lifeline may be held open by a fork of the parent; then its number tells.
+    while grading not in ended and os.getppid() == parent:
+        ready, _, _ = select.select([lifeline, heard], [], [], 1.0)
+        if lifeline in ready:
+            break
+        if heard in ready and set(heard.recv(4096)) != {signal.SIGCHLD}:
+            break
+        ended, left = _reaped()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(grading, signal.SIGKILL)
+    while left:
+        # Children of those that are killed here become children of this process.
+        for child in {grading, *_children()} - ended.keys():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+        more, left = _reaped()
+        ended |= more
+    code = os.waitstatus_to_exitcode(ended[grading])
+    return code if code >= 0 else 128 - code
+
+
+def _reaped() -> tuple[dict[int, int], bool]:
+    """Statuses of the children that have ended, and whether there are others."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            child, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended, False
+        if not child:
+            return ended, True
+        ended[child] = status
+
+
+def _children() -> list[int]:
+    """Children of this process of one thread, where that can be read."""
+    process = os.getpid()
+    try:
+        return [
+            int(child)
+            for child in Path(f"/proc/self/task/{process}/children").read_text().split()
+        ]
+    except OSError:
+        return []
 
 
 def _limit(memory_mb: int) -> None:
-    """Limit the memory to so much more than what the imports have reserved."""
+    """Limit the memory, for good, to so much more than the imports have reserved."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     reserved = Path("/proc/self/statm")
     if reserved.exists():
         pages = int(reserved.read_text().split()[0])
         most = pages * resource.getpagesize() + memory_mb * 2**20
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _verdict(grader: Grader, check: bytes) -> Verdict:

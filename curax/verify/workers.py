@@ -6,9 +6,13 @@ comes back is a number for each check, or the reason why there is none.
 """
 
 import contextlib
+import hashlib
+import json
 import math
 import os
 import pickle
+import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -17,33 +21,70 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Pipe, wait
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from curax.verify.serve import Grader, Source, Verdict, source_of, told
+from curax.verify.serve import Grader, Source, Verdict, framed, source_of, told
 
 Check = tuple[str, str, Any]  # prompt, completion, answer
 
 BATCH = 16  # checks that a worker is given at a time, at most
 START_SECONDS = 120.0  # for a worker to import its grader
 STARTS = 3  # workers in a row that may crash while they start
+END_SECONDS = 10.0  # for a worker to end all that its grader has started
+LINE = 4096  # bytes of a verdict, at most
+PATIENCE = 2  # workers in a row that equal checks may cost
+REMEMBERED = 2**14  # checks that have cost a worker
+
+
+def read(line: bytes, nonce: str, number: int) -> Verdict | None:
+    """The verdict that a worker writes as JSON, or None as its first word.
+
+    Args:
+        line: `[nonce, number, verdict]`.
+        nonce: that of the worker.
+        number: of this line, from 0: the first says that the worker is ready.
+
+    Returns:
+        A float in [0, 1], "none" or "error: " and more; of the first line None, or why
+        it has no grader. Text is printable.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    try:
+        said: Any = json.loads(line) if len(line) <= LINE else None
+    except (ValueError, RecursionError) as error:
+        raise ValueError("no verdict") from error
+    if not isinstance(said, list) or len(said) != 3:
+        raise ValueError("no verdict")
+    if (said[0], said[1], type(said[1])) != (nonce, number, int):
+        raise ValueError("not the verdict of this check")
+    verdict = said[2]
+    if isinstance(verdict, str):
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in verdict)
+        if number == 0 or text == "none" or text.startswith("error: "):
+            return text
+    elif verdict is None and number == 0:
+        return None
+    elif type(verdict) is float and number > 0 and 0 <= verdict <= 1:
+        return verdict
+    raise ValueError("no verdict")
 
 
 class Worker:
     """A process that grades, and the numbers of the checks it has been given."""
 
     def __init__(self, source: Source, memory_mb: int):
-        self.pipe, there = Pipe()
+        self.pipe, there = socket.socketpair()
         self.lifeline, far = socket.socketpair()
         fds = (there.fileno(), far.fileno())
         # Not by multiprocessing, which would import the main program once more.
         program = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from curax.verify.serve import serve; serve{fds}"
+            f"import sys; sys.path[:] = {sys.path!r}; from curax.verify.serve "
+            f"import serve; serve({fds[0]}, {fds[1]}, {os.getpid()})"
         )
-        # A group of its own: Ctrl-C is for the parent, and what a grader starts is
-        # killed with it.
+        # A group of its own: Ctrl-C is for the parent.
         self.process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.DEVNULL,
@@ -53,29 +94,90 @@ class Worker:
         )
         there.close()
         far.close()
+        self.pipe.setblocking(False)  # a worker may stop reading, or half-way a line
         self.ready = False
         self.given: deque[int] = deque()
         self.since = time.monotonic()  # when it began to start, or its first check
-        with contextlib.suppress(OSError):  # it is dead: the pipe ends, which is seen
-            self.pipe.send((source, memory_mb))
+        self._nonce = secrets.token_hex(16)
+        self._number = 0  # of the verdict that comes next
+        self._heard = b""  # of a line that is not complete
+        self._unsent = memoryview(b"")
+        self._send((source, memory_mb, self._nonce))
 
     def give(self, numbers: Sequence[int], checks: Sequence[bytes]) -> None:
         """Ask for the checks of these numbers; it has none now."""
         self.given.extend(numbers)
         self.since = time.monotonic()
-        with contextlib.suppress(OSError):
-            self.pipe.send(checks)
+        self._send(checks)
+
+    def _send(self, message: object) -> None:
+        data = framed(pickle.dumps(message))
+        self._unsent = memoryview(bytes(self._unsent) + data)
+        self.write()
+
+    def write(self) -> None:
+        """Send what it takes now of what is to be sent."""
+        with contextlib.suppress(OSError):  # full; or dead, which is seen in reading
+            while self._unsent:
+                self._unsent = self._unsent[self.pipe.send(self._unsent) :]
+
+    @property
+    def waits_for(self) -> int:
+        """The events of its pipe that somebody waits for."""
+        return select.POLLIN | (select.POLLOUT if self._unsent else 0)
+
+    def spoilt(self) -> bool:
+        """Whether it has ended, or said what nobody asked for; it has no checks."""
+        if self.process.poll() is not None:
+            return True
+        try:
+            return self.ready and self.pipe.recv(1, socket.MSG_PEEK) is not None
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def heard(self) -> Iterator[Verdict | None]:
+        """What it says now: None where it is ready, and verdicts, in their order.
+
+        Raises:
+            OSError: it has ended.
+            ValueError: that was not asked for, or is none.
+        """
+        try:
+            data = self.pipe.recv(2**16)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionError("it has ended")
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            if self.ready and not self.given:
+                raise ValueError("a verdict without a check")
+            yield read(line, self._nonce, self._number)
+            self._number += 1
+        if len(self._heard) > LINE:
+            raise ValueError("a line without an end")
+
+    def hang_up(self) -> None:
+        """Have it end, with all it has started."""
+        self.pipe.close()
+        self.lifeline.close()
 
     def kill(self) -> int:
         """End it and what it has started; what it returned."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.pipe.close()
-        self.lifeline.close()
-        return self.process.wait()
+        self.hang_up()
+        try:
+            return self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:  # somebody has stopped its keeper
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            return self.process.wait()
 
 
 def _kill_all(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.hang_up()
     while workers:
         workers.pop().kill()
 
@@ -131,6 +233,9 @@ class Workers:
         self._checks: list[bytes] = []
         self._waiting: deque[int] = deque()  # numbers of checks that nobody has
         self._verdicts: dict[int, Verdict] = {}
+        self._again: set[int] = set()  # checks asked twice, after an unexpected word
+        # By the digest of a check: what it ended a worker by, how often in a row.
+        self._costly: dict[bytes, tuple[str, int]] = {}
         weakref.finalize(self, _end, self._workers, self._lock)
 
     def __enter__(self) -> "Workers":
@@ -156,6 +261,9 @@ class Workers:
     def grade(self, checks: Sequence[Check]) -> list[Verdict]:
         """Grade each check; equal ones once.
 
+        A check that has ended its worker twice in a row, by "timeout", "crash" or all
+        its memory, is not asked again: it keeps that verdict.
+
         Args:
             checks: prompt, completion and right answer of each; the answer is whatever
                 the grader understands and pickle can send.
@@ -175,8 +283,13 @@ class Workers:
             self._verdicts = {
                 n: error for error, n in numbers.items() if isinstance(error, str)
             }
+            if self._costly:
+                for n, check in enumerate(self._checks):
+                    verdict, times = self._costly.get(_digest(check), ("", 0))
+                    if times >= PATIENCE:
+                        self._verdicts[n] = verdict
             rest = (n for n in range(len(numbers)) if n not in self._verdicts)
-            self._waiting = deque(rest)
+            self._waiting, self._again = deque(rest), set()
             if self._waiting:
                 self._until(lambda: len(self._verdicts) == len(self._checks))
             verdicts = [self._verdicts[n] for n in order]
@@ -189,8 +302,8 @@ class Workers:
     def _until(self, done: Callable[[], bool]) -> None:
         self._crashed = 0
         try:
-            # One may have been killed while nothing was asked of it.
-            for worker in [w for w in self._workers if w.process.poll() is not None]:
+            # One may have been killed, or have spoken, while nothing was asked of it.
+            for worker in [w for w in self._workers if w.spoilt()]:
                 self._remove(worker)
             self._fill()
             while not done():
@@ -211,14 +324,20 @@ class Workers:
                 share = math.ceil(len(self._waiting) / (2 * self._count))
                 batch = [self._waiting.popleft() for _ in range(min(share, BATCH))]
                 worker.give(batch, [self._checks[number] for number in batch])
-        limits = {w: self._limit(w) for w in self._workers if w.given or not w.ready}
-        first = min(limits.values()) - time.monotonic()
-        heard = wait([worker.pipe for worker in self._workers], max(first, 0.0))
-        now = time.monotonic()
+        busy = [w for w in self._workers if w.given or not w.ready]
+        first = min(map(self._limit, busy)) - time.monotonic()
+        poll = select.poll()
+        for worker in self._workers:
+            poll.register(worker.pipe, worker.waits_for)
+        # Rounded up, so that it is late when it is not heard of.
+        poll.poll(math.ceil(1000 * min(max(first, 0.0), 60.0)))
         for worker in list(self._workers):
-            if worker.pipe in heard:
-                self._hear(worker)
-            elif worker in limits and now > limits[worker] and not worker.pipe.poll():
+            worker.write()
+            self._hear(worker)
+            waited_for = worker.given or not worker.ready
+            if worker not in self._workers or not waited_for:
+                continue
+            if time.monotonic() > self._limit(worker):
                 self._late(worker)
 
     def _limit(self, worker: Worker) -> float:
@@ -228,19 +347,27 @@ class Workers:
     def _hear(self, worker: Worker) -> None:
         """Take what a worker sent, or what its silence means."""
         try:
-            said: Any = worker.pipe.recv()
-        except (EOFError, OSError):
+            for said in worker.heard():
+                if said is None:
+                    worker.ready, self._crashed = True, 0
+                elif not worker.ready:
+                    raise RuntimeError(self._no_start(str(said)))
+                elif str(said).startswith("error: MemoryError"):
+                    self._replace(worker, str(said))  # it may not give back its memory
+                    return
+                else:
+                    number = worker.given.popleft()
+                    self._verdicts[number] = said
+                    if self._costly:
+                        self._costly.pop(_digest(self._checks[number]), None)
+                    worker.since = time.monotonic()
+        except OSError:
             self._replace(worker, "crash")
-            return
-        if not worker.ready:
-            if said is not None:
-                raise RuntimeError(self._no_start(said))
-            worker.ready, self._crashed = True, 0
-            return
-        self._verdicts[worker.given.popleft()] = said
-        worker.since = time.monotonic()
-        if str(said).startswith("error: MemoryError"):
-            self._replace(worker, None)  # it may not give back what it has taken
+        except ValueError:
+            # An earlier check may have left what spoke: this one is asked once more.
+            again = worker.given and worker.given[0] not in self._again
+            self._again.update(list(worker.given)[:1])
+            self._replace(worker, None if again else "crash")
 
     def _late(self, worker: Worker) -> None:
         if not worker.ready:
@@ -251,7 +378,13 @@ class Workers:
     def _replace(self, worker: Worker, verdict: str | None) -> None:
         """Put another in its place; the first check it had gets the verdict."""
         if verdict and worker.given:
-            self._verdicts[worker.given.popleft()] = verdict
+            number = worker.given.popleft()
+            self._verdicts[number] = verdict
+            digest = _digest(self._checks[number])
+            _, times = self._costly.pop(digest, ("", 0))
+            self._costly[digest] = verdict, times + 1
+            if len(self._costly) > REMEMBERED:
+                del self._costly[next(iter(self._costly))]
         self._waiting.extendleft(reversed(worker.given))
         status = self._remove(worker)
         if not worker.ready:
@@ -268,6 +401,10 @@ class Workers:
     def _no_start(self, why: str) -> str:
         place = self._source.path or self._source.called
         return f"{place}: no process can start for grader {self._source.name!r}: {why}"
+
+
+def _digest(check: bytes) -> bytes:
+    return hashlib.blake2b(check, digest_size=16).digest()
 
 
 def _pickled(check: Check) -> bytes | str:
