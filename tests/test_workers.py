@@ -772,7 +772,17 @@ THREE = "let it take these three, and give each further option a default or bind
         (asynchronous, "the grader '{name}' is asynchronous; define it with def, and "),
         (yielding, "the grader '{name}' yields; define it with def, and return a nu"),
     ],
-    ids=repr,
+    ids=[
+        "two",
+        "four",
+        "option",
+        "bound",
+        "third",
+        "answer",
+        "unknown",
+        "async",
+        "yield",
+    ],
 )
 def test_a_grader_that_cannot_be_called_is_refused_in_a_sentence(grader, said):
     name = getattr(grader, "func", grader).__name__
