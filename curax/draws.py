@@ -181,9 +181,8 @@ def explored(
     norm = jnp.ones_like(outcome)
     if cfg.pilot.norm:
         how = cfg.sampling.temperature
-        norm = cfg.pilot.norm(
-            policy(parts, state), state.params, contexts, rollouts, how
-        )
+        given = policy(parts, state), state.params, contexts, rollouts, how
+        norm = stages.pilot_norms(cfg, *given, rows=outcome.shape[0])
     norm = grids.grid(norm, seen.row, fill=0.0)
     of = seen.exists & (seen.outcome > 0.5) if cfg.pilot.accepted else seen.exists
     typical = masked.mean(norm, of)

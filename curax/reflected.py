@@ -8,13 +8,14 @@ they are trained on, and leaves out those that have nothing to teach.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax import allocate, data, grids, hint, masked, reflect, update
+from curax import allocate, data, grids, hint, masked, reflect, stages, update
 from curax.draws import at, drawn_from, grid_of, policy
 from curax.keys import stage_key
 from curax.optimise import settings
@@ -140,7 +141,7 @@ def scored(
         logp,
         exists,
         mask,
-        weights=how.weights,
+        weights=partial(stages.reference_weights, parts.config),
         clip_nats=how.clip_nats,
         leave_one_out=how.leave_one_out,
         baseline=baseline,
@@ -149,11 +150,12 @@ def scored(
     said = jnp.sum(rollouts.mask, -1, dtype=jnp.int32) - thought.length
     if how.length:
         length = jnp.sum(mask, -1, dtype=jnp.int32)[:, None]
-        rest = how.length_weight * how.length(grid(said, fill=0), length)
+        earned = stages.length_reward(parts.config, grid(said, fill=0), length)
+        rest = how.length_weight * earned
         reward = reward + rest
     if how.rubric:
         fit = grid(rollouts.finished & (said > 0), fill=False)
-        ruled, exists = how.rubric(reward, exists, fit)
+        ruled, exists = stages.ruled(parts.config, reward, exists, fit)
         reward, rest = ruled, rest + ruled - reward
 
     def rows(values):
@@ -287,7 +289,7 @@ def chosen(
     assert state.chosen is not None
     every = ids.reshape(-1)
     *looks, tokens = (x.reshape(-1) for x in found)
-    keep, level = how.keep(*looks, state.chosen.level)
+    keep, level = stages.worth(parts.config, looks, state.chosen.level)
     count = state.chosen.ids.shape[0]
     ids = reflect.chosen(
         keep,

@@ -6,7 +6,7 @@ and dtypes are checked while tracing, at no cost later; `rehearsal` looks at val
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,57 @@ def called(
     Raises:
         ConfigError: it fails, or its output has another shape or dtype.
     """
+    value = _value(field, function, *arrays, **options)
+    return _held(field, function, value, shape, kind)
+
+
+def several(
+    field: str,
+    function: Callable[..., Any],
+    *arrays: Any,
+    outputs: Sequence[tuple[tuple[int, ...], str]],
+    **options: Any,
+) -> tuple[jax.Array, ...]:
+    """What a function of several outputs gives, as `called`.
+
+    Args:
+        field: dotted name of the function in the config.
+        function: what stands there.
+        *arrays: it is called with these.
+        outputs: shape and kind of each output.
+        **options: it is called with these too.
+
+    Raises:
+        ConfigError: as `called`, or the outputs are more or fewer.
+    """
+    values = _value(field, function, *arrays, **options)
+    count = len(values) if isinstance(values, tuple) else 1
+    if not isinstance(values, tuple) or count != len(outputs):
+        raise ConfigError(
+            f"{named(field, function)} gives {count} output{'s' * (count != 1)}, and "
+            f"{field} must give {len(outputs)}; mend the function, or name another."
+        )
+    return tuple(
+        _held(field, function, value, shape, kind)
+        for value, (shape, kind) in zip(values, outputs, strict=True)
+    )
+
+
+def _value(field: str, function: Callable[..., Any], *arrays: Any, **options: Any):
+    """What a function gives, or a sentence on how it failed."""
     try:
-        value = function(*arrays, **options)
+        return function(*arrays, **options)
     except ConfigError:
         raise
     except Exception as error:
         told = missing(error) or failure(field, function, error)
         raise ConfigError(told) from error
+
+
+def _held(
+    field: str, function: Any, value: Any, shape: tuple[int, ...], kind: str
+) -> jax.Array:
+    """A value of this shape and kind, or a sentence on what it is."""
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     if not (
         is_array
@@ -131,6 +175,14 @@ def met(config: Config, outcome: Array, exists: Array) -> jax.Array:
     shape = exists.shape[:-1]
     rule = config.stop.rule
     return called("stop.rule", rule, outcome, exists, shape=shape, kind="bool")
+
+
+def pilot_norms(config: Config, *given: Any, rows: int) -> jax.Array:
+    """`[rows]` float, norms of the scores of pilots."""
+    assert config.pilot
+    norm = config.pilot.norm
+    assert norm
+    return called("pilot.norm", norm, *given, shape=(rows,), kind="float")
 
 
 # ----- from outcomes to credit
@@ -225,3 +277,48 @@ def distances(config: Config, logp: Array, logp_ref: Array | None) -> jax.Array:
     return called(
         "kl.estimator", estimator, logp, logp_ref, shape=logp.shape, kind="float"
     )
+
+
+# ----- rewards by reference answers, and the prompts that are worth their draws
+
+
+def reference_weights(config: Config, spread: Any, mask: Array) -> jax.Array:
+    """`[..., Y]` float, what each token of a reference weighs."""
+    assert config.reflection
+    weights, shape = config.reflection.weights, mask.shape
+    return called(
+        "reflection.weights", weights, spread, mask, shape=shape, kind="float"
+    )
+
+
+def length_reward(config: Config, length: jax.Array, wanted: Array) -> jax.Array:
+    """`[B, G]` float, the reward of how long an answer is."""
+    assert config.reflection
+    reward = config.reflection.length
+    assert reward
+    return called(
+        "reflection.length", reward, length, wanted, shape=length.shape, kind="float"
+    )
+
+
+def ruled(
+    config: Config, reward: jax.Array, exists: jax.Array, fit: jax.Array
+) -> tuple[jax.Array, ...]:
+    """`[B, G]` float rewards and bool, by a rubric."""
+    assert config.reflection
+    rubric, shape = config.reflection.rubric, reward.shape
+    assert rubric
+    outputs = (shape, "float"), (shape, "bool")
+    return several("reflection.rubric", rubric, reward, exists, fit, outputs=outputs)
+
+
+def worth(
+    config: Config, looks: Sequence[jax.Array], level: jax.Array
+) -> tuple[jax.Array, ...]:
+    """`[F]` bool, candidates that stay; `[]` float, the new state of what decides."""
+    assert config.reflection
+    queries = config.reflection.queries
+    assert queries
+    outputs = (looks[0].shape, "bool"), ((), "float")
+    name = "reflection.queries.keep"
+    return several(name, queries.keep, *looks, level, outputs=outputs)

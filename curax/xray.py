@@ -695,12 +695,12 @@ def table(name: str, found: Mapping[str, Any]) -> str:
             f"{row['p']:5.2f} {row['weight']:8.3f} {row['objective'] - start:8.3f} "
             f"{scale * row['claimed_weight']:8.3f} {row['over_claimed']:7.2f}x "
             f"{row['signal']:6.1%} {row['draws']:6.1f} {most}{row['tokens']:6.0f} "
-            f"{row['pass_rate_bias']:+7.3f} {row['noise_against_grpo']:5.2f}x"
+            f"{row['pass_rate_bias']:+z7.3f} {row['noise_against_grpo']:5.2f}x"
             + (f"  w +- {half:.2g}" if half >= 0.0005 else "")
         )
     lines += [
         f" mean {'':36}{mean['signal']:6.1%} {mean['draws']:6.1f} "
-        f"{most}{mean['tokens']:6.0f} {mean['pass_rate_bias']:+7.3f}",
+        f"{most}{mean['tokens']:6.0f} {mean['pass_rate_bias']:+z7.3f}",
         "",
         "f(p) is from the first row on; asked is the claimed weight, scaled to w(0.5).",
     ]

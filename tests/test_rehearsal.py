@@ -309,3 +309,64 @@ def test_a_verifier_gives_a_number_for_each_completion(outcome, given):
     with pytest.raises(ValueError, match=r"task.verify gives") as caught:
         reward.on_device(task, prompts, rollouts)
     assert f"gives {given}, and must give float [3], an" in str(caught.value)
+
+
+def shared(spread, mask):
+    return jnp.ones(mask.shape[-1])
+
+
+def strict(reward, exists, fit):
+    return reward
+
+
+def best(hard, spread, null, level):
+    return hard > level, level[None]
+
+
+def unending(spread, mask):
+    raise RuntimeError("no end")
+
+
+def test_functions_of_rewards_by_references_are_held_to_their_promises():
+    grid, given = jnp.zeros((2, 3)), jnp.ones((2, 4), bool)
+    looks = [jnp.zeros(6)] * 3
+
+    def how(**functions: Any) -> Any:
+        return SimpleNamespace(reflection=SimpleNamespace(**functions))
+
+    queries = SimpleNamespace(keep=best)
+    norm = SimpleNamespace(norm=lambda *_: jnp.zeros(3))
+    for call, says in (
+        (
+            lambda: stages.reference_weights(how(weights=shared), None, given),
+            f"reflection.weights={HERE}.shared gives float32 [4], and "
+            f"reflection.weights must give float [2, 4]{MEND}",
+        ),
+        (
+            lambda: stages.reference_weights(how(weights=unending), None, given),
+            f"reflection.weights={HERE}.unending fails at {__file__}:",
+        ),
+        (
+            lambda: stages.ruled(how(rubric=strict), grid, grid > 0, grid > 0),
+            f"reflection.rubric={HERE}.strict gives 1 output, and reflection.rubric "
+            f"must give 2{MEND}",
+        ),
+        (
+            lambda: stages.worth(how(queries=queries), looks, jnp.float32(0)),
+            f"reflection.queries.keep={HERE}.best gives float32 [1], and "
+            f"reflection.queries.keep must give float []{MEND}",
+        ),
+        (
+            lambda: stages.length_reward(
+                how(length=lambda a, b: b), jnp.zeros((2, 3), int), jnp.zeros((2, 1))
+            ),
+            "reflection.length=",
+        ),
+        (
+            lambda: stages.pilot_norms(SimpleNamespace(pilot=norm), rows=4),  # pyright: ignore[reportArgumentType]
+            "pilot.norm=",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert str(caught.value).startswith(says)
