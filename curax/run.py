@@ -381,7 +381,9 @@ class Run:
             state = recall.begun(state, self._recalled.memory)
             self._told_of_unknown(self._recalled)
         evaluated, score = self._evaluated(state, 0)
-        self._files.write([{"step": 0, **self._counted({}), **evaluated}])
+        row = {"step": 0, **self._counted({}), **evaluated}
+        self._files.write([row])
+        self._warned(row)  # what later values are compared with, after a resume too
         self._save(0, state, score)
         self._checkpoints.wait()  # before the checkpoints of the warm start go
         return state
@@ -494,10 +496,7 @@ class Run:
         """Warn of what the rows show; why the run must stop, if it must."""
         patience = self._config.update.patience
         for row in rows:
-            for kind, text in self._watch.look(row).items():
-                self._warn(text)
-                if kind in watch.BRIEF:
-                    self._files.alarm(row["step"], kind, text)
+            self._warned(row)
             count = watch.missing_in_a_row(row, self._totals.get(MISSING_IN_A_ROW, 0))
             self._totals[MISSING_IN_A_ROW] = count.tolist()
             if np.all(count >= patience):
@@ -520,6 +519,13 @@ class Run:
                     "a lower optimizer.learning_rate."
                 )
         return None
+
+    def _warned(self, row: dict[str, Any]) -> None:
+        """Say what a row deserves to be said of, and keep what is an alarm."""
+        for kind, text in self._watch.look(row).items():
+            self._warn(text)
+            if kind in watch.BRIEF:
+                self._files.alarm(row["step"], kind, text)
 
     def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
         """Cumulative counts, exact at any size: the device counts single steps."""

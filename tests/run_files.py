@@ -29,7 +29,7 @@ def state(workdir, step=6, config=None):
 
 def assert_same_run(got, want, step=6, config=None):
     for name in (folder.METRICS, folder.ROLLOUTS, folder.WARM, folder.ALARMS):
-        assert rows(got, name) == rows(want, name)
+        assert rows(got, name) == rows(want, name), name
     for name in (folder.EVALUATION,):
         assert (got / name).read_text() == (want / name).read_text()
     mine, theirs = (
