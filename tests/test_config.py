@@ -564,8 +564,8 @@ def without(monkeypatch, name):
         monkeypatch.delitem(sys.modules, module)
     find = PathFinder.find_spec
 
-    def found(wanted, *args):
-        return None if wanted.partition(".")[0] == name else find(wanted, *args)
+    def found(wanted, *args, **more):
+        return None if wanted.partition(".")[0] == name else find(wanted, *args, **more)
 
     monkeypatch.setattr(PathFinder, "find_spec", found)
 

@@ -8,6 +8,7 @@ results stay.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -487,7 +488,8 @@ class Seen:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.loop, "_held_out", [lambda *_: (None, rows)] * 2)
             patch.setattr(self.loop, "_measured", lambda *_: {"asked": str(asked)})
-            patch.setattr(held_out, "outcomes", lambda *_: None)
+            unknown = reward.Verdicts(np.full(1, np.nan), Counter())
+            patch.setattr(held_out, "outcomes", lambda *_: unknown)
             patch.setattr(held_out, "pass_rates", lambda *_: None)
             patch.setattr(held_out, "_spread", spread)
             shape = asked = replace(self.config.evaluation, prompts=2)

@@ -19,7 +19,7 @@ from run_files import assert_same_run, rows
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import checkpoint, folder, run, staged, train
+from curax import checkpoint, folder, prompt_form, run, staged, train
 from curax.config import load, override
 from curax.models import export, pretrained
 
@@ -192,7 +192,8 @@ def test_supervised_training_alone_is_a_run_of_a_llama_and_goes_on_with_rl(tmp_p
     assert command.main([str(tmp_path / "sft"), str(tmp_path / "out")]) == 0
     source = real.checkpoint("LlamaForCausalLM", small=True)
     names = {file.name for file in source.iterdir()}
-    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    written = {file.name for file in (tmp_path / "out").iterdir()}
+    assert written == names | {prompt_form.FILE}
     before, after = policy(source)[1], policy(tmp_path / "out")[1]
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
     assert min(jax.tree.leaves(moved)) > 0
