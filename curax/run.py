@@ -341,7 +341,8 @@ class Run:
                 )
             self._open_files(step=found.step)
             for row in self._files.metrics():
-                self._watch.look(row)  # it has said what it has to say of these
+                if row["step"]:  # at that of step 0 a run does not look
+                    self._watch.look(row)  # it has said what it has to say of these
             self._totals = found.totals
             found = found._replace(state=self._whole(found.state, found.totals))
         return found
@@ -381,9 +382,7 @@ class Run:
             state = recall.begun(state, self._recalled.memory)
             self._told_of_unknown(self._recalled)
         evaluated, score = self._evaluated(state, 0)
-        row = {"step": 0, **self._counted({}), **evaluated}
-        self._files.write([row])
-        self._warned(row)  # what later values are compared with, after a resume too
+        self._files.write([{"step": 0, **self._counted({}), **evaluated}])
         self._save(0, state, score)
         self._checkpoints.wait()  # before the checkpoints of the warm start go
         return state
@@ -496,7 +495,10 @@ class Run:
         """Warn of what the rows show; why the run must stop, if it must."""
         patience = self._config.update.patience
         for row in rows:
-            self._warned(row)
+            for kind, text in self._watch.look(row).items():
+                self._warn(text)
+                if kind in watch.BRIEF:
+                    self._files.alarm(row["step"], kind, text)
             count = watch.missing_in_a_row(row, self._totals.get(MISSING_IN_A_ROW, 0))
             self._totals[MISSING_IN_A_ROW] = count.tolist()
             if np.all(count >= patience):
@@ -519,13 +521,6 @@ class Run:
                     "a lower optimizer.learning_rate."
                 )
         return None
-
-    def _warned(self, row: dict[str, Any]) -> None:
-        """Say what a row deserves to be said of, and keep what is an alarm."""
-        for kind, text in self._watch.look(row).items():
-            self._warn(text)
-            if kind in watch.BRIEF:
-                self._files.alarm(row["step"], kind, text)
 
     def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
         """Cumulative counts, exact at any size: the device counts single steps."""
