@@ -65,7 +65,7 @@ class _Quiet:
         return getattr(self._stream, name)
 
 
-def heard_or_not(main: Callable[..., int]) -> Callable[..., int]:
+def survives_closed_output(main: Callable[..., int]) -> Callable[..., int]:
     """A command line that goes on where its output is read no longer.
 
     Its reader may have ended, as `head` does, or the terminal been closed; what was to

@@ -268,7 +268,7 @@ def planned(
     cfg = parts.config
     known = difficulty(parts, memory, prompts, explored)
     most = cfg.sampling.group_size
-    counts = stages.allotted(cfg, known, budget=parts.rows, most=most)
+    counts = stages.counts(cfg, known, budget=parts.rows, most=most)
     if asked is not None:
         counts = jnp.where(asked.wanted, counts, 0)
     return allocate.plan(counts, rows=parts.rows)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from curax.command import Parser, heard_or_not
+from curax.command import Parser, survives_closed_output
 from curax.config import ConfigError
 from curax.kinds import Count, Devices, Natural, Positive, Seed, Share, out_of_range
 
@@ -186,7 +186,7 @@ def parser() -> Parser:
     return result
 
 
-@heard_or_not
+@survives_closed_output
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 stopped by a failure, 2 bad input, 128 + n by a signal."""
     argv = sys.argv[1:] if argv is None else list(argv)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curax import prompt_form
-from curax.command import Parser, heard_or_not
+from curax.command import Parser, survives_closed_output
 from curax.config import Config, ConfigError, option
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def parser() -> Parser:
     return result
 
 
-@heard_or_not
+@survives_closed_output
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 it could not be written, 2 bad input, 130 interrupted."""
     out = Path()

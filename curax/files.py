@@ -103,7 +103,11 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def shown(value: Any, most: int = 200) -> str:
+def shown(value: Any) -> str:
     """A value as JSON in one line, cut where it is long."""
-    text = json.dumps(value, default=repr)
+    return cut(json.dumps(value, default=repr))
+
+
+def cut(text: str, most: int = 200) -> str:
+    """A text, cut where it is long."""
     return text if len(text) <= most else f"{text[:most]} ..."

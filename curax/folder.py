@@ -83,7 +83,6 @@ def check(workdir: Path, config: Config, *, resume: bool) -> None:
         ConfigError: there is another run, or none to resume.
     """
     if resume:
-        _check_object(workdir / CONFIG)
         _check_same(workdir / CONFIG, config)
         return
     for name in (CONFIG, METRICS, CHECKPOINTS):
@@ -92,21 +91,6 @@ def check(workdir: Path, config: Config, *, resume: bool) -> None:
                 f"--workdir {workdir} holds {name} of a run already; add --resume to "
                 "go on with that run, or name another folder."
             )
-
-
-def _check_object(path: Path) -> None:
-    """A config is a JSON object. What is no JSON at all is told by others."""
-    try:
-        value = json.loads(path.read_bytes())
-    except RecursionError:
-        value = None
-    except (OSError, ValueError):
-        return
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"{path}:1: not a JSON object; the run cannot be resumed, name another "
-            "--workdir."
-        )
 
 
 def _check_same(path: Path, config: Config) -> None:
@@ -118,10 +102,17 @@ def _check_same(path: Path, config: Config) -> None:
         )
     try:
         old = json.loads(path.read_text())
+    except RecursionError:
+        old = None
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: {error}; the run cannot be resumed, name another --workdir."
         ) from error
+    if not isinstance(old, dict):
+        raise ConfigError(
+            f"{path}:1: not a JSON object; the run cannot be resumed, name another "
+            "--workdir."
+        )
     for name, was, now in changes(old, describe(config)):
         if name == "steps" and isinstance(was, int) and was < now:
             continue

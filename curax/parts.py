@@ -31,12 +31,6 @@ def task_of(config: Config) -> Task:
     return config.task()
 
 
-def num_prompts(config: Config) -> int:
-    """Prompts of the task, by its options or else by its files."""
-    known = option(config.task, "num_prompts")
-    return known if isinstance(known, int) else task_of(config).num_prompts
-
-
 def build(config: Config) -> Parts:
     """Call the config's task, model and optimizer.
 

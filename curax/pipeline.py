@@ -163,7 +163,7 @@ def dropped_rows(
     """
     known = difficulty(parts, memory, prompts, explored)
     most = parts.config.sampling.group_size
-    counts = stages.allotted(parts.config, known, budget=parts.rows, most=most)
+    counts = stages.counts(parts.config, known, budget=parts.rows, most=most)
     given = jnp.clip(counts, 0, most)
     over = jnp.maximum(jnp.sum(given) - parts.rows, 0)
     return (jnp.sum(jnp.abs(counts - given)) + over).astype(jnp.float32)

@@ -626,7 +626,7 @@ def _allocator(
     def one(solved: jax.Array) -> tuple[jax.Array, jax.Array]:
         seen = known(solved)
         budget, most = rows_of(config), sizes.group_size
-        counts = stages.allotted(config, seen, budget=budget, most=most)
+        counts = stages.counts(config, seen, budget=budget, most=most)
         return counts, seen.pass_rate
 
     compiled = jax.jit(jax.vmap(one))

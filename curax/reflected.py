@@ -155,7 +155,7 @@ def scored(
         reward = reward + rest
     if how.rubric:
         fit = grid(rollouts.finished & (said > 0), fill=False)
-        ruled, exists = stages.ruled(parts.config, reward, exists, fit)
+        ruled, exists = stages.apply_rubric(parts.config, reward, exists, fit)
         reward, rest = ruled, rest + ruled - reward
 
     def rows(values):
@@ -289,7 +289,7 @@ def chosen(
     assert state.chosen is not None
     every = ids.reshape(-1)
     *looks, tokens = (x.reshape(-1) for x in found)
-    keep, level = stages.worth(parts.config, looks, state.chosen.level)
+    keep, level = stages.select_prompts(parts.config, looks, state.chosen.level)
     count = state.chosen.ids.shape[0]
     ids = reflect.chosen(
         keep,

@@ -55,7 +55,7 @@ def _check_counts(config: Config) -> None:
             norm=jnp.ones_like(drawn),
             tokens=jnp.full_like(drawn, sizes.max_tokens),
         )
-        return stages.allotted(config, known, budget=budget, most=most)
+        return stages.counts(config, known, budget=budget, most=most)
 
     random = np.random.default_rng(0)
     for trial in range(TRIALS):

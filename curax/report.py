@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from curax import pictures, record
-from curax.command import heard_or_not, write_whole
+from curax.command import survives_closed_output, write_whole
 from curax.record import (
     Row,
     Run,
@@ -540,7 +540,7 @@ def _json(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-@heard_or_not
+@survives_closed_output
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and a sentence on stderr if the folder cannot be read."""
     parser = argparse.ArgumentParser(

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from curax.compile_times import CompileTimes
 from curax.config import Config, ConfigError, describe, option
 from curax.interrupt import Interrupt
 from curax.loops import Warm
-from curax.packages import missing
 from curax.progress import Progress
 from curax.types import TrainState
 
@@ -48,7 +46,7 @@ PROGRAMS = {
     "evaluation": "the held-out sampler",
     "step": "the sampler and the update",
 }
-OWN, LIBRARY = str(Path(__file__).parent), "site-packages"
+OWN = str(Path(__file__).parent)
 
 
 class RunError(RuntimeError):
@@ -143,7 +141,8 @@ def foretell(config: Config, workdir: Path) -> None:
     told = record.read(workdir)
     if told.before is None or told.after is None:
         return
-    prompts = parts.num_prompts(config)
+    # Of a task in files; the options of others say it.
+    prompts = record.whole(workdir / folder.QUESTIONS).get("prompts")
     sides = {
         side: expect.expected(config, rates, told.samples, prompts=prompts)
         for side, rates in (("before", told.before), ("after", told.after))
@@ -169,7 +168,7 @@ def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
     Raises:
         ConfigError: in a sentence, naming the line where it failed.
     """
-    try:
+    with stages.config_errors(config):
         built = parts.build(config)
         if rehearse and config.steps:
             rehearsal.check(config)
@@ -177,26 +176,6 @@ def build(config: Config, *, rehearse: bool = True) -> loops.Loop:
         loop = (staged.Staged if from_host else loops.Jitted)(built)
         if rehearse:
             loop.rehearse()
-    except ConfigError:
-        raise
-    except Exception as error:
-        if needed := missing(error):
-            raise ConfigError(needed) from error
-        frames = traceback.extract_tb(error.__traceback__)
-        text = " ".join(str(error).split()).rstrip(".") or "no message"
-        own = (f for f in frames if OWN in f.filename or LIBRARY not in f.filename)
-        *_, last = own
-        if isinstance(error, ValueError) and (last.line or "").startswith("raise"):
-            raise ConfigError(f"{text}.") from error  # a sentence about an option
-        where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}"
-        if option_ := stages.culprit(config, text):
-            name = option_.partition("=")[0]
-            raise ConfigError(
-                f"{option_} fails at {where}; set {name} to another value."
-            ) from error
-        raise ConfigError(
-            f"{where}; change the option that this line reads, or mend the line."
-        ) from error
     return loop
 
 
@@ -508,8 +487,8 @@ class Run:
                     f"the run stops, saved as step {rows[-1]['step']}; mend the "
                     "verifier and go on with --resume."
                 )
-            called = describe(self._config.allocate)["function"].removeprefix("curax.")
-            if broken := watch.broken(row, called):
+            allocator = stages.named("allocate", self._config.allocate)
+            if broken := watch.broken(row, allocator):
                 return f"{broken}, and start anew in another --workdir."
             count = watch.in_a_row(row, self._totals.get(IN_A_ROW, 0))
             self._totals[IN_A_ROW] = count.tolist()

@@ -5,8 +5,9 @@ or gives what no stage gives, is told by its name and by the field that names it
 and dtypes are checked while tracing, at no cost later; `rehearsal` looks at values.
 """
 
+import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ KINDS: dict[str, Any] = {
     "float": jnp.floating,
 }
 PACKAGE = str(Path(__file__).parent)
-LONGEST = 300  # characters of an error that are told
+LONGEST = 600  # characters of an error that are told
 
 Array = jax.Array | np.ndarray
 
@@ -124,13 +125,11 @@ def named(field: str, function: Any) -> str:
 
 def failure(field: str, function: Any, error: Exception) -> str:
     """In a sentence that a function of a config failed, where, and why."""
-    text = " ".join(str(error).split())[:LONGEST].rstrip(".") or "no message"
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in frames if "site-packages" not in frame.filename]
+    text, frames = _text(error), _frames(error)
     theirs = [frame for frame in frames if PACKAGE not in frame.filename]
     last = (theirs or frames)[-1]
-    if isinstance(error, ValueError) and (frames[-1].line or "").startswith("raise"):
-        return f"{named(field, function)}: {text}."  # a sentence about an option
+    if _is_sentence(error, frames[-1]):
+        return f"{named(field, function)}: {text}."
     # Of a function among the options, the line that failed is the line to name.
     for name, place in Place(function).walk(field):
         inner = place.value.func if isinstance(place.value, partial) else place.value
@@ -141,6 +140,52 @@ def failure(field: str, function: Any, error: Exception) -> str:
         f"{named(field, function)} fails at {last.filename}:{last.lineno} "
         f"({type(error).__name__}: {text}); mend that line, or the options of {field}."
     )
+
+
+@contextlib.contextmanager
+def config_errors(config: Config) -> Iterator[None]:
+    """Whatever is raised while a config is built or traced becomes a ConfigError.
+
+    Raises:
+        ConfigError: in a sentence with the package that is missing, the option that the
+            error quotes, or else the line that failed.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if needed := missing(error):
+            raise ConfigError(needed) from error
+        text, last = _text(error), _frames(error)[-1]
+        if _is_sentence(error, last):
+            raise ConfigError(f"{text}.") from error
+        where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}"
+        fix = "change the option that this line reads, or mend the line"
+        if quoted := culprit(config, text):
+            where = f"{quoted} fails at {where}"
+            fix = f"set {quoted.partition('=')[0]} to another value"
+        raise ConfigError(f"{where}; {fix}.") from error
+
+
+def _text(error: Exception) -> str:
+    """What an error says, in one line without a full stop."""
+    return " ".join(str(error).split())[:LONGEST].rstrip(".") or "no message"
+
+
+def _frames(error: Exception) -> list[traceback.FrameSummary]:
+    """The calls that led to an error, but for those inside other libraries."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [
+        frame
+        for frame in frames
+        if PACKAGE in frame.filename or "site-packages" not in frame.filename
+    ]
+
+
+def _is_sentence(error: Exception, last: traceback.FrameSummary) -> bool:
+    """Whether an error was raised by hand, as a sentence about an option."""
+    return isinstance(error, ValueError) and (last.line or "").startswith("raise")
 
 
 def culprit(config: Config, text: str) -> str | None:
@@ -160,13 +205,13 @@ def _article(value: Any) -> str:
 # ----- before completions are drawn
 
 
-def allotted(config: Config, known: Difficulty, *, budget: int, most: int) -> jax.Array:
+def counts(config: Config, known: Difficulty, *, budget: int, most: int) -> jax.Array:
     """`[B]` int32, completions of each prompt, as `allocate` gives them."""
     shape, options = known.draws.shape, {"budget": budget, "most": most}
-    counts = called(
+    given = called(
         "allocate", config.allocate, known, shape=shape, kind="integer", **options
     )
-    return counts.astype(jnp.int32)
+    return given.astype(jnp.int32)
 
 
 def met(config: Config, outcome: Array, exists: Array) -> jax.Array:
@@ -301,7 +346,7 @@ def length_reward(config: Config, length: jax.Array, wanted: Array) -> jax.Array
     )
 
 
-def ruled(
+def apply_rubric(
     config: Config, reward: jax.Array, exists: jax.Array, fit: jax.Array
 ) -> tuple[jax.Array, ...]:
     """`[B, G]` float rewards and bool, by a rubric."""
@@ -312,7 +357,7 @@ def ruled(
     return several("reflection.rubric", rubric, reward, exists, fit, outputs=outputs)
 
 
-def worth(
+def select_prompts(
     config: Config, looks: Sequence[jax.Array], level: jax.Array
 ) -> tuple[jax.Array, ...]:
     """`[F]` bool, candidates that stay; `[]` float, the new state of what decides."""

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from curax.command import Parser, heard_or_not
+from curax.command import Parser, survives_closed_output
 from curax.config import ConfigError, load, override
 
 DEFAULT = "configs/quickstart.py"
@@ -40,7 +40,7 @@ def parser() -> Parser:
     return result
 
 
-@heard_or_not
+@survives_closed_output
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 stopped by a failure, 2 bad input, 128 + n by a signal."""
     argv = sys.argv[1:] if argv is None else list(argv)

@@ -43,13 +43,13 @@ class Watch:
 
     def _seen(self, row: Row):
         step = row["step"]
-        if np.any(_of(row, "update/nonfinite") > 0):
+        bad = _of(row, "update/nonfinite") > 0
+        if np.any(bad):
             yield (
                 "nonfinite",
                 f"{culprit(row)} at step {step}: the update was skipped; after "
                 f"{self._patience} such steps in a row the run stops.",
             )
-        bad = _of(row, "update/nonfinite") > 0
         dead = (_of(row, "group/signal_fraction", 1) == 0) & ~bad
         self._dead = np.where(dead, self._dead + 1, 0)
         if np.all(dead):
@@ -126,12 +126,12 @@ def broken(row: Row, allocator: str) -> str | None:
 
     Args:
         row: of metrics.
-        allocator: what `allocate` names.
+        allocator: `allocate=` and the function's name.
     """
     dropped = float(np.max(_of(row, "allocate/dropped_rows")))
     if dropped > 0:
         return (
-            f"allocate={allocator} asked in step {row['step']} for {dropped:.0f} "
+            f"{allocator} asked in step {row['step']} for {dropped:.0f} "
             "completions more than there is room for, and they were dropped; mend it: "
             "counts lie between 0 and sampling.group_size, and their sum is at most "
             "the completions of a step"

@@ -4,21 +4,19 @@ Draws what `predict` computes, as a table, a picture and JSON, and says in words
 the recipe departs from the objective it states.
 """
 
-import contextlib
 import glob
 import io
 import json
 import math
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from curax.command import Parser, heard_or_not, write_whole
+from curax.command import Parser, survives_closed_output, write_whole
 from curax.config import (
     Config,
     ConfigError,
@@ -30,7 +28,6 @@ from curax.config import (
     truncates,
     updates_of,
 )
-from curax.packages import missing
 from curax.places import full_name
 
 if TYPE_CHECKING:
@@ -103,7 +100,7 @@ def parser() -> Parser:
     return result
 
 
-@heard_or_not
+@survives_closed_output
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -244,11 +241,11 @@ def number_of_prompts(config: Config) -> int | None:
     Raises:
         ConfigError: they cannot be made.
     """
-    from curax import parts, predict
+    from curax import parts, predict, stages
 
     if absent(config):
         return predict.num_prompts(config)
-    with in_a_sentence(config):
+    with stages.config_errors(config):
         return parts.build(config).task.num_prompts
 
 
@@ -265,34 +262,6 @@ def absent(config: Config) -> list[str]:
         for name, path in named.items()
         if isinstance(path, str) and not (Path(path).exists() or glob.glob(path))
     ]
-
-
-@contextlib.contextmanager
-def in_a_sentence(config: Config) -> Iterator[None]:
-    """Whatever a function of the recipe raises, as a ConfigError."""
-    from curax import stages
-
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        if needed := missing(error):
-            raise ConfigError(needed) from error
-        text = " ".join(str(error).split())[:600].rstrip(".")
-        frames = traceback.extract_tb(error.__traceback__)
-        *_, last = (frame for frame in frames if "site-packages" not in frame.filename)
-        if not (
-            isinstance(error, ValueError) and (last.line or "").startswith("raise")
-        ):
-            where = f"{last.filename}:{last.lineno}"
-            text = f"{where}: {type(error).__name__}: {text}"
-            if option_ := stages.culprit(config, text):
-                name = option_.partition("=")[0]
-                text = f"{option_} fails at {text}; set {name} to another value"
-            else:
-                text += "; mend that line"
-        raise ConfigError(f"{text}.") from error
 
 
 def lifting(config: Config, lift: float | None) -> float:
@@ -353,7 +322,7 @@ def look(
         ConfigError: in a sentence, if its functions do not take what they are given, or
             if its rewards are no outcomes.
     """
-    from curax import claims, predict, rehearsal
+    from curax import claims, predict, rehearsal, stages
 
     if config.reflection:
         raise ConfigError(
@@ -364,7 +333,7 @@ def look(
     dense = 1 / (1 + np.exp(-np.linspace(ends, -ends, 30)))
     p = np.unique(np.concatenate([SHOWN, dense, np.arange(3, 18) / 20]).round(6))
     held = None if prompts.draws is None else float(prompts.draws.mean())
-    with in_a_sentence(config):
+    with stages.config_errors(config):
         rehearsal.check(config)
         plain = predict.predict(
             config, p, prompts.rates, remembered=held, lift=lift, prompts=number

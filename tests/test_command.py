@@ -35,10 +35,10 @@ def test_help_comes_at_once(name):
 CHATTY = """
 import sys
 from pathlib import Path
-from curax.command import heard_or_not
+from curax.command import survives_closed_output
 from curax.progress import Progress
 
-@heard_or_not
+@survives_closed_output
 def main():
     with Progress() as progress:
         for number in range(3_000):

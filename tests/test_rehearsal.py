@@ -347,12 +347,12 @@ def test_functions_of_rewards_by_references_are_held_to_their_promises():
             f"reflection.weights={HERE}.unending fails at {__file__}:",
         ),
         (
-            lambda: stages.ruled(how(rubric=strict), grid, grid > 0, grid > 0),
+            lambda: stages.apply_rubric(how(rubric=strict), grid, grid > 0, grid > 0),
             f"reflection.rubric={HERE}.strict gives 1 output, and reflection.rubric "
             f"must give 2{MEND}",
         ),
         (
-            lambda: stages.worth(how(queries=queries), looks, jnp.float32(0)),
+            lambda: stages.select_prompts(how(queries=queries), looks, jnp.float32(0)),
             f"reflection.queries.keep={HERE}.best gives float32 [1], and "
             f"reflection.queries.keep must give float []{MEND}",
         ),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.exams import estimates
-from curax.record import count, duration
+from curax.record import count, duration, many
 from curax.verify import answers
 
 FEW = 3  # of fewer completions the majority is as right as one of them
@@ -196,7 +196,7 @@ def _in_order(name: str) -> tuple[bool, float, str]:
 def table(name: str, found: Mapping[str, Any]) -> str:
     """What is said of a file, for a terminal."""
     problems, completions = found["problems"], found["completions"]
-    lines = [f"{name}: {problems} problem{'s' * (problems != 1)}"]
+    lines = [f"{name}: {many(problems, 'problem')}"]
     missing = found["missing"]
     share = sum(missing.values()) / max(completions, 1)
     if share > MANY:

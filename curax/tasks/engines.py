@@ -292,8 +292,7 @@ def reason(error: BaseException) -> str:
 
 def short(value: Any) -> str:
     """A value as Python writes it, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]} ..."
+    return files.cut(repr(value))
 
 
 def words_of(path: Path) -> dict[str, str]:
