@@ -91,13 +91,9 @@ def reflective(path: Path, loop: type[loops.Loop]):
 
 def for_files(name: str):
     """A recipe on a checkpoint and on files."""
-    lines = FILES.read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith("RECIPE = ")]
-    module: dict[str, Any] = {"__file__": str(FILES)}
-    exec("\n".join(lines).replace(line, f'RECIPE = "{name}"'), module)
     checkpoint = {"model.path": str(real.checkpoint(small=True))}
     changes = SHOWN | test_configs.FILES_ON_DISK | test_configs.named() | checkpoint
-    config = override(module["get_config"](), changes)
+    config = override(test_configs.with_recipe(FILES, name), changes)
     return replace(config, task=partial(config.task, grader=lucky)), staged.Staged
 
 

@@ -194,6 +194,15 @@ def named():
     return dict(pair.split("=", 1) for pair in real.named())
 
 
+def with_recipe(file, name):
+    """A config for files with another recipe, by its one line."""
+    lines = file.read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("RECIPE = ")]
+    module: dict[str, Any] = {"__file__": str(file)}
+    exec("\n".join(lines).replace(line, f'RECIPE = "{name}"'), module)
+    return module["get_config"]()
+
+
 @for_each(REAL)
 def test_a_config_for_files_trains_on_them(path):
     changes = FILES_ON_DISK | named() | {"model.path": str(real.checkpoint(small=True))}
@@ -217,12 +226,7 @@ def test_a_config_for_files_trains_on_them(path):
 @for_each(RECIPES)
 @pytest.mark.parametrize("there", sorted({path.name for path in REAL} - SUPERVISED))
 def test_a_config_for_files_takes_any_recipe_by_one_line(path, there):
-    lines = (ROOT / "configs" / there).read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith("RECIPE = ")]
-    changed = "\n".join(lines).replace(line, f'RECIPE = "{path.stem}"')
-    module: dict[str, Any] = {"__file__": str(ROOT / "configs" / there)}
-    exec(changed, module)
-    config, recipe = module["get_config"](), load(path)
+    config, recipe = with_recipe(ROOT / "configs" / there, path.stem), load(path)
     for stage in (
         *("allocate", "pilot", "stop", "gate", "downsample", "correct", "advantage"),
         *("objective", "modulate", "loss", "kl"),

@@ -370,3 +370,14 @@ def test_functions_of_rewards_by_references_are_held_to_their_promises():
         with pytest.raises(ConfigError) as caught:
             call()
         assert str(caught.value).startswith(says)
+
+
+def test_an_installed_curax_names_its_own_line(monkeypatch):
+    monkeypatch.setattr(stages, "PACKAGE", "/lib/site-packages/curax")
+    code = compile("{}['width']", "/lib/site-packages/curax/model.py", "exec")
+    with pytest.raises(ConfigError) as caught, stages.config_errors(CONFIG):
+        exec(code)
+    assert str(caught.value) == (
+        "/lib/site-packages/curax/model.py:1: KeyError: 'width'; change the option "
+        "that this line reads, or mend the line."
+    )
