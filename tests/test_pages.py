@@ -270,7 +270,8 @@ def test_links_lead_to_headings_that_are_there(name):
         assert anchor in [slug.replace(" ", "-") for slug in slugs]
 
 
-def test_what_the_readme_says_to_type_is_understood():
+def test_what_the_readme_says_to_type_is_understood(monkeypatch):
+    monkeypatch.chdir(ROOT)
     text = (ROOT / "README.md").read_text()
     typed = re.findall(
         r"^    (?:\.venv/bin/)?python -m (curax\.\w+)((?:.*\\\n)*.*)$", text, re.M
@@ -283,7 +284,7 @@ def test_what_the_readme_says_to_type_is_understood():
             continue
         args = (parsers | {"curax.xray": xray})[module].parser().parse_args(argv)
         if module in ("curax.train", "curax.xray"):
-            override(load(ROOT / args.config), args.assignments)
+            override(load(args.config), args.assignments)
 
 
 # ----- names
