@@ -33,7 +33,8 @@ def hold(folder: Path, option: str) -> Iterator[None]:
 
     The lock is `flock` on a file in the folder, which names the process. It is gone as
     soon as the process is, and whatever the file holds then means nothing. What was
-    made here and is still empty at the end goes.
+    made here and is still empty at the end goes; a folder that one process made and
+    another then held first stays, empty.
 
     Args:
         folder: to be written to, there or not.

@@ -77,7 +77,8 @@ def test_of_processes_that_start_at_once_one_has_the_folder(tmp_path):
         assert text == "held" or f" process {winner} on " in text or "another" in text
     for process in processes:
         process.communicate()
-    assert not folder.exists()
+    # The folder goes, unless one that made it came second to the lock.
+    assert [path for path in tmp_path.rglob("*") if path != folder] == []
 
 
 def test_what_was_made_for_nothing_goes_and_all_else_stays(tmp_path):
@@ -89,16 +90,21 @@ def test_what_was_made_for_nothing_goes_and_all_else_stays(tmp_path):
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["file"]
 
 
-# A process that leaves two children behind, which sleep.
+# A process that leaves two children behind, which sleep. A fork lets go of the lock
+# in its first moments: it says when it has.
 PARENT = """
 import os, subprocess, sys, time
 from pathlib import Path
 from curax import lock
 
 with lock.hold(Path(sys.argv[1]), "--workdir"):
-    children = [subprocess.Popen(["sleep", "60"], close_fds=False).pid, os.fork()]
+    children = [subprocess.Popen(["sleep", "60"], close_fds=False).pid]
+    reader, writer = os.pipe()
+    children.append(os.fork())
     if children[1] == 0:
+        os.write(writer, b"x")
         time.sleep(60)
+    os.read(reader, 1)
     print(*children, flush=True)
     sys.stdin.read()
     os._exit(0)
