@@ -103,8 +103,8 @@ def measured(work: Workload, how: argparse.Namespace) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax import run
     from curax.config import override
+    from curax.runs import run
 
     dtype = getattr(jnp, how.dtype)
     recipe = config(work, micro_batches=how.micro_batches, vocab_chunk=how.vocab_chunk)
@@ -112,7 +112,7 @@ def measured(work: Workload, how: argparse.Namespace) -> dict[str, Any]:
     named = {f"model.{name}": value for name, value in options.items()}
     limits = floor(dtype)
     load = machine.Load()
-    loop = run.build(override(recipe, named))
+    loop = run.make_loop(override(recipe, named))
     with loop.context():
         state = loop.begin(loop.initial())
         rows = []

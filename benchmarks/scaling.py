@@ -84,10 +84,10 @@ def iterations(work: Workload) -> dict[str, Any]:
     import jax
 
     from benchmarks.recipe import config
-    from curax import parts, staged
+    from curax.step import build, staged
 
     start = time.perf_counter()
-    loop = staged.Staged(parts.build(config(work)))
+    loop = staged.Staged(build.build(config(work)))
     with loop.context():
         state = loop.begin(loop.initial())
         state, _, _ = jax.block_until_ready(loop.advance(state, 1))
@@ -106,10 +106,10 @@ def stages() -> Iterator[tuple[str, float]]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax import draws, parts, pipeline, staged
+    from curax.step import build, draws, pipeline, staged
 
     yield "import", machine.peak_rss_mib()
-    built = parts.build(config(WORKLOADS["nano"]))
+    built = build.build(config(WORKLOADS["nano"]))
     loop = staged.Staged(built)
     state = jax.block_until_ready(loop.begin(loop.initial()))
     yield "parameters and optimizer", machine.peak_rss_mib()
@@ -133,9 +133,9 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax import draws, loops, parts, pipeline
+    from curax.step import build, draws, loops, pipeline
 
-    built = parts.build(config(work, micro_batches=1, vocab_chunk=chunk))
+    built = build.build(config(work, micro_batches=1, vocab_chunk=chunk))
     state = jax.jit(lambda seed: loops.begin(built, loops.initial(built, seed)))(
         jnp.uint32(0)
     )
@@ -183,12 +183,12 @@ def run_of_seeds(seeds: int) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from curax import loops, parts
     from curax.config import load, override
+    from curax.step import build, loops
 
     recipe = load(machine.ROOT / "configs" / "quickstart.py")
     short = {"steps": STEPS, "warm_start.steps": STEPS}
-    built = parts.build(override(recipe, short))
+    built = build.build(override(recipe, short))
     run = jax.jit(jax.vmap(partial(loops.run, built)))
     numbers, seconds = jnp.arange(seeds, dtype=jnp.uint32), []
     for _ in range(1 + REPEATS):

@@ -654,7 +654,7 @@ def readme(
 
 def of_peers(results: Results) -> "Figure":
     """Stacked bars, rollout and update, a panel per workload."""
-    from curax.pictures import LIGHT, canvas, label
+    from curax.runs.pictures import LIGHT, canvas, label
 
     works = _works(results)
     figure, panels = canvas(LIGHT, [len(results[work]["found"]) for work in works])
@@ -677,8 +677,8 @@ def of_peers(results: Results) -> "Figure":
 
 def of_scaling(results: Results) -> "Figure":
     """Seconds over rows, length and prompts; memory over the vocabulary; seeds."""
-    from curax.pictures import LIGHT, canvas, label
-    from curax.record import count
+    from curax.runs.pictures import LIGHT, canvas, label
+    from curax.runs.record import count
 
     shown = [axis for axis in (*GROWTH, "vocabulary", "seeds") if axis in results]
     figure, panels = canvas(LIGHT, [1] * len(shown))

@@ -13,9 +13,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from curax import checks, masked
-from curax.declared import declares
-from curax.masked import Axis
+from curax.arrays import checks, masked
+from curax.arrays.masked import Axis
+from curax.settings.declared import declares
 
 _COLLAPSED = 1e-6  # rewards no further apart than this are equal
 

@@ -10,7 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 
 
 def token_mean(mask: jax.Array) -> jax.Array:

@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import checks
-from curax import counts as whole
-from curax.declared import declares
+from curax.arrays import checks
+from curax.arrays import counts as whole
+from curax.settings.declared import declares
 from curax.types import Difficulty, Plan
 
 

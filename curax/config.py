@@ -21,19 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from curax.declared import declared
-from curax.kinds import (
-    Count,
-    Devices,
-    Function,
-    Magnitude,
-    Natural,
-    Positive,
-    Seed,
-    Share,
-)
-from curax.packages import missing
-from curax.places import (
+from curax.settings.config_paths import (
     OF_FILE,
     ConfigError,
     Place,
@@ -47,6 +35,18 @@ from curax.places import (
     wrong_options,
     wrong_values,
 )
+from curax.settings.config_types import (
+    Count,
+    Devices,
+    Function,
+    Magnitude,
+    Natural,
+    Positive,
+    Seed,
+    Share,
+)
+from curax.settings.declared import declared
+from curax.settings.packages import missing
 
 __all__ = [
     "KL",

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 
 
 def none(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax.Array:

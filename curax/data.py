@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from curax.keys import stage_key
+from curax.arrays.keys import stage_key
 
 ROUNDS = 8  # of the Feistel network; small sets need more than the usual four
 

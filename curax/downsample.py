@@ -10,7 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 
 _TIE = 1e-6  # variances this close, relative to the largest, are equal
 

@@ -12,9 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from curax.command import Parser, survives_closed_output
 from curax.config import ConfigError
-from curax.kinds import Count, Devices, Natural, Positive, Seed, Share, out_of_range
+from curax.settings.cli import Parser, survives_closed_output
+from curax.settings.config_types import (
+    Count,
+    Devices,
+    Natural,
+    Positive,
+    Seed,
+    Share,
+    out_of_range,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Option: what it may be. None always may, where there is a default elsewhere.
@@ -197,9 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = Path(args.out or Path("runs", "evaluate", name))
         command = shlex.join([sys.orig_argv[0], "-m", "curax.evaluate", *argv])
         # This imports jax, which takes seconds: not before the input is read.
-        from curax.exams import hold
+        from curax.evaluation import runner
 
-        return hold.hold(args, out, command=command)
+        return runner.hold(args, out, command=command)
     except ConfigError as error:
         print(f"curax.evaluate: {error}", file=sys.stderr)
         return 2

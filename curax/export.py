@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from curax import prompt_form
-from curax.command import Parser, survives_closed_output
 from curax.config import Config, ConfigError, option
+from curax.models import prompt_form
+from curax.settings.cli import Parser, survives_closed_output
 
 if TYPE_CHECKING:
-    from curax.policies import Policy
+    from curax.runs.policies import Policy
 
 DTYPES = ("float32", "bfloat16", "float16")
 # The files of a tokenizer, among those of a checkpoint.
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if out.exists():
             raise ConfigError(f"{out} exists already; name a new folder.")
         # These import jax, which takes seconds: not before the input is read.
-        from curax import policies
+        from curax.runs import policies
 
         config = policies.config_of(run, file=args.config)
         check(args, config)

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax import checks, masked
-from curax.declared import declares
+from curax.arrays import checks, masked
+from curax.settings.declared import declares
 
 
 def none(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Array:

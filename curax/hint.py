@@ -21,7 +21,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 from curax.types import Contexts, Hinting, Hints, Prompts
 
 _CAP_NATS = 20.0  # of the log of a weight: exp(20) is finite, and so are its sums

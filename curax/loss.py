@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from curax import checks, masked
-from curax.declared import declares
+from curax.arrays import checks, masked
+from curax.settings.declared import declares
 
 _LARGEST = 20.0  # nats; exp of a larger log-ratio is noise, and at 88 it overflows
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 from curax.types import Difficulty, Memory
 
 

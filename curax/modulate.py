@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 from curax.types import Tokens
 
 _BATCH = (-2, -1)

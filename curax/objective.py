@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 
 
 def prompt_weight(

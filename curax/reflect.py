@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammainc, gammaincc
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 
 _NODES = 64  # of the integral in `null_chance`; more change its fifth digit at most
 

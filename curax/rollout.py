@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 
-from curax import keys
+from curax.arrays import keys
 from curax.types import Contexts, Model, Plan, Rollouts
 
 

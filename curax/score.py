@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 from flax.core.spmd import logical_axis_rules
 
-from curax import checks, masked
-from curax.kinds import Count, Natural
+from curax.arrays import checks, masked
 from curax.rollout import extend, prefill, shard_rows
+from curax.settings.config_types import Count, Natural
 from curax.types import Contexts, Model, Rollouts
 from curax.update import join, split
 

@@ -18,7 +18,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from curax import checks, masked
+from curax.arrays import checks, masked
 
 
 def never(outcome: jax.Array, exists: jax.Array) -> jax.Array:

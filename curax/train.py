@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from curax.command import Parser, survives_closed_output
 from curax.config import ConfigError, load, override
+from curax.settings.cli import Parser, survives_closed_output
 
 DEFAULT = "configs/quickstart.py"
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         workdir = Path(args.workdir or Path("runs") / Path(args.config).stem)
         config = override(load(args.config), args.assignments)
         # These import jax, which takes seconds: not before the input is read.
-        from curax import folder, lock, run
+        from curax.runs import folder, lock, run
 
         folder.check_place(workdir)
         with lock.hold(workdir, "--workdir"):

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from curax import confidence, masked
+from curax.arrays import masked
+from curax.monitors import confidence
 from curax.rollout import Prefix, extend, prefill, shard_rows
 from curax.types import Batch, Contexts, Model, Rollouts
 

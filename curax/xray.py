@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from curax.command import Parser, survives_closed_output, write_whole
 from curax.config import (
     Config,
     ConfigError,
@@ -28,13 +27,14 @@ from curax.config import (
     truncates,
     updates_of,
 )
-from curax.places import full_name
+from curax.settings.cli import Parser, survives_closed_output, write_whole
+from curax.settings.config_paths import full_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from curax.claims import Claim
-    from curax.predict import Prediction
+    from curax.theory.predict import Prediction
+    from curax.theory.stated_objective import Claim
 
 SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LOWEST = 0.001  # pass rates are looked at from here to 1 - LOWEST
@@ -241,12 +241,13 @@ def number_of_prompts(config: Config) -> int | None:
     Raises:
         ConfigError: they cannot be made.
     """
-    from curax import parts, predict, stages
+    from curax.step import build, stages
+    from curax.theory import predict
 
     if absent(config):
         return predict.num_prompts(config)
     with stages.config_errors(config):
-        return parts.build(config).task.num_prompts
+        return build.build(config).task.num_prompts
 
 
 def absent(config: Config) -> list[str]:
@@ -322,7 +323,8 @@ def look(
         ConfigError: in a sentence, if its functions do not take what they are given, or
             if its rewards are no outcomes.
     """
-    from curax import claims, predict, rehearsal, stages
+    from curax.step import rehearsal, stages
+    from curax.theory import predict, stated_objective
 
     if config.reflection:
         raise ConfigError(
@@ -339,9 +341,9 @@ def look(
             config, p, prompts.rates, remembered=held, lift=lift, prompts=number
         )
         seen = predict.with_hints(config, plain)
-        claim = claims.claimed(config)
+        claim = stated_objective.claimed(config)
         asked = claim.slope(p) if claim.slope else np.full_like(p, np.nan)
-        reach = claims.reached(claim, seen)
+        reach = stated_objective.reached(claim, seen)
         notes = remarks(config, seen, number)
         notes += remarks_on_hints(config, plain, number)
 
@@ -352,27 +354,27 @@ def look(
     each = lengths(prompts, p)
     tokens = draws * (config.sampling.max_tokens if each is None else each)
     group = max(round(average(plain.draws * plain.attempts)), 2)
-    _, grpo = claims.grpo(group, p)
-    known = claims.family((config.sampling.group_size, group))
-    over = claims.distance(seen.weight, asked, p)
+    _, grpo = stated_objective.grpo(group, p)
+    known = stated_objective.family((config.sampling.group_size, group))
+    over = stated_objective.distance(seen.weight, asked, p)
     off, limited = differences(p, over, claim.name), False
     if reach is not None:
         known[f"{claim.name} as far as its draws reach"] = lambda _: reach
-        rest = claims.distance(seen.weight, reach, p)
+        rest = stated_objective.distance(seen.weight, reach, p)
         rest = rest[(p >= SIDES[0]) & (p <= SIDES[1])]
         limited = bool(((rest < CLOSE) & (rest > 1 / CLOSE)).all())
     if limited:
         few = f"Its draws reach {claim.name} only so far: it"
         notes = [f"{few} {text}" for text in off] + notes
         off = []
-    name, factor = claims.nearest(seen.weight, p, known)
+    name, factor = stated_objective.nearest(seen.weight, p, known)
     columns = {
         "p": p,
         "weight": seen.weight,
         "half_interval": seen.half,
-        "objective": claims.integral(seen.weight, p),
+        "objective": stated_objective.integral(seen.weight, p),
         "claimed_weight": asked,
-        "claimed_objective": claims.integral(asked, p),
+        "claimed_objective": stated_objective.integral(asked, p),
         "over_claimed": over,
         "signal": seen.signal,
         "draws": draws,
@@ -420,7 +422,7 @@ def of_hints(
     average: Callable[[np.ndarray], float],
 ) -> dict[str, Any]:
     """What is said of hints, ready for JSON; lists by level begin without a hint."""
-    from curax import levels
+    from curax.theory import hint_levels
 
     hints, how = seen.hints, config.hint
     assert hints
@@ -442,7 +444,7 @@ def of_hints(
     return {
         "lift": lift,
         "levels": how.levels,
-        "gradient": {1: "hint", 0: "prompt", None: None}[levels.credited(how)],
+        "gradient": {1: "hint", 0: "prompt", None: None}[hint_levels.credited(how)],
         "controller": how.controller is not None,
         "signal_without": numbers(seen.signal),
         "mean": {
@@ -503,7 +505,7 @@ def remarks(config: Config, seen: "Prediction", number: int | None = None) -> li
         seen: of it.
         number: prompts of the task, as of `predict.visits`.
     """
-    from curax import predict
+    from curax.theory import predict
 
     def called(field: str) -> str:
         return describe(getattr(config, field))["function"].removeprefix("curax.")
@@ -585,7 +587,7 @@ def remarks_on_hints(
         seen: as if there were no hints, but for `hints`.
         number: prompts of the task, as of `predict.visits`.
     """
-    from curax import levels, predict
+    from curax.theory import hint_levels, predict
 
     how, hints = config.hint, seen.hints
     if not (how and hints):
@@ -602,7 +604,7 @@ def remarks_on_hints(
             "levels.",
             None: f"No coefficient of a gradient of p describes what {called} makes "
             "hinted groups train; w is of those without a hint.",
-        }[levels.credited(how)],
+        }[hint_levels.credited(how)],
     ]
     if how.most < 1:
         told.append(
@@ -742,7 +744,7 @@ def picture(name: str, found: Mapping[str, Any]) -> bytes:
     """Weight, objective, signal with draws, and noise, as PNG."""
     from matplotlib.figure import Figure
 
-    from curax.pictures import LIGHT, label, percent
+    from curax.runs.pictures import LIGHT, label, percent
 
     style = LIGHT
     by = {key: np.array(v, float) for key, v in found["by_pass_rate"].items()}

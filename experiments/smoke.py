@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from curax import loops, record
 from curax.config import Config, override
-from curax.parts import build
-from curax.pictures import LIGHT, canvas, label, percent
+from curax.runs import record
+from curax.runs.pictures import LIGHT, canvas, label, percent
+from curax.step import loops
+from curax.step.build import build
 
 ROOT = Path(__file__).parents[1]
 SEEDS = 8

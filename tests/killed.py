@@ -21,7 +21,7 @@ from pathlib import Path
 import small
 from run_files import assert_same_run
 
-from curax import folder
+from curax.runs import folder
 
 ROOT = Path(__file__).parents[1]
 STEPS = 30

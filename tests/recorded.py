@@ -33,8 +33,8 @@ import real
 import test_configs
 import test_reflected
 
-from curax import loops, parts, staged
 from curax.config import Config, load, override
+from curax.step import build, loops, staged
 
 RECORD = Path(__file__).parent / "data" / "recorded.json"
 STEPS = 5
@@ -108,7 +108,7 @@ def digest(tree: Any) -> str:
 
 def trained(config: Config, kind: type[loops.Loop]) -> dict[str, Any]:
     """What is recorded of a run."""
-    built = parts.build(config)
+    built = build.build(config)
     loop = kind(built)
     try:
         with loop.context():

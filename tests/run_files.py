@@ -5,8 +5,8 @@ import numpy as np
 import small
 from test_folder import events, lines
 
-from curax import checkpoint, folder, run
 from curax.config import load
+from curax.runs import checkpoint, folder, run
 
 
 def rows(workdir, name=folder.METRICS):
@@ -21,7 +21,7 @@ def state(workdir, step=6, config=None):
     """The train state in a checkpoint, as numpy."""
     config = config or load(small.FILE)
     saved = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=2)
-    like = run.build(config).abstract
+    like = run.make_loop(config).abstract
     restored, totals = saved.restore(step, like)
     saved.close()
     return jax.device_get(restored), totals

@@ -11,11 +11,12 @@ import real
 import small
 import words
 
-from curax import checkpoint, folder, loops, run
 from curax.config import Config, load, option, override
+from curax.runs import checkpoint, folder, run
+from curax.step import loops
 from curax.verify import graders
 
-BUILD = run.build
+BUILD = run.make_loop
 STEPS = {0: 0.5, 2: 0.9, 5: 0.1}  # those saved, and their scores
 
 
@@ -59,7 +60,7 @@ def patched(monkeypatch):
     def build(config, *, rehearse=True):
         return built(lora if option(config.model, "path") else own)
 
-    monkeypatch.setattr(run, "build", build)
+    monkeypatch.setattr(run, "make_loop", build)
 
 
 @cache

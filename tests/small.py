@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from curax.config import Config, load, override
-from curax.kinds import Count
+from curax.settings.config_types import Count
 from curax.tasks import chain
 from curax.types import Task
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from curax import allocate
-from curax import counts as whole
+from curax.arrays import counts as whole
 from curax.types import Difficulty
 
 B, ROWS = 8, 16

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from contracts import close
 
-from curax import mesh as meshes
 from curax.config import Mesh
 from curax.models import attention
+from curax.step import mesh as meshes
 
 splash = partial(attention.splash, interpret=True)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curax import imitate
+from curax.step import sft
 from curax.tasks import chain
 
 DEPTH = 6
@@ -316,7 +316,7 @@ def test_the_warm_start_imitates_traces_in_the_contexts_they_were_written_in(giv
         traces=lambda key, prompts: (key, prompts.id),
     )
     parts, ids = SimpleNamespace(task=made), np.arange(3)
-    contexts, *written = imitate.next_traces(parts, jnp.uint32(3), jnp.int32(4), ids)
+    contexts, *written = sft.next_traces(parts, jnp.uint32(3), jnp.int32(4), ids)
     if given:
         assert contexts[0] == "shown"
         assert contexts[1] == written[0]

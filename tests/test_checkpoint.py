@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_folder import files_of_at_most
 
-from curax import checkpoint
+from curax.runs import checkpoint
 from curax.types import Memory, TrainState
 
 

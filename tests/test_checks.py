@@ -10,7 +10,6 @@ from curax import (
     advantage,
     aggregate,
     allocate,
-    checks,
     correct,
     downsample,
     gate,
@@ -18,6 +17,7 @@ from curax import (
     objective,
     stop,
 )
+from curax.arrays import checks
 from curax.types import Difficulty
 
 REWARD, TRUE = np.zeros((2, 3)), np.ones((2, 3), bool)

@@ -35,8 +35,8 @@ def test_help_comes_at_once(name):
 CHATTY = """
 import sys
 from pathlib import Path
-from curax.command import survives_closed_output
-from curax.progress import Progress
+from curax.settings.cli import survives_closed_output
+from curax.runs.progress import Progress
 
 @survives_closed_output
 def main():

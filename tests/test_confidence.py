@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from curax import confidence
+from curax.monitors import confidence
 
 T, WINDOW, TAIL = 12, 3, 4
 TRACE = np.float32([2, 2, 2, 0.5, 0.5, 0.5, 2, 2, 2, 2])

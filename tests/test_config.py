@@ -30,7 +30,7 @@ from curax.config import (
     WarmStart,
     Writing,
 )
-from curax.declared import declares
+from curax.settings.declared import declares
 
 RECIPES = Path(__file__).parents[1] / "configs"
 HERE = __name__  # what a function defined below is called by

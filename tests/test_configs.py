@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import real
 
-from curax import loops, run, train
+from curax import train
 from curax.config import describe, load, option, override
-from curax.parts import build
+from curax.runs import run
+from curax.step import loops
+from curax.step.build import build
 from curax.tasks import chain, layouts
 from curax.types import Model
 
@@ -206,7 +208,7 @@ def with_recipe(file, name):
 @for_each(REAL)
 def test_a_config_for_files_trains_on_them(path):
     changes = FILES_ON_DISK | named() | {"model.path": str(real.checkpoint(small=True))}
-    loop = run.build(override(load(path), changes))
+    loop = run.make_loop(override(load(path), changes))
     warm = loop.initial()
     if loop.parts.config.warm_start:
         before = jax.device_get(warm.params)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from curax import advantage, content
+from curax import advantage
+from curax.monitors import content
 
 few = settings(max_examples=25)
 existing = hnp.arrays(np.bool_, (3, 5))

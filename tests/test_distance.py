@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from curax import distance, frontier
+from curax.monitors import distance
+from curax.theory import frontier
 
 few = settings(max_examples=25)
 from_base = jax.jit(distance.from_base)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from curax import diversity
+from curax.monitors import diversity
 
 B, G = 3, 4
 few = settings(max_examples=25)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curax.exams import estimates
+from curax.evaluation import estimates
 
 outcomes = st.lists(st.sampled_from([0.0, 1.0, math.nan]), min_size=1, max_size=8)
 # Of one problem: what each completion answers, and its outcome.

@@ -23,9 +23,10 @@ import words
 from jax.experimental.compilation_cache import compilation_cache
 from test_folder import files_of_at_most
 
-from curax import evaluate, lock, prompt_form, update
-from curax.exams import asked, hold, samples, tally
-from curax.models import pretrained
+from curax import evaluate, update
+from curax.evaluation import results, runner, samples, setup
+from curax.models import pretrained, prompt_form
+from curax.runs import lock
 from curax.tasks import text
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +127,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def results(out):
+def saved_results(out):
     return json.loads((out / "results.json").read_text())
 
 
@@ -141,9 +142,9 @@ def assert_same(got, want):
     """Two folders that differ in nothing but the command that was typed, and times."""
     assert {f.name for f in got.iterdir()} == {f.name for f in want.iterdir()}
     for file in want.iterdir():
-        if file.name != hold.RESULTS:
+        if file.name != runner.RESULTS:
             assert (got / file.name).read_bytes() == file.read_bytes()
-    one, other = ({**results(out), "command": ""} for out in (got, want))
+    one, other = ({**saved_results(out), "command": ""} for out in (got, want))
     for page in (one, other):
         for file in page["results"].values():
             del file["speed"]
@@ -205,7 +206,7 @@ def test_the_same_again_changes_nothing(whole, place):
     status, said, err = main(*typed(place, whole[0]))
     assert (status, err) == (0, "")
     after = snapshot(whole[0])
-    results_file = whole[0] / hold.RESULTS
+    results_file = whole[0] / runner.RESULTS
     assert json.loads(before.pop(results_file)) == json.loads(after.pop(results_file))
     assert before == after
     assert said == whole[1][whole[1].index("math.jsonl: ") :]
@@ -270,7 +271,7 @@ def naive(rows, k):
 
 
 def test_measures_are_means_over_problems(whole):
-    found = results(whole[0])["results"]["math.jsonl"]
+    found = saved_results(whole[0])["results"]["math.jsonl"]
     rows = [row for row in lines(whole[0] / "math.jsonl") if not row["greedy"]]
     blocks = [rows[i : i + N] for i in range(0, len(rows), N)]
     for k in (1, 2, 3, N):
@@ -303,8 +304,8 @@ def test_measures_are_means_over_problems(whole):
 
 
 def test_results_say_how_they_came_about(whole):
-    page = results(whole[0])
-    settings = json.loads((whole[0] / hold.SETTINGS).read_text())
+    page = saved_results(whole[0])
+    settings = json.loads((whole[0] / runner.SETTINGS).read_text())
     assert page["settings"] == settings
     assert settings["sampling"]["seed"] == 0
     assert settings["grader"] == {"function": "marks.grade"}
@@ -320,16 +321,16 @@ def test_the_terminal_shows_progress_and_a_table_per_file(whole):
     assert shown[0] == "math 0/10  compiling"
     assert shown[1].startswith("math 4/10  mean 0.")
     assert any(line.startswith("Warning: ") for line in shown)
-    found = results(out)["results"]
+    found = saved_results(out)["results"]
     for name in found:
-        assert tally.table(name, found[name]) in said
+        assert results.table(name, found[name]) in said
     head = shown.index("pass@1 by level          value   95% interval   problems")
     assert [line.split()[0] for line in shown[head + 1 : head + 4]] == ["1", "2", "3"]
     assert shown[-1] == f"Written: {out / 'results.json'}"
 
 
 def test_speed_is_of_what_was_drawn_in_this_go(whole):
-    for name, found in results(whole[0])["results"].items():
+    for name, found in saved_results(whole[0])["results"].items():
         speed = found["speed"]
         rows = lines(whole[0] / name)
         tokens = sum(row["length_tokens"] for row in rows)
@@ -346,7 +347,7 @@ class Ticks:
 
     def __init__(self, monkeypatch):
         self.now, self.rows = 0.0, []
-        monkeypatch.setattr(hold.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(runner.time, "monotonic", lambda: self.now)
 
     def blocks(self):
         return iter(())
@@ -362,7 +363,7 @@ def a_row(problem, reason=None, *, outcome=1.0, greedy=False):
 
 def test_speed_leaves_compiling_out(monkeypatch):
     there = Ticks(monkeypatch)
-    written = hold.Written(there, 0, there)
+    written = runner.Written(there, 0, there)
     assert written.speed() is None
     one = samples.Completion(0, False, 0, np.zeros(25), True, None)
     written.drew([one] * 4)
@@ -391,9 +392,9 @@ def test_without_any_outcome_it_stops_with_the_commonest_reason(
     monkeypatch, reason, fix
 ):
     there = Ticks(monkeypatch)
-    written = hold.Written(there, 0, there)
+    written = runner.Written(there, 0, there)
     missing = [a_row(0, reason)] * 9 + [a_row(1, "other")] * 7
-    with pytest.raises(hold.NoOutcomeError) as stopped:
+    with pytest.raises(runner.NoOutcomeError) as stopped:
         written.add(missing, last=False)
     assert str(stopped.value) == (
         "math.jsonl: none of the first 16 completions has an outcome, 9 for this "
@@ -404,7 +405,7 @@ def test_without_any_outcome_it_stops_with_the_commonest_reason(
 
 def test_a_few_completions_without_an_outcome_wait_for_one_that_has_it(monkeypatch):
     there = Ticks(monkeypatch)
-    written = hold.Written(there, 0, there)
+    written = runner.Written(there, 0, there)
     first = [a_row(i, "timeout") for i in range(15)]
     for row in first:
         written.add([row], last=False)
@@ -435,14 +436,14 @@ def test_a_grader_that_fails_stops_it_and_mended_goes_on(place, monkeypatch, tmp
     )
     assert len(draws) == 1
     assert (out / "math.jsonl").read_bytes() == b""
-    assert not (out / hold.RESULTS).exists()
+    assert not (out / runner.RESULTS).exists()
     # As nothing is there, it may become another evaluation as well.
-    hold.compare(out, {"grader": "another"})
+    runner.compare(out, {"grader": "another"})
     (tmp_path / "mended").touch()
     status, said, err = main(*words_)
     assert (status, err) == (0, "")
     assert "without an outcome" not in said
-    assert results(out)["results"]["math.jsonl"]["missing"] == {}
+    assert saved_results(out)["results"]["math.jsonl"]["missing"] == {}
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -453,23 +454,23 @@ def test_a_table_with_few_outcomes_begins_with_that(greedy):
         [a_row(i, None if i == 2 else "timeout", greedy=greedy) | like]
         for i in range(3)
     ]
-    found = tally.results(tally.tally(blocks, int(not greedy)), [], seed=0)
+    found = results.results(results.tally(blocks, int(not greedy)), [], seed=0)
     assert (found["completions"], found["missing"]) == (3, {"timeout": 2})
-    told = tally.table("x", found).splitlines()
+    told = results.table("x", found).splitlines()
     assert told[:2] == [
         "x: 3 problems",
         "Most completions have no outcome: 66.7% of 3. The figures are of the others "
         "alone.",
     ]
     assert "without an outcome: 66.7% (2 timeout)" in told
-    half = tally.results(tally.tally(blocks[1:], int(not greedy)), [], seed=0)
-    assert "Most" not in tally.table("x", half)
+    half = results.results(results.tally(blocks[1:], int(not greedy)), [], seed=0)
+    assert "Most" not in results.table("x", half)
 
 
 def test_a_tally_of_nothing_is_no_error():
-    found = tally.results(tally.tally([], 2), [1], seed=0)
+    found = results.results(results.tally([], 2), [1], seed=0)
     assert found["problems"] == 0
-    assert "0 problems" in tally.table("x", found)
+    assert "0 problems" in results.table("x", found)
 
 
 def test_the_majority_counts_answers_that_are_the_same():
@@ -477,7 +478,7 @@ def test_the_majority_counts_answers_that_are_the_same():
     like = {"greedy": False, "length_tokens": 1, "finished": True, "reason": None}
     like |= {"level": None, "subject": None}
     block = [{**like, "answer": answer, "outcome": outcome} for answer, outcome in said]
-    measures = tally.results(tally.tally([block], 4), [1, 2, 4], seed=0)["measures"]
+    measures = results.results(results.tally([block], 4), [1, 2, 4], seed=0)["measures"]
     assert measures["maj@4"]["value"] == 1
     assert "maj@2" not in measures
     assert measures["pass@2"]["value"] == pytest.approx(5 / 6)
@@ -492,7 +493,7 @@ def test_greedy_alone_needs_no_samples(place):
     words_[k : k + 5] = []
     words_[words_.index("--n") + 1] = "0"
     assert main(*words_)[0] == 0
-    found = results(out)["results"]["aside.jsonl"]
+    found = saved_results(out)["results"]["aside.jsonl"]
     assert set(found["measures"]) <= {"greedy"}
     assert len(lines(out / "aside.jsonl")) == 3
 
@@ -518,7 +519,7 @@ def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
     monkeypatch.setattr(update, "ENTRIES", 5 * VOCABULARY)
     args = options(place, *CONFIDENT, "--temperature", 0.5)
     with contextlib.ExitStack() as opened:
-        made = asked.prepared(args, opened)
+        made = setup.prepared(args, opened)
         (questions,) = made.questions.values()
         found = samples.Drawer(made.policy, questions, made.how)([2, 0])
         tokens, mask = questions.prompts([2, 0])
@@ -551,14 +552,14 @@ def test_confidence_changes_neither_what_is_drawn_nor_what_else_is_said(sure, wh
     assert {tuple(score) for score in scores} == {("mean", "lowest", "bottom", "tail")}
     assert all(score["lowest"] <= score["mean"] for score in scores)
     found, before = (
-        results(out)["results"]["aside.jsonl"]["measures"]
+        saved_results(out)["results"]["aside.jsonl"]["measures"]
         for out in (sure[0], whole[0])
     )
     votes = {name for name in found if name.startswith(f"maj@{N} ")}
     assert {name: found[name] for name in found if name not in votes} == before
     assert {name: found[name] for name in before} == before
-    settings = json.loads((sure[0] / hold.SETTINGS).read_text())["sampling"]
-    plain = json.loads((whole[0] / hold.SETTINGS).read_text())["sampling"]
+    settings = json.loads((sure[0] / runner.SETTINGS).read_text())["sampling"]
+    plain = json.loads((whole[0] / runner.SETTINGS).read_text())["sampling"]
     assert settings == plain | {"confidence": 5, "window": 3}
     assert not {"confidence", "window"} & set(plain)
 
@@ -589,7 +590,7 @@ def test_sure_completions_outvote_a_majority():
         | {"confidence_nats": {"mean": one, "tail": 1 / one, "bottom": other}}
         for answer, outcome, one, other in said
     ]
-    found = tally.results(tally.tally([block, block], 4), [4], seed=0)
+    found = results.results(results.tally([block, block], 4), [4], seed=0)
     values = {name: row["value"] for name, row in found["measures"].items()}
     assert values["maj@4"] == 0
     assert values["maj@4 mean"] == values["maj@4 mean top 10%"] == 1
@@ -624,7 +625,7 @@ def options(place, *more, data=("aside.jsonl",)) -> Namespace:
 )
 def test_a_prompt_has_the_form_that_was_asked_for(place, more, begins, ends):
     with contextlib.ExitStack() as opened:
-        made = asked.prepared(options(place, *more), opened)
+        made = setup.prepared(options(place, *more), opened)
     (questions,) = made.questions.values()
     tokens, mask = questions.prompts([1, 0])
     spoken = text.load(real.checkpoint(small=True))
@@ -641,11 +642,11 @@ def test_prompts_that_the_checkpoint_does_not_know_are_told_of(place, tmp_path, 
         for file in real.checkpoint(small=True).iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
         args = options(place, "--system", "Be brief.")
-        asked._form(where, None, args)
+        setup._form(where, None, args)
         assert ("Warning: prompts have system='Be brief.', and " in told(capsys)) == (
             where == tmp_path
         )
-        asked._form(where, None, options(place))
+        setup._form(where, None, options(place))
         assert told(capsys) == ""
 
 
@@ -665,7 +666,7 @@ def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatc
     )
     assert (status, err) == (0, "")
     assert snapshot(there) == before
-    page, rows = results(tmp_path / "out"), lines(tmp_path / "out/held_out.jsonl")
+    page, rows = saved_results(tmp_path / "out"), lines(tmp_path / "out/held_out.jsonl")
     sampling = page["settings"]["sampling"]
     assert (sampling["max_tokens"], sampling["top_k"]) == (5, 50)
     assert page["settings"]["form"]["template"] == "Q: {question}"
@@ -770,7 +771,7 @@ def test_a_killed_and_an_interrupted_process_go_on(place, whole, compiled):
         assert err == ""
         status = -9 if number == signal.SIGKILL else 128 + signal.SIGTERM
         assert process.returncode == status, said
-        assert not (out / hold.RESULTS).exists()
+        assert not (out / runner.RESULTS).exists()
     assert "Stopping after this batch; once more to stop at once.\n" in said
     assert said.splitlines()[-1].startswith("Stopped; the same command goes on: ")
     assert main(*typed(place, out))[0] == 0

@@ -8,8 +8,9 @@ import pytest
 from contracts import close
 from test_law import PLAIN
 
-from curax import expect, stop
+from curax import stop
 from curax.config import Pilot, Sampling, Stop
+from curax.theory import expect
 
 
 @pytest.mark.parametrize("shape", [(2.0, 3.0), (0.5, 0.5), (8.0, 2.0)])

@@ -18,9 +18,11 @@ import saved
 import small
 import tiny
 
-from curax import export, folder, frozen, policies, prompt_form
+from curax import export
+from curax.arrays import frozen
 from curax.config import override
-from curax.models import pretrained, tensors
+from curax.models import pretrained, prompt_form, tensors
+from curax.runs import folder, policies
 from curax.tasks import text
 
 ROOT = Path(__file__).parents[1]

@@ -29,26 +29,19 @@ from curax import (
     advantage,
     aggregate,
     allocate,
-    claims,
     correct,
     downsample,
-    draws,
-    frozen,
     gate,
-    held_out,
     hint,
-    loops,
     loss,
     modulate,
     objective,
-    pipeline,
     reflect,
-    reflected,
     reward,
-    run,
     score,
     stop,
 )
+from curax.arrays import frozen
 from curax.config import (
     KL,
     Config,
@@ -65,7 +58,10 @@ from curax.config import (
 )
 from curax.models import transformer
 from curax.models.rotary import RopeScaling
+from curax.runs import run
+from curax.step import draws, loops, pipeline, reflected, validation
 from curax.tasks import chain, rationale
+from curax.theory import stated_objective
 
 CONFIG = replace(
     small.get_config(),
@@ -416,7 +412,7 @@ class Seen:
 
     def __init__(self, config: Config):
         self.config = config
-        self.loop = run.build(config)
+        self.loop = run.make_loop(config)
         self.parts = self.loop.parts
         self.seed = jax.ShapeDtypeStruct((), jnp.uint32)
 
@@ -435,7 +431,7 @@ class Seen:
             "warm": lambda: program(partial(loops.warm_step, self.parts), self.start),
             "draw": self.draw,
             "credit": self.credit,
-            "claim": lambda: claims.claimed(self.config)[0],
+            "claim": lambda: stated_objective.claimed(self.config)[0],
             "step": lambda: program(partial(loops.step, self.parts), self.state),
             "evaluation": self.evaluation,
             "measured": self.measured,
@@ -468,7 +464,7 @@ class Seen:
         def draw(state):
             samples = self.config.evaluation.samples
             model = frozen.over(self.parts.model, state.frozen)
-            return held_out.draw(
+            return validation.draw(
                 self.parts, model, state.params, state.seed, samples=samples
             )
 
@@ -489,9 +485,9 @@ class Seen:
             patch.setattr(self.loop, "_held_out", [lambda *_: (None, rows)] * 2)
             patch.setattr(self.loop, "_measured", lambda *_: {"asked": str(asked)})
             unknown = reward.Verdicts(np.full(1, np.nan), Counter())
-            patch.setattr(held_out, "outcomes", lambda *_: unknown)
-            patch.setattr(held_out, "pass_rates", lambda *_: None)
-            patch.setattr(held_out, "_spread", spread)
+            patch.setattr(validation, "outcomes", lambda *_: unknown)
+            patch.setattr(validation, "pass_rates", lambda *_: None)
+            patch.setattr(validation, "_spread", spread)
             shape = asked = replace(self.config.evaluation, prompts=2)
             parts = replace(self.parts, config=replace(self.config, evaluation=shape))
             patch.setattr(self.loop, "parts", parts)
@@ -510,7 +506,7 @@ class Seen:
         diary = Diary(self.config)
         with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
             patch.setattr(run.checkpoint, "Checkpoints", diary.checkpoints)
-            patch.setattr(run, "recall", diary)
+            patch.setattr(run, "memory_io", diary)
             patch.setattr(run.Progress, "say", lambda *words: diary.say(*words))
             try:
                 recalled = run.recollection(diary.parts)  # pyright: ignore[reportArgumentType]

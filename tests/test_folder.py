@@ -15,9 +15,9 @@ import pytest
 from small import get_config
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-from curax import folder, policies, record
 from curax.config import ConfigError, describe, load, override
-from curax.pipeline import Shown
+from curax.runs import folder, policies, record
+from curax.step.pipeline import Shown
 from curax.tasks import chain
 from curax.types import Contexts, Prompts
 

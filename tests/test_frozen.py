@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
-from curax import frozen, rollout, update
+from curax import rollout, update
+from curax.arrays import frozen
 
 LORA = tiny.model(lora_rank=2, lora_modules=("q", "up"))
 

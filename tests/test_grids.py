@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from curax import allocate, grids
+from curax import allocate
+from curax.arrays import grids
 from curax.types import Rollouts
 
 B, G, ROWS = 4, 3, 14

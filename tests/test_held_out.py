@@ -14,8 +14,9 @@ import small
 import tiny
 from contracts import close
 
-from curax import allocate, held_out, loops, loss
+from curax import allocate, loss
 from curax.config import KL, Evaluation
+from curax.step import loops, validation
 from curax.types import Prompts
 
 SAMPLES = 4
@@ -60,10 +61,10 @@ def same(got, want):
 
 
 def test_forms_are_counted_by_prompt_and_in_all_from_the_first_four_tokens():
-    same(held_out.formats(parts(), rows(OPENING)), WANT)
+    same(validation.formats(parts(), rows(OPENING)), WANT)
     different = rows(np.arange(8))
     same(
-        held_out.formats(parts(), different),
+        validation.formats(parts(), different),
         {
             "format/entropy_nats": np.log(8),
             "format/effective_number": 8.0,
@@ -77,9 +78,9 @@ def test_forms_are_counted_by_prompt_and_in_all_from_the_first_four_tokens():
 
 
 def test_of_many_seeds_each_has_its_own_forms():
-    got = held_out.formats(parts(), rows([OPENING, np.arange(8)]))
+    got = validation.formats(parts(), rows([OPENING, np.arange(8)]))
     for i, opening in enumerate((OPENING, np.arange(8))):
-        own = held_out.formats(parts(), rows(opening))
+        own = validation.formats(parts(), rows(opening))
         same({name: value[i] for name, value in got.items()}, own)
 
 
@@ -93,9 +94,9 @@ def test_a_function_of_the_text_tells_forms_apart():
 
     some = rows(OPENING)
     some.mask[:, -1] = False
-    same(held_out.formats(parts(classify), some), WANT)
+    same(validation.formats(parts(classify), some), WANT)
     assert seen[:3] == ["1 1 1 2", "1 1 1 2", "2 2 2 3"]
-    all_alike = held_out.formats(parts(lambda text: True), rows([OPENING, OPENING]))
+    all_alike = validation.formats(parts(lambda text: True), rows([OPENING, OPENING]))
     close(all_alike["format/effective_number"], [1.0, 1.0])
     close(all_alike["format/top_fraction"], [1.0, 1.0])
 
@@ -108,7 +109,7 @@ def test_what_does_not_exist_has_no_form_and_is_not_asked_about():
         "format/top_fraction": 0.5,
     }
     for classify in (None, lambda text: int(text[0]) // int(text[0] != "7")):
-        got = held_out.formats(parts(classify), rows(opening, exists=exists))
+        got = validation.formats(parts(classify), rows(opening, exists=exists))
         for name, value in want.items():
             close(got[name], value)
 
@@ -142,8 +143,8 @@ def test_a_function_that_fails_is_told_with_its_completion(sentence):
     classify, opening = SENTENCES[sentence]
     some = rows([opening] * 8)
     some.tokens[..., -1] = 3
-    with pytest.raises(held_out.FormatError) as caught:
-        held_out.formats(parts(classify), some)
+    with pytest.raises(validation.FormatError) as caught:
+        validation.formats(parts(classify), some)
     assert str(caught.value) == sentence
 
 
@@ -151,8 +152,8 @@ def test_of_a_long_completion_its_beginning_is_told():
     long = rows([1] * 8)
     made = parts(lambda text: "prose")
     made.task.decode = lambda tokens: "x" * 100
-    with pytest.raises(held_out.FormatError, match=r"'x{60}\.\.\.'$"):
-        held_out.formats(made, long)
+    with pytest.raises(validation.FormatError, match=r"'x{60}\.\.\.'$"):
+        validation.formats(made, long)
 
 
 # Distance
@@ -203,7 +204,7 @@ def test_the_distance_is_zero_at_the_start_and_else_that_of_a_plain_forward():
     @jax.jit
     @jax.vmap
     def measure(params, base):
-        return held_out.distance(parts(), tiny.MODEL, params, base, prompts, drawn)
+        return validation.distance(parts(), tiny.MODEL, params, base, prompts, drawn)
 
     def both(*seeds):
         return jax.tree.map(lambda *x: jnp.stack(x), *seeds)
@@ -256,7 +257,7 @@ def test_the_distance_is_to_the_kept_policy(monkeypatch):
         told.append(given)
         return {}
 
-    monkeypatch.setattr(held_out, "distance", distance)
+    monkeypatch.setattr(validation, "distance", distance)
     config = SimpleNamespace(evaluation=Evaluation(distance=True))
     loop = SimpleNamespace(parts=SimpleNamespace(model=tiny.MODEL, config=config))
     state = SimpleNamespace(frozen=None, params="now", reference="first")
@@ -290,7 +291,7 @@ def test_confidence_is_that_of_a_plain_forward():
         evaluation=replace(own.config.evaluation, confidence=2, window=2),
         sampling=replace(own.config.sampling, temperature=temperature),
     )
-    measure = jax.jit(lambda p: held_out.confidence(own, model, p, prompts, said))
+    measure = jax.jit(lambda p: validation.confidence(own, model, p, prompts, said))
     got = measure(params)
     want: dict[str, list[float]] = {name: [] for name in got}
     forward = jax.jit(model.features)

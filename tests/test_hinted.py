@@ -21,24 +21,13 @@ import pytest
 from contracts import close
 from test_law import STATEMENTS, sides
 
-from curax import (
-    checkpoint,
-    draws,
-    held_out,
-    hint,
-    hinted,
-    loops,
-    metrics,
-    optimise,
-    pipeline,
-    rollout,
-    run,
-    staged,
-    update,
-)
+from curax import hint, rollout, update
 from curax import memory as memories
+from curax.arrays import metrics
 from curax.config import ConfigError, Writing, load, override
-from curax.parts import build
+from curax.runs import checkpoint, run
+from curax.step import draws, hinted, loops, optimise, pipeline, staged, validation
+from curax.step.build import build
 from curax.tasks import chain
 from curax.types import Model, Rollouts
 
@@ -814,14 +803,14 @@ def test_no_evaluation_is_hinted(monkeypatch):
         seen.append(contexts.tokens.shape)
         return sample(model, params, contexts, *args, **options)
 
-    monkeypatch.setattr(held_out.rollout, "sample", spy)
+    monkeypatch.setattr(validation.rollout, "sample", spy)
     texts = set()
     state = begun(scripted())
     for how in ("sage", "sage_light", None):
         config = shrunk(how or "sage")
         parts = build(config if how else replace(config, hint=None))
         for samples in (2, 0):
-            draw = partial(held_out.draw, parts, parts.model, samples=samples)
+            draw = partial(validation.draw, parts, parts.model, samples=samples)
             texts.add((samples, str(jax.make_jaxpr(draw)(state.params, state.seed))))
     assert len(texts) == 2
     assert set(seen) == {(8, 2 * DEPTH + 2)}
@@ -900,4 +889,4 @@ def test_levels_that_the_task_has_not_are_told_before_the_run(where):
     """And not when the first group collapses."""
     config = replace(override(WRITER, {"hint.levels": 2}), staged=where)
     with pytest.raises(ConfigError, match=r"^hint\.levels=2, but .* hints of 3 levels"):
-        run.build(config)
+        run.make_loop(config)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from curax.interrupt import Interrupt
+from curax.runs.interrupt import Interrupt
 
 # A main thread that computes and hears of no signal, as while a device computes.
 DEAF = """
 import hashlib
-from curax.interrupt import Interrupt
+from curax.runs.interrupt import Interrupt
 
 with Interrupt(lambda again: print(again, flush=True)):
     print("ready", flush=True)

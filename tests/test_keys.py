@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import keys
+from curax.arrays import keys
 
 
 def data(key):

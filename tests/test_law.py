@@ -24,19 +24,10 @@ import pytest
 from contracts import close, effective_weight, pools
 from test_correct import PUBLISHED
 
-from curax import (
-    advantage,
-    aggregate,
-    correct,
-    downsample,
-    gate,
-    loss,
-    objective,
-    optimise,
-    pipeline,
-    predict,
-)
+from curax import advantage, aggregate, correct, downsample, gate, loss, objective
 from curax.config import Sampling, Update, load, option, override
+from curax.step import optimise, pipeline
+from curax.theory import predict
 from curax.types import Batch
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -9,123 +9,55 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "curax"
 
-BASE = {
-    *("types", "masked", "keys", "kinds", "counts", "checks", "declared"),
-    "prompt_form",
-}
 STAGES = {
-    *("memory", "stop", "reflect"),
-    *("objective", "allocate", "rollout", "reward", "gate", "hint", "downsample"),
-    *("correct", "advantage", "modulate", "loss", "aggregate", "reflect"),
+    *("data", "objective", "allocate", "memory", "stop", "score", "hint", "rollout"),
+    *("reward", "reflect", "gate", "downsample", "correct", "advantage", "modulate"),
+    *("loss", "aggregate", "update"),
 }
-MONITORS = {"diversity", "distance", "confidence", "content"}  # look, change nothing
-INNER = {"models", "tasks"}  # packages
-WORDS = {"kinds", "packages", "places", "config"}  # of configs; no arrays
-PAGES = {"record", "frontier", "pictures", "report"}  # of a run folder; no devices
-JOINED = (
-    BASE
-    | STAGES
-    | MONITORS
-    | {"data", "frozen", "grids", "metrics", "update", "config", "stages"}
-)
+COMMANDS = {"train", "evaluate", "export", "xray", "report"}
 
-# Module: what it may import. A package stands for each of its files.
+# Room: what it may import. A room is a package or a module of curax; STAGES stands for
+# each of them, and stages import no other stage but for those of BETWEEN_STAGES.
+BASE = {"types", "arrays", "settings"}
 MAY_IMPORT = {
+    "settings": set(),
     "types": set(),
-    "masked": set(),
-    "checks": set(),
-    "counts": {"checks"},
-    "keys": set(),
-    "grids": BASE,
-    "metrics": BASE,
-    "declared": set(),
-    "prompt_form": set(),
-    "kinds": set(),
-    "packages": set(),
-    "places": {"kinds", "packages"},
-    "config": {"declared", "kinds", "packages", "places"},
+    "arrays": {"types", "settings"},
+    "config": {"settings"},
     **dict.fromkeys(STAGES, BASE),
-    **dict.fromkeys(MONITORS, BASE),
-    "distance": BASE | {"loss"},
-    "files": set(),
-    "models": BASE | {"files"},
-    "tasks": BASE | {"files", "verify"},
-    "verify": {"kinds", "packages"},
-    "frozen": {"types"},
-    "data": BASE,
-    "score": BASE | {"rollout", "update"},
-    "update": BASE | {"rollout", "confidence"},
-    "stages": {"types", "config", "packages", "places"},
-    "rehearsal": {"types", "config", "draws", "stages"},
-    "parts": {"types", "config", "declared", "update"},
-    "draws": JOINED | {"parts"},
-    "optimise": JOINED | {"parts", "draws"},
-    "pipeline": JOINED | {"parts", "draws", "optimise"},
-    "hinted": JOINED | {"parts", "draws", "pipeline"},
-    "reflected": JOINED | {"parts", "draws", "optimise", "pipeline"},
-    "imitate": JOINED | {"parts"},
-    "held_out": JOINED | {"parts", "diversity", "distance"},
-    "mesh": {"config"},
-    "loops": JOINED
-    | {
-        "parts",
-        "draws",
-        "pipeline",
-        "hinted",
-        "reflected",
-        "imitate",
-        "held_out",
-        "mesh",
-    },
-    "staged": JOINED
-    | {"parts", "draws", "pipeline", "hinted", "reflected", "imitate", "loops"},
-    "checkpoint": {"types"},
-    "folder": {"types", "config", "command", "record"},
-    "recall": {"types", "config", "command", "folder"},
-    "progress": {"config"},
-    "interrupt": set(),
-    "lock": {"places"},
-    "compile_times": {"command"},
-    "watch": set(),
-    "record": set(),
-    "frontier": set(),
-    "pictures": {"record", "frontier"},
-    "report": {"command", "record", "pictures"},
-    "run": {
-        *("types", "config", "parts", "loops", "staged", "checkpoint", "folder"),
-        *("progress", "interrupt", "recall", "record", "report", "watch"),
-        *("expect", "held_out", "compile_times", "prompt_form", "rehearsal", "stages"),
-        "packages",
-    },
-    "policies": {
-        *("types", "config", "checkpoint", "folder", "frozen", "loops", "mesh"),
-        *("files", "models", "places", "run"),
-    },
-    "exams": {
-        *("types", "keys", "rollout", "config", "checkpoint", "folder", "mesh"),
-        *("policies", "run", "record", "interrupt", "lock", "progress", "tasks"),
-        *("verify", "update", "confidence", "packages", "prompt_form"),
-    },
-    "evaluate": {"kinds", "command", "config", "exams"},
-    "export": {"command", "config", "policies", "models", "prompt_form"},
-    "command": {"places"},
-    "train": {"command", "config", "folder", "lock", "run"},
-    "chances": set(),
-    "claims": {"chances", "config", "objective", "places", "predict"},
-    "levels": {"chances", "config", "hint", "hinted", "masked"},
-    "predict": {"chances", "levels"} | JOINED | {"places", "pipeline"},
-    "expect": {"config", "predict"},
-    "xray": {
-        *("command", "config", "places", "claims", "levels", "predict", "pictures"),
-        *("packages", "parts", "rehearsal", "stages"),
+    "monitors": BASE | {"loss"},
+    "verify": {"settings"},
+    "tasks": BASE | {"verify"},
+    "models": BASE,
+    "step": BASE | STAGES | {"config", "monitors"},
+    "theory": BASE | STAGES | {"config", "step"},
+    "runs": BASE | {"config", "step", "theory", "models", "tasks"},
+    "evaluation": BASE
+    | {"rollout", "update", "config", "models", "monitors", "step", "runs"}
+    | {"tasks", "verify"},
+    **{
+        command: {"config", "settings", "step", "theory", "runs", "evaluation"}
+        for command in COMMANDS
     },
 }
-STANDARD_LIBRARY_ONLY = WORDS | {
-    *("interrupt", "files", "lock", "declared", "prompt_form"),
+BETWEEN_STAGES = {
+    "score": {"rollout", "update"},
+    "update": {"rollout", "monitors"},
 }
-NO_JAX = WORDS | PAGES | {"progress", "watch"}
+COMMANDS_BESIDE = {"export": {"models"}}
+for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
+    MAY_IMPORT[room] = MAY_IMPORT[room] | more
+
+NO_JAX = {
+    *("settings", "config", "theory/frontier", "models/prompt_form"),
+    *(f"runs/{name}" for name in ("record", "pictures", "page", "progress", "alarms")),
+    *("runs/interrupt", "runs/lock"),
+}
+STANDARD_LIBRARY_ONLY = {
+    *("settings", "config", "runs/interrupt", "runs/lock", "models/prompt_form"),
+}
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
-# What a module may take of another, where that is not all of it.
+# What a room may take of another, where that is not all of it.
 TAKES = {("update", "rollout"): {"Prefix", "extend", "prefill", "shard_rows"}}
 
 
@@ -177,19 +109,25 @@ def test_the_layers_have_no_cycle():
     assert done == set(MAY_IMPORT)
 
 
+def named(path):
+    """The room of a file, and its place in it, as sets of files name them."""
+    place = path.relative_to(PACKAGE).with_suffix("").as_posix()
+    return {place, module_of(path)}
+
+
 @for_every_file
 def test_what_needs_no_arrays_imports_no_jax(path):
-    module, others = module_of(path), {name.split(".")[0] for name, _ in imports(path)}
-    if module in STANDARD_LIBRARY_ONLY:
+    others = {name.split(".")[0] for name, _ in imports(path)}
+    if named(path) & STANDARD_LIBRARY_ONLY:
         assert others <= {*sys.stdlib_module_names, "curax"}
-    if module in NO_JAX:
+    if named(path) & NO_JAX:
         assert not others & JAX
     assert not others & {"torch", "transformers", "configs", "experiments", "tests"}
 
 
 def test_grids_are_the_business_of_those_who_join_the_stages():
-    users = {module_of(path) for path in FILES if ("grids", "") in own(path)}
-    assert users == {"draws", "pipeline", "reflected"}
+    users = {module_of(path) for path in FILES if ("arrays", "grids") in own(path)}
+    assert users == {"step"}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=str)

@@ -13,19 +13,10 @@ import pytest
 from contracts import close
 from test_law import PLAIN
 
-from curax import (
-    advantage,
-    chances,
-    draws,
-    expect,
-    hint,
-    hinted,
-    levels,
-    pipeline,
-    predict,
-    stop,
-)
+from curax import advantage, hint, stop
 from curax.config import Hint, Sampling, Stop, Update
+from curax.step import draws, hinted, pipeline
+from curax.theory import expect, hint_levels, outcome_states, predict
 from curax.types import Contexts, Hints, Prompts, Rollouts
 
 ALL = np.array([0.2, 0.5, 0.8])  # pass rates of some population
@@ -52,11 +43,11 @@ def lift_of(p, other):
 
 def test_every_level_adds_as_much_to_the_log_odds():
     p = np.array([0.01, 0.5, 0.9])
-    got = levels.lifted(p, 0.7, 3)
+    got = hint_levels.lifted(p, 0.7, 3)
     np.testing.assert_array_equal(got[0], p)
     for level, row in enumerate(got):
         close(lift_of(p, row), 0.7 * level)
-    far = levels.lifted(p, 20.0, 9)
+    far = hint_levels.lifted(p, 20.0, 9)
     assert ((far > 0) & (far < 1)).all()
 
 
@@ -140,12 +131,12 @@ def test_a_search_is_that_of_all_sequences_of_groups(trigger, gate, rule):
                     break
         trains[level, at] = trains.get((level, at), 0.0) + mass
 
-    which, chance = chances.states(
+    which, chance = outcome_states.states(
         rates, most=group, **({"size": 2, "met": RULE.rule} if rule else {})
     )
     one = chance[:, None]  # [L + 1, R, S], R = 1
     both = np.concatenate([one, one], 1)  # the prompt, and the population
-    got = levels.searched(how, which, both, size=(2, group), own=1)
+    got = hint_levels.searched(how, which, both, size=(2, group), own=1)
     for part, want in zip(got, (trains, drawn), strict=True):
         sums = {}
         for level, state in product(range(3), range(len(which))):
@@ -170,7 +161,7 @@ def test_as_many_are_hinted_as_may_be(most):
             wanted = np.insert(others, place, 1).astype(bool)
             mine = bool(hinted.capped(jnp.asarray(wanted), most)[place])
             total += mass * mine / prompts
-    close(levels.admitted(most, prompts, chance), total)
+    close(hint_levels.admitted(most, prompts, chance), total)
 
 
 def test_the_hints_of_a_batch_go_to_those_that_collapse():
@@ -299,13 +290,13 @@ def test_weighted_sequences_of_every_group_asked_train_the_prompt():
     p = np.array([0.02, 0.3, 0.9])
     found = seen(config, p, 0.9)
     both = predict.with_hints(config, found)
-    rates = levels.lifted(p, 0.9, 2)
+    rates = hint_levels.lifted(p, 0.9, 2)
     first = (1 - p) ** 4
     close(both.weight, 1 + first + first * (1 - rates[1]) ** 4)
     close(both.weight, found.hints.drawn.sum(0))
     close(found.weight, 1)
-    assert levels.credited(how) == 0
-    assert levels.credited(HINT) == 1
+    assert hint_levels.credited(how) == 0
+    assert hint_levels.credited(HINT) == 1
 
 
 def test_what_has_no_coefficient_is_given_none():
@@ -313,7 +304,7 @@ def test_what_has_no_coefficient_is_given_none():
         how = replace(HINT, credit=credit)
         config = composed(3, how)
         found = seen(config, 0.2, 1.0)
-        assert levels.credited(how) is None
+        assert hint_levels.credited(how) is None
         assert np.isnan(found.hints.weight[1:]).all()
         close(predict.with_hints(config, found).weight, found.weight)
         p = found.hints.p[:, 0]
@@ -342,7 +333,7 @@ def binomial(n, p):
 
 def states(rates, group):
     """Chances `[L + 1, R, S]` of whole groups, R once more as their population."""
-    which, chance = chances.states(rates.reshape(-1), most=group, first=False)
+    which, chance = outcome_states.states(rates.reshape(-1), most=group, first=False)
     chance = chance.reshape(*rates.shape, -1)
     return which, np.concatenate([chance, chance], 1)
 
@@ -359,7 +350,7 @@ def test_moves_are_those_of_the_published_table():
         ),
     }.items():  # fmt: skip
         how = replace(HINT, levels=3, controller=rule)
-        got = levels.moves(how, which, chance, group=8)
+        got = hint_levels.moves(how, which, chance, group=8)
         close(got[0, 1], [*wants, 0])
         close(got.sum(-1), 1, rtol=1e-12)
         top = np.array(binomial(8, 0.5))[:3].sum() if rule is hint.paper else None
@@ -372,37 +363,37 @@ def test_moves_are_those_of_the_published_table():
 def test_levels_rest_where_long_runs_end():
     random = np.random.default_rng(0)
     steps = random.dirichlet(np.ones(4), (5, 4))
-    got = levels.resting(steps)
+    got = hint_levels.resting(steps)
     close(np.einsum("rl,rlm->rm", got, steps), got)
     close(got, np.linalg.matrix_power(steps, 200)[:, 0])
     # One that goes in circles, and one from which there is no way back.
-    close(levels.resting(np.eye(2)[::-1]), [0.5, 0.5])
+    close(hint_levels.resting(np.eye(2)[::-1]), [0.5, 0.5])
     one_way = np.array([[0.9, 0.1, 0], [0, 0.999, 0.001], [0, 0, 1]])
-    close(levels.resting(one_way), [0, 0, 1])
+    close(hint_levels.resting(one_way), [0, 0, 1])
 
 
 def test_the_visits_of_a_run_begin_without_a_hint():
     rates = np.array([[0.2], [0.5], [0.8]])
     which, chance = states(rates, 3)
     how = replace(HINT, controller=partial(hint.hysteresis, low=0.0, high=0.5))
-    steps = levels.moves(how, which, chance, group=3)[0]
+    steps = hint_levels.moves(how, which, chance, group=3)[0]
     want, level = np.zeros(3), np.eye(3)[0]
     for visits in range(1, 5):
         want, level = want + level, level @ steps
         options = {"size": (2, 3), "own": 1, "visits": visits}
-        got, end = levels.visited(how, which, chance, **options)
+        got, end = hint_levels.visited(how, which, chance, **options)
         close(got[:, 0].sum(-1), want / visits)
         close(got[:, 0], want[:, None] / visits * chance[:, 0])
-        close(end[:, 0], levels.resting(steps)[:, None] * chance[:, 0])
-    many = levels.visited(how, which, chance, size=(2, 3), own=1, visits=10**6)
+        close(end[:, 0], hint_levels.resting(steps)[:, None] * chance[:, 0])
+    many = hint_levels.visited(how, which, chance, size=(2, 3), own=1, visits=10**6)
     close(many[0], many[1], atol=1e-5)
     # Where none may be hinted, all wait at level 0.
     none = replace(how, most=0.4)
-    got, _ = levels.visited(none, which, chance, size=(2, 3), own=1, visits=4)
+    got, _ = hint_levels.visited(none, which, chance, size=(2, 3), own=1, visits=4)
     close(got[0], chance[0])
     # Where one of two may, the second waits if the first is hinted too.
     half = replace(how, most=0.5)
-    got, _ = levels.visited(half, which, chance, size=(2, 3), own=1, visits=2)
+    got, _ = hint_levels.visited(half, which, chance, size=(2, 3), own=1, visits=2)
     up = steps[0, 1]
     close(got[1].sum(-1), up * (1 - up / 2) / 2)
 

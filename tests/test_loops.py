@@ -18,15 +18,11 @@ from curax import (
     allocate,
     correct,
     downsample,
-    draws,
     gate,
-    loops,
     loss,
     modulate,
     objective,
-    pipeline,
     score,
-    staged,
     stop,
 )
 from curax.config import (
@@ -43,7 +39,8 @@ from curax.config import (
     override,
 )
 from curax.models import transformer
-from curax.parts import build
+from curax.step import draws, loops, pipeline, staged
+from curax.step.build import build
 from curax.tasks import chain
 
 STEPS = 4

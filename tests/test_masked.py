@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from curax import masked
+from curax.arrays import masked
 
 values_ = hnp.arrays(np.float32, (3, 4), elements=st.floats(-8, 8, width=32))
 counts_ = hnp.arrays(np.bool_, (3, 4))

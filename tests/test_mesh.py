@@ -10,9 +10,10 @@ import pytest
 import tiny
 from contracts import close
 
-from curax import allocate, loss, memory, mesh, rollout, update
+from curax import allocate, loss, memory, rollout, update
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
+from curax.step import mesh
 from curax.types import Batch, TrainState
 
 V = 12  # as 11, but it divides over two devices

@@ -8,8 +8,8 @@ import numpy as np
 import tiny
 from contracts import close
 
-from curax import grids, metrics
-from curax.metrics import Tally
+from curax.arrays import grids, metrics
+from curax.arrays.metrics import Tally
 
 SHAPE = (3, 4)
 of_rollouts = jax.jit(metrics.of_rollouts)

@@ -22,8 +22,9 @@ from contracts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from curax import aggregate, loss, mesh, modulate, optimise, update
+from curax import aggregate, loss, modulate, update
 from curax.config import Mesh, Update
+from curax.step import mesh, optimise
 from curax.types import Tokens
 
 LOW, HIGH = 0.2, 0.28

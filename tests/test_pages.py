@@ -28,8 +28,10 @@ import words
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import evaluate, export, prompt_form, run, train, xray
+from curax import evaluate, export, train, xray
 from curax.config import fields_of, load, option, override
+from curax.models import prompt_form
+from curax.runs import run
 from curax.tasks import problems
 from curax.verify import graders
 
@@ -239,7 +241,7 @@ def site(tmp_path_factory, compiled) -> Iterator[Site]:  # noqa: F811
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         # Pictures take a second; other tests look at them.
-        patch.setattr(run.report, "write", lambda workdir: workdir / "report.html")
+        patch.setattr(run.page, "write", lambda workdir: workdir / "report.html")
         yield Site(folder)
         BUILT.clear()
         for name in MADE:

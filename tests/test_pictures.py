@@ -2,8 +2,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from curax import pictures
-from curax.record import Run
+from curax.runs import pictures
+from curax.runs.record import Run
 
 BY_NAME = {picture.name: picture for picture in pictures.PICTURES}
 for_every_picture = pytest.mark.parametrize("name", BY_NAME)

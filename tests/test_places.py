@@ -14,9 +14,9 @@ import optax
 import pytest
 from hypothesis import given
 
-from curax import places
-from curax.kinds import Count, Function, Positive, Share
-from curax.places import ConfigError, Place
+from curax.settings import config_paths as paths
+from curax.settings.config_paths import ConfigError, Place
+from curax.settings.config_types import Count, Function, Positive, Share
 
 HERE = __name__  # what a function defined below is called by
 
@@ -115,14 +115,12 @@ def tree(**changed: Any) -> Tree:
 
 
 def assigned(*assignments: str) -> Tree:
-    return places.assigned(tree(), assignments)
+    return paths.assigned(tree(), assignments)
 
 
 def leaves(tree: Any) -> dict[str, Any]:
-    shown = {
-        name: value for name, _, value in places.changes({}, places.describe(tree))
-    }
-    return {name: shown.get(name) for name in places.fields_of(tree)}
+    shown = {name: value for name, _, value in paths.changes({}, paths.describe(tree))}
+    return {name: shown.get(name) for name in paths.fields_of(tree)}
 
 
 def error_of(function, *args) -> str:
@@ -222,7 +220,7 @@ def test_an_assignment_changes_what_it_names_and_nothing_else(assignment):
     name = assignment.partition("=")[0].strip()
     after = assigned(assignment)
     assert leaves(after)[name] == TAKEN[assignment]
-    changes = places.changes(places.describe(tree()), places.describe(after))
+    changes = paths.changes(paths.describe(tree()), paths.describe(after))
     changed = {changed for changed, _, _ in changes}
     assert all(f"{other}.".startswith(f"{name}.") for other in changed)
 
@@ -234,30 +232,30 @@ def test_the_last_of_two_assignments_to_a_name_counts():
 
 def test_a_tuple_takes_any_length_only_where_its_annotation_says_so():
     got = assigned("optimizer.learning_rate.edges=[1, 2, 3]")
-    rate = places.option(got.optimizer, "learning_rate")
-    assert places.option(rate, "edges") == (1, 2, 3)
+    rate = paths.option(got.optimizer, "learning_rate")
+    assert paths.option(rate, "edges") == (1, 2, 3)
 
 
 def test_what_may_be_none_can_be_switched_off():
     built = tree(shape=partial(clipped, high=0.1))
-    on = places.assigned(built, ["shape.high=0.2"])
+    on = paths.assigned(built, ["shape.high=0.2"])
     assert leaves(on)["shape.high"] == 0.2
-    assert places.assigned(built, ["shape=none"]).shape is None
+    assert paths.assigned(built, ["shape=none"]).shape is None
     assert leaves(built)["shape.high"] == 0.1  # the tree itself stays
 
 
 def test_options_of_dicts_and_lists_have_names_too():
     built = tree(advantage=partial(untyped, table={"a": 1, "b": [1.0, 2.0]}))
-    built = places.assigned(built, ["advantage.table.a=2", "advantage.table.b.1=3"])
-    assert places.option(built.advantage, "table") == {"a": 2, "b": [1.0, 3.0]}
+    built = paths.assigned(built, ["advantage.table.a=2", "advantage.table.b.1=3"])
+    assert paths.option(built.advantage, "table") == {"a": 2, "b": [1.0, 3.0]}
 
 
 def test_a_mapping_may_set_arrays_where_numbers_are():
     def trained(rate, high):
         names = {"optimizer.learning_rate": rate, "loss.high": high, "loss.dual": high}
-        built = places.assigned(tree(), names | {"temperature": rate})
-        assert not list(places.wrong_values(Place(built)))
-        got = places.options(built.loss) | places.options(built.optimizer)
+        built = paths.assigned(tree(), names | {"temperature": rate})
+        assert not list(paths.wrong_values(Place(built)))
+        got = paths.options(built.loss) | paths.options(built.optimizer)
         return got["learning_rate"] + got["high"] + got["dual"] + built.temperature
 
     got = jax.jit(jax.vmap(trained))(jnp.arange(3.0), jnp.arange(3.0))
@@ -265,10 +263,10 @@ def test_a_mapping_may_set_arrays_where_numbers_are():
 
 
 def test_a_mapping_is_not_parsed_but_is_checked():
-    assert error_of(places.assigned, tree(), {"steps": "300"}) == (
+    assert error_of(paths.assigned, tree(), {"steps": "300"}) == (
         f"steps=300: {expected('an integer', 200, 'steps=200')}"
     )
-    assert error_of(places.assigned, tree(), {"task.hard": jnp.ones(())}).startswith(
+    assert error_of(paths.assigned, tree(), {"task.hard": jnp.ones(())}).startswith(
         "task.hard=1.0: expected true or false (it is False now)"
     )
 
@@ -294,9 +292,9 @@ def test_a_number_arrives_exactly_where_its_name_says(named):
     name, value = named
     before, new = leaves(tree())[name], assigned(f"{name}={value!r}")
     want = [(name, before, value)] if value != before else []
-    assert places.changes(places.describe(tree()), places.describe(new)) == want
-    set_directly = places.assigned(tree(), {name: value})
-    assert places.describe(set_directly) == places.describe(new)
+    assert paths.changes(paths.describe(tree()), paths.describe(new)) == want
+    set_directly = paths.assigned(tree(), {name: value})
+    assert paths.describe(set_directly) == paths.describe(new)
 
 
 @given(st.text())
@@ -354,12 +352,15 @@ WRONG = {
 @pytest.mark.parametrize("sentence", WRONG)
 def test_what_is_wrong_in_a_tree_is_said_with_a_fix(sentence):
     place = Place(tree(**WRONG[sentence]))
-    wrong = [*places.wrong_values(place), *places.wrong_options(place, ["objective"])]
+    wrong = [
+        *paths.wrong_values(place),
+        *paths.wrong_options(place, ["objective"]),
+    ]
     assert wrong == [sentence]
 
 
 def test_options_resolve_bound_keywords_over_defaults():
-    options, option = places.options, places.option
+    options, option = paths.options, paths.option
     assert options(partial(clipped, high=0.3)) == {
         "low": 0.2,
         "high": 0.3,
@@ -374,11 +375,11 @@ def test_options_resolve_bound_keywords_over_defaults():
 
 def test_options_of_optax_functions_are_found_and_checked():
     built = tree(optimizer=partial(optax.adamw, learning_rate=1e-3))
-    got = places.assigned(built, ["optimizer.learning_rate=1", "optimizer.b2=0.95"])
+    got = paths.assigned(built, ["optimizer.learning_rate=1", "optimizer.b2=0.95"])
     changed = {"learning_rate": 1.0, "b2": 0.95}
-    assert places.options(got.optimizer) == places.options(built.optimizer) | changed
+    assert paths.options(got.optimizer) == paths.options(built.optimizer) | changed
     for wrong in ("optimizer.learning_rate=fast", "optimizer.b1=true"):
-        said = error_of(places.assigned, built, [wrong])
+        said = error_of(paths.assigned, built, [wrong])
         assert said.startswith(f"{wrong}: expected ")
 
 
@@ -392,16 +393,16 @@ class Power:
 
 def test_an_object_may_stand_for_a_function_and_its_fields_for_options():
     built = tree(objective=partial(weight, f=Power()))
-    built = places.assigned(built, ["objective.f.alpha=3"])
-    assert places.options(built.objective)["f"] == Power(3.0)
-    assert places.describe(built)["objective"]["f"] == {
+    built = paths.assigned(built, ["objective.f.alpha=3"])
+    assert paths.options(built.objective)["f"] == Power(3.0)
+    assert paths.describe(built)["objective"]["f"] == {
         "function": f"{HERE}.Power",
         "alpha": 3.0,
     }
 
 
 def test_a_description_names_every_function_and_resolves_every_option():
-    got = places.describe(tree())
+    got = paths.describe(tree())
     assert list(got) == [field.name for field in dataclasses.fields(Tree)]
     high = {"low": 0.2, "high": 0.3, "dual": None}
     assert got["loss"] == {"function": f"{HERE}.clipped"} | high
@@ -422,14 +423,14 @@ def test_a_description_names_every_function_and_resolves_every_option():
 @pytest.mark.parametrize("value", [math.inf, math.nan, jnp.float32, object(), 1j])
 def test_a_description_is_strict_json_and_the_same_every_time(value):
     built = tree(advantage=partial(untyped, nothing=value, table=jnp.ones(2)))
-    text = json.dumps(places.describe(built), allow_nan=False)
-    assert json.loads(text) == places.describe(built)
+    text = json.dumps(paths.describe(built), allow_nan=False)
+    assert json.loads(text) == paths.describe(built)
     assert " at 0x" not in text
-    assert places.changes(json.loads(text), places.describe(built)) == []
+    assert paths.changes(json.loads(text), paths.describe(built)) == []
 
 
 def test_fields_are_the_leaves_of_the_description():
-    names = places.fields_of(tree())
+    names = paths.fields_of(tree())
     assert len(set(names)) == len(names)
     assert {"loss", "loss.high", "gate.gates.0.delta", "objective.f.alpha"} < {*names}
     assert {"memory.prior.1", "shape", "advantage.nothing"} < {*names}
@@ -440,14 +441,14 @@ def test_every_value_can_be_set_to_itself_by_name():
     values = leaves(tree())
     functions = [n for n, v in values.items() if str(v).startswith(HERE)]
     same = assigned(*(f"{n}={values[n]}" for n in values if n not in functions))
-    assert places.describe(same) == places.describe(tree())
+    assert paths.describe(same) == paths.describe(tree())
     for name in functions:
         assert "functions and groups" in error_of(assigned, f"{name}={name}")
 
 
 def test_changes_name_what_differs():
     new = tree(loss=plain, steps=3, shape=partial(power, alpha=0.1))
-    assert places.changes(places.describe(tree()), places.describe(new)) == [
+    assert paths.changes(paths.describe(tree()), paths.describe(new)) == [
         ("loss", f"{HERE}.clipped", f"{HERE}.plain"),
         ("shape", None, f"{HERE}.power"),
         ("shape.alpha", None, 0.1),

@@ -18,14 +18,11 @@ from curax import (
     advantage,
     aggregate,
     allocate,
-    chances,
-    claims,
     correct,
     downsample,
     gate,
     loss,
     objective,
-    predict,
     reward,
     stop,
 )
@@ -40,6 +37,7 @@ from curax.config import (
     override,
 )
 from curax.tasks import chain
+from curax.theory import outcome_states, predict, stated_objective
 from curax.types import Difficulty
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -107,7 +105,7 @@ RULES = {
 @pytest.mark.parametrize(("most", "size"), [(6, 2), (7, 3), (5, 1), (3, 8), (1, 1)])
 def test_states_are_those_of_all_sequences_of_labels(rule, most, size):
     p = np.array([0.05, 0.4, 0.9])
-    which, chance = chances.states(p, most=most, size=size, met=rule)
+    which, chance = outcome_states.states(p, most=most, size=size, met=rule)
     assert len({*map(tuple, which.tolist())}) == len(which)
     for row, rate in zip(chance, p, strict=True):
         want = listed(rate, most, size if rule else most, RULES[rule])
@@ -115,7 +113,7 @@ def test_states_are_those_of_all_sequences_of_labels(rule, most, size):
         assert got.keys() == want.keys()
         close([got[state] for state in want], list(want.values()), rtol=1e-12, atol=0)
     # Without the place of the first right one, chances add up.
-    fewer, sums = chances.states(p, most=most, size=size, met=rule, first=False)
+    fewer, sums = outcome_states.states(p, most=most, size=size, met=rule, first=False)
     for state, want in zip(fewer.tolist(), sums.T, strict=True):
         same = (which[:, :2] == state[:2]).all(-1)
         close(chance[:, same].sum(-1), want, rtol=1e-12)
@@ -131,13 +129,15 @@ def test_chances_sum_to_one(most, size, p):
 
     for met in (None, two):
         for first in (True, False):
-            chance = chances.states(rate, most=most, size=size, met=met, first=first)[1]
+            chance = outcome_states.states(
+                rate, most=most, size=size, met=met, first=first
+            )[1]
             close(chance.sum(-1), 1, rtol=1e-12)
 
 
 def test_what_is_shown_has_the_state():
-    which, _ = chances.states(np.array([0.5]), most=6, size=2, met=stop.balanced)
-    outcome, exists = chances.shown(which, 8)
+    which, _ = outcome_states.states(np.array([0.5]), most=6, size=2, met=stop.balanced)
+    outcome, exists = outcome_states.shown(which, 8)
     assert outcome.dtype == np.float32
     assert not outcome[~exists].any()
     first = np.where(outcome.any(-1), outcome.argmax(-1) + 1, 0)
@@ -322,7 +322,7 @@ def test_noise_counts_draws_so_that_larger_groups_do_not_win_by_it():
 def test_the_group_of_comparison_is_grpo(n):
     p = np.array([0.01, 0.3, 0.5, 0.9])
     found = exact(composed(2, n, advantage=advantage.standardised), p)
-    weight, noise = claims.grpo(n, p)
+    weight, noise = stated_objective.grpo(n, p)
     close(weight, found.weight)
     close(noise, found.noise)
 
@@ -400,7 +400,9 @@ def test_a_random_part_of_a_stopped_pool_holds_its_share_of_right_ones():
         advantage=advantage.raw,
     )
     p = np.array([0.1, 0.6])
-    which, chance = chances.states(p, most=6, size=2, met=stop.positives, first=False)
+    which, chance = outcome_states.states(
+        p, most=6, size=2, met=stop.positives, first=False
+    )
     close(exact(config, p).weight, chance @ (which[:, 1] / which[:, 0]) / p)
 
 
@@ -847,7 +849,7 @@ def doubled(p):
     ],
 )
 def test_a_recipe_claims_what_it_names(stages, says, slope):
-    claim = claims.claimed(replace(PLAIN, **stages))
+    claim = stated_objective.claimed(replace(PLAIN, **stages))
     assert claim.name == says
     p = np.array([0.01, 0.3, 0.9])
     close(claim.slope(p), slope(p), rtol=1e-4)
@@ -857,12 +859,12 @@ def test_without_an_f_nothing_is_claimed():
     def even(outcome, exists, history):
         return jnp.where(exists, 1.0, 0.0)
 
-    claim = claims.claimed(replace(PLAIN, objective=even))
+    claim = stated_objective.claimed(replace(PLAIN, objective=even))
     assert claim == ("nothing", None, None)
 
 
 def test_a_claim_that_cannot_be_differentiated_is_refused_in_a_sentence():
-    claim = claims.claimed(replace(PLAIN, claim=lambda p: np.log(p)))
+    claim = stated_objective.claimed(replace(PLAIN, claim=lambda p: np.log(p)))
     with pytest.raises(ConfigError, match=r"cannot be differentiated; write it with "):
         claim.slope(ALL)
 
@@ -881,48 +883,55 @@ def test_a_claim_is_reached_as_far_as_draws_go():
         ),
     ]:
         found = exact(config, ALL)
-        close(claims.reached(claims.claimed(config), found), want(ALL))
+        close(
+            stated_objective.reached(stated_objective.claimed(config), found), want(ALL)
+        )
     arcsine = composed(2, 4, claim=objective.arcsine)
-    assert claims.reached(claims.claimed(arcsine), seen(arcsine, ALL)) is None
+    assert (
+        stated_objective.reached(stated_objective.claimed(arcsine), seen(arcsine, ALL))
+        is None
+    )
 
 
 @pytest.mark.parametrize("scale", [0.01, 30.0])
 def test_every_member_of_the_family_is_nearest_to_itself(scale):
     p = np.linspace(0.01, 0.99, 41)
-    members = claims.family((8, 32))
+    members = stated_objective.family((8, 32))
     assert {"log p of 7 draws", "GRPO of 32 draws"} <= members.keys()
     for own, slope in members.items():
-        found, factor = claims.nearest(scale * slope(p), p, members)
+        found, factor = stated_objective.nearest(scale * slope(p), p, members)
         assert found == own
         assert factor == pytest.approx(1)
     # Halfway between two, it is near to none.
     between = np.sqrt(members["log p"](p) * members["pass@4"](p))
-    assert claims.nearest(between, p, members)[1] > 1.3
-    assert claims.nearest(p - 0.5, p, members)[1] == np.inf
+    assert stated_objective.nearest(between, p, members)[1] > 1.3
+    assert stated_objective.nearest(p - 0.5, p, members)[1] == np.inf
 
 
 def test_the_nearest_member_does_not_depend_on_where_p_is_dense():
-    members = claims.family((8,))
+    members = stated_objective.family((8,))
     even = np.linspace(0.01, 0.99, 99)
     low = np.unique(np.concatenate([np.geomspace(0.01, 0.1, 200), even]))
 
     def weight(p):
         return 1 / p**0.8
 
-    first, second = (claims.nearest(weight(p), p, members) for p in (even, low))
+    first, second = (
+        stated_objective.nearest(weight(p), p, members) for p in (even, low)
+    )
     assert first[0] == second[0]
     assert first[1] == pytest.approx(second[1], rel=0.02)
 
 
 def test_distances_are_one_in_the_middle():
     p = np.array([0.05, 0.4, 0.6, 0.95])
-    ratio = claims.distance(3 / p**2, 1 / p, p)
+    ratio = stated_objective.distance(3 / p**2, 1 / p, p)
     middle = np.interp(0.5, p, 1 / p)
     close(ratio, 1 / p / middle)
     published = ((1 - p) ** 2 + p**2) / (2 * p**2 * (1 - p))
     p_half = np.insert(p, 2, 0.5)
     b = ((1 - p_half) ** 2 + p_half**2) / (2 * p_half**2 * (1 - p_half))
-    close(claims.distance(b, 1 / p_half, p_half)[0], 9.526316)
+    close(stated_objective.distance(b, 1 / p_half, p_half)[0], 9.526316)
     assert published[0] == pytest.approx(b[0])
 
 
@@ -934,6 +943,6 @@ def test_integrals_are_those_of_known_slopes():
         (1 / (p * (1 - p)), np.log(p / (1 - p))),
         (1 / np.sqrt(p * (1 - p)), 2 * np.arcsin(np.sqrt(p))),
     ]:
-        got = claims.integral(slope, p)
+        got = stated_objective.integral(slope, p)
         assert got[0] == 0
         close(got, f - f[0], rtol=2e-3, atol=2e-4)

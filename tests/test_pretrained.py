@@ -20,11 +20,11 @@ import tiny
 from contracts import close
 from safetensors.numpy import load_file, save_file
 
-from curax import mesh as meshes
 from curax.config import Mesh
 from curax.models import attention, families, pretrained, tensors
 from curax.models.export import create, export, export_adapter, write_new
 from curax.models.rotary import RopeScaling
+from curax.step import mesh as meshes
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("llama", "qwen2", "qwen3")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import words
 
-from curax import recall
-from curax.parts import task_of
+from curax.runs import memory_io
+from curax.step.build import task_of
 from curax.tasks import problems, text
 from curax.verify import graders
 
@@ -223,9 +223,9 @@ def test_the_mark_changes_with_questions_and_their_order(tmp_path):
 
 def test_a_difficulty_memory_knows_prompts_from_files():
     made = dataclasses.replace(usual(), num_prompts=50)
-    names = recall.keys(made)
+    names = memory_io.keys(made)
     assert len({*names}) == 50
-    assert names == recall.keys(made)
+    assert names == memory_io.keys(made)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from curax import progress
+from curax.runs import progress
 
 
 @pytest.fixture

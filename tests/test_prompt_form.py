@@ -11,8 +11,9 @@ import pytest
 import small
 import words
 
-from curax import prompt_form, run
 from curax.config import ConfigError, load, options
+from curax.models import prompt_form
+from curax.runs import run
 from curax.tasks import layouts, text
 from curax.tasks.forms import Form
 
@@ -98,7 +99,7 @@ def test_a_run_warns_before_it_begins(tmp_path, monkeypatch, capsys):
     def stop(_):
         raise ConfigError("so far")
 
-    monkeypatch.setattr(run, "build", lambda _: loop)
+    monkeypatch.setattr(run, "make_loop", lambda _: loop)
     monkeypatch.setattr(run, "recollection", stop)
     with pytest.raises(ConfigError, match="so far"):
         run.train(config, tmp_path / "run", resume=False, command="")

@@ -19,9 +19,11 @@ from run_files import assert_same_run, rows
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import checkpoint, folder, prompt_form, run, staged, train
+from curax import train
 from curax.config import load, override
-from curax.models import export, pretrained
+from curax.models import export, pretrained, prompt_form
+from curax.runs import checkpoint, folder, run
+from curax.step import staged
 
 ROOT = Path(__file__).parents[1]
 FEW = ["warm_start.steps=6", "steps=4", "evaluation.every=2", "evaluation.prompts=8"]
@@ -51,7 +53,7 @@ def whole(tmp_path_factory):
 
 def trained(workdir):
     """The parameters at the end of the whole run."""
-    loop = run.build(override(load(real.FILE), real.named()))
+    loop = run.make_loop(override(load(real.FILE), real.named()))
     saved = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=2)
     found = saved.restore(60, loop.abstract)[0]
     saved.close()
@@ -157,7 +159,9 @@ def test_adapters_alone_are_trained_and_saved_and_resume(tmp_path, whole, capsys
     words_ = few(*LORA, "steps=4", f"model.path={base}")
     assert call(tmp_path / "whole", *words_) == 0
     config = override(load(real.FILE), [*real.named(), *words_])
-    names = jax.tree_util.tree_flatten_with_path(run.build(config).abstract.params)[0]
+    names = jax.tree_util.tree_flatten_with_path(run.make_loop(config).abstract.params)[
+        0
+    ]
     assert len(names) == 7 * 2
     assert all(path[-1].key.startswith("lora_") for path, _ in names)
     sizes = [

@@ -24,8 +24,10 @@ from run_files import assert_same_run, state
 from test_folder import files_of_at_most, lines
 from test_train import call
 
-from curax import checkpoint, folder, loops, memory, mesh, recall
+from curax import memory
 from curax.config import ConfigError, Mesh, load, override
+from curax.runs import checkpoint, folder, memory_io
+from curax.step import loops, mesh
 from curax.tasks import chain
 from curax.types import Memory, Prompts, TrainState
 
@@ -59,11 +61,11 @@ def key_of(tokens) -> str:
 
 def table(memory):
     """`[4, ..., num_prompts]`"""
-    return np.stack([np.asarray(getattr(memory, name)) for name in recall.SUMS])
+    return np.stack([np.asarray(getattr(memory, name)) for name in memory_io.SUMS])
 
 
 def memory_of(sums):
-    return Memory(**dict(zip(recall.SUMS, np.float32(sums), strict=True)))
+    return Memory(**dict(zip(memory_io.SUMS, np.float32(sums), strict=True)))
 
 
 any_sums = st.floats(0, 100, width=32)
@@ -81,11 +83,11 @@ def memories(draw, shape=(N,), elements=any_sums):
 
 
 def test_a_file_has_every_sum_of_a_memory():
-    assert sorted(recall.SUMS) == sorted(field.name for field in fields(Memory))
+    assert sorted(memory_io.SUMS) == sorted(field.name for field in fields(Memory))
 
 
 def test_a_key_is_a_digest_of_the_tokens():
-    got = recall.keys(task_of(QUESTIONS))
+    got = memory_io.keys(task_of(QUESTIONS))
     assert got == [key_of(question) for question in QUESTIONS]
     # What b2sum -l 128 says of the same bytes.
     assert got[:2] == [
@@ -95,8 +97,8 @@ def test_a_key_is_a_digest_of_the_tokens():
 
 
 def test_padding_and_what_stands_under_it_do_not_matter():
-    want = recall.keys(task_of(QUESTIONS))
-    assert recall.keys(task_of(QUESTIONS, width=9, junk=3)) == want
+    want = memory_io.keys(task_of(QUESTIONS))
+    assert memory_io.keys(task_of(QUESTIONS, width=9, junk=3)) == want
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, N, N + 1])
@@ -108,8 +110,8 @@ def test_keys_are_made_in_chunks_of_any_size_by_one_program(monkeypatch, chunk):
         traced.append(prompt_id.shape)
         return made(prompt_id)
 
-    monkeypatch.setattr(recall, "CHUNK", chunk)
-    got = recall.keys(replace(task, prompts=prompts))
+    monkeypatch.setattr(memory_io, "CHUNK", chunk)
+    got = memory_io.keys(replace(task, prompts=prompts))
     assert got == [key_of(question) for question in QUESTIONS]
     assert traced == [(min(chunk, N),)]
 
@@ -117,7 +119,7 @@ def test_keys_are_made_in_chunks_of_any_size_by_one_program(monkeypatch, chunk):
 def test_keys_are_the_same_on_a_mesh_of_eight():
     task = task_of(QUESTIONS)
     with mesh.use(mesh.make(Mesh(data=8))):
-        assert recall.keys(task) == [key_of(question) for question in QUESTIONS]
+        assert memory_io.keys(task) == [key_of(question) for question in QUESTIONS]
 
 
 # Files
@@ -130,14 +132,14 @@ def path(tmp_path_factory):
 
 @given(memories())
 def test_a_line_tells_one_prompt_that_was_drawn(path, known):
-    recall.write(path, task_of(QUESTIONS), known)
+    memory_io.write(path, task_of(QUESTIONS), known)
     want = [
-        {"prompt": key_of(question), **dict(zip(recall.SUMS, sums, strict=True))}
+        {"prompt": key_of(question), **dict(zip(memory_io.SUMS, sums, strict=True))}
         for question, sums in zip(QUESTIONS, table(known).T.tolist(), strict=True)
         if sums[0] > 0
     ]
     assert lines(path) == want
-    assert [list(line) for line in lines(path)] == [["prompt", *recall.SUMS]] * len(
+    assert [list(line) for line in lines(path)] == [["prompt", *memory_io.SUMS]] * len(
         want
     )
 
@@ -146,9 +148,9 @@ def test_a_line_tells_one_prompt_that_was_drawn(path, known):
 def test_a_task_with_other_ids_gets_the_same_sums_for_the_same_questions(
     path, known, order
 ):
-    recall.write(path, task_of(QUESTIONS), known)
+    memory_io.write(path, task_of(QUESTIONS), known)
     asked = [QUESTIONS[i] for i in order]
-    got = recall.read(path, task_of([*asked, (9, 9)]))
+    got = memory_io.read(path, task_of([*asked, (9, 9)]))
     want = np.concatenate([table(known)[:, list(order)], np.zeros((4, 1))], -1)
     np.testing.assert_array_equal(table(got.memory), want)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(got.memory))
@@ -157,8 +159,8 @@ def test_a_task_with_other_ids_gets_the_same_sums_for_the_same_questions(
 
 @given(memories())
 def test_lines_of_prompts_that_a_task_lacks_are_left_out_and_counted(path, known):
-    recall.write(path, task_of(QUESTIONS), known)
-    got = recall.read(path, task_of(QUESTIONS[2:4]))
+    memory_io.write(path, task_of(QUESTIONS), known)
+    got = memory_io.read(path, task_of(QUESTIONS[2:4]))
     np.testing.assert_array_equal(table(got.memory), table(known)[:, 2:4])
     drawn = known.draws > 0
     assert got[1:] == (drawn.sum(), np.delete(drawn, [2, 3]).sum())
@@ -167,21 +169,21 @@ def test_lines_of_prompts_that_a_task_lacks_are_left_out_and_counted(path, known
 @given(memories(elements=whole_sums))
 def test_ids_that_ask_the_same_share_their_sums(path, known):
     asked = [QUESTIONS[i] for i in (0, 1, 0, 2, 1, 0, 3)]
-    recall.write(path, task_of(asked), known)
+    memory_io.write(path, task_of(asked), known)
     sums = table(known)
     want = np.zeros((4, N))
     for i, question in enumerate(asked):
         for j, other in enumerate(asked):
             want[:, i] += sums[:, j] if question == other else 0.0
-    got = recall.read(path, task_of(asked))
+    got = memory_io.read(path, task_of(asked))
     np.testing.assert_array_equal(table(got.memory), want)
     assert len({line["prompt"] for line in lines(path)}) == got.lines <= 4
 
 
 @given(memories(shape=(3, N), elements=whole_sums))
 def test_the_sums_of_many_seeds_are_added(path, known):
-    recall.write(path, task_of(QUESTIONS), known)
-    got = recall.read(path, task_of(QUESTIONS))
+    memory_io.write(path, task_of(QUESTIONS), known)
+    got = memory_io.read(path, task_of(QUESTIONS))
     np.testing.assert_array_equal(table(got.memory), table(known).sum(1))
 
 
@@ -189,18 +191,18 @@ def test_the_sums_of_many_seeds_are_added(path, known):
 def test_files_can_be_joined_end_to_end(path, one, other):
     text = ""
     for known in (one, other):
-        recall.write(path, task_of(QUESTIONS), known)
+        memory_io.write(path, task_of(QUESTIONS), known)
         text += path.read_text() + "\n"
     path.write_text(text)
-    got = recall.read(path, task_of(QUESTIONS))
+    got = memory_io.read(path, task_of(QUESTIONS))
     np.testing.assert_array_equal(table(got.memory), table(one) + table(other))
 
 
 def test_a_memory_that_has_seen_nothing_is_an_empty_file(path):
     task = task_of(QUESTIONS)
-    recall.write(path, task, memory.forget(N))
+    memory_io.write(path, task, memory.forget(N))
     assert path.read_bytes() == b""
-    got = recall.read(path, task)
+    got = memory_io.read(path, task)
     np.testing.assert_array_equal(table(got.memory), table(memory.forget(N)))
     assert got[1:] == (0, 0)
 
@@ -218,8 +220,8 @@ def test_what_is_read_is_what_observing_the_same_would_have_given(path):
             jnp.asarray(number.random((4, 5)) < 0.7),
             discount=memory.discount(6.6),
         )
-    recall.write(path, task, known)
-    got = recall.read(path, task).memory
+    memory_io.write(path, task, known)
+    got = memory_io.read(path, task).memory
     np.testing.assert_array_equal(table(got), table(known))
     ids = jnp.arange(N, dtype=jnp.int32)
     (mine, theirs) = (
@@ -232,26 +234,26 @@ def test_what_is_read_is_what_observing_the_same_would_have_given(path):
 def test_sums_that_are_not_finite_are_left_out(path):
     sums = np.ones((4, N))
     sums[2, 1], sums[3, 4] = np.nan, np.inf
-    recall.write(path, task_of(QUESTIONS), memory_of(sums))
+    memory_io.write(path, task_of(QUESTIONS), memory_of(sums))
     written = [line["prompt"] for line in lines(path)]
     assert written == [key_of(QUESTIONS[i]) for i in (0, 2, 3, 5, 6)]
-    recall.read(path, task_of(QUESTIONS))
+    memory_io.read(path, task_of(QUESTIONS))
 
 
 def test_rounding_does_not_make_a_file_that_cannot_be_read(path):
     sums = np.ones((4, N), np.float32)
     sums[1] = np.nextafter(sums[0], np.float32(2))
-    recall.write(path, task_of(QUESTIONS), memory_of(sums))
-    got = recall.read(path, task_of(QUESTIONS))
+    memory_io.write(path, task_of(QUESTIONS), memory_of(sums))
+    got = memory_io.read(path, task_of(QUESTIONS))
     np.testing.assert_array_equal(got.memory.solved, np.ones(N))
 
 
 def test_a_file_for_which_there_is_no_room_is_told_and_the_old_one_stays(tmp_path):
     path, task = tmp_path / "memory.jsonl", task_of(QUESTIONS)
-    recall.write(path, task, memory_of(np.ones((4, N))))
+    memory_io.write(path, task, memory_of(np.ones((4, N))))
     before = path.read_bytes()
     with files_of_at_most(200), pytest.raises(folder.NotWrittenError) as caught:
-        recall.write(path, task, memory_of(np.full((4, N), 2.0)))
+        memory_io.write(path, task, memory_of(np.full((4, N), 2.0)))
     assert str(caught.value) == f"{path} cannot be written (File too large)"
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == before
@@ -292,18 +294,18 @@ def test_a_bad_line_is_told_in_a_sentence(tmp_path, line):
     good = json.dumps(GOOD)
     path.write_bytes(f"{good}\n\n{line}\n{good}\n".encode("latin1"))
     with pytest.raises(ConfigError) as caught:
-        recall.read(path, task_of(QUESTIONS))
+        memory_io.read(path, task_of(QUESTIONS))
     want = f"memory.load={path}:3: {WRONG[line]}; mend or delete this line."
     assert str(caught.value) == want
     path.write_text(f"{good}\n\n{good}")
-    assert recall.read(path, task_of(QUESTIONS))[1:] == (2, 2)
+    assert memory_io.read(path, task_of(QUESTIONS))[1:] == (2, 2)
 
 
 def test_a_long_value_is_told_in_part(tmp_path):
     path = tmp_path / "memory.jsonl"
     path.write_text(json.dumps(GOOD | {"draws": [0] * 999}))
     with pytest.raises(ConfigError) as caught:
-        recall.read(path, task_of(QUESTIONS))
+        memory_io.read(path, task_of(QUESTIONS))
     assert len(str(caught.value)) < len(str(path)) + 150
 
 
@@ -312,7 +314,7 @@ def test_a_file_that_is_not_there_is_told_in_a_sentence(tmp_path, name):
     (tmp_path / "memory.jsonl").write_text("")
     path = tmp_path / name
     with pytest.raises(ConfigError) as caught:
-        recall.read(path, task_of(QUESTIONS))
+        memory_io.read(path, task_of(QUESTIONS))
     start = f"memory.load={path} cannot be read: "
     assert str(caught.value).startswith(start)
     why = str(caught.value).removeprefix(start)
@@ -349,7 +351,7 @@ def test_a_state_begins_with_the_same_memory_for_all_seeds_and_where_its_own_was
     own = memory_of(np.zeros((4, *seeds, N)))
     before = state_with(jax.device_put(own, place))
     sums = np.float32(np.random.default_rng(0).uniform(0, 9, (4, N)))
-    got = recall.begun(before, memory_of(sums))
+    got = memory_io.begun(before, memory_of(sums))
     want = np.broadcast_to(np.expand_dims(sums, (1,) * len(seeds)), (4, *seeds, N))
     np.testing.assert_array_equal(table(got.memory), want)
     for new, old in zip(*map(jax.tree.leaves, (got, before)), strict=True):
@@ -361,7 +363,7 @@ def test_a_state_begins_with_the_same_memory_for_all_seeds_and_where_its_own_was
 def test_what_was_read_survives_a_step_that_takes_the_state_over():
     sums = np.full((4, 4096), 2.0, np.float32)
     read = memory_of(sums)
-    begun = recall.begun(state_with(jax.tree.map(jnp.zeros_like, read)), read)
+    begun = memory_io.begun(state_with(jax.tree.map(jnp.zeros_like, read)), read)
     double = jax.jit(partial(jax.tree.map, lambda x: x + x), donate_argnums=0)
     assert (table(double(begun.memory)) == 4.0).all()
     assert (table(read) == 2.0).all()
@@ -384,7 +386,7 @@ def saved(workdir, step, *words):
 def told(workdir):
     """Key to sums."""
     return {
-        line["prompt"]: [line[name] for name in recall.SUMS]
+        line["prompt"]: [line[name] for name in memory_io.SUMS]
         for line in lines(workdir / folder.MEMORY)
     }
 
@@ -488,7 +490,7 @@ def test_a_run_killed_before_it_has_left_it_is_not_complete(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(recall, "write", killed)
+        patch.setattr(memory_io, "write", killed)
         assert call(workdir, *WORDS, resume=True)[0] == 130
     assert checkpoint.latest(workdir / folder.CHECKPOINTS) == 2
     assert call(workdir, *WORDS, resume=True)[::2] == (0, "")

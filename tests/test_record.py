@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from curax import record
+from curax.runs import record
 
 
 def lines(path, rows, end="\n"):

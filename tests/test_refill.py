@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curax import allocate, gate, pipeline
+from curax import allocate, gate
 from curax import memory as memories
 from curax.config import Sampling, load
-from curax.parts import build
+from curax.step import pipeline
+from curax.step.build import build
 from curax.types import Contexts, Prompts, Rollouts
 
 B, G, T = 4, 3, 2

@@ -23,24 +23,17 @@ from curax import (
     advantage,
     aggregate,
     allocate,
-    checkpoint,
     correct,
     data,
     downsample,
-    draws,
     gate,
     hint,
-    loops,
     loss,
-    metrics,
     modulate,
     objective,
-    parts,
-    pipeline,
     reflect,
-    reflected,
-    staged,
 )
+from curax.arrays import metrics
 from curax.config import (
     Config,
     Logging,
@@ -52,6 +45,8 @@ from curax.config import (
     options,
     override,
 )
+from curax.runs import checkpoint
+from curax.step import build, draws, loops, pipeline, reflected, staged
 from curax.tasks import rationale
 from curax.types import Prompts, Rollouts, Task
 
@@ -132,7 +127,7 @@ CONFIG = Config(
 def built(**how):
     how.setdefault("task", CONFIG.task)
     config = replace(CONFIG, task=how.pop("task"))
-    return parts.build(replace(config, reflection=replace(HOW, **how)))
+    return build.build(replace(config, reflection=replace(HOW, **how)))
 
 
 @cache
@@ -308,7 +303,7 @@ def walked(answers):
     def walk(direct, length_weight, rollouts):
         config = replace(CONFIG, reflection=replace(HOW, answers=answers))
         told = {"reflection.direct": direct, "reflection.length_weight": length_weight}
-        own, state = parts.build(override(config, told)), start()
+        own, state = build.build(override(config, told)), start()
         drawn_ = sampled(rollouts)
         scored = reflected.scored(own, state, drawn_)
         args = drawn_, scored.outcome, None, None, scored
@@ -547,7 +542,7 @@ def test_runs_side_by_side_look_at_prompts_only_when_it_is_due(monkeypatch):
     """A branch that is mapped over is taken by all, always."""
     looks = []
 
-    def looked(parts, state, ids, number):
+    def looked(build, state, ids, number):
         jax.debug.callback(looks.append, number)
         fine = jnp.ones(ids.shape, jnp.float32)
         return fine, fine, fine * 0, fine
@@ -616,7 +611,7 @@ def small(name, changes):
 
 @cache
 def loop():
-    return loops.Jitted(parts.build(config()))
+    return loops.Jitted(build.build(config()))
 
 
 def begun(own):
@@ -723,7 +718,7 @@ def test_the_staged_loop_gives_the_same_in_micro_batches():
 
     other = replace(config(), task=partial(in_files, **options(config().task)))
     other = override(other, {"update.micro_batches": 4})
-    own = staged.Staged(parts.build(other))
+    own = staged.Staged(build.build(other))
     own.rehearse()
     rows_, shown, states = whole(own, begun(own), 3)
     want_rows, want_shown, want = run()
@@ -750,7 +745,7 @@ def test_the_recipe_as_published_takes_a_step():
         k: v for k, v in SMALL.items() if "queries" not in k and "scorer" not in k
     }
     recipe = small("dro_published", changes)
-    own = parts.build(recipe)
+    own = build.build(recipe)
     warm = loops.Warm(
         params=tiny.random_params(own.model),
         opt_state=None,
@@ -761,7 +756,7 @@ def test_the_recipe_as_published_takes_a_step():
     jax.eval_shape(partial(reflected.renewed, own), before)
     assert recipe.reflection
     alone = replace(recipe, reflection=replace(recipe.reflection, queries=None))
-    step = jax.jit(partial(loops.step, parts.build(alone)))
+    step = jax.jit(partial(loops.step, build.build(alone)))
     state, (row, _) = step(replace(before, chosen=None))
     assert all(np.isfinite(row[name]) for name in ("loss/mean", "kl/ref_nats"))
     assert row["update/count"] > 0

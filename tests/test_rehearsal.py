@@ -12,21 +12,10 @@ import numpy as np
 import pytest
 import small
 
-from curax import (
-    advantage,
-    downsample,
-    gate,
-    loss,
-    modulate,
-    objective,
-    pipeline,
-    rehearsal,
-    reward,
-    run,
-    stages,
-    xray,
-)
+from curax import advantage, downsample, gate, loss, modulate, objective, reward, xray
 from curax.config import KL, ConfigError, Stop
+from curax.runs import run
+from curax.step import pipeline, rehearsal, stages
 from curax.types import Difficulty
 
 HERE = __name__
@@ -247,7 +236,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 def test_neither_training_nor_the_xray_accepts_what_breaks_a_promise(case):
     changed, says = BROKEN[case]
     config = replace(CONFIG, **changed)
-    for looks in (run.build, partial(xray.look, prompts=EVEN)):
+    for looks in (run.make_loop, partial(xray.look, prompts=EVEN)):
         with pytest.raises(ConfigError) as caught:
             looks(config)
         line, _, rest = str(caught.value).partition(f"{__file__}:")

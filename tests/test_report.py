@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from curax import pictures, record, report
+from curax import report
+from curax.runs import page, pictures, record
 
 NASTY = "</script><script>alert(1)</script><!-- <b>bold</b> & \u2028 \ud800 'q' \"q\""
 VOID = {"meta", "img", "source", "input", "col", "link", "br"}
@@ -133,7 +134,7 @@ def write(folder, *, seeds=1, steps=20, done=20, texts=("1 + 1", NASTY), **confi
 
 
 def opened(folder, **options):
-    path = report.write(folder, **options)
+    path = page.write(folder, **options)
     assert path == folder / "report.html"
     text = path.read_text(encoding="utf-8")
     (data,) = re.findall(
@@ -624,8 +625,8 @@ def test_a_long_completion_keeps_its_beginning_and_its_end(tmp_path):
 @few
 def test_a_page_is_the_same_when_written_again(tmp_path):
     write(tmp_path, seeds=3)
-    first = report.write(tmp_path).read_bytes()
-    assert report.write(tmp_path).read_bytes() == first
+    first = page.write(tmp_path).read_bytes()
+    assert page.write(tmp_path).read_bytes() == first
 
 
 def test_a_broken_run_is_one_sentence_and_status_2(tmp_path, capsys):
@@ -669,4 +670,4 @@ def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
 
 def test_a_folder_without_metrics_is_refused(tmp_path):
     with pytest.raises(record.RecordError, match=r"no metrics\.jsonl in it"):
-        report.write(tmp_path)
+        page.write(tmp_path)

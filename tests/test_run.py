@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import small
 
-from curax import checkpoint, folder, held_out, record, run
-from curax.compile_times import CompileTimes
+from curax.runs import checkpoint, folder, record, run
+from curax.runs.compile_times import CompileTimes
+from curax.step import validation
 
 FORMS = "format/effective_number"
 
@@ -66,7 +67,7 @@ def follow(workdir, loop, monkeypatch, *, step=None) -> list[str]:
     with monkeypatch.context() as patch:
         patch.setattr(run.checkpoint, "Checkpoints", lambda *_, **__: saved)
         patch.setattr(run.loops, "saved", lambda state: state)
-        patch.setattr(run.recall, "write", lambda *_: None)
+        patch.setattr(run.memory_io, "write", lambda *_: None)
         patch.setattr(run.Progress, "say", lambda _, text: told.append(text))
         run.Run(loop, workdir).go()
     _, *warnings = "".join(f"\n{text}" for text in told).split("\nWarning: ")
@@ -117,7 +118,7 @@ def test_a_step_that_breaks_a_promise_ends_the_run_in_a_sentence(
 
 def test_a_format_that_fails_ends_the_run_in_a_sentence(tmp_path, monkeypatch):
     what = "evaluation.format gave 1.0, which is no integer, for the completion '2'"
-    loop: Any = Loop(held_out.FormatError(what))
+    loop: Any = Loop(validation.FormatError(what))
     with pytest.raises(run.RunError) as caught:
         follow(tmp_path, loop, monkeypatch)
     assert str(caught.value) == (
@@ -143,7 +144,7 @@ def test_alarms_are_kept_as_other_rows_are_and_told_at_the_end(tmp_path, monkeyp
         "Complete, but with ratios off 1 before any update (step 1), nothing left to "
         "learn from (step 5). Held-out pass rate unknown: 7 steps, 9 tokens generated"
     )
-    page = run.report.write(tmp_path).read_text()
+    page = run.page.write(tmp_path).read_text()
     top = page[page.index("<header>") : page.index("</header>")]
     assert top.count('<p class="alarm">Step ') == 2
     assert "Step 5: nothing to train on in 5 steps in a row up to step 5, " in top
@@ -157,7 +158,7 @@ def test_a_run_without_rl_is_told_as_a_supervised_one(tmp_path):
     (tmp_path / "warm_start.jsonl").write_text("\n".join(warm) + "\n")
     said = "Held-out pass rate 0.125 after 3 supervised steps"
     assert run.summary(tmp_path) == said
-    page = run.report.write(tmp_path).read_text()
+    page = run.page.write(tmp_path).read_text()
     assert "Held-out pass rate is <b>12.5%</b> after 3 supervised steps." in page
 
 
@@ -232,7 +233,7 @@ def no_package():
 def test_a_task_that_needs_what_is_not_installed_gets_the_line_that_installs_it():
     config = replace(small.get_config(), task=no_package)
     with pytest.raises(run.ConfigError) as caught:
-        run.build(config)
+        run.make_loop(config)
     assert str(caught.value) == (
         "the package sklearn_x is not installed; run pip install sklearn_x, or put its "
         "folder on PYTHONPATH if it is yours."

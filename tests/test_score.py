@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.extend.core import jaxprs_in_params
 
-from curax import mesh, score
+from curax import score
 from curax.config import Mesh as Sizes
+from curax.step import mesh
 from curax.types import Contexts, Rollouts
 
 N, T, V, P, TEMPERATURE = 8, tiny.T, tiny.V, tiny.P, 0.8

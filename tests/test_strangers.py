@@ -16,9 +16,10 @@ import real
 import tiny
 from safetensors.numpy import load_file, save_file
 
-from curax import files, train
+from curax import train
 from curax.models import families, pretrained, tensors
 from curax.models.export import export, write_new
+from curax.settings import files
 from curax.tasks import templates, text
 
 GOLDEN = Path(__file__).parent / "golden"

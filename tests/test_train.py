@@ -24,9 +24,11 @@ from jax.experimental.compilation_cache import compilation_cache
 from run_files import assert_same_run, rows, state
 from test_folder import events, files_of_at_most, lines
 
-from curax import checkpoint, folder, lock, loops, run, train
+from curax import train
 from curax.config import describe, load, override
 from curax.models import transformer
+from curax.runs import checkpoint, folder, lock, run
+from curax.step import loops
 
 ROOT = Path(__file__).parents[1]
 # Every process takes compiled programs from one folder.
@@ -52,7 +54,7 @@ WRITTEN = {
 BUILT: dict[str, loops.Loop] = {}
 
 
-def remembered(config, build=run.build, **options):
+def remembered(config, build=run.make_loop, **options):
     """Loops have no state: one that was traced and compiled serves again."""
     key = json.dumps(describe(config))
     if key not in BUILT:
@@ -71,7 +73,7 @@ def compiled(tmp_path_factory):
         jax.config.update(name, value)
     compilation_cache.reset_cache()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "build", remembered)
+        patch.setattr(run, "make_loop", remembered)
         yield settings
     BUILT.clear()
     for name, value in before.items():
@@ -82,7 +84,7 @@ def compiled(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Pictures take a second; other tests look at them."""
-    monkeypatch.setattr(run.report, "write", lambda workdir: workdir / "report.html")
+    monkeypatch.setattr(run.page, "write", lambda workdir: workdir / "report.html")
 
 
 def call(workdir, *assignments, resume=False) -> tuple[int, str, str]:

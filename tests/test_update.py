@@ -13,7 +13,7 @@ from contracts import close
 from jax.extend.core import jaxprs_in_params
 
 from curax import loss, update
-from curax import masked as reductions
+from curax.arrays import masked as reductions
 from curax.types import Batch
 
 M, TEMPERATURE = 8, 0.8

@@ -20,20 +20,11 @@ import pytest
 from contracts import close
 from test_law import loaded, recipes, sides, small, stated
 
-from curax import (
-    aggregate,
-    allocate,
-    downsample,
-    draws,
-    loops,
-    modulate,
-    pipeline,
-    reward,
-    score,
-)
+from curax import aggregate, allocate, downsample, modulate, reward, score
+from curax.arrays.metrics import Tally
 from curax.config import Update, option, override
-from curax.metrics import Tally
-from curax.parts import build
+from curax.step import draws, loops, pipeline
+from curax.step.build import build
 from curax.types import (
     Contexts,
     Difficulty,

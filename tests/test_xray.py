@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from test_law import pods, recipes
 
-from curax import advantage, claims, correct, hint, objective, predict, xray
+from curax import advantage, correct, hint, objective, xray
 from curax.config import ConfigError, Hint, Sampling, Update, load, override
 from curax.tasks import chain
+from curax.theory import predict, stated_objective
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -72,9 +73,9 @@ def test_every_recipe_can_be_looked_at(recipe):
     if "hints" in found and found["hints"]["gradient"] == "prompt":
         weight = weight + np.sum(found["hints"]["by_level"]["weight"][1:], 0)
     close(weight, by["weight"], rtol=1e-4, atol=1e-4)
-    close(by["objective"], claims.integral(by["weight"], p))
-    close(by["claimed_objective"], claims.integral(by["claimed_weight"], p))
-    ratio = claims.distance(by["weight"], by["claimed_weight"], p)
+    close(by["objective"], stated_objective.integral(by["weight"], p))
+    close(by["claimed_objective"], stated_objective.integral(by["claimed_weight"], p))
+    ratio = stated_objective.distance(by["weight"], by["claimed_weight"], p)
     close(by["over_claimed"], ratio)
     assert ((by["signal"] >= 0) & (by["signal"] <= 1 + 1e-9)).all()
     most = load(CONFIGS / f"{recipe}.py").sampling.max_tokens
@@ -146,7 +147,7 @@ def test_the_readme_and_the_docstring_say_the_weight_that_is_predicted(recipe):
         if formula:
             names = {
                 "p": p,
-                "grpo": lambda n, p=p: claims.grpo(n, np.array([p]))[0][0],
+                "grpo": lambda n, p=p: stated_objective.grpo(n, np.array([p]))[0][0],
                 "kept": lambda n, m, p=p: pods(n, m)(p),
             }
             close(eval(formula[1].replace("^", "**"), names), weight, rtol=1e-4)
@@ -175,7 +176,7 @@ def test_neyman_lowers_the_variance_of_a_batch_and_not_that_of_every_draw():
     def squares(recipe):
         """Of the coefficients of a batch, summed; draws; noise by pass rate."""
         by = columns(of(recipe))
-        each = by["noise_against_grpo"] * claims.grpo(8, by["p"])[1]
+        each = by["noise_against_grpo"] * stated_objective.grpo(8, by["p"])[1]
         each = each * by["weight"] ** 2 / by["draws"]
         means = [np.interp(EVEN.rates, by["p"], c).mean() for c in (each, by["draws"])]
         noise = [at(of(recipe), p, "noise_against_grpo") for p in (0.1, 0.5, 0.9)]
@@ -265,7 +266,7 @@ def test_the_numbers_of_a_recipe_are_those_predicted():
     }.items():
         close([at(found, p, name) for p in (0.05, 0.9)], getattr(want, field))
     close(at(found, 0.1, "pass_rate_bias"), 0.0321, rtol=0, atol=6e-5)
-    _, plain = claims.grpo(found["grpo_group"], np.array([0.05, 0.9]))
+    _, plain = stated_objective.grpo(found["grpo_group"], np.array([0.05, 0.9]))
     ratio = [at(found, p, "noise_against_grpo") for p in (0.05, 0.9)]
     close(ratio, want.noise / plain)
     assert found["grpo_group"] == round(found["mean"]["draws"])
@@ -285,7 +286,7 @@ def test_groups_that_are_replaced_are_drawn_and_wasted():
     close(at(found, 0.5, "draws"), 8 * attempts)
     close(at(found, 0.5, "weight"), at(plain, 0.5, "weight"))
     group = found["grpo_group"]
-    own, other = (claims.grpo(n, np.array([0.5]))[1] for n in (8, group))
+    own, other = (stated_objective.grpo(n, np.array([0.5]))[1] for n in (8, group))
     want = own[0] / placed / other[0]
     close(at(found, 0.5, "noise_against_grpo"), want)
     notes = " ".join(found["notes"])

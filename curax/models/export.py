@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import prompt_form
-from curax.models import families, tensors, transformer
+from curax.models import families, prompt_form, tensors, transformer
 from curax.models.modules import MATRICES
 from curax.models.rotary import RopeScaling
 

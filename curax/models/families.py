@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curax import files
 from curax.models.rotary import RopeScaling
+from curax.settings import files
 
 
 class Family(NamedTuple):

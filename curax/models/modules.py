@@ -1,6 +1,6 @@
 """What a layer is made of: matrices, with adapters beside them, and norms.
 
-Every parameter names its logical axes: `curax.mesh` says where they lie.
+Every parameter names its logical axes: `curax.step.mesh` says where they lie.
 """
 
 import difflib

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.kinds import Count, Natural, Positive
 from curax.models import attention, families, tensors, transformer
 from curax.models.modules import MATRICES, is_adapter
+from curax.settings.config_types import Count, Natural, Positive
 from curax.types import Model
 
 FIX = "config.json belongs to other files, so fetch all again"

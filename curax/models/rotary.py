@@ -10,7 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from curax.kinds import Count, Positive
+from curax.settings.config_types import Count, Positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

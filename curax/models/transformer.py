@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 from jax.nn import initializers
 
-from curax.kinds import Count, Natural, Positive
 from curax.models import attention
 from curax.models.modules import (
     MATRICES,
@@ -29,6 +28,7 @@ from curax.models.modules import (
     rms,
 )
 from curax.models.rotary import RopeScaling, rotate
+from curax.settings.config_types import Count, Natural, Positive
 from curax.types import Model
 
 CAST = ("embed", "head", "kernel", "bias")  # read in `dtype` and no other

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.kinds import Count, Magnitude
+from curax.settings.config_types import Count, Magnitude
 from curax.types import Contexts, Hinting, Prompts, Task
 
 MODULUS = 16

@@ -13,7 +13,7 @@ from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Any
 
-from curax import files
+from curax.settings import files
 
 NAMED = ("bos_token", "eos_token", "pad_token")
 # Unicode gives no meaning to these, so a cut can be marked by one that no text holds.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from curax.kinds import Count, Natural, Positive, Seed
+from curax.settings.config_types import Count, Natural, Positive, Seed
 from curax.tasks import problems, sources, text
 from curax.tasks.layouts import Problem
 from curax.types import Task

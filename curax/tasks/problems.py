@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from curax.kinds import Count, Function, Natural, Positive
+from curax.settings.config_types import Count, Function, Natural, Positive
 from curax.tasks import layouts, sources, text
 from curax.tasks.forms import Form, padded
 from curax.tasks.hints import WORDS, Tutor

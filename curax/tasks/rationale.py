@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax.kinds import Count, Share
+from curax.settings.config_types import Count, Share
 from curax.tasks import chain
 from curax.tasks.chain import END, MODULUS, PAD
 from curax.types import Prompts, Task

@@ -19,7 +19,7 @@ from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from curax import files
+from curax.settings import files
 from curax.tasks.engines import (
     MARKS,
     NAMED,

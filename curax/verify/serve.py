@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curax.packages import missing
+from curax.settings.packages import missing
 
 Grader = Callable[[str, str, Any], float | None]
 Verdict = float | str  # in [0, 1], or why it is missing

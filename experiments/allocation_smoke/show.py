@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from curax import claims, expect, predict
+from curax.theory import expect, predict, stated_objective
 from experiments import smoke
 from experiments.allocation_smoke.run import HERE, RECIPES, TOKENS, sized
 from experiments.smoke import at, shown
@@ -65,7 +65,7 @@ def predictions(found: dict[str, Any]) -> str:
         seen = predict.predict(config, P, population)
         weight = seen.weight / np.interp(0.5, P, seen.weight)
         each = mean(population, seen.draws * seen.attempts)
-        _, plain = claims.grpo(max(round(each), 2), P)
+        _, plain = stated_objective.grpo(max(round(each), 2), P)
         noise = np.interp((0.1, 0.5, 0.9), P, seen.noise / plain)
         rows.append(
             [

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 
-from curax import record
+from curax.runs import record
 from experiments import smoke
 from experiments.dro_smoke.run import HERE, RECIPES, TOKENS
 

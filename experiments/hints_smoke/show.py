@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from curax import record
+from curax.runs import record
 from experiments import smoke
 from experiments.hints_smoke.run import HERE, RECIPES, TOKENS
 

@@ -1,0 +1,1 @@
+"""Arrays: masks, grids, keys, counts, metrics."""

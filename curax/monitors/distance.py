@@ -1,0 +1,72 @@
+"""How far a policy has gone from where it began, and what it got for that.
+
+Measured on a fixed set of prompts, always the same, without hints: completions of the
+policy with its own log-probs and those of the base.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from curax import loss
+from curax.arrays import checks, masked
+
+ESTIMATORS = {"k1": loss.k1, "k2": loss.k2, "k3": loss.k3}
+
+
+def from_base(
+    logp: jax.Array, logp_base: jax.Array, mask: jax.Array
+) -> dict[str, jax.Array]:
+    """KL(policy || base) by three estimators, per token and per completion.
+
+        per token        D = sum_i s_i / sum_i n_i
+        per completion   D = mean_i s_i,    s_i = sum over the n_i tokens of k(r_t)
+
+    with r_t = log pi(y_t) - log pi_base(y_t) and k1 = r, k2 = r^2 / 2,
+    k3 = e^-r - 1 + r. Over completions of the policy k1 and k3 are without bias, per
+    completion too, by the chain rule; k3 is never negative and the least noisy. The
+    ratio of whole completions, of which k3 could be taken as well, overflows.
+
+    Errors are over completions, of which the tokens are not independent: the standard
+    deviation of s_i by the root of N, and for the ratio that of s_i - D n_i, by the
+    delta method. They are those of other completions of the same prompts.
+
+    Args:
+        logp: `[..., N, T]` float, nats, of the policy, of completions it has drawn.
+        logp_base: `[..., N, T]` float, nats, of the base, under the same context.
+        mask: `[..., N, T]` bool, True on tokens the policy chose.
+
+    Returns:
+        `k1/token_nats`, `k1/token_error_nats`, `k1/completion_nats` and
+        `k1/completion_error_nats`, and the same of k2 and k3, `[...]` float32. An error
+        is NaN where fewer than two completions have a token, a mean where none has.
+
+    Raises:
+        AssertionError: while tracing, if shapes differ or dtypes are not
+            (float, float, bool).
+
+    References:
+        Schulman 2020, "Approximating KL Divergence",
+        http://joschu.net/blog/kl-approx.html. Distance to the base at equal reward:
+        "Fast-Slow Training", arXiv:2605.12484.
+    """
+    logp, logp_base, mask = checks.arrays(
+        logp=(logp, float), logp_base=(logp_base, float), mask=(mask, bool)
+    )
+    some = jnp.any(mask, -1)
+    length, count = masked.total(mask, mask), masked.total(some, some)
+    tokens, found = jnp.sum(length, -1), {}
+    for name, estimate in ESTIMATORS.items():
+        sums = masked.total(estimate(logp, logp_base), mask)
+        mean, ratio = (
+            masked.total(sums, some) / count,
+            masked.total(sums, some) / tokens,
+        )
+        for unit, value, rest, per in (
+            ("token", ratio, sums - ratio[..., None] * length, tokens / count),
+            ("completion", mean, sums - mean[..., None], jnp.ones_like(count)),
+        ):
+            square = masked.total(rest**2, some) / (count - 1.0) / count
+            error = jnp.where(count > 1, jnp.sqrt(square) / per, jnp.nan)
+            found[f"{name}/{unit}_nats"] = value
+            found[f"{name}/{unit}_error_nats"] = error
+    return found

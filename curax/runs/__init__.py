@@ -1,0 +1,1 @@
+"""A run in its folder: checkpoints, records, alarms, pictures."""

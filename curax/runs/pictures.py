@@ -1,0 +1,586 @@
+"""Pictures of a run: what its metrics say, each drawn for a light and a dark page.
+
+A picture is a function of a `Run` and a `Style`. It gives None where the run lacks the
+numbers, so an unfinished run has fewer pictures, never broken ones. Curves over seeds
+are their mean with a 95% t-interval. Colours are those of Okabe and Ito, which stay
+apart for colour-blind eyes. Nothing global is touched: no pyplot, no rcParams.
+"""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from curax.runs.record import (
+    Run,
+    column,
+    count,
+    duration,
+    interval,
+    means,
+    supervised,
+    times,
+)
+from curax.theory.frontier import frontier
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Style(NamedTuple):
+    """Colours of a page."""
+
+    paper: str
+    ink: str
+    muted: str
+    grid: str
+    blue: str
+    orange: str
+    green: str
+    red: str
+    purple: str
+
+
+LIGHT = Style(
+    *("#ffffff", "#1b1f24", "#5b6470", "#e4e7eb"),
+    *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"),
+)
+# The two darkest hues give way to brighter ones: sky blue, and a lighter green.
+DARK = Style(
+    *("#171b21", "#e8eaed", "#9aa4b0", "#2c323a"),
+    *("#56b4e9", "#e69f00", "#1fbf92", "#e8702a", "#cc79a7"),
+)
+
+# The leading underscore keeps bands out of the legends: the title row tells of them.
+_BAND = "_mean, 95% t-interval,"
+
+# House style
+
+
+def canvas(style: Style, widths: Sequence[float] = (1,)) -> "tuple[Figure, list[Axes]]":
+    """An empty picture of 6.4 by 3.6 inches with panels side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((6.4, 3.6), 120, facecolor=style.paper, layout="constrained")
+    panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=list(widths))
+    for axes in panels[0]:
+        axes.set_facecolor(style.paper)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(style.muted)
+        axes.tick_params(colors=style.muted, labelcolor=style.ink, labelsize=9.5)
+        axes.grid(axis="y", color=style.grid, linewidth=0.8)
+        axes.set_axisbelow(True)
+    return figure, list(panels[0])
+
+
+def label(axes: "Axes", style: Style, x: str, y: str) -> None:
+    """Name both axes with their units, and the curves in a line above the panel."""
+    axes.set_xlabel(x, color=style.ink, fontsize=10)
+    axes.set_ylabel(y, color=style.ink, fontsize=10)
+    panels = len(axes.figure.axes)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(
+            frameon=False,
+            fontsize=9,
+            labelcolor=style.ink,
+            loc="lower left",
+            bbox_to_anchor=(-0.03, 1),
+            ncols=max(1, 4 // panels),
+            handlelength=1.6,
+            columnspacing=1.2,
+            borderaxespad=0.1,
+        )
+
+
+def over_steps(axes: "Axes", style: Style, y: str) -> None:
+    """`label` for a panel whose horizontal axis counts steps: whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = axes.get_xlim()
+    if high - low < 1:  # a single step
+        axes.set_xlim(round(low) - 1, round(low) + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    label(axes, style, "step", y)
+
+
+def percent(axes: "Axes") -> None:
+    """A vertical axis from 0% to 100%."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+
+
+def curve(
+    axes: "Axes",
+    x: np.ndarray,
+    values: np.ndarray,
+    name: str,
+    color: str,
+    dashes: str = "-",
+) -> None:
+    """A line through the means over seeds, and the band of their 95% intervals."""
+    mean, half = interval(values)
+    axes.plot(
+        x,
+        mean,
+        dashes,
+        color=color,
+        label=name,
+        linewidth=2 if len(x) <= 100 else 1.4,
+        marker="o" if len(x) <= 30 else "",
+        markersize=4,
+    )
+    if np.isfinite(half).any():
+        axes.fill_between(
+            x,
+            mean - half,
+            mean + half,
+            color=color,
+            alpha=0.2,
+            linewidth=0,
+            label=f"{_BAND} {values.shape[-1]} seeds",
+        )
+
+
+# The pictures
+
+
+def _held_out(
+    axes: "Axes", run: Run, style: Style, place: Mapping[float, float]
+) -> bool:
+    """Draw the held-out pass rates of the steps that have a place on the axis."""
+    for name, metric, color, dashes in (
+        ("sampled", "eval/pass_rate", style.blue, "-"),
+        ("greedy", "eval/greedy_pass_rate", style.orange, "--"),
+    ):
+        steps, values = column(run.rows, metric)
+        seen = np.array([step in place for step in steps], bool)
+        if seen.any():
+            x = np.array([place[step] for step in steps[seen]])
+            curve(axes, x, values[seen], name, color, dashes)
+    percent(axes)
+    return bool(axes.lines)
+
+
+def _pass_rate(run: Run, style: Style) -> "Figure | None":
+    figure, (axes,) = canvas(style)
+    if not _held_out(axes, run, style, {row["step"]: row["step"] for row in run.rows}):
+        return None
+    drawn = means(run.rows, "outcome/mean")
+    if drawn:
+        axes.plot(
+            list(drawn),
+            list(drawn.values()),
+            color=style.muted,
+            alpha=0.5,
+            linewidth=1,
+            label="training",
+            zorder=1.5,
+        )
+    over_steps(axes, style, "pass rate")
+    return figure
+
+
+def _pass_rate_tokens(run: Run, style: Style) -> "Figure | None":
+    figure, (axes,) = canvas(style)
+    if not _held_out(axes, run, style, means(run.rows, "rollout/tokens")):
+        return None
+    if axes.get_xlim()[1] < 1:  # nothing generated yet
+        axes.set_xlim(0, 1)
+        axes.set_xticks([0])
+    label(axes, style, "generated tokens so far", "pass rate")
+    axes.xaxis.set_major_formatter(lambda value, _: count(value))
+    return figure
+
+
+def _groups(run: Run, style: Style) -> "Figure | None":
+    figure, (axes,) = canvas(style)
+    failed = means(run.rows, "group/failed_fraction")
+    solved = means(run.rows, "group/solved_fraction")
+    dead = column(run.rows, "group/dead_fraction")
+    steps = sorted(failed.keys() & solved.keys())
+    if not (steps or dead[0].size):
+        return None
+    if steps:
+        axes.stackplot(
+            steps,
+            [failed[step] for step in steps],
+            [solved[step] for step in steps],
+            colors=[style.red, style.blue],
+            labels=["all failed", "all solved"],
+            alpha=0.75,
+            linewidth=0,
+        )
+        if len(steps) == 1:  # an area needs two ends
+            low, high = failed[steps[0]], solved[steps[0]]
+            axes.bar(steps, low, 0.5, color=style.red, alpha=0.75)
+            axes.bar(steps, high, 0.5, low, color=style.blue, alpha=0.75)
+    if dead[0].size:
+        curve(axes, *dead, "dead in all", style.ink)
+    axes.margins(x=0)
+    percent(axes)
+    axes.set_ylim(0, 1)
+    over_steps(axes, style, "share of groups")
+    return figure
+
+
+def _histogram(run: Run, style: Style) -> "Figure | None":
+    before = "trained" if supervised(run) else "before"
+    sides = ((before, run.before, style.orange), ("after", run.after, style.blue))
+    sides = [(name, rates, color) for name, rates, color in sides if rates is not None]
+    sides = [(name, rates[np.isfinite(rates)], color) for name, rates, color in sides]
+    sides = [side for side in sides if side[1].size]
+    if not sides:
+        return None
+    figure, panels = canvas(style, [1] * len(sides))
+    # A pass rate over k samples is one of k + 1 numbers: a bar each where they fit.
+    k = run.samples if 0 < run.samples <= 16 else 10
+    edges = (np.arange(k + 2) - 0.5) / k if k == run.samples else np.arange(k + 1) / k
+    tallest = 0.0
+    for axes, (name, rates, color) in zip(panels, sides, strict=True):
+        share = np.histogram(rates, edges)[0] / rates.size
+        tallest = max(tallest, share.max())
+        bars = (edges[:-1] + edges[1:]) / 2
+        name = f"{name}, mean {rates.mean():.1%}"
+        axes.bar(bars, share, 0.9 * np.diff(edges), color=color, label=name)
+        axes.axvline(rates.mean(), color=style.ink, linestyle=":")
+    for axes in panels:
+        percent(axes)
+        axes.set_ylim(0, 1.05 * tallest)
+        axes.set_xlim(edges[0] - 0.02, edges[-1] + 0.02)
+        label(axes, style, "pass rate of a prompt", "share of prompts")
+        axes.xaxis.set_major_formatter(axes.yaxis.get_major_formatter())
+    return figure
+
+
+def _time(run: Run, style: Style) -> "Figure | None":
+    spent = times(run.rows)
+    if not spent:
+        return None
+    figure, (left, right) = canvas(style, (3, 2))
+    hues = (style.blue, style.orange, style.green, style.red, style.purple, style.muted)
+    total = sum(seconds.sum() for _, seconds in spent.stages.values())
+    low, high = np.inf, 0.0
+    for i, (stage, (steps, seconds)) in enumerate(spent.stages.items()):
+        hue = hues[min(i, len(hues) - 1)]
+        curve(left, steps, seconds[:, None], "_" + stage, hue)
+        each = seconds.sum()
+        right.barh(i, each, 0.45, color=hue)
+        name = f"{stage}: {duration(each)}, {each / max(total, 1e-9):.0%}"
+        right.text(0, i - 0.3, name, fontsize=9.5, color=style.ink)
+        low, high = min(low, seconds.min()), max(high, seconds.max())
+    notes = [f"first steps, compiling: {duration(spent.first)}"]
+    if spent.first == spent.total:
+        notes = ["all in first steps, compiling"]
+    notes += [f"{name}, timed once: {duration(s)}" for name, s in spent.once.items()]
+    lines = max(len(spent.stages), 3) + len(notes) / 2
+    for i, note in enumerate(notes):
+        place = lines - 0.5 - (len(notes) - i) / 2
+        right.text(0, place + 0.2, note, fontsize=9.5, color=style.muted)
+    if high > 20 * low > 0:
+        left.set_yscale("log")
+    else:
+        left.set_ylim(bottom=0)
+    left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    over_steps(left, style, "seconds per step")
+    right.set_ylim(lines - 0.5, -0.7)
+    right.set_axis_off()
+    return figure
+
+
+Curve = tuple[tuple[np.ndarray, np.ndarray], str, str]  # (steps, values), name, hue
+_FROM_ZERO = ("percent", "groups", "effective", "mean")  # first words of axis names
+
+
+def _side_by_side(
+    style: Style, panels: Sequence[tuple[str, Sequence[Curve]]]
+) -> "Figure | None":
+    """Panels of curves over steps, without what has no numbers."""
+    found = [
+        (axis, [curve for curve in curves if curve[0][0].size])
+        for axis, curves in panels
+    ]
+    found = [(axis, curves) for axis, curves in found if curves]
+    if not found:
+        return None
+    figure, axes = canvas(style, [1] * len(found))
+    for panel, (axis, curves) in zip(axes, found, strict=True):
+        for (steps, values), name, hue in curves:
+            curve(panel, steps, values, name, getattr(style, hue))
+        over_steps(panel, style, axis)
+        if axis.startswith(_FROM_ZERO):
+            panel.set_ylim(0, 1.05 * panel.dataLim.y1 or 1)
+        if axis.startswith("percent"):
+            panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+    return figure
+
+
+def _lines(
+    *panels: tuple[str, tuple[tuple[str, str, str], ...]], warm: bool = False
+) -> Callable[[Run, Style], "Figure | None"]:
+    """A picture of panels; each has its axis name and (metric, name, hue) per curve."""
+
+    def draw(run: Run, style: Style) -> "Figure | None":
+        rows = run.warm if warm else run.rows
+        shown = [
+            (axis, [(column(rows, metric), name, hue) for metric, name, hue in curves])
+            for axis, curves in panels
+        ]
+        return _side_by_side(style, shown)
+
+    return draw
+
+
+def _hints(run: Run, style: Style) -> "Figure | None":
+    groups: list[Curve] = []
+    opened: list[np.ndarray] = []
+    hues = ("blue", "orange", "red")
+    # All levels are in every row of a run.
+    while (asked := column(run.rows, f"hint/asked_{len(groups) + 1}"))[0].size:
+        k = len(groups) + 1
+        hue = hues[k - 1] if k <= len(hues) else "muted"
+        groups.append((asked, f"asked, level {k}", hue))
+        opened.append(column(run.rows, f"hint/opened_{k}")[1])
+    if opened:
+        groups.append(
+            ((groups[0][0][0], np.sum(opened, axis=0)), "opened, any level", "green")
+        )
+    rates: list[Curve] = [
+        (column(run.rows, f"hint/{metric}"), name, hue)
+        for metric, name, hue in (
+            ("pass_rate", "with a hint", "blue"),
+            ("plain_pass_rate", "without", "green"),
+            ("transfer_pass_rate", "hinted before", "purple"),
+        )
+    ]
+    panels = ("groups per step", groups), ("percent of completions right", rates)
+    return _side_by_side(style, panels)
+
+
+def _signal(run: Run, style: Style) -> "Figure | None":
+    forms = column(run.rows, "format/effective_number")
+    dead = column(run.rows, "group/dead_fraction")
+    forecast = column(run.rows, "forecast/dead_fraction")
+    groups = [(dead, "dead", "red"), (forecast, "forecast", "blue")]
+    panels: list[tuple[str, list[Curve]]] = [
+        ("effective number of forms", [(forms, "held-out completions", "purple")]),
+        # Without a forecast it would be another picture once more.
+        ("percent of groups", groups if forecast[0].size else []),
+    ]
+    return _side_by_side(style, panels)
+
+
+def _frontier(run: Run, style: Style) -> "Figure | None":
+    place = means(run.rows, "distance/k3_token_nats")
+    rates = means(run.rows, "eval/pass_rate")
+    steps = [step for step in rates if step in place]
+    if not steps:
+        return None
+    figure, (axes,) = canvas(style)
+    kl, rate = (np.array([found[step] for step in steps]) for found in (place, rates))
+    axes.plot(kl, rate, "o", color=style.blue, label="evaluations", markersize=5)
+    reached = frontier(kl, rate)
+    axes.plot(
+        reached.kl,
+        reached.reward,
+        "o-",
+        color=style.orange,
+        label="frontier",
+        markersize=8,
+        markerfacecolor="none",
+    )
+    for i in sorted({0, len(steps) - 1}):
+        axes.annotate(
+            f"step {steps[i]:.0f}",
+            (kl[i], rate[i]),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            color=style.muted,
+        )
+    percent(axes)
+    axes.set_ylim(top=1.08)
+    far = max(float(kl.max()), 1e-6)
+    axes.set_xlim(min(0.0, float(kl.min())) - 0.05 * far, 1.08 * far)
+    label(axes, style, "KL to the start, nats per token (k3)", "held-out pass rate")
+    return figure
+
+
+class Picture(NamedTuple):
+    """A file name, what the picture shows, how to read it, and how to draw it."""
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Run, Style], "Figure | None"]
+
+
+PICTURES = (
+    Picture(
+        "pass_rate",
+        "Held-out pass rate over steps",
+        "Higher is better: the share of right completions on held-out prompts, sampled "
+        "and greedy; the thin line is training, on the prompts and groups it chose.",
+        _pass_rate,
+    ),
+    Picture(
+        "pass_rate_tokens",
+        "Held-out pass rate over generated tokens",
+        "The same rates against what they cost: compare runs here, at equal tokens.",
+        _pass_rate_tokens,
+    ),
+    Picture(
+        "histogram",
+        "Held-out prompts by pass rate",
+        "Mass that moves from the left edge to the right is prompts learnt; what stays "
+        "at 0% was never solved in any sample.",
+        _histogram,
+    ),
+    Picture(
+        "groups",
+        "Groups that teach nothing",
+        "A group whose completions all fail, or all succeed, has no gradient: the less "
+        "is shaded, the more of the rollouts teach.",
+        _groups,
+    ),
+    Picture(
+        "length_entropy",
+        "Completion length and policy entropy",
+        "A length at its limit means cut-off answers; an entropy near zero means the "
+        "policy has stopped exploring.",
+        _lines(
+            ("tokens per completion", (("rollout/length_tokens", "length", "blue"),)),
+            ("nats per token", (("policy/entropy_nats", "entropy", "green"),)),
+        ),
+    ),
+    Picture(
+        "kl",
+        "How far the policy moves",
+        "Near zero is on-policy: KL per token to the policy that sampled and to the "
+        "reference, and the share of ratios that the loss clipped.",
+        _lines(
+            (
+                "KL, nats per token",
+                (
+                    ("kl/behaviour_nats", "behaviour", "blue"),
+                    ("kl/ref_nats", "reference", "orange"),
+                ),
+            ),
+            ("percent of tokens", (("ratio/clipped_fraction", "clipped", "red"),)),
+        ),
+    ),
+    Picture(
+        "hints",
+        "Hints",
+        "Groups that had no signal were asked again with a hint, level by level: how "
+        "many, how many of them opened, and the pass rates with and without. Hints "
+        "have done their work when prompts that had one before are solved without.",
+        _hints,
+    ),
+    Picture(
+        "reflection",
+        "Certainty of the reference answer",
+        "The mean log-prob of the reference behind the thought, by the weights of the "
+        "reward, should rise; thoughts that shrink meanwhile are a warning.",
+        _lines(
+            (
+                "log-prob, nats per token",
+                (("reflect/certainty_nats", "certainty", "blue"),),
+            ),
+            (
+                "mean tokens",
+                (
+                    ("reflect/thought_tokens", "thought", "green"),
+                    ("reflect/answer_tokens", "answer", "orange"),
+                ),
+            ),
+        ),
+    ),
+    Picture(
+        "signal",
+        "Forms of completions, and forecasts of dead groups",
+        "The effective number of forms of held-out completions: a fall to a half means "
+        "that one form takes over. Beside it, once the difficulty memory knows the "
+        "prompts of a step, dead groups as they were and as it expected them.",
+        _signal,
+    ),
+    Picture(
+        "confidence",
+        "Confidence of held-out completions",
+        "Minus the mean log-prob of the likeliest tokens: of whole completions, of "
+        "their least sure window, and of their ends. The higher, the surer; a rise "
+        "without one of the pass rate is a policy that stops looking for other ways.",
+        _lines(
+            (
+                "nats per token",
+                (
+                    ("confidence/mean_nats", "mean", "blue"),
+                    ("confidence/lowest_nats", "lowest window", "red"),
+                    ("confidence/tail_nats", "tail", "green"),
+                ),
+            ),
+        ),
+    ),
+    Picture(
+        "frontier",
+        "Pass rate against distance to the start",
+        "Each evaluation is a point, and the line is what is reached at each distance: "
+        "of two runs the one further up and to the left got more for less.",
+        _frontier,
+    ),
+    Picture(
+        "learning",
+        "Loss and gradient",
+        "Watch for spikes of the gradient norm; the loss of a policy gradient hovers "
+        "about zero and need not fall.",
+        _lines(
+            ("loss", (("loss/mean", "loss", "blue"),)),
+            ("norm before clipping", (("gradient/norm", "gradient", "red"),)),
+        ),
+    ),
+    Picture(
+        "time",
+        "Time per stage",
+        "Seconds of each stage, step by step and in all. The first steps of a run, and "
+        "its first evaluation, also compile: they are told apart, and are in no curve "
+        "and no bar unless there are no others.",
+        _time,
+    ),
+    Picture(
+        "warm_start",
+        "Loss of supervised training",
+        "The loss of each supervised step, on a batch of its own: the warm start that "
+        "came before reinforcement learning.",
+        _lines(
+            ("loss, nats per token", (("warm/loss_nats", "loss", "purple"),)),
+            warm=True,
+        ),
+    ),
+)
+
+
+def png(picture: Picture, run: Run, style: Style) -> bytes | None:
+    """The picture as a PNG file, None without data; equal numbers give equal bytes."""
+    figure = picture.draw(run, style)
+    if figure is None:
+        return None
+    figure.suptitle(
+        picture.title,
+        x=0.015,
+        ha="left",
+        fontsize=11.5,
+        fontweight="bold",
+        color=style.ink,
+    )
+    drawn = [artist.get_label() for axes in figure.axes for artist in axes.collections]
+    for note in {str(name)[1:] for name in drawn if str(name).startswith(_BAND)}:
+        figure.text(
+            0.988, 0.972, note, ha="right", va="top", fontsize=9, color=style.muted
+        )
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()

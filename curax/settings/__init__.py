@@ -1,0 +1,1 @@
+"""What configs and command lines are made of; no arrays."""

@@ -1,0 +1,424 @@
+"""Whatever stands in a tree of dataclasses and functions has a dotted name.
+
+A field (`sampling.group_size`), an option of a function (`loss.high`), of an option
+(`objective.f.alpha`), an entry of a tuple (`gate.gates.0.delta`). By these names a tree
+is described, compared, changed and told what is wrong with it. Nothing here knows what
+the tree is for. Only the standard library is imported.
+"""
+
+import ast
+import copy
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from curax.settings.config_types import (
+    Function,
+    alternatives,
+    hints,
+    in_words,
+    is_array,
+    item_kinds,
+    kind_of,
+    out_of_range,
+    suits,
+)
+from curax.settings.packages import missing
+
+UNSET: Any = object()  # the value of an option that has none
+OF_FILE = "config_"  # the module of a config file is called so, and then as the file
+
+
+class ConfigError(ValueError):
+    """Input is wrong. Its text is one sentence: name, value, rule, nearest fix."""
+
+
+class Place(NamedTuple):
+    """Whatever has a dotted name: what stands there, and what may."""
+
+    value: Any
+    kind: Any = Any  # annotation
+
+    def inside(self) -> dict[str, "Place"]:
+        """The places inside this one, by the next part of their dotted name."""
+        node = self.value
+        if _is_dataclass(node):
+            known, names = hints(type(node)), [f.name for f in dataclasses.fields(node)]
+            return {n: Place(getattr(node, n), known.get(n, Any)) for n in names}
+        if callable(node):
+            return _options(node)
+        if isinstance(node, tuple | list):
+            pairs = zip(node, item_kinds(self.kind, len(node)), strict=False)
+            return {str(i): Place(*pair) for i, pair in enumerate(pairs)}
+        if isinstance(node, dict):
+            return {str(key): Place(value) for key, value in node.items()}
+        return {}
+
+    def walk(self, name: str = "") -> Iterator[tuple[str, "Place"]]:
+        """This place and all inside it, by dotted name."""
+        yield name, self
+        for key, inner in self.inside().items():
+            yield from inner.walk(_join(name, key))
+
+    def with_parts(self, parts: Mapping[str, Any]) -> Any:
+        """The value with other parts, by the names that `inside` gives them."""
+        node = self.value
+        if _is_dataclass(node):
+            return dataclasses.replace(node, **parts)
+        if callable(node):
+            return functools.partial(node, **parts)
+        if isinstance(node, dict):
+            return {key: parts.get(str(key), value) for key, value in node.items()}
+        remade = getattr(type(node), "_make", type(node))  # a named tuple has _make
+        return remade(parts.get(str(i), value) for i, value in enumerate(node))
+
+    def owner(self, name: str) -> str:
+        """What messages call the thing at `name` that has options, or has none."""
+        if callable(self.value) and not _is_dataclass(self.value):
+            return full_name(self.value).removeprefix("curax.")
+        return name or "the config"
+
+
+def options(function: Function) -> dict[str, Any]:
+    """The options of a function by name: bound by `partial`, or else the default."""
+    inner = Place(function).inside().items()
+    return {key: place.value for key, place in inner if place.value is not UNSET}
+
+
+def option(function: Function, name: str, default: Any = None) -> Any:
+    """One option of a function; `default` where it has none of that name."""
+    return options(function).get(name, default)
+
+
+def full_name(function: Any) -> str:
+    """Module and name of a function, whatever is bound to it."""
+    if isinstance(function, functools.partial):
+        return full_name(function.func)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+# Descriptions: a tree as JSON
+
+
+def describe(tree: Any) -> Any:
+    """The tree with every default resolved, ready for JSON, in a stable order.
+
+    A function is `{"function": its full name}` and its options. What a closure holds
+    cannot be seen: bind options with `partial` instead.
+    """
+    inner = Place(tree).inside().items()
+    shown = {k: describe(p.value) for k, p in inner if p.value is not UNSET}
+    if callable(tree):
+        return {"function": full_name(tree)} | shown
+    if isinstance(tree, tuple | list):
+        return list(shown.values())
+    if isinstance(tree, dict) or _is_dataclass(tree):
+        return shown
+    if is_array(tree):
+        return tree.tolist()
+    finite = isinstance(tree, float) and math.isfinite(tree)
+    if tree is None or finite or isinstance(tree, bool | int | str):
+        return tree
+    # JSON has neither inf nor nan, and an address would change from run to run.
+    return repr(tree) if " at 0x" not in repr(tree) else full_name(tree)
+
+
+def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
+    """What was described: functions are found by their names again.
+
+    Args:
+        description: of `describe`, by way of JSON or not.
+        kind: annotation of the place; a dataclass where one is described.
+        name: dotted name of the place, for messages.
+
+    Raises:
+        ConfigError: a function is not where it was.
+    """
+    if isinstance(description, list):
+        kinds = item_kinds(kind, len(description))
+        pairs = zip(description, kinds, strict=True)
+        return tuple(rebuilt(d, k, _join(name, i)) for i, (d, k) in enumerate(pairs))
+    if isinstance(description, str) and float in alternatives(kind):
+        return float(description)  # JSON has neither inf nor nan
+    if not isinstance(description, dict):
+        return description
+    if "function" not in description:
+        classes: list[Any] = [
+            k for k in alternatives(kind) if dataclasses.is_dataclass(k)
+        ]
+        known = hints(classes[0]) if classes else {}
+        parts = {
+            key: rebuilt(part, known.get(key, Any), _join(name, key))
+            for key, part in description.items()
+        }
+        return classes[0](**parts) if classes else parts
+    try:
+        function = pkgutil.resolve_name(description["function"])
+    except (ImportError, AttributeError, ValueError) as error:
+        fix = f"({error}); put its module where Python finds it."
+        if not (getattr(error, "name", None) or "").startswith(OF_FILE):
+            needed = missing(error)
+            fix = f"because {needed}" if needed else fix
+        raise ConfigError(
+            f"{name}: {description['function']} cannot be imported {fix}"
+        ) from error
+    default, places = describe(function), Place(function).inside()
+    bound = {
+        key: rebuilt(part, places.get(key, Place(None)).kind, _join(name, key))
+        for key, part in description.items()
+        if key != "function" and (key not in default or part != default[key])
+    }
+    return functools.partial(function, **bound) if bound else function
+
+
+def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """Where two descriptions differ: (dotted name, old, new); absent counts as None.
+
+    A function that the config file defines is the same when that file is renamed.
+    """
+    before, after = dict(_leaves("", old)), dict(_leaves("", new))
+    pairs = [(name, before.get(name), after.get(name)) for name in after | before]
+    return [(name, was, now) for name, was, now in pairs if was != now]
+
+
+def fields_of(tree: Any) -> list[str]:
+    """The dotted names of all functions and values that `describe` shows."""
+    return [name for name, _ in _leaves("", describe(tree))]
+
+
+def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """What a description holds, by dotted name; a function goes by its place's."""
+    if not tree or not isinstance(tree, dict | list):
+        yield name, tree
+        return
+    for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if key == "function":
+            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", str(part))
+        else:
+            yield from _leaves(_join(name, key), part)
+
+
+# What is wrong with a tree
+
+
+def wrong_values(place: Place, name: str = "") -> Iterator[str]:
+    """Values out of range, and fields of the wrong type; traced arrays pass."""
+    for key, inner in place.inside().items():
+        (value, kind), field = inner, _join(name, key)
+        # Annotations of functions may be anybody's: `assigned` alone goes by them.
+        if not (callable(place.value) or suits(value, kind)):
+            words, example = in_words(kind)
+            fix = f"set {field} to {example}, for example" if example else "give one"
+            yield f"{field}={value!r} must be {words}; {fix}."
+        if bounds := out_of_range(value, kind):
+            fix = f"set {field} to {bounds.nearest(value)}"
+            yield f"{field}={value!r} must be {bounds}; {fix}."
+        yield from wrong_values(inner, field)
+
+
+def wrong_options(place: Place, complete: Sequence[str]) -> Iterator[str]:
+    """Options that have no name, that do not exist, or that are needed and not set.
+
+    Args:
+        place: the tree.
+        complete: parts of it whose functions are called without further keywords.
+    """
+    for name, inner in place.walk():
+        function = inner.value
+        if not callable(function) or _is_dataclass(function):
+            continue
+        owner, (bound, parameters) = inner.owner(name), _signature(function)
+        if isinstance(function, functools.partial) and function.args:
+            yield f"{name} binds options of {owner} by position; bind them by name."
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        known = {k: p for k, p in inner.inside().items() if k in parameters}
+        for key in bound if parameters and not takes_any else ():
+            if key not in known:
+                yield _unknown(f"{name}.{key}={bound[key]}", owner, key, known)
+        for key in known if name.split(".")[0] in complete else ():
+            if known[key].value is UNSET:
+                fix = f"bind it with functools.partial(..., {key}=...)"
+                yield f"{name}.{key} is not set, but {owner} needs it; {fix}."
+
+
+# Assignments
+
+
+class _Edit(NamedTuple):
+    shown: str  # NAME=VALUE
+    readings: list[Any]  # what the value may mean; the first that suits is taken
+    files: Callable[[], Iterable[str]]
+    alias: str | None  # what the last part of the name is called here
+
+
+def assigned(
+    tree: Any,
+    assignments: Iterable[str] | Mapping[str, Any],
+    files: Callable[[], Iterable[str]] = tuple,
+    aliases: Mapping[str, str] = {},
+) -> Any:
+    """A copy of a dataclass with values set by dotted name, not yet checked by itself.
+
+    Args:
+        tree: a dataclass.
+        assignments: `NAME=VALUE` strings, or a mapping from names to values.
+        files: the names that `--config` knows, for messages.
+        aliases: what others call something, and its dotted name here, for messages.
+
+    Raises:
+        ConfigError: an unknown name or a value of the wrong type.
+    """
+    draft = copy.copy(tree)
+
+    def edit(name: str, value: object, readings: list[Any]) -> _Edit:
+        alias = aliases.get(name.rpartition(".")[2])
+        return _Edit(f"{name}={value}", readings, files, alias)
+
+    for name in assignments:
+        if isinstance(assignments, Mapping):
+            value = assignments[name]
+            this = edit(name, value, [value])
+        else:
+            text, sign, value = (part.strip() for part in name.partition("="))
+            if not (text and sign):
+                fix = "write --set NAME=VALUE, for example --set steps=200"
+                raise ConfigError(f"{name!r} sets nothing; {fix}.")
+            name, this = text, edit(text, value, [_literal(value), value])
+        field, value = _edited("", Place(draft), name.split("."), this)
+        object.__setattr__(draft, field, value)
+    return draft
+
+
+def _edited(name: str, place: Place, path: list[str], edit: _Edit) -> tuple[str, Any]:
+    """Which part of a place an assignment changes, and to what."""
+    key, *deeper = path
+    inner = place.inside()
+    if key not in inner:
+        known = [n for n, _ in place.walk(name)]
+        below = [n for n in known if n == edit.alias or n.endswith(f".{key}")]
+        raise ConfigError(_unknown(edit.shown, place.owner(name), key, inner, below))
+    name, part = _join(name, key), inner[key]
+    if not deeper:
+        return key, _replacement(name, part, edit)
+    changed = dict([_edited(name, part, deeper, edit)])
+    try:
+        return key, part.with_parts(changed)
+    except (TypeError, ValueError) as error:  # its own check, or a field it fixes
+        raise ConfigError(f"{edit.shown}: {error}") from error
+
+
+def _replacement(name: str, place: Place, edit: _Edit) -> Any:
+    now, kind = place
+    is_set = now is not None and now is not UNSET
+    if is_set and (kind is Any or not suits(now, kind)):
+        kind = kind_of(now)
+    kinds = alternatives(kind)
+    for value in edit.readings:
+        relist = isinstance(now, tuple) and isinstance(value, list)
+        new: Any = tuple(value) if relist else value
+        if suits(new, kind):
+            widen = type(new) is int and float in kinds and int not in kinds
+            return float(new) if widen and abs(new) < 2**1023 else new
+    inside = [part.value for _, part in place.walk()]
+    if any(callable(part) or _is_dataclass(part) for part in inside):
+        reach = ", ".join(_join(name, key) for key in place.inside()) or "none"
+        raise ConfigError(
+            f"{edit.shown}: functions and groups of options are chosen in the config "
+            f"file{_meant(name, now, edit)}; --set reaches single options, here "
+            f"{reach}."
+        )
+    words, example = in_words(kind)
+    state = "it is not set" if now is UNSET else f"it is {now} now"
+    raise ConfigError(
+        f"{edit.shown}: expected {words} ({state}); "
+        f"write for example --set {name}={now if is_set else example}."
+    )
+
+
+def _meant(name: str, now: Any, edit: _Edit) -> str:
+    """How to write the function or the file whose short name was given, if any is."""
+    text, fixes = str(edit.readings[-1]).lower(), []
+    if callable(now):
+        home, _, _ = full_name(now).rpartition(".")
+        scope = vars(sys.modules[home]) if home in sys.modules else {}
+        functions = [
+            key
+            for key, value in scope.items()
+            if inspect.isfunction(value)
+            and value.__module__ == home
+            and not key.startswith("_")
+        ]
+        short = home.rpartition(".")[2]
+        near = difflib.get_close_matches(text.removeprefix(f"{short}."), functions, 1)
+        fixes += [f"write {name}={short}.{key} there" for key in near]
+    if text in (known := list(edit.files())):
+        fixes += [f"start from --config {text}"]
+    elif not fixes:
+        near = difflib.get_close_matches(text, known, 1)
+        fixes += [f"start from --config {key}" for key in near]
+    return "".join(f", {fix}" for fix in (" or ".join(fixes),) if fix)
+
+
+def _literal(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None, "inf": math.inf}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def _unknown(
+    shown: str, owner: str, key: str, known: Iterable[str], below: Sequence[str] = ()
+) -> str:
+    near = below or difflib.get_close_matches(key, known, 1)
+    guess = f"did you mean {near[0]!r}? It" if near else "it"
+    has = ", ".join(sorted(known)) or "none"
+    return f"{shown}: {owner} has no option {key!r}; {guess} has {has}."
+
+
+# Functions
+
+
+def _signature(function: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
+    """The keywords bound to a function, and its parameters before they were."""
+    partial = isinstance(function, functools.partial)
+    target, bound = (function.func, function.keywords) if partial else (function, {})
+    for eval_str in (True, False):
+        try:
+            signature = inspect.signature(target, eval_str=eval_str)
+            return bound, dict(signature.parameters)
+        except Exception:  # an annotation may be unreadable; a builtin may have none
+            continue
+    return bound, {}
+
+
+def _options(function: Any) -> dict[str, Place]:
+    """Keyword-only parameters, those with a default, and whatever is bound."""
+    (bound, parameters), found = _signature(function), {}
+    for name, p in parameters.items():
+        default = UNSET if p.default is p.empty else p.default
+        optional = p.kind is p.POSITIONAL_OR_KEYWORD and default is not UNSET
+        if p.kind is p.KEYWORD_ONLY or optional or name in bound:
+            stated = p.annotation is not p.empty and type(p.annotation) is not str
+            like = Any if default is UNSET else kind_of(default)
+            kind = p.annotation if stated else like
+            found[name] = Place(bound.get(name, default), kind)
+    return found | {k: Place(v) for k, v in bound.items() if k not in found}
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _join(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)

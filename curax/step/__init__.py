@@ -1,0 +1,1 @@
+"""One step of training, and the loops that make it."""

@@ -1,0 +1,436 @@
+"""Two loops over one path.
+
+`run` is a whole run as one pure function of a seed: jit it, vmap it over seeds, or over
+magnitudes of the config. `Jitted` is the same run cut into chunks of steps, so that the
+host gets metrics, progress and checkpoints between chunks. `staged.Staged` goes step by
+step and lets the host verify; all else is the same functions.
+"""
+
+import abc
+import dataclasses
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import memory as memories
+from curax import reward, update
+from curax.arrays import frozen, metrics
+from curax.arrays.keys import stage_key
+from curax.step import draws, hinted, pipeline, reflected, sft, validation
+from curax.step import mesh as meshes
+from curax.step.build import Parts
+from curax.step.pipeline import Drawn, Shown
+from curax.types import Prompts, TrainState
+
+
+@flax.struct.dataclass(kw_only=True)
+class Warm:
+    """A policy in its warm start."""
+
+    params: Any
+    frozen: Any = None  # parameters that are not trained
+    opt_state: Any
+    step: jax.Array  # [] int32
+    seed: jax.Array  # [] uint32
+
+
+def saved(state: Any) -> Any:
+    """What a checkpoint holds: frozen parameters can be had again. None stays None."""
+    if state is None or state.frozen is None:
+        return state
+    return dataclasses.replace(state, frozen=None)
+
+
+def initial(parts: Parts, seed: jax.Array, loaded: Any = None) -> Warm:
+    """Parameters before any training: those of a checkpoint, the others random."""
+    params = parts.model.init(stage_key(seed, jnp.int32(0), "init"))
+    params, rest = frozen.split(parts.model, frozen.join(params, loaded))
+    warm = parts.config.warm_start
+    tx = warm and update.transformation(warm.optimizer, warm.clip_norm)
+    return Warm(
+        params=params,
+        frozen=rest,
+        opt_state=tx.init(params) if tx else None,
+        step=jnp.int32(0),
+        seed=seed,
+    )
+
+
+def warm_step(parts: Parts, state: Warm, traces=None) -> tuple[Warm, jax.Array]:
+    """One warm-start step on traces, made here if None; its loss in nats per token."""
+    if traces is None:
+        ids = sft.next_ids(parts, state.seed, state.step)
+        traces = sft.next_traces(parts, state.seed, state.step, ids)
+    model = frozen.over(parts.model, state.frozen)
+    params, opt_state, loss = sft.update(
+        parts, model, state.params, state.opt_state, traces
+    )
+    step = state.step + 1
+    state = dataclasses.replace(state, params=params, opt_state=opt_state, step=step)
+    return state, loss
+
+
+def begin(parts: Parts, warm: Warm) -> TrainState:
+    """The state before the first RL step, from a finished warm start."""
+    return TrainState(
+        params=warm.params,
+        frozen=warm.frozen,
+        opt_state=parts.tx.init(warm.params),
+        # A copy: parameters are donated to the next step, the reference stays.
+        reference=jax.tree.map(jnp.copy, warm.params) if refers(parts) else None,
+        memory=memories.forget(parts.task.num_prompts),
+        hints=hinted.forgotten(parts.task.num_prompts) if parts.config.hint else None,
+        scorer=scorer(parts, warm.params),
+        chosen=reflected.none_chosen(parts) if chooses(parts) else None,
+        position=jnp.int32(0),
+        step=jnp.int32(0),
+        seed=warm.seed,
+    )
+
+
+def refers(parts: Parts) -> bool:
+    """Whether the policy that RL starts from is kept."""
+    return bool(parts.config.kl) or parts.config.evaluation.distance
+
+
+def scorer(parts: Parts, params: Any) -> Any:
+    """A copy of the policy that scores references, None where it does so itself."""
+    how = parts.config.reflection
+    if how is None or how.scorer_every == 1:
+        return None
+    return jax.tree.map(jnp.copy, params)
+
+
+def chooses(parts: Parts) -> bool:
+    """Whether prompts are looked at before they are trained on."""
+    return bool(parts.config.reflection and parts.config.reflection.queries)
+
+
+def step(
+    parts: Parts, state: TrainState
+) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
+    """One RL step with a verifier that is a JAX function."""
+
+    explored = None
+    if chooses(parts):
+        state = reflected.renewed(parts, state)
+    if parts.config.pilot:
+        pilots = draws.pilots(parts, state)
+        outcome = reward.on_device(parts.task, pilots[0], pilots[2])
+        explored = draws.explored(parts, state, pilots, outcome)
+    asked, level, cost, how = None, None, None, parts.config.hint
+    if how and how.controller:
+        prompts = draws.next_prompts(parts, state, jnp.int32(0))
+        level = hinted.meant(parts, state, prompts)
+        hints, cost = hinted.hints(parts, state, prompts, level > 0)
+        asked = hinted.at_level(prompts, hints, level)
+        level = asked.level
+
+    def attempt(drawn: Drawn | None) -> Drawn:
+        memory = drawn.memory if drawn else state.memory
+        number = drawn.attempts if drawn else jnp.int32(0)
+        sampled = draws.draw(parts, state, memory, number, explored, asked=asked)
+        if parts.config.reflection:
+            scored = reflected.scored(parts, state, sampled)
+            args = sampled, scored.outcome, None, None, scored
+            return pipeline.absorb(parts, memory, drawn, *args)
+        outcome = reward.on_device(parts.task, sampled[0], sampled[2])
+        return pipeline.absorb(parts, memory, drawn, sampled, outcome, explored, level)
+
+    drawn = attempt(None)
+    if parts.config.sampling.rounds > 1:
+        wanted = partial(pipeline.wants_refill, parts)
+        drawn = jax.lax.while_loop(wanted, attempt, drawn)
+    if how:
+        drawn = hinted.noted(parts, state, drawn, cost)
+    if how and not how.controller:
+        drawn = searched(parts, state, drawn, explored)
+    state, tally, shown = pipeline.learn(parts, state, drawn)
+    return state, (metrics.finish(tally), shown)
+
+
+def searched(
+    parts: Parts, state: TrainState, drawn: Drawn, explored: draws.Explored | None
+) -> Drawn:
+    """Groups that collapsed drawn again, with hints that a JAX function can make."""
+    found = hinted.found(parts, drawn)
+    made = hinted.hints(parts, state, drawn.prompts, found)
+
+    def again(search: hinted.Search) -> hinted.Search:
+        asked, prompts = hinted.ask(search), search.drawn.prompts
+        args = parts, state, state.memory, search.tried + 1, explored, prompts, asked
+        sampled = draws.draw(*args)
+        outcome = reward.on_device(parts.task, prompts, sampled[2])
+        return hinted.take(parts, search, asked, sampled, outcome)
+
+    start = hinted.begin(drawn, found, made)
+    wanted = partial(hinted.goes_on, parts)
+    return jax.lax.while_loop(wanted, again, start).drawn
+
+
+def repeat(body, state, times, *, most: int):
+    """Apply `state -> (state, out)` `times` times; outs stacked in `[most, ...]`.
+
+    `times` may be traced, so one program serves chunks of every length.
+    """
+    body = jax.jit(body)  # traced once, for shapes and for the loop
+    like = jax.eval_shape(body, state)[1]
+    outs = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), like)
+
+    def one(i, carry):
+        state, outs = carry
+        state, out = body(state)
+        return state, jax.tree.map(lambda all_, x: all_.at[i].set(x), outs, out)
+
+    return jax.lax.fori_loop(0, times, one, (state, outs))
+
+
+def run(parts: Parts, seed: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+    """A whole run, warm start included, as a pure function of its seed.
+
+    Build `parts` inside a traced function from a config with traced magnitudes, and
+    runs can be vmapped over these too.
+
+    Args:
+        parts: of the run; its verifier is a JAX function.
+        seed: `[]` uint32.
+
+    Returns:
+        The final state; metrics by name, `[steps]` float32. Counts are per step.
+    """
+    warm, count = initial(parts, seed), parts.config.warm_start
+    if count:
+        warm, _ = jax.lax.scan(
+            lambda w, _: warm_step(parts, w), warm, length=count.steps
+        )
+
+    def body(state, _):
+        state, (values, _) = step(parts, state)
+        return state, values
+
+    return jax.lax.scan(body, begin(parts, warm), length=parts.config.steps)
+
+
+class Loop(abc.ABC):
+    """A run, driven from the host. With many seeds all values have an axis of seeds.
+
+    Subclasses say how steps are made, in `advance`.
+    """
+
+    def __init__(self, parts: Parts):
+        """Nothing is compiled yet."""
+        self.parts, cfg = parts, parts.config
+        self.mesh = meshes.make(cfg.mesh)
+        seeds = jnp.uint32(cfg.seed) + jnp.arange(cfg.seeds, dtype=jnp.uint32)
+        seeds = seeds if cfg.seeds > 1 else seeds[0]
+        # Committed, as a restored state is: so a resumed run is the same program.
+        place = None if self.mesh else jax.devices()[0]
+        self.seeds = jax.device_put(seeds, place)
+        with self.context():
+            warm = jax.eval_shape(self._each(partial(initial, parts)), self.seeds)
+            state = jax.eval_shape(self._each(partial(begin, parts)), warm)
+            self.warm_sharding = self._sharding(warm)
+            self.sharding = self._sharding(state)
+        self._initial = jax.jit(
+            self._each(partial(initial, parts), None),
+            out_shardings=self.warm_sharding,
+            donate_argnums=1 if cfg.seeds == 1 else (),
+        )
+        self._warm = jax.jit(
+            self._each(self._warm_many, None),
+            out_shardings=(self.warm_sharding, None),
+            donate_argnums=0,
+        )
+        self._begin = jax.jit(
+            self._each(partial(begin, parts)), out_shardings=self.sharding
+        )
+        self._held_out = [
+            jax.jit(self._each(partial(self._evaluate, samples=samples)))
+            for samples in (cfg.evaluation.samples, 0)
+        ]
+        self._measured = jax.jit(self._each(self._measure, 0, 0))
+        self.abstract_warm, self.abstract = warm, state
+        self._background = ThreadPoolExecutor(1, "verify")
+        self.reason: str | None = None  # why outcomes are missing, as last heard
+
+    def context(self):
+        """Everything is traced and run inside this: it sets the mesh."""
+        return meshes.use(self.mesh)
+
+    def rehearse(self) -> None:
+        """Trace every program without running it; the traces are kept for the run."""
+        with self.context():
+            warm = jax.eval_shape(self._initial, self.seeds, None)
+            if self.parts.config.warm_start:
+                self._rehearse_warm(warm)
+            state = jax.eval_shape(self._begin, warm)
+            for draw in self._held_out:
+                jax.eval_shape(draw, state, *self._held_out_prompts())
+            self._rehearse_step(state)
+
+    def _rehearse_warm(self, warm):
+        """Trace what a step of the warm start runs."""
+        jax.eval_shape(self._warm, warm, 1)
+
+    @abc.abstractmethod
+    def _rehearse_step(self, state):
+        """Trace what a step runs."""
+
+    def initial(self) -> Warm:
+        """Parameters before any training."""
+        model, where = self.parts.model, None
+        if model.load and self.mesh:
+            like = jax.eval_shape(model.init, jax.random.key(0))
+            where = meshes.of_params(self.mesh, model.axes, like)
+        return self._initial(self.seeds, model.load(where) if model.load else None)
+
+    def whole(self, state: Any) -> Any:
+        """A state as it was `saved`, with its frozen parameters."""
+        if self.parts.model.trained is None:
+            return state
+        return dataclasses.replace(state, frozen=self.initial().frozen)
+
+    def warm(self, state: Warm, times: int) -> tuple[Warm, np.ndarray]:
+        """`times` warm-start steps, at most `logging.every`; losses, `[times, ...]`."""
+        state, losses = self._warm(state, times)
+        return state, np.moveaxis(np.asarray(losses), -1, 0)[:times]
+
+    def begin(self, warm: Warm) -> TrainState:
+        """The state before the first RL step."""
+        return self._begin(warm)
+
+    def evaluate(
+        self, state: TrainState
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """`[..., E]` held-out pass rates, sampled and greedy; metrics of the former.
+
+        The host verifies the former while the latter are drawn.
+        """
+        parts, given = self.parts, self._held_out_prompts()
+        drawn, graded, said = [], [], {}
+        for draw in self._held_out:
+            prompts, rollouts = jax.block_until_ready(draw(state, *given))
+            grade = partial(validation.outcomes, parts, prompts, rollouts)
+            drawn.append(rollouts)
+            graded.append(self._begun(grade))
+            if not said:
+                said = validation.formats(parts, rollouts)
+                if (
+                    parts.config.evaluation.distance
+                    or parts.config.evaluation.confidence
+                ):
+                    said |= jax.device_get(self._measured(state, prompts, rollouts))
+        verdicts: list[reward.Verdicts] = [outcome.result() for outcome in graded]
+        sampled, greedy = (
+            validation.pass_rates(parts, rollouts, verdict.outcome)
+            for rollouts, verdict in zip(drawn, verdicts, strict=True)
+        )
+        self.reason = verdicts[0].reason or verdicts[1].reason or self.reason
+        return sampled, greedy, said
+
+    @abc.abstractmethod
+    def advance(
+        self, state: TrainState, times: int
+    ) -> tuple[TrainState, list[dict[str, Any]], list[Shown]]:
+        """`times` RL steps, at most `logging.every`.
+
+        Returns:
+            The state, donated; for each step its metrics and what is to be shown.
+        """
+
+    def _warm_many(self, state, times):
+        body = partial(warm_step, self.parts)
+        return repeat(body, state, times, most=self.parts.config.logging.every)
+
+    def _held_out_prompts(self) -> tuple[Prompts, ...]:
+        """Those that a draw of held-out completions cannot make by itself."""
+        task, count = self.parts.task, self.parts.config.evaluation.prompts
+        ids = np.arange(count, dtype=np.int32)
+        return (task.held_out(ids),) if task.in_files else ()
+
+    def _begun(self, grade: Callable[[], Any]) -> Future:
+        """Grading goes on in the background, if it is the host's."""
+        if not self.parts.task.on_device:
+            return self._background.submit(grade)
+        done = Future()
+        done.set_result(grade())
+        return done
+
+    def _evaluate(self, state, prompts=None, *, samples):
+        model = frozen.over(self.parts.model, state.frozen)
+        return validation.draw(
+            self.parts, model, state.params, state.seed, prompts, samples=samples
+        )
+
+    def _measure(self, state, prompts, rollouts):
+        """What takes another look at held-out completions, as far as it is asked."""
+        model, how = frozen.over(self.parts.model, state.frozen), self.parts.config
+        said = {}
+        if how.evaluation.distance:
+            given = state.params, state.reference, prompts, rollouts
+            said |= validation.distance(self.parts, model, *given)
+        if how.evaluation.confidence:
+            given = state.params, prompts, rollouts
+            said |= validation.confidence(self.parts, model, *given)
+        return said
+
+    def _each(self, function, *rest):
+        """The function vmapped over its first argument, if there are many seeds."""
+        if self.parts.config.seeds == 1:
+            return function
+        return jax.vmap(function, in_axes=(0, *rest))
+
+    def _sharding(self, state):
+        if self.mesh is None:
+            return None
+        axes, rest = frozen.split(self.parts.model, self.parts.model.axes)
+        return meshes.of_state(self.mesh, axes, state, rest)
+
+
+class Jitted(Loop):
+    """Chunks of steps as one program, for verifiers that are JAX functions."""
+
+    def __init__(self, parts: Parts):
+        """Nothing is compiled yet."""
+        super().__init__(parts)
+        self._chunk = jax.jit(
+            self._each(self._many, None),
+            out_shardings=(self.sharding, None),
+            donate_argnums=0,
+        )
+
+    def _many(self, state, times):
+        body = partial(step, self.parts)
+        return repeat(body, state, times, most=self.parts.config.logging.every)
+
+    def _rehearse_step(self, state):
+        jax.eval_shape(self._chunk, state, 1)
+
+    def advance(self, state, times):
+        """As `Loop.advance`.
+
+        A chunk is one program, so its stages cannot be timed apart: every step has the
+        mean time of its chunk.
+        """
+        start = time.perf_counter()
+        state, (values, shown) = jax.block_until_ready(self._chunk(state, times))
+        step_s = (time.perf_counter() - start) / times
+        values, shown = jax.device_get((values, shown))
+        rows = []
+        for i in range(times):
+            row = {name: value[..., i] for name, value in values.items()}
+            row["time/step_s"] = step_s
+            rows.append(row)
+        axis = 0 if self.parts.config.seeds == 1 else 1
+        return (
+            state,
+            rows,
+            [jax.tree.map(lambda x, i=i: x.take(i, axis), shown) for i in range(times)],
+        )

@@ -1,0 +1,224 @@
+"""The optimizer updates of a step: mini-batches, the loss of a recipe, its metrics."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from curax import loss, modulate, update
+from curax.arrays import metrics
+from curax.arrays.keys import stage_key
+from curax.arrays.metrics import Tally
+from curax.config import Config
+from curax.step import stages
+from curax.step.build import Parts
+from curax.step.draws import policy
+from curax.types import Batch, Contexts, Tokens, TrainState
+
+
+def settings(config: Config) -> update.Settings:
+    """How the trainer computes log-probs."""
+    return update.Settings(
+        temperature=config.sampling.temperature,
+        micro_batches=config.update.micro_batches,
+        length_buckets=config.update.length_buckets,
+        vocab_chunk=config.update.vocab_chunk,
+    )
+
+
+def token_loss(config: Config) -> update.TokenLoss:
+    """The per-token loss of a recipe: policy term, KL to the reference, entropy."""
+
+    def objective(logp, entropy, rows: Batch):
+        value = policy_loss(config, logp, rows) * rows.multiplier
+        if config.kl:
+            distance = stages.distances(config, logp, rows.logp_ref)
+            value = value + config.kl.coefficient * distance
+        value = value - config.entropy_bonus * entropy
+        return jnp.where(rows.mask, value, 0.0)
+
+    return objective
+
+
+def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
+    """`[M, T]` float32, the loss of the recipe; answers may have their own credit."""
+    arrays = logp, rows.logp_old
+    value = stages.token_losses(config, *arrays, rows.credit, rows.mask)
+    if rows.answer is None:
+        return value
+    own = stages.token_losses(config, *arrays, rows.answer_credit, rows.mask)
+    return jnp.where(rows.answer, own, value)
+
+
+def credit_of(rows: Batch) -> jax.Array:
+    """`[M, T]` float32, what multiplies the gradient of each token."""
+    credit = jnp.broadcast_to(rows.credit[:, None], rows.mask.shape)
+    if rows.answer is None or rows.answer_credit is None:
+        return credit
+    return jnp.where(rows.answer, rows.answer_credit[:, None], credit)
+
+
+def optimise(
+    parts: Parts, state: TrainState, contexts: Contexts, batch: Batch
+) -> tuple[Any, Any, Tally]:
+    """All optimizer updates of a step: epochs times mini-batches.
+
+    The weight of a token is its share of its own update, so an update means the same
+    however many there are; each epoch shuffles the rows anew. A multiplier is that of
+    the policy as the update finds it, over all rows of the update at once.
+    """
+    cfg = parts.config
+    rows, how = parts.train_rows, cfg.update
+    order = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (how.epochs, rows))
+    if how.minibatches > 1:
+        key = stage_key(state.seed, state.step, "minibatches")
+        epochs = jax.random.split(key, how.epochs)
+        order = jax.vmap(jax.random.permutation)(epochs, order)
+    order = order.reshape(how.epochs * how.minibatches, -1)
+
+    def one(carry, item):
+        params, opt_state = carry
+        number, which = item
+        part, tokens = jax.tree.map(lambda leaf: leaf[which], batch), None
+        if cfg.modulate is not modulate.none:
+            tokens = tokens_of(parts, state, params, contexts, part, number == 0)
+            part = dataclasses.replace(part, multiplier=stages.multipliers(cfg, tokens))
+        value, grads, own = update.gradient(
+            policy(parts, state),
+            params,
+            contexts,
+            part,
+            stages.token_weights(cfg, part.mask),
+            token_loss(cfg),
+            settings(cfg),
+            still_old=number == 0,
+        )
+        if part.direct is not None:
+            extra, more = towards_references(parts, state, params, contexts, part)
+            value, grads = value + extra, jax.tree.map(jnp.add, grads, more)
+        params, opt_state, done = update.apply(
+            parts.tx, params, opt_state, value, grads, trains(cfg, part)
+        )
+        said = tally_update(cfg, part, own, done, number == 0, tokens)
+        return (params, opt_state), said
+
+    carry = (state.params, state.opt_state)
+    numbers = jnp.arange(order.shape[0])
+    (params, opt_state), tallies = jax.lax.scan(one, carry, (numbers, order))
+    return params, opt_state, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), tallies)
+
+
+def tokens_of(
+    parts: Parts, state: TrainState, params: Any, contexts: Contexts, rows: Batch, first
+) -> Tokens:
+    """What a multiplier reads of the rows of an update; `first`: the policy is old."""
+    seen = update.look(
+        policy(parts, state),
+        params,
+        contexts,
+        rows.tokens,
+        rows.mask,
+        rows.context,
+        settings(parts.config),
+    )
+    logp_old = update.with_old(rows, seen.logp, first).logp_old
+    assert logp_old is not None
+    return Tokens(
+        mask=rows.mask,
+        credit=credit_of(rows),
+        logp=seen.logp,
+        logp_old=logp_old,
+        entropy=seen.entropy,
+        square=seen.square,
+        coupling=seen.coupling,
+    )
+
+
+def towards_references(
+    parts: Parts, state: TrainState, params: Any, contexts: Contexts, rows: Batch
+) -> tuple[jax.Array, Any]:
+    """The part of R3's gradient that goes through the reference, as a loss.
+
+        - direct mean over rows of sum_j w_j log pi(y_j | context, thought, y_<j)
+
+    at temperature 1 and with weights that are constants. Its value and gradient.
+    """
+    direct, how = rows.direct, settings(parts.config)
+    assert direct is not None
+    nothing = jnp.zeros(direct.mask.shape, jnp.float32)
+    batch = Batch(
+        tokens=direct.tokens,
+        mask=direct.mask,
+        context=rows.context,
+        credit=jnp.ones(rows.credit.shape, jnp.float32),
+        multiplier=direct.weight,
+        logp_behaviour=nothing,
+        logp_policy=nothing,
+        logp_old=None,
+        logp_ref=None,
+    )
+    value, grads, _ = update.gradient(
+        policy(parts, state),
+        params,
+        contexts,
+        batch,
+        nothing + 1.0 / direct.mask.shape[0],
+        lambda logp, _, rows: jnp.where(rows.mask, -rows.multiplier * logp, 0.0),
+        dataclasses.replace(how, temperature=1.0),
+        still_old=True,
+    )
+    return value, grads
+
+
+def trains(config: Config, rows: Batch) -> jax.Array:
+    """`[]` bool: whether anything in the rows has a gradient.
+
+    Without credit only a KL, an entropy term or a reference has one. An update without
+    any would still move the parameters, by the optimizer's momentum and weight decay.
+    """
+    bonus = config.entropy_bonus
+    always = config.kl or rows.direct is not None
+    if always or not (isinstance(bonus, int | float) and bonus == 0):
+        return jnp.any(rows.mask)
+    return jnp.any(rows.mask & (credit_of(rows) != 0))
+
+
+def tally_update(
+    config: Config,
+    rows: Batch,
+    own: update.Taken,
+    done: update.Outcome,
+    first,
+    tokens: Tokens | None,
+) -> Tally:
+    """What one optimizer update says; `first`: sampler and trainer share parameters.
+
+    `tokens`: what its multiplier was made of, None where nothing is modulated.
+    """
+    rows = update.with_old(rows, own.logp, first)
+    pull = jax.grad(lambda logp: jnp.sum(policy_loss(config, logp, rows)))(own.logp)
+    credited = rows.mask & (credit_of(rows) != 0)
+    drift = jnp.max(jnp.abs(own.logp - rows.logp_policy), where=rows.mask, initial=0.0)
+    distance = loss.k3(rows.logp_behaviour, own.logp)
+    tally = Tally(
+        means={
+            "loss/mean": metrics.one(done.loss),
+            "gradient/norm": metrics.one(done.gradient_norm),
+            "ratio/clipped_fraction": metrics.mean(pull == 0, credited),
+            "kl/behaviour_nats": metrics.mean(distance, rows.mask),
+            "sampler/drift_nats": (jnp.where(first, drift, 0.0), metrics.count(first)),
+        },
+        counts={
+            "update/count": metrics.count(done.applied),
+            "update/skipped": metrics.count(~done.applied),
+            "update/nonfinite": metrics.count(~done.finite),
+            "train/tokens": metrics.count(rows.mask),
+        },
+    )
+    if rows.logp_ref is not None:
+        distance = loss.k3(own.logp, rows.logp_ref)
+        tally.means["kl/ref_nats"] = metrics.mean(distance, rows.mask)
+    if tokens is not None:
+        tally.means.update(modulate.told(tokens, rows.multiplier, -pull))
+    return tally

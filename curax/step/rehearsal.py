@@ -1,0 +1,178 @@
+"""Every stage of a config on made-up outcomes, before anything is drawn or trained.
+
+Training and the x-ray both begin with this, so that neither accepts what the other
+refuses. What `stages` says of shapes and dtypes is said here too, for it calls them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax.config import Config, ConfigError, option, rows_of
+from curax.step import draws, stages
+from curax.types import Difficulty, Tokens
+
+TRIALS = 4  # batches of made-up outcomes
+ROWS, TOKENS = 4, 6  # of the losses that are looked at
+
+
+def check(config: Config) -> None:
+    """Call the stages, and look at what they give.
+
+        allocate      integers in [0, group_size], sum at most the completions of a step
+        gate          a subset of what exists
+        downsample    a subset of the gate's, at most its option m of a group
+        the others    finite numbers where they count
+
+    Raises:
+        ConfigError: in a sentence with field, function and fix, for the first that
+            fails, or gives what it must not.
+    """
+    _check_counts(config)
+    if not config.reflection:
+        _check_credit(config)
+    _check_tokens(config)
+
+
+def _refused(field: str, function: Any, what: str) -> ConfigError:
+    called = stages.named(field, function)
+    return ConfigError(f"{called} {what}; mend the function, or name another.")
+
+
+def _check_counts(config: Config) -> None:
+    """Of prompts of which nothing is known, or anything."""
+    sizes, budget = config.sampling, rows_of(config)
+    prompts, most = sizes.prompts, sizes.group_size
+
+    @jax.jit
+    def counts(solved: jax.Array, drawn: jax.Array) -> jax.Array:
+        known = Difficulty(
+            draws=drawn,
+            solved=solved,
+            pass_rate=(solved + 1.0) / (drawn + 2.0),
+            norm=jnp.ones_like(drawn),
+            tokens=jnp.full_like(drawn, sizes.max_tokens),
+        )
+        return stages.counts(config, known, budget=budget, most=most)
+
+    random = np.random.default_rng(0)
+    for trial in range(TRIALS):
+        drawn = np.full(prompts, 8.0 * (trial > 0), np.float32)
+        share = random.integers(0, 9, prompts) / 8 if trial > 1 else np.zeros(prompts)
+        got = np.asarray(counts(np.float32(share) * drawn, drawn))
+        outside = got[(got < 0) | (got > most)]
+        if outside.size:
+            raise _refused(
+                "allocate",
+                config.allocate,
+                f"gives a prompt {outside[0]} completions, and must give from 0 to "
+                f"sampling.group_size={most}",
+            )
+        if got.sum() > budget:
+            raise _refused(
+                "allocate",
+                config.allocate,
+                f"gives {got.sum()} completions to {prompts} prompts, and a step has "
+                f"{budget}, so that {got.sum() - budget} would be dropped",
+            )
+
+
+def _check_credit(config: Config) -> None:
+    """Of groups that are whole or not, with any number of right completions."""
+    shape = draws.grid_of(config)
+    most = option(config.downsample, "m", shape[1])
+
+    @jax.jit
+    def credit(seed, outcome, exists):
+        length = jnp.where(exists, 1, 0)
+        reward = stages.shaped(config, outcome, length)
+        history = jnp.full(shape[:1], 0.5, jnp.float32)
+        pool = stages.gated(config, outcome, exists, exists)
+        keep = stages.selected(config, jax.random.key(seed), reward, pool)
+        sees = exists if config.pool_statistics else keep
+        found = {
+            "shape_reward": jnp.where(exists, reward, 0.0),
+            "correct": jnp.where(
+                keep, stages.correction(config, reward, pool, keep), 0.0
+            ),
+            "objective": jnp.where(
+                keep, stages.prompt_weight(config, outcome, exists, history), 0.0
+            ),
+            "advantage": jnp.where(keep, stages.advantages(config, reward, sees), 0.0),
+        }
+        if config.stop:
+            found["stop.rule"] = stages.met(config, outcome, exists)
+        return pool, keep, found
+
+    random = np.random.default_rng(0)
+    place = np.arange(shape[1])
+    for trial in range(TRIALS):
+        number = random.integers(0, shape[1] + 1, (shape[0], 1))
+        exists = place < (shape[1] if trial % 2 else number)
+        exists = np.broadcast_to(exists, shape)
+        rate = random.choice([0.0, 0.2, 0.5, 1.0], (shape[0], 1))
+        outcome = ((random.random(shape) < rate) & exists).astype(np.float32)
+        pool, keep, found = jax.device_get(credit(np.uint32(trial), outcome, exists))
+        if (pool & ~exists).any():
+            raise _refused(
+                "gate", config.gate, "lets completions train that do not exist"
+            )
+        if (keep & ~pool).any():
+            raise _refused(
+                "downsample", config.downsample, "keeps what the gate has closed"
+            )
+        if isinstance(most, int) and (keep.sum(-1) > most).any():
+            raise _refused(
+                "downsample",
+                config.downsample,
+                f"keeps {keep.sum(-1).max()} completions of a prompt, and its m is "
+                f"{most}",
+            )
+        for field in ("shape_reward", "correct", "objective", "advantage"):
+            values = found[field]
+            if not np.isfinite(values).all():
+                bad = values[~np.isfinite(values)][0]
+                raise _refused(
+                    field, getattr(config, field), f"gives {bad}, which is not finite"
+                )
+
+
+def _check_tokens(config: Config) -> None:
+    """Of rows that are long, short and empty."""
+    mask = np.arange(TOKENS) < np.array([TOKENS, 3, 1, 0])[:, None]
+    logp = np.where(mask, -np.linspace(0.1, 2.0, mask.size).reshape(mask.shape), 0)
+
+    @jax.jit
+    def values(logp, mask):
+        credit = jnp.asarray([1.0, -1.0, 0.5, 0.0])
+        loss = stages.token_losses(config, logp, logp, credit, mask)
+        each = jnp.broadcast_to(credit[:, None], mask.shape)
+        spread = jnp.full(mask.shape, 0.5)
+        tokens = Tokens(
+            mask=mask,
+            credit=jnp.where(mask, each, 0.0),
+            logp=logp,
+            logp_old=logp,
+            entropy=spread,
+            square=spread,
+            coupling=-spread,
+        )
+        found = {
+            "loss": loss,
+            "aggregate": stages.token_weights(config, mask),
+            "modulate": stages.multipliers(config, tokens),
+        }
+        if config.kl:
+            found["kl.estimator"] = stages.distances(config, logp, logp)
+        return {name: jnp.where(mask, value, 0.0) for name, value in found.items()}
+
+    found = jax.device_get(values(logp.astype(np.float32), mask))
+    for field, value in found.items():
+        if not np.isfinite(value).all():
+            function = config
+            for part in field.split("."):
+                function = getattr(function, part)
+            bad = value[~np.isfinite(value)][0]
+            raise _refused(field, function, f"gives {bad}, which is not finite")

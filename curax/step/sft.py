@@ -1,0 +1,93 @@
+"""Warm start: supervised updates on traces, by the trainer that RL uses."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from curax import aggregate, data, hint, loss
+from curax import update as updates
+from curax.arrays.keys import stage_key
+from curax.step.build import Parts
+from curax.types import Batch, Contexts, Model
+
+
+def next_ids(parts: Parts, seed: jax.Array, step: jax.Array) -> jax.Array:
+    """`[rows]` int32, the prompts whose traces the next update imitates.
+
+    Every prompt comes once before any comes again, in another order than RL's.
+    """
+    warm = parts.config.warm_start
+    assert warm is not None
+    return data.prompt_ids(
+        jax.random.bits(stage_key(seed, jnp.int32(0), "warm start")),
+        step * warm.rows,
+        count=warm.rows,
+        num_prompts=parts.task.num_prompts,
+    )
+
+
+def next_traces(
+    parts: Parts, seed: jax.Array, step: jax.Array, ids: Any
+) -> tuple[Contexts, Any, Any]:
+    """Contexts of these prompts; a trace for each, `[rows, T]` tokens and mask."""
+    task, key = parts.task, stage_key(seed, step, "traces")
+    assert task.traces is not None
+    prompts = task.prompts(ids)
+    contexts = task.shown(key, prompts) if task.shown else hint.none(prompts)
+    return contexts, *task.traces(key, prompts)
+
+
+def update(
+    parts: Parts,
+    model: Model,
+    params: Any,
+    opt_state: Any,
+    traces: tuple[Contexts, jax.Array, jax.Array],
+) -> tuple[Any, Any, jax.Array]:
+    """One supervised update on traces: the same trainer, credit 1 for every row.
+
+    Args:
+        parts: of the run.
+        model: the policy, as a function of
+        params: its parameters.
+        opt_state: of the warm start's own optimizer.
+        traces: contexts, tokens and mask, of `next_traces`.
+
+    Returns:
+        Parameters, optimizer state, mean loss per token, `[]` float32 nats.
+    """
+    warm, how = parts.config.warm_start, parts.config.update
+    assert warm is not None
+    contexts, tokens, mask = traces
+    zeros = jnp.zeros(tokens.shape, jnp.float32)
+    batch = Batch(
+        tokens=tokens,
+        mask=mask,
+        context=jnp.arange(warm.rows, dtype=jnp.int32),
+        credit=jnp.ones(warm.rows, jnp.float32),
+        multiplier=zeros + 1,
+        logp_behaviour=zeros,
+        logp_policy=zeros,
+        logp_old=None,
+        logp_ref=None,
+    )
+    value, grads, _ = updates.gradient(
+        model,
+        params,
+        contexts,
+        batch,
+        aggregate.token_mean(mask),
+        lambda logp, _, rows: loss.reinforce(logp, logp, rows.credit, rows.mask),
+        updates.Settings(
+            micro_batches=warm.micro_batches,
+            length_buckets=how.length_buckets,
+            vocab_chunk=how.vocab_chunk,
+        ),
+        still_old=True,
+    )
+    tx = updates.transformation(warm.optimizer, warm.clip_norm)
+    params, opt_state, _ = updates.apply(
+        tx, params, opt_state, value, grads, jnp.any(mask)
+    )
+    return params, opt_state, value

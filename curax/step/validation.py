@@ -1,0 +1,225 @@
+"""What is measured on held-out prompts: pass rates, sampled and greedy; more beside.
+
+Forms of the sampled completions, and how far the policy is from where RL began.
+"""
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import allocate, hint, reward, rollout, update
+from curax.arrays import masked
+from curax.arrays.keys import stage_key
+from curax.monitors import diversity
+from curax.monitors.distance import from_base
+from curax.step.build import Parts
+from curax.types import Model, Prompts, Rollouts
+
+_SHOWN = 60  # characters of a completion in an error
+_opening, _spread = jax.jit(diversity.opening), jax.jit(diversity.spread)
+
+
+class FormatError(RuntimeError):
+    """`evaluation.format` failed on a completion. Its text says how, and on which."""
+
+
+def draw(
+    parts: Parts,
+    model: Model,
+    params: Any,
+    seed: jax.Array,
+    prompts: Prompts | None = None,
+    *,
+    samples: int,
+) -> tuple[Prompts, Rollouts]:
+    """Completions of the held-out prompts, always without hints.
+
+    Args:
+        parts: of the run.
+        model: the policy, as a function of
+        params: its parameters.
+        seed: `[]` uint32; the same seed draws with the same noise at every call.
+        prompts: of the first ids, if the host has made them.
+        samples: completions per prompt; 0 takes one, greedily.
+
+    Returns:
+        E prompts, always the same, and E * max(samples, 1) rows.
+    """
+    cfg = parts.config
+    count = cfg.evaluation.prompts
+    if prompts is None:
+        prompts = parts.task.held_out(jnp.arange(count, dtype=jnp.int32))
+    each = jnp.full(count, max(samples, 1), jnp.int32)
+    rollouts = rollout.sample(
+        model,
+        params,
+        hint.none(prompts),
+        allocate.plan(each, rows=count * max(samples, 1)),
+        stage_key(seed, jnp.int32(0), "evaluate"),
+        max_tokens=cfg.sampling.max_tokens,
+        end=parts.task.end,
+        pad=parts.task.pad,
+        temperature=cfg.sampling.temperature if samples else 0,
+        top_k=cfg.sampling.top_k,
+        top_p=cfg.sampling.top_p,
+        slots=cfg.sampling.slots,
+    )
+    return prompts, rollouts
+
+
+def formats(parts: Parts, rollouts: Rollouts) -> dict[str, np.ndarray]:
+    """How varied held-out completions are in form, prompt by prompt and in all.
+
+    Args:
+        parts: of the run; its `evaluation.format` tells forms apart by the text, and
+            without it the first four tokens do.
+        rollouts: of `draw`, sampled; leading axes, as of seeds, are kept.
+
+    Returns:
+        By name, `[...]` float32, of `curax.monitors.diversity.spread`.
+
+    Raises:
+        FormatError: `evaluation.format` raised, or gave no integer.
+    """
+    classify, task = parts.config.evaluation.format, parts.task
+    kind = np.asarray(_opening(rollouts.tokens, rollouts.mask))
+    if classify:
+        tokens, mask = np.asarray(rollouts.tokens), np.asarray(rollouts.mask)
+        kind, known = np.zeros_like(kind), {}
+        for place in zip(*np.nonzero(np.asarray(rollouts.exists)), strict=True):
+            form = _form(classify, task.decode(tokens[place][mask[place]]))
+            kind[place] = known.setdefault(form, len(known))  # of any size: equality
+    shape = (*kind.shape[:-1], parts.config.evaluation.prompts, -1)
+    exists = np.asarray(rollouts.exists).reshape(shape)
+    found = _spread(kind.reshape(shape), exists)
+    names = {
+        "format/entropy_nats": found.entropy,
+        "format/effective_number": found.effective,
+        "format/top_fraction": found.top,
+        "format/within_prompt_nats": found.within,
+    }
+    return jax.device_get(names)
+
+
+def _form(classify: Callable[[str], Any], text: str) -> int:
+    """What a function of the user's makes of a text, or a sentence about it."""
+    shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+    try:
+        form = classify(text)
+    except Exception as error:
+        why = " ".join(str(error).split()).rstrip(".") or "no message"
+        raise FormatError(
+            f"evaluation.format raised {type(error).__name__} ({why}) on the "
+            f"completion {shown}"
+        ) from error
+    try:
+        return operator.index(form)
+    except TypeError as error:
+        raise FormatError(
+            f"evaluation.format gave {form!r}, which is no integer, for the completion "
+            f"{shown}"
+        ) from error
+
+
+def distance(
+    parts: Parts,
+    model: Model,
+    params: Any,
+    base: Any,
+    prompts: Prompts,
+    rollouts: Rollouts,
+) -> dict[str, jax.Array]:
+    """KL of the policy to a base on held-out completions, by three estimators.
+
+    Args:
+        parts: of the run.
+        model: the policy, as a function of
+        params: its parameters.
+        base: those of the base.
+        prompts: of `draw`.
+        rollouts: of `draw`, sampled at a temperature.
+
+    Returns:
+        By name, `[]` float32, of `distance.from_base`, under that temperature;
+        top_k and top_p are left out of account, as they are in training.
+    """
+    count = rollouts.tokens.shape[0]
+    least = min(count, -(-count // parts.train_rows))
+    cuts = next(k for k in range(least, count + 1) if count % k == 0)
+    how = update.Settings(
+        temperature=parts.config.sampling.temperature,
+        micro_batches=cuts,
+        vocab_chunk=parts.config.update.vocab_chunk,
+    )
+    rows = rollouts.tokens, rollouts.mask, rollouts.context
+
+    def logprobs(params):
+        return update.logprobs(model, params, hint.none(prompts), *rows, how)
+
+    found = from_base(logprobs(params), logprobs(base), rollouts.mask)
+    return {f"distance/{name.replace('/', '_')}": x for name, x in found.items()}
+
+
+def confidence(
+    parts: Parts, model: Model, params: Any, prompts: Prompts, rollouts: Rollouts
+) -> dict[str, jax.Array]:
+    """How sure the policy was of held-out completions, means over them.
+
+    Args:
+        parts: of the run.
+        model: the policy, as a function of
+        params: its parameters.
+        prompts: of `draw`.
+        rollouts: of `draw`, sampled at a temperature.
+
+    Returns:
+        By name, `[]` float32 nats, of `curax.monitors.confidence.scores`.
+    """
+    how = parts.config.evaluation
+    found = update.confidences(
+        model,
+        params,
+        hint.none(prompts),
+        rollouts,
+        temperature=parts.config.sampling.temperature,
+        k=how.confidence,
+        window=how.window,
+    )
+    each = rollouts.exists & jnp.any(rollouts.mask, -1)
+    return {
+        f"confidence/{name}_nats": masked.mean(score, each)
+        for name, score in found._asdict().items()
+    }
+
+
+def outcomes(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> reward.Verdicts:
+    """`[..., N]` outcomes; leading axes, as of seeds, are kept."""
+    if not parts.task.on_device:
+        prompts, rollouts = jax.device_get((prompts, rollouts))
+        return reward.on_host(parts.task, prompts, rollouts)
+    grade = jax.jit(lambda p, r: reward.on_device(parts.task, p, r))
+    for _ in range(rollouts.prompt.ndim - 1):
+        grade = jax.vmap(grade)
+    return reward.Verdicts(np.asarray(grade(prompts, rollouts)), Counter())
+
+
+def pass_rates(parts: Parts, rollouts: Rollouts, outcome: np.ndarray) -> np.ndarray:
+    """`[..., E]` share of right completions per prompt, among those that were graded.
+
+    NaN where none was. Leading axes, as of seeds, are kept.
+    """
+    # Every seed draws the same rows.
+    prompt, slot = (
+        np.asarray(of).reshape(-1, outcome.shape[-1])[0]
+        for of in (rollouts.prompt, rollouts.slot)
+    )
+    shape = (parts.config.evaluation.prompts, int(slot.max()) + 1)
+    each = np.full((*outcome.shape[:-1], *shape), np.nan)
+    each[..., prompt, slot] = outcome
+    graded = (~np.isnan(each)).sum(-1)
+    return np.where(graded, np.nansum(each, -1) / np.maximum(graded, 1), np.nan)

@@ -1,0 +1,1 @@
+"""What a recipe optimises, computed before any training."""

@@ -1,0 +1,78 @@
+"""What the recipe of a run should have measured, from the pass rates it measured.
+
+The report shows it beside what was measured: where they differ, something other than
+labels is at work, or a stage does not do what it says.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from curax.config import Config
+from curax.theory.predict import predict
+
+# Metric of a step: field of a prediction.
+METRICS = {
+    "group/draws": "draws",
+    "group/signal_fraction": "signal",
+    "group/pass_rate": "rate",
+    "credit/right_sum": "right",
+    "credit/wrong_sum": "wrong",
+}
+RATES = np.array([0.002, 0.01, 0.03, 0.08, 0.15, 0.25, 0.4, 0.5, 0.6, 0.75, 0.85])
+RATES = np.concatenate([RATES, [0.92, 0.97, 0.99, 0.998]])
+PER_PROMPT = 8  # pass rates drawn from what is believed of each prompt
+
+
+def spread(rates: np.ndarray, samples: int) -> np.ndarray:
+    """`[K]` pass rates as they are likely to be, given how they were measured.
+
+    Shares of few completions lie further apart than the pass rates they estimate. Their
+    prior is the Beta distribution with the moments of a beta-binomial; each prompt then
+    gives draws from its posterior.
+
+    Args:
+        rates: `[...]` measured pass rates, NaN where there is none.
+        samples: completions behind each.
+    """
+    rates = rates[np.isfinite(rates)]
+    mean, samples = float(np.clip(rates.mean(), 0.001, 0.999)), max(samples, 1)
+    noise = mean * (1 - mean)
+    # Var of a share = noise (1 / n + (1 - 1 / n) rho), rho = 1 / (a + b + 1).
+    rho = (rates.var() / noise - 1 / samples) / max(1 - 1 / samples, 1e-9)
+    total = 1 / float(np.clip(rho, 0.01, 0.9)) - 1
+    solved = rates * samples
+    random = np.random.default_rng(0)
+    drawn = random.beta(
+        solved + mean * total,
+        samples - solved + (1 - mean) * total,
+        (PER_PROMPT, len(rates)),
+    )
+    return np.clip(drawn.ravel(), RATES[0], RATES[-1])
+
+
+def expected(
+    config: Config, rates: np.ndarray, samples: int, *, prompts: int | None = None
+) -> dict[str, Any]:
+    """Metrics of a step, by name, for a policy with these held-out pass rates.
+
+    Draws leave out the pilots, as the metric does. With hints nothing is expected: how
+    much a hint helps is not known before. Nor where rewards are no outcomes.
+
+    Args:
+        config: of the run.
+        rates: `[E]` held-out pass rates.
+        samples: completions behind each.
+        prompts: of the task, which say how often each comes back.
+    """
+    if config.hint or config.reflection:
+        return {}
+    population = spread(rates, samples)
+    seen = predict(config, RATES, population, prompts=prompts)
+    means = {
+        metric: float(np.interp(population, RATES, getattr(seen, field)).mean())
+        for metric, field in METRICS.items()
+    }
+    if config.pilot:
+        means["group/draws"] -= config.pilot.draws
+    return means

@@ -1,0 +1,243 @@
+"""What a group comes to when prompts are drawn with hints: which level, which labels.
+
+A prompt draws a group without a hint. If it collapsed it draws another with a hint of
+level 1, and so on, and one group of all trains. Given the pass rate p_l under a hint of
+each level, the chance of every end follows from the chances of what each group may come
+to, step by step, by the functions that decide: `hint.settled`, `hint.replaces`, or the
+controller that sets the level between visits.
+
+All decisions look at how many completions are right and at nothing else. Then the group
+that trains adds a coefficient times grad p_l, whatever it was chosen for:
+
+    E[update] = sum_l {E[C+; l] / p_l - E[C-; l] / (1 - p_l)} grad p_l
+
+with C+ and C- as in `pipeline.assign` and the sums over groups that train at level l.
+
+Taken for granted: every prompt has a hint of every level, and triggers and controllers
+look at counts alone.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import hint
+from curax.arrays import masked
+from curax.config import Hint
+from curax.step import hinted
+from curax.theory import outcome_states
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Levels:
+    """What becomes of prompts by level, `[L + 1, R]`: the first row is without a hint.
+
+    With a controller, all is the mean over the visits of a run, the first without a
+    hint, and `end` tells what visits tend to.
+    """
+
+    p: np.ndarray  # pass rate under a hint of the level, as it is believed
+    drawn: np.ndarray  # chance that a group is drawn at the level
+    trains: np.ndarray  # chance that the group that trains is of the level
+    weight: np.ndarray  # coefficient of what `credited` says; NaN where of nothing
+    half: np.ndarray  # half of its 95% interval, 0 where it is exact
+    signal: np.ndarray  # chance that it is of the level and any completion has credit
+    draws: np.ndarray  # expected completions drawn at the level, pilots apart
+    right: np.ndarray  # [R] E[C+] of groups without a hint that train
+    wrong: np.ndarray  # [R] E[C-] of them
+    end: np.ndarray | None  # share of visits in the end; None without a controller
+    end_weight: np.ndarray | None  # the same then
+
+
+def lifted(p: np.ndarray, lift: float, levels: int) -> np.ndarray:
+    """Pass rates if every level of a hint adds as much to the log-odds.
+
+        log(p_l / (1 - p_l)) = log(p / (1 - p)) + l lift
+
+    Args:
+        p: `[R]` pass rates without a hint, in (0, 1).
+        lift: nats per level; what it makes of p is kept within 25 nats of even odds.
+        levels: L.
+
+    Returns:
+        `[L + 1, R]`.
+    """
+    odds = np.log(p) - np.log1p(-p) + lift * np.arange(1, levels + 1)[:, None]
+    return np.concatenate([p[None], 1 / (1 + np.exp(-np.clip(odds, -25, 25)))])
+
+
+def admitted(most: float, prompts: int, chance: float) -> float:
+    """How likely a prompt that is to be hinted is among the first, as many as may be.
+
+    Its place in the batch is any, and the others are to be hinted with this chance.
+
+    Args:
+        most: share of the prompts of a batch that may be hinted.
+        prompts: B.
+        chance: that a prompt is to be hinted.
+    """
+    places = int(np.sum(hinted.capped(jnp.ones(prompts, bool), most)))
+    before = np.zeros(places + 1)  # chances of so many before it; the last: too many
+    before[0], total = 1, 0.0
+    for _ in range(prompts):
+        total += before[:places].sum()
+        moved = np.append(0.0, before[:-1] * chance)
+        before = before * (1 - chance) + moved
+    return total / prompts
+
+
+def searched(
+    how: Hint, which: np.ndarray, chance: np.ndarray, *, size: tuple[int, int], own: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What groups come to if one that collapsed is drawn again, level by level.
+
+    Args:
+        how: triggers, when the search ends, and how many prompts may be hinted.
+        which: `[S, 3]` states that a group may have, as of `chances.states`.
+        chance: `[L + 1, R, S]` of each, drawn at each level. Of R prompts the last ones
+            are a population, whose collapsed groups compete for hints.
+        size: (B, G).
+        own: prompts that are not of the population.
+
+    Returns:
+        `[L + 1, R, S]`, the chance that the group that trains is of this level and
+        state, which sums to 1; the same of every group that is drawn, of which a
+        level's sum is the chance that it is asked.
+    """
+    prompts, group = size
+    kinds, of = np.unique(which[:, :2], axis=0, return_inverse=True)
+    first = np.minimum(kinds[:, 1:], 1)
+    seen = _shown(np.concatenate([kinds, first], 1), group)
+    collapsed = np.asarray(how.trigger(*seen))
+    ends = np.asarray(hint.settled(*seen, trigger=how.trigger, gate=how.gate))
+    swaps = _swaps(*seen)
+    each = chance @ np.eye(len(kinds))[of]  # [L + 1, R, kinds]
+
+    wanted = each[0] * collapsed
+    share = admitted(how.most, prompts, float(wanted[own:].sum(-1).mean()))
+    done, open_ = np.zeros_like(each), np.zeros_like(each)
+    done[0], open_[0] = each[0] - share * wanted, share * wanted
+    asked = np.ones(each.shape[:2])
+    for level in range(1, len(each)):
+        asked[level] = open_.sum((0, -1))
+        new = each[level]
+        over = new * (open_.sum(0) @ swaps.T)  # takes the place of what there was
+        done = done + open_ * ((new * ends) @ ~swaps)
+        open_ = open_ * ((new * ~ends) @ ~swaps)
+        done[level] += over * ends
+        open_[level] += over * ~ends
+    left = np.divide(done + open_, each, out=np.zeros_like(each), where=each > 0)
+    return chance * left[..., of], chance * asked[..., None]
+
+
+def _shown(states: np.ndarray, group: int) -> tuple[jax.Array, jax.Array]:
+    outcome, exists = outcome_states.shown(states, group)
+    return jnp.asarray(outcome), jnp.asarray(exists)
+
+
+def _swaps(outcome: jax.Array, exists: jax.Array) -> np.ndarray:
+    """`[S, S]` bool: whether a new group, by row, replaces an old one, by column."""
+
+    def one(new: tuple[Any, Any]) -> jax.Array:
+        outcomes, there = (jnp.broadcast_to(x, outcome.shape) for x in new)
+        return hint.replaces(outcomes, there, outcome, exists)
+
+    return np.asarray(jax.lax.map(one, (outcome, exists)))
+
+
+def visited(
+    how: Hint,
+    which: np.ndarray,
+    chance: np.ndarray,
+    *,
+    size: tuple[int, int],
+    own: int,
+    visits: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What groups come to if a controller sets the level of the next visit.
+
+    Args:
+        how: the controller, and how many prompts may be hinted.
+        which: as `searched`.
+        chance: as `searched`.
+        size: as `searched`.
+        own: as `searched`.
+        visits: of a run to each prompt; the first is at level 0.
+
+    Returns:
+        `[L + 1, R, S]`, the share of visits at this level and in this state, which sums
+        to 1; the same in the end, if all that are to be hinted may be.
+    """
+    steps = moves(how, which, chance, group=size[1])
+    level = np.zeros(steps.shape[:2])
+    level[:, 0] = 1
+    total, later = np.zeros_like(level), np.arange(len(chance)) > 0
+    visits = max(visits, 1)
+    for visit in range(visits):
+        share = admitted(how.most, size[0], float(level[own:, later].sum(1).mean()))
+        at = level * np.where(later, share, 1)
+        waits = level - at  # drawn without a hint, and as before the next time
+        drawn = at.copy()
+        drawn[:, 0] += waits.sum(1)
+        after = waits + np.einsum("rl,rlm->rm", at, steps)
+        total, still = total + drawn, np.abs(after - level).max() < _STILL
+        if still:
+            total += (visits - visit - 1) * drawn
+            break
+        level = after
+    end = resting(steps)
+    trains, others = (part.T[..., None] * chance for part in (total / visits, end))
+    return trains, others
+
+
+_STILL = 1e-12  # a change of chances that is none
+
+
+def moves(
+    how: Hint, which: np.ndarray, chance: np.ndarray, *, group: int
+) -> np.ndarray:
+    """`[R, L + 1, L + 1]` chances from the level of a visit to that of the next."""
+    assert how.controller
+    outcome, exists = _shown(which, group)
+    rate = jnp.where(jnp.any(exists, -1), masked.mean(outcome, exists), jnp.nan)
+    level = np.arange(len(chance), dtype=np.int32)
+    shape = len(level), len(rate)
+    then = how.controller(
+        jnp.broadcast_to(level[:, None], shape),
+        jnp.broadcast_to(rate, shape),
+        levels=how.levels,
+    )
+    to = np.asarray(then)[..., None] == level
+    return np.einsum("lrs,lsm->rlm", chance, to.astype(np.float64))
+
+
+def resting(steps: np.ndarray) -> np.ndarray:
+    """`[..., L + 1]` shares of visits at each level in the end, beginning at level 0.
+
+    The stationary distribution; where there are several, that which level 0 leads to.
+
+    Args:
+        steps: `[..., L + 1, L + 1]` chances from each level to each, by row.
+    """
+    # Half of the time nothing moves: this rests in the same and never goes in circles.
+    lazy = (steps + np.eye(steps.shape[-1])) / 2
+    for _ in range(_DOUBLINGS):
+        lazy = lazy @ lazy
+        lazy = lazy / lazy.sum(-1, keepdims=True)
+    return lazy[..., 0, :]
+
+
+_DOUBLINGS = 64  # of the number of visits
+
+
+def credited(how: Hint) -> int | None:
+    """Which grad p hinted groups train: 1 that under the hint, 0 that without, or none.
+
+    Weighted by the ratio of their sequences, completions drawn with a hint give the
+    same coefficient of grad p_0 as they had of grad p_l (`hint.sequence_weighted`).
+    """
+    credit = getattr(how.credit, "func", how.credit)
+    return {None: 1, hint.sequence_weighted: 0}.get(credit)
