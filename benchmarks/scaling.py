@@ -84,10 +84,10 @@ def iterations(work: Workload) -> dict[str, Any]:
     import jax
 
     from benchmarks.recipe import config
-    from curax.step import build, staged
+    from curax.step import build
 
     start = time.perf_counter()
-    loop = staged.Staged(build.build(config(work)))
+    loop = loops.Staged(build.build(config(work)))
     with loop.context():
         state = loop.begin(loop.initial())
         state, _, _ = jax.block_until_ready(loop.advance(state, 1))
@@ -106,11 +106,11 @@ def stages() -> Iterator[tuple[str, float]]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax.step import build, draws, pipeline, staged
+    from curax.step import build, draws, pipeline
 
     yield "import", machine.peak_rss_mib()
     built = build.build(config(WORKLOADS["nano"]))
-    loop = staged.Staged(built)
+    loop = loops.Staged(built)
     state = jax.block_until_ready(loop.begin(loop.initial()))
     yield "parameters and optimizer", machine.peak_rss_mib()
     draw = jax.jit(partial(draws.draw, built))

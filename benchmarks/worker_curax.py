@@ -13,7 +13,7 @@ WORKER = Worker()
 import jax
 
 from benchmarks.recipe import config
-from curax.step import build, staged
+from curax.step import build, loops
 
 
 def heard(length: int) -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     WORKER.imported("jax", "flax", "optax")
     WORKER.wait()
     recipe = config(WORKER.work, heard, micro_batches=WORKER.micro_batches)
-    loop = staged.Staged(build.build(recipe))
+    loop = loops.Staged(build.build(recipe))
     with loop.context():
         state = loop.begin(loop.initial())
         while True:

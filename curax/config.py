@@ -98,7 +98,7 @@ class Sampling:
     accept_truncation: bool = False  # train on what top_k or top_p cut off, uncorrected
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     rounds: Count = 1  # draws of prompts to refill groups the gate closed; 1: no refill
-    parts: Count = 1  # of a draw; the host verifies one while the next is drawn
+    chunks: Count = 1  # of a draw; the host verifies one while the next is drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,11 +527,11 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"{rows_of(config)} completions of a step; set allocate.least to at most "
             f"{rows_of(config) // prompts}."
         )
-    if isinstance(sizes.parts, int) and rows_of(config) % sizes.parts:
-        near = max(n for n in range(1, sizes.parts) if rows_of(config) % n == 0)
+    if isinstance(sizes.chunks, int) and rows_of(config) % sizes.chunks:
+        near = max(n for n in range(1, sizes.chunks) if rows_of(config) % n == 0)
         yield (
-            f"sampling.parts={sizes.parts} must divide the {rows_of(config)} "
-            f"completions of a step; set sampling.parts to {near}."
+            f"sampling.chunks={sizes.chunks} must divide the {rows_of(config)} "
+            f"completions of a step; set sampling.chunks to {near}."
         )
     warm = config.warm_start
     if warm and isinstance(warm.rows, int) and isinstance(warm.micro_batches, int):
@@ -548,10 +548,10 @@ def _conflicts(config: Config) -> Iterator[str]:
                 f"stop decides how much each prompt draws, and so does {name}; set one "
                 "of them to its default."
             )
-    if config.stop and sizes.parts > 1:
+    if config.stop and sizes.chunks > 1:
         yield (
-            f"sampling.parts={sizes.parts} takes a prompt's completions apart, and "
-            "stop counts them together; set sampling.parts to 1."
+            f"sampling.chunks={sizes.chunks} takes a prompt's completions apart, and "
+            "stop counts them together; set sampling.chunks to 1."
         )
     how = config.hint
     if how and sizes.rounds > 1:
@@ -574,7 +574,7 @@ def _conflicts(config: Config) -> Iterator[str]:
                     f"reflection gives rewards by itself and knows nothing of {name}; "
                     f"set {name} to None."
                 )
-        for name, value in {"rounds": sizes.rounds, "parts": sizes.parts}.items():
+        for name, value in {"rounds": sizes.rounds, "chunks": sizes.chunks}.items():
             if value > 1:
                 yield (
                     f"sampling.{name}={value} follows what a verifier says, and "

@@ -1,7 +1,8 @@
 """Per-token losses and KL estimators; never reduced here.
 
 Every loss is `(logp, logp_old, advantage, mask) -> loss`, to be weighted, summed and
-minimised. Whatever is off the mask may hold anything: it costs 0 and its gradient is 0.
+minimised; a step gives the advantage of each token. Whatever is off the mask may hold
+anything: it costs 0 and its gradient is 0.
 """
 
 import jax
@@ -28,7 +29,8 @@ def reinforce(
     Args:
         logp: `[..., M, T]` float, nats, of the policy being trained.
         logp_old: `[..., M, T]` float, nats, at the start of the update; not read.
-        advantage: `[..., M]` float, credit of each row; a constant.
+        advantage: `[..., M, T]` float, credit of each token, or `[..., M]`, of each
+            row; a constant.
         mask: `[..., M, T]` bool, True on tokens that train.
 
     Returns:
@@ -70,7 +72,8 @@ def clipped_ratio(
     Args:
         logp: `[..., M, T]` float, nats, of the policy being trained.
         logp_old: `[..., M, T]` float, nats, at the start of the update; a constant.
-        advantage: `[..., M]` float, credit of each row; a constant.
+        advantage: `[..., M, T]` float, credit of each token, or `[..., M]`, of each
+            row; a constant.
         mask: `[..., M, T]` bool, True on tokens that train.
         low: how far below 1 the ratio may lower a token, in [0, 1].
         high: how far above 1 the ratio may raise a token, at least 0.
@@ -116,7 +119,8 @@ def gspo(
     Args:
         logp: `[..., M, T]` float, nats, of the policy being trained.
         logp_old: `[..., M, T]` float, nats, at the start of the update; a constant.
-        advantage: `[..., M]` float, credit of each row; a constant.
+        advantage: `[..., M, T]` float, credit of each token, or `[..., M]`, of each
+            row; a constant.
         mask: `[..., M, T]` bool, True on tokens that train.
         low: how far below 1 the ratio may lower a completion, in [0, 1].
         high: how far above 1 the ratio may raise a completion, at least 0.
@@ -157,7 +161,8 @@ def cispo(
     Args:
         logp: `[..., M, T]` float, nats, of the policy being trained.
         logp_old: `[..., M, T]` float, nats, at the start of the update; a constant.
-        advantage: `[..., M]` float, credit of each row; a constant.
+        advantage: `[..., M, T]` float, credit of each token, or `[..., M]`, of each
+            row; a constant.
         mask: `[..., M, T]` bool, True on tokens that train.
         low: how far below 1 the weight may be, in [0, 1].
         high: how far above 1 the weight may be, at least 0. The paper tunes this one
@@ -283,8 +288,10 @@ def _finite(
         logp=(logp, float), logp_old=(logp_old, float), mask=(mask, bool)
     )
     (advantage,) = checks.arrays(advantage=(advantage, float))
-    checks.shape(advantage=(advantage, mask.shape[:-1]))
-    credit = jnp.broadcast_to(jnp.asarray(advantage)[..., None], mask.shape)
+    each = jnp.ndim(advantage) == mask.ndim
+    checks.shape(advantage=(advantage, mask.shape if each else mask.shape[:-1]))
+    credit = jnp.asarray(advantage) if each else jnp.asarray(advantage)[..., None]
+    credit = jnp.broadcast_to(credit, mask.shape)
     logp, logp_old, credit = (
         jnp.where(mask, jnp.asarray(values, jnp.float32), 0.0)
         for values in (logp, logp_old, credit)

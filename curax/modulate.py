@@ -14,12 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from curax.arrays import checks, masked
+from curax.settings.declared import declares
 from curax.types import Tokens
 
 _BATCH = (-2, -1)
 _LARGEST = 20.0  # nats; exp of a larger log-ratio is noise, and at 88 it overflows
 
 
+@declares(constant=True)
 def none(tokens: Tokens) -> jax.Array:
     """Every token counts once.
 

@@ -71,24 +71,22 @@ class Batch:
     tokens: jax.Array  # [M, T] int32
     mask: jax.Array  # [M, T] bool
     context: jax.Array  # [M] int32 in [0, C)
-    credit: jax.Array  # [M] float32, multiplies the row's gradient
+    credit: jax.Array  # [M, T] float32, multiplies the gradient of each token
     multiplier: jax.Array  # [M, T] float32, modulates the policy term of each token
     logp_behaviour: jax.Array  # [M, T] float32, nats
     logp_policy: jax.Array  # [M, T] float32, nats
     logp_old: jax.Array | None  # [M, T] float32, nats; None: the policy is still old
     logp_ref: jax.Array | None  # [M, T] float32, nats; None: no KL to a reference
-    answer: jax.Array | None = None  # [M, T] bool, tokens with a credit of their own
-    answer_credit: jax.Array | None = None  # [M] float32, which is this
-    direct: "Direct | None" = None  # None: references have no gradient of their own
+    imitated: "Imitated | None" = None  # what is imitated beside; None: nothing is
 
 
 @flax.struct.dataclass(kw_only=True)
-class Direct:
-    """The same rows with the reference behind the thought, to be imitated."""
+class Imitated:
+    """Completions to be imitated in the contexts of the same rows."""
 
-    tokens: jax.Array  # [M, T + Y] int32
-    mask: jax.Array  # [M, T + Y] bool, tokens of the reference
-    weight: jax.Array  # [M, T + Y] float32, of each of them
+    tokens: jax.Array  # [M, T'] int32
+    mask: jax.Array  # [M, T'] bool, tokens that are imitated
+    weight: jax.Array  # [M, T'] float32, of each of them
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -164,9 +162,7 @@ class TrainState:
     opt_state: Any  # optax state
     reference: Any  # params the KL refers to, or None
     memory: Memory
-    hints: HintMemory | None = None  # None: prompts are never hinted
-    scorer: Any = None  # params that score references, None: those that are trained
-    chosen: Chosen | None = None  # None: prompts come in turn
+    methods: dict[str, Any] = flax.struct.field(default_factory=dict)  # states by name
     position: jax.Array  # [] int32, training prompts taken so far
     step: jax.Array  # [] int32, steps done
     seed: jax.Array  # [] uint32, every key derives from it

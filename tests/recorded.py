@@ -34,7 +34,7 @@ import test_configs
 import test_reflected
 
 from curax.config import Config, load, override
-from curax.step import build, loops, staged
+from curax.step import build, loops
 
 RECORD = Path(__file__).parent / "data" / "recorded.json"
 STEPS = 5
@@ -68,10 +68,10 @@ def runs() -> Iterator[tuple[str, Callable[[], tuple[Config, type[loops.Loop]]]]
         config = override(test_configs.shrunk(load(path)), SHOWN)
         host = replace(config, task=on_host(config.task))
         yield f"{path.stem}/jitted", partial(tuple, (config, loops.Jitted))
-        yield f"{path.stem}/staged", partial(tuple, (config, staged.Staged))
-        yield f"{path.stem}/host", partial(tuple, (host, staged.Staged))
+        yield f"{path.stem}/staged", partial(tuple, (config, loops.Staged))
+        yield f"{path.stem}/host", partial(tuple, (host, loops.Staged))
     for path in test_configs.REFLECTIVE:
-        for loop in (loops.Jitted, staged.Staged):
+        for loop in (loops.Jitted, loops.Staged):
             kind = loop.__name__.lower()
             yield f"{path.stem}/{kind}", partial(reflective, path, loop)
     for name in ON_FILES:
@@ -94,7 +94,7 @@ def for_files(name: str):
     checkpoint = {"model.path": str(real.checkpoint(small=True))}
     changes = SHOWN | test_configs.FILES_ON_DISK | test_configs.named() | checkpoint
     config = override(test_configs.with_recipe(FILES, name), changes)
-    return replace(config, task=partial(config.task, grader=lucky)), staged.Staged
+    return replace(config, task=partial(config.task, grader=lucky)), loops.Staged
 
 
 def digest(tree: Any) -> str:

@@ -121,7 +121,7 @@ def test_the_defaults_are_those_of_the_design():
         "accept_truncation": False,
         "slots": 0,
         "rounds": 1,
-        "parts": 1,
+        "chunks": 1,
     }
     assert config.evaluation == Evaluation(
         every=50, prompts=256, samples=8, distance=False, format=None
@@ -143,7 +143,7 @@ BOUNDS = {
     "sampling.top_p": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
     "sampling.slots": ("at least 0", -1, 0),
     "sampling.rounds": ("at least 1", 0, 1),
-    "sampling.parts": ("at least 1", 0, 1),
+    "sampling.chunks": ("at least 1", 0, 1),
     "sampling.budget": ("at least 0", -1, 0),
     "evaluation.every": ("at least 1", 0, 1),
     "evaluation.prompts": ("at least 1", 0, 1),
@@ -290,12 +290,12 @@ CONFLICTS = {
         "stop": Stop(rule=plain),
         "sampling": Sampling(budget=64),
     },
-    "sampling.parts=3 must divide the 128 completions of a step; "
-    "set sampling.parts to 2.": {"sampling": Sampling(parts=3)},
-    "sampling.parts=2 takes a prompt's completions apart, and stop counts them "
-    "together; set sampling.parts to 1.": {
+    "sampling.chunks=3 must divide the 128 completions of a step; "
+    "set sampling.chunks to 2.": {"sampling": Sampling(chunks=3)},
+    "sampling.chunks=2 takes a prompt's completions apart, and stop counts them "
+    "together; set sampling.chunks to 1.": {
         "stop": Stop(rule=plain),
-        "sampling": Sampling(parts=2),
+        "sampling": Sampling(chunks=2),
     },
     "reflection gives rewards by itself and knows nothing of pilot; "
     "set pilot to None.": {

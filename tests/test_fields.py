@@ -156,7 +156,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.accept_truncation": (False, "refused with truncation: that bias"),
     "sampling.slots": (3, "draw"),
     "sampling.rounds": (2, "step"),
-    "sampling.parts": (2, "refused: sampling.parts to 1"),  # verified on the device
+    "sampling.chunks": (2, "refused: sampling.chunks to 1"),  # verified on the device
     "sampling.budget": (12, "draw"),
     "pilot": (Pilot(draws=1), "step"),
     "stop": (Stop(rule=stop.positives, round_size=2), "draw"),

@@ -26,7 +26,7 @@ from curax import memory as memories
 from curax.arrays import metrics
 from curax.config import ConfigError, Writing, load, override
 from curax.runs import checkpoint, run
-from curax.step import draws, hinted, loops, optimise, pipeline, staged, validation
+from curax.step import draws, hinted, loops, optimise, pipeline, validation
 from curax.step.build import build
 from curax.tasks import chain
 from curax.types import Model, Rollouts
@@ -447,7 +447,7 @@ def test_every_level_adds_its_own_gradient_and_takes_nothing_from_others(recipe)
 # ----- with a policy that samples
 
 
-class Scripted(staged.Staged):
+class Scripted(loops.Staged):
     """A staged loop that writes down what it draws, and can be told the outcomes."""
 
     def __init__(self, config, like=None, own=("_learn",)):
@@ -862,7 +862,7 @@ def test_both_loops_hint_alike(recipe):
 def test_pools_that_stop_between_rounds_of_the_host_are_hinted_alike():
     want = in_one_program("ada_seq_sage")
     host = override(shrunk("ada_seq_sage"), ["task.on_device=false"])
-    assert_same(trained(host, staged.Staged), want)
+    assert_same(trained(host, loops.Staged), want)
     assert any(row["hint/hinted_fraction"] > 0 for row in want[1])
     assert all(row["group/draws"] < G for row in want[1])
 

@@ -39,7 +39,7 @@ from curax.config import (
     override,
 )
 from curax.models import transformer
-from curax.step import draws, loops, pipeline, staged
+from curax.step import draws, loops, pipeline
 from curax.step.build import build
 from curax.tasks import chain
 
@@ -136,19 +136,19 @@ def test_training_changes_the_parameters_and_solves_some_prompts():
 
 
 def test_both_loops_give_the_same_parameters_and_metrics():
-    assert_same(trained(TINY, staged.Staged), reference())
+    assert_same(trained(TINY, loops.Staged), reference())
 
 
 def test_a_verifier_on_the_host_gives_what_the_one_on_the_device_gives():
     host = override(TINY, ["task.on_device=false"])
-    assert_same(trained(host, staged.Staged), reference())
+    assert_same(trained(host, loops.Staged), reference())
 
 
-PARTS = override(TINY, ["task.on_device=false", "sampling.parts=4"])
+PARTS = override(TINY, ["task.on_device=false", "sampling.chunks=4"])
 
 
 def test_a_draw_in_parts_gives_what_a_whole_one_gives():
-    assert_same(trained(PARTS, staged.Staged), reference())
+    assert_same(trained(PARTS, loops.Staged), reference())
 
 
 def test_prompts_that_the_host_makes_give_what_those_of_the_device_give():
@@ -168,8 +168,8 @@ def test_prompts_that_the_host_makes_give_what_those_of_the_device_give():
         )
 
     config = replace(TINY, task=partial(in_files, **TINY.task.keywords))
-    assert_same(trained(config, staged.Staged), reference())
-    loops_ = [staged.Staged(build(config)), loops.Jitted(build(TINY))]
+    assert_same(trained(config, loops.Staged), reference())
+    loops_ = [loops.Staged(build(config)), loops.Jitted(build(TINY))]
     warm = [loop.warm(loop.initial(), 3) for loop in loops_]
     np.testing.assert_allclose(warm[0][1], warm[1][1], rtol=1e-5)
     jax.tree.map(
@@ -198,7 +198,7 @@ def test_the_host_verifies_one_part_while_the_next_is_drawn():
 
         return replace(made, verify_all=verify_all)
 
-    loop = staged.Staged(
+    loop = loops.Staged(
         build(replace(PARTS, task=partial(task, **PARTS.task.keywords)))
     )
     draw = loop._draw_part
@@ -230,9 +230,9 @@ def test_a_stopping_rule_draws_the_same_in_the_decoding_loop_and_between_rounds(
     assert len(drawn) > 1
     assert 2 <= min(drawn) < 6
     assert any(row["stop/met_fraction"] > 0 for row in want[1])
-    assert_same(trained(STOPPED, staged.Staged), want)
+    assert_same(trained(STOPPED, loops.Staged), want)
     host = override(STOPPED, ["task.on_device=false"])
-    assert_same(trained(host, staged.Staged), want)
+    assert_same(trained(host, loops.Staged), want)
 
 
 def test_pilots_decide_what_is_drawn_and_do_not_train_in_both_loops():
@@ -244,7 +244,7 @@ def test_pilots_decide_what_is_drawn_and_do_not_train_in_both_loops():
         allocate=partial(allocate.gvm, least=1),
     )
     want = trained(config)
-    assert_same(trained(config, staged.Staged), want)
+    assert_same(trained(config, loops.Staged), want)
     for row in want[1]:
         assert row["pilot/drawn"] == 8
         assert row["rollout/drawn"] == 24
@@ -300,7 +300,7 @@ def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
         assert np.abs(embedded[i] - embedded[i - 1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [loops.Jitted, staged.Staged])
+@pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
 def test_eight_devices_give_what_one_gives(kind):
     config = replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
     loop = kind(build(config))
@@ -354,7 +354,7 @@ def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan(gate_)
 def test_groups_are_refilled_alike_in_both_loops():
     refilling = override(replace(TINY, gate=gate.zero_variance), ["sampling.rounds=3"])
     want = trained(refilling)
-    assert_same(trained(refilling, staged.Staged), want)
+    assert_same(trained(refilling, loops.Staged), want)
     drawn = [row["rollout/drawn"] for row in want[1]]
     assert max(drawn) > 16
     assert want[0].position == sum(drawn) / TINY.sampling.group_size

@@ -129,7 +129,7 @@ def test_a_run_killed_at_any_time_is_the_run_that_was_not(
 def test_a_draw_in_parts_is_the_same_draw(tmp_path):
     qwen2 = partial(few, family="Qwen2")
     assert call(tmp_path / "whole", *qwen2()) == 0
-    assert call(tmp_path / "parts", *qwen2("sampling.parts=4")) == 0
+    assert call(tmp_path / "parts", *qwen2("sampling.chunks=4")) == 0
     got, want = (rows(tmp_path / name) for name in ("parts", "whole"))
     for mine, theirs in zip(got, want, strict=True):
         for name in ("rollout/tokens", "outcome/mean", "train/tokens"):

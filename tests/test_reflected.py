@@ -46,7 +46,7 @@ from curax.config import (
     override,
 )
 from curax.runs import checkpoint
-from curax.step import build, draws, loops, pipeline, reflected, staged
+from curax.step import build, draws, loops, pipeline, reflected
 from curax.tasks import rationale
 from curax.types import Prompts, Rollouts, Task
 
@@ -718,7 +718,7 @@ def test_the_staged_loop_gives_the_same_in_micro_batches():
 
     other = replace(config(), task=partial(in_files, **options(config().task)))
     other = override(other, {"update.micro_batches": 4})
-    own = staged.Staged(build.build(other))
+    own = loops.Staged(build.build(other))
     own.rehearse()
     rows_, shown, states = whole(own, begun(own), 3)
     want_rows, want_shown, want = run()

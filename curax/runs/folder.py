@@ -378,7 +378,7 @@ class Files:
 
         Args:
             rows: metrics, one row per step; of many seeds TensorBoard gets the mean.
-            shown: `pipeline.Shown` of each step; none where nothing was drawn.
+            shown: `records.Shown` of each step; none where nothing was drawn.
 
         Raises:
             NotWrittenError: no room, or no leave.
@@ -451,7 +451,7 @@ def completions(
 
     Args:
         step: its number.
-        shown: `pipeline.Shown`, with an axis of seeds in front if there are many.
+        shown: `records.Shown`, with an axis of seeds in front if there are many.
         task: decodes tokens.
         seeds: `[]` or `[R]`, the seeds of the run.
     """

@@ -20,8 +20,9 @@ from curax.runs import alarms, checkpoint, folder, memory_io, page, record
 from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
-from curax.step import build, loops, rehearsal, staged, stages, validation
+from curax.step import build, loops, rehearsal, stages, validation
 from curax.step.loops import Warm
+from curax.step.records import Components
 from curax.theory import expect
 from curax.types import TrainState
 
@@ -161,13 +162,13 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
         if rehearse and config.steps:
             rehearsal.check(config)
         from_host = config.staged or not built.task.on_device
-        loop = (staged.Staged if from_host else loops.Jitted)(built)
+        loop = (loops.Staged if from_host else loops.Jitted)(built)
         if rehearse:
             loop.rehearse()
     return loop
 
 
-def recollection(built: build.Parts) -> memory_io.Recalled | None:
+def recollection(built: Components) -> memory_io.Recalled | None:
     """What `memory.load` names, read; None where it names nothing.
 
     Raises:

@@ -1,9 +1,9 @@
-"""Two loops over one path.
+"""Runs: a pure function of a seed, chunks of steps as one program, steps from the host.
 
 `run` is a whole run as one pure function of a seed: jit it, vmap it over seeds, or over
 magnitudes of the config. `Jitted` is the same run cut into chunks of steps, so that the
-host gets metrics, progress and checkpoints between chunks. `staged.Staged` goes step by
-step and lets the host verify; all else is the same functions.
+host gets metrics, progress and checkpoints between chunks. `Staged` goes step by step
+and lets the host read prompts and verify. All of them are `step.step` under a driver.
 """
 
 import abc
@@ -21,12 +21,12 @@ import numpy as np
 
 from curax import memory as memories
 from curax import reward, update
-from curax.arrays import frozen, metrics
+from curax.arrays import frozen
 from curax.arrays.keys import stage_key
-from curax.step import draws, hinted, pipeline, reflected, sft, validation
+from curax.step import drivers, sft, validation
 from curax.step import mesh as meshes
-from curax.step.build import Parts
-from curax.step.pipeline import Drawn, Shown
+from curax.step.records import Components, Shown
+from curax.step.step import step
 from curax.types import Prompts, TrainState
 
 
@@ -48,7 +48,7 @@ def saved(state: Any) -> Any:
     return dataclasses.replace(state, frozen=None)
 
 
-def initial(parts: Parts, seed: jax.Array, loaded: Any = None) -> Warm:
+def initial(parts: Components, seed: jax.Array, loaded: Any = None) -> Warm:
     """Parameters before any training: those of a checkpoint, the others random."""
     params = parts.model.init(stage_key(seed, jnp.int32(0), "init"))
     params, rest = frozen.split(parts.model, frozen.join(params, loaded))
@@ -63,7 +63,7 @@ def initial(parts: Parts, seed: jax.Array, loaded: Any = None) -> Warm:
     )
 
 
-def warm_step(parts: Parts, state: Warm, traces=None) -> tuple[Warm, jax.Array]:
+def warm_step(parts: Components, state: Warm, traces=None) -> tuple[Warm, jax.Array]:
     """One warm-start step on traces, made here if None; its loss in nats per token."""
     if traces is None:
         ids = sft.next_ids(parts, state.seed, state.step)
@@ -77,7 +77,7 @@ def warm_step(parts: Parts, state: Warm, traces=None) -> tuple[Warm, jax.Array]:
     return state, loss
 
 
-def begin(parts: Parts, warm: Warm) -> TrainState:
+def begin(parts: Components, warm: Warm) -> TrainState:
     """The state before the first RL step, from a finished warm start."""
     return TrainState(
         params=warm.params,
@@ -86,93 +86,20 @@ def begin(parts: Parts, warm: Warm) -> TrainState:
         # A copy: parameters are donated to the next step, the reference stays.
         reference=jax.tree.map(jnp.copy, warm.params) if refers(parts) else None,
         memory=memories.forget(parts.task.num_prompts),
-        hints=hinted.forgotten(parts.task.num_prompts) if parts.config.hint else None,
-        scorer=scorer(parts, warm.params),
-        chosen=reflected.none_chosen(parts) if chooses(parts) else None,
+        methods={
+            method.name: method.init(parts, warm.params)
+            for method in parts.methods
+            if method.init
+        },
         position=jnp.int32(0),
         step=jnp.int32(0),
         seed=warm.seed,
     )
 
 
-def refers(parts: Parts) -> bool:
+def refers(parts: Components) -> bool:
     """Whether the policy that RL starts from is kept."""
     return bool(parts.config.kl) or parts.config.evaluation.distance
-
-
-def scorer(parts: Parts, params: Any) -> Any:
-    """A copy of the policy that scores references, None where it does so itself."""
-    how = parts.config.reflection
-    if how is None or how.scorer_every == 1:
-        return None
-    return jax.tree.map(jnp.copy, params)
-
-
-def chooses(parts: Parts) -> bool:
-    """Whether prompts are looked at before they are trained on."""
-    return bool(parts.config.reflection and parts.config.reflection.queries)
-
-
-def step(
-    parts: Parts, state: TrainState
-) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
-    """One RL step with a verifier that is a JAX function."""
-
-    explored = None
-    if chooses(parts):
-        state = reflected.renewed(parts, state)
-    if parts.config.pilot:
-        pilots = draws.pilots(parts, state)
-        outcome = reward.on_device(parts.task, pilots[0], pilots[2])
-        explored = draws.explored(parts, state, pilots, outcome)
-    asked, level, cost, how = None, None, None, parts.config.hint
-    if how and how.controller:
-        prompts = draws.next_prompts(parts, state, jnp.int32(0))
-        level = hinted.meant(parts, state, prompts)
-        hints, cost = hinted.hints(parts, state, prompts, level > 0)
-        asked = hinted.at_level(prompts, hints, level)
-        level = asked.level
-
-    def attempt(drawn: Drawn | None) -> Drawn:
-        memory = drawn.memory if drawn else state.memory
-        number = drawn.attempts if drawn else jnp.int32(0)
-        sampled = draws.draw(parts, state, memory, number, explored, asked=asked)
-        if parts.config.reflection:
-            scored = reflected.scored(parts, state, sampled)
-            args = sampled, scored.outcome, None, None, scored
-            return pipeline.absorb(parts, memory, drawn, *args)
-        outcome = reward.on_device(parts.task, sampled[0], sampled[2])
-        return pipeline.absorb(parts, memory, drawn, sampled, outcome, explored, level)
-
-    drawn = attempt(None)
-    if parts.config.sampling.rounds > 1:
-        wanted = partial(pipeline.wants_refill, parts)
-        drawn = jax.lax.while_loop(wanted, attempt, drawn)
-    if how:
-        drawn = hinted.noted(parts, state, drawn, cost)
-    if how and not how.controller:
-        drawn = searched(parts, state, drawn, explored)
-    state, tally, shown = pipeline.learn(parts, state, drawn)
-    return state, (metrics.finish(tally), shown)
-
-
-def searched(
-    parts: Parts, state: TrainState, drawn: Drawn, explored: draws.Explored | None
-) -> Drawn:
-    """Groups that collapsed drawn again, with hints that a JAX function can make."""
-    found = hinted.found(parts, drawn)
-    made = hinted.hints(parts, state, drawn.prompts, found)
-
-    def again(search: hinted.Search) -> hinted.Search:
-        asked, prompts = hinted.ask(search), search.drawn.prompts
-        args = parts, state, state.memory, search.tried + 1, explored, prompts, asked
-        sampled = draws.draw(*args)
-        outcome = reward.on_device(parts.task, prompts, sampled[2])
-        return hinted.take(parts, search, asked, sampled, outcome)
-
-    start = hinted.begin(drawn, found, made)
-    wanted = partial(hinted.goes_on, parts)
-    return jax.lax.while_loop(wanted, again, start).drawn
 
 
 def repeat(body, state, times, *, most: int):
@@ -192,7 +119,7 @@ def repeat(body, state, times, *, most: int):
     return jax.lax.fori_loop(0, times, one, (state, outs))
 
 
-def run(parts: Parts, seed: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+def run(parts: Components, seed: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
     """A whole run, warm start included, as a pure function of its seed.
 
     Build `parts` inside a traced function from a config with traced magnitudes, and
@@ -212,7 +139,7 @@ def run(parts: Parts, seed: jax.Array) -> tuple[TrainState, dict[str, jax.Array]
         )
 
     def body(state, _):
-        state, (values, _) = step(parts, state)
+        state, (values, _) = step(drivers.Traced(), parts, state)
         return state, values
 
     return jax.lax.scan(body, begin(parts, warm), length=parts.config.steps)
@@ -224,7 +151,7 @@ class Loop(abc.ABC):
     Subclasses say how steps are made, in `advance`.
     """
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: Components):
         """Nothing is compiled yet."""
         self.parts, cfg = parts, parts.config
         self.mesh = meshes.make(cfg.mesh)
@@ -397,7 +324,7 @@ class Loop(abc.ABC):
 class Jitted(Loop):
     """Chunks of steps as one program, for verifiers that are JAX functions."""
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: Components):
         """Nothing is compiled yet."""
         super().__init__(parts)
         self._chunk = jax.jit(
@@ -407,7 +334,7 @@ class Jitted(Loop):
         )
 
     def _many(self, state, times):
-        body = partial(step, self.parts)
+        body = partial(step, drivers.Traced(), self.parts)
         return repeat(body, state, times, most=self.parts.config.logging.every)
 
     def _rehearse_step(self, state):
@@ -434,3 +361,56 @@ class Jitted(Loop):
             rows,
             [jax.tree.map(lambda x, i=i: x.take(i, axis), shown) for i in range(times)],
         )
+
+
+class Staged(Loop):
+    """Step by step from the host, which may read prompts and verify; one seed."""
+
+    def __init__(self, parts: Components):
+        """Nothing is compiled yet."""
+        super().__init__(parts)
+        self._drive = drivers.Hosted(self.sharding)
+        self._warm_ids = jax.jit(partial(sft.next_ids, parts))
+        self._warm_once = jax.jit(
+            partial(warm_step, parts),
+            out_shardings=(self.warm_sharding, None),
+            donate_argnums=0,
+        )
+
+    def _rehearse_warm(self, warm):
+        if not self.parts.task.in_files:
+            return super()._rehearse_warm(warm)
+        return jax.eval_shape(
+            self._warm_once, warm, self._traces(jnp.uint32(0), jnp.int32(0))
+        )
+
+    def _rehearse_step(self, state):
+        step(drivers.Abstract(self._drive), self.parts, state)
+
+    def warm(self, state, times):
+        """As `Loop.warm`."""
+        if not self.parts.task.in_files:
+            return super().warm(state, times)
+        losses = []
+        for _ in range(times):
+            traces = self._traces(state.seed, state.step)
+            state, loss = self._warm_once(state, traces)
+            losses.append(loss)
+        return state, np.asarray(jax.device_get(losses))
+
+    def _traces(self, seed, step):
+        """Traces that the host reads."""
+        ids = np.asarray(self._warm_ids(seed, step))
+        return sft.next_traces(self.parts, seed, step, ids)
+
+    def advance(self, state, times):
+        """As `Loop.advance`; every stage is timed by itself."""
+        rows, all_shown = [], []
+        for _ in range(times):
+            self._drive.clock = drivers.Clock()
+            state, out = step(self._drive, self.parts, state)
+            values, shown = jax.device_get(out)
+            rows.append(values | self._drive.clock.row(self.parts.task.on_device))
+            all_shown.append(shown)
+            self.reason = self._drive.reason or self.reason
+        return state, rows, all_shown

@@ -11,9 +11,10 @@ from curax.arrays import metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
 from curax.config import Config
+from curax.settings.declared import declared
 from curax.step import stages
-from curax.step.build import Parts
-from curax.step.draws import policy
+from curax.step.draw import policy
+from curax.step.records import Components
 from curax.types import Batch, Contexts, Tokens, TrainState
 
 
@@ -42,25 +43,12 @@ def token_loss(config: Config) -> update.TokenLoss:
 
 
 def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
-    """`[M, T]` float32, the loss of the recipe; answers may have their own credit."""
-    arrays = logp, rows.logp_old
-    value = stages.token_losses(config, *arrays, rows.credit, rows.mask)
-    if rows.answer is None:
-        return value
-    own = stages.token_losses(config, *arrays, rows.answer_credit, rows.mask)
-    return jnp.where(rows.answer, own, value)
-
-
-def credit_of(rows: Batch) -> jax.Array:
-    """`[M, T]` float32, what multiplies the gradient of each token."""
-    credit = jnp.broadcast_to(rows.credit[:, None], rows.mask.shape)
-    if rows.answer is None or rows.answer_credit is None:
-        return credit
-    return jnp.where(rows.answer, rows.answer_credit[:, None], credit)
+    """`[M, T]` float32, the loss of the recipe."""
+    return stages.token_losses(config, logp, rows.logp_old, rows.credit, rows.mask)
 
 
 def optimise(
-    parts: Parts, state: TrainState, contexts: Contexts, batch: Batch
+    parts: Components, state: TrainState, contexts: Contexts, batch: Batch
 ) -> tuple[Any, Any, Tally]:
     """All optimizer updates of a step: epochs times mini-batches.
 
@@ -81,7 +69,7 @@ def optimise(
         params, opt_state = carry
         number, which = item
         part, tokens = jax.tree.map(lambda leaf: leaf[which], batch), None
-        if cfg.modulate is not modulate.none:
+        if not declared(cfg.modulate, "constant", False):
             tokens = tokens_of(parts, state, params, contexts, part, number == 0)
             part = dataclasses.replace(part, multiplier=stages.multipliers(cfg, tokens))
         value, grads, own = update.gradient(
@@ -94,8 +82,8 @@ def optimise(
             settings(cfg),
             still_old=number == 0,
         )
-        if part.direct is not None:
-            extra, more = towards_references(parts, state, params, contexts, part)
+        if part.imitated is not None:
+            extra, more = imitation(parts, state, params, contexts, part)
             value, grads = value + extra, jax.tree.map(jnp.add, grads, more)
         params, opt_state, done = update.apply(
             parts.tx, params, opt_state, value, grads, trains(cfg, part)
@@ -110,7 +98,12 @@ def optimise(
 
 
 def tokens_of(
-    parts: Parts, state: TrainState, params: Any, contexts: Contexts, rows: Batch, first
+    parts: Components,
+    state: TrainState,
+    params: Any,
+    contexts: Contexts,
+    rows: Batch,
+    first,
 ) -> Tokens:
     """What a multiplier reads of the rows of an update; `first`: the policy is old."""
     seen = update.look(
@@ -126,7 +119,7 @@ def tokens_of(
     assert logp_old is not None
     return Tokens(
         mask=rows.mask,
-        credit=credit_of(rows),
+        credit=rows.credit,
         logp=seen.logp,
         logp_old=logp_old,
         entropy=seen.entropy,
@@ -135,24 +128,24 @@ def tokens_of(
     )
 
 
-def towards_references(
-    parts: Parts, state: TrainState, params: Any, contexts: Contexts, rows: Batch
+def imitation(
+    parts: Components, state: TrainState, params: Any, contexts: Contexts, rows: Batch
 ) -> tuple[jax.Array, Any]:
-    """The part of R3's gradient that goes through the reference, as a loss.
+    """The loss of what is imitated beside, and its gradient.
 
-        - direct mean over rows of sum_j w_j log pi(y_j | context, thought, y_<j)
+        - mean over rows of sum_j weight_j log pi(y_j | context, y_<j)
 
-    at temperature 1 and with weights that are constants. Its value and gradient.
+    at temperature 1 and with weights that are constants.
     """
-    direct, how = rows.direct, settings(parts.config)
-    assert direct is not None
-    nothing = jnp.zeros(direct.mask.shape, jnp.float32)
+    imitated, how = rows.imitated, settings(parts.config)
+    assert imitated is not None
+    nothing = jnp.zeros(imitated.mask.shape, jnp.float32)
     batch = Batch(
-        tokens=direct.tokens,
-        mask=direct.mask,
+        tokens=imitated.tokens,
+        mask=imitated.mask,
         context=rows.context,
-        credit=jnp.ones(rows.credit.shape, jnp.float32),
-        multiplier=direct.weight,
+        credit=nothing + 1,
+        multiplier=imitated.weight,
         logp_behaviour=nothing,
         logp_policy=nothing,
         logp_old=None,
@@ -163,7 +156,7 @@ def towards_references(
         params,
         contexts,
         batch,
-        nothing + 1.0 / direct.mask.shape[0],
+        nothing + 1.0 / imitated.mask.shape[0],
         lambda logp, _, rows: jnp.where(rows.mask, -rows.multiplier * logp, 0.0),
         dataclasses.replace(how, temperature=1.0),
         still_old=True,
@@ -178,10 +171,10 @@ def trains(config: Config, rows: Batch) -> jax.Array:
     any would still move the parameters, by the optimizer's momentum and weight decay.
     """
     bonus = config.entropy_bonus
-    always = config.kl or rows.direct is not None
+    always = config.kl or rows.imitated is not None
     if always or not (isinstance(bonus, int | float) and bonus == 0):
         return jnp.any(rows.mask)
-    return jnp.any(rows.mask & (credit_of(rows) != 0))
+    return jnp.any(rows.mask & (rows.credit != 0))
 
 
 def tally_update(
@@ -198,7 +191,7 @@ def tally_update(
     """
     rows = update.with_old(rows, own.logp, first)
     pull = jax.grad(lambda logp: jnp.sum(policy_loss(config, logp, rows)))(own.logp)
-    credited = rows.mask & (credit_of(rows) != 0)
+    credited = rows.mask & (rows.credit != 0)
     drift = jnp.max(jnp.abs(own.logp - rows.logp_policy), where=rows.mask, initial=0.0)
     distance = loss.k3(rows.logp_behaviour, own.logp)
     tally = Tally(

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.config import Config, ConfigError, option, rows_of
-from curax.step import draws, stages
+from curax.step import stages
+from curax.step.records import grid_of
 from curax.types import Difficulty, Tokens
 
 TRIALS = 4  # batches of made-up outcomes
@@ -81,7 +82,7 @@ def _check_counts(config: Config) -> None:
 
 def _check_credit(config: Config) -> None:
     """Of groups that are whole or not, with any number of right completions."""
-    shape = draws.grid_of(config)
+    shape = grid_of(config)
     most = option(config.downsample, "m", shape[1])
 
     @jax.jit
@@ -146,13 +147,13 @@ def _check_tokens(config: Config) -> None:
 
     @jax.jit
     def values(logp, mask):
-        credit = jnp.asarray([1.0, -1.0, 0.5, 0.0])
+        each = jnp.asarray([1.0, -1.0, 0.5, 0.0])
+        credit = jnp.broadcast_to(each[:, None], mask.shape)
         loss = stages.token_losses(config, logp, logp, credit, mask)
-        each = jnp.broadcast_to(credit[:, None], mask.shape)
         spread = jnp.full(mask.shape, 0.5)
         tokens = Tokens(
             mask=mask,
-            credit=jnp.where(mask, each, 0.0),
+            credit=jnp.where(mask, credit, 0.0),
             logp=logp,
             logp_old=logp,
             entropy=spread,

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from curax import aggregate, data, hint, loss
 from curax import update as updates
 from curax.arrays.keys import stage_key
-from curax.step.build import Parts
+from curax.step.records import Components
 from curax.types import Batch, Contexts, Model
 
 
-def next_ids(parts: Parts, seed: jax.Array, step: jax.Array) -> jax.Array:
+def next_ids(parts: Components, seed: jax.Array, step: jax.Array) -> jax.Array:
     """`[rows]` int32, the prompts whose traces the next update imitates.
 
     Every prompt comes once before any comes again, in another order than RL's.
@@ -28,7 +28,7 @@ def next_ids(parts: Parts, seed: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def next_traces(
-    parts: Parts, seed: jax.Array, step: jax.Array, ids: Any
+    parts: Components, seed: jax.Array, step: jax.Array, ids: Any
 ) -> tuple[Contexts, Any, Any]:
     """Contexts of these prompts; a trace for each, `[rows, T]` tokens and mask."""
     task, key = parts.task, stage_key(seed, step, "traces")
@@ -39,7 +39,7 @@ def next_traces(
 
 
 def update(
-    parts: Parts,
+    parts: Components,
     model: Model,
     params: Any,
     opt_state: Any,
@@ -65,7 +65,7 @@ def update(
         tokens=tokens,
         mask=mask,
         context=jnp.arange(warm.rows, dtype=jnp.int32),
-        credit=jnp.ones(warm.rows, jnp.float32),
+        credit=zeros + 1,
         multiplier=zeros + 1,
         logp_behaviour=zeros,
         logp_policy=zeros,

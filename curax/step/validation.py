@@ -17,7 +17,7 @@ from curax.arrays import masked
 from curax.arrays.keys import stage_key
 from curax.monitors import diversity
 from curax.monitors.distance import from_base
-from curax.step.build import Parts
+from curax.step.records import Components
 from curax.types import Model, Prompts, Rollouts
 
 _SHOWN = 60  # characters of a completion in an error
@@ -29,7 +29,7 @@ class FormatError(RuntimeError):
 
 
 def draw(
-    parts: Parts,
+    parts: Components,
     model: Model,
     params: Any,
     seed: jax.Array,
@@ -72,7 +72,7 @@ def draw(
     return prompts, rollouts
 
 
-def formats(parts: Parts, rollouts: Rollouts) -> dict[str, np.ndarray]:
+def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
     """How varied held-out completions are in form, prompt by prompt and in all.
 
     Args:
@@ -127,7 +127,7 @@ def _form(classify: Callable[[str], Any], text: str) -> int:
 
 
 def distance(
-    parts: Parts,
+    parts: Components,
     model: Model,
     params: Any,
     base: Any,
@@ -166,7 +166,7 @@ def distance(
 
 
 def confidence(
-    parts: Parts, model: Model, params: Any, prompts: Prompts, rollouts: Rollouts
+    parts: Components, model: Model, params: Any, prompts: Prompts, rollouts: Rollouts
 ) -> dict[str, jax.Array]:
     """How sure the policy was of held-out completions, means over them.
 
@@ -197,7 +197,9 @@ def confidence(
     }
 
 
-def outcomes(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> reward.Verdicts:
+def outcomes(
+    parts: Components, prompts: Prompts, rollouts: Rollouts
+) -> reward.Verdicts:
     """`[..., N]` outcomes; leading axes, as of seeds, are kept."""
     if not parts.task.on_device:
         prompts, rollouts = jax.device_get((prompts, rollouts))
@@ -208,7 +210,9 @@ def outcomes(parts: Parts, prompts: Prompts, rollouts: Rollouts) -> reward.Verdi
     return reward.Verdicts(np.asarray(grade(prompts, rollouts)), Counter())
 
 
-def pass_rates(parts: Parts, rollouts: Rollouts, outcome: np.ndarray) -> np.ndarray:
+def pass_rates(
+    parts: Components, rollouts: Rollouts, outcome: np.ndarray
+) -> np.ndarray:
     """`[..., E]` share of right completions per prompt, among those that were graded.
 
     NaN where none was. Leading axes, as of seeds, are kept.

@@ -11,7 +11,8 @@ that trains adds a coefficient times grad p_l, whatever it was chosen for:
 
     E[update] = sum_l {E[C+; l] / p_l - E[C-; l] / (1 - p_l)} grad p_l
 
-with C+ and C- as in `pipeline.assign` and the sums over groups that train at level l.
+with C+ and C- as in `learn.compute_credit` and the sums over groups that train at
+level l.
 
 Taken for granted: every prompt has a hint of every level, and triggers and controllers
 look at counts alone.
@@ -27,7 +28,7 @@ import numpy as np
 from curax import hint
 from curax.arrays import masked
 from curax.config import Hint
-from curax.step import hinted
+from curax.step.methods import hints
 from curax.theory import outcome_states
 
 
@@ -79,7 +80,7 @@ def admitted(most: float, prompts: int, chance: float) -> float:
         prompts: B.
         chance: that a prompt is to be hinted.
     """
-    places = int(np.sum(hinted.capped(jnp.ones(prompts, bool), most)))
+    places = int(np.sum(hints.limit(jnp.ones(prompts, bool), most)))
     before = np.zeros(places + 1)  # chances of so many before it; the last: too many
     before[0], total = 1, 0.0
     for _ in range(prompts):

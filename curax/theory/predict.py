@@ -1,12 +1,12 @@
 """What a recipe optimises: computed from its own stage functions, before any training.
 
 A completion is right or wrong, and coefficients depend on that alone. Then the expected
-update of a prompt is w(p) grad p, and its objective is f with f' = w (`pipeline.assign`
-says how credit becomes w). What a prompt may come to is a state: n completions drawn, k
-of them right, the first right one in place j. The chance of every state follows from
-dynamic programming over the rounds of the stopping rule, and what becomes of it from
-the functions that train. What a pilot or the memory may say of the prompt is summed up
-in the same way.
+update of a prompt is w(p) grad p, and its objective is f with f' = w
+(`learn.compute_credit` says how credit becomes w). What a prompt may come to is a
+state: n completions drawn, k of them right, the first right one in place j. The chance
+of every state follows from dynamic programming over the rounds of the stopping rule,
+and what becomes of it from the functions that train. What a pilot or the memory may
+say of the prompt is summed up in the same way.
 
 Averaged over random draws is only what no table of one prompt's labels can hold: the
 rest of its batch, and a down-sampling that keeps a random number of right ones. Then
@@ -31,7 +31,7 @@ import numpy as np
 from curax import memory as memories
 from curax.config import Config, option, rows_of
 from curax.settings.declared import declared
-from curax.step import pipeline, stages
+from curax.step import learn, stages
 from curax.theory import hint_levels, outcome_states
 from curax.types import Difficulty, Memory
 
@@ -230,8 +230,8 @@ def sums_tokens(config: Config) -> bool:
 def is_policy_gradient(config: Config) -> bool:
     """Whether the loss of a token, at ratio 1, has minus the credit as its slope."""
     logp = -np.arange(1, 13, dtype=np.float32).reshape(4, 3) / 8
-    credit = np.array([1.5, 0.5, -0.5, -1.5], np.float32)
     mask = np.ones((4, 3), bool)
+    credit = np.array([[1.5], [0.5], [-0.5], [-1.5]], np.float32) * mask
 
     @jax.jit
     def slope(now: jax.Array) -> jax.Array:
@@ -240,7 +240,7 @@ def is_policy_gradient(config: Config) -> bool:
 
         return jax.grad(total)(now)
 
-    return np.allclose(slope(logp), -credit[:, None], atol=1e-3)
+    return np.allclose(slope(logp), -credit, atol=1e-3)
 
 
 def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:
@@ -283,7 +283,7 @@ class _Credits:
         config, key = self._config, jax.random.key(seed)
         reward = stages.shaped(config, outcome, length)
         arrays = outcome, reward, exists, finished, history
-        given = pipeline.assign(config, key, *arrays)
+        given = learn.compute_credit(config, key, *arrays)
         open_ = stages.gated(config, outcome, exists, finished)
         return given.credit[0], given.keep[0], jnp.any(open_[0])
 

@@ -1,0 +1,481 @@
+"""Completions of a step: which prompts, how many, in which contexts, and their rows.
+
+    next_ids -> ask -> (methods) -> allocated -> draw and grade -> collect
+
+`attempt` is these in order; a driver says how completions are drawn and graded. Prompts
+come in turn, or as a method chose them; pilots or the memory say how hard they are; the
+allocator says how many completions each gets; the sampler draws them, all at once, in
+chunks, or in rounds between which a stopping rule is tested.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from curax import allocate, data, hint, rollout
+from curax import memory as memories
+from curax.arrays import frozen, masked, metrics
+from curax.arrays.keys import stage_key
+from curax.config import Config, truncates
+from curax.step import stages
+from curax.step.records import (
+    Components,
+    Driver,
+    Graded,
+    Groups,
+    Request,
+    StepRollouts,
+    grid_of,
+    groups,
+)
+from curax.types import (
+    Memory,
+    Model,
+    Plan,
+    Prompts,
+    Rollouts,
+    TrainState,
+)
+
+
+def attempt(
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts | None
+) -> StepRollouts:
+    """Completions of the next B prompts, drawn, graded and collected.
+
+    Args:
+        drive: how functions are called, completions drawn and graded.
+        parts: of the run.
+        state: at the start of the step.
+        drawn: what the attempts before gave; None: this is the first of the step.
+    """
+    number = drawn.attempts if drawn else jnp.int32(0)
+    memory = drawn.memory if drawn else state.memory
+    ids = drive.call(next_ids, parts, state, number)
+    prompts = drive.call_task(prompts_of, parts, ids)
+    request = drive.call(ask, parts, state, memory, prompts, number)
+    for method in parts.methods:
+        if method.before_draw:
+            request = method.before_draw(drive, parts, state, request)
+    request = drive.call(allocated, parts, request)
+    graded = drive.draw_and_grade(parts, state, request)
+    return drive.call(collect, parts, request, graded, drawn)
+
+
+# ----- which prompts
+
+
+def policy(parts: Components, state: TrainState) -> Model:
+    """The model as a function of its trained parameters."""
+    return frozen.over(parts.model, state.frozen)
+
+
+def in_turn(parts: Components) -> bool:
+    """Whether prompts come in turn, none chosen by a method."""
+    return not any(method.prompt_ids for method in parts.methods)
+
+
+def next_ids(parts: Components, state: TrainState, attempt: jax.Array) -> jax.Array:
+    """`[B]` int32, ids of the prompts of an attempt."""
+    for method in parts.methods:
+        if method.prompt_ids:
+            return method.prompt_ids(parts, state)
+    count = parts.config.sampling.prompts
+    return data.prompt_ids(
+        state.seed,
+        state.position + attempt * count,
+        count=count,
+        num_prompts=parts.task.num_prompts,
+    )
+
+
+def prompts_of(parts: Components, ids: jax.Array) -> Prompts:
+    """The training prompts of these ids."""
+    return parts.task.prompts(ids)
+
+
+# ----- how many completions, in which contexts
+
+
+def ask(
+    parts: Components,
+    state: TrainState,
+    memory: Memory,
+    prompts: Prompts,
+    number: jax.Array,
+) -> Request:
+    """The request for completions of these prompts, not allocated yet.
+
+    Contexts are without hints, but as wide as any hint makes them.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        memory: with what earlier attempts of this step observed.
+        prompts: B of them.
+        number: `[]` int32, of the attempt; each has its own noise.
+    """
+    how, count = parts.config.hint, parts.config.sampling.prompts
+    prior = parts.config.memory.prior
+    return Request(
+        prompts=prompts,
+        contexts=hint.widened(prompts, how.width) if how else hint.none(prompts),
+        level=jnp.zeros(count, jnp.int32),
+        wanted=jnp.ones(count, bool),
+        known=memories.difficulty(memory, prompts.id, prior=prior),
+        counts=None,
+        memory=memory,
+        key=draw_key(state, number),
+        rows=parts.rows,
+    )
+
+
+def draw_key(state: TrainState, number: jax.Array) -> jax.Array:
+    """From which the noise of all completions of an attempt derives."""
+    key = stage_key(state.seed, state.step, "rollout")
+    return jax.random.fold_in(key, number)
+
+
+def allocated(parts: Components, request: Request) -> Request:
+    """The request with the completions that the allocator gives each prompt."""
+    most = parts.config.sampling.group_size
+    counts = stages.counts(parts.config, request.known, budget=parts.rows, most=most)
+    return dataclasses.replace(request, counts=counts)
+
+
+def plan_of(request: Request) -> Plan:
+    """The `request.rows` rows of a request."""
+    assert request.counts is not None
+    counts = jnp.where(request.wanted, request.counts, 0)
+    return allocate.plan(counts, rows=request.rows)
+
+
+# ----- rows
+
+
+def draw(parts: Components, state: TrainState, request: Request) -> Rollouts:
+    """`[N]` completions of a request, drawn by the policy at the start of the step.
+
+    The stopping rule is tested while sampling, by the task's verifier as a JAX
+    function; `draw_round` is for other verifiers.
+    """
+    stops = parts.config.stop and not request.whole
+    plan = plan_of(request)
+    return draw_plan(parts, state, request, plan, stops=bool(stops))
+
+
+def draw_plan(
+    parts: Components,
+    state: TrainState,
+    request: Request,
+    plan: Plan,
+    *,
+    stops: bool = False,
+    prefix: rollout.Prefix | None = None,
+) -> Rollouts:
+    """The rows of a plan; `prefix`: `rollout.prefill` of the contexts, if known."""
+    sizes, stop = parts.config.sampling, parts.config.stop
+
+    def outcome(prompt, tokens, mask):
+        target = jax.tree.map(lambda leaf: leaf[prompt], request.prompts.target)
+        return parts.task.verify(target, tokens, mask).astype(jnp.float32)
+
+    stopping = None
+    if stops:
+        assert stop
+        stopping = rollout.Stopping(
+            met=partial(stages.met, parts.config),
+            outcome=outcome,
+            size=stop.round_size,
+            most=sizes.group_size,
+        )
+    return rollout.sample(
+        policy(parts, state),
+        state.params,
+        request.contexts,
+        plan,
+        request.key,
+        max_tokens=sizes.max_tokens,
+        end=parts.task.end,
+        pad=parts.task.pad,
+        temperature=sizes.temperature,
+        top_k=sizes.top_k,
+        top_p=sizes.top_p,
+        slots=sizes.slots,
+        stopping=stopping,
+        prefix=prefix,
+    )
+
+
+# ----- in chunks, and in rounds
+
+
+def prefill(parts: Components, state: TrainState, request: Request) -> rollout.Prefix:
+    """The keys and values of the contexts of a request, for all its chunks."""
+    return rollout.prefill(policy(parts, state), state.params, request.contexts)
+
+
+def draw_chunk(
+    parts: Components,
+    state: TrainState,
+    request: Request,
+    prefix: rollout.Prefix,
+    number: jax.Array,
+) -> Rollouts:
+    """Chunk `number` of the rows of a request: N over `sampling.chunks` of them.
+
+    The same completions as of one draw: their keys are a function of prompt and slot.
+    """
+    size = parts.rows // parts.config.sampling.chunks
+    plan = jax.tree.map(
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size),
+        plan_of(request),
+    )
+    return draw_plan(parts, state, request, plan, prefix=prefix)
+
+
+@flax.struct.dataclass(kw_only=True)
+class Pool:
+    """Graded completions of the rounds so far, row b G + s for slot s of prompt b."""
+
+    rollouts: Rollouts  # [B G]
+    outcome: jax.Array  # [B G] float32, NaN where missing
+
+
+def draw_round(
+    parts: Components, state: TrainState, request: Request, pool: Pool | None
+) -> Rollouts:
+    """The next round of every prompt that goes on.
+
+    What `draw` gives where the stopping rule is tested while it samples: keys are a
+    function of prompt and slot.
+    """
+    sizes, stop = parts.config.sampling, parts.config.stop
+    assert stop
+    drawn = jnp.zeros(sizes.prompts, jnp.int32)
+    counts = drawn + min(stop.round_size, sizes.group_size)
+    if pool is not None:
+        drawn, counts = next_round(parts, pool)
+    counts = jnp.where(request.wanted, counts, 0)
+    plan = allocate.plan(counts, rows=sizes.prompts * stop.round_size)
+    plan = dataclasses.replace(plan, slot=plan.slot + drawn[plan.prompt])
+    return draw_plan(parts, state, request, plan)
+
+
+def add_round(
+    parts: Components, pool: Pool | None, rollouts: Rollouts, outcome: jax.Array
+) -> Pool:
+    """The pool with another round in it."""
+    most = parts.config.sampling.group_size
+    if pool is None:
+        place = jnp.arange(parts.rows, dtype=jnp.int32)
+        empty = jax.tree.map(
+            lambda leaf: jnp.zeros((parts.rows, *leaf.shape[1:]), leaf.dtype), rollouts
+        )
+        empty = dataclasses.replace(
+            empty,
+            tokens=jnp.full_like(empty.tokens, parts.task.pad),
+            prompt=place // most,
+            slot=place % most,
+            context=place // most,
+        )
+        missing = jnp.full(parts.rows, jnp.nan, jnp.float32)
+        pool = Pool(rollouts=empty, outcome=missing)
+    row = rollouts.prompt * most + rollouts.slot
+    row = jnp.where(rollouts.exists, row, parts.rows)  # out: dropped
+
+    def put(old, new):
+        return old.at[row].set(new, mode="drop")
+
+    return Pool(
+        rollouts=jax.tree.map(put, pool.rollouts, rollouts),
+        outcome=put(pool.outcome, outcome),
+    )
+
+
+def next_round(parts: Components, pool: Pool) -> tuple[jax.Array, jax.Array]:
+    """`[B]` int32: completions drawn so far, and how many more in the next round."""
+    sizes, stop = parts.config.sampling, parts.config.stop
+    assert stop
+    seen = groups(grid_of(parts.config), pool.rollouts, pool.outcome)
+    drawn = jnp.sum(seen.row < parts.rows, -1, dtype=jnp.int32)
+    more = jnp.minimum(stop.round_size, sizes.group_size - drawn)
+    done = stages.met(parts.config, seen.outcome, seen.exists)
+    return drawn, jnp.where(done, 0, more)
+
+
+def wants_round(parts: Components, request: Request, pool: Pool) -> jax.Array:
+    """`[]` bool: a prompt wants another round."""
+    return jnp.any((next_round(parts, pool)[1] > 0) & request.wanted)
+
+
+# ----- what was drawn, collected
+
+
+def collect(
+    parts: Components, request: Request, graded: Graded, drawn: StepRollouts | None
+) -> StepRollouts:
+    """All that is known of the step's completions, with those of another attempt.
+
+    What was drawn with a hint says nothing of the prompt, neither to the memory nor in
+    the metrics of outcomes.
+
+    Args:
+        parts: of the run.
+        request: what was asked for.
+        graded: what came of it.
+        drawn: of the attempts before, whose closed groups give their places to open
+            new ones; None: there were none.
+    """
+    cfg, rollouts, outcome = parts.config, graded.rollouts, graded.outcome
+    seen = groups(grid_of(cfg), rollouts, outcome)
+    plain = dataclasses.replace(
+        seen, exists=seen.exists & (request.level == 0)[:, None]
+    )
+    tally = metrics.of_rollouts(
+        rollouts,
+        plain.outcome,
+        plain.exists,
+        missing=rollouts.exists & jnp.isnan(outcome),
+    )
+    tally.counts["outcome/out_of_range"] = metrics.count((outcome < 0) | (outcome > 1))
+    tally.counts["allocate/dropped_rows"] = dropped_rows(parts, request)
+    if truncates(cfg):
+        cut = metrics.mean(rollout.cut_mass(rollouts), rollouts.mask)
+        tally.means["sampler/cut_mass"] = cut
+    if request.explored:
+        tally = metrics.merge(tally, request.explored)
+    if cfg.stop is None and not request.visited:
+        tally.means.update(forecast(parts, request, plain))
+    new = StepRollouts(
+        prompts=request.prompts,
+        contexts=request.contexts,
+        rollouts=rollouts,
+        outcome=outcome,
+        known=request.known,
+        level=request.level,
+        memory=observe(
+            parts, request.memory, request.prompts, plain, again=request.visited
+        ),
+        attempts=jnp.int32(1),
+        tally=tally,
+        found=graded.found,
+    )
+    return new if drawn is None else replace_closed(cfg, drawn, new, seen)
+
+
+def observe(
+    parts: Components,
+    memory: Memory,
+    prompts: Prompts,
+    seen: Groups,
+    *,
+    again: bool = False,
+) -> Memory:
+    """The memory with graded completions; `again`: within the same visit."""
+    forgets = 1.0 if again else memories.discount(parts.config.memory.half_life)
+    return memories.observe(
+        memory,
+        prompts.id,
+        seen.outcome,
+        seen.square,
+        seen.length,
+        seen.exists,
+        discount=forgets,
+    )
+
+
+def dropped_rows(parts: Components, request: Request) -> jax.Array:
+    """`[]` float32, completions that an allocator asked for beyond what a step has.
+
+    Beyond the group size, beyond the rows of a step, or fewer than none of a prompt.
+    """
+    assert request.counts is not None
+    given = jnp.clip(request.counts, 0, parts.config.sampling.group_size)
+    over = jnp.maximum(jnp.sum(given) - parts.rows, 0)
+    beyond = jnp.sum(jnp.abs(request.counts - given)) + over
+    return beyond.astype(jnp.float32)
+
+
+def forecast(
+    parts: Components, request: Request, seen: Groups
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Dead groups as the memory expects them of prompts it knows, and the surprise.
+
+    Nothing where an outcome is neither right nor wrong: counts cannot foretell that.
+    """
+    known = request.known
+    right, wrong = parts.config.memory.prior
+    each = jnp.where(known.draws > 0, jnp.sum(seen.exists, -1, dtype=jnp.int32), 0)
+    low, high = masked.extent(seen.outcome, seen.exists)
+    expected, _, z = memories.dead_groups(
+        known.solved + right,
+        known.draws - known.solved + wrong,
+        each,
+        low == high,
+        most=parts.config.sampling.group_size,
+    )
+    whole = (seen.outcome == 0) | (seen.outcome == 1) | ~seen.exists
+    some = jnp.any(each > 0, keepdims=True) & jnp.all(whole)
+    return {
+        "forecast/dead_fraction": metrics.mean(expected[None], some),
+        "forecast/dead_z": metrics.mean(z[None], some),
+    }
+
+
+def open_groups(config: Config, seen: Groups) -> jax.Array:
+    """`[B]` bool: groups of which the gate lets something train."""
+    pool = stages.gated(config, seen.outcome, seen.exists, seen.finished)
+    return jnp.any(pool, -1)
+
+
+def replace_closed(
+    config: Config, old: StepRollouts, new: StepRollouts, seen: Groups
+) -> StepRollouts:
+    """The i-th closed old group gives its place to the i-th open new one.
+
+    Places keep their number, hence their rows; what stands in them changes.
+
+    Args:
+        config: of the run.
+        old: of the attempts before.
+        new: of another attempt.
+        seen: the groups of `new`.
+    """
+    fresh = open_groups(config, seen)
+    before = groups(grid_of(config), old.rollouts, old.outcome)
+    closed = ~open_groups(config, before)
+    rank = jnp.cumsum(closed, dtype=jnp.int32) - 1
+    source = jnp.argsort(~fresh, stable=True).astype(jnp.int32)[rank]  # [B]
+    replaced = closed & (rank < jnp.sum(fresh, dtype=jnp.int32))  # [B]
+    place = old.rollouts
+    row = seen.row[source[place.prompt], place.slot]  # [N], the new row for each old
+
+    def pick(new: Any, old: Any, where: jax.Array, at: jax.Array) -> Any:
+        def leaf(new, old):
+            return jnp.where(where.reshape(-1, *(1,) * (old.ndim - 1)), new[at], old)
+
+        return jax.tree.map(leaf, new, old)
+
+    swapped = replaced[place.prompt]
+    return StepRollouts(
+        prompts=pick(new.prompts, old.prompts, replaced, source),
+        contexts=pick(new.contexts, old.contexts, replaced, source),
+        rollouts=dataclasses.replace(
+            pick(new.rollouts, old.rollouts, swapped, row),
+            prompt=place.prompt,
+            slot=place.slot,
+            context=place.context,
+        ),
+        outcome=pick(new.outcome, old.outcome, swapped, row),
+        known=pick(new.known, old.known, replaced, source),
+        level=pick(new.level, old.level, replaced, source),
+        memory=new.memory,
+        attempts=old.attempts + 1,
+        tally=metrics.merge(old.tally, new.tally),
+        found=old.found,
+    )

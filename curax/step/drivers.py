@@ -1,0 +1,301 @@
+"""Three ways to drive a step: traced into one program, from the host, for shapes alone.
+
+A step says what is computed from what; a driver says how. Whatever differs between a
+verifier in JAX and one in Python, between prompts that are made and prompts that are
+read, stands here and nowhere else.
+"""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import reward
+from curax.step import draw
+from curax.step.records import Components, Graded, Method, Request
+from curax.types import Rollouts, TrainState
+
+KINDS = ("none", "error", "timeout", "crash")  # of outcomes that the host cannot tell
+
+
+def grader(parts: Components) -> Method | None:
+    """The method that grades in place of the task's verifier, if there is one."""
+    return next((method for method in parts.methods if method.grade), None)
+
+
+def grade(parts: Components, request: Request, rollouts: Rollouts) -> jax.Array:
+    """`[N]` outcomes by a verifier that is a JAX function."""
+    return reward.on_device(parts.task, request.prompts, rollouts)
+
+
+class Traced:
+    """Everything inline: the step is one pure function, to be jitted, scanned, vmapped.
+
+    Prompts are made and outcomes computed by JAX functions.
+    """
+
+    def call(self, function: Callable, parts: Components, *args: Any) -> Any:
+        """The function itself."""
+        return function(parts, *args)
+
+    call_task = finish = call
+
+    def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
+        """A loop of the program."""
+        return jax.lax.while_loop(wants, body, start)
+
+    def draw_and_grade(
+        self, parts: Components, state: TrainState, request: Request
+    ) -> Graded:
+        """One draw, in which the stopping rule is tested; the verifier in JAX."""
+        rollouts = draw.draw(parts, state, request)
+        if method := grader(parts):
+            assert method.grade
+            outcome, found = method.grade(self, parts, state, request, rollouts)
+            return Graded(
+                rollouts=rollouts, outcome=outcome, found={method.name: found}
+            )
+        outcome = grade(parts, request, rollouts)
+        return Graded(rollouts=rollouts, outcome=outcome, found={})
+
+    def timed(self, stage: str) -> contextlib.AbstractContextManager[None]:
+        """Nothing is timed inside a program."""
+        del stage
+        return contextlib.nullcontext()
+
+
+class Hosted:
+    """Function by function from the host, which may read prompts and verify.
+
+    Functions are jitted once; loops are Python's. While the device draws one chunk the
+    host grades the chunk before, and a stopping rule is tested between rounds where the
+    host alone can verify.
+    """
+
+    def __init__(self, sharding: Any = None):
+        """Nothing is compiled yet; `sharding`: of the train state, None on a device."""
+        self._jitted: dict[Callable, Any] = {}
+        self._sharding = sharding
+        self._background = ThreadPoolExecutor(1, "verify")
+        self.clock = Clock()  # of the present step
+        self.reason: str | None = None  # why outcomes are missing, as last heard
+
+    def jitted(self, function: Callable, **options: Any) -> Any:
+        """The function with its first argument static, the same at every call."""
+        if function not in self._jitted:
+            made = jax.jit(function, static_argnums=0, **options)
+            self._jitted[function] = made
+        return self._jitted[function]
+
+    def call(self, function: Callable, parts: Components, *args: Any) -> Any:
+        """Compiled at the first call."""
+        return self.jitted(function)(parts, *args)
+
+    def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
+        """On the host where the task lies in files, with numpy arrays."""
+        if not parts.task.in_files:
+            return self.call(function, parts, *args)
+        return function(parts, *jax.device_get(args))
+
+    def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
+        """Compiled, its first array argument donated; timed as the update."""
+        with self.timed("update"):
+            return jax.block_until_ready(self._last(function)(parts, *args))
+
+    def _last(self, function: Callable) -> Any:
+        where = (self._sharding, None)
+        return self.jitted(function, out_shardings=where, donate_argnums=1)
+
+    def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
+        """Python's loop."""
+        while wants(start):
+            start = body(start)
+        return start
+
+    def timed(self, stage: str) -> contextlib.AbstractContextManager[None]:
+        """Add what runs inside to the time of a stage of this step."""
+        return self.clock.times(stage)
+
+    def draw_and_grade(
+        self, parts: Components, state: TrainState, request: Request
+    ) -> Graded:
+        """A draw as the config says: at once, in chunks, or in rounds."""
+        if method := grader(parts):
+            assert method.grade
+            rollouts = self._draw(draw.draw, parts, state, request)
+            with self.timed("verify"):
+                graded = method.grade(self, parts, state, request, rollouts)
+                outcome, found = self._waited_for(graded)
+            return Graded(
+                rollouts=rollouts, outcome=outcome, found={method.name: found}
+            )
+        if not request.whole and parts.config.stop and not parts.task.on_device:
+            return self._in_rounds(parts, state, request)
+        if not request.whole and parts.config.sampling.chunks > 1:
+            return self._in_chunks(parts, state, request)
+        rollouts = self._draw(draw.draw, parts, state, request)
+        outcome = self._graded(parts, request, [rollouts])
+        return Graded(rollouts=rollouts, outcome=outcome, found={})
+
+    def _draw(self, function: Callable, parts: Components, *args: Any) -> Rollouts:
+        with self.timed("rollout"):
+            return self._waited_for(self.call(function, parts, *args))
+
+    def _waited_for(self, arrays: Any) -> Any:
+        return jax.block_until_ready(arrays)
+
+    def _in_rounds(
+        self, parts: Components, state: TrainState, request: Request
+    ) -> Graded:
+        """A draw whose prompts stop between rounds."""
+
+        def another(pool: draw.Pool | None) -> draw.Pool:
+            rollouts = self._draw(draw.draw_round, parts, state, request, pool)
+            outcome = self._graded(parts, request, [rollouts])
+            return self.call(draw.add_round, parts, pool, rollouts, outcome)
+
+        wants = partial(self.call, draw.wants_round, parts, request)
+        pool = self.repeat(wants, another, another(None))
+        return Graded(rollouts=pool.rollouts, outcome=pool.outcome, found={})
+
+    def _in_chunks(
+        self, parts: Components, state: TrainState, request: Request
+    ) -> Graded:
+        """A draw in chunks: the host verifies one while the device draws the next."""
+        pending, drawn = [], []
+        with self.timed("rollout"):
+            prefix = self.call(draw.prefill, parts, state, request)
+            for number in range(parts.config.sampling.chunks):
+                args = state, request, prefix, jnp.int32(number)
+                rollouts = self._waited_for(self.call(draw.draw_chunk, parts, *args))
+                drawn.append(rollouts)
+                pending.append(self._grade(parts, request, rollouts))
+        outcome = self._outcome_of(pending)
+        rollouts = self.call(_joined, parts, drawn)
+        return Graded(rollouts=rollouts, outcome=outcome, found={})
+
+    def _graded(
+        self, parts: Components, request: Request, drawn: list[Rollouts]
+    ) -> jax.Array:
+        return self._outcome_of([self._grade(parts, request, x) for x in drawn])
+
+    def _grade(
+        self, parts: Components, request: Request, rollouts: Rollouts
+    ) -> "Future[jax.Array]":
+        """Begin to grade what was drawn."""
+        if not parts.task.on_device:
+            return self._grade_on_host(parts, request, rollouts)
+        done = Future()
+        done.set_result(self.call(grade, parts, request, rollouts))
+        return done
+
+    def _grade_on_host(
+        self, parts: Components, request: Request, rollouts: Rollouts
+    ) -> "Future[jax.Array]":
+        task, clock = parts.task, self.clock
+        prompts, rollouts = jax.device_get((request.prompts, rollouts))
+
+        def graded():
+            start = time.perf_counter()
+            verdicts = reward.on_host(task, prompts, rollouts)
+            clock.graded(time.perf_counter() - start, verdicts.missing)
+            self.reason = verdicts.reason or self.reason
+            return jnp.asarray(verdicts.outcome)
+
+        return self._background.submit(graded)
+
+    def _outcome_of(self, pending: "list[Future[jax.Array]]") -> jax.Array:
+        """`[N]` outcomes, when all of them are known."""
+        with self.timed("verify"):
+            outcomes = [future.result() for future in pending]
+        return jnp.concatenate(outcomes) if len(outcomes) > 1 else outcomes[0]
+
+
+class Abstract(Hosted):
+    """Shapes alone, through the programs of a hosted driver: nothing is computed.
+
+    What cannot be traced fails here, and the traces are kept for the run. Loops are
+    entered once. Functions that read files are called, with zeros.
+    """
+
+    def __init__(self, of: Hosted):
+        """For the programs of this driver."""
+        super().__init__(of._sharding)
+        self._jitted = of._jitted
+
+    def call(self, function: Callable, parts: Components, *args: Any) -> Any:
+        """Shapes and dtypes of what the function gives."""
+        return self.jitted(function).eval_shape(parts, *args)
+
+    def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
+        """The function itself where it reads files."""
+        if not parts.task.in_files:
+            return self.call(function, parts, *args)
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), args)
+        return function(parts, *zeros)
+
+    def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
+        """Shapes and dtypes."""
+        return self._last(function).eval_shape(parts, *args)
+
+    def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
+        """The loop once."""
+        wants(start)
+        body(start)
+        return start
+
+    def _waited_for(self, arrays: Any) -> Any:
+        return arrays
+
+    def _grade_on_host(self, parts, request, rollouts) -> "Future[jax.Array]":
+        del parts, request
+        done = Future()
+        done.set_result(jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32))
+        return done
+
+    def _outcome_of(self, pending: "list[Future[jax.Array]]") -> Any:
+        rows = sum(future.result().shape[0] for future in pending)
+        return jax.ShapeDtypeStruct((rows,), jnp.float32)
+
+
+def _joined(parts: Components, drawn: list[Rollouts]) -> Rollouts:
+    """The rows of all chunks."""
+    del parts
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *drawn)
+
+
+class Clock:
+    """Seconds that the stages of a step take, and what its verifier could not say."""
+
+    def __init__(self):
+        """All zero."""
+        self._seconds: dict[str, float] = {"rollout": 0.0, "verify": 0.0, "update": 0.0}
+        self._grading, self._missing = 0.0, Counter[str]()
+
+    @contextlib.contextmanager
+    def times(self, stage: str) -> Iterator[None]:
+        """Time the stage that runs inside; for verify, how long others wait for it."""
+        start = time.perf_counter()
+        yield
+        self._seconds[stage] += time.perf_counter() - start
+
+    def graded(self, seconds: float, missing: Counter[str]) -> None:
+        """Add a grading on the host, whoever waited for it or not."""
+        self._grading += seconds
+        self._missing += missing
+
+    def row(self, on_device: bool) -> dict[str, Any]:
+        """Metrics of the step by name."""
+        row: dict[str, Any] = {f"time/{k}_s": took for k, took in self._seconds.items()}
+        if on_device:
+            return row
+        hidden = max(self._grading - self._seconds["verify"], 0.0)
+        kinds = {f"verify/{kind}": self._missing[kind] for kind in KINDS}
+        return row | kinds | {"time/verify_hidden_s": hidden}

@@ -1,0 +1,255 @@
+"""From graded completions to new parameters: everything behind the verifier.
+
+    gate -> downsample -> correct -> advantage -> objective -> (methods) -> optimise
+
+No method is named here: methods change credit, batch and metrics through their records.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from curax import memory as memories
+from curax import update
+from curax.arrays import grids, masked, metrics
+from curax.arrays.keys import stage_key
+from curax.config import Config
+from curax.step import stages
+from curax.step.draw import in_turn, policy
+from curax.step.optimise import optimise, settings
+from curax.step.records import (
+    Components,
+    Credit,
+    Groups,
+    Shown,
+    StepRollouts,
+    TrainRows,
+    grid_of,
+    groups,
+)
+from curax.types import Batch, TrainState
+
+
+def learn(
+    parts: Components, state: TrainState, drawn: StepRollouts
+) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
+    """The state after a step; its metrics and what is to be shown of it."""
+    cfg = parts.config
+    seen = groups(grid_of(cfg), drawn.rollouts, drawn.outcome)
+    reward = reward_of(parts, drawn, seen)
+    given = compute_credit(
+        cfg,
+        stage_key(state.seed, state.step, "downsample"),
+        seen.outcome,
+        reward,
+        seen.exists,
+        seen.finished,
+        drawn.known.pass_rate,
+    )
+    rows = rows_to_train(parts, seen, given)
+    trained = drawn
+    for method in parts.methods:
+        if method.credit:
+            args = state, trained, seen, given, rows
+            trained, given = method.credit(parts, *args)
+    batch = batch_of(parts, state, trained, rows, given.credit)
+    for method in parts.methods:
+        if method.batch:
+            batch = method.batch(parts, state, trained, seen, given, rows, batch)
+    params, opt_state, tally = optimise(parts, state, trained.contexts, batch)
+    tally.means.update(group_metrics(parts, drawn, seen, given))
+    tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
+    tally.counts["train/rows"] = metrics.count(rows.used)
+    tally = metrics.join(drawn.tally, tally)
+    own: dict[str, Any] = dict(state.methods)
+    for method in parts.methods:
+        if method.metrics:
+            more = method.metrics(parts, state, drawn, seen)
+            tally = metrics.merge(tally, more)
+        if method.after_update:
+            args = state, params, drawn, seen
+            own[method.name] = method.after_update(parts, *args)
+    taken = drawn.attempts * cfg.sampling.prompts if in_turn(parts) else 0
+    state = dataclasses.replace(
+        state,
+        params=params,
+        opt_state=opt_state,
+        memory=drawn.memory,
+        methods=own,
+        position=state.position + taken,
+        step=state.step + 1,
+    )
+    shown = show(parts, drawn, seen, reward, given)
+    return state, (metrics.finish(tally), shown)
+
+
+def reward_of(parts: Components, drawn: StepRollouts, seen: Groups) -> jax.Array:
+    """`[B, G]` float32 rewards: a method's, or the outcomes, shaped."""
+    for method in parts.methods:
+        if method.reward:
+            return method.reward(parts, drawn.found[method.name], seen)
+    return stages.shaped(parts.config, seen.outcome, seen.length)
+
+
+def compute_credit(
+    config: Config,
+    key: jax.Array,
+    outcome: jax.Array,
+    reward: jax.Array,
+    exists: jax.Array,
+    finished: jax.Array,
+    history: jax.Array,
+) -> Credit:
+    """From outcomes to the coefficient of each completion: the learning signal.
+
+        credit = advantage * correction * weight of the objective   where kept
+
+    With 0/1 outcomes and tokens summed and divided by a constant, the expected gradient
+    is w(p) grad p,
+
+        w(p) = (E[sum of credit over right ones] / p
+                - E[sum of credit over wrong ones] / (1 - p)) / R ,
+
+    where R, the rows trained per prompt, is what the sum over rows is divided by.
+
+    Args:
+        config: names the stages.
+        key: for down-sampling.
+        outcome: `[B, G]` float32 in [0, 1].
+        reward: `[B, G]` float32, outcome and shaping.
+        exists: `[B, G]` bool, drawn and graded.
+        finished: `[B, G]` bool, ended by itself.
+        history: `[B]` float32, pass rates as they were known before the draw.
+
+    Returns:
+        What is kept, and with which credit.
+    """
+    pool = stages.gated(config, outcome, exists, finished)
+    keep = stages.selected(config, key, reward, pool)
+    undo = stages.correction(config, reward, pool, keep)
+    factor = undo * stages.prompt_weight(config, outcome, exists, history)
+    credit = advantage_credit(config, reward, exists, keep, factor)
+    return Credit(keep=keep, credit=credit, factor=factor)
+
+
+def advantage_credit(
+    config: Config,
+    reward: jax.Array,
+    exists: jax.Array,
+    keep: jax.Array,
+    factor: jax.Array,
+) -> jax.Array:
+    """`[B, G]` float32: the advantage of what is kept, times the factor."""
+    sees = exists if config.pool_statistics else keep
+    advantage = stages.advantages(config, reward, sees)
+    return jnp.where(keep, advantage * factor, 0.0)
+
+
+def rows_to_train(parts: Components, seen: Groups, given: Credit) -> TrainRows:
+    """The M rows of what is kept, in grid order."""
+    place, used = grids.compact(given.keep, rows=parts.train_rows)
+    row = jnp.minimum(seen.row.reshape(-1)[place], parts.rows - 1)
+    return TrainRows(place=place, row=row, used=used)
+
+
+def batch_of(
+    parts: Components,
+    state: TrainState,
+    drawn: StepRollouts,
+    rows: TrainRows,
+    credit: jax.Array,
+) -> Batch:
+    """The M rows to train on, with the log-probs that ratios and penalties refer to.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step: its policy is old, its reference the reference.
+        drawn: of the step.
+        rows: which of them train.
+        credit: `[B, G]` float32, the same for all tokens of a completion.
+    """
+    cfg, rollouts = parts.config, drawn.rollouts
+    tokens, context = rollouts.tokens[rows.row], rollouts.context[rows.row]
+    mask = rollouts.mask[rows.row] & rows.used[:, None]
+    each = jnp.where(rows.used, credit.reshape(-1)[rows.place], 0.0)
+
+    def logprobs(params):
+        model = policy(parts, state)
+        return update.logprobs(
+            model, params, drawn.contexts, tokens, mask, context, settings(cfg)
+        )
+
+    several = cfg.update.epochs * cfg.update.minibatches > 1
+    return Batch(
+        tokens=tokens,
+        mask=mask,
+        context=context,
+        credit=jnp.broadcast_to(each[:, None], mask.shape),
+        multiplier=jnp.ones(mask.shape, jnp.float32),  # until an update modulates
+        logp_behaviour=rollouts.logp_behaviour[rows.row],
+        logp_policy=rollouts.logp_policy[rows.row],
+        logp_old=logprobs(state.params) if several else None,
+        logp_ref=logprobs(state.reference) if cfg.kl else None,
+    )
+
+
+def group_metrics(
+    parts: Components, drawn: StepRollouts, seen: Groups, given: Credit
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Metrics of what was drawn and decided per prompt.
+
+    They are what `xray` predicts: the sums of credit are C+ and C- of the law.
+    """
+    prior = parts.config.memory.prior
+    known = memories.difficulty(drawn.memory, drawn.prompts.id, prior=prior).pass_rate
+    each = jnp.ones_like(known, bool)
+    per_prompt = parts.train_rows / parts.config.sampling.prompts
+    right = seen.outcome > 0.5
+    count = jnp.sum(seen.row < parts.rows, -1)
+    means = {
+        "memory/pass_rate": metrics.mean(known, each),
+        "group/draws": metrics.mean(count, each),
+        "group/signal_fraction": metrics.mean(jnp.any(given.credit != 0, -1), each),
+        "group/pass_rate": metrics.mean(masked.mean(seen.outcome, seen.exists), each),
+        "credit/right_sum": metrics.mean(
+            masked.total(given.credit, right) / per_prompt, each
+        ),
+        "credit/wrong_sum": metrics.mean(
+            masked.total(given.credit, ~right) / per_prompt, each
+        ),
+    }
+    if parts.config.stop:
+        met = stages.met(parts.config, seen.outcome, seen.exists)
+        means["stop/met_fraction"] = metrics.mean(met, each)
+    return means
+
+
+def show(
+    parts: Components,
+    drawn: StepRollouts,
+    seen: Groups,
+    reward: jax.Array,
+    given: Credit,
+) -> Shown:
+    """The first `logging.rollout_prompts` prompts with what became of them."""
+    rollouts, reference = drawn.rollouts, None
+    for method in parts.methods:
+        if method.shown:
+            reference = method.shown(drawn.found[method.name], seen)
+    every = Shown(
+        prompts=drawn.prompts,
+        tokens=grids.grid(rollouts.tokens, seen.row, fill=parts.task.pad),
+        mask=grids.grid(rollouts.mask, seen.row, fill=False),
+        outcome=jnp.where(seen.exists, seen.outcome, jnp.nan),
+        reward=reward,
+        credit=given.credit,
+        keep=given.keep,
+        exists=seen.row < parts.rows,
+        level=drawn.level,
+        contexts=drawn.contexts,
+        reference=reference,
+    )
+    few = parts.config.logging.rollout_prompts
+    return jax.tree.map(lambda leaf: leaf[:few], every)

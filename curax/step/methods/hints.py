@@ -1,0 +1,477 @@
+"""Hints: groups that collapsed are drawn again with a hint, until one opens. SAGE.
+
+    collapsed -> make hints -> ask -> (draw, grade) -> take -> ask -> ...
+
+Only prompts that still have no signal are drawn, and a group is replaced as a whole:
+all its completions share one context. Nothing of it stays for the next visit, unless a
+controller sets the level of hints between visits.
+
+References:
+    SAGE, arXiv:2602.03143, algorithm 1; SAGE-light, equation 12.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from curax import hint, update
+from curax.arrays import grids, masked, metrics
+from curax.arrays.metrics import Tally
+from curax.config import Config
+from curax.step import draw, stages
+from curax.step.methods import hint_sources
+from curax.step.methods.hint_sources import zero_tally
+from curax.step.optimise import settings
+from curax.step.records import (
+    Components,
+    Credit,
+    Driver,
+    Graded,
+    Groups,
+    Method,
+    Request,
+    StepRollouts,
+    TrainRows,
+    grid_of,
+    groups,
+)
+from curax.types import Contexts, HintMemory, Hints, Prompts, Task, TrainState
+
+NAME = "hints"
+
+
+def needs(config: Config, task: Task) -> Iterator[str]:
+    """A task that gives hints, and one that can be asked for them."""
+    assert config.hint
+    if task.hinting is None:
+        yield (
+            "hint needs a task that can give hints and this one cannot; set hint "
+            "to None, or the task's option for hints."
+        )
+    elif config.hint.writing and task.hinting.ask is None:
+        yield (
+            "hint.writing asks the policy for hints, and this task does not know "
+            "how; set hint.writing to None and choose another hint.source."
+        )
+
+
+def init(parts: Components, params: Any) -> HintMemory:
+    """The memory of hints when no prompt was ever hinted."""
+    del params
+    count = parts.task.num_prompts
+    return HintMemory(level=jnp.zeros(count, jnp.int32), hinted=jnp.zeros(count, bool))
+
+
+def limit(wanted: jax.Array, most: float | jax.Array) -> jax.Array:
+    """`[B]` bool, the first of those wanted, as many as the share `most` allows."""
+    rank = jnp.cumsum(wanted, dtype=jnp.float32)
+    return wanted & (rank <= jnp.floor(most * wanted.shape[0] + 1e-4))
+
+
+# ----- a level that is set between visits
+
+
+def before_draw(
+    drive: Driver, parts: Components, state: TrainState, request: Request
+) -> Request:
+    """The request in contexts with hints of the level that a controller has set."""
+    assert parts.config.hint
+    if not parts.config.hint.controller:
+        return request
+    level = drive.call(planned_level, parts, state, request.prompts)
+    hints, cost = hint_sources.make(drive, parts, state, request.prompts, level > 0)
+    return drive.call(with_hints, parts, request, hints, level, cost)
+
+
+def planned_level(parts: Components, state: TrainState, prompts: Prompts) -> jax.Array:
+    """`[B]` int32, the level that a controller has set; 0 beyond the most allowed."""
+    assert parts.config.hint
+    level = state.methods[NAME].level[prompts.id]
+    return jnp.where(limit(level > 0, parts.config.hint.most), level, 0)
+
+
+def with_hints(
+    parts: Components, request: Request, hints: Hints, level: jax.Array, cost: Tally
+) -> Request:
+    """The request in contexts with hints of these levels; what making them cost."""
+    del parts
+    asked = at_level(request.prompts, hints, level)
+    if request.explored:
+        cost = metrics.merge(request.explored, cost)
+    return dataclasses.replace(
+        request, contexts=asked.contexts, level=asked.level, explored=cost
+    )
+
+
+# ----- levels tried one after the other within a visit
+
+
+@flax.struct.dataclass(kw_only=True)
+class HintedContexts:
+    """Prompts with hints, and which of them are to be drawn."""
+
+    contexts: Contexts
+    level: jax.Array  # [B] int32, of the hint; 0: there is none
+    wanted: jax.Array  # [B] bool, False: nothing is drawn
+
+
+@flax.struct.dataclass(kw_only=True)
+class Search:
+    """The state of the search for hints that open groups."""
+
+    drawn: StepRollouts  # groups as they stand
+    open: jax.Array  # [B] bool, still without a signal
+    tried: jax.Array  # [] int32, levels tried so far
+    hints: Hints
+
+
+def after_draw(
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
+) -> StepRollouts:
+    """Groups that collapsed, drawn again with hints level by level."""
+    assert parts.config.hint
+    drawn = drive.call(begin_metrics, parts, state, drawn)
+    if parts.config.hint.controller:
+        return drawn
+    wanted = drive.call(collapsed_groups, parts, drawn)
+    made = hint_sources.make(drive, parts, state, drawn.prompts, wanted)
+    start = drive.call(begin, parts, drawn, wanted, made)
+
+    def again(search: Search) -> Search:
+        request = drive.call(ask, parts, state, search)
+        request = drive.call(draw.allocated, parts, request)
+        graded = drive.draw_and_grade(parts, state, request)
+        return drive.call(take, parts, search, request, graded)
+
+    wants = partial(drive.call, wants_level, parts)
+    return drive.repeat(wants, again, start).drawn
+
+
+def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
+    """`[B]` bool: groups that collapsed; the first of them, if they are too many."""
+    how = parts.config.hint
+    assert how
+    seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
+    collapsed = stages.called(
+        "hint.trigger",
+        how.trigger,
+        seen.outcome,
+        seen.exists,
+        shape=seen.exists.shape[:-1],
+        kind="bool",
+    )
+    return limit(collapsed, how.most)
+
+
+def begin(
+    parts: Components,
+    drawn: StepRollouts,
+    wanted: jax.Array,
+    made: tuple[Hints, Tally],
+) -> Search:
+    """The search before its first level.
+
+    Args:
+        parts: of the run.
+        drawn: without hints.
+        wanted: `[B]` bool, `collapsed_groups`.
+        made: hints of all levels, and what making them cost.
+    """
+    del parts
+    hints, cost = made
+    drawn = dataclasses.replace(drawn, tally=metrics.merge(drawn.tally, cost))
+    return Search(drawn=drawn, open=wanted, tried=jnp.int32(0), hints=hints)
+
+
+def wants_level(parts: Components, search: Search) -> jax.Array:
+    """`[]` bool: a group is without a signal and has a hint that was not tried."""
+    assert parts.config.hint
+    level = jnp.arange(parts.config.hint.levels, dtype=jnp.int32)
+    some = jnp.any(search.hints.mask, -1) & (level >= search.tried)[None]
+    return jnp.any(search.open[:, None] & some)
+
+
+def ask(parts: Components, state: TrainState, search: Search) -> Request:
+    """The request for prompts without a signal, with hints of the next level."""
+    drawn, number = search.drawn, search.tried + 1
+    asked = at_level(drawn.prompts, search.hints, number)
+    return Request(
+        prompts=drawn.prompts,
+        contexts=asked.contexts,
+        level=asked.level,
+        wanted=search.open & (asked.level > 0),
+        known=drawn.known,
+        counts=None,
+        memory=drawn.memory,
+        key=draw.draw_key(state, number),
+        rows=parts.rows,
+    )
+
+
+def at_level(prompts: Prompts, hints: Hints, level: jax.Array) -> HintedContexts:
+    """Prompts with hints of a level, each its own; where there is none, without.
+
+    Args:
+        prompts: B of them.
+        hints: theirs.
+        level: `[]` or `[B]` int32; 0: no hint.
+    """
+    level = jnp.broadcast_to(level, hints.mask.shape[:1])
+    place = jnp.maximum(level - 1, 0)[:, None, None]
+    tokens, mask = (
+        jnp.take_along_axis(x, place, 1)[:, 0] for x in (hints.tokens, hints.mask)
+    )
+    mask = mask & (level > 0)[:, None]
+    there = jnp.any(mask, -1)
+    return HintedContexts(
+        contexts=hint.joined(prompts, tokens, mask),
+        level=jnp.where(there, level, 0),
+        wanted=jnp.ones_like(there),
+    )
+
+
+def take(parts: Components, search: Search, request: Request, graded: Graded) -> Search:
+    """The search with what was drawn at a level: groups are replaced whole, by place.
+
+    Args:
+        parts: of the run.
+        search: before.
+        request: `ask`.
+        graded: what came of it.
+    """
+    how, shape = parts.config.hint, grid_of(parts.config)
+    assert how
+    rollouts, outcome = graded.rollouts, graded.outcome
+    old = search.drawn
+    before = groups(shape, old.rollouts, old.outcome)
+    seen = groups(shape, rollouts, outcome)
+    mine = request.wanted
+    swap = mine & hint.replaces(
+        seen.outcome, seen.exists, before.outcome, before.exists
+    )
+    opens = mine & hint.settled(
+        seen.outcome, seen.exists, trigger=how.trigger, gate=how.gate
+    )
+
+    # A prompt that stopped early left places free, which are its own.
+    place = old.rollouts
+    free = place.exists if parts.config.stop is None else jnp.ones_like(place.exists)
+    row = seen.row[place.prompt, place.slot]  # [N], the new row for each old one
+    there = swap[place.prompt] & free
+    source = jnp.minimum(row, parts.rows - 1)
+
+    def pick(new, old):
+        where = there.reshape(-1, *(1,) * (old.ndim - 1))
+        return jnp.where(where, new[source], old)
+
+    picked = jax.tree.map(pick, rollouts, place)
+    picked = dataclasses.replace(
+        picked,
+        prompt=place.prompt,
+        slot=place.slot,
+        context=place.context,
+        exists=jnp.where(there, row < parts.rows, place.exists),
+    )
+    missing = rollouts.exists & jnp.isnan(outcome)
+    counts = {
+        "rollout/drawn": metrics.count(rollouts.exists),
+        "rollout/tokens": metrics.count(rollouts.mask),
+        "outcome/missing": metrics.count(missing),
+    }
+    tally = level_metrics(parts, request.level, mine, opens, seen)
+    tally = dataclasses.replace(tally, counts=tally.counts | counts)
+    drawn = dataclasses.replace(
+        old,
+        contexts=jax.tree.map(
+            lambda new, old: jnp.where(swap[:, None], new, old),
+            request.contexts,
+            old.contexts,
+        ),
+        rollouts=picked,
+        outcome=pick(outcome, old.outcome),
+        level=jnp.where(swap, request.level, old.level),
+        tally=metrics.merge(old.tally, tally),
+    )
+    return dataclasses.replace(
+        search, drawn=drawn, open=search.open & ~opens, tried=search.tried + 1
+    )
+
+
+# ----- credit of what trains without the hint it was drawn with
+
+
+def credit(
+    parts: Components,
+    state: TrainState,
+    drawn: StepRollouts,
+    seen: Groups,
+    given: Credit,
+    rows: TrainRows,
+) -> tuple[StepRollouts, Credit]:
+    """What trains without the hints it was drawn with, and the credit that undoes that.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        drawn: of the step.
+        seen: the same on the grid.
+        given: credit as if nothing had been hinted.
+        rows: which completions train.
+
+    Returns:
+        Drawn, in contexts without hints, with log-probs taken there; the credit. Both
+        as they are where `hint.credit` is None.
+    """
+    how = parts.config.hint
+    assert how
+    if how.credit is None:
+        return drawn, given
+    rollouts, contexts = drawn.rollouts, hint.none(drawn.prompts)
+    mask = rollouts.mask[rows.row] & rows.used[:, None]
+    logp = update.logprobs(
+        draw.policy(parts, state),
+        state.params,
+        contexts,
+        rollouts.tokens[rows.row],
+        mask,
+        rollouts.context[rows.row],
+        settings(parts.config),
+    )
+    hinted = drawn.level > 0
+    ratio = masked.total(logp - rollouts.logp_behaviour[rows.row], mask)
+    ratio = (
+        jnp.zeros(parts.rows, jnp.float32)
+        .at[rows.row]
+        .add(jnp.where(rows.used, ratio, 0.0))
+    )
+    undone = stages.called(
+        "hint.credit",
+        how.credit,
+        given.credit,
+        seen.outcome,
+        given.keep,
+        grids.grid(ratio, seen.row, fill=0.0),
+        hinted,
+        shape=given.credit.shape,
+        kind="float",
+    )
+    other = rows.used & hinted[rollouts.prompt[rows.row]]
+    where = jnp.where(other, rows.row, parts.rows)  # out: dropped
+
+    def put(old):
+        return old.at[where].set(logp, mode="drop")
+
+    rollouts = dataclasses.replace(
+        rollouts,
+        logp_policy=put(rollouts.logp_policy),
+        logp_behaviour=put(rollouts.logp_behaviour),
+    )
+    drawn = dataclasses.replace(drawn, contexts=contexts, rollouts=rollouts)
+    return drawn, dataclasses.replace(given, credit=undone)
+
+
+# ----- what is remembered
+
+
+def after_update(
+    parts: Components,
+    state: TrainState,
+    params: Any,
+    drawn: StepRollouts,
+    seen: Groups,
+) -> HintMemory:
+    """The memory of hints after a step.
+
+    A prompt that was not drawn at the level planned for it keeps that level.
+    """
+    del params
+    how, memory = parts.config.hint, state.methods[NAME]
+    assert how
+    who, level = drawn.prompts.id, memory.level
+    if how.controller:
+        rate = masked.mean(seen.outcome, seen.exists)
+        rate = jnp.where(jnp.any(seen.exists, -1), rate, jnp.nan)
+        planned = level[who]
+        then = stages.called(
+            "hint.controller",
+            how.controller,
+            planned,
+            rate,
+            shape=planned.shape,
+            kind="integer",
+            levels=how.levels,
+        )
+        level = level.at[who].set(jnp.where(drawn.level == planned, then, planned))
+    return HintMemory(level=level, hinted=memory.hinted.at[who].max(drawn.level > 0))
+
+
+# ----- metrics
+
+
+def begin_metrics(
+    parts: Components, state: TrainState, drawn: StepRollouts
+) -> StepRollouts:
+    """What was drawn first, with the metrics of hints begun.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        drawn: of the first draw, with hints where a controller has set their level.
+    """
+    how = parts.config.hint
+    assert how
+    seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
+    plain = drawn.level == 0
+    opens = hint.settled(seen.outcome, seen.exists, trigger=how.trigger, gate=how.gate)
+    before = plain & state.methods[NAME].hinted[drawn.prompts.id]
+    tally = level_metrics(parts, drawn.level, ~plain, opens, seen)
+    for name, which in (("plain", plain), ("transfer", before)):
+        rate = metrics.mean(seen.outcome, seen.exists & which[:, None])
+        tally.means[f"hint/{name}_pass_rate"] = rate
+    return dataclasses.replace(drawn, tally=metrics.merge(drawn.tally, tally))
+
+
+def level_metrics(
+    parts: Components,
+    level: jax.Array,
+    asked: jax.Array,
+    opens: jax.Array,
+    seen: Groups,
+) -> Tally:
+    """Of prompts at their levels: how many were asked, and how many opened."""
+    assert parts.config.hint
+    tally = zero_tally(parts.config.hint.levels)
+    rate = metrics.mean(seen.outcome, seen.exists & asked[:, None])
+    tally.means["hint/pass_rate"] = rate
+    for k in range(1, parts.config.hint.levels + 1):
+        mine = asked & (level == k)
+        tally.counts[f"hint/asked_{k}"] = metrics.count(mine)
+        tally.counts[f"hint/opened_{k}"] = metrics.count(mine & opens)
+    return tally
+
+
+def metrics_of(
+    parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
+) -> Tally:
+    """The share of prompts that trained with a hint."""
+    del parts, state, seen
+    hinted = drawn.level > 0
+    share = metrics.mean(hinted, jnp.ones_like(hinted))
+    return Tally(means={"hint/hinted_fraction": share}, counts={})
+
+
+METHOD = Method(
+    name=NAME,
+    needs=needs,
+    init=init,
+    before_draw=before_draw,
+    after_draw=after_draw,
+    credit=credit,
+    after_update=after_update,
+    metrics=metrics_of,
+)

@@ -1,0 +1,84 @@
+"""Pilots: completions that tell how hard the prompts of a step are, and do not train.
+
+References:
+    GVM-RAFT, arXiv:2505.02391, stage 1 of algorithm 1.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from curax.arrays import grids, masked, metrics
+from curax.arrays.keys import stage_key
+from curax.step import draw, stages
+from curax.step.records import Components, Driver, Graded, Method, Request, groups
+from curax.types import Difficulty, TrainState
+
+
+def before_draw(
+    drive: Driver, parts: Components, state: TrainState, request: Request
+) -> Request:
+    """The request with what pilots of its prompts say."""
+    pilots = drive.call(ask, parts, state, request)
+    graded = drive.draw_and_grade(parts, state, pilots)
+    return drive.call(explored, parts, state, request, graded)
+
+
+def ask(parts: Components, state: TrainState, request: Request) -> Request:
+    """`pilot.draws` completions of each prompt."""
+    assert parts.config.pilot
+    count, draws = parts.config.sampling.prompts, parts.config.pilot.draws
+    return dataclasses.replace(
+        request,
+        counts=jnp.full(count, draws, jnp.int32),
+        key=stage_key(state.seed, state.step, "pilot"),
+        rows=draws * count,
+        whole=True,
+    )
+
+
+def explored(
+    parts: Components, state: TrainState, request: Request, graded: Graded
+) -> Request:
+    """The request with pass rates of its pilots as they are, without a prior.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        request: before its prompts were explored.
+        graded: the pilots.
+    """
+    cfg, rollouts, outcome = parts.config, graded.rollouts, graded.outcome
+    assert cfg.pilot
+    shape = (cfg.sampling.prompts, cfg.pilot.draws)
+    seen = groups(shape, rollouts, outcome)
+    norm = jnp.ones_like(outcome)
+    if cfg.pilot.norm:
+        how = cfg.sampling.temperature
+        model = draw.policy(parts, state)
+        given = model, state.params, request.contexts, rollouts, how
+        norm = stages.pilot_norms(cfg, *given, rows=outcome.shape[0])
+    norm = grids.grid(norm, seen.row, fill=0.0)
+    of = seen.exists & (seen.outcome > 0.5) if cfg.pilot.accepted else seen.exists
+    typical = masked.mean(norm, of)
+    if cfg.pilot.root_mean_square:
+        typical = jnp.sqrt(masked.mean(norm**2, of))
+    draws = masked.total(seen.exists, seen.exists)
+    solved = masked.total(seen.outcome, seen.exists)
+    missing = rollouts.exists & jnp.isnan(outcome)
+    return dataclasses.replace(
+        request,
+        known=Difficulty(
+            draws=draws,
+            solved=solved,
+            pass_rate=solved / jnp.maximum(draws, 1.0),
+            norm=typical,
+            tokens=masked.mean(seen.length, seen.exists),
+        ),
+        memory=draw.observe(parts, request.memory, request.prompts, seen),
+        explored=metrics.of_pilots(rollouts, missing=missing),
+        visited=True,
+    )
+
+
+METHOD = Method(name="pilots", before_draw=before_draw)

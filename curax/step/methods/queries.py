@@ -1,0 +1,234 @@
+"""Choosing prompts: candidates are looked at before they are trained on.
+
+Every `reflection.queries.every` steps some completions of each candidate are drawn and
+scored; a rule keeps the prompts that have something to teach.
+
+References:
+    Xu et al. 2025, "Direct Reasoning Optimization", arXiv:2506.13351, data filtering.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from curax import data, reflect
+from curax.arrays import grids, metrics
+from curax.arrays.keys import stage_key
+from curax.arrays.metrics import Tally
+from curax.config import Queries
+from curax.step import stages
+from curax.step.draw import ask, draw, prompts_of
+from curax.step.methods import references
+from curax.step.methods.references import References
+from curax.step.records import Components, Driver, Groups, Method, StepRollouts
+from curax.types import Chosen, Prompts, TrainState
+
+NAME = "queries"
+Looks = tuple[jax.Array, ...]  # [F / B, B] float32 each
+
+
+def rule(parts: Components) -> Queries:
+    """How prompts are chosen."""
+    assert parts.config.reflection
+    assert parts.config.reflection.queries
+    return parts.config.reflection.queries
+
+
+def init(parts: Components, params: Any) -> Chosen:
+    """No candidate was looked at yet."""
+    del params
+    count = rule(parts).every * parts.config.sampling.prompts
+    return Chosen(
+        ids=jnp.full(count, -1, jnp.int32),
+        level=jnp.float32(jnp.nan),
+        kept=jnp.float32(jnp.nan),
+        tokens=jnp.float32(0),
+    )
+
+
+def prompt_ids(parts: Components, state: TrainState) -> jax.Array:
+    """`[B]` int32, the next of those chosen."""
+    count, ids = parts.config.sampling.prompts, state.methods[NAME].ids
+    start = (state.step * count) % ids.shape[0]
+    return jax.lax.dynamic_slice_in_dim(ids, start, count)
+
+
+def before_step(drive: Driver, parts: Components, state: TrainState) -> TrainState:
+    """The state with prompts chosen anew, where that is due."""
+
+    def due(carry: tuple[jax.Array, Chosen, jax.Array]) -> jax.Array:
+        return carry[0]
+
+    def choose(
+        carry: tuple[jax.Array, Chosen, jax.Array],
+    ) -> tuple[jax.Array, Chosen, jax.Array]:
+        del carry
+        ids = drive.call(candidates, parts, state)
+        found = looks(drive, parts, state, ids)
+        new, position = drive.call(chosen, parts, state, ids, found)
+        return jnp.bool_(False), new, position
+
+    # A branch would be taken in every step once runs are mapped over seeds.
+    start = drive.call(is_due, parts, state), state.methods[NAME], state.position
+    _, now, position = drive.repeat(due, choose, start)
+    methods = {**state.methods, NAME: now}
+    return dataclasses.replace(state, methods=methods, position=position)
+
+
+def is_due(parts: Components, state: TrainState) -> jax.Array:
+    """`[]` bool: prompts are to be chosen anew before this step."""
+    return state.step % rule(parts).every == 0
+
+
+def candidates(parts: Components, state: TrainState) -> jax.Array:
+    """`[F / B, B]` int32: ids of the next candidates."""
+    how, count = rule(parts), parts.config.sampling.prompts
+    ids = data.prompt_ids(
+        state.seed,
+        state.position,
+        count=how.candidates * how.every * count,
+        num_prompts=parts.task.num_prompts,
+    )
+    return ids.reshape(-1, count)
+
+
+def looks(drive: Driver, parts: Components, state: TrainState, ids: jax.Array) -> Looks:
+    """How hard and how flat all candidates are, B of them at a time.
+
+    Returns:
+        `[F / B, B]` float32 each, as `look` gives them.
+    """
+    blocks = ids.shape[0]
+
+    def more(carry: tuple[jax.Array, Looks]) -> jax.Array:
+        return carry[0] < blocks
+
+    def next_block(carry: tuple[jax.Array, Looks]) -> tuple[jax.Array, Looks]:
+        number, found = carry
+        some = drive.call(block, parts, ids, number)
+        prompts = drive.call_task(prompts_of, parts, some)
+        reference = drive.call_task(references.references_of, parts, prompts)
+        with drive.timed("rollout"):
+            new = drive.call(look, parts, state, prompts, reference, number)
+        return number + 1, drive.call(put, parts, found, new, number)
+
+    empty = tuple(jnp.zeros(ids.shape, jnp.float32) for _ in range(4))
+    return drive.repeat(more, next_block, (jnp.int32(0), empty))[1]
+
+
+def block(parts: Components, ids: jax.Array, number: jax.Array) -> jax.Array:
+    """`[B]` int32, one row of the candidates."""
+    del parts
+    return ids[number]
+
+
+def put(parts: Components, found: Looks, new: Looks, number: jax.Array) -> Looks:
+    """The looks with those of another row."""
+    del parts
+    return tuple(x.at[number].set(y) for x, y in zip(found, new, strict=True))
+
+
+def look(
+    parts: Components,
+    state: TrainState,
+    prompts: Prompts,
+    reference: References,
+    number: jax.Array,
+) -> Looks:
+    """How hard and how flat some candidates are.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        prompts: B candidates.
+        reference: `[B, Y]` tokens and mask, their answers.
+        number: `[]` int32, which B of the candidates these are.
+
+    Returns:
+        `[B]` float32 each: the worst ranks of the reference after the best thought; the
+        largest spread of a token, nats; how likely noise alone makes one as large; the
+        tokens drawn to find that out.
+    """
+    how, count = rule(parts), prompts.tokens.shape[0]
+    key = jax.random.fold_in(stage_key(state.seed, state.step, "queries"), number)
+    request = dataclasses.replace(
+        ask(parts, state, state.memory, prompts, number),
+        counts=jnp.full(count, how.draws, jnp.int32),
+        key=key,
+        rows=how.draws * count,
+        whole=True,
+    )
+    rollouts = draw(parts, state, request)
+    thought = references.thoughts(rollouts, parts.task.delimiter)
+    wanted, mask = reference
+    own = wanted[rollouts.prompt], mask[rollouts.prompt]
+    given = rollouts.tokens, thought.length, own
+    index = grids.index(rollouts, (count, how.draws))
+
+    def read(*, ranks):
+        args = parts, state, request.contexts, rollouts.context, *given
+        return grids.grid(references.logprobs(*args, ranks=ranks), index, fill=0)
+
+    logp, rank = read(ranks=False), read(ranks=True)
+    exists = grids.grid(rollouts.exists & thought.found, index, fill=False)
+    exists = reflect.scored(logp, exists, mask)
+    assert parts.config.reflection
+    clip = {"clip_nats": parts.config.reflection.clip_nats}
+    length = jnp.sum(rollouts.mask, -1, dtype=jnp.float32)
+    return (
+        reflect.worst_rank(rank, exists, mask),
+        reflect.flatness(logp, exists, mask, **clip),
+        reflect.null_chance(logp, exists, mask, **clip),
+        jnp.sum(grids.grid(length, index, fill=0.0), -1),
+    )
+
+
+def chosen(
+    parts: Components, state: TrainState, ids: jax.Array, found: Looks
+) -> tuple[Chosen, jax.Array]:
+    """The prompts of the next steps; the position behind the candidates.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        ids: `[F / B, B]` int32, `candidates`.
+        found: `[F / B, B]` float32 each, `looks`.
+    """
+    before, every = state.methods[NAME], ids.reshape(-1)
+    *looked, tokens = (x.reshape(-1) for x in found)
+    keep, level = stages.select_prompts(parts.config, looked, before.level)
+    count = before.ids.shape[0]
+    ids = reflect.chosen(
+        keep,
+        before.ids,
+        every,
+        count=count,
+        carried=int(rule(parts).carried * count + 0.5),
+    )
+    kept = jnp.mean(keep, dtype=jnp.float32)
+    new = Chosen(ids=ids, level=level, kept=kept, tokens=jnp.sum(tokens))
+    return new, state.position + every.shape[0]
+
+
+def metrics_of(
+    parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
+) -> Tally:
+    """The share of candidates that stayed, and the tokens drawn to look at them."""
+    del drawn, seen
+    now: Chosen = state.methods[NAME]
+    paid = jnp.where(is_due(parts, state), now.tokens, 0.0)
+    return Tally(
+        means={"query/kept_fraction": metrics.one(now.kept)},
+        counts={"query/tokens": paid, "rollout/tokens": paid},
+    )
+
+
+METHOD = Method(
+    name=NAME,
+    init=init,
+    before_step=before_step,
+    prompt_ids=prompt_ids,
+    metrics=metrics_of,
+)

@@ -1,0 +1,372 @@
+"""R3: completions rewarded by how likely their thought makes the reference answer.
+
+The scorer runs over context, thought and reference with the same model as sampler and
+trainer; the answer of the policy itself is discarded.
+
+References:
+    Xu et al. 2025, "Direct Reasoning Optimization", arXiv:2506.13351.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from curax import reflect, update
+from curax.arrays import grids, masked, metrics
+from curax.arrays.metrics import Tally
+from curax.config import Config
+from curax.rollout import extend, prefill
+from curax.step import stages
+from curax.step.draw import policy
+from curax.step.learn import advantage_credit
+from curax.step.optimise import settings
+from curax.step.records import (
+    Components,
+    Credit,
+    Driver,
+    Groups,
+    Method,
+    Request,
+    StepRollouts,
+    TrainRows,
+    grid_of,
+)
+from curax.types import (
+    Batch,
+    Contexts,
+    Imitated,
+    Prompts,
+    Rollouts,
+    Task,
+    TrainState,
+)
+
+NAME = "references"
+References = tuple[jax.Array, jax.Array]  # [B, Y] int32 tokens and bool mask
+
+
+def needs(config: Config, task: Task) -> Iterator[str]:
+    """A task with reference answers behind a delimiter."""
+    del config
+    if task.reference is None or not task.delimiter:
+        yield (
+            "reflection needs reference answers, and a delimiter that ends the "
+            "thought, and this task has none; set reflection to None or choose another "
+            "task."
+        )
+
+
+# ----- who scores
+
+
+def init(parts: Components, params: Any) -> Any:
+    """A copy of the policy that scores references; None where it does so itself."""
+    assert parts.config.reflection
+    if parts.config.reflection.scorer_every == 1:
+        return None
+    return jax.tree.map(jnp.copy, params)
+
+
+def after_update(
+    parts: Components,
+    state: TrainState,
+    params: Any,
+    drawn: StepRollouts,
+    seen: Groups,
+) -> Any:
+    """Who scores references in the next step; None: the policy."""
+    del drawn, seen
+    scorer = state.methods[NAME]
+    assert parts.config.reflection
+    every = parts.config.reflection.scorer_every
+    if scorer is None or every == 0:
+        return scorer
+    due = (state.step + 1) % every == 0
+    return jax.tree.map(lambda old, new: jnp.where(due, new, old), scorer, params)
+
+
+# ----- log-probs of references
+
+
+@flax.struct.dataclass(kw_only=True)
+class Thoughts:
+    """Where the thinking part of completions ends."""
+
+    length: jax.Array  # [N] int32 tokens, the delimiter included
+    found: jax.Array  # [N] bool, False: there is no delimiter
+
+
+def thoughts(rollouts: Rollouts, delimiter: tuple[int, ...]) -> Thoughts:
+    """The thinking parts of completions: up to the first delimiter."""
+    tokens, mask = rollouts.tokens, rollouts.mask
+    width, size = tokens.shape[-1], len(delimiter)
+    here = jnp.ones((tokens.shape[0], width), bool)
+    for k, token in enumerate(delimiter):
+        fits = jnp.pad((tokens == token) & mask, ((0, 0), (0, size)))
+        here = here & fits[:, k : k + width]
+    found = jnp.any(here, -1)
+    length = jnp.argmax(here, -1).astype(jnp.int32) + size
+    return Thoughts(length=jnp.where(found, length, 0), found=found)
+
+
+def references_of(parts: Components, prompts: Prompts) -> References:
+    """The reference answers of prompts."""
+    assert parts.task.reference
+    return parts.task.reference(prompts)
+
+
+def logprobs(
+    parts: Components,
+    state: TrainState,
+    contexts: Contexts,
+    context: jax.Array,
+    tokens: jax.Array,
+    length: jax.Array,
+    reference: References,
+    *,
+    ranks: bool = False,
+) -> jax.Array:
+    """Log-probs of references behind thoughts, under the scorer, at temperature 1.
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        contexts: `[C, P]`.
+        context: `[N]` int32 in [0, C).
+        tokens: `[N, T]` int32, completions.
+        length: `[N]` int32, of their thoughts.
+        reference: `[N, Y]` tokens and mask.
+        ranks: ranks in the vocabulary instead, 1 the likeliest.
+
+    Returns:
+        `[N, Y]` float32 nats, or ranks; anything finite off the mask.
+    """
+    tokens, mask, columns = grids.behind(tokens, length, *reference)
+    how = settings(parts.config)
+    most = how.micro_batches
+    count = next(k for k in range(most, 0, -1) if tokens.shape[0] % k == 0)
+    how = dataclasses.replace(how, temperature=1.0, micro_batches=count)
+    scorer = state.methods[NAME]
+    params = state.params if scorer is None else scorer
+    model = policy(parts, state)
+    if not ranks:
+        args = model, params, contexts, tokens, mask, context, how
+        return jnp.take_along_axis(update.logprobs(*args), columns, -1)
+    prefix = prefill(model, params, contexts)
+
+    def read(rows):
+        tokens, context = rows
+        seen = contexts.mask[context]
+        features = extend(model, params, prefix.take(context), seen, tokens)
+        head, chunk = model.head(params), how.vocab_chunk
+        return (), masked.rank(features, head, tokens, chunk=chunk)
+
+    rank = update.over_parts(read, (tokens, context), mask, how)[1]
+    return jnp.take_along_axis(rank, columns, -1)
+
+
+# ----- rewards
+
+
+@flax.struct.dataclass(kw_only=True)
+class Scored:
+    """Rewards by how likely completions make the reference answer."""
+
+    reward: jax.Array  # [N] float32, nats per token, all in all
+    rest: jax.Array  # [N] float32, of that what the answer itself earned
+    thought: jax.Array  # [N] int32, tokens up to the end of the delimiter
+    certainty: reflect.Certainty  # [B, G]
+    reference: jax.Array  # [B, Y] int32
+    reference_mask: jax.Array  # [B, Y] bool
+
+
+def grade(
+    drive: Driver,
+    parts: Components,
+    state: TrainState,
+    request: Request,
+    rollouts: Rollouts,
+) -> tuple[jax.Array, Scored]:
+    """Outcomes and rewards by reference answers, which the host may read."""
+    reference = drive.call_task(references_of, parts, request.prompts)
+    return drive.call(score, parts, state, request.contexts, rollouts, reference)
+
+
+def score(
+    parts: Components,
+    state: TrainState,
+    contexts: Contexts,
+    rollouts: Rollouts,
+    reference: References,
+) -> tuple[jax.Array, Scored]:
+    """Rewards of what was drawn.
+
+        reward = R3 + length_weight * length(answer, reference), then the rubric
+
+    Args:
+        parts: of the run.
+        state: at the start of the step.
+        contexts: that completions were drawn in.
+        rollouts: `[N]`.
+        reference: `[B, Y]` tokens and mask.
+
+    Returns:
+        `[N]` float32 outcomes in [0, 1], exp of the certainty, NaN where there is no
+        thought; the rewards and what they are made of.
+    """
+    how = parts.config.reflection
+    assert how
+    wanted, mask = reference
+    own = wanted[rollouts.prompt], mask[rollouts.prompt]
+    thought = thoughts(rollouts, parts.task.delimiter)
+    index = grids.index(rollouts, grid_of(parts.config))
+
+    def grid(values, fill: Any = 0.0):
+        return grids.grid(values, index, fill=fill)
+
+    def read(tokens, length):
+        given = parts, state, contexts, rollouts.context
+        return grid(logprobs(*given, tokens, length, own))
+
+    logp = read(rollouts.tokens, thought.length)
+    exists = grid(rollouts.exists & thought.found, fill=False)
+    exists = reflect.scored(logp, exists, mask)
+    baseline = None
+    if how.baseline:
+        sizes = {"delimiter": parts.task.delimiter, "pad": parts.task.pad}
+        baseline = read(*how.baseline(rollouts.tokens, thought.length, **sizes))
+    found = reflect.certainty(
+        logp,
+        exists,
+        mask,
+        weights=partial(stages.reference_weights, parts.config),
+        clip_nats=how.clip_nats,
+        leave_one_out=how.leave_one_out,
+        baseline=baseline,
+    )
+    reward, rest = found.value, jnp.zeros_like(found.value)
+    said = jnp.sum(rollouts.mask, -1, dtype=jnp.int32) - thought.length
+    if how.length:
+        length = jnp.sum(mask, -1, dtype=jnp.int32)[:, None]
+        earned = stages.length_reward(parts.config, grid(said, fill=0), length)
+        rest = how.length_weight * earned
+        reward = reward + rest
+    if how.rubric:
+        fit = grid(rollouts.finished & (said > 0), fill=False)
+        ruled, exists = stages.apply_rubric(parts.config, reward, exists, fit)
+        reward, rest = ruled, rest + ruled - reward
+
+    def rows(values):
+        return values[rollouts.prompt, rollouts.slot]
+
+    fine = rows(exists) & rollouts.exists
+    likely = jnp.exp(jnp.minimum(rows(found.value), 0.0))
+    return jnp.where(fine, likely, jnp.nan), Scored(
+        reward=rows(reward),
+        rest=rows(rest),
+        thought=thought.length,
+        certainty=found,
+        reference=wanted,
+        reference_mask=mask,
+    )
+
+
+def reward(parts: Components, scored: Scored, seen: Groups) -> jax.Array:
+    """`[B, G]` float32 rewards, 0 where there is none."""
+    del parts
+    return jnp.where(seen.exists, grids.grid(scored.reward, seen.row, fill=0.0), 0.0)
+
+
+# ----- what trains
+
+
+def batch(
+    parts: Components,
+    state: TrainState,
+    drawn: StepRollouts,
+    seen: Groups,
+    given: Credit,
+    rows: TrainRows,
+    batch: Batch,
+) -> Batch:
+    """The rows to train on, with credit for thought and answer apart.
+
+    R3 does not depend on the answer of the policy itself: its tokens get the credit of
+    what the answer earned, centred as the recipe does. With `reflection.direct` the
+    reference behind the thought is imitated beside.
+    """
+    del state
+    how, scored = parts.config.reflection, drawn.found[NAME]
+    assert how
+    thought = scored.thought[rows.row]
+    column = jnp.arange(batch.tokens.shape[-1], dtype=jnp.int32)[None]
+    if not how.answers:
+        rest = jnp.where(seen.exists, grids.grid(scored.rest, seen.row, fill=0.0), 0.0)
+        args = parts.config, rest, seen.exists, given.keep, given.factor
+        own = advantage_credit(*args).reshape(-1)[rows.place]
+        own = jnp.where(jnp.any(batch.mask, -1), own, 0.0)
+        answer = batch.mask & (column >= thought[:, None])
+        batch = dataclasses.replace(
+            batch, credit=jnp.where(answer, own[:, None], batch.credit)
+        )
+    if isinstance(how.direct, int | float) and how.direct == 0:
+        return batch
+    prompt = drawn.rollouts.prompt[rows.row]
+    slot = drawn.rollouts.slot[rows.row]
+    reference, there = scored.reference[prompt], scored.reference_mask[prompt]
+    tokens, mask, columns = grids.behind(batch.tokens, thought, reference, there)
+    weight = jnp.where(there, scored.certainty.weight[prompt, slot], 0.0)
+    which = jnp.arange(mask.shape[0])[:, None]
+    spread = jnp.zeros(mask.shape, jnp.float32).at[which, columns].set(weight)
+    mask = mask & jnp.any(batch.mask, -1, keepdims=True)
+    imitated = Imitated(tokens=tokens, mask=mask, weight=how.direct * spread)
+    return dataclasses.replace(batch, imitated=imitated)
+
+
+# ----- what is seen of it
+
+
+def metrics_of(
+    parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
+) -> Tally:
+    """Certainty, spread and weights, and how long thoughts and answers are."""
+    del parts, state
+    scored: Scored = drawn.found[NAME]
+    found, some = scored.certainty, jnp.any(seen.exists, -1)
+    ended = drawn.rollouts.exists & (scored.thought > 0)
+    length = jnp.sum(drawn.rollouts.mask, -1, dtype=jnp.int32)
+    means = {
+        "reflect/certainty_nats": metrics.mean(found.value, seen.exists),
+        "reflect/flat_fraction": metrics.mean(found.flat, some),
+        "reflect/spread_nats": metrics.mean(jnp.max(found.spread, -1), some),
+        "reflect/top_weight": metrics.mean(jnp.max(found.weight, -1), seen.exists),
+        "reflect/thought_fraction": metrics.mean(ended, drawn.rollouts.exists),
+        "reflect/thought_tokens": metrics.mean(scored.thought, ended),
+        "reflect/answer_tokens": metrics.mean(length - scored.thought, ended),
+    }
+    return Tally(means=means, counts={})
+
+
+def shown(scored: Scored, seen: Groups) -> tuple[jax.Array, ...]:
+    """Reference answers, tokens and mask, and what each token weighs in the mean."""
+    weight = jnp.moveaxis(scored.certainty.weight, -1, -2)  # [B, Y, G]
+    exists = jnp.broadcast_to(seen.exists[:, None], weight.shape)
+    return scored.reference, scored.reference_mask, masked.mean(weight, exists)
+
+
+METHOD = Method(
+    name=NAME,
+    needs=needs,
+    init=init,
+    grade=grade,
+    reward=reward,
+    batch=batch,
+    after_update=after_update,
+    metrics=metrics_of,
+    shown=shown,
+)

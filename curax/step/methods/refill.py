@@ -1,0 +1,60 @@
+"""Refilling: groups that the gate closed give their places to other prompts' groups.
+
+DAPO's dynamic sampling. Batches of prompts are drawn until every place of the step
+holds an open group, at most `sampling.rounds` of them.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from curax.config import Config
+from curax.settings.declared import declared
+from curax.step import draw
+from curax.step.records import (
+    Components,
+    Driver,
+    Method,
+    StepRollouts,
+    grid_of,
+    groups,
+)
+from curax.types import Task, TrainState
+
+
+def needs(config: Config, task: Task) -> Iterator[str]:
+    """Groups of one size: a group takes the place of another, row by row."""
+    del task
+    sizes = config.sampling
+    unequal = not declared(config.allocate, "equal_groups", False) or sizes.budget
+    if unequal:
+        yield (
+            f"sampling.rounds={sizes.rounds} replaces whole groups and needs groups of "
+            "one size; set allocate to allocate.uniform, sampling.budget to 0 or "
+            "sampling.rounds to 1."
+        )
+    if config.pilot:
+        yield (
+            f"sampling.rounds={sizes.rounds} replaces whole groups and knows no "
+            "pilots; set pilot to None or sampling.rounds to 1."
+        )
+
+
+def wants(parts: Components, drawn: StepRollouts) -> jax.Array:
+    """`[]` bool: a group is closed and there are attempts left."""
+    seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
+    closed = ~jnp.all(draw.open_groups(parts.config, seen))
+    return closed & (drawn.attempts < parts.config.sampling.rounds)
+
+
+def after_draw(
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
+) -> StepRollouts:
+    """Groups of the next prompts in the places of those that are closed."""
+    again = partial(draw.attempt, drive, parts, state)
+    return drive.repeat(partial(drive.call, wants, parts), again, drawn)
+
+
+METHOD = Method(name="refill", needs=needs, after_draw=after_draw)
