@@ -59,7 +59,9 @@ from curax.config import (
 from curax.models import transformer
 from curax.models.rotary import RopeScaling
 from curax.runs import run
-from curax.step import draws, loops, pipeline, reflected, validation
+from curax.step import draw, drivers, learn, loops, validation
+from curax.step.methods import queries, references
+from curax.step.step import step
 from curax.tasks import chain, rationale
 from curax.theory import stated_objective
 
@@ -432,23 +434,31 @@ class Seen:
             "draw": self.draw,
             "credit": self.credit,
             "claim": lambda: stated_objective.claimed(self.config)[0],
-            "step": lambda: program(partial(loops.step, self.parts), self.state),
+            "step": lambda: program(
+                partial(step, drivers.Traced(), self.parts), self.state
+            ),
             "evaluation": self.evaluation,
             "measured": self.measured,
             "references": self.references,
             "queries": lambda: program(
-                partial(reflected.renewed, self.parts), self.state
+                partial(queries.before_step, drivers.Traced(), self.parts), self.state
             ),
         }
 
     def draw(self):
-        draw = partial(draws.draw, self.parts)
-        return program(draw, self.state, self.state.memory, jnp.int32(0))
+        return program(self.drawn, self.state)
+
+    def drawn(self, state):
+        ids = draw.next_ids(self.parts, state, jnp.int32(0))
+        prompts = draw.prompts_of(self.parts, ids)
+        request = draw.ask(self.parts, state, state.memory, prompts, jnp.int32(0))
+        request = draw.allocated(self.parts, request)
+        return request, draw.draw(self.parts, state, request)
 
     def references(self):
-        args = self.state, self.state.memory, jnp.int32(0)
-        drawn = jax.eval_shape(partial(draws.draw, self.parts), *args)
-        return program(partial(reflected.scored, self.parts), self.state, drawn)
+        request, rollouts = jax.eval_shape(self.drawn, self.state)
+        grade = partial(references.grade, drivers.Traced(), self.parts)
+        return program(grade, self.state, request, rollouts)
 
     def credit(self):
         sizes = self.config.sampling
@@ -457,8 +467,8 @@ class Seen:
         flag = jax.ShapeDtypeStruct(grid, bool)
         key = jax.eval_shape(jax.random.key, 0)
         rate = jax.ShapeDtypeStruct(grid[:1], jnp.float32)
-        assign = partial(pipeline.assign, self.config)
-        return program(assign, key, number, number, flag, flag, rate)
+        credit = partial(learn.compute_credit, self.config)
+        return program(credit, key, number, number, flag, flag, rate)
 
     def evaluation(self):
         def draw(state):

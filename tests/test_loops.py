@@ -39,8 +39,9 @@ from curax.config import (
     override,
 )
 from curax.models import transformer
-from curax.step import draws, loops, pipeline
+from curax.step import draw, learn, loops
 from curax.step.build import build
+from curax.step.records import Graded
 from curax.tasks import chain
 
 STEPS = 4
@@ -367,15 +368,19 @@ def test_a_missing_outcome_is_neither_right_nor_wrong():
 
     @jax.jit
     def made(state):
-        sampled = draws.draw(parts, state, state.memory, jnp.int32(0))
-        drawn = pipeline.absorb(parts, state.memory, None, sampled, outcome)
-        return sampled, drawn, pipeline.learn(parts, state, drawn)
+        prompts = draw.prompts_of(parts, draw.next_ids(parts, state, jnp.int32(0)))
+        request = draw.ask(parts, state, state.memory, prompts, jnp.int32(0))
+        request = draw.allocated(parts, request)
+        rollouts = draw.draw(parts, state, request)
+        graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+        drawn = draw.collect(parts, request, graded, None)
+        return drawn, learn.learn(parts, state, drawn)
 
-    sampled, drawn, (_, tally, shown) = made(state)
-    np.testing.assert_allclose(drawn.memory.draws[sampled[0].id], 3.0)
-    np.testing.assert_allclose(drawn.memory.solved[sampled[0].id], 1.0)
-    assert tally.counts["outcome/missing"] == 4
-    assert tally.counts["train/rows"] == 12
+    drawn, (_, (values, shown)) = made(state)
+    np.testing.assert_allclose(drawn.memory.draws[drawn.prompts.id], 3.0)
+    np.testing.assert_allclose(drawn.memory.solved[drawn.prompts.id], 1.0)
+    assert values["outcome/missing"] == 4
+    assert values["train/rows"] == 12
     assert np.isnan(shown.outcome[:, 0]).all()
     assert not shown.keep[:, 0].any()
     np.testing.assert_allclose(shown.credit[:, 1], 2 / 3, rtol=1e-6)

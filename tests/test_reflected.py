@@ -27,13 +27,11 @@ from curax import (
     data,
     downsample,
     gate,
-    hint,
     loss,
     modulate,
     objective,
     reflect,
 )
-from curax.arrays import metrics
 from curax.config import (
     Config,
     Logging,
@@ -46,7 +44,10 @@ from curax.config import (
     override,
 )
 from curax.runs import checkpoint
-from curax.step import build, draws, loops, pipeline, reflected
+from curax.step import build, draw, drivers, learn, loops
+from curax.step.methods import queries, references
+from curax.step.records import Graded
+from curax.step.step import step as one_step
 from curax.tasks import rationale
 from curax.types import Prompts, Rollouts, Task
 
@@ -130,6 +131,10 @@ def built(**how):
     return build.build(replace(config, reflection=replace(HOW, **how)))
 
 
+def with_methods(state, **own):
+    return replace(state, methods={**state.methods, **own})
+
+
 @cache
 def start():
     """A state in which another policy scores, and what it was asked."""
@@ -140,7 +145,7 @@ def start():
     )
     state = loops.begin(own, warm)
     other = jax.tree.map(lambda leaf: 1.5 * leaf + 0.05, params)
-    return replace(state, scorer=other)
+    return with_methods(state, references=other)
 
 
 # ----- completions made by hand
@@ -193,9 +198,17 @@ def rows(delimiter=DELIMITER, seed=0):
     )
 
 
-def sampled(rollouts):
+def asked():
+    """Four prompts and their contexts, as a step asks for completions of them."""
+    own, state = built(), start()
     prompts = task().prompts(jnp.asarray(IDS))
-    return prompts, hint.none(prompts), rollouts
+    request = draw.ask(own, state, state.memory, prompts, jnp.int32(0))
+    return draw.allocated(own, request)
+
+
+def sampled(rollouts):
+    request = asked()
+    return request.prompts, request.contexts, rollouts
 
 
 def thought_of(tokens, mask, delimiter):
@@ -265,28 +278,29 @@ def test_references_are_scored_as_by_a_naive_forward(delimiter):
 
     @jax.jit
     def read(params, scorer, rollouts):
-        there = replace(state, params=params, scorer=scorer)
+        there = with_methods(replace(state, params=params), references=scorer)
         prompts, contexts, _ = sampled(rollouts)
         wanted, mask = own.task.reference(prompts)  # pyright: ignore[reportOptionalCall]
-        thought = reflected.thoughts(rollouts, delimiter)
+        thought = references.thoughts(rollouts, delimiter)
         given = wanted[rollouts.prompt], mask[rollouts.prompt]
         args = own, there, contexts, rollouts.context, rollouts.tokens, thought.length
         both = [
-            reflected.logprobs(*args, given, ranks=ranks) for ranks in (False, True)
+            references.logprobs(*args, given, ranks=ranks) for ranks in (False, True)
         ]
         return thought, *(jnp.where(given[1], x, 0) for x in both)
 
+    scorer = state.methods["references"]
     broken = jax.tree.map(lambda leaf: leaf * jnp.nan, state.params)
     for seed in range(3):
         rollouts = rows(delimiter, seed)
         _, contexts, _ = sampled(rollouts)
-        found, logp, rank = read(broken, state.scorer, rollouts)
+        found, logp, rank = read(broken, scorer, rollouts)
         pairs = zip(np.asarray(rollouts.tokens), np.asarray(rollouts.mask), strict=True)
         thoughts = [thought_of(*pair, delimiter) for pair in pairs]
         assert found.found.tolist() == [t is not None for t in thoughts]
         assert found.length.tolist() == [t or 0 for t in thoughts]
-        references = own.task.reference(sampled(rollouts)[0])  # pyright: ignore[reportOptionalCall]
-        want = naive_scores(state.scorer, rollouts, thoughts, contexts, references)
+        given = own.task.reference(sampled(rollouts)[0])  # pyright: ignore[reportOptionalCall]
+        want = naive_scores(scorer, rollouts, thoughts, contexts, given)
         close(logp, want[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(rank, want[1])
         assert want[1].max() > 2
@@ -304,13 +318,14 @@ def walked(answers):
         config = replace(CONFIG, reflection=replace(HOW, answers=answers))
         told = {"reflection.direct": direct, "reflection.length_weight": length_weight}
         own, state = build.build(override(config, told)), start()
-        drawn_ = sampled(rollouts)
-        scored = reflected.scored(own, state, drawn_)
-        args = drawn_, scored.outcome, None, None, scored
-        drawn = pipeline.absorb(own, state.memory, None, *args)
-        after, tally, shown = pipeline.learn(own, state, drawn)
+        request, drive = asked(), drivers.Traced()
+        outcome, scored = references.grade(drive, own, state, request, rollouts)
+        found = {references.NAME: scored}
+        graded = Graded(rollouts=rollouts, outcome=outcome, found=found)
+        drawn = draw.collect(own, request, graded, None)
+        after, (values, shown) = learn.learn(own, state, drawn)
         change = jax.tree.map(jnp.subtract, after.params, state.params)
-        return scored, shown.credit, metrics.finish(tally), change
+        return (outcome, scored), shown.credit, values, change
 
     return walk
 
@@ -361,17 +376,18 @@ def test_a_step_ascends_what_its_formula_says(answers, direct, length_weight):
     mask = np.asarray(rollouts.mask)
     pairs = zip(np.asarray(rollouts.tokens), mask, strict=True)
     thoughts = [thought_of(*pair, DELIMITER) for pair in pairs]
-    references = jax.device_get(own.task.reference(given[0]))  # pyright: ignore[reportOptionalCall]
-    logp, _ = naive_scores(state.scorer, rollouts, thoughts, contexts, references)
+    wanted = jax.device_get(own.task.reference(given[0]))  # pyright: ignore[reportOptionalCall]
+    scorer = state.methods[references.NAME]
+    logp, _ = naive_scores(scorer, rollouts, thoughts, contexts, wanted)
     whole, answer, weight, value = naive_credits(
         rollouts, logp, thoughts, length_weight
     )
-    scored, credit, told, change = walked(answers)(
+    (outcome, scored), credit, told, change = walked(answers)(
         jnp.float32(direct), jnp.float32(length_weight), rollouts
     )
 
     # Rewards and credits.
-    close(scored.outcome, np.exp(value), rtol=1e-4)
+    close(outcome, np.exp(value), rtol=1e-4)
     missing = int(np.isnan(value).sum() - (~np.asarray(rollouts.exists)).sum())
     assert told["outcome/missing"] == missing
     on_grid = np.zeros((B, G))
@@ -392,7 +408,7 @@ def test_a_step_ascends_what_its_formula_says(answers, direct, length_weight):
     sequence, place = tiny.whole(
         contexts, np.asarray(rollouts.tokens), np.asarray(rollouts.context)
     )
-    behind, starts = written(rollouts, thoughts, contexts, references)
+    behind, starts = written(rollouts, thoughts, contexts, wanted)
     columns = np.minimum(starts[:, None] + np.arange(Y), behind.shape[1] - 1)
     wanted = np.take_along_axis(behind, columns, 1)
 
@@ -422,41 +438,42 @@ def scoring(baseline=None):
 
     @jax.jit
     def read(scorer, rollouts):
-        state = replace(start(), scorer=scorer)
-        return reflected.scored(own, state, sampled(rollouts))
+        state = with_methods(start(), references=scorer)
+        return references.grade(drivers.Traced(), own, state, asked(), rollouts)
 
     return read
 
 
 def test_a_log_prob_that_is_not_finite_drops_its_completion_and_no_other():
     """P15: one thought has a token whose embedding is broken."""
-    rollouts, scorer = rows(), start().scorer
+    rollouts, scorer = rows(), start().methods[references.NAME]
     row = int(np.flatnonzero((rollouts.prompt == 0) & (rollouts.slot == 1))[0])
     tokens = jnp.where(rollouts.tokens == RARE, 5, rollouts.tokens)
-    asked = replace(rollouts, tokens=tokens)
-    never = replace(asked, mask=rollouts.mask.at[row, -1].set(False))  # it never ends
+    said = replace(rollouts, tokens=tokens)
+    never = replace(said, mask=rollouts.mask.at[row, -1].set(False))  # it never ends
     broken = scorer | {"embed": scorer["embed"].at[RARE].set(jnp.nan)}
-    got = scoring()(broken, replace(asked, tokens=tokens.at[row, 0].set(RARE)))
-    want = scoring()(scorer, never)
-    assert np.isnan(got.outcome[row])
-    assert np.isfinite(got.outcome[(rollouts.prompt == 0) & (rollouts.slot != 1)]).all()
-    close(got.outcome, want.outcome)
+    seen = replace(said, tokens=tokens.at[row, 0].set(RARE))
+    outcome, got = scoring()(broken, seen)
+    want_outcome, want = scoring()(scorer, never)
+    assert np.isnan(outcome[row])
+    assert np.isfinite(outcome[(rollouts.prompt == 0) & (rollouts.slot != 1)]).all()
+    close(outcome, want_outcome)
     close(got.reward, want.reward)
     assert np.isfinite(got.reward).all()
 
 
 def test_a_baseline_of_the_whole_group_cancels_and_one_of_each_completion_does_not():
     """P7: log-probs of the reference behind no thought are the same for the group."""
-    rollouts, scorer = rows(), start().scorer
-    plain, group, rollout = (
+    rollouts, scorer = rows(), start().methods[references.NAME]
+    (outcome, plain), (_, group), (_, rollout) = (
         scoring(rule)(scorer, rollouts)
         for rule in (None, reflect.no_thought, reflect.blank_thought)
     )
-    prompt, there = np.asarray(rollouts.prompt), np.isfinite(plain.outcome)
+    prompt, there = np.asarray(rollouts.prompt), np.isfinite(outcome)
     bare = replace(rollouts, tokens=jnp.tile(jnp.array(DELIMITER), (B * G, T // 2)))
     prompts, contexts, _ = sampled(bare)
-    references = jax.device_get(task().reference(prompts))  # pyright: ignore[reportOptionalCall]
-    logp, _ = naive_scores(scorer, bare, [2] * (B * G), contexts, references)
+    given = jax.device_get(task().reference(prompts))  # pyright: ignore[reportOptionalCall]
+    logp, _ = naive_scores(scorer, bare, [2] * (B * G), contexts, given)
 
     def centred(scored, b):
         reward = np.asarray(scored.reward)[there & (prompt == b)]
@@ -476,13 +493,15 @@ def test_who_scores_is_frozen_synced_or_lags():
     """0: the policy RL starts from; 1: the policy; K: a copy of it every K steps."""
     params = {"x": jnp.float32(0)}
     for every, want in ((0, [0] * 6), (1, None), (3, [0, 0, 3, 3, 3, 6])):
-        how = replace(CONFIG, reflection=replace(HOW, scorer_every=every))
-        scorer = loops.scorer(built(scorer_every=every), params)
+        own, nothing = built(scorer_every=every), (None, None)
+        scorer = references.init(own, params)
         seen = []
         for step in range(6):
-            there = replace(start(), step=jnp.int32(step), scorer=scorer)
+            there = with_methods(
+                replace(start(), step=jnp.int32(step)), references=scorer
+            )
             new = {"x": jnp.float32(step + 1)}
-            scorer = pipeline.later_scorer(how, there, new)
+            scorer = references.after_update(own, there, new, *nothing)
             seen.append(scorer and float(scorer["x"]))
         assert seen == (want or [None] * 6)
 
@@ -494,7 +513,7 @@ def test_candidates_are_measured_as_by_naive_log_probs():
     """The same completions, asked again."""
     queries = Queries(every=2, draws=8, keep=reflect.null_test)
     own = built(task=partial(task, delimiter=(7,)), queries=queries)
-    state = replace(start(), step=jnp.int32(4), chosen=reflected.none_chosen(own))
+    state = with_methods(replace(start(), step=jnp.int32(4)), queries=None)
     ids, number = jnp.asarray(IDS), jnp.int32(3)
 
     @jax.jit
@@ -502,18 +521,21 @@ def test_candidates_are_measured_as_by_naive_log_probs():
         spied = []
 
         def spy(*args):
-            spied.append(draws.drawn_from(*args))
+            spied.append(draw.draw(*args))
             return spied[0]
 
-        with mock.patch.object(reflected, "drawn_from", spy):
-            return reflected.looked(own, state, ids, number), spied[0]
+        prompts = own.task.prompts(ids)
+        given = prompts, references.references_of(own, prompts), number
+        with mock.patch.object(queries, "draw", spy):
+            return queries.look(own, state, *given), spied[0]
 
     (hard, flat, null, tokens), rollouts = look(state)
     prompts, contexts, _ = sampled(rollouts)
     pairs = zip(np.asarray(rollouts.tokens), np.asarray(rollouts.mask), strict=True)
     thoughts = [thought_of(*pair, (7,)) for pair in pairs]
-    references = jax.device_get(own.task.reference(prompts))  # pyright: ignore[reportOptionalCall]
-    logp, rank = naive_scores(state.scorer, rollouts, thoughts, contexts, references)
+    given = jax.device_get(own.task.reference(prompts))  # pyright: ignore[reportOptionalCall]
+    scorer = state.methods[references.NAME]
+    logp, rank = naive_scores(scorer, rollouts, thoughts, contexts, given)
     for b, count in enumerate(WANTED):
         group = [
             i
@@ -542,24 +564,24 @@ def test_runs_side_by_side_look_at_prompts_only_when_it_is_due(monkeypatch):
     """A branch that is mapped over is taken by all, always."""
     looks = []
 
-    def looked(build, state, ids, number):
+    def look(build, state, prompts, reference, number):
         jax.debug.callback(looks.append, number)
-        fine = jnp.ones(ids.shape, jnp.float32)
+        fine = jnp.ones(prompts.id.shape, jnp.float32)
         return fine, fine, fine * 0, fine
 
-    monkeypatch.setattr(reflected, "looked", looked)
+    monkeypatch.setattr(queries, "look", look)
     own = built(queries=Queries(every=3, candidates=2, keep=reflect.null_test))
-    state = replace(start(), chosen=reflected.none_chosen(own))
-    state = replace(state, params=None, scorer=None, opt_state=None)
+    fresh = {queries.NAME: queries.init(own, None)}
+    state = replace(start(), params=None, methods=fresh, opt_state=None)
     several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
-    renew = jax.jit(jax.vmap(partial(reflected.renewed, own)))
+    renew = jax.jit(jax.vmap(partial(queries.before_step, drivers.Traced(), own)))
     for step, due in enumerate((True, False, False, True)):
         looks.clear()
         at = replace(several, step=jnp.full(2, step, jnp.int32))
         several = jax.block_until_ready(renew(at))
         jax.effects_barrier()
         assert (len(looks) > 0) == due
-        ids = np.asarray(several.chosen.ids)
+        ids = np.asarray(several.methods[queries.NAME].ids)
         assert (ids[0] == ids[1]).all()
     assert several.position.tolist() == [2 * 2 * 3 * B] * 2
 
@@ -647,7 +669,8 @@ def test_the_recipe_trains_on_the_prompts_it_chose_in_their_order():
     before = None
     for step, (row, seen) in enumerate(zip(rows_, shown, strict=True)):
         state = states[step + 1]
-        pool = state.chosen.ids
+        chosen = state.methods[queries.NAME]
+        pool = chosen.ids
         place = step % EVERY * prompts
         assert seen.prompts.id.tolist() == pool[place : place + prompts].tolist()
         looks = step // EVERY + 1
@@ -664,7 +687,7 @@ def test_the_recipe_trains_on_the_prompts_it_chose_in_their_order():
         assert order == sorted(order)  # those kept stand in the order of the candidates
         if before is not None:
             assert pool[size - carried :].tolist() == before[:carried].tolist()
-        assert 0 < row["query/kept_fraction"] == state.chosen.kept <= 1
+        assert 0 < row["query/kept_fraction"] == chosen.kept <= 1
         if (step + 1) % EVERY == 0:
             before = pool
         assert np.isfinite(row["loss/mean"])
@@ -677,10 +700,16 @@ def test_a_scorer_that_lags_is_the_policy_of_the_last_even_step():
     _, _, states = run()
     for step, state in enumerate(states):
         jax.tree.map(
-            np.testing.assert_array_equal, state.scorer, states[step // 2 * 2].params
+            np.testing.assert_array_equal,
+            state.methods[references.NAME],
+            states[step // 2 * 2].params,
         )
     with pytest.raises(AssertionError):
-        jax.tree.map(np.testing.assert_array_equal, states[1].scorer, states[1].params)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            states[1].methods[references.NAME],
+            states[1].params,
+        )
 
 
 def test_a_run_cut_in_two_is_the_whole_run(tmp_path):
@@ -723,11 +752,14 @@ def test_the_staged_loop_gives_the_same_in_micro_batches():
     rows_, shown, states = whole(own, begun(own), 3)
     want_rows, want_shown, want = run()
     close_ = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-    for name in ("params", "scorer"):
-        jax.tree.map(close_, getattr(states[-1], name), getattr(want[3], name))
-    jax.tree.map(
-        np.testing.assert_array_equal, states[-1].chosen.ids, want[3].chosen.ids
-    )
+    mine, theirs = states[-1], want[3]
+    jax.tree.map(close_, mine.params, theirs.params)
+    for name in mine.methods:
+        compare = close_ if name == references.NAME else np.testing.assert_array_equal
+        both = (state.methods[name] for state in (mine, theirs))
+        if name == queries.NAME:
+            both = (chosen.ids for chosen in both)
+        jax.tree.map(compare, *both)
     for mine, theirs in zip(shown, want_shown, strict=False):
         np.testing.assert_array_equal(mine.tokens, theirs.tokens)
         close_(mine.reward, theirs.reward, atol=1e-5)
@@ -753,11 +785,13 @@ def test_the_recipe_as_published_takes_a_step():
         seed=jnp.uint32(0),
     )
     before = loops.begin(own, warm)
-    jax.eval_shape(partial(reflected.renewed, own), before)
+    drive = drivers.Traced()
+    jax.eval_shape(partial(queries.before_step, drive, own), before)
     assert recipe.reflection
     alone = replace(recipe, reflection=replace(recipe.reflection, queries=None))
-    step = jax.jit(partial(loops.step, build.build(alone)))
-    state, (row, _) = step(replace(before, chosen=None))
+    train = jax.jit(partial(one_step, drive, build.build(alone)))
+    own_states = {k: v for k, v in before.methods.items() if k != queries.NAME}
+    state, (row, _) = train(replace(before, methods=own_states))
     assert all(np.isfinite(row[name]) for name in ("loss/mean", "kl/ref_nats"))
     assert row["update/count"] > 0
     assert row["update/nonfinite"] == 0

@@ -1,7 +1,7 @@
 """Whole steps of every recipe on a policy that is a table: L1, L23, L24, P3, P4.
 
 All completions of a few prompts are listed, each with its chance, and fed through
-`pipeline.absorb` and `pipeline.learn`. The mean change of the parameters is then known
+`draw.collect` and `learn.learn`. The mean change of the parameters is then known
 without sampling, and by the law it is w(p) grad p, with w from the docstring of the
 recipe: whatever stands between an outcome and a parameter has to be right for that.
 """
@@ -23,10 +23,11 @@ from test_law import loaded, recipes, sides, small, stated
 from curax import aggregate, allocate, downsample, modulate, reward, score
 from curax.arrays.metrics import Tally
 from curax.config import Update, option, override
-from curax.step import draws, loops, pipeline
+from curax.step import draw, drivers, learn
 from curax.step.build import build
+from curax.step.records import Graded
+from curax.step.step import step as one_step
 from curax.types import (
-    Contexts,
     Difficulty,
     Memory,
     Model,
@@ -137,7 +138,7 @@ def piloted(state, ids):
         tokens=jnp.ones_like(count),
     )
     tally = Tally(means={}, counts={})
-    return draws.Explored(difficulty=difficulty, memory=state.memory, tally=tally)
+    return {"known": difficulty, "memory": state.memory, "explored": tally}
 
 
 class Rows:
@@ -183,7 +184,6 @@ class Path:
     def step(self, ids, explored, rows):
         parts, state = self.parts, self.state
         prompts = parts.task.prompts(ids)
-        contexts = Contexts(tokens=prompts.tokens, mask=prompts.mask)
         logits = jnp.asarray(LOGITS)[ids][rows["prompt"]]
         logp = jax.nn.log_softmax(logits)
         own = jnp.take_along_axis(logp, rows["tokens"][:, None], -1)
@@ -205,26 +205,32 @@ class Path:
         )
         as_judged = replace(rollouts, prompt=rows["judge"])
         outcome = reward.on_device(parts.task, prompts, as_judged)
-        sampled = prompts, contexts, rollouts
-        drawn = pipeline.absorb(parts, state.memory, None, sampled, outcome, explored)
+        request = draw.ask(parts, state, state.memory, prompts, jnp.int32(0))
+        if explored:
+            request = replace(request, visited=True, **explored)
+        request = draw.allocated(parts, request)
+        graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+        drawn = draw.collect(parts, request, graded, None)
         taken = {}
 
-        def spy(parts, state, drawn, row, used, credit):
-            taken.update(row=row, used=used, credit=credit)
-            return batch_of(parts, state, drawn, row, used, credit)
+        def spy(*args):
+            batch = batch_of(*args)
+            rows = args[-2]
+            taken.update(row=rows.row, used=rows.used, credit=batch.credit[:, 0])
+            return batch
 
-        batch_of = pipeline.batch_of
-        with mock.patch.object(pipeline, "batch_of", spy):
-            new, tally, shown = pipeline.learn(parts, state, drawn)
+        batch_of = learn.batch_of
+        with mock.patch.object(learn, "batch_of", spy):
+            new, (values, shown) = learn.learn(parts, state, drawn)
         return {
             "change": new.params["logits"] - state.params["logits"],
             "outcome": shown.outcome,
             "credit": shown.credit,
             "keep": shown.keep,
             "memory": drawn.memory,
-            "history": drawn.history,
+            "history": drawn.known.pass_rate,
             "trained": taken,
-            "updates": tally.counts["update/count"],
+            "updates": values["update/count"],
         }
 
     def __call__(self, rows, ids=None, explored=None):
@@ -237,7 +243,7 @@ class Path:
     def history(self):
         """`[B]`: pass rates as pilots or the memory have them."""
         if self.explored:
-            return self.explored.difficulty.pass_rate
+            return self.explored["known"].pass_rate
         known, prior = self.state.memory, self.config.memory.prior
         rate = (known.solved + prior[0]) / (known.draws + sum(prior))
         return np.asarray(rate)[self.ids]
@@ -468,7 +474,7 @@ def test_a_prompt_is_allotted_completions_by_earlier_ones_alone(recipe):
             return outcome
 
         other = replace(parts, task=replace(parts.task, verify=verify))
-        state, (_, shown) = loops.step(other, state)
+        state, (_, shown) = one_step(drivers.Traced(), other, state)
         return state, jnp.isfinite(shown.outcome).sum(-1), shown.outcome
 
     def taken(state, main=False, pilot=False):
