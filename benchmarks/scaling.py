@@ -84,7 +84,7 @@ def iterations(work: Workload) -> dict[str, Any]:
     import jax
 
     from benchmarks.recipe import config
-    from curax.step import build
+    from curax.step import build, loops
 
     start = time.perf_counter()
     loop = loops.Staged(build.build(config(work)))
@@ -106,24 +106,26 @@ def stages() -> Iterator[tuple[str, float]]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax.step import build, draws, pipeline
+    from curax.step import build, draw, drivers, learn, loops
+    from curax.step.records import Graded
 
     yield "import", machine.peak_rss_mib()
     built = build.build(config(WORKLOADS["nano"]))
     loop = loops.Staged(built)
     state = jax.block_until_ready(loop.begin(loop.initial()))
     yield "parameters and optimizer", machine.peak_rss_mib()
-    draw = jax.jit(partial(draws.draw, built))
-    draw = draw.lower(state, state.memory, jnp.int32(0)).compile()
+    request = draw.next_request(drivers.Traced(), built, state)
+    sample = jax.jit(partial(draw.draw, built)).lower(state, request).compile()
     yield "rollout compiled", machine.peak_rss_mib()
-    sampled = jax.block_until_ready(draw(state, state.memory, jnp.int32(0)))
+    rollouts = jax.block_until_ready(sample(state, request))
     yield "rollout", machine.peak_rss_mib()
     outcome = jnp.arange(built.rows, dtype=jnp.float32) % 2
-    drawn = pipeline.absorb(built, state.memory, None, sampled, outcome)
-    learn = jax.jit(partial(pipeline.learn, built), donate_argnums=0)
-    learn = learn.lower(state, drawn).compile()
+    graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+    drawn = draw.collect(built, request, graded, None)
+    update = jax.jit(partial(learn.learn, built), donate_argnums=0)
+    update = update.lower(state, drawn).compile()
     yield "update compiled", machine.peak_rss_mib()
-    jax.block_until_ready(learn(state, drawn))
+    jax.block_until_ready(update(state, drawn))
     yield "update", machine.peak_rss_mib()
 
 
@@ -133,21 +135,19 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax.step import build, draws, loops, pipeline
+    from curax.step import build, draw, drivers, learn, loops
+    from curax.step.records import Graded, StepRollouts
 
     built = build.build(config(work, micro_batches=1, vocab_chunk=chunk))
     state = jax.jit(lambda seed: loops.begin(built, loops.initial(built, seed)))(
         jnp.uint32(0)
     )
 
-    def drawn(key: jax.Array) -> pipeline.Drawn:
+    def drawn(key: jax.Array) -> StepRollouts:
         """Completions of the right shape and random tokens: no sampler is run."""
-        sampled = jax.eval_shape(
-            partial(draws.draw, built), state, state.memory, jnp.int32(0)
-        )
-        prompts, contexts, rollouts = jax.tree.map(
-            lambda leaf: jnp.ones(leaf.shape, leaf.dtype), sampled
-        )
+        request = draw.next_request(drivers.Traced(), built, state)
+        like = jax.eval_shape(partial(draw.draw, built), state, request)
+        rollouts = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), like)
         row = jnp.arange(work.rows, dtype=jnp.int32)
         rollouts = dataclasses.replace(
             rollouts,
@@ -157,14 +157,14 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
             context=row // work.group_size,
         )
         outcome = (row % 2).astype(jnp.float32)
-        sampled = prompts, contexts, rollouts
-        return pipeline.absorb(built, state.memory, None, sampled, outcome)
+        graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+        return draw.collect(built, request, graded, None)
 
     completions = jax.block_until_ready(jax.jit(drawn)(jax.random.key(0)))
     before = machine.peak_rss_mib()
-    learn = jax.jit(lambda state, drawn: pipeline.learn(built, state, drawn)[0])
-    learn = learn.lower(state, completions).compile()
-    planned = learn.memory_analysis()
+    update = jax.jit(lambda state, drawn: learn.learn(built, state, drawn)[0])
+    update = update.lower(state, completions).compile()
+    planned = update.memory_analysis()
     assert planned is not None
     bytes_ = planned.temp_size_in_bytes + planned.argument_size_in_bytes
     found = {"planned_mib": bytes_ / 2**20, "before_mib": before}
@@ -173,7 +173,7 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
     seconds = []
     for _ in range(1 + REPEATS):
         start = time.perf_counter()
-        jax.block_until_ready(learn(state, completions))
+        jax.block_until_ready(update(state, completions))
         seconds.append(time.perf_counter() - start)
     return found | {"update_s": statistics.median(seconds[1:])}
 

@@ -449,10 +449,7 @@ class Seen:
         return program(self.drawn, self.state)
 
     def drawn(self, state):
-        ids = draw.next_ids(self.parts, state, jnp.int32(0))
-        prompts = draw.prompts_of(self.parts, ids)
-        request = draw.ask(self.parts, state, state.memory, prompts, jnp.int32(0))
-        request = draw.allocated(self.parts, request)
+        request = draw.next_request(drivers.Traced(), self.parts, state)
         return request, draw.draw(self.parts, state, request)
 
     def references(self):

@@ -39,7 +39,7 @@ from curax.config import (
     override,
 )
 from curax.models import transformer
-from curax.step import draw, learn, loops
+from curax.step import draw, drivers, learn, loops
 from curax.step.build import build
 from curax.step.records import Graded
 from curax.tasks import chain
@@ -368,9 +368,7 @@ def test_a_missing_outcome_is_neither_right_nor_wrong():
 
     @jax.jit
     def made(state):
-        prompts = draw.prompts_of(parts, draw.next_ids(parts, state, jnp.int32(0)))
-        request = draw.ask(parts, state, state.memory, prompts, jnp.int32(0))
-        request = draw.allocated(parts, request)
+        request = draw.next_request(drivers.Traced(), parts, state)
         rollouts = draw.draw(parts, state, request)
         graded = Graded(rollouts=rollouts, outcome=outcome, found={})
         drawn = draw.collect(parts, request, graded, None)

@@ -2,7 +2,7 @@
 
     next_ids -> ask -> (methods) -> allocated -> draw and grade -> collect
 
-`attempt` is these in order; a driver says how completions are drawn and graded. Prompts
+`attempt` is these in order, `next_request` those in front of the draw; a driver says how completions are drawn and graded. Prompts
 come in turn, or as a method chose them; pilots or the memory say how hard they are; the
 allocator says how many completions each gets; the sampler draws them, all at once, in
 chunks, or in rounds between which a stopping rule is tested.
@@ -53,6 +53,18 @@ def attempt(
         state: at the start of the step.
         drawn: what the attempts before gave; None: this is the first of the step.
     """
+    request = next_request(drive, parts, state, drawn)
+    graded = drive.draw_and_grade(parts, state, request)
+    return drive.call(collect, parts, request, graded, drawn)
+
+
+def next_request(
+    drive: Driver,
+    parts: Components,
+    state: TrainState,
+    drawn: StepRollouts | None = None,
+) -> Request:
+    """The request for completions of the next B prompts; arguments as `attempt`."""
     number = drawn.attempts if drawn else jnp.int32(0)
     memory = drawn.memory if drawn else state.memory
     ids = drive.call(next_ids, parts, state, number)
@@ -61,9 +73,7 @@ def attempt(
     for method in parts.methods:
         if method.before_draw:
             request = method.before_draw(drive, parts, state, request)
-    request = drive.call(allocated, parts, request)
-    graded = drive.draw_and_grade(parts, state, request)
-    return drive.call(collect, parts, request, graded, drawn)
+    return drive.call(allocated, parts, request)
 
 
 # ----- which prompts
