@@ -51,6 +51,7 @@ def uniform(difficulty: Difficulty, *, budget: int, most: int) -> jax.Array:
 # ----- by pass rate
 
 
+@declares(floor="least")
 def inverse_pass_rate(
     difficulty: Difficulty, *, budget: int, most: int, least: int = 1
 ) -> jax.Array:
@@ -86,6 +87,7 @@ def inverse_pass_rate(
     return least + whole.proportional(share, budget=rest, least=0, most=most - least)
 
 
+@declares(floor="least")
 def inverse_root(
     difficulty: Difficulty, *, budget: int, most: int, least: int = 2
 ) -> jax.Array:
@@ -143,6 +145,7 @@ def gvm_weight(
     return jnp.where((pass_rate > 0) & (norm > 0), weight, 0.0)
 
 
+@declares(floor="least")
 def gvm(
     difficulty: Difficulty,
     *,
@@ -198,6 +201,7 @@ def gvm(
     return unit * _rounded(weight, exact=exact, **bounds)
 
 
+@declares(floor="least")
 def log_baseline(
     difficulty: Difficulty,
     *,
@@ -271,6 +275,7 @@ def unbiased_variance(draws: jax.Array, solved: jax.Array) -> jax.Array:
     return jnp.where(some, variance, 0.25)
 
 
+@declares(floor="least")
 def bernoulli(
     difficulty: Difficulty,
     *,
@@ -313,6 +318,7 @@ def bernoulli(
     return whole.proportional(share, budget=budget, least=least, most=most)
 
 
+@declares(floor="least")
 def neyman(
     difficulty: Difficulty,
     *,
@@ -362,6 +368,7 @@ def neyman(
     return _rounded(deviation, exact=not per_token, **bounds)
 
 
+@declares(floor="least")
 def neyman_within_tokens(
     difficulty: Difficulty,
     *,
@@ -402,6 +409,7 @@ def neyman_within_tokens(
     )
 
 
+@declares(floor="least")
 def dynamo(
     difficulty: Difficulty,
     *,
@@ -486,6 +494,7 @@ def dynamo(
 # ----- by what is left to learn
 
 
+@declares(floor="least")
 def skip_dead(
     difficulty: Difficulty,
     *,

@@ -66,8 +66,10 @@ __all__ = [
     "WarmStart",
     "Writing",
     "changes",
+    "declared_option",
     "describe",
     "fields_of",
+    "kept_of",
     "largest_group",
     "least_group",
     "load",
@@ -108,6 +110,26 @@ class Stop:
     rule: Function  # of curax.stop: (outcome, exists) -> met
     round_size: Count = 8  # completions of a prompt between two tests of the rule
 
+    def conflicts(self, config: "Config") -> Iterator[str]:
+        """What else says how much a prompt draws."""
+        sizes = config.sampling
+        others = {
+            "sampling.rounds": sizes.rounds > 1,
+            "sampling.budget": sizes.budget > 0,
+            "pilot": config.pilot is not None,
+        }
+        for name, is_set in others.items():
+            if is_set:
+                yield (
+                    f"stop decides how much each prompt draws, and so does {name}; set "
+                    "one of them to its default."
+                )
+        if sizes.chunks > 1:
+            yield (
+                f"sampling.chunks={sizes.chunks} takes a prompt's completions apart, "
+                "and stop counts them together; set sampling.chunks to 1."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
@@ -117,6 +139,16 @@ class Pilot:
     norm: Function | None = None  # a rule of curax.score; None: all norms are equal
     accepted: bool = True  # norms of right completions only, False: of all
     root_mean_square: bool = True  # of the norms, False: their mean
+
+    def conflicts(self, config: "Config") -> Iterator[str]:
+        """Pilots that leave nothing of the budget."""
+        rows, prompts = rows_of(config), config.sampling.prompts
+        if rows < 1:
+            yield (
+                f"pilot.draws={self.draws} for "
+                f"sampling.prompts={prompts} leave nothing of the budget to train on; "
+                f"set pilot.draws to at most {(rows - 1) // prompts + self.draws}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +177,21 @@ class Hint:
     most: Share = 0.5  # of the prompts of a step that may be hinted
     credit: Function | None = None  # of curax.hint: trains without the hint, and how
     # that is undone; None: with the hint, as drawn
+
+    def conflicts(self, config: "Config") -> Iterator[str]:
+        """What else asks for other prompts, or for other levels."""
+        rounds = config.sampling.rounds
+        if rounds > 1:
+            yield (
+                f"sampling.rounds={rounds} gives the place of a dead group to "
+                "another prompt, and hint asks the same one again; set sampling.rounds "
+                "to 1 or hint to None."
+            )
+        if self.controller and self.gate != 0:
+            yield (
+                "hint.gate ends a search within a visit, and hint.controller sets the "
+                "level between visits; set one of them to its default."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +222,27 @@ class Reflection:
     direct: Magnitude = 0.0  # weight of the gradient through the reference itself
     queries: Queries | None = None  # None: every prompt in turn
 
+    def conflicts(self, config: "Config") -> Iterator[str]:
+        """What follows the verdicts of a verifier, of which there are none."""
+        for name in ("hint", "stop", "pilot", "shape_reward"):
+            if getattr(config, name):
+                yield (
+                    f"reflection gives rewards by itself and knows nothing of {name}; "
+                    f"set {name} to None."
+                )
+        for name in ("rounds", "chunks"):
+            value = getattr(config.sampling, name)
+            if value > 1:
+                yield (
+                    f"sampling.{name}={value} follows what a verifier says, and "
+                    f"reflection asks none; set sampling.{name} to 1."
+                )
+        if self.queries and self.queries.carried > 1:
+            yield (
+                f"reflection.queries.carried={self.queries.carried} is more than there "
+                "is; set reflection.queries.carried to 1.0."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -198,6 +266,17 @@ class WarmStart:
     micro_batches: Count = 1  # gradients added up per update; changes memory only
     optimizer: Function  # () -> optax transformation
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
+
+    def conflicts(self, config: "Config") -> Iterator[str]:
+        """Micro-batches that do not divide the rows."""
+        del config
+        rows, parts = self.rows, self.micro_batches
+        if isinstance(rows, int) and isinstance(parts, int) and rows % parts:
+            yield (
+                f"warm_start.micro_batches={parts} must divide "
+                f"warm_start.rows={rows}; set warm_start.micro_batches to "
+                f"{math.gcd(rows, parts)}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +308,15 @@ class Mesh:
     data: Devices = 1  # devices that share out the rows and copy the parameters
     fsdp: Devices = 1  # devices that share out the rows and the parameters
     tensor: Devices = 1  # devices that share out each layer
+
+    def conflicts(self) -> Iterator[str]:
+        """Several axes that take what the others leave."""
+        names = [f.name for f in dataclasses.fields(self)]
+        rest = [name for name in names if getattr(self, name) < 0]
+        if len(rest) > 1:
+            both = " and ".join(f"mesh.{name}=-1" for name in rest)
+            fix = f"set mesh.{rest[0]} to 1"
+            yield f"{both} cannot both be what the others leave; {fix}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,19 +575,29 @@ def _conflicts(config: Config) -> Iterator[str]:
         fix = "set seeds to 1 or staged to False"
         yield f"seeds={config.seeds} cannot run side by side with staged=True; {fix}."
     yield from _uncorrected(config)
-    rest = [
-        f.name for f in dataclasses.fields(Mesh) if getattr(config.mesh, f.name) < 0
-    ]
-    if len(rest) > 1:
-        both = " and ".join(f"mesh.{name}=-1" for name in rest)
-        yield f"{both} cannot both be what the others leave; set mesh.{rest[0]} to 1."
-    sizes = config.sampling
-    group, prompts = sizes.group_size, sizes.prompts
-    kept = option(config.downsample, "m", group)
-    parts = (config.update.minibatches, config.update.micro_batches)
-    numbers = (group, prompts, sizes.budget, kept, *parts)
+    yield from config.mesh.conflicts()
+    sizes, update = config.sampling, config.update
+    numbers = (sizes.group_size, sizes.prompts, sizes.budget, kept_of(config))
+    numbers += (update.minibatches, update.micro_batches)
     if not all(isinstance(count, int) for count in numbers):
         return
+    yield from _too_many(config)
+    for part in (
+        *(config.pilot, config.warm_start, config.stop, config.hint),
+        config.reflection,
+    ):
+        if part:
+            yield from part.conflicts(config)
+    yield from _said_elsewhere(config)
+    yield from _undivided(config)
+    yield from _too_small_groups(config, kept_of(config))
+
+
+def _too_many(config: Config) -> Iterator[str]:
+    """Completions asked for that a step does not have."""
+    sizes, kept, rows = config.sampling, kept_of(config), rows_of(config)
+    group, prompts = sizes.group_size, sizes.prompts
+    draws = config.pilot.draws if config.pilot else 0
     if kept < 1:
         yield f"downsample.m={kept} must be at least 1; set downsample.m to 1."
     if kept > group:
@@ -507,93 +605,51 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"sampling.group_size={group} cannot keep downsample.m={kept} completions; "
             f"set downsample.m to at most {group}."
         )
-    draws = config.pilot.draws if config.pilot else 0
-    if rows_of(config) > group * prompts:
+    if rows > group * prompts:
         yield (
             f"sampling.budget={sizes.budget} is more than sampling.group_size={group} "
             f"completions of sampling.prompts={prompts}, pilots apart; set it to at "
             f"most {(group + draws) * prompts}."
         )
-    if rows_of(config) < 1:
-        yield (
-            f"pilot.draws={draws} for "
-            f"sampling.prompts={prompts} leave nothing of the budget to train on; set "
-            f"pilot.draws to at most {(rows_of(config) - 1) // prompts + draws}."
-        )
-    least = option(config.allocate, "least", 0)
-    if isinstance(least, int) and least > rows_of(config) // prompts:
+    least = declared_option(config.allocate, "floor", 0)
+    if isinstance(least, int) and least > rows // prompts > 0:
         yield (
             f"allocate.least={least} for each of {prompts} prompts is more than the "
-            f"{rows_of(config)} completions of a step; set allocate.least to at most "
-            f"{rows_of(config) // prompts}."
+            f"{rows} completions of a step; set allocate.least to at most "
+            f"{rows // prompts}."
         )
-    if isinstance(sizes.chunks, int) and rows_of(config) % sizes.chunks:
-        near = max(n for n in range(1, sizes.chunks) if rows_of(config) % n == 0)
+    if isinstance(sizes.chunks, int) and rows > 0 and rows % sizes.chunks:
+        near = max(n for n in range(1, sizes.chunks) if rows % n == 0)
         yield (
-            f"sampling.chunks={sizes.chunks} must divide the {rows_of(config)} "
+            f"sampling.chunks={sizes.chunks} must divide the {rows} "
             f"completions of a step; set sampling.chunks to {near}."
         )
-    warm = config.warm_start
-    if warm and isinstance(warm.rows, int) and isinstance(warm.micro_batches, int):
-        near = math.gcd(warm.rows, warm.micro_batches)
-        if warm.rows % warm.micro_batches:
-            yield (
-                f"warm_start.micro_batches={warm.micro_batches} must divide "
-                f"warm_start.rows={warm.rows}; set warm_start.micro_batches to {near}."
-            )
-    also = {"sampling.rounds": sizes.rounds > 1, "sampling.budget": sizes.budget > 0}
-    for name, is_set in (also | {"pilot": config.pilot is not None}).items():
-        if config.stop and is_set:
-            yield (
-                f"stop decides how much each prompt draws, and so does {name}; set one "
-                "of them to its default."
-            )
-    if config.stop and sizes.chunks > 1:
-        yield (
-            f"sampling.chunks={sizes.chunks} takes a prompt's completions apart, and "
-            "stop counts them together; set sampling.chunks to 1."
-        )
-    how = config.hint
-    if how and sizes.rounds > 1:
-        yield (
-            f"sampling.rounds={sizes.rounds} gives the place of a dead group to "
-            "another prompt, and hint asks the same one again; set sampling.rounds to "
-            "1 or hint to None."
-        )
-    if how and how.controller and how.gate != 0:
-        yield (
-            "hint.gate ends a search within a visit, and hint.controller sets the "
-            "level between visits; set one of them to its default."
-        )
-    if config.reflection:
-        others = {"hint": how, "stop": config.stop, "pilot": config.pilot}
-        others["shape_reward"] = config.shape_reward
-        for name, is_set in others.items():
-            if is_set:
-                yield (
-                    f"reflection gives rewards by itself and knows nothing of {name}; "
-                    f"set {name} to None."
-                )
-        for name, value in {"rounds": sizes.rounds, "chunks": sizes.chunks}.items():
-            if value > 1:
-                yield (
-                    f"sampling.{name}={value} follows what a verifier says, and "
-                    f"reflection asks none; set sampling.{name} to 1."
-                )
-        queries = config.reflection.queries
-        if queries and queries.carried > 1:
-            yield (
-                f"reflection.queries.carried={queries.carried} is more than there is; "
-                "set reflection.queries.carried to 1.0."
-            )
-    rows = min(rows_of(config), prompts * kept)
-    # What a correction calls by these names is said elsewhere in the config.
-    must = {"rows": (rows / prompts, "the rows trained per prompt")}
-    must["limit"] = (group, "the most that a prompt draws")
+
+
+def _said_elsewhere(config: Config) -> Iterator[str]:
+    """Options of corrections that repeat what the config says of its sizes."""
+    prompts = config.sampling.prompts
+    must = {
+        "rows_per_prompt": (
+            min(rows_of(config) / prompts, kept_of(config)),
+            "the rows trained per prompt",
+        ),
+        "most_draws": (config.sampling.group_size, "the most that a prompt draws"),
+    }
     for name, place in Place(config.correct).walk("correct"):
-        value, (right, what) = place.value, must.get(name.rpartition(".")[2], (0, ""))
-        if what and isinstance(value, int | float) and value != right:
-            yield f"{name}={value} must be {what}, {right:g}; set {name} to {right:g}."
+        for told, (right, what) in must.items() if callable(place.value) else ():
+            own = declared(place.value, told, None)
+            value = option(place.value, own) if own else right
+            if isinstance(value, int | float) and value != right:
+                full = f"{name}.{own}"
+                fix = f"set {full} to {right:g}"
+                yield f"{full}={value} must be {what}, {right:g}; {fix}."
+
+
+def _undivided(config: Config) -> Iterator[str]:
+    """Rows of a step that its updates cannot share out."""
+    parts = (config.update.minibatches, config.update.micro_batches)
+    rows = min(rows_of(config), config.sampling.prompts * kept_of(config))
     if rows % math.prod(parts):
         divisors = [size for size in range(1, rows + 1) if rows % size == 0]
         pairs = [(a, b) for a in divisors for b in divisors if rows % (a * b) == 0]
@@ -602,7 +658,6 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"update.minibatches={parts[0]} times update.micro_batches={parts[1]} must "
             f"divide the {rows} rows trained per step; set them to {a} and {b}."
         )
-    yield from _too_small_groups(config, kept)
 
 
 def _uncorrected(config: Config) -> Iterator[str]:
@@ -643,7 +698,7 @@ def _too_small_groups(config: Config, kept: int) -> Iterator[str]:
         least, called = least_group(getattr(config, stage), stage)
         if group >= least:
             continue
-        now, to = option(config.downsample, "m"), least
+        now, to = kept, least
         if field != "downsample.m":
             now = getattr(config.sampling, field.partition(".")[2])
         if field == "sampling.budget":
@@ -673,6 +728,17 @@ def largest_group(config: Config) -> int:
     if declared(config.allocate, "equal_groups", False) and not config.stop:
         return min(sizes.group_size, -(-rows_of(config) // sizes.prompts))
     return min(sizes.group_size, rows_of(config))
+
+
+def declared_option(function: Function, name: str, default: Any = None) -> Any:
+    """The option of a function that it declares under this name; else `default`."""
+    own = declared(function, name, None)
+    return default if own is None else option(function, own, default)
+
+
+def kept_of(config: Config) -> Any:
+    """m, completions of a prompt that train at most."""
+    return declared_option(config.downsample, "keeps", config.sampling.group_size)
 
 
 def truncates(config: Config) -> bool:

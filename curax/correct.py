@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
+from curax.settings.declared import declares
 
 
 def none(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax.Array:
@@ -168,6 +169,7 @@ def inverse_pass_rate(
     return jnp.where(keep & (right > 0), rate**-power, 0.0)
 
 
+@declares(rows_per_prompt="rows")
 def per_prompt(
     reward: jax.Array, pool: jax.Array, keep: jax.Array, *, rows: float | jax.Array
 ) -> jax.Array:
@@ -205,6 +207,7 @@ def per_prompt(
     return _spread(rows, keep)
 
 
+@declares(rows_per_prompt="rows")
 def accepted_mean(
     reward: jax.Array,
     pool: jax.Array,
@@ -246,6 +249,7 @@ def accepted_mean(
     return _spread(rows, keep & _right(reward, pool, threshold))
 
 
+@declares(rows_per_prompt="rows", most_draws="limit")
 def control_variate(
     reward: jax.Array,
     pool: jax.Array,
@@ -297,6 +301,7 @@ def control_variate(
     return _spread(rows * plus, keep & right) + _spread(rows * minus, keep & ~right)
 
 
+@declares(rows_per_prompt="rows", most_draws="limit")
 def first_success(
     reward: jax.Array,
     pool: jax.Array,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
+from curax.settings.declared import declares
 
 _TIE = 1e-6  # variances this close, relative to the largest, are equal
 
@@ -34,6 +35,7 @@ def none(key: jax.Array, reward: jax.Array, exists: jax.Array) -> jax.Array:
     return jnp.asarray(exists)
 
 
+@declares(keeps="m")
 def max_variance(
     key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
 ) -> jax.Array:
@@ -108,6 +110,7 @@ def max_variance(
     return exists & ((rank < m - from_top) | (rank >= n - from_top))
 
 
+@declares(keeps="m")
 def random(
     key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
 ) -> jax.Array:
@@ -135,6 +138,7 @@ def random(
     return exists & (jnp.argsort(order, axis=-1) < m)
 
 
+@declares(keeps="m")
 def max_reward(
     key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
 ) -> jax.Array:
@@ -169,6 +173,7 @@ def max_reward(
     return exists & (jnp.argsort(order, axis=-1) < m)
 
 
+@declares(keeps="m")
 def percentile(
     key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
 ) -> jax.Array:
@@ -214,6 +219,7 @@ def percentile(
     return exists & (wanted(rank + 1) > wanted(rank))
 
 
+@declares(keeps="m")
 def balanced(
     key: jax.Array,
     reward: jax.Array,

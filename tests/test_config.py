@@ -52,10 +52,12 @@ def weight(outcome, exists, *, f: Callable):
     return f(outcome), exists
 
 
+@declares(floor="least")
 def shared(difficulty, *, budget: int, most: int, least: int = 0):
     return difficulty, budget, most, least
 
 
+@declares(rows_per_prompt="rows", most_draws="limit")
 def scaled(*arrays, rows: float = 4.0, limit: int = 8):
     return arrays, rows, limit
 
@@ -64,6 +66,7 @@ def several(*arrays, rules: tuple[Callable, ...]):
     return arrays, rules
 
 
+@declares(keeps="m")
 def largest(key, reward, exists, *, m: int):
     return key, reward, exists, m
 
@@ -435,7 +438,7 @@ def test_fields_are_keyword_only_and_frozen():
         make().steps = 3  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_without_an_option_m_every_completion_of_a_group_is_trained():
+def test_what_declares_no_most_that_it_keeps_trains_every_completion_of_a_group():
     update = Update(minibatches=128)
     assert make(downsample=plain, update=update).update.minibatches == 128
     assert error_of(lambda: make(update=update)) == (

@@ -4,6 +4,12 @@
     has_ratio       a loss undoes that the policy has left the one that sampled
     least_group     completions below which a group teaches nothing; or the name of the
                     option that says so
+    constant        a multiplier is 1 for every token
+    method          a `step.records.Method` that a function needs in order to be called
+    keeps           the option of a down-sampling that is the most it keeps of a prompt
+    floor           the option of an allocator that is the least it gives a prompt
+    rows_per_prompt the option of a correction that is the rows trained per prompt
+    most_draws      the option of a correction that is the most a prompt draws
 
 Nothing is decided by the identity of a function or by its name: one of a user's own
 declares what it needs in the same way. Only the standard library is imported.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from curax import update
-from curax.config import Config, option, options, rows_of
+from curax.config import Config, kept_of, option, options, rows_of
 from curax.settings.config_paths import Place
 from curax.settings.declared import declared
 from curax.step.methods import hints, pilots, queries, references, refill
@@ -32,7 +32,7 @@ def build(config: Config) -> Components:
         rows=rows_of(config),
         train_rows=min(
             rows_of(config),
-            sizes.prompts * option(config.downsample, "m", sizes.group_size),
+            sizes.prompts * kept_of(config),
         ),
         methods=methods,
     )

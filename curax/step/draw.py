@@ -2,10 +2,11 @@
 
     next_ids -> ask -> (methods) -> allocated -> draw and grade -> collect
 
-`attempt` is these in order, `next_request` those in front of the draw; a driver says how completions are drawn and graded. Prompts
-come in turn, or as a method chose them; pilots or the memory say how hard they are; the
-allocator says how many completions each gets; the sampler draws them, all at once, in
-chunks, or in rounds between which a stopping rule is tested.
+`attempt` is these in order, `next_request` those in front of the draw; a driver says
+how completions are drawn and graded. Prompts come in turn, or as a method chose them;
+pilots or the memory say how hard they are; the allocator says how many completions each
+gets; the sampler draws them, all at once, in chunks, or in rounds between which a
+stopping rule is tested.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.config import Config, ConfigError, option, rows_of
+from curax.config import Config, ConfigError, kept_of, rows_of
 from curax.step import stages
 from curax.step.records import grid_of
 from curax.types import Difficulty, Tokens
@@ -83,7 +83,7 @@ def _check_counts(config: Config) -> None:
 def _check_credit(config: Config) -> None:
     """Of groups that are whole or not, with any number of right completions."""
     shape = grid_of(config)
-    most = option(config.downsample, "m", shape[1])
+    most = kept_of(config)
 
     @jax.jit
     def credit(seed, outcome, exists):

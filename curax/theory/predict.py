@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import memory as memories
-from curax.config import Config, option, rows_of
+from curax.config import Config, kept_of, option, rows_of
 from curax.settings.declared import declared
 from curax.step import learn, stages
 from curax.theory import hint_levels, outcome_states
@@ -212,7 +212,7 @@ def _levels(
 def rows_per_prompt(config: Config) -> float:
     """R: what the sum over the rows of a prompt is divided by."""
     sizes = config.sampling
-    kept = option(config.downsample, "m", sizes.group_size)
+    kept = kept_of(config)
     return min(rows_of(config), sizes.prompts * kept) / sizes.prompts
 
 
