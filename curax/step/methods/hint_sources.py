@@ -53,15 +53,12 @@ def write(
     cost: Tally,
 ) -> tuple[Written, Tally]:
     """What the policy writes, again and again where it cannot be read."""
-    assert parts.config.hint
-    assert parts.config.hint.writing
-    tries = parts.config.hint.writing.tries
     contexts = drive.call_task(contexts_of, parts, prompts)
 
     def unread(carry: tuple[jax.Array, Written, Tally]) -> jax.Array:
         number, written, _ = carry
         todo = drive.call_task(unreadable, parts, prompts, wanted, written)
-        return (number < tries) & jnp.any(todo)
+        return drive.call(wants_try, parts, number, todo)
 
     def again(
         carry: tuple[jax.Array, Written, Tally],
@@ -76,6 +73,13 @@ def write(
     start = drive.call(blank, parts, contexts)
     _, written, cost = drive.repeat(unread, again, (jnp.int32(0), start, cost))
     return written, cost
+
+
+def wants_try(parts: Components, number: jax.Array, todo: jax.Array) -> jax.Array:
+    """`[]` bool: hints of a prompt cannot be read and there are tries left."""
+    assert parts.config.hint
+    assert parts.config.hint.writing
+    return (number < parts.config.hint.writing.tries) & jnp.any(todo)
 
 
 def contexts_of(parts: Components, prompts: Prompts) -> Contexts:

@@ -83,16 +83,23 @@ def before_draw(
     assert parts.config.hint
     if not parts.config.hint.controller:
         return request
-    level = drive.call(planned_level, parts, state, request.prompts)
-    hints, cost = hint_sources.make(drive, parts, state, request.prompts, level > 0)
+    level, wanted = drive.call(planned_level, parts, state, request.prompts)
+    hints, cost = hint_sources.make(drive, parts, state, request.prompts, wanted)
     return drive.call(with_hints, parts, request, hints, level, cost)
 
 
-def planned_level(parts: Components, state: TrainState, prompts: Prompts) -> jax.Array:
-    """`[B]` int32, the level that a controller has set; 0 beyond the most allowed."""
+def planned_level(
+    parts: Components, state: TrainState, prompts: Prompts
+) -> tuple[jax.Array, jax.Array]:
+    """The level that a controller has set, and which prompts are hinted by it.
+
+    Returns:
+        `[B]` int32, 0 beyond the most allowed; `[B]` bool.
+    """
     assert parts.config.hint
     level = state.methods[NAME].level[prompts.id]
-    return jnp.where(limit(level > 0, parts.config.hint.most), level, 0)
+    wanted = limit(level > 0, parts.config.hint.most)
+    return jnp.where(wanted, level, 0), wanted
 
 
 def with_hints(
