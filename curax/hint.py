@@ -375,6 +375,28 @@ def reference_prefix(
             "hint.source=reference_prefix needs reference solutions, and this task has "
             "none; choose a task that has, or another source."
         )
+    return heads(*hinting.solution(prompts), levels=levels, shares=shares)
+
+
+def heads(
+    tokens: Any, mask: Any, *, levels: int, shares: tuple[float, ...] | None = None
+) -> tuple[Any, Any]:
+    """The beginning of each row, the more of it the higher the level.
+
+        the first max(1, round(share_l S_b)) of its S_b tokens
+
+    Args:
+        tokens: `[B, S]` int32, right-padded.
+        mask: `[B, S]` bool.
+        levels: as `reference_prefix`.
+        shares: as `reference_prefix`.
+
+    Returns:
+        `[B, L, S]` int32 tokens, `[B, L, S]` bool mask, arrays of the kind given.
+
+    Raises:
+        ValueError: if the shares are not ascending numbers in (0, 1], one per level.
+    """
     if shares is None:
         shares = tuple(level / (levels + 1) for level in range(1, levels + 1))
     if len(shares) != levels or not all(
@@ -385,7 +407,6 @@ def reference_prefix(
             f"shares={shares} must be {levels} numbers in (0, 1], ascending; give one "
             "per level of hint.levels."
         )
-    tokens, mask = hinting.solution(prompts)
     xp: Any = tokens.__array_namespace__()
     length = mask.sum(-1).astype(xp.float32)[:, None]
     share = xp.asarray(shares, dtype=xp.float32)[None, :]

@@ -5,7 +5,8 @@
     least_group     completions below which a group teaches nothing; or the name of the
                     option that says so
     constant        a multiplier is 1 for every token
-    method          a `step.records.Method` that a function needs in order to be called
+    method          the `step.records.Method` that keeps what a function reads
+    recall          the completions that a source of hints reads, of a method's state
     keeps           the option of a down-sampling that is the most it keeps of a prompt
     floor           the option of an allocator that is the least it gives a prompt
     rows_per_prompt the option of a correction that is the rows trained per prompt

@@ -1,0 +1,135 @@
+"""Prefix sampling: hints that are the beginning of the policy's own right completion.
+
+The last right completion of every prompt is remembered. Where a later visit goes badly,
+the prompt is asked with a head of it, and a controller moves the cut until about half of
+the completions are right. A prompt that was never solved has no hint.
+
+    hint of level l = the first l / (L + 1) of the completion remembered
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from curax import hint
+from curax.arrays import metrics
+from curax.arrays.metrics import Tally
+from curax.config import Config
+from curax.settings.declared import declares
+from curax.step.records import Components, Groups, Method, StepRollouts
+from curax.types import Hinting, Prompts, Task, TrainState
+
+NAME = "prefixes"
+
+
+@flax.struct.dataclass(kw_only=True)
+class Solved:
+    """The last right completion of each prompt id, without its end."""
+
+    tokens: jax.Array  # [num_prompts, T] int32
+    length: jax.Array  # [num_prompts] int32 tokens; 0: the prompt was never solved
+
+
+def needs(config: Config, task: Task) -> Iterator[str]:
+    """Hints that are not written by the policy as well."""
+    del task
+    if config.hint and config.hint.writing:
+        yield (
+            "hint.source=own_prefix remembers what hints say, and hint.writing has the "
+            "policy write them; set hint.writing to None."
+        )
+
+
+def init(parts: Components, params: Any) -> Solved:
+    """No prompt was solved yet."""
+    del params
+    count, most = parts.task.num_prompts, parts.config.sampling.max_tokens
+    return Solved(
+        tokens=jnp.zeros((count, most), jnp.int32), length=jnp.zeros(count, jnp.int32)
+    )
+
+
+def recall(
+    parts: Components, state: TrainState, prompts: Prompts
+) -> tuple[jax.Array, jax.Array]:
+    """`[B, T]` int32 tokens and bool mask of the completions remembered of prompts."""
+    del parts
+    solved: Solved = state.methods[NAME]
+    tokens, length = solved.tokens[prompts.id], solved.length[prompts.id]
+    return tokens, jnp.arange(tokens.shape[-1]) < length[:, None]
+
+
+def after_update(
+    parts: Components,
+    state: TrainState,
+    params: Any,
+    drawn: StepRollouts,
+    seen: Groups,
+) -> Solved:
+    """The memory with the first right completion of each group of the step.
+
+    Right is an outcome above 0.5, with a hint or without.
+    """
+    del params
+    solved: Solved = state.methods[NAME]
+    right = seen.exists & (seen.outcome > 0.5)
+    place = jnp.argmax(right, -1)[:, None]
+    row = jnp.take_along_axis(seen.row, place, -1)[:, 0]
+    row = jnp.minimum(row, parts.rows - 1)
+    tokens, mask = drawn.rollouts.tokens[row], drawn.rollouts.mask[row]
+    mask = mask & ~jnp.isin(tokens, jnp.asarray(parts.task.end, jnp.int32))
+    length = jnp.sum(mask, -1, dtype=jnp.int32)
+    who = jnp.where(jnp.any(right, -1), drawn.prompts.id, len(solved.length))
+    return Solved(
+        tokens=solved.tokens.at[who].set(jnp.where(mask, tokens, 0), mode="drop"),
+        length=solved.length.at[who].set(length, mode="drop"),
+    )
+
+
+def metrics_of(
+    parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
+) -> Tally:
+    """The share of the step's prompts that were solved before it."""
+    del parts, seen
+    known = state.methods[NAME].length[drawn.prompts.id] > 0
+    share = metrics.mean(known, jnp.ones_like(known))
+    return Tally(means={"prefix/known_fraction": share}, counts={})
+
+
+METHOD = Method(
+    name=NAME,
+    needs=needs,
+    init=init,
+    after_update=after_update,
+    metrics=metrics_of,
+)
+
+
+@declares(method=METHOD, recall=recall)
+def own_prefix(
+    hinting: Hinting,
+    prompts: Prompts,
+    *,
+    levels: int,
+    shares: tuple[float, ...] | None = None,
+    written: tuple[Any, Any] | None,
+) -> tuple[Any, Any]:
+    """The beginning of a right completion of the policy's own: a `hint.source`.
+
+    Args:
+        hinting: not read.
+        prompts: not read.
+        levels: L, levels of hints; static.
+        shares: of the completion, by level, as of `hint.reference_prefix`.
+        written: `[B, T]` int32 tokens and bool mask, the completions remembered.
+
+    Returns:
+        `[B, L, T]` int32 tokens, `[B, L, T]` bool mask; a prompt that was never solved
+        has no hints.
+    """
+    del hinting, prompts
+    assert written is not None
+    return hint.heads(*written, levels=levels, shares=shares)
