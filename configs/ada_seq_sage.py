@@ -18,62 +18,24 @@ Here:     The mean over the right ones. It is exact when draws stop early, and a
 
 from functools import partial
 
-import optax
-
-from curax import (
-    advantage,
-    aggregate,
-    allocate,
-    correct,
-    downsample,
-    gate,
-    hint,
-    loss,
-    modulate,
-    objective,
-    stop,
-    update,
-)
-from curax.config import Config, Evaluation, Hint, Sampling, Stop, Update, WarmStart
-from curax.models import transformer
+from curax import advantage, aggregate, correct, downsample, gate, loss, objective, stop
+from curax.config import Config, Hint, Sampling, Stop
+from curax.hint import all_wrong, reference_prefix
 from curax.tasks import chain
+from curax.testbed import embedded
 
 
 def get_config() -> Config:
-    return Config(
-        task=partial(chain.task, depth=6, hints=True),
-        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
-        warm_start=WarmStart(
-            steps=500,
-            rows=128,
-            optimizer=partial(
-                optax.adamw,
-                learning_rate=partial(
-                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
-                ),
-                weight_decay=0.01,
-            ),
-        ),
+    return embedded(
+        task=partial(chain.task, hints=True),
         sampling=Sampling(prompts=32, group_size=32, max_tokens=8),
         stop=Stop(rule=stop.positives, round_size=8),
-        hint=Hint(
-            source=hint.reference_prefix,
-            levels=3,
-            width=7,
-            trigger=hint.all_wrong,
-        ),
-        allocate=allocate.uniform,
+        hint=Hint(source=reference_prefix, levels=3, width=7, trigger=all_wrong),
         gate=gate.accepted,
         downsample=partial(downsample.random, m=4),
         correct=partial(correct.accepted_mean, rows=4),
         advantage=advantage.raw,
-        objective=partial(objective.prompt_weight, f=objective.linear),
         claim=objective.log,
-        modulate=modulate.none,
         loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
         aggregate=partial(aggregate.constant_length, length=8),
-        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
-        update=Update(minibatches=2, clip_norm=1.0),
-        evaluation=Evaluation(every=50, prompts=256, samples=8),
-        steps=200,
     )

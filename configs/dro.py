@@ -19,72 +19,24 @@ Here:     `rationale.task`: nobody verifies but the held-out prompts. 16 complet
 
 from functools import partial
 
-import optax
-
-from curax import (
-    advantage,
-    aggregate,
-    allocate,
-    correct,
-    downsample,
-    gate,
-    loss,
-    modulate,
-    objective,
-    reflect,
-    update,
-)
-from curax.config import (
-    Config,
-    Evaluation,
-    Queries,
-    Reflection,
-    Sampling,
-    Update,
-    WarmStart,
-)
-from curax.models import transformer
+from curax import advantage, aggregate, loss, reflect
+from curax.config import Config, Queries, Reflection, Sampling
 from curax.tasks import rationale
+from curax.testbed import embedded
 
 
 def get_config() -> Config:
-    return Config(
+    return embedded(
         task=rationale.task,
-        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
-        warm_start=WarmStart(
-            steps=500,
-            rows=128,
-            optimizer=partial(
-                optax.adamw,
-                learning_rate=partial(
-                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
-                ),
-                weight_decay=0.01,
-            ),
-        ),
         sampling=Sampling(prompts=16, group_size=16, max_tokens=22),
         reflection=Reflection(
             weights=reflect.denoised,
             leave_one_out=True,
             queries=Queries(
-                every=10,
-                candidates=2,
-                draws=8,
-                keep=reflect.null_test,
-                carried=0.1,
+                every=10, candidates=2, draws=8, keep=reflect.null_test, carried=0.1
             ),
         ),
-        allocate=allocate.uniform,
-        gate=gate.none,
-        downsample=downsample.none,
-        correct=correct.none,
         advantage=partial(advantage.standardised, floor=0.05),
-        objective=partial(objective.prompt_weight, f=objective.linear),
-        modulate=modulate.none,
         loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
         aggregate=partial(aggregate.constant_length, length=8),
-        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
-        update=Update(minibatches=2, clip_norm=1.0),
-        evaluation=Evaluation(every=50, prompts=256, samples=8),
-        steps=200,
     )

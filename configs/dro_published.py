@@ -21,82 +21,30 @@ Here:     As there: 16 completions, drawn at top-p 0.95,
 
 from functools import partial
 
-import optax
-
-from curax import (
-    advantage,
-    aggregate,
-    allocate,
-    correct,
-    downsample,
-    gate,
-    loss,
-    modulate,
-    objective,
-    reflect,
-    update,
-)
-from curax.config import (
-    KL,
-    Config,
-    Evaluation,
-    Queries,
-    Reflection,
-    Sampling,
-    Update,
-    WarmStart,
-)
-from curax.models import transformer
+from curax import advantage, aggregate, correct, gate, loss, reflect
+from curax.config import KL, Config, Queries, Reflection, Sampling
 from curax.tasks import rationale
+from curax.testbed import embedded
 
 
 def get_config() -> Config:
-    return Config(
+    keep = partial(reflect.percentile, flattest=0.5, hardest=10.0)
+    return embedded(
         task=rationale.task,
-        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
-        warm_start=WarmStart(
-            steps=500,
-            rows=128,
-            optimizer=partial(
-                optax.adamw,
-                learning_rate=partial(
-                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
-                ),
-                weight_decay=0.01,
-            ),
-        ),
+        # As published: nothing corrects what top-p cuts off.
         sampling=Sampling(
-            prompts=16,
-            group_size=16,
-            max_tokens=22,
-            top_p=0.95,
-            accept_truncation=True,  # as published: nothing corrects what it cuts off
+            prompts=16, group_size=16, max_tokens=22, top_p=0.95, accept_truncation=True
         ),
         reflection=Reflection(
             weights=reflect.sigma,
             answers=True,
             length=partial(reflect.length_term, slope=0.5),
-            length_weight=1.0,
-            queries=Queries(
-                every=10,
-                candidates=2,
-                draws=16,
-                keep=partial(reflect.percentile, flattest=0.5, hardest=10.0),
-                carried=0.1,
-            ),
+            queries=Queries(every=10, candidates=2, draws=16, keep=keep, carried=0.1),
         ),
-        allocate=allocate.uniform,
         gate=gate.overlong,
-        downsample=downsample.none,
         correct=correct.none,
         advantage=advantage.standardised,
-        objective=partial(objective.prompt_weight, f=objective.linear),
-        modulate=modulate.none,
         loss=partial(loss.clipped_ratio, low=0.2, high=0.2),
         aggregate=partial(aggregate.constant_length, length=22),
         kl=KL(estimator=loss.k3, coefficient=1e-3),
-        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
-        update=Update(minibatches=2, clip_norm=1.0),
-        evaluation=Evaluation(every=50, prompts=256, samples=8),
-        steps=200,
     )

@@ -17,53 +17,20 @@ Here:     16 draws per prompt, 8 to 24, as released; 8 prompts per step, there 5
 
 from functools import partial
 
-import optax
-
-from curax import (
-    advantage,
-    aggregate,
-    allocate,
-    correct,
-    downsample,
-    gate,
-    loss,
-    modulate,
-    objective,
-    update,
-)
-from curax.config import Config, Evaluation, Memory, Sampling, Update, WarmStart
-from curax.models import transformer
+from curax import advantage, aggregate, allocate, correct, loss
+from curax.config import Config, Memory, Sampling
 from curax.tasks import chain
+from curax.testbed import embedded
 
 
 def get_config() -> Config:
-    return Config(
-        task=partial(chain.task, depth=6, num_prompts=512),
-        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
-        warm_start=WarmStart(
-            steps=500,
-            rows=128,
-            optimizer=partial(
-                optax.adamw,
-                learning_rate=partial(
-                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
-                ),
-                weight_decay=0.01,
-            ),
-        ),
+    return embedded(
+        task=partial(chain.task, num_prompts=512),
         sampling=Sampling(prompts=8, group_size=24, max_tokens=8, budget=128),
         memory=Memory(half_life=1000.0),
         allocate=allocate.dynamo,
-        gate=gate.none,
-        downsample=downsample.none,
         correct=correct.none,
         advantage=partial(advantage.standardised, bessel=True),
-        objective=partial(objective.prompt_weight, f=objective.linear),
-        modulate=modulate.none,
         loss=partial(loss.clipped_ratio, low=0.2, high=0.28, dual=10.0),
         aggregate=aggregate.token_mean,
-        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
-        update=Update(minibatches=2, clip_norm=1.0),
-        evaluation=Evaluation(every=50, prompts=256, samples=8),
-        steps=200,
     )

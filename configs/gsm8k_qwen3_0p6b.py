@@ -11,24 +11,23 @@ Command:  python -m curax.train --config configs/gsm8k_qwen3_0p6b.py --set
 w(p):     That of the recipe, whose updates per batch are kept too.
 """
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import optax
-
-from curax.config import Config, Evaluation, Logging, load, transferred
-from curax.models import pretrained
+from curax.config import Config, load
 from curax.tasks import layouts, problems
+from curax.testbed import from_checkpoint
 
 RECIPE = "dr_grpo"
 
 
 def get_config() -> Config:
     recipe = load(Path(__file__).with_name(f"{RECIPE}.py"))
-    return transferred(
+    return from_checkpoint(
         recipe,
+        path="models/Qwen3-0.6B",
         max_tokens=512,
+        micro_batches=8,
         task=partial(
             problems.task,
             train="data/gsm8k/train.jsonl",
@@ -41,17 +40,4 @@ def get_config() -> Config:
             reference="{answer}" if recipe.reflection else None,
             delimiter="</think>" if recipe.reflection else "",
         ),
-        model=partial(
-            pretrained.model,
-            path="models/Qwen3-0.6B",
-            dtype="bfloat16",
-            remat=True,
-        ),
-        optimizer=partial(optax.adamw, learning_rate=1e-6, b2=0.95, weight_decay=0.0),
-        update=replace(
-            recipe.update, micro_batches=8, vocab_chunk=16384, length_buckets=3
-        ),
-        evaluation=Evaluation(every=20, prompts=256, samples=4),
-        logging=Logging(every=1, checkpoint_every=20),
-        steps=200,
     )

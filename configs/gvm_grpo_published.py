@@ -17,41 +17,13 @@ Here:     The paper cuts what a prompt gets into groups of 4; the code makes one
 
 from functools import partial
 
-import optax
-
-from curax import (
-    advantage,
-    aggregate,
-    allocate,
-    correct,
-    downsample,
-    gate,
-    loss,
-    modulate,
-    objective,
-    score,
-    update,
-)
-from curax.config import KL, Config, Evaluation, Pilot, Sampling, Update, WarmStart
-from curax.models import transformer
-from curax.tasks import chain
+from curax import advantage, aggregate, allocate, correct, loss, objective, score
+from curax.config import KL, Config, Pilot, Sampling
+from curax.testbed import embedded
 
 
 def get_config() -> Config:
-    return Config(
-        task=partial(chain.task, depth=6),
-        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
-        warm_start=WarmStart(
-            steps=500,
-            rows=128,
-            optimizer=partial(
-                optax.adamw,
-                learning_rate=partial(
-                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
-                ),
-                weight_decay=0.01,
-            ),
-        ),
+    return embedded(
         sampling=Sampling(prompts=16, group_size=32, max_tokens=8, budget=192),
         pilot=Pilot(
             draws=4,
@@ -59,18 +31,10 @@ def get_config() -> Config:
             root_mean_square=False,
         ),
         allocate=partial(allocate.gvm, alpha=1e-3, beta=2.0),
-        gate=gate.none,
-        downsample=downsample.none,
         correct=correct.none,
         advantage=partial(advantage.standardised, bessel=True),
-        objective=partial(objective.prompt_weight, f=objective.linear),
         claim=objective.log,
-        modulate=modulate.none,
         loss=partial(loss.clipped_ratio, low=0.2, high=0.2, dual=3.0),
         aggregate=aggregate.token_mean,
         kl=KL(estimator=loss.k3, coefficient=1e-3),
-        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
-        update=Update(minibatches=2, clip_norm=1.0),
-        evaluation=Evaluation(every=50, prompts=256, samples=8),
-        steps=200,
     )

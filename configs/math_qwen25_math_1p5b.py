@@ -12,24 +12,23 @@ Command:  python -m curax.train --config configs/math_qwen25_math_1p5b.py --set
 w(p):     That of the recipe, whose updates per batch are kept too.
 """
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import optax
-
-from curax.config import Config, Evaluation, Logging, load, transferred
-from curax.models import pretrained
+from curax.config import Config, load
 from curax.tasks import problems
+from curax.testbed import from_checkpoint
 
 RECIPE = "ada_seq_balanced_exact"
 
 
 def get_config() -> Config:
     recipe = load(Path(__file__).with_name(f"{RECIPE}.py"))
-    return transferred(
+    return from_checkpoint(
         recipe,
+        path="models/Qwen2.5-Math-1.5B",
         max_tokens=2048,
+        micro_batches=16,
         task=partial(
             problems.task,
             train="data/math/train.jsonl",
@@ -39,17 +38,4 @@ def get_config() -> Config:
             max_prompt_tokens=1024,
             hints=bool(recipe.hint),
         ),
-        model=partial(
-            pretrained.model,
-            path="models/Qwen2.5-Math-1.5B",
-            dtype="bfloat16",
-            remat=True,
-        ),
-        optimizer=partial(optax.adamw, learning_rate=1e-6, b2=0.95, weight_decay=0.0),
-        update=replace(
-            recipe.update, micro_batches=16, vocab_chunk=16384, length_buckets=3
-        ),
-        evaluation=Evaluation(every=20, prompts=256, samples=4),
-        logging=Logging(every=1, checkpoint_every=20),
-        steps=200,
     )

@@ -21,59 +21,22 @@ Here:     Eight completions of 16 prompts, there 128, three levels of hints, hal
 
 from functools import partial
 
-import optax
-
-from curax import (
-    advantage,
-    aggregate,
-    allocate,
-    correct,
-    downsample,
-    gate,
-    hint,
-    loss,
-    modulate,
-    objective,
-    update,
-)
-from curax.config import Config, Evaluation, Hint, Sampling, Update, WarmStart
-from curax.models import transformer
+from curax import advantage, aggregate, correct, gate, hint, loss
+from curax.config import Config, Hint, Sampling
 from curax.tasks import chain
+from curax.testbed import embedded
 
 
 def get_config() -> Config:
-    return Config(
-        task=partial(chain.task, depth=6, hints=True),
-        model=partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
-        warm_start=WarmStart(
-            steps=500,
-            rows=128,
-            optimizer=partial(
-                optax.adamw,
-                learning_rate=partial(
-                    update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4
-                ),
-                weight_decay=0.01,
-            ),
-        ),
+    return embedded(
+        task=partial(chain.task, hints=True),
         sampling=Sampling(prompts=16, group_size=8, max_tokens=8),
         hint=Hint(
-            source=hint.reference_prefix,
-            levels=3,
-            width=7,
-            trigger=hint.all_wrong,
+            source=hint.reference_prefix, levels=3, width=7, trigger=hint.all_wrong
         ),
-        allocate=allocate.uniform,
         gate=gate.zero_variance,
-        downsample=downsample.none,
         correct=correct.none,
         advantage=advantage.standardised,
-        objective=partial(objective.prompt_weight, f=objective.linear),
-        modulate=modulate.none,
         loss=partial(loss.clipped_ratio, low=0.2, high=0.28, dual=3.0),
         aggregate=partial(aggregate.constant_length, length=8),
-        optimizer=partial(optax.adam, learning_rate=3e-4, b2=0.99),
-        update=Update(minibatches=2, clip_norm=1.0),
-        evaluation=Evaluation(every=50, prompts=256, samples=8),
-        steps=200,
     )

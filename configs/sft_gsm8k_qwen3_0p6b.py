@@ -15,25 +15,20 @@ from pathlib import Path
 import optax
 
 from curax import update
-from curax.config import (
-    Config,
-    Evaluation,
-    Logging,
-    Update,
-    WarmStart,
-    load,
-    transferred,
-)
-from curax.models import pretrained
+from curax.config import Config, Logging, WarmStart, load
 from curax.tasks import layouts, problems
+from curax.testbed import from_checkpoint
 
 STEPS = 350  # of 64 problems: three times through the 7,473 of GSM8K
+RATE = partial(update.warmup_cosine, peak=1e-5, warmup=20, steps=STEPS, end=1e-6)
 
 
 def get_config() -> Config:
-    return transferred(
+    return from_checkpoint(
         load(Path(__file__).with_name("dr_grpo.py")),
+        path="models/Qwen3-0.6B",
         max_tokens=512,
+        micro_batches=8,
         task=partial(
             problems.task,
             train="data/gsm8k/train.jsonl",
@@ -45,27 +40,14 @@ def get_config() -> Config:
             max_prompt_tokens=256,
             max_trace_tokens=512,
         ),
-        model=partial(
-            pretrained.model,
-            path="models/Qwen3-0.6B",
-            dtype="bfloat16",
-            remat=True,
-        ),
         warm_start=WarmStart(
             steps=STEPS,
             rows=64,
             micro_batches=8,
             optimizer=partial(
-                optax.adamw,
-                learning_rate=partial(
-                    update.warmup_cosine, peak=1e-5, warmup=20, steps=STEPS, end=1e-6
-                ),
-                b2=0.95,
-                weight_decay=0.0,
+                optax.adamw, learning_rate=RATE, b2=0.95, weight_decay=0.0
             ),
         ),
-        update=Update(micro_batches=8, vocab_chunk=16384, length_buckets=3),
-        evaluation=Evaluation(prompts=256, samples=4),
         logging=Logging(every=1, checkpoint_every=50),
         steps=0,
     )

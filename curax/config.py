@@ -341,7 +341,7 @@ class KL:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run. Functions that a stage needs have no default: a recipe names each.
+    """A run. Stages have no default: a recipe, or its test bed, names each function.
 
     Raises:
         ConfigError: when built, naming the first field that is wrong and a fix.
@@ -357,7 +357,7 @@ class Config:
     claim: Function | None = None  # f(p) that it states, for xray; None: objective.f
     gate: Function  # which completions may train
     downsample: Function  # which of them do, at most its option m per prompt
-    correct: Function  # how the selection is undone; said by every recipe
+    correct: Function  # how the selection is undone; said by every recipe that selects
     pool_statistics: bool = True  # advantages see all drawn, False: only those kept
     advantage: Function  # credit per completion
     modulate: Function  # multiplier per token

@@ -1,6 +1,7 @@
 """Every file in configs/ loads, says what it is, and trains."""
 
 import ast
+import inspect
 import json
 import shlex
 from dataclasses import replace
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import real
+import test_testbed
 
 from curax import train
 from curax.config import describe, load, option, override
@@ -20,15 +22,17 @@ from curax.runs import run
 from curax.step import loops
 from curax.step.build import build
 from curax.tasks import chain, layouts
+from curax.testbed import embedded
 from curax.types import Model
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("experiments/*/config.py")])
-# Those on the embedded task, and those that take one of them to a real model.
-RECIPES = [path for path in FILES if "chain.task" in path.read_text()]
+EMBEDDED = [path for path in FILES if "return embedded(" in path.read_text()]
 # Those without a verifier, which `test_reflected` trains, and none takes over.
-REFLECTIVE = [path for path in FILES if "rationale.task" in path.read_text()]
-REAL = [path for path in FILES if path not in RECIPES + REFLECTIVE]
+REFLECTIVE = [path for path in EMBEDDED if "rationale.task" in path.read_text()]
+RECIPES = [path for path in EMBEDDED if path not in REFLECTIVE]
+# Those that take one of them to a real model.
+REAL = [path for path in FILES if path not in EMBEDDED]
 SUPERVISED = {"sft_gsm8k_qwen3_0p6b.py"}  # by supervised steps alone: has no recipe
 
 
@@ -118,6 +122,23 @@ def test_a_docstring_says_which_paper_how_to_run_it_and_what_it_optimises(path):
     assert (python, module, name) == ("python", "-m", train.__name__)
     args = train.parser().parse_args(arguments)
     assert ROOT / args.config == path
+
+
+@for_each(EMBEDDED)
+def test_a_recipe_is_at_most_25_lines_of_code(path):
+    text = path.read_text()
+    code = text.splitlines()[ast.parse(text).body[1].lineno - 1 :]
+    assert len([line for line in code if line.strip(" ").partition("#")[0]]) <= 25
+
+
+@for_each(EMBEDDED)
+def test_a_recipe_repeats_nothing_that_its_test_bed_says(path):
+    calls = [n for n in ast.walk(ast.parse(path.read_text())) if type(n) is ast.Call]
+    (call,) = [call for call in calls if ast.unparse(call.func) == "embedded"]
+    said = {keyword.arg for keyword in call.keywords}
+    left_open = set(inspect.signature(embedded).parameters) | {"correct"}
+    config, bed = describe(load(path)), describe(test_testbed.bed())
+    assert not {name for name in said - left_open if config[name] == bed[name]}
 
 
 # Recipe: lower and upper clip, dual clip and KL of the code or the paper it names.

@@ -39,8 +39,12 @@ RATES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 def recipes():
     """Those on the embedded task; the others take one of them over."""
-    files = (path for path in CONFIGS.glob("*.py") if "chain.task" in path.read_text())
-    return sorted(path.stem for path in files)
+    texts = {path.stem: path.read_text() for path in CONFIGS.glob("*.py")}
+    return sorted(
+        name
+        for name, text in texts.items()
+        if "return embedded(" in text and "rationale.task" not in text
+    )
 
 
 @cache

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "verify": {"settings"},
     "tasks": BASE | {"verify"},
     "models": BASE,
+    "testbed": BASE | STAGES | {"config", "models", "tasks"},
     "step": BASE | STAGES | {"config", "monitors"},
     "theory": BASE | STAGES | {"config", "step"},
     "runs": BASE | {"config", "step", "theory", "models", "tasks"},

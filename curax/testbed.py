@@ -1,0 +1,139 @@
+"""The test beds of configs/: what a recipe is tried on, and how it is measured.
+
+A recipe states its method; its task, model, warm start and evaluation stand here, once.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import optax
+
+from curax import allocate, correct, downsample, gate, modulate, objective, update
+from curax.config import (
+    Config,
+    ConfigError,
+    Evaluation,
+    Logging,
+    Sampling,
+    Update,
+    WarmStart,
+    transferred,
+)
+from curax.models import pretrained, transformer
+from curax.settings.config_types import Function
+from curax.tasks import chain
+
+# Fields by which some prompts or completions count more than others.
+SELECTION = ("allocate", "pilot", "stop", "gate", "downsample")
+
+
+def embedded(
+    *,
+    sampling: Sampling,
+    advantage: Function,
+    loss: Function,
+    aggregate: Function,
+    **fields: Any,
+) -> Config:
+    """A recipe on the embedded task, chains of modular arithmetic, in CPU minutes.
+
+    The policy is a transformer of two layers; 500 supervised steps on the traces of a
+    teacher with bad habits are its warm start. RL is 200 steps of two Adam updates
+    each. 256 held-out prompts are evaluated every 50 steps, 8 completions each.
+
+    A stage that is not named does nothing: prompts draw equally many completions, all
+    of them train, and the objective is the pass rate itself. `correct` may be left out
+    only where nothing is selected (`SELECTION`): a recipe that selects says how that is
+    undone.
+
+    Args:
+        sampling: completions, of how many prompts, of at most how many tokens; right
+            ones take up to 7.
+        advantage: credit of a completion.
+        loss: loss of a token.
+        aggregate: weight of a token.
+        **fields: of `Config`, in place of what is said above.
+
+    Returns:
+        The config of the recipe.
+
+    Raises:
+        ConfigError: `correct` is missing where something is selected; or what `Config`
+            raises.
+    """
+    selects = [name for name in SELECTION if name in fields]
+    if selects and "correct" not in fields:
+        raise ConfigError(
+            f"correct is not set, but {' and '.join(selects)} may select; set correct "
+            "to what undoes that, or to correct.none."
+        )
+    warm_up = partial(update.warmup_cosine, peak=8e-3, warmup=20, steps=500, end=3e-4)
+    shared: dict[str, Any] = {
+        "task": chain.task,
+        "model": partial(transformer.model, width=64, layers=2, heads=4, kv_heads=2),
+        "warm_start": WarmStart(
+            steps=500,
+            rows=128,
+            optimizer=partial(optax.adamw, learning_rate=warm_up, weight_decay=0.01),
+        ),
+        "allocate": allocate.uniform,
+        "gate": gate.none,
+        "downsample": downsample.none,
+        "objective": partial(objective.prompt_weight, f=objective.linear),
+        "correct": correct.none,
+        "modulate": modulate.none,
+        "optimizer": partial(optax.adam, learning_rate=3e-4, b2=0.99),
+        "update": Update(minibatches=2),
+        "evaluation": Evaluation(every=50, prompts=256, samples=8),
+        "steps": 200,
+    }
+    return Config(
+        sampling=sampling,
+        advantage=advantage,
+        loss=loss,
+        aggregate=aggregate,
+        **(shared | fields),
+    )
+
+
+def from_checkpoint(
+    recipe: Config, *, path: str, max_tokens: int, micro_batches: int, **fields: Any
+) -> Config:
+    """A recipe on a Hugging Face checkpoint and a task of one's own.
+
+    The stages of the recipe stay, and so do its numbers of completions and of updates
+    per batch (`transferred`). The policy computes in bfloat16 and recomputes
+    activations; RL is 200 steps of AdamW at a rate of 1e-6, with log-probs in chunks
+    of 16,384 vocabulary entries and rows in three lengths. 256 held-out prompts are
+    evaluated every 20 steps, 4 completions each, and there is no warm start.
+
+    Args:
+        recipe: what `load` gives of a file in configs/.
+        path: folder of the checkpoint.
+        max_tokens: of a completion.
+        micro_batches: gradients added up per update; more take less memory.
+        **fields: of `Config`, in place of what is said above; `task` is needed.
+
+    Returns:
+        The config of the run.
+
+    Raises:
+        ConfigError: what `Config` raises.
+    """
+    shared = {
+        "model": partial(pretrained.model, path=path, dtype="bfloat16", remat=True),
+        "optimizer": partial(
+            optax.adamw, learning_rate=1e-6, b2=0.95, weight_decay=0.0
+        ),
+        "update": replace(
+            recipe.update,
+            micro_batches=micro_batches,
+            vocab_chunk=16384,
+            length_buckets=3,
+        ),
+        "evaluation": Evaluation(every=20, prompts=256, samples=4),
+        "logging": Logging(every=1, checkpoint_every=20),
+        "steps": 200,
+    }
+    return transferred(recipe, max_tokens=max_tokens, **(shared | fields))
