@@ -645,68 +645,6 @@ def self_normalised(
     return jnp.where(jnp.asarray(hinted)[..., None], share, credit)
 
 
-# ----- transfer
-
-
-def reliance(
-    log_ratio: jax.Array, length: jax.Array, outcome: jax.Array, exists: jax.Array
-) -> jax.Array:
-    """How much less likely right completions are without the hint, per token.
-
-        mean over right completions of log_ratio / length
-
-    About 0: the policy needs no hint to say the same. Far below 0: what it says rests
-    on the hint and hardly carries over.
-
-    Args:
-        log_ratio: `[..., G]` float, nats, as `dropped`.
-        length: `[..., G]` float or int, tokens of each completion.
-        outcome: `[..., G]` float in [0, 1]; right above 0.5.
-        exists: `[..., G]` bool, True where there is a completion with an outcome.
-
-    Returns:
-        `[...]` float32, nats per token; 0 where nothing is right.
-
-    Raises:
-        AssertionError: while tracing, if shapes differ.
-
-    References:
-        HiLL, arXiv:2604.00698, hint reliance.
-    """
-    chex.assert_equal_shape([log_ratio, length, outcome, exists])
-    right = exists & (jnp.asarray(outcome) > 0.5)
-    tokens = jnp.maximum(jnp.asarray(length).astype(jnp.float32), 1.0)
-    return masked.mean(jnp.asarray(log_ratio, jnp.float32) / tokens, right)
-
-
-def transfer_bound(
-    log_ratio: jax.Array, outcome: jax.Array, exists: jax.Array
-) -> jax.Array:
-    """What a hinted group says of the pass rate without the hint, from below.
-
-        p_h e^-D <= p_0,   D = -(mean over right completions of log_ratio)
-
-    By Jensen's inequality on p_0 = p_h E[rho | right]. Of a group it bounds the mean
-    of rho r from below, never above it, with p_h the share of right completions.
-
-    Args:
-        log_ratio: `[..., G]` float, nats, as `dropped`.
-        outcome: `[..., G]` float in [0, 1]; right above 0.5.
-        exists: `[..., G]` bool, True where there is a completion with an outcome.
-
-    Returns:
-        `[...]` float32, at least 0; 0 where nothing is right.
-
-    Raises:
-        AssertionError: while tracing, if shapes differ.
-    """
-    chex.assert_equal_shape([log_ratio, outcome, exists])
-    n, right = _counts(outcome, exists)
-    share = right / jnp.maximum(n, 1.0)
-    of_right = exists & (jnp.asarray(outcome) > 0.5)
-    return share * jnp.exp(jnp.minimum(masked.mean(log_ratio, of_right), _CAP_NATS))
-
-
 # ----- inside
 
 

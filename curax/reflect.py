@@ -108,31 +108,6 @@ def variance(spread: Spread, mask: jax.Array) -> jax.Array:
     return jnp.where(mask, spread.variance, 0.0)
 
 
-def threshold(
-    spread: Spread, mask: jax.Array, *, least: float | jax.Array
-) -> jax.Array:
-    """Tokens count by their standard deviation, if it is large enough.
-
-        g = sigma 1[sigma >= least]
-
-    Args:
-        spread: as `mean`.
-        mask: as `mean`.
-        least: smallest sigma of a token that counts, in nats; 0 is `sigma`.
-
-    Returns:
-        `[..., Y]` float32, g in nats; 0 where `mask` is False.
-
-    Raises:
-        AssertionError: as `mean`.
-
-    References:
-        arXiv:2506.13351 names a Delta; that it is a threshold is our reading.
-    """
-    deviation = sigma(spread, mask)
-    return jnp.where(deviation >= least, deviation, 0.0)
-
-
 def denoised(
     spread: Spread, mask: jax.Array, *, floor: float | jax.Array = 3.0
 ) -> jax.Array:
@@ -227,7 +202,7 @@ def certainty(
             thought; finite where `exists` and `mask`, see `scored`.
         exists: `[..., G]` bool, completions that are compared.
         mask: `[..., Y]` bool, tokens of the reference, its end included.
-        weights: g, one of `mean`, `sigma`, `variance`, `threshold` and `denoised`.
+        weights: g, one of `mean`, `sigma`, `variance` and `denoised`.
         clip_nats: log-probs below -clip_nats count as that in the spread, positive.
         leave_one_out: whether a completion has no say in its own weights; static.
         baseline: `[..., Y]` or `[..., G, Y]` float, nats, log-probs of the reference
@@ -311,51 +286,6 @@ def blank_thought(
     return jnp.where(inside, jnp.asarray(pad, tokens.dtype), tokens), length
 
 
-def propagated(
-    logp: jax.Array, reflective: jax.Array, mask: jax.Array, *, gamma: float | jax.Array
-) -> jax.Array:
-    """Log-probs of the reference, lowered behind tokens that were not expected.
-
-        logp_j + sum_{k < j, k reflective} log P_k(j),
-        P_k(j) = p_k + (1 - p_k) (1 - exp(-gamma (j - k))),  p_k = exp(logp_k)
-
-    Once an improbable token that matters has been written for it, what follows is easy
-    to say. P_k(j) is p_k at k and goes to 1 with the distance and with gamma; without
-    reflective tokens nothing changes.
-
-    Args:
-        logp: `[..., Y]` float, nats, of the reference.
-        reflective: `[..., Y]` bool, tokens that depend on the thought.
-        mask: `[..., Y]` bool, tokens of the reference, without gaps.
-        gamma: how fast they are forgotten, per token, at least 0.
-
-    Returns:
-        `[..., Y]` float32, nats; 0 where `mask` is False.
-
-    Raises:
-        AssertionError: while tracing, if shapes differ or dtypes are not (float, bool,
-            bool).
-
-    References:
-        arXiv:2506.13351, certainty propagation. Which tokens are reflective and gamma
-        are not published.
-    """
-    logp, reflective, mask = checks.arrays(
-        logp=(logp, float), reflective=(reflective, bool), mask=(mask, bool)
-    )
-    logp = jnp.where(mask, jnp.asarray(logp, jnp.float32), 0.0)
-    place = jnp.arange(logp.shape[-1])
-    distance = place[None, :] - place[:, None]  # [k, j]
-    faded = gamma * jnp.maximum(distance, 0).astype(jnp.float32)
-    faded = jnp.broadcast_to(faded, (*logp.shape, logp.shape[-1]))
-    own = logp[..., :, None]
-    factor = jnp.log(jnp.exp(own - faded) - jnp.expm1(-faded))
-    factor = jnp.clip(factor, own, 0.0)
-    before = jnp.broadcast_to(distance > 0, factor.shape)
-    among = before & (reflective & mask)[..., :, None]
-    return jnp.where(mask, logp + masked.total(factor, among, axis=-2), 0.0)
-
-
 def length_term(
     length: jax.Array,
     wanted: jax.Array,
@@ -418,31 +348,6 @@ def drop(
     """
     reward, exists, fit = _check_fit(reward, exists, fit)
     return _left(reward, _at_least_two(exists & fit))
-
-
-def whole_group(
-    reward: jax.Array, exists: jax.Array, fit: jax.Array, *, share: float | jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Groups with too few fit answers leave; the others stay as they are.
-
-    Args:
-        reward: as `drop`.
-        exists: as `drop`.
-        fit: as `drop`.
-        share: least share of fit answers of a group that stays, in [0, 1].
-
-    Returns:
-        As `drop`: all of a group, its unfit ones too, or nothing.
-
-    Raises:
-        AssertionError: as `drop`.
-
-    References:
-        As `drop`.
-    """
-    reward, exists, fit = _check_fit(reward, exists, fit)
-    enough = masked.mean(fit, exists, keepdims=True) >= share
-    return _left(reward, _at_least_two(exists & enough))
 
 
 def floor(
@@ -780,34 +685,6 @@ def chosen(
     own = place - (count - carried)
     old = before[jnp.maximum(own, 0)]
     return jnp.where((own >= 0) & (old >= 0), old, new)
-
-
-def short_thought(
-    length: jax.Array, first: jax.Array, *, share: float | jax.Array = 0.1
-) -> jax.Array:
-    """Whether thoughts have collapsed: they were longer at first, many times over.
-
-        length < share first
-
-    A reward by the mean log-prob of the reference is known to end thoughts of a
-    thousand tokens below a hundred, while it goes on rising.
-
-    Args:
-        length: `[...]` float, mean length of thoughts now, tokens.
-        first: `[...]` float, the same at the first step; NaN: not measured, no alarm.
-        share: of the first length, in [0, 1].
-
-    Returns:
-        `[...]` bool.
-
-    Raises:
-        AssertionError: while tracing, if shapes differ or dtypes are not float.
-
-    References:
-        arXiv:2506.13351, DRO-Aggr; the alarm is ours.
-    """
-    length, first = checks.arrays(length=(length, float), first=(first, float))
-    return length < share * first
 
 
 def _spread(

@@ -3,6 +3,7 @@
 from functools import cache, partial
 from pathlib import Path
 
+import from_nothing
 import optax
 import words
 
@@ -16,7 +17,7 @@ from curax.config import (
     load,
     transferred,
 )
-from curax.models import export, pretrained
+from curax.models import pretrained
 from curax.tasks import problems, text
 
 FILE = Path(__file__)
@@ -35,7 +36,9 @@ def checkpoint(architecture="Qwen3ForCausalLM", *, small=False):
     sizes |= {"width": 32, "mlp_width": 48} if small else {}
     # More rows than words, as real ones have.
     vocab_size = -(-spoken.size // 64) * 64
-    export.create(there, architecture=architecture, vocab_size=vocab_size, **sizes)
+    from_nothing.checkpoint(
+        there, architecture=architecture, vocab_size=vocab_size, **sizes
+    )
     for file in spoken.path.iterdir():
         (there / file.name).write_bytes(file.read_bytes())
     return there

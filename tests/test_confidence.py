@@ -1,4 +1,4 @@
-"""Confidence: definitions in numpy, the vectors of DeepConf, votes and stops."""
+"""Confidence: definitions in numpy, the vectors of DeepConf, votes."""
 
 import math
 from functools import partial
@@ -28,13 +28,10 @@ answers = st.lists(
 
 
 @jax.jit
-def everything(sure, mask, threshold):
-    stop = confidence.stops(sure, mask, window=WINDOW, threshold=threshold)
+def everything(sure, mask):
     return (
         confidence.windows(sure, mask, window=WINDOW),
         confidence.scores(sure, mask, window=WINDOW, tail=TAIL),
-        stop,
-        confidence.stopped_rows(stop, mask),
     )
 
 
@@ -77,45 +74,33 @@ def test_a_trace_has_the_published_windows_and_scores():
     close(PUBLISHED(*whole([1.55] * 10)), [1.55, 1.55, 1.55, 1.55])
 
 
-def test_a_trace_stops_at_the_published_token():
-    """P14: a stop."""
-    stop = partial(confidence.stops, *whole(TRACE), window=3)
-    assert stop(threshold=0.8) == 5
-    assert stop(threshold=0.5) == 10  # below, and not at
-    assert confidence.stopped_rows(stop(threshold=0.8), whole(TRACE)[1])
-    assert not confidence.stopped_rows(stop(threshold=0.5), whole(TRACE)[1])
-
-
-def naive(sure, n, threshold):
-    """Windows by their ends, scores and the stop of one completion, from words."""
+def naive(sure, n):
+    """Windows by their ends and scores of one completion, from words."""
     sure = sure[:n].astype(np.float64)
     ends = {t: sure[t + 1 - WINDOW : t + 1].mean() for t in range(WINDOW - 1, n)}
     mean = sure.mean() if n else 0.0
     ordered = sorted(ends.values()) or [mean]
     tenth = max(1, len(ends) // 10)
-    below = [t for t, value in ends.items() if value < threshold]
     scores = (mean, ordered[0], np.mean(ordered[:tenth]), sure[-TAIL:].mean())
-    return ends, scores if n else (0.0,) * 4, below[0] if below else T
+    return ends, scores if n else (0.0,) * 4
 
 
 @few
-@given(halves, lengths, st.integers(0, 40).map(lambda i: i / 8 + 0.01))
-def test_windows_scores_and_stops_are_their_definitions(sure, length, threshold):
+@given(halves, lengths)
+def test_windows_and_scores_are_their_definitions(sure, length):
     mask = np.arange(T) < length[:, None]
     poisoned = np.where(mask, sure, np.float32(np.nan))
-    (means, full), scores, stop, cut = everything(poisoned, mask, np.float32(threshold))
+    (means, full), scores = everything(poisoned, mask)
     with np.errstate(invalid="ignore"):
         for row, n in enumerate(length):
             if not n:
                 assert not full[row].any()
                 assert [float(score[row]) for score in scores] == [0] * 4
                 continue
-            ends, want, at = naive(sure[row], n, threshold)
+            ends, want = naive(sure[row], n)
             assert np.flatnonzero(full[row]).tolist() == list(ends)
             close(means[row][full[row]], list(ends.values()), atol=1e-5)
             close([score[row] for score in scores], want, atol=1e-5)
-            assert stop[row] == at
-            assert cut[row] == (at < n - 1)
     assert not np.asarray(means)[~np.asarray(full)].any()
 
 
@@ -128,10 +113,9 @@ def test_the_bottom_is_a_tenth_of_the_windows():
     close(got, [np.sort(sure[:n])[:tenth].mean() for n, tenth in pairs])
 
 
-def test_short_completions_are_scored_by_their_mean_and_never_stopped():
+def test_short_completions_are_scored_by_their_mean():
     sure = whole([0.5, 1.0, 3.0])
     close(confidence.scores(*sure, window=4, tail=2), [1.5, 1.5, 1.5, 2.0])
-    assert confidence.stops(*sure, window=4, threshold=100.0) == 3
 
 
 def test_windows_of_long_completions_keep_their_digits():
@@ -148,13 +132,6 @@ def test_scores_are_the_same_however_they_run():
     is_the_same_however_it_runs(
         lambda sure, mask: sum(confidence.scores(sure, mask, window=3)[1:]), sure, mask
     )
-
-
-def test_a_completion_stopped_at_its_last_token_has_lost_nothing():
-    mask = np.arange(6) < np.array([[4], [4], [4], [6], [6]])
-    stop = np.int32([2, 3, 6, 4, 5])
-    got = confidence.stopped_rows(stop, mask)
-    assert got.tolist() == [True, False, False, True, False]
 
 
 # ----- votes

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_layers import STAGES
 
 from curax.runs import record
 
@@ -133,6 +134,26 @@ def test_the_tree_of_the_readme_names_every_module_once():
     there = [path.name for path in package.glob("*.py") if path.stem != "__init__"]
     there += [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
     assert sorted(shown) == sorted(there)
+
+
+def test_every_function_of_a_stage_is_used_or_named_by_a_page():
+    pages = "".join(page.read_text() for page in PAGES)
+    code = [*ROOT.glob("curax/**/*.py"), *ROOT.glob("configs/*.py")]
+    trees = {path: ast.parse(path.read_text()) for path in code}
+    attributes = {
+        node.attr
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+    }
+    for stage in sorted(STAGES):
+        tree = trees[ROOT / "curax" / f"{stage}.py"]
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                shown = re.search(rf"\b{stage}\.{node.name}\b", pages)
+                used = node.name in attributes | names
+                assert shown or used, f"{stage}.{node.name}"
 
 
 @pytest.mark.parametrize(

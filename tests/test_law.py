@@ -27,7 +27,7 @@ from test_correct import PUBLISHED
 from curax import advantage, aggregate, correct, downsample, gate, loss, objective
 from curax.config import Sampling, Update, load, option, override
 from curax.step import optimise, pipeline
-from curax.theory import predict
+from curax.theory import moments, predict
 from curax.types import Batch
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -93,7 +93,7 @@ def coefficients(config, outcome, exists=True, history=0.5):
     Credit times the weight of a row in the loss, where every row is taken and all are
     equally long: then no aggregation has a denominator that depends on content.
     """
-    rows = np.shape(outcome)[-2] * predict.rows_per_prompt(config)
+    rows = np.shape(outcome)[-2] * moments.rows_per_prompt(config)
     share = np.asarray(config.aggregate(np.ones((int(rows), TOKENS), bool))).sum(-1)
     close(share, 1 / rows)
     return assigned(config, outcome, exists, history=history)[1] / rows
@@ -816,7 +816,7 @@ def stated(recipe, config, p, *, n=None, q=0.5):
     """
     sizes = config.sampling
     most = sizes.group_size if sizes.group_size > 1 else sizes.prompts
-    rows = predict.rows_per_prompt(config)
+    rows = moments.rows_per_prompt(config)
     at = SimpleNamespace(p=p, n=n or most, q=q, rows=rows, config=config)
     return STATEMENTS[recipe][1](at)
 
@@ -888,7 +888,7 @@ def test_the_root_of_a_noisy_pass_rate_weighs_hard_prompts_too_little():
     }
     recipe = "ada_est_hybrid_published"
     config = loaded(recipe)
-    rows = predict.rows_per_prompt(config)
+    rows = moments.rows_per_prompt(config)
     for n, want in table.items():
         got = [
             stated(recipe, config, p, n=n) * np.sqrt(p) * rows / n

@@ -50,7 +50,8 @@ for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
     MAY_IMPORT[room] = MAY_IMPORT[room] | more
 
 NO_JAX = {
-    *("settings", "config", "theory/frontier", "models/prompt_form"),
+    *("settings", "config", "models/prompt_form", "runs/xray_picture"),
+    *(f"theory/{name}" for name in ("frontier", "population", "table")),
     *(f"runs/{name}" for name in ("record", "pictures", "page", "progress", "alarms")),
     *("runs/interrupt", "runs/lock"),
 }

@@ -33,6 +33,7 @@ from curax.config import fields_of, load, option, override
 from curax.models import prompt_form
 from curax.runs import run
 from curax.tasks import problems
+from curax.theory import population, summary
 from curax.verify import graders
 
 ROOT = Path(__file__).parents[1]
@@ -356,8 +357,8 @@ def told() -> list[tuple[str, ...]]:
 def test_the_x_ray_says_of_a_recipe_what_the_page_says(row):
     recipe, beta, *numbers = row
     a, b = map(float, beta.split())
-    prompts = xray.believed(a, b)
-    found = xray.look(load(ROOT / "configs" / f"{recipe}.py"), prompts)
+    prompts = population.of_beta(a, b)
+    found = summary.summarise(load(ROOT / "configs" / f"{recipe}.py"), prompts)
     by = {key: np.array(v, float) for key, v in found["by_pass_rate"].items()}
     low, middle, high = (np.flatnonzero(by["p"] == p)[0] for p in (0.1, 0.5, 0.9))
     weight, noise = by["weight"], by["noise_against_grpo"]

@@ -37,7 +37,16 @@ from curax.config import (
     override,
 )
 from curax.tasks import chain
-from curax.theory import outcome_states, predict, stated_objective
+from curax.theory import (
+    cases,
+    credits,
+    moments,
+    outcome_states,
+    predict,
+    remarks,
+    stated_objective,
+    visits,
+)
 from curax.types import Difficulty
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -365,9 +374,9 @@ def test_any_stages_weigh_as_their_credit_of_every_number_of_right_ones(guard):
     def credit(outcome, exists):
         key, history = jax.random.key(1), jnp.full(1, 0.5)
         arrays = outcome, outcome, exists, exists, history
-        return predict.pipeline.assign(config, key, *arrays).credit[0]
+        return credits.pipeline.assign(config, key, *arrays).credit[0]
 
-    rows = predict.rows_per_prompt(config)
+    rows = moments.rows_per_prompt(config)
     given = np.asarray(jax.jit(credit)(outcome, every), np.float64) / rows
     found = exact(config, p)
     close(found.weight, [effective_weight(given, rate) for rate in p], rtol=1e-4)
@@ -486,16 +495,16 @@ def test_pilots_are_counted_one_by_one():
 
 def test_a_memory_is_as_precise_as_its_discounted_draws():
     config = composed(2, 8, memory=Memory(half_life=6.58), steps=300)
-    draws, trials = predict._held(config, None, 300)
+    draws, trials = visits.memory_draws(config, None, 300)
     kept = 0.5 ** (np.arange(300) / 6.58)
-    visits = np.random.default_rng(0).binomial(8, 0.3, (20_000, 300))
-    share = visits @ kept / (8 * kept.sum())
+    right = np.random.default_rng(0).binomial(8, 0.3, (20_000, 300))
+    share = right @ kept / (8 * kept.sum())
     close(draws, 8 * kept.sum(), rtol=1e-4)
     close(0.3 * 0.7 / trials, share.var(), rtol=0.03)
-    assert predict._held(config, None, 1) == (8.0, 8)
+    assert visits.memory_draws(config, None, 1) == (8.0, 8)
     forgets_nothing = replace(config, memory=Memory(half_life=np.inf))
-    assert predict._held(forgets_nothing, None, 300) == (2400.0, 2400)
-    assert predict._held(config, 40.0, 300)[0] == 40.0
+    assert visits.memory_draws(forgets_nothing, None, 300) == (2400.0, 2400)
+    assert visits.memory_draws(config, 40.0, 300)[0] == 40.0
 
 
 def in_files(*, train="train.jsonl"):
@@ -507,9 +516,9 @@ def test_a_memory_holds_what_the_run_comes_back_to():
     def held(prompts, steps=10):
         task = partial(chain.task, num_prompts=prompts)
         config = composed(2, 8, memory=Memory(half_life=np.inf), steps=steps, task=task)
-        often = predict.visits(config)
-        assert predict.visits(replace(config, task=in_files), prompts) == often
-        return often, predict._held(config, None, often)[0]
+        often = visits.visits(config)
+        assert visits.visits(replace(config, task=in_files), prompts) == often
+        return often, visits.memory_draws(config, None, often)[0]
 
     assert held(2) == (10, 80.0)
     assert held(4) == (5, 40.0)
@@ -523,7 +532,7 @@ def test_without_a_second_visit_an_allocation_that_remembers_is_uniform():
         task = partial(chain.task, num_prompts=prompts)
         own = composed(4, 16, allocate=allocate.bernoulli, task=task, steps=10)
         own = replace(own, sampling=replace(own.sampling, budget=32))
-        assert predict.remembers(own)
+        assert visits.remembers(own)
         return seen(own, [0.05, 0.5]).draws
 
     close(counts(1000), [8, 8])
@@ -533,7 +542,7 @@ def test_without_a_second_visit_an_allocation_that_remembers_is_uniform():
 @pytest.mark.parametrize("trials", [3, 256, 257, 4000])
 def test_what_may_be_known_has_the_mean_and_the_variance_of_the_draws(trials):
     p = np.array([0.01, 0.3, 0.98])
-    shares, chance = predict._tellings(trials, p)
+    shares, chance = cases.known_shares(trials, p)
     close(chance.sum(-1), 1, rtol=1e-9)
     close(chance @ shares, p, rtol=1e-9)
     precision = p * (1 - p) / (chance @ shares**2 - p**2)
@@ -667,14 +676,14 @@ def every_pair(config, p, others, ends=None):
     def credit(labels, exists):
         labels = jnp.where(exists, labels, 0.0)
         arrays = labels, labels, exists, exists, history
-        return predict.pipeline.assign(config, key, *arrays).credit
+        return credits.pipeline.assign(config, key, *arrays).credit
 
-    credits = np.asarray(jax.jit(jax.vmap(credit))(labels, exists), np.float64)
+    credited = np.asarray(jax.jit(jax.vmap(credit))(labels, exists), np.float64)
     for other in others:
         rates = np.array([p, other])[:, None]
         chance = np.where(labels == 1, rates, 1 - rates).prod((-2, -1))
-        sides = np.where(labels == 1, credits / p, -credits / (1 - p))[:, 0].sum(-1)
-        total += chance @ sides / predict.rows_per_prompt(config) / len(others)
+        sides = np.where(labels == 1, credited / p, -credited / (1 - p))[:, 0].sum(-1)
+        total += chance @ sides / moments.rows_per_prompt(config) / len(others)
     return total
 
 
@@ -703,7 +712,9 @@ def test_the_rest_of_a_batch_stops_as_well():
     found = seen(config, p)
     covers(found, [every_pair(config, rate, ALL, ends) for rate in p])
     np.testing.assert_array_equal(
-        predict._stopped(config, np.array([[[0, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]])),
+        cases.stopping_draws(
+            config, np.array([[[0, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]])
+        ),
         [[2, 6]],
     )
 
@@ -775,17 +786,17 @@ def test_completions_that_are_judged_by_their_length_are_told():
     ids=lambda value: name(value) if callable(value) else None,
 )
 def test_denominators_that_depend_on_content_are_known(rule, constant):
-    assert predict.sums_tokens(replace(PLAIN, aggregate=rule)) == constant
+    assert remarks.sums_tokens(replace(PLAIN, aggregate=rule)) == constant
 
 
 def test_losses_are_the_policy_gradient_or_known_not_to_be():
     for rule in (loss.reinforce, loss.clipped_ratio, loss.cispo, loss.gspo):
-        assert predict.is_policy_gradient(replace(PLAIN, loss=rule))
+        assert remarks.is_policy_gradient(replace(PLAIN, loss=rule))
 
     def half(logp, logp_old, advantage, mask):
         return -0.5 * advantage[:, None] * logp
 
-    assert not predict.is_policy_gradient(replace(PLAIN, loss=half))
+    assert not remarks.is_policy_gradient(replace(PLAIN, loss=half))
 
 
 # ----- claims and names

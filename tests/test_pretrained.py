@@ -12,6 +12,7 @@ import sys
 from functools import cache, partial
 from pathlib import Path
 
+import from_nothing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from curax.config import Mesh
 from curax.models import attention, families, pretrained, tensors
-from curax.models.export import create, export, export_adapter, write_new
+from curax.models.export import export, export_adapter, write_new
 from curax.models.rotary import RopeScaling
 from curax.step import mesh as meshes
 
@@ -608,7 +609,7 @@ def test_files_hold_about_as_much_as_each_other(tmp_path):
     assert [name for names in inside.values() for name in names] == [*sizes]
     held = [sum(sizes[name] for name in names) for names in inside.values()]
     assert max(held) - min(held) < 200
-    create(tmp_path / "out", vocab_size=11, shards=2)
+    from_nothing.checkpoint(tmp_path / "out", vocab_size=11, shards=2)
     index = json.loads((tmp_path / "out" / tensors.INDEX).read_text())
     total = sum(x.nbytes for f in tmp_path.rglob("*.safetensors") for x in values(f))
     assert index["metadata"] == {"total_size": total}
@@ -625,7 +626,9 @@ def test_a_checkpoint_is_drawn_from_its_seed(tmp_path):
         "c": {"seed": 1},
         "d": {"noise": 0.1},
     }.items():
-        create(tmp_path / name, vocab_size=11, layers=1, dtype=jnp.bfloat16, **options)
+        from_nothing.checkpoint(
+            tmp_path / name, vocab_size=11, layers=1, dtype=jnp.bfloat16, **options
+        )
     a, b, c, d = (files(tmp_path / name)["model.safetensors"] for name in "abcd")
     assert a == b
     assert a != c

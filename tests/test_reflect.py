@@ -41,9 +41,6 @@ WEIGHTS = {
     reflect.mean: lambda square, n: np.ones_like(square),
     reflect.sigma: lambda square, n: np.sqrt(square),
     reflect.variance: lambda square, n: square,
-    partial(reflect.threshold, least=0.7): lambda square, n: (
-        np.sqrt(square) * (np.sqrt(square) >= 0.7)
-    ),
     partial(reflect.denoised, floor=0.61): lambda square, n: noise_taken_off(
         square, n, 0.61
     ),
@@ -308,17 +305,13 @@ def test_completions_that_are_alike_are_flat_and_learn_nothing(logp, exists, mas
 
 @given(hnp.arrays(np.float32, (2, 5), elements=st.integers(0, 64)), masks)
 def test_sigma_is_homogeneous(square, mask):
-    """P7: sigma doubles with the standard deviation, as a threshold does."""
+    """P7: sigma doubles with the standard deviation."""
     count = np.full(2, 4, np.float32)
     spread, wider = (
         reflect.Spread(variance=v, count=count) for v in (square, 4 * square)
     )
     np.testing.assert_array_equal(
         reflect.sigma(wider, mask), 2 * reflect.sigma(spread, mask)
-    )
-    np.testing.assert_array_equal(
-        reflect.threshold(wider, mask, least=3.0),
-        2 * reflect.threshold(spread, mask, least=1.5),
     )
 
 
@@ -459,50 +452,6 @@ def test_two_completions_are_the_least_there_are():
     assert not found[reflect.sigma, False, "own"].flat.any()
 
 
-lowered = jax.jit(reflect.propagated)
-
-
-def test_the_published_probabilities_propagate():
-    """P10: the vectors."""
-    start = np.log(np.full((1, 6), np.float32(0.1)))
-    reflective = np.arange(6)[None] == 0
-    got = lowered(start, reflective, start < 0, gamma=0.5) - start
-    factors = [0.454122, 0.668909, 0.799183, 0.878198, 0.926124]
-    printed(np.exp(got[0]), [1.0, *factors])  # a token does not lower itself
-    logp = np.log(np.float32([0.9, 0.1, 0.95, 0.9]))
-    got = lowered(logp, np.arange(4) == 1, logp < 0, gamma=0.5)
-    printed(got, [-0.105361, -2.302585, -0.840682, -0.507469])
-
-
-@given(logps, hnp.arrays(np.bool_, (2, 4, 5)), masks, st.sampled_from([0.0, 0.5, 3.0]))
-def test_propagation_lowers_by_factors_between_p_and_1(logp, reflective, mask, gamma):
-    """P10: factors in [p, 1] that rise with distance and gamma; none without tokens."""
-    masks_ = np.broadcast_to(mask[:, None], logp.shape)
-    poison = np.where(masks_, logp, NAN)
-    got = np.asarray(lowered(poison, reflective, masks_, gamma=gamma))
-    want = np.where(masks_, logp, 0).astype(np.float64)
-    for b, i, j in zip(*masks_.nonzero(), strict=True):
-        for k in range(j):
-            if reflective[b, i, k] and mask[b, k]:
-                p = np.exp(np.float64(logp[b, i, k]))
-                want[b, i, j] += np.log(p + (1 - p) * (1 - np.exp(-gamma * (j - k))))
-    close(got, want, atol=1e-5)
-    assert (lowered(poison, reflective, masks_, gamma=gamma + 1.0) >= got - 1e-6).all()
-    none = lowered(poison, reflective & False, masks_, gamma=gamma)
-    np.testing.assert_array_equal(none, np.where(masks_, logp, 0))
-
-
-def test_factors_of_the_improbable_are_finite_and_rise_with_the_distance():
-    """P10: p as small as float32 has it."""
-    logp = np.float32([-200.0, 0.0, 0.0, 0.0])
-    low = np.arange(4) == 0
-    for gamma in (0.0, 1e-3, 1.0):
-        got = np.asarray(lowered(logp, low, low | True, gamma=gamma))
-        assert (got[1:] >= -200.0).all()
-        assert (np.diff(got[1:]) >= 0).all()
-        assert got[1] == -200.0 or gamma > 0
-
-
 def test_the_published_lengths_have_their_rewards():
     """P9: the vectors, and the floor that the paper does not have."""
     length = np.int32([0, 50, 100, 150, 300, 1000])
@@ -534,10 +483,6 @@ def test_the_length_wanted_is_the_best_and_both_sides_are_alike(length, wanted, 
 floored = partial(reflect.floor, margin=0.25)
 RULES = {
     reflect.drop: lambda r, fit: (r, fit),
-    partial(reflect.whole_group, share=0.5): lambda r, fit: (
-        r,
-        np.full(len(r), fit.mean() >= 0.5),
-    ),
     floored: lambda r, fit: (
         np.where(fit, r, r.min() - 0.25),
         np.ones(len(r), bool),
@@ -788,14 +733,6 @@ def test_no_prompt_is_carried_twice_in_a_row():
         assert (after >= 20 * look).sum() == (9 if look else 10)
         assert (after >= 20 * (look - 1)).all()
         before = after
-
-
-def test_a_thought_has_collapsed_below_a_tenth_of_what_it_was():
-    length = np.float32([99, 101, 100, 3000])
-    start = np.float32([1000, 1000, np.nan, 1000])
-    got = reflect.short_thought(length, start)
-    np.testing.assert_array_equal(got, [True, False, False, False])
-    assert reflect.short_thought(length, start, share=0.2)[:2].all()
 
 
 def test_wrong_shapes_and_dtypes_are_refused():

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import small
 
-from curax import advantage, downsample, gate, loss, modulate, objective, reward, xray
+from curax import advantage, downsample, gate, loss, modulate, objective, reward
 from curax.config import KL, ConfigError, Stop
 from curax.runs import run
 from curax.step import pipeline, rehearsal, stages
+from curax.theory import population, summary
 from curax.types import Difficulty
 
 HERE = __name__
 CONFIG = replace(small.get_config(), warm_start=None)  # 4 prompts, groups of 4
-EVEN = xray.believed(1, 1, count=8)
+EVEN = population.of_beta(1, 1, count=8)
 
 
 def counts(number: Any, dtype: Any = jnp.int32) -> Callable[..., jax.Array]:
@@ -236,7 +237,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 def test_neither_training_nor_the_xray_accepts_what_breaks_a_promise(case):
     changed, says = BROKEN[case]
     config = replace(CONFIG, **changed)
-    for looks in (run.make_loop, partial(xray.look, prompts=EVEN)):
+    for looks in (run.make_loop, partial(summary.summarise, population=EVEN)):
         with pytest.raises(ConfigError) as caught:
             looks(config)
         line, _, rest = str(caught.value).partition(f"{__file__}:")

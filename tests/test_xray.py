@@ -15,13 +15,22 @@ from test_law import pods, recipes
 
 from curax import advantage, correct, hint, objective, xray
 from curax.config import ConfigError, Hint, Sampling, Update, load, override
+from curax.runs import xray_picture
 from curax.tasks import chain
-from curax.theory import predict, stated_objective
+from curax.theory import (
+    cases,
+    population,
+    predict,
+    remarks,
+    stated_objective,
+    summary,
+    table,
+)
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
 RECIPES = recipes()
-EVEN = xray.believed(1, 1)
+EVEN = population.of_beta(1, 1)
 PLAIN = replace(
     load(CONFIGS / "quickstart.py"),
     sampling=Sampling(prompts=2, group_size=4, max_tokens=8),
@@ -31,17 +40,19 @@ close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
 @pytest.fixture(autouse=True)
 def _few_batches(monkeypatch):
-    monkeypatch.setattr(predict, "BATCHES", 16)
+    monkeypatch.setattr(cases, "BATCHES", 16)
 
 
-BATCHES = predict.BATCHES
+BATCHES = cases.BATCHES
 
 
 @cache
 def of(recipe, **stages):
     """What the command says of a recipe of configs/."""
-    with mock.patch.object(predict, "BATCHES", BATCHES):
-        return xray.look(replace(load(CONFIGS / f"{recipe}.py"), **stages), EVEN)
+    with mock.patch.object(cases, "BATCHES", BATCHES):
+        return summary.summarise(
+            replace(load(CONFIGS / f"{recipe}.py"), **stages), EVEN
+        )
 
 
 def columns(found):
@@ -65,7 +76,7 @@ def test_every_recipe_can_be_looked_at(recipe):
     assert len({len(column) for column in by.values()}) == 1
     p = by["p"]
     assert (np.diff(p) > 0).all()
-    assert np.isin(xray.SHOWN, p).all()
+    assert np.isin(population.SHOWN, p).all()
     assert p[0] == 0.001
     assert np.isfinite(np.array(list(by.values()))).all()
     # Columns that follow from others.
@@ -86,10 +97,10 @@ def test_every_recipe_can_be_looked_at(recipe):
     close(np.sum(found["histogram"]), 1)
     close(found["mean"]["draws"], np.interp(EVEN.rates, p, by["draws"]).mean())
     # And shown.
-    text = xray.table(recipe, found)
+    text = table.table(recipe, found)
     lines = text.splitlines()
     assert lines[0].startswith(f"{recipe}: claims {found['claim']}, follows ")
-    assert [line[:5] for line in lines[4:13]] == [f"{p:5.2f}" for p in xray.SHOWN]
+    assert [line[:5] for line in lines[4:13]] == [f"{p:5.2f}" for p in population.SHOWN]
     for warning in found["warnings"]:
         assert f"Warning: {recipe} {warning}" in lines
         assert warning.endswith(".")
@@ -236,13 +247,13 @@ def test_names_are_given_to_what_recipes_follow():
         "neyman": "follows p",
         "gvm_raft_exact": "follows log p as far as its draws reach",
     }.items():
-        assert xray.verdict(of(recipe)) == says
-    published = xray.verdict(of("ada_seq_balanced_published"))
+        assert table.verdict(of(recipe)) == says
+    published = table.verdict(of("ada_seq_balanced_published"))
     assert published.startswith("follows none of the known, up to 1.7x off ")
     none = {"nearest_factor": None, "nearest": "p"}
-    assert "not positive" in xray.verdict(none)
+    assert "not positive" in table.verdict(none)
     near = {"nearest_factor": 1.12, "nearest": "p"}
-    assert xray.verdict(near) == "follows p within 1.12x"
+    assert table.verdict(near) == "follows p within 1.12x"
 
 
 def test_what_draws_cannot_reach_is_a_note_and_no_warning():
@@ -298,7 +309,7 @@ def test_groups_that_are_replaced_are_drawn_and_wasted():
 
 
 def test_a_claim_of_ones_own_is_what_is_compared():
-    found = xray.look(replace(PLAIN, claim=lambda p: -1 / p), EVEN)
+    found = summary.summarise(replace(PLAIN, claim=lambda p: -1 / p), EVEN)
     assert found["warnings"] == [
         "weights p=0.05 prompts 100.0x less than lambda.",
         "weights p=0.95 prompts 3.6x more than lambda.",
@@ -311,29 +322,29 @@ def even(outcome, exists, history):
 
 
 def test_an_objective_without_f_is_not_guessed():
-    found = xray.look(replace(PLAIN, objective=even), EVEN)
+    found = summary.summarise(replace(PLAIN, objective=even), EVEN)
     assert found["claim"] == "nothing"
     assert found["nearest"] == "p"
     (warning,) = found["warnings"]
     assert warning.startswith("states no objective; set claim ")
     assert set(found["by_pass_rate"]["claimed_weight"]) == {None}
     json.dumps(found, allow_nan=False)
-    xray.table("mine", found)
-    assert xray.picture("mine", found)[:4] == b"\x89PNG"
+    table.table("mine", found)
+    assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
 
 
 def test_what_is_pushed_the_wrong_way_is_told():
     def backwards(reward, exists):
         return -advantage.group_mean(reward, exists)
 
-    found = xray.look(replace(PLAIN, advantage=backwards), EVEN)
+    found = summary.summarise(replace(PLAIN, advantage=backwards), EVEN)
     (warning,) = found["warnings"]
     assert warning == (
         "gives no weight to prompts of p=0.05 to 0.95, or pushes them down."
     )
     assert found["nearest_factor"] is None
-    assert xray.picture("mine", found)[:4] == b"\x89PNG"
-    xray.table("mine", found)
+    assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
+    table.table("mine", found)
 
 
 def test_a_recipe_that_trains_nothing_is_looked_at_all_the_same():
@@ -344,13 +355,13 @@ def test_a_recipe_that_trains_nothing_is_looked_at_all_the_same():
         return jnp.zeros(difficulty.draws.shape, jnp.int32)
 
     for stages in ({"advantage": nothing}, {"allocate": none}):
-        found = xray.look(replace(PLAIN, **stages), EVEN)
+        found = summary.summarise(replace(PLAIN, **stages), EVEN)
         json.dumps(found, allow_nan=False)
         (warning,) = found["warnings"]
         assert warning.startswith("gives no weight to prompts of p=0.05 to 0.95")
         assert found["mean"]["signal"] == 0
-        xray.table("mine", found)
-        assert xray.picture("mine", found)[:4] == b"\x89PNG"
+        table.table("mine", found)
+        assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
 
 
 def test_the_published_factor_of_the_balanced_rule_is_told():
@@ -360,7 +371,7 @@ def test_the_published_factor_of_the_balanced_rule_is_told():
         replace(config, correct=correct.inverse_pass_rate),
         {"sampling.group_size": 512, "sampling.prompts": 2, "stop.round_size": 512},
     )
-    found = xray.look(wide, EVEN)
+    found = summary.summarise(wide, EVEN)
     assert "weights p=0.95 prompts 9.5x more than log p." in found["warnings"]
 
 
@@ -374,10 +385,10 @@ def test_what_is_left_uncounted_is_noted():
         },
     )
     seen = predict.predict(config, np.array([0.5]), EVEN.rates)
-    notes = " ".join(xray.remarks(config, seen))
+    notes = " ".join(remarks.assumptions(config, seen))
     for part in ("top_p", "entropy bonus", "first of 2 updates", "moves by 2 w"):
         assert part in notes
-    assert xray.remarks(replace(PLAIN, update=Update()), seen) == []
+    assert remarks.assumptions(replace(PLAIN, update=Update()), seen) == []
 
     def halved(tokens):
         return jnp.where(tokens.mask, 0.5, 0.0)
@@ -386,7 +397,7 @@ def test_what_is_left_uncounted_is_noted():
         return jnp.zeros_like(logp)
 
     strange = replace(PLAIN, modulate=halved, loss=loss)
-    notes = " ".join(xray.remarks(strange, seen))
+    notes = " ".join(remarks.assumptions(strange, seen))
     assert "halved weighs tokens" in notes
     assert "loss is not the policy gradient" in notes
 
@@ -413,13 +424,13 @@ def test_whether_prompts_of_files_come_back_follows_from_their_number(
 ):
     config = load(CONFIGS / "ada_est_exact.py")
     config = replace(config, task=partial(of_file, train="nowhere.jsonl"), steps=steps)
-    assert (config.sampling.prompts, xray.number_of_prompts(config)) == (prompts, None)
+    assert (config.sampling.prompts, population.task_size(config)) == (prompts, None)
     seen = predict.predict(
         config, np.array([0.1, 0.9]), np.array([0.1, 0.9]), prompts=number
     )
     # A memory that holds nothing gives all prompts the same.
     assert (np.ptp(seen.draws) < 1e-9) == (NONE_BACK in says)
-    notes = " ".join(xray.remarks(config, seen, number))
+    notes = " ".join(remarks.assumptions(config, seen, number))
     assert says in notes
     assert (NOT_KNOWN in notes, NONE_BACK in notes) == (
         says == NOT_KNOWN,
@@ -427,7 +438,7 @@ def test_whether_prompts_of_files_come_back_follows_from_their_number(
     )
     # Of a task that counts its prompts in an option, nobody need be told twice.
     known = replace(config, task=partial(chain.task, num_prompts=3200))
-    assert f"{NONE_BACK} 3200 of 3200" in " ".join(xray.remarks(known, seen))
+    assert f"{NONE_BACK} 3200 of 3200" in " ".join(remarks.assumptions(known, seen))
 
 
 def test_the_number_of_prompts_is_counted_in_files_that_are_there(tmp_path):
@@ -436,14 +447,14 @@ def test_the_number_of_prompts_is_counted_in_files_that_are_there(tmp_path):
         file.write_text("")
     task = partial(of_two, **{name: str(file) for name, file in files.items()})
     config = replace(PLAIN, task=task)
-    assert xray.number_of_prompts(config) == 3
+    assert population.task_size(config) == 3
     for name, file in files.items():
         file.unlink()
-        assert xray.absent(config) == [f"task.{name}"]
-        assert xray.number_of_prompts(config) is None
+        assert population.missing_files(config) == [f"task.{name}"]
+        assert population.task_size(config) is None
         file.write_text("")
     with pytest.raises(ConfigError, match=r"no such task: .*two\.$"):
-        xray.number_of_prompts(replace(config, task=partial(task, fails=True)))
+        population.task_size(replace(config, task=partial(task, fails=True)))
 
 
 def of_two(*, train, held_out, fails=False):
@@ -455,13 +466,13 @@ def of_two(*, train, held_out, fails=False):
 def test_draws_too_few_to_learn_from_are_noted():
     config = load(CONFIGS / "ada_est_published.py")
     seen = predict.predict(config, np.array([0.5]), EVEN.rates)
-    notes = " ".join(xray.remarks(config, seen))
+    notes = " ".join(remarks.assumptions(config, seen))
     assert (
         "allocate.least=1 lets a prompt draw fewer than 2 completions, of which "
         "advantage.group_mean learns nothing; set allocate.least to 2."
     ) in notes
     enough = override(config, {"allocate.least": 2})
-    assert "lets a prompt draw" not in " ".join(xray.remarks(enough, seen))
+    assert "lets a prompt draw" not in " ".join(remarks.assumptions(enough, seen))
 
 
 # ----- hints
@@ -477,7 +488,7 @@ HINTED = replace(
 
 def hinted(**options):
     config = replace(HINTED, hint=replace(HINTED.hint, **options))
-    found = xray.look(config, EVEN, 0.5)
+    found = summary.summarise(config, EVEN, 0.5)
     page = json.loads(json.dumps(found, allow_nan=False))
     assert page == found
     of = {key: np.array(v, float) for key, v in found["hints"]["by_level"].items()}
@@ -504,7 +515,7 @@ def test_hints_are_told_level_by_level():
     # Noise is that of GRPO without hints, in groups of as many.
     assert found["grpo_group"] == 4
     close(by["noise_against_grpo"], 1)
-    text = xray.table("mine", found)
+    text = table.table("mine", found)
     at = text.splitlines().index(
         "With hints, each level of which is believed to add 0.5 to the log-odds of p "
         "(--lift)."
@@ -525,7 +536,7 @@ def test_hints_are_told_level_by_level():
     assert "coefficients, w1 and on, are not in w" in notes
     assert "At most 50% of the prompts of a step are hinted" in notes
     plain = found | {"hints": said | {"signal_without": [0.0] * len(by["p"])}}
-    assert xray.picture("mine", found) != xray.picture("mine", plain)
+    assert xray_picture.picture("mine", found) != xray_picture.picture("mine", plain)
 
 
 def test_what_hinted_groups_train_instead_is_told():
@@ -535,14 +546,14 @@ def test_what_hinted_groups_train_instead_is_told():
     notes = " ".join(found["notes"])
     assert "hint.sequence_weighted makes hinted groups train p itself" in notes
     assert "At most" not in notes
-    assert xray.remarks_on_hints(config, predict.predict(config, [0.5], [0.5])) == []
+    assert remarks.hint_assumptions(config, predict.predict(config, [0.5], [0.5])) == []
     config, found, of = hinted(credit=partial(hint.dropped))
     assert found["hints"]["gradient"] is None
     assert set(found["hints"]["by_level"]["weight"][1]) == {None}
     close(columns(found)["weight"], of["weight"][0])
     notes = " ".join(found["notes"])
     assert "No coefficient of a gradient of p describes what hint.dropped " in notes
-    assert "     -     -    " in xray.table("mine", found)
+    assert "     -     -    " in table.table("mine", found)
 
 
 def test_levels_that_visits_set_are_told_with_where_they_end():
@@ -552,7 +563,7 @@ def test_levels_that_visits_set_are_told_with_where_they_end():
     close(of["end"].sum(0), 1)
     close(by["draws"], 4)
     close(of["weight"][0], by["weight"])
-    text = xray.table("mine", found).splitlines()
+    text = table.table("mine", found).splitlines()
     at = text.index(
         "In the end, if all may be hinted; w: the mean over levels of visits."
     )
@@ -564,23 +575,23 @@ def test_levels_that_visits_set_are_told_with_where_they_end():
     assert "Levels are those of 5 visits of a run" in " ".join(found["notes"])
     once = replace(config, steps=1)
     seen = predict.predict(once, np.array([0.5]), EVEN.rates, lift=1.0)
-    assert "No prompt comes back" in " ".join(xray.remarks_on_hints(once, seen))
+    assert "No prompt comes back" in " ".join(remarks.hint_assumptions(once, seen))
 
 
 def test_credit_that_hints_take_away_is_noted():
     config = replace(HINTED, advantage=advantage.signed)
     seen = predict.predict(config, np.array([0.1, 0.5]), EVEN.rates, lift=1.0)
-    notes = " ".join(xray.remarks_on_hints(config, seen))
+    notes = " ".join(remarks.hint_assumptions(config, seen))
     off = 1 - seen.hints.weight[0, 0] / seen.weight[0]
     assert f"w of groups without a hint is up to {off:.0%} off" in notes
 
 
 def test_a_lift_that_nobody_believes_is_refused():
-    assert xray.lifting(HINTED, None) == xray.lifting(PLAIN, None) == 1.0
-    assert xray.lifting(HINTED, -0.5) == -0.5
+    assert xray.checked_lift(HINTED, None) == xray.checked_lift(PLAIN, None) == 1.0
+    assert xray.checked_lift(HINTED, -0.5) == -0.5
     for lift in (np.nan, np.inf, -21.0):
         with pytest.raises(ConfigError, match=r"must be within 20 nats of 0; write 1"):
-            xray.lifting(HINTED, lift)
+            xray.checked_lift(HINTED, lift)
 
 
 # ----- prompts
@@ -589,7 +600,7 @@ def test_a_lift_that_nobody_believes_is_refused():
 @pytest.mark.parametrize("ab", [(1, 1), (0.5, 0.5), (2, 5), (30, 3), (0.3, 0.6)])
 def test_believed_prompts_have_the_moments_of_their_distribution(ab):
     a, b = ab
-    rates = xray.believed(a, b, 2000).rates
+    rates = population.of_beta(a, b, 2000).rates
     mean = a / (a + b)
     close(rates.mean(), mean, rtol=2e-3)
     close(rates.var(), mean * (1 - mean) / (a + b + 1), rtol=5e-3)
@@ -597,11 +608,11 @@ def test_believed_prompts_have_the_moments_of_their_distribution(ab):
 
 
 def test_believed_prompts_may_be_nearly_all_solved_or_hopeless():
-    rates = xray.believed(0.01, 0.01).rates
+    rates = population.of_beta(0.01, 0.01).rates
     assert {0.001, 0.999} <= set(rates)
     assert ((rates > 0.001) & (rates < 0.999)).mean() < 0.1
     close((rates > 0.5).mean(), 0.5)
-    close(xray.believed(1, 1, 4).rates, [0.125, 0.375, 0.625, 0.875])
+    close(population.of_beta(1, 1, 4).rates, [0.125, 0.375, 0.625, 0.875])
 
 
 def lines(path, rows):
@@ -622,34 +633,34 @@ def test_measured_prompts_are_those_of_the_file(tmp_path):
     rows = [row(8.0, 0, 24.0, square=3.0), row(0, 0, 0), row(6, 6.0, 60)]
     path = lines(tmp_path / "memory.jsonl", rows)
     path.write_text("\n" + path.read_text() + "\n")
-    got = xray.measured(path)
+    got = population.of_memory(path)
     close(got.rates, [0.1, 7 / 8])
     close(got.draws, [8, 6])
     assert got.source == str(path)
     # All prompts are near: their lengths are one mean.
-    close(xray.lengths(got, np.array([0.1, 0.9])), 84 / 14)
-    assert xray.lengths(EVEN, np.array([0.1])) is None
+    close(population.mean_lengths(got, np.array([0.1, 0.9])), 84 / 14)
+    assert population.mean_lengths(EVEN, np.array([0.1])) is None
 
 
 def test_lengths_are_those_of_prompts_alike():
     rates = np.linspace(0.01, 0.99, 400)
     draws = np.full(400, 4.0)
-    prompts = xray.Prompts("here", rates, draws, draws * (20 - 10 * rates))
+    prompts = population.Population("here", rates, draws, draws * (20 - 10 * rates))
     p = np.array([0.2, 0.5, 0.7])
-    close(xray.lengths(prompts, p), 20 - 10 * p, rtol=1e-3)
+    close(population.mean_lengths(prompts, p), 20 - 10 * p, rtol=1e-3)
 
 
 def test_measured_prompts_say_tokens_and_what_a_memory_holds(tmp_path):
     rows = [row(20, 4 * k, 100 - 10 * k) for k in range(6)]
-    prompts = xray.measured(lines(tmp_path / "memory.jsonl", rows))
+    prompts = population.of_memory(lines(tmp_path / "memory.jsonl", rows))
     config = override(
         load(CONFIGS / "neyman.py"), {"sampling.prompts": 2, "sampling.budget": 16}
     )
-    found = xray.look(config, prompts)
+    found = summary.summarise(config, prompts)
     assert found["tokens_are"] == "as measured"
     close(columns(found)["tokens"], columns(found)["draws"] * 450 / 120)
     assert "20 remembered draws" in found["notes"][0]
-    assert " <" not in xray.table("mine", found)
+    assert " <" not in table.table("mine", found)
 
 
 # ----- the command line
@@ -791,4 +802,4 @@ def test_what_cannot_be_written_leaves_what_was_there(recipe, tmp_path, monkeypa
 
 def test_errors_are_not_for_bad_distributions_alone():
     with pytest.raises(ConfigError, match="both must be above 0"):
-        xray.believed(np.inf, 1.0)
+        population.of_beta(np.inf, 1.0)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.models import families, prompt_form, tensors, transformer
+from curax.models import families, prompt_form, tensors
 from curax.models.modules import MATRICES
 from curax.models.rotary import RopeScaling
 
@@ -209,79 +209,6 @@ def write_new(
             index = tensors.index(files, sum(sizes.values()))
             (folder / tensors.INDEX).write_text(index)
         _write_json(folder / "config.json", config | dict(extra or {}))
-
-
-def create(
-    destination: str | Path,
-    *,
-    architecture: str = "Qwen3ForCausalLM",
-    seed: int = 0,
-    noise: float = 0.0,
-    vocab_size: int,
-    head_dim: int = 16,
-    rope_theta: float = 10_000.0,
-    rope_scaling: RopeScaling | None = None,
-    norm_eps: float = 1e-6,
-    max_positions: int = 32768,
-    dtype: Any = jnp.float32,
-    shards: int = 1,
-    style: int = 5,
-    extra: Mapping[str, Any] | None = None,
-    **sizes: Any,
-) -> None:
-    """Write a checkpoint of random parameters, to start from or to test with.
-
-    Args:
-        destination: folder that does not exist yet.
-        architecture: a name of `families.FAMILIES`.
-        seed: of the parameters.
-        noise: standard deviation of what is added to all of them, so that biases and
-            scales are not all 0 and 1.
-        vocab_size: V.
-        head_dim: as `transformer.model`, and so are the three options that follow.
-        rope_theta: base of the rotary frequencies.
-        rope_scaling: of the rotary frequencies.
-        norm_eps: of every RMSNorm.
-        max_positions: as `write_new`, and so are the options that follow.
-        dtype: what the tensors are kept in.
-        shards: safetensors files.
-        style: spelling of config.json.
-        extra: more fields of config.json.
-        **sizes: `width`, `layers`, `heads`, `kv_heads`, `mlp_width`, `tied` and
-            `embedding_std` of `transformer.model`.
-    """
-    family = families.FAMILIES[architecture]
-    policy = transformer.model(
-        vocab_size=vocab_size,
-        head_dim=head_dim,
-        qk_norm=family.qk_norm,
-        qkv_bias=family.qkv_bias,
-        scan_layers=True,  # drawn the same, and quicker to compile
-        **sizes,
-    )
-
-    @jax.jit
-    def drawn(key):
-        params = policy.init(key)
-        leaves, tree = jax.tree.flatten(params)
-        keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
-        pairs = zip(keys, leaves, strict=True)
-        noisy = [leaf + noise * jax.random.normal(k, leaf.shape) for k, leaf in pairs]
-        return jax.tree.unflatten(tree, noisy)
-
-    write_new(
-        destination,
-        drawn(jax.random.key(seed)),
-        head_dim=head_dim,
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        norm_eps=norm_eps,
-        max_positions=max_positions,
-        dtype=dtype,
-        shards=shards,
-        style=style,
-        extra=extra,
-    )
 
 
 # ----- parameters as tensors

@@ -32,7 +32,6 @@ from curax.settings.config_types import Count, Natural, Positive
 from curax.types import Model
 
 CAST = ("embed", "head", "kernel", "bias")  # read in `dtype` and no other
-Cache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: k, v [N, kv_heads, S, d]
 
 
 def model(

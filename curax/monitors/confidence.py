@@ -1,9 +1,9 @@
 """How sure a policy is, token by token and along a completion.
 
-    logits -> confidence of tokens -> means over windows -> scores -> votes, stops
+    logits -> confidence of tokens -> means over windows -> scores -> votes
 
 Windows end at the token they are called by, and are `window` tokens wide. A completion
-shorter than that has no window: it is scored by its mean, and never stopped.
+shorter than that has no window: it is scored by its mean.
 
 A log to watch and a weight of votes, never a reward: a policy that is paid for being
 sure gives up its entropy.
@@ -184,65 +184,3 @@ def vote(answer: np.ndarray, weight: np.ndarray, *, keep: float = 1.0) -> np.nda
     labels, of = np.unique(answer[votes], return_inverse=True)
     total = np.bincount(of, weight[votes], len(labels))
     return labels[total == total.max()]
-
-
-# ----- stops
-
-
-def stops(
-    confidence: jax.Array,
-    mask: jax.Array,
-    *,
-    window: int = 2048,
-    threshold: float | jax.Array,
-) -> jax.Array:
-    """The token at which a completion is stopped, its last one.
-
-        min {t : the window that ends at t is full and below the threshold}
-
-    Args:
-        confidence: `[..., T]` float, nats, of tokens.
-        mask: `[..., T]` bool, True from the first token to the last.
-        window: tokens of a window, at least 1; static.
-        threshold: nats; `threshold` of completions of the same prompt. One that goes
-            with rows is `[..., 1]`.
-
-    Returns:
-        `[...]` int32 in [0, T); T where a completion is never stopped.
-
-    Raises:
-        AssertionError: as `windows`.
-
-    References:
-        As `of_tokens`: its online algorithm.
-    """
-    means, full = windows(confidence, mask, window=window)
-    below = full & (means < threshold)
-    first = jnp.argmax(below, -1).astype(jnp.int32)
-    return jnp.where(jnp.any(below, -1), first, mask.shape[-1])
-
-
-def stopped_rows(stop: jax.Array, mask: jax.Array) -> jax.Array:
-    """Completions that would have gone on behind the token at which they are stopped.
-
-    They are neither right nor wrong: nobody knows what they would have come to. Counted
-    as wrong they would teach that doubt is a mistake; counted among the drawn, the rest
-    is a sample of another policy, that which is never in doubt. So they leave the loss
-    and all statistics of their group, `exists & ~stopped_rows(stop, mask)`, and do not
-    vote. What is left is still chosen by its confidence: use it to evaluate, not to
-    train. One that is stopped at its own last token has lost nothing and stays.
-
-    Args:
-        stop: `[...]` int32, as `stops` gives it.
-        mask: `[..., T]` bool, of the whole completion.
-
-    Returns:
-        `[...]` bool.
-
-    Raises:
-        AssertionError: while tracing, if shapes do not fit or dtypes are not
-            (int, bool).
-    """
-    chex.assert_shape(stop, mask.shape[:-1])
-    chex.assert_type([stop, mask], [int, bool])
-    return stop + 1 < jnp.sum(mask, -1, dtype=jnp.int32)

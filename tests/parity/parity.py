@@ -6,6 +6,7 @@ Needs torch, transformers and peft; the tests that run by default read the resul
 
 from functools import cache, partial
 
+import from_nothing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from curax import rollout
 from curax.models import pretrained, rotary
-from curax.models.export import create, export, export_adapter
+from curax.models.export import export, export_adapter
 from curax.types import Contexts, Plan
 
 V, LENGTH, LONGER = 61, 24, 24
@@ -59,7 +60,9 @@ def folder(tmp_path_factory):
         options = {"norm_eps": 1e-5, "noise": 0.1, "head_dim": 8} | CHECKPOINTS[name]
         # No token ends a completion: continuations are compared to their last.
         extra = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-        create(parent / name, vocab_size=V, extra=extra, **SIZES, **options)
+        from_nothing.checkpoint(
+            parent / name, vocab_size=V, extra=extra, **SIZES, **options
+        )
         return parent / name
 
     return path

@@ -1,0 +1,242 @@
+"""What is known of a prompt before its draws, and the rest of its batch.
+
+A pilot or the memory tells of a prompt one of A shares of right completions; an
+allocator turns those of a batch into counts. Batches are random where counts or credit
+depend on other prompts.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import memory as memories
+from curax.config import Config, rows_of
+from curax.step import stages
+from curax.theory import outcome_states
+from curax.theory.credits import SAMPLES, Reads, in_chunks
+from curax.types import Difficulty, Memory
+
+BATCHES = 256  # of prompts drawn at random, where anything depends on that
+ATOMS = 256  # pass rates that a memory of many draws is taken to tell apart
+WORK = 2**25  # credits computed, about, where the number of batches is free
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cases:
+    """T distinct cases among A known shares of a prompt in each of S batches.
+
+    In a case all is settled but how many completions of the prompt are right.
+    """
+
+    count: np.ndarray  # [T] completions that the prompt may draw
+    number: np.ndarray  # [T, B] that each prompt of the batch draws, ours the first
+    history: np.ndarray  # [T, B]
+    batch: np.ndarray  # [T] in [0, S)
+    labels: np.ndarray  # [S, B, G] bool, of the others
+    place: np.ndarray  # [A, S] in [0, T)
+    chance: np.ndarray  # [R, A] of what is known
+    known: float  # draws behind that; 0 where nothing reads it
+    how: tuple[str, ...]  # why the batches are random ones; empty: these are all
+
+    def most(self, group: int) -> np.ndarray:
+        """`[R, G + 1]` chances of each number that the prompt may draw."""
+        each = self.count[self.place][..., None] == np.arange(group + 1)
+        return self.chance @ each.mean(1)
+
+
+def cases_of(
+    config: Config,
+    reads: Reads,
+    p: np.ndarray,
+    population: np.ndarray,
+    held: tuple[float, int],
+) -> Cases:
+    """The distinct cases of prompts with these pass rates, and their chances.
+
+    Args:
+        config: the recipe.
+        reads: what credit depends on.
+        p: `[R]` pass rates.
+        population: `[K]` pass rates of the other prompts, all equally likely.
+        held: of `visits.memory_draws`.
+    """
+    sizes = config.sampling
+    prompts = sizes.prompts
+    random = np.random.default_rng(0)
+    draws, trials = held
+    shares, chance = known_shares(trials, p)
+    allocated = allocator(config, draws)
+    # Pass rates of all kinds, so that whatever the counts may depend on shows.
+    counts, _ = allocated(random.integers(0, 11, (SAMPLES, prompts)) / 10)
+    shared = bool(np.ptp(counts, axis=0).any())
+    how = _reasons(reads, shared, prompts)
+    if not (shared or reads.history):
+        shares, chance = shares[:1], np.ones((len(p), 1))
+    batches = prompts if np.ptp(counts[0]) else 1
+    if how:
+        batches = _random_batches(config, reads, len(shares))
+
+    # What is known of every batch, for all that may be known of the prompt in it.
+    rates = random.choice(population, (batches, prompts))
+    known = random.binomial(trials, rates) / trials
+    known = np.repeat(known[None], len(shares), 0)
+    own = np.arange(batches) * prompts // batches
+    known[:, np.arange(batches), own] = shares[:, None]
+    first = (own[:, None] + np.arange(prompts)) % prompts  # ours, then the others
+    counts, history = (
+        np.take_along_axis(part.reshape(known.shape), first[None], -1)
+        for part in allocated(known.reshape(-1, prompts))
+    )
+    rates = np.take_along_axis(rates, first, -1)
+    labels, number = np.zeros((batches, 1, sizes.group_size), bool), counts
+    if reads.batch:
+        labels = random.random((*rates.shape, sizes.group_size)) < rates[..., None]
+        if config.stop:
+            number = np.minimum(counts, stopping_draws(config, labels))
+    at, place = _distinct(reads, counts[..., 0], history[..., 0])
+    width = prompts if reads.batch else 1
+    return Cases(
+        count=counts[..., 0].reshape(-1)[at],
+        number=number.reshape(-1, prompts)[at, :width],
+        history=history.reshape(-1, prompts)[at, :width],
+        batch=np.indices(counts.shape[:2])[1].reshape(-1)[at],
+        labels=labels,
+        place=place,
+        chance=chance,
+        known=draws if shared or reads.history else 0.0,
+        how=how,
+    )
+
+
+def _reasons(reads: Reads, shared: bool, prompts: int) -> tuple[str, ...]:
+    """Why batches are drawn at random; empty if they need not be.
+
+    Args:
+        reads: what credit depends on.
+        shared: whether a prompt's count depends on other prompts.
+        prompts: B.
+    """
+    spans = reads.batch and prompts > 1
+    reasons = (
+        (shared, "the rest of a batch, which shares its budget"),
+        (spans, "the rest of a batch, which statistics span"),
+        (reads.key, "which completions down-sampling keeps"),
+        (reads.order, "the order of draws, as if nothing had stopped them"),
+    )
+    return tuple(text for applies, text in reasons if applies)
+
+
+def _random_batches(config: Config, reads: Reads, shares: int) -> int:
+    """S, the number of random batches that WORK credits are enough for."""
+    prompts, group = config.sampling.prompts, config.sampling.group_size
+    rows = group * shares * (group if reads.first else 1)
+    rows *= group * (prompts if reads.batch else 1)
+    most = min(WORK // rows, WORK // (4 * shares * prompts))
+    return int(np.clip(most, 16, BATCHES))
+
+
+def _distinct(
+    reads: Reads, counts: np.ndarray, history: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`[T]` one flat index of each distinct case, and `[A, S]` the case of each entry.
+
+    Args:
+        reads: what credit depends on.
+        counts: `[A, S]` completions that the prompt may draw.
+        history: `[A, S]` its known pass rate.
+    """
+    share, batch = np.indices(counts.shape)
+    apart: list[Any] = [counts]
+    if reads.history:
+        apart.append(history)
+    if reads.batch or reads.key or reads.order:
+        apart.append(batch)
+    if reads.batch:
+        apart.append(share)
+    _, at, place = np.unique(
+        np.stack(apart, -1).reshape(-1, len(apart)),
+        axis=0,
+        return_index=True,
+        return_inverse=True,
+    )
+    return at, place.reshape(counts.shape)
+
+
+def known_shares(trials: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of right completions in a number of trials `[A]`, their chances `[R, A]`.
+
+        P(k / trials),   k ~ Binomial(trials, p)
+
+    Of more trials than ATOMS, each share counts as its two neighbours, in proportion:
+    nothing is then known better than 30 000 draws would tell it.
+    """
+    if trials <= ATOMS:
+        return np.arange(trials + 1) / trials, outcome_states.binomial(trials, p).T
+    shares = np.sin(np.linspace(0, np.pi / 2, ATOMS + 1)) ** 2
+    k = np.arange(trials + 1)
+    factorial = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
+    ways = factorial[-1] - factorial - factorial[::-1]
+    left = np.clip(np.searchsorted(shares, k / trials, "right") - 1, 0, ATOMS - 1)
+    right_part = (k / trials - shares[left]) / (shares[left + 1] - shares[left])
+    chance = np.zeros((len(p), ATOMS + 1))
+    for row, rate in zip(chance, p, strict=True):
+        each = np.exp(ways + k * np.log(rate) + (trials - k) * np.log1p(-rate))
+        row[:-1] += np.bincount(left, each * (1 - right_part), ATOMS)
+        row[1:] += np.bincount(left, each * right_part, ATOMS)
+    return shares, chance
+
+
+def allocator(
+    config: Config, draws: float
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Function of shares of right ones `[N, B]`: counts and known rates, `[N, B]`."""
+    sizes = config.sampling
+
+    def known(solved: jax.Array) -> Difficulty:
+        each = jnp.full_like(solved, draws)
+        if config.pilot:
+            found = (solved > 0) | (not config.pilot.accepted)
+            return Difficulty(
+                draws=each,
+                solved=solved,
+                pass_rate=solved / draws,
+                norm=jnp.where(found, 1.0, 0.0),
+                tokens=jnp.full_like(solved, sizes.max_tokens),
+            )
+        memory = Memory(
+            draws=each, solved=solved, square=each, tokens=each * sizes.max_tokens
+        )
+        ids = jnp.arange(sizes.prompts, dtype=jnp.int32)
+        return memories.difficulty(memory, ids, prior=config.memory.prior)
+
+    def one(solved: jax.Array) -> tuple[jax.Array, jax.Array]:
+        seen = known(solved)
+        budget, most = rows_of(config), sizes.group_size
+        counts = stages.counts(config, seen, budget=budget, most=most)
+        return counts, seen.pass_rate
+
+    compiled = jax.jit(jax.vmap(one))
+    size = int(np.clip(2**18 // sizes.prompts, 1, 2048))
+    return lambda share: in_chunks(compiled, size, np.float32(share * draws))
+
+
+def stopping_draws(config: Config, labels: np.ndarray) -> np.ndarray:
+    """`[..., B]` completions drawn until the stopping rule is met.
+
+    Args:
+        config: the recipe, with a rule.
+        labels: `[..., B, G]` bool, in the order of draws.
+    """
+    assert config.stop
+    size, most = config.stop.round_size, labels.shape[-1]
+    number = np.full(labels.shape[:-1], most)
+    place = np.arange(most)
+    for n in reversed(range(size, most, size)):
+        exists = np.broadcast_to(place < n, labels.shape)
+        met = stages.met(config, (labels & exists).astype(np.float32), exists)
+        number = np.where(np.asarray(met), n, number)
+    return number

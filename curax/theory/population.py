@@ -1,0 +1,157 @@
+"""The pass rates of the prompts that a recipe is examined with.
+
+They are quantiles of a Beta distribution, or those that the memory of a run measured.
+"""
+
+import glob
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from curax.config import Config, ConfigError, option
+
+LOWEST = 0.001  # pass rates lie between this and 1 - LOWEST
+SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # rows of the table
+LIFT = 1.0  # nats that each level of a hint adds to the log-odds of a pass rate
+
+
+class Population(NamedTuple):
+    """Pass rates of K prompts, all equally likely."""
+
+    source: str  # where they come from
+    rates: np.ndarray  # [K] float64 in [LOWEST, 1 - LOWEST]
+    draws: np.ndarray | None = None  # [K] completions that a memory holds of each
+    tokens: np.ndarray | None = None  # [K] the sum of their lengths
+
+
+def of_beta(a: float, b: float, count: int = 200) -> Population:
+    """The quantiles of Beta(a, b) at (i + 1/2) / K, i = 0 .. K - 1.
+
+    Args:
+        a: as of Beta(a, b), in (0, 1e6).
+        b: the same.
+        count: K.
+
+    Raises:
+        ConfigError: if there is no such distribution.
+    """
+    if not (0 < a < 1e6 and 0 < b < 1e6):
+        raise ConfigError(
+            f"--beta {a:g} {b:g}: both must be above 0, and below a million; write 1 1."
+        )
+    # The density of log(p / (1 - p)) has tails like exp(a x) and exp(-b x).
+    x = np.concatenate([-np.geomspace(50 / min(a, 1), 1e-6, 20_000), [0.0]])
+    x = np.concatenate([x, np.geomspace(1e-6, 50 / min(b, 1), 20_000)])
+    log_density = -a * np.logaddexp(0, -x) - b * np.logaddexp(0, x)
+    density = np.exp(log_density - log_density.max())
+    steps = (density[1:] + density[:-1]) / 2 * np.diff(x)
+    total = np.concatenate([[0.0], np.cumsum(steps)])
+    at = (np.arange(count) + 0.5) / count
+    rates = 1 / (1 + np.exp(-np.interp(at, total / total[-1], x)))
+    return Population(f"Beta({a:g}, {b:g})", np.clip(rates, LOWEST, 1 - LOWEST))
+
+
+def of_memory(path: Path) -> Population:
+    """The pass rates in a memory.jsonl, smoothed by Beta(1, 1): (solved + 1) / (n + 2).
+
+    Raises:
+        ConfigError: in a sentence with file, line and fix, if it cannot be read.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "no text"
+        raise ConfigError(
+            f"--memory {path} cannot be read ({why}); name the memory.jsonl of a run."
+        ) from error
+    rows: list[list[float]] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        sums = _sums(line)
+        if sums is None:
+            raise ConfigError(
+                f"--memory {path}:{number}: no JSON object with numbers solved <= "
+                "draws, and tokens; mend or delete this line."
+            )
+        if sums[0] > 0:
+            rows.append(sums)
+    if not rows:
+        raise ConfigError(
+            f"--memory {path}: it has no prompt; name that of a real run."
+        )
+    draws, solved, tokens = np.array(rows, np.float64).T
+    rates = (solved + 1) / (draws + 2)
+    return Population(str(path), np.clip(rates, LOWEST, 1 - LOWEST), draws, tokens)
+
+
+def _sums(line: str) -> list[float] | None:
+    """Draws, solved and tokens of a line; None if it is not one of a memory."""
+    try:
+        row = json.loads(line)
+        sums = [row[name] for name in ("draws", "solved", "tokens")]
+    except (ValueError, KeyError, TypeError):
+        return None
+    whole = all(type(value) in (int, float) and 0 <= value < 1e30 for value in sums)
+    return sums if whole and sums[1] <= sums[0] else None
+
+
+def mean_lengths(population: Population, p: np.ndarray) -> np.ndarray | None:
+    """`[R]` mean tokens per completion near each pass rate; None if they are not known.
+
+    The mean is over a tenth of the prompts, 20 at least: those whose pass rates are
+    nearest.
+
+    Args:
+        population: K prompts.
+        p: `[R]` pass rates.
+    """
+    if population.draws is None or population.tokens is None:
+        return None
+    size = len(population.rates)
+    count = min(max(20, size // 10), size)
+    order = np.argsort(population.rates, kind="stable")
+    middle = np.searchsorted(population.rates[order], p)
+    start = np.clip(middle - count // 2, 0, size - count)
+    tokens, draws = (
+        np.concatenate([[0.0], np.cumsum(sums[order])])
+        for sums in (population.tokens, population.draws)
+    )
+    return (tokens[start + count] - tokens[start]) / (
+        draws[start + count] - draws[start]
+    )
+
+
+def task_size(config: Config) -> int | None:
+    """Number of training prompts of the task; None where its files are missing.
+
+    Task, model and optimizer are made as a run makes them, so that what a run refuses
+    of them is refused here.
+
+    Raises:
+        ConfigError: they cannot be made.
+    """
+    from curax.step import build, stages
+    from curax.theory import visits
+
+    if missing_files(config):
+        return visits.num_prompts(config)
+    with stages.config_errors(config):
+        return build.build(config).task.num_prompts
+
+
+def missing_files(config: Config) -> list[str]:
+    """Names of the options of task and model whose file or folder does not exist."""
+    named = {
+        "model.path": option(config.model, "path"),
+        "task.tokenizer": option(config.task, "tokenizer"),
+        "task.train": option(config.task, "train"),
+        "task.held_out": option(config.task, "held_out"),
+    }
+    return [
+        name
+        for name, path in named.items()
+        if isinstance(path, str) and not (Path(path).exists() or glob.glob(path))
+    ]

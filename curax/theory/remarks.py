@@ -1,0 +1,248 @@
+"""Sentences on a prediction: departures from the claim, and what was assumed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax.config import Config, describe, least_group, option, truncates, updates_of
+from curax.settings.config_paths import full_name
+from curax.step import stages
+from curax.theory import hint_levels, visits
+from curax.theory.predict import Prediction
+from curax.theory.stated_objective import Claim
+
+SIDES = (0.05, 0.95)  # pass rates at which a weight is compared with the claim
+FAR = 1.5  # a weight so many times too large, or too small, is a warning
+BIASED = 0.02  # a larger bias of the pass rate is a warning
+UNEQUAL = 0.005  # a larger relative change of a weight by hints is a note
+
+
+def differences(p: np.ndarray, over: np.ndarray, name: str) -> list[str]:
+    """Ends of sentences on weights that are FAR from those of the claimed objective.
+
+    Args:
+        p: `[R]` pass rates.
+        over: `[R]` weight over claimed weight, 1 at p = 1/2.
+        name: of the claimed objective.
+    """
+    found = []
+    for side in SIDES:
+        times = float(np.interp(side, p, over))
+        if times > FAR:
+            found.append(f"weights p={side:g} prompts {times:.1f}x more than {name}.")
+        elif 0 < times < 1 / FAR:
+            found.append(
+                f"weights p={side:g} prompts {1 / times:.1f}x less than {name}."
+            )
+    return found
+
+
+def warnings(claim: Claim, seen: Prediction) -> list[str]:
+    """Ends of sentences on weights at or below 0, a missing claim, biased pools."""
+    p, found = seen.p, []
+    inside = (p >= SIDES[0]) & (p <= SIDES[1])
+    backwards = p[inside & ~(seen.weight > 0)]
+    if backwards.size:
+        found.append(
+            f"gives no weight to prompts of p={backwards[0]:.2g} to "
+            f"{backwards[-1]:.2g}, or pushes them down."
+        )
+    if claim.slope is None:
+        found.append("states no objective; set claim to a function f of the pass rate.")
+    bias = np.nan_to_num(seen.rate - p)
+    worst = np.abs(bias).argmax()
+    if abs(bias[worst]) > BIASED:
+        found.append(
+            f"stops at pools whose pass rates are off by up to {bias[worst]:+.2f}, at "
+            f"p={p[worst]:.2g}."
+        )
+    return found
+
+
+# ----- what a prediction assumes
+
+
+def assumptions(
+    config: Config, seen: Prediction, num_prompts: int | None = None
+) -> list[str]:
+    """Sentences on what the prediction of a recipe takes for granted.
+
+    Args:
+        config: the recipe.
+        seen: its prediction.
+        num_prompts: of the task, as of `visits.visits`.
+    """
+    found = _on_knowledge(config, seen, num_prompts)
+    if config.sampling.rounds > 1:
+        found.append(
+            f"Closed groups are replaced: {seen.attempts:.2f} batches are drawn per "
+            f"step, and {seen.placed:.0%} of the open groups in them find a place, "
+            "whatever their pass rate."
+        )
+    if seen.lengths:
+        found.append(
+            "Completions are judged by how long they are or how they end: this is for "
+            "short ones that end by themselves."
+        )
+    return found + _on_the_loss(config) + _on_the_update(config)
+
+
+def _on_knowledge(
+    config: Config, seen: Prediction, num_prompts: int | None
+) -> list[str]:
+    """Sentences on pilots and memory: what an allocator knows of a prompt."""
+    found = []
+    if seen.known:
+        source = "pilots" if config.pilot else "remembered draws"
+        found.append(
+            f"What is known of a prompt is taken to be {seen.known:.0f} {source} at "
+            "its present pass rate; norms and lengths are taken to be all alike."
+        )
+    how = config.hint
+    if not (visits.remembers(config) or (how and how.controller)):
+        return found
+    known = visits.num_prompts(config) if num_prompts is None else num_prompts
+    drawn = config.steps * config.sampling.prompts
+    if known is None:
+        found.append(
+            "How many prompts the task has is not known, for its files are not "
+            f"there: all are taken to come back in each of {config.steps} steps; "
+            "set the options of task and model that name files."
+        )
+    elif visits.remembers(config) and not visits.visits(config, known):
+        found.append(
+            f"No prompt comes back within the run, which takes {drawn} of {known}, "
+            "so that the memory it reads holds nothing; set steps to more than "
+            f"{known // config.sampling.prompts}, or load a memory."
+        )
+    return found
+
+
+def _on_the_loss(config: Config) -> list[str]:
+    """Sentences on what is not counted: aggregation, loss, token weights, penalties."""
+    found = []
+    if not sums_tokens(config):
+        found.append(
+            f"{_called(config, 'aggregate')} divides by numbers of tokens or of "
+            "completions in the batch: this is up to a common factor, for completions "
+            "of one length."
+        )
+    if not is_policy_gradient(config):
+        loss = _called(config, "loss")
+        found.append(f"{loss} is not the policy gradient, even at ratio 1.")
+    modulate = _called(config, "modulate")
+    if modulate != "modulate.none":
+        found.append(f"{modulate} weighs tokens, which is not counted here.")
+    if truncates(config):
+        found.append(
+            "top_k or top_p cuts off what the policy may say, and nothing corrects "
+            "that: all scores are biased, which is not counted here; sampler/cut_mass "
+            "tells how much is cut off."
+        )
+    if config.kl or config.entropy_bonus:
+        found.append("The KL penalty or the entropy bonus comes on top.")
+    return found
+
+
+def _on_the_update(config: Config) -> list[str]:
+    """Sentences on several updates per step, and on groups too small to learn from."""
+    found = []
+    if (updates := updates_of(config)) > 1:
+        found.append(
+            f"w is that of one update, and a step makes {updates}: the first of "
+            f"{updates} updates is this; the ratios of later ones have left 1. Where "
+            f"the optimizer does not rescale gradients, a step moves by {updates} w."
+        )
+    least, called_least = least_group(config.advantage, "advantage")
+    few = option(config.allocate, "least")
+    if isinstance(few, int) and few < least:
+        found.append(
+            f"allocate.least={few} lets a prompt draw fewer than {least} completions, "
+            f"of which {called_least} learns nothing; set allocate.least to {least}."
+        )
+    return found
+
+
+def hint_assumptions(
+    config: Config, seen: Prediction, num_prompts: int | None = None
+) -> list[str]:
+    """Sentences on what the prediction of hints takes for granted; none without hints.
+
+    Args:
+        config: the recipe.
+        seen: as if there were no hints, but for `hints`.
+        num_prompts: of the task, as of `visits.visits`.
+    """
+    how, hints = config.hint, seen.hints
+    if not (how and hints):
+        return []
+    called = full_name(how.credit).removeprefix("curax.") if how.credit else ""
+    found = [
+        "w, signal and draws are with hints, bias and noise as if there were none. "
+        "What writing hints costs is not counted; no hint is missing, too long or "
+        "dropped.",
+        {
+            1: "What hinted groups train are pass rates under hints, held fixed: their "
+            "coefficients, w1 and on, are not in w.",
+            0: f"{called} makes hinted groups train p itself: w is the sum over all "
+            "levels.",
+            None: f"No coefficient of a gradient of p describes what {called} makes "
+            "hinted groups train; w is of those without a hint.",
+        }[hint_levels.credited(how)],
+    ]
+    if how.most < 1:
+        found.append(
+            f"At most {how.most:.0%} of the prompts of a step are hinted, in the order "
+            "of the batch; what this leaves out is counted."
+        )
+    if any("statistics" in text for text in seen.how):
+        found.append("The rest of a batch is taken to be drawn without hints.")
+    often = visits.visits(config, num_prompts)
+    if how.controller and often > 1:
+        found.append(f"Levels are those of {often} visits of a run, at one pass rate.")
+    elif how.controller:
+        found.append(
+            "No prompt comes back within the run, so that all are drawn without a "
+            "hint; set more steps."
+        )
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            off = np.nan_to_num(np.abs(hints.weight[0] / seen.weight - 1)).max()
+        if off > UNEQUAL:
+            found.append(
+                "Groups that are drawn again had credit, which is lost: w of groups "
+                f"without a hint is up to {off:.0%} off what it is without hints."
+            )
+    return found
+
+
+def _called(config: Config, field: str) -> str:
+    """Name of the function of a field, as `module.function`."""
+    return describe(getattr(config, field))["function"].removeprefix("curax.")
+
+
+def sums_tokens(config: Config) -> bool:
+    """Whether the weight of a token does not depend on the rest of the batch."""
+    whole = np.ones((4, 8), bool)
+    short = whole.copy()
+    short[0, 4:], short[1] = False, False
+    weights = [
+        np.asarray(stages.token_weights(config, mask)) for mask in (whole, short)
+    ]
+    return np.allclose(weights[0][short], weights[1][short])
+
+
+def is_policy_gradient(config: Config) -> bool:
+    """Whether d loss / d logp of a token is minus its credit, at ratio 1."""
+    logp = -np.arange(1, 13, dtype=np.float32).reshape(4, 3) / 8
+    mask = np.ones((4, 3), bool)
+    credit = np.array([[1.5], [0.5], [-0.5], [-1.5]], np.float32) * mask
+
+    @jax.jit
+    def slope(now: jax.Array) -> jax.Array:
+        def total(now: jax.Array) -> jax.Array:
+            return jnp.sum(stages.token_losses(config, now, logp, credit, mask))
+
+        return jax.grad(total)(now)
+
+    return np.allclose(slope(logp), -credit, atol=1e-3)

@@ -1,0 +1,55 @@
+"""How often a run comes back to a prompt, and what its memory then holds of it."""
+
+import numpy as np
+
+from curax import memory as memories
+from curax.config import Config, option, rows_of
+from curax.settings.declared import declared
+
+MOST_TRIALS = 2**16  # a pass rate is then known to 0.002
+
+
+def remembers(config: Config) -> bool:
+    """Whether the number of completions of a prompt depends on the memory."""
+    return not (config.pilot or declared(config.allocate, "equal_groups", False))
+
+
+def num_prompts(config: Config) -> int | None:
+    """Number of prompts in the options of the task; None if they do not say it."""
+    prompts = option(config.task, "num_prompts")
+    return prompts if isinstance(prompts, int) else None
+
+
+def visits(config: Config, prompts: int | None = None) -> int:
+    """Number of visits of a run to each prompt; 0: it ends within the first epoch.
+
+    Args:
+        config: the recipe.
+        prompts: of the task; None: what its options say. Where these do not say it,
+            every prompt is taken to come back in every step.
+    """
+    prompts = num_prompts(config) if prompts is None else prompts
+    drawn = config.steps * config.sampling.prompts
+    if prompts is None:
+        return config.steps
+    return 0 if drawn <= prompts else min(config.steps, drawn // prompts)
+
+
+def memory_draws(
+    config: Config, remembered: float | None, often: int
+) -> tuple[float, int]:
+    """Draws that a pilot or the memory holds of a prompt, and as many equal trials.
+
+    A memory holds D = n sum_i lambda^i draws after visits of n. Their share of right
+    ones has the variance of n (sum_i lambda^i)^2 / sum_i lambda^2i. Before any visit it
+    holds nothing.
+    """
+    if config.pilot:
+        return float(config.pilot.draws), config.pilot.draws
+    visit = rows_of(config) / config.sampling.prompts
+    discount = float(memories.discount(config.memory.half_life))
+    kept = discount ** np.arange(often)
+    draws, squares = visit * kept.sum(), (kept**2).sum()
+    precision = kept.sum() / squares if draws else 1.0
+    draws = draws if remembered is None else remembered
+    return draws, max(round(min(draws * precision, MOST_TRIALS)), 1)
