@@ -71,10 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # These import jax, which takes seconds: not before the input is read.
         from curax.runs import policies
 
-        config = policies.config_of(run, file=args.config)
+        config = policies.run_config(run, file=args.config)
         check(args, config)
-        policy = policies.of_run(run, config, step=args.step)
-        with policies.in_a_sentence():
+        policy = policies.load_run(run, config, step=args.step)
+        with policies.errors_as_sentences():
             written(args, policy)
         print(f"Written: {out}, of step {policy.step}")
     except ConfigError as error:

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # These import jax, which takes seconds: not before the input is read.
         from curax.runs import folder, lock, run
 
-        folder.check_place(workdir)
+        folder.check_writable(workdir)
         with lock.hold(workdir, "--workdir"):
             folder.check(workdir, config, resume=args.resume)
             command = resuming(argv)

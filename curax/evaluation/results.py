@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.evaluation import estimates
-from curax.runs.record import count, duration, many
+from curax.runs.record import count_text, duration_text, plural
 from curax.verify import answers
 
 FEW = 3  # of fewer completions the majority is as right as one of them
@@ -196,7 +196,7 @@ def _in_order(name: str) -> tuple[bool, float, str]:
 def table(name: str, found: Mapping[str, Any]) -> str:
     """What is said of a file, for a terminal."""
     problems, completions = found["problems"], found["completions"]
-    lines = [f"{name}: {many(problems, 'problem')}"]
+    lines = [f"{name}: {plural(problems, 'problem')}"]
     missing = found["missing"]
     share = sum(missing.values()) / max(completions, 1)
     if share > MANY:
@@ -216,10 +216,10 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         lines.append(f"without an outcome: {share:.1%} ({said})")
     if speed := found.get("speed"):
         lines.append(
-            f"speed: {count(speed['completions_per_s'])} completions/s, "
-            f"{count(speed['tokens_per_s'])} tokens/s, drawn and graded in "
-            f"{duration(speed['seconds'])}; compiling took "
-            f"{duration(speed['compile_s'])} more"
+            f"speed: {count_text(speed['completions_per_s'])} completions/s, "
+            f"{count_text(speed['tokens_per_s'])} tokens/s, drawn and graded in "
+            f"{duration_text(speed['seconds'])}; compiling took "
+            f"{duration_text(speed['compile_s'])} more"
         )
     for kind in ("levels", "subjects"):
         groups = found.get(kind, {})

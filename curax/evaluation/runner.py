@@ -56,7 +56,7 @@ def hold(args: Namespace, out: Path, *, command: str) -> int:
     Raises:
         ConfigError: before anything is written.
     """
-    run.keep_compiled()
+    run.enable_compilation_cache()
     with contextlib.ExitStack() as opened:
         if not out.exists() or out.is_dir():  # a file is told of below
             opened.enter_context(lock.hold(out, "--out"))

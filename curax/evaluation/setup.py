@@ -20,7 +20,7 @@ from curax.evaluation.questions import OfFile, OfTask, Questions
 from curax.evaluation.samples import How
 from curax.models import prompt_form
 from curax.runs import checkpoint, policies
-from curax.runs.policies import Policy, in_a_sentence
+from curax.runs.policies import Policy, errors_as_sentences
 from curax.settings.packages import missing
 from curax.step import mesh as meshes
 from curax.tasks import layouts, problems, text
@@ -73,10 +73,10 @@ def prepared(args: Namespace, opened: contextlib.ExitStack) -> Exam:
             f"--model {path} is no folder; name that of a checkpoint or of a run."
         )
     config = _config(path, args)
-    with in_a_sentence():
+    with errors_as_sentences():
         if config and not args.data and _function(config.task) is not problems.task:
             _refuse_form(path, args)
-            policy = policies.of_run(path, config, step=args.step or "latest")
+            policy = policies.load_run(path, config, step=args.step or "latest")
             assert policy.task
             asked = {"held_out.jsonl": OfTask(policy.task, f"held out by {path}")}
             graded = {}
@@ -84,10 +84,10 @@ def prepared(args: Namespace, opened: contextlib.ExitStack) -> Exam:
             form = _form(path, config, args)
             asked, graded = _of_files(config, form, args, opened)
             if config:
-                policy = policies.of_run(path, config, step=args.step or "latest")
+                policy = policies.load_run(path, config, step=args.step or "latest")
             else:
                 axes = zip(meshes.AXES, args.mesh or (1, 1, 1), strict=True)
-                policy = policies.of_checkpoint(
+                policy = policies.load_checkpoint(
                     path,
                     vocab_size=form.tokenizer.size,
                     sizes=Sizes(**dict(axes)),
@@ -118,7 +118,7 @@ def _config(path: Path, args: Namespace) -> Config | None:
             new |= {f"mesh.{axis}": size for axis, size in axes}
         if args.dtype:
             new["model.dtype"] = getattr(jnp, args.dtype)
-        return policies.config_of(path, file=args.config, changes=new)
+        return policies.run_config(path, file=args.config, changes=new)
     for name in ("step", "config"):
         if getattr(args, name) is not None:
             raise ConfigError(
