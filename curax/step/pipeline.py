@@ -547,7 +547,7 @@ def in_parts(
         return batch
     prompt, slot = drawn.rollouts.prompt[row], drawn.rollouts.slot[row]
     reference, there = scored.reference[prompt], scored.reference_mask[prompt]
-    tokens, mask, columns = grids.behind(batch.tokens, thought, reference, there)
+    tokens, mask, columns = grids.append_after(batch.tokens, thought, reference, there)
     weight = jnp.where(there, scored.certainty.weight[prompt, slot], 0.0)
     which = jnp.arange(mask.shape[0])[:, None]
     spread = jnp.zeros(mask.shape, jnp.float32).at[which, columns].set(weight)

@@ -76,7 +76,7 @@ def logprobs(
     Returns:
         `[N, Y]` float32 nats, or ranks; anything finite off the mask.
     """
-    tokens, mask, columns = grids.behind(tokens, length, *reference)
+    tokens, mask, columns = grids.append_after(tokens, length, *reference)
     how = settings(parts.config)
     most = how.micro_batches
     count = next(k for k in range(most, 0, -1) if tokens.shape[0] % k == 0)
