@@ -678,7 +678,7 @@ def of_peers(results: Results) -> "Figure":
 def of_scaling(results: Results) -> "Figure":
     """Seconds over rows, length and prompts; memory over the vocabulary; seeds."""
     from curax.runs.pictures import LIGHT, canvas, label
-    from curax.runs.record import count
+    from curax.runs.record import count_text
 
     shown = [axis for axis in (*GROWTH, "vocabulary", "seeds") if axis in results]
     figure, panels = canvas(LIGHT, [1] * len(shown))
@@ -709,7 +709,7 @@ def of_scaling(results: Results) -> "Figure":
         for both in (axes.xaxis, axes.yaxis):
             both.set_major_formatter(lambda value, _: f"{value:.4g}")
             both.set_minor_formatter("")
-        axes.xaxis.set_major_formatter(lambda value, _: count(value))
+        axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
         label(axes, LIGHT, axis, unit)
     return figure
 

@@ -1,11 +1,10 @@
-"""The settings of a run: frozen dataclasses that check themselves, and functions.
+"""The config of a run: frozen dataclasses with checks, and one function per stage.
 
-A config is the composition of a run: one function per stage, each with its options
-bound by `functools.partial`, so that a default lives once, in a signature. Whatever
-stands in a config has a dotted name, be it a field (`sampling.group_size`), an option
-of a function (`loss.high`), an option of an option (`objective.f.alpha`) or an entry
-of a tuple (`gate.gates.0.delta`); errors, `override`, `describe` and `changes` all
-use that name. Only the standard library is imported here.
+Options of a function are bound by `functools.partial`, so a default stands once, in a
+signature. Every value has a dotted name: a field (`sampling.group_size`), an option of
+a function (`loss.high`), an option of an option (`objective.f.alpha`) or an entry of a
+tuple (`gate.gates.0.delta`). Errors, `override`, `describe` and `changes` use these
+names. Only the standard library is imported.
 """
 
 import dataclasses
@@ -25,13 +24,13 @@ from curax.settings.config_paths import (
     OF_FILE,
     ConfigError,
     Place,
-    assigned,
+    assign,
     changes,
     describe,
     fields_of,
     option,
     options,
-    rebuilt,
+    rebuild,
     wrong_options,
     wrong_values,
 )
@@ -88,16 +87,16 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How completions are drawn."""
+    """Sampling of completions."""
 
     group_size: Count = 8  # G, completions per prompt at most
     prompts: Count = 16  # B, prompts per step
     budget: Natural = 0  # completions per step, pilots included; 0: G for each prompt
     max_tokens: Count = 64  # T, tokens per completion at most
     temperature: Positive = 1.0  # divides the logits; greedy decoding cannot train
-    top_k: Natural = 0  # tokens drawn from, the likeliest; 0: all
-    top_p: Share = 1.0  # probability mass drawn from, the likeliest; 1: all
-    accept_truncation: bool = False  # train on what top_k or top_p cut off, uncorrected
+    top_k: Natural = 0  # number of likeliest tokens that are drawn from; 0: all
+    top_p: Share = 1.0  # mass of the likeliest tokens that are drawn from; 1: all
+    accept_truncation: bool = False  # accept the uncorrected bias of top_k and top_p
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     rounds: Count = 1  # draws of prompts to refill groups the gate closed; 1: no refill
     chunks: Count = 1  # of a draw; the host verifies one while the next is drawn
@@ -105,7 +104,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """When a prompt draws no more completions."""
+    """Stopping rule for the completions of a prompt."""
 
     rule: Function  # of curax.stop: (outcome, exists) -> met
     round_size: Count = 8  # completions of a prompt between two tests of the rule
@@ -133,12 +132,12 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """Completions drawn to learn how hard prompts are; they do not train."""
+    """Pilot completions, drawn to estimate pass rates; they do not train."""
 
     draws: Count  # completions per prompt
-    norm: Function | None = None  # a rule of curax.score; None: all norms are equal
-    accepted: bool = True  # norms of right completions only, False: of all
-    root_mean_square: bool = True  # of the norms, False: their mean
+    norm: Function | None = None  # gradient norm of curax.score; None: all are equal
+    accepted: bool = True  # average norms of right completions only; False: of all
+    root_mean_square: bool = True  # root mean square of the norms; False: their mean
 
     def conflicts(self, config: "Config") -> Iterator[str]:
         """Pilots that leave nothing of the budget."""
@@ -153,30 +152,30 @@ class Pilot:
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How the policy writes hints for its own prompts."""
+    """Hints written by the policy for its own prompts."""
 
-    max_tokens: Count = 512  # tokens of one writing, which holds hints of all levels
+    max_tokens: Count = 512  # tokens of one writing, which has hints of all levels
     temperature: Magnitude = 1.0  # divides the logits
-    tries: Count = 3  # writings of a prompt until one can be read, each with its key
+    tries: Count = 3  # attempts per prompt until a writing can be parsed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
-    """Prompts that collapsed are asked again, with a hint. Evaluation never has any."""
+    """Hints for collapsed groups, which are drawn again; evaluation has no hints."""
 
-    source: Function  # of curax.hint: what hints say
+    source: Function  # of curax.hint: text of the hints
     levels: Count = 3  # L, strengths of a hint, the weakest first
     width: Count = 512  # H, tokens of a hint at most, its introduction included
-    writing: Writing | None = None  # None: the policy writes none
-    trigger: Function  # of curax.hint: (outcome, exists) -> groups that collapsed
+    writing: Writing | None = None  # None: the policy writes no hints
+    trigger: Function  # of curax.hint: (outcome, exists) -> collapsed groups
     gate: Magnitude = (
-        0.0  # chance of a mixed group that ends the search; 0: any mixed one
+        0.0  # probability of a mixed group that ends the search; 0: any mixed group
     )
-    controller: Function | None = None  # the level of the next visit, (level, pass
-    # rate) -> level; None: each visit begins without a hint and tries level by level
-    most: Share = 0.5  # of the prompts of a step that may be hinted
-    credit: Function | None = None  # of curax.hint: trains without the hint, and how
-    # that is undone; None: with the hint, as drawn
+    controller: Function | None = None  # (level, pass rate) -> level of the next visit;
+    # None: each visit starts without a hint and raises the level until a group opens
+    most: Share = 0.5  # largest share of the prompts of a step that get hints
+    credit: Function | None = None  # of curax.hint: reweights to train without the
+    # hint; None: train with the hint, as drawn
 
     def conflicts(self, config: "Config") -> Iterator[str]:
         """What else asks for other prompts, or for other levels."""
@@ -196,31 +195,31 @@ class Hint:
 
 @dataclass(frozen=True, kw_only=True)
 class Queries:
-    """Which prompts are worth training on, looked at before they are trained on."""
+    """Selection of prompts by probing candidates before they are trained on."""
 
-    every: Count = 10  # steps from one look to the next
-    candidates: Count = 2  # prompts looked at for each that is wanted
-    draws: Count = 8  # completions of each
-    keep: Function  # of curax.reflect: which of the candidates stay
-    carried: Magnitude = 0.1  # of what is wanted that comes from the look before
+    every: Count = 10  # steps between probes
+    candidates: Count = 2  # candidates per prompt that is selected
+    draws: Count = 8  # completions per candidate
+    keep: Function  # of curax.reflect: which candidates are kept
+    carried: Magnitude = 0.1  # share of the selection carried over from the last probe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reflection:
-    """Reward by how likely completions make the reference answer: R3, no verifier."""
+    """Reward by the log-prob of the reference answer after the thought: R3."""
 
-    weights: Function  # of curax.reflect: spread of log-probs to weights of tokens
-    clip_nats: Positive = 8.0  # log-probs below count as -clip_nats in the spread
-    leave_one_out: bool = False  # a completion has no say in its own weights
-    baseline: Function | None = None  # of curax.reflect: what a masked thought explains
-    scorer_every: Natural = 1  # steps from one copy of the policy to the next, that
-    # scores: 1 is the policy itself, 0 the one RL starts from
-    answers: bool = False  # tokens behind the thought get the credit of the reward too
+    weights: Function  # of curax.reflect: spread of log-probs -> weights of tokens
+    clip_nats: Positive = 8.0  # log-probs are clipped at -clip_nats in the spread
+    leave_one_out: bool = False  # weights of a completion leave its own log-probs out
+    baseline: Function | None = None  # of curax.reflect: log-prob with a masked thought
+    scorer_every: Natural = 1  # steps between copies of the policy that score; 1: the
+    # policy itself, 0: the one RL starts from
+    answers: bool = False  # tokens after the thought get the credit of the reward too
     length: Function | None = None  # (length, wanted) -> reward of an answer's length
-    length_weight: Magnitude = 1.0  # of that reward, in nats per token
-    rubric: Function | None = None  # of curax.reflect: what an unfit answer does
-    direct: Magnitude = 0.0  # weight of the gradient through the reference itself
-    queries: Queries | None = None  # None: every prompt in turn
+    length_weight: Magnitude = 1.0  # weight of that reward, nats per token
+    rubric: Function | None = None  # of curax.reflect: effect of an unfit answer
+    direct: Magnitude = 0.0  # weight of the gradient through the reference log-prob
+    queries: Queries | None = None  # None: all prompts in turn
 
     def conflicts(self, config: "Config") -> Iterator[str]:
         """What follows the verdicts of a verifier, of which there are none."""
@@ -246,20 +245,20 @@ class Reflection:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How often, and how precisely, the policy is measured on held-out prompts."""
+    """Evaluation of the policy on held-out prompts during training."""
 
     every: Count = 50  # steps from one evaluation to the next
     prompts: Count = 256  # held-out prompts
     samples: Count = 8  # completions per prompt
-    distance: bool = False  # measure the KL to the policy RL starts from, kept for it
-    confidence: Natural = 0  # likeliest tokens that tell how sure one was; 0: not asked
-    window: Count = 2048  # tokens over which that is averaged
+    distance: bool = False  # measure the KL to the policy RL starts from, which is kept
+    confidence: Natural = 0  # k of the confidence of a token; 0: not measured
+    window: Count = 2048  # tokens over which confidence is averaged
     format: Function | None = None  # text -> kind, an integer; None: first four tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Supervised steps on solved examples, before any reinforcement learning."""
+    """Supervised fine-tuning on solved examples before RL."""
 
     steps: Count  # optimizer updates
     rows: Count  # traces per step
@@ -281,7 +280,7 @@ class WarmStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """How the rows of a step become optimizer updates."""
+    """Optimizer updates from the rows of a step."""
 
     epochs: Count = 1  # passes over the rows of a step
     minibatches: Count = 1  # optimizer updates per pass
@@ -289,25 +288,25 @@ class Update:
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
     length_buckets: Count = 1  # lengths T, T/2, ... that micro-batches are cut to
     vocab_chunk: Natural = 0  # vocabulary entries per log-prob chunk; 0: all at once
-    patience: Count = 5  # steps in a row without a finite gradient that end the run
+    patience: Count = 5  # steps in a row without a finite gradient that stop the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """The difficulty memory: discounted Beta counts per prompt id."""
 
-    half_life: Positive = 6.6  # visits to a prompt that halve what came before
-    load: str | None = None  # memory.jsonl of another run, to begin with
-    prior: tuple[Positive, Positive] = (1.0, 1.0)  # counts (solved, failed) before any
+    half_life: Positive = 6.6  # visits of a prompt that halve earlier counts
+    load: str | None = None  # memory.jsonl of another run to start from
+    prior: tuple[Positive, Positive] = (1.0, 1.0)  # prior counts (solved, failed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Devices along each axis of the mesh; -1, of one axis: what the others leave."""
+    """Devices along each axis of the mesh; one axis may be -1: all that are left."""
 
-    data: Devices = 1  # devices that share out the rows and copy the parameters
-    fsdp: Devices = 1  # devices that share out the rows and the parameters
-    tensor: Devices = 1  # devices that share out each layer
+    data: Devices = 1  # rows are sharded, parameters replicated
+    fsdp: Devices = 1  # rows and parameters are sharded
+    tensor: Devices = 1  # each layer is sharded
 
     def conflicts(self) -> Iterator[str]:
         """Several axes that take what the others leave."""
@@ -321,19 +320,19 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Logging:
-    """What a run leaves behind, and how often."""
+    """Logging and checkpoints."""
 
-    every: Count = 10  # steps per jitted chunk: how often the host gets metrics
+    every: Count = 10  # steps per jitted chunk, after which the host gets metrics
     rollout_prompts: Natural = 2  # prompts per step whose completions are written
     checkpoint_every: Count = 50  # steps between checkpoints; evaluated steps get one
-    keep: Count = 2  # checkpoints kept, the latest; the best is kept as well
-    drift_nats: Positive | None = None  # sampler against trainer, more warns; None:
-    # 1e-4 where both compute in float32 on a CPU, 0.2 elsewhere
+    keep: Count = 2  # latest checkpoints that are kept, beside the best
+    drift_nats: Positive | None = None  # log-prob difference of sampler and trainer
+    # that raises an alarm; None: 1e-4 for float32 on a CPU, 0.2 elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class KL:
-    """A penalty for leaving the reference policy, the one RL starts from."""
+    """KL penalty to the reference policy, the one RL starts from."""
 
     estimator: Function  # (logp, logp_ref) -> nats per token
     coefficient: Magnitude  # loss per nat
@@ -341,31 +340,31 @@ class KL:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run. Stages have no default: a recipe, or its test bed, names each function.
+    """Config of a run. Stages have no default: a recipe, or its test bed, names each.
 
     Raises:
-        ConfigError: when built, naming the first field that is wrong and a fix.
+        ConfigError: on construction; the message names the first wrong field and a fix.
     """
 
-    task: Function  # prompts and their reward
+    task: Function  # prompts and their verifier
     model: Function  # the policy network
     sampling: Sampling = Sampling()
-    pilot: Pilot | None = None  # None: difficulty is what the memory knows
+    pilot: Pilot | None = None  # None: pass rates are those of the memory
     stop: Stop | None = None  # None: every prompt draws what it was allocated
     allocate: Function  # completions per prompt
     objective: Function  # weight f'(p) per prompt
-    claim: Function | None = None  # f(p) that it states, for xray; None: objective.f
+    claim: Function | None = None  # stated f(p) of a paper, for xray; None: objective.f
     gate: Function  # which completions may train
-    downsample: Function  # which of them do, at most its option m per prompt
-    correct: Function  # how the selection is undone; said by every recipe that selects
-    pool_statistics: bool = True  # advantages see all drawn, False: only those kept
+    downsample: Function  # which of them train, at most its option m per prompt
+    correct: Function  # weights that undo the bias of the selection
+    pool_statistics: bool = True  # advantages use all completions drawn; False: kept
     advantage: Function  # credit per completion
     modulate: Function  # multiplier per token
-    hint: Hint | None = None  # None: prompts are never hinted
+    hint: Hint | None = None  # None: no hints
     reflection: Reflection | None = None  # None: the task's verifier gives outcomes
     loss: Function  # loss per token
     aggregate: Function  # weight per token
-    shape_reward: Function | None = None  # changes the reward, never the outcome
+    shape_reward: Function | None = None  # outcome -> reward; the outcome is unchanged
     kl: KL | None = None  # None: no reference policy
     entropy_bonus: Magnitude = 0.0  # loss per nat of entropy, subtracted
     optimizer: Function  # () -> optax transformation
@@ -375,10 +374,10 @@ class Config:
     memory: Memory = Memory()
     mesh: Mesh = Mesh()
     logging: Logging = Logging()
-    steps: Natural = 200  # RL steps; 0: the warm start is all
-    seed: Seed = 0  # every random draw of the run follows from it
-    seeds: Count = 1  # runs side by side, of seed, seed + 1, ...
-    staged: bool = False  # step from the host although the reward is a JAX function
+    steps: Natural = 200  # RL steps; 0: the warm start alone
+    seed: Seed = 0  # seed of every random draw
+    seeds: Count = 1  # runs side by side, with seeds seed, seed + 1, ...
+    staged: bool = False  # use the staged loop although the verifier is a JAX function
 
     def __post_init__(self) -> None:
         place = Place(self)
@@ -388,17 +387,16 @@ class Config:
 
 
 def load(path: str | Path) -> Config:
-    """The config that a Python file returns from its `get_config()`.
+    """Load the config that a Python file returns from its `get_config()`.
 
     Args:
-        path: of the file; or the name of one in configs/, such as grpo.
+        path: Python file, or the name of a recipe in configs/, such as grpo.
 
     Raises:
         ConfigError: the file is missing, is not Python, fails, or returns no Config.
     """
     path = _file(Path(path))
-    # Compiled here, not imported: no bytecode is left beside the file, and an edit
-    # within the same second is seen.
+    # Compiled, not imported: no bytecode file, and no stale one after a quick edit.
     module = types.ModuleType(module_of(path))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
@@ -426,7 +424,7 @@ def load(path: str | Path) -> Config:
 
 
 def recipes() -> dict[str, Path]:
-    """The files in configs/ by their names: of this folder, else beside the package."""
+    """Files of recipes by name, in ./configs or else beside the package."""
     for folder in (Path("configs"), Path(__file__).parents[1] / "configs"):
         if files := {file.stem: file for file in sorted(folder.glob("*.py"))}:
             return files
@@ -434,10 +432,10 @@ def recipes() -> dict[str, Path]:
 
 
 def _file(path: Path) -> Path:
-    """The config file that is meant.
+    """The config file of a path or a recipe name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none; the message has the nearest names.
     """
     if path.is_file():
         return path
@@ -454,20 +452,20 @@ def _file(path: Path) -> Path:
 
 
 def module_of(path: str | Path) -> str:
-    """What the module of a config file is called."""
+    """Module name of a config file."""
     return OF_FILE + Path(path).stem.replace(".", "_")
 
 
 def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:
-    """A recipe on another task: its stages stay, and so do its numbers of completions.
+    """A recipe on another task, with the same stages and numbers of completions.
 
-    Lengths in tokens that its stages name (`aggregate.length`, `shape_reward`,
-    `hint.width`) go with `sampling.max_tokens`. The warm start is not taken over.
+    Lengths in tokens (`aggregate.length`, `shape_reward`, `hint.width`) are scaled with
+    `sampling.max_tokens`. The warm start is dropped.
 
     Args:
-        recipe: of a file in configs/.
-        max_tokens: of a completion on the other task.
-        **fields: of `Config`, in place of the recipe's.
+        recipe: config of the recipe.
+        max_tokens: tokens per completion on the other task.
+        **fields: fields of `Config` to replace.
     """
     before = recipe.sampling.max_tokens
     config = dataclasses.replace(recipe, **{"warm_start": None, **fields})
@@ -490,14 +488,13 @@ def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:
 
 
 def recalled(path: str | Path) -> Config:
-    """The config that a run wrote into its folder as config.json.
+    """Load the config that a run wrote as config.json.
 
     Raises:
-        ConfigError: there is none, or it cannot be read, or names a function that is
-            not there.
+        ConfigError: the file cannot be read, or names a function that does not exist.
     """
     try:
-        return rebuilt(json.loads(Path(path).read_text()), Config)
+        return rebuild(json.loads(Path(path).read_text()), Config)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); name the folder of a run."
@@ -507,22 +504,21 @@ def recalled(path: str | Path) -> Config:
 
 
 def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> Config:
-    """The config with values set by dotted name, all of them before it is checked.
+    """A config with values set by dotted name; it is checked once all are set.
 
     Args:
-        config: what to start from.
-        assignments: `NAME=VALUE` strings, the value a Python literal, true, false,
-            none, inf or else text; or a mapping from names to values, which may be
-            arrays where numbers are, so that a run can be vmapped over magnitudes.
+        config: config to change.
+        assignments: `NAME=VALUE` strings, VALUE a Python literal, true, false, none,
+            inf or else text; or a mapping from names to values. Numbers may be arrays,
+            so that a run can be vmapped over magnitudes.
 
     Raises:
-        ConfigError: an unknown name, a value of the wrong type, or a config that does
-            not pass its checks.
+        ConfigError: an unknown name, a value of the wrong type, or a failed check.
     """
-    return dataclasses.replace(assigned(config, assignments, recipes, ALIASES))
+    return dataclasses.replace(assign(config, assignments, recipes, ALIASES))
 
 
-# What other programs call a field.
+# Option names of other programs, for suggestions.
 ALIASES = {
     "batch_size": "sampling.prompts",
     "beta": "kl.coefficient",
@@ -562,7 +558,7 @@ ALIASES = {
 }
 
 
-# The stages called with arrays alone; other functions may be given keywords as well.
+# Stages called without keywords, so that all their options must be bound.
 _STAGES = (
     *("objective", "gate", "downsample", "correct", "advantage", "modulate"),
     *("loss", "aggregate"),
@@ -661,7 +657,7 @@ def _undivided(config: Config) -> Iterator[str]:
 
 
 def _uncorrected(config: Config) -> Iterator[str]:
-    """Departures from the policy gradient that no stage of the config undoes."""
+    """Sentences about biases of the policy gradient that no stage corrects."""
     sizes, update = config.sampling, config.update
     if config.steps and truncates(config) and not sizes.accept_truncation:
         name, whole = (
@@ -687,7 +683,7 @@ def _uncorrected(config: Config) -> Iterator[str]:
 
 
 def _too_small_groups(config: Config, kept: int) -> Iterator[str]:
-    """Stages to which the largest group of the config is too small to learn from."""
+    """Sentences about stages that need larger groups than the config has."""
     drawn, fix = largest_group(config), "sampling.group_size"
     if drawn < config.sampling.group_size:
         fix = "sampling.budget"
@@ -711,7 +707,7 @@ def _too_small_groups(config: Config, kept: int) -> Iterator[str]:
 
 
 def least_group(function: Function, name: str) -> tuple[int, str]:
-    """The smallest group that teaches a stage anything, and what in it says so."""
+    """Smallest group with a gradient under a stage, and the function that needs it."""
     least, called = 1, ""
     for _, place in Place(function).walk(name):
         if callable(place.value):
@@ -723,7 +719,7 @@ def least_group(function: Function, name: str) -> tuple[int, str]:
 
 
 def largest_group(config: Config) -> int:
-    """Completions of a prompt that gets as many as any may."""
+    """Largest number of completions that a prompt can get."""
     sizes = config.sampling
     if declared(config.allocate, "equal_groups", False) and not config.stop:
         return min(sizes.group_size, -(-rows_of(config) // sizes.prompts))
@@ -742,7 +738,7 @@ def kept_of(config: Config) -> Any:
 
 
 def truncates(config: Config) -> bool:
-    """Whether completions are drawn from less than the whole policy."""
+    """Whether top_k or top_p truncates the policy's distribution."""
     sizes = config.sampling
     whole = type(sizes.top_k) is int and sizes.top_k == 0
     return not (whole and type(sizes.top_p) in (int, float) and sizes.top_p >= 1)
@@ -754,7 +750,7 @@ def updates_of(config: Config) -> int:
 
 
 def rows_of(config: Config) -> int:
-    """N, completions drawn per step of which some may train: the budget but pilots."""
+    """N, completions drawn per step without pilots."""
     sizes, pilot = config.sampling, config.pilot
     budget = sizes.budget or sizes.prompts * sizes.group_size
     return budget - (pilot.draws * sizes.prompts if pilot else 0)

@@ -1,7 +1,7 @@
-"""python -m curax.evaluate: how much a policy can do, and how sure that is.
+"""python -m curax.evaluate: accuracy of a policy on problems, with intervals.
 
-Draws completions of problems, has them graded, and says mean@n, pass@k, maj@k and
-greedy accuracy with intervals over problems. Hints are never given.
+Samples completions of problems without hints, grades them, and reports mean@n, pass@k,
+maj@k and greedy accuracy with bootstrap intervals over problems.
 """
 
 import math
@@ -25,8 +25,8 @@ from curax.settings.config_types import (
 )
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Option: what it may be. None always may, where there is a default elsewhere.
-KINDS: dict[str, Any] = {
+# Type and range of each option; None is allowed where the default is elsewhere.
+OPTION_TYPES: dict[str, Any] = {
     "n": Natural,
     "temperature": Positive,
     "top_p": Share,
@@ -46,7 +46,7 @@ KINDS: dict[str, Any] = {
 
 
 def parser() -> Parser:
-    """The command line."""
+    """The command line of an evaluation."""
     result = Parser(
         prog="python -m curax.evaluate",
         allow_abbrev=False,
@@ -55,28 +55,40 @@ def parser() -> Parser:
         "each file as JSON lines. What is drawn follows from the seed alone, so the "
         "same command goes on with an evaluation that was stopped.",
     )
-    what = result.add_argument_group("what is measured")
-    what.add_argument(
+    _add_policy_options(result)
+    _add_question_options(result)
+    _add_sampling_options(result)
+    _add_grading_options(result)
+    result.add_argument(
+        "--out", metavar="DIR", help="where to write (default: runs/evaluate/NAME)"
+    )
+    return result
+
+
+def _add_policy_options(parser: Parser) -> None:
+    """Options that name the policy."""
+    group = parser.add_argument_group("what is measured")
+    group.add_argument(
         "--model",
         required=True,
         metavar="DIR",
         help="folder of a Hugging Face checkpoint, or of a run",
     )
-    what.add_argument(
+    group.add_argument(
         "--step", metavar="N", help="of a run: a step, best or latest (default)"
     )
-    what.add_argument(
+    group.add_argument(
         "--config",
         metavar="FILE",
         help="of a run: its config file, if that defines functions of its own",
     )
-    what.add_argument(
+    group.add_argument(
         "--dtype",
         choices=DTYPES,
         help="of activations, and of a checkpoint's parameters (default: as the run; "
         "float32 on a CPU, else bfloat16)",
     )
-    what.add_argument(
+    group.add_argument(
         "--mesh",
         nargs=3,
         type=int,
@@ -84,11 +96,15 @@ def parser() -> Parser:
         help="devices along each axis, -1: all that are left (default: as the run; "
         "1 1 1)",
     )
-    asked = result.add_argument_group(
+
+
+def _add_question_options(parser: Parser) -> None:
+    """Options of the questions and their prompt form."""
+    group = parser.add_argument_group(
         "what is asked",
         "Defaults are those of the run's task, if it has files of problems.",
     )
-    asked.add_argument(
+    group.add_argument(
         "--data",
         nargs="+",
         default=[],
@@ -96,102 +112,106 @@ def parser() -> Parser:
         help="JSON lines, parquet, or a folder of array_record (default: what the run "
         "holds out)",
     )
-    asked.add_argument("--limit", type=int, metavar="N", help="the first N of each")
-    asked.add_argument(
+    group.add_argument("--limit", type=int, metavar="N", help="the first N of each")
+    group.add_argument(
         "--layout",
         metavar="MODULE:FUNCTION",
         help="record to problem (default: curax.tasks.layouts:detect)",
     )
-    asked.add_argument(
+    group.add_argument(
         "--on-error",
         choices=("raise", "skip"),
         default="raise",
         help="what to do about a broken record",
     )
-    asked.add_argument("--max-prompt-tokens", type=int, metavar="N", help="1024")
-    asked.add_argument("--system", metavar="TEXT", help="the system turn")
-    asked.add_argument(
+    group.add_argument("--max-prompt-tokens", type=int, metavar="N", help="1024")
+    group.add_argument("--system", metavar="TEXT", help="the system turn")
+    group.add_argument(
         "--template", metavar="TEXT", help="what is asked, with {question} in it"
     )
-    asked.add_argument(
+    group.add_argument(
         "--chat",
         action=BooleanOptionalAction,
         help="ask in the chat template (default: where there is one)",
     )
-    asked.add_argument(
+    group.add_argument(
         "--thinking",
         action=BooleanOptionalAction,
         help="what the template is told as enable_thinking",
     )
-    drawn = result.add_argument_group(
+
+
+def _add_sampling_options(parser: Parser) -> None:
+    """Options of sampling, and the estimators of its completions."""
+    group = parser.add_argument_group(
         "how completions are drawn", "Defaults are those of the run's sampling."
     )
-    drawn.add_argument(
+    group.add_argument(
         "--n", type=int, default=8, help="sampled completions per problem (default: 8)"
     )
-    drawn.add_argument(
+    group.add_argument(
         "--k",
         type=int,
         nargs="+",
         metavar="K",
         help="of pass@k, and from 3 on of maj@k (default: 1 and n)",
     )
-    drawn.add_argument(
+    group.add_argument(
         "--greedy", action="store_true", help="a greedy completion as well"
     )
-    drawn.add_argument("--temperature", type=float, metavar="T", help="1.0")
-    drawn.add_argument("--top-p", type=float, metavar="P", help="1.0, all")
-    drawn.add_argument("--top-k", type=int, metavar="K", help="0, all")
-    drawn.add_argument("--max-tokens", type=int, metavar="N", help="1024")
-    drawn.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
-    drawn.add_argument(
+    group.add_argument("--temperature", type=float, metavar="T", help="1.0")
+    group.add_argument("--top-p", type=float, metavar="P", help="1.0, all")
+    group.add_argument("--top-k", type=int, metavar="K", help="0, all")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="1024")
+    group.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
+    group.add_argument(
         "--batch", type=int, default=16, help="problems at a time (default: 16)"
     )
-    drawn.add_argument(
+    group.add_argument(
         "--slots",
         type=int,
         default=64,
         help="completions decoded at a time (default: 64; 0: all of a batch)",
     )
-    drawn.add_argument(
+    group.add_argument(
         "--confidence",
         type=int,
         metavar="K",
         help="score each completion by how sure its tokens are, from the K likeliest "
         "of each, and weigh votes by that (20, as DeepConf; default: not done)",
     )
-    drawn.add_argument(
+    group.add_argument(
         "--window",
         type=int,
         metavar="N",
         help="tokens over which confidence is averaged, and those of the tail (2048)",
     )
-    graded = result.add_argument_group("how they are graded")
-    graded.add_argument(
+
+
+def _add_grading_options(parser: Parser) -> None:
+    """Options of the grader and its processes."""
+    group = parser.add_argument_group("how they are graded")
+    group.add_argument(
         "--grader",
         metavar="MODULE:FUNCTION",
         help="(question, completion, answer) to an outcome in [0, 1], or None "
         "(default: as the run; curax.verify.graders:mathematics)",
     )
-    graded.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
-    graded.add_argument(
+    group.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    group.add_argument(
         "--deadline",
         type=float,
         default=5.0,
         metavar="S",
         help="seconds for one completion; then its outcome is missing (default: 5)",
     )
-    graded.add_argument(
+    group.add_argument(
         "--memory-mb",
         type=int,
         default=2048,
         metavar="MB",
         help="memory of a process (default: 2048)",
     )
-    result.add_argument(
-        "--out", metavar="DIR", help="where to write (default: runs/evaluate/NAME)"
-    )
-    return result
 
 
 @survives_closed_output
@@ -207,21 +227,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         # This imports jax, which takes seconds: not before the input is read.
         from curax.evaluation import runner
 
-        return runner.hold(args, out, command=command)
+        return runner.evaluate(args, out, command=command)
     except ConfigError as error:
         print(f"curax.evaluate: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # before anything is drawn
+    except KeyboardInterrupt:  # before anything is sampled
         return 130
 
 
 def check(args: Namespace) -> None:
-    """Refuse what no policy can do; fill in `k`.
+    """Check the range and combination of options, and set the default of `k`.
 
     Raises:
-        ConfigError: in a sentence.
+        ConfigError: an option is wrong.
     """
-    for name, kind in KINDS.items():
+    for name, kind in OPTION_TYPES.items():
         value, typed = getattr(args, name), f"--{name.replace('_', '-')}"
         if type(value) is float and not math.isfinite(value):
             raise ConfigError(f"{typed} {value} is not finite; write {typed} 1.")

@@ -1,7 +1,7 @@
-"""python -m curax.export: the policy of a run as a Hugging Face checkpoint.
+"""python -m curax.export: write the policy of a run as a Hugging Face checkpoint.
 
-One that began from such a checkpoint is written like it, with adapters merged, or its
-adapters alone. One of curax's own becomes a new checkpoint of its architecture.
+A policy that started from a checkpoint is written in its format, with LoRA merged, or
+as its adapter alone. A model of curax's own becomes a checkpoint of its architecture.
 """
 
 import shutil
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from curax.runs.policies import Policy
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The files of a tokenizer, among those of a checkpoint.
+# Files of a tokenizer in the folder of a checkpoint.
 TOKENIZER = (
     *("tokenizer.json", "*.model", "vocab.json", "merges.txt", "added_tokens.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
@@ -28,7 +28,7 @@ TOKENIZER = (
 
 
 def parser() -> Parser:
-    """The command line."""
+    """The command line of an export."""
     result = Parser(
         prog="python -m curax.export",
         allow_abbrev=False,
@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         run, out = Path(args.run), Path(args.out)
         if out.exists():
             raise ConfigError(f"{out} exists already; name a new folder.")
-        # These import jax, which takes seconds: not before the input is read.
+        # This imports jax, which takes seconds; wrong input is reported before.
         from curax.runs import policies
 
-        config = policies.config_of(run, file=args.config)
+        config = policies.run_config(run, file=args.config)
         check(args, config)
-        policy = policies.of_run(run, config, step=args.step)
-        with policies.in_a_sentence():
-            written(args, policy)
+        policy = policies.load_run(run, config, step=args.step)
+        with policies.errors_as_sentences():
+            write(args, policy)
         print(f"Written: {out}, of step {policy.step}")
     except ConfigError as error:
         print(f"curax.export: {error}", file=sys.stderr)
@@ -93,17 +93,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(args: Namespace, config: Config) -> None:
-    """Refuse what a run cannot give.
+    """Check that the run's model can be exported with these options.
 
     Raises:
-        ConfigError: in a sentence.
+        ConfigError: it cannot.
     """
     from curax.models import pretrained, transformer
 
-    made = _function(config.model)
-    if made not in (pretrained.model, transformer.model):
+    model = _unbound(config.model)
+    if model not in (pretrained.model, transformer.model):
         raise ConfigError(
-            f"{args.run} has a model of {made.__module__}, which has no form of "
+            f"{args.run} has a model of {model.__module__}, which has no form of "
             "Hugging Face; export one of curax.models."
         )
     if args.adapter and not option(config.model, "lora_rank"):
@@ -111,25 +111,25 @@ def check(args: Namespace, config: Config) -> None:
             f"--adapter: {args.run} trained all parameters, model.lora_rank=0; leave "
             "--adapter out."
         )
-    if args.adapter and made is not pretrained.model:
+    if args.adapter and model is not pretrained.model:
         raise ConfigError(
             f"--adapter: {args.run} began from no checkpoint that adapters could "
             "belong to; leave --adapter out."
         )
-    if args.dtype and made is pretrained.model:
+    if args.dtype and model is pretrained.model:
         raise ConfigError(
             f"--dtype {args.dtype}: {args.run} is written as "
             f"{option(config.model, 'path')} is, which it began from; leave it out."
         )
 
 
-def written(args: Namespace, policy: "Policy") -> None:
-    """Write the checkpoint.
+def write(args: Namespace, policy: "Policy") -> None:
+    """Write the checkpoint or adapter of a policy.
 
     Raises:
-        ConfigError: it has no form there.
-        ValueError: likewise, in a sentence.
-        OSError: it cannot be written.
+        ConfigError: Hugging Face has no format for it.
+        ValueError: likewise; the message is a sentence.
+        OSError: the folder cannot be written.
     """
     import jax
 
@@ -142,15 +142,15 @@ def written(args: Namespace, policy: "Policy") -> None:
     if args.adapter:
         base = option(config.model, "path")
         export.export_adapter(args.out, params, base=base, lora_alpha=alpha, form=form)
-    elif _function(config.model) is pretrained.model:
+    elif _unbound(config.model) is pretrained.model:
         source = option(config.model, "path")
         export.export(source, params, args.out, lora_alpha=alpha, form=form)
     else:
-        new(args, policy, params, alpha)
+        write_new(args, policy, params, alpha)
 
 
-def new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> None:
-    """Write a model that came from no checkpoint, with its tokenizer if it has one."""
+def write_new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> None:
+    """Write a model of curax's own, with the task's tokenizer if it has one."""
     import jax.numpy as jnp
 
     from curax.models import export
@@ -181,8 +181,8 @@ def new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> None:
         folder.rename(out)
 
 
-def _function(bound: Any) -> Any:
-    """A function without its options."""
+def _unbound(bound: Any) -> Any:
+    """A function without the options bound by `partial`."""
     return getattr(bound, "func", bound)
 
 

@@ -1,4 +1,4 @@
-"""python -m curax.report RUN: pictures of a run, and an HTML page that tells it."""
+"""python -m curax.report RUN: draw the pictures of a run and write report.html."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from curax.settings.cli import survives_closed_output
 
 @survives_closed_output
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 2 and a sentence on stderr if the folder cannot be read."""
+    """Exit status: 0 done, 2 the folder cannot be read."""
     parser = argparse.ArgumentParser(
         prog="python -m curax.report",
         description="Draw the pictures of a run and write its page, report.html.",

@@ -228,7 +228,7 @@ def gradient_norms(
         with logical_axis_rules(()):
             prefix = prefill(model, theta, own)
             features = extend(model, theta, prefix, own.mask, tokens)
-        logp, _ = masked.taken(
+        logp, _ = masked.token_logprobs(
             features,
             model.head(theta),
             tokens,

@@ -1,4 +1,4 @@
-"""python -m curax.train: load a config, build it, choose a loop, run it."""
+"""python -m curax.train: train a policy from a config, or resume a run."""
 
 import shlex
 import sys
@@ -12,7 +12,7 @@ DEFAULT = "configs/quickstart.py"
 
 
 def parser() -> Parser:
-    """The command line."""
+    """The command line of training."""
     result = Parser(
         prog="python -m curax.train",
         allow_abbrev=False,
@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(argv)
         workdir = Path(args.workdir or Path("runs") / Path(args.config).stem)
         config = override(load(args.config), args.assignments)
-        # These import jax, which takes seconds: not before the input is read.
+        # These import jax, which takes seconds; wrong input is reported before.
         from curax.runs import folder, lock, run
 
-        folder.check_place(workdir)
+        folder.check_writable(workdir)
         with lock.hold(workdir, "--workdir"):
             folder.check(workdir, config, resume=args.resume)
             command = resuming(argv)
@@ -59,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"curax.train: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # outside the steps, where nothing is lost
+    except KeyboardInterrupt:  # before the first step or after the last
         return 130
 
 
 def resuming(argv: Sequence[str]) -> str:
-    """The command that goes on with the run that `argv` started."""
+    """The command line that resumes the run started with `argv`."""
     rest = [word for word in argv if word != "--resume"]
     return shlex.join([sys.orig_argv[0], "-m", "curax.train", *rest, "--resume"])
 

@@ -141,7 +141,7 @@ def take(model, params, contexts, prefix, tokens, context, settings: Settings) -
     features = extend(
         model, params, prefix.take(context), contexts.mask[context], tokens
     )
-    logp, entropy = masked.taken(
+    logp, entropy = masked.token_logprobs(
         features,
         model.head(params),
         tokens,
@@ -204,7 +204,7 @@ def look(
 
     def read(rows):
         tokens, context = rows
-        logp, entropy, square, coupling = masked.taken_with_spread(
+        logp, entropy, square, coupling = masked.token_logprobs_and_moments(
             extend(model, params, prefix.take(context), contexts.mask[context], tokens),
             model.head(params),
             tokens,

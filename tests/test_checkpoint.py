@@ -179,13 +179,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_kept(opened, tmp_path, number):
     found = opened.newest(like(state()))
     assert found is not None
     assert (found.step, found.totals) == (5, {"update/count": 7})
-    assert not found.passed_over
+    assert not found.skipped
     path = tmp_path / "saved" / "5"
     spoil(path, number)
     found = opened.newest(like(state()))
     assert found.step == opened.latest() == 3
     assert_identical(found.state, state(3))
-    assert list(found.passed_over) == [path.with_name("5.unreadable")]
+    assert list(found.skipped) == [path.with_name("5.unreadable")]
     opened.save(5, state(6), {})
     opened.wait()
     assert_identical(opened.newest(like(state())).state, state(6))

@@ -183,7 +183,7 @@ def test_the_tables_of_an_experiment_are_those_of_its_results(folder):
             values = at(name, *where)
             if title.startswith("less"):
                 values = values - at(next(iter(found)), *where)
-            middle, half = record.interval(values)
+            middle, half = record.t_interval(values)
             sign = "+" if title.startswith("less") else ""
             assert cell == f"{middle:{sign}.3f} ± {half:.3f}", (name, title)
             compared += 1

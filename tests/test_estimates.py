@@ -117,7 +117,7 @@ weights = st.sampled_from([0.5, 1.0, 2.0, 7.0])
 @given(answered, weights)
 def test_a_vote_of_equal_weights_is_the_majority_of_all(completions, weight):
     answer, outcome = map(np.array, zip(*completions, strict=True))
-    got = estimates.weighted(answer, outcome, np.full(len(answer), weight))
+    got = estimates.weighted_majority(answer, outcome, np.full(len(answer), weight))
     want = estimates.majority(answer, outcome, len(answer))
     np.testing.assert_allclose(got, want, atol=1e-12)
 
@@ -139,15 +139,19 @@ def test_a_weighted_vote_is_worth_what_its_answers_are(completions, keep):
         total[a] = total.get(a, 0) + w * (w >= cut)
     best = [a for a in total if total[a] == max(total.values())]
     worth = [np.mean([o for a, o, _ in votes if a == label]) for label in best]
-    got = estimates.weighted(answer, outcome, weight, keep=keep)
+    got = estimates.weighted_majority(answer, outcome, weight, keep=keep)
     np.testing.assert_allclose(got, np.mean(worth) if worth else 0, atol=1e-12)
 
 
 def test_a_vote_that_an_outcome_is_missing_of_is_not_told():
     answer, weight = np.array([0, 1, 1]), np.ones(3)
-    assert math.isnan(estimates.weighted(answer, np.array([1, 0, np.nan]), weight))
+    assert math.isnan(
+        estimates.weighted_majority(answer, np.array([1, 0, np.nan]), weight)
+    )
     nothing = np.zeros(0)
-    assert math.isnan(estimates.weighted(nothing.astype(int), nothing, nothing))
+    assert math.isnan(
+        estimates.weighted_majority(nothing.astype(int), nothing, nothing)
+    )
 
 
 def test_majority_of_many_completions_stays_a_probability():
@@ -165,7 +169,7 @@ def test_answers_are_alike_where_they_are_the_same(answers):
     def same(a, b):
         return True if {a, b} <= {"1", "1.0"} else None if "one" in (a, b) else False
 
-    labels = estimates.alike(answers, same)
+    labels = estimates.answer_labels(answers, same)
     for label, answer in zip(labels, answers, strict=True):
         assert (label < 0) == (answer is None)
         for other, text in zip(labels, answers, strict=True):

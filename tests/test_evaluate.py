@@ -363,13 +363,13 @@ def a_row(problem, reason=None, *, outcome=1.0, greedy=False):
 
 def test_speed_leaves_compiling_out(monkeypatch):
     there = Ticks(monkeypatch)
-    written = runner.Written(there, 0, there)
+    written = runner.GradedWriter(there, 0, there)
     assert written.speed() is None
     one = samples.Completion(0, False, 0, np.zeros(25), True, None)
-    written.drew([one] * 4)
+    written.count([one] * 4)
     written.add([a_row(0)] * 4, last=True)
     there.now = 110.0
-    assert written.told() == (1, 1.0, 10.0)
+    assert written.progress() == (1, 1.0, 10.0)
     assert written.speed() == {
         "completions": 4,
         "seconds": 10.0,
@@ -392,7 +392,7 @@ def test_without_any_outcome_it_stops_with_the_commonest_reason(
     monkeypatch, reason, fix
 ):
     there = Ticks(monkeypatch)
-    written = runner.Written(there, 0, there)
+    written = runner.GradedWriter(there, 0, there)
     missing = [a_row(0, reason)] * 9 + [a_row(1, "other")] * 7
     with pytest.raises(runner.NoOutcomeError) as stopped:
         written.add(missing, last=False)
@@ -405,11 +405,11 @@ def test_without_any_outcome_it_stops_with_the_commonest_reason(
 
 def test_a_few_completions_without_an_outcome_wait_for_one_that_has_it(monkeypatch):
     there = Ticks(monkeypatch)
-    written = runner.Written(there, 0, there)
+    written = runner.GradedWriter(there, 0, there)
     first = [a_row(i, "timeout") for i in range(15)]
     for row in first:
         written.add([row], last=False)
-    assert (there.rows, written.told()[:2]) == ([], (15, None))
+    assert (there.rows, written.progress()[:2]) == ([], (15, None))
     written.add([a_row(15)], last=False)
     assert there.rows == [*first, a_row(15)]
     written.add([a_row(16, "timeout")] * 99, last=True)
@@ -418,13 +418,13 @@ def test_a_few_completions_without_an_outcome_wait_for_one_that_has_it(monkeypat
 
 
 def test_a_grader_that_fails_stops_it_and_mended_goes_on(place, monkeypatch, tmp_path):
-    out, draws, draw = tmp_path / "out", [], samples.Drawer.__call__
+    out, draws, draw = tmp_path / "out", [], samples.Sampler.__call__
 
     def counted(self, numbers):
         draws.append(numbers)
         return draw(self, numbers)
 
-    monkeypatch.setattr(samples.Drawer, "__call__", counted)
+    monkeypatch.setattr(samples.Sampler, "__call__", counted)
     monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
     words_ = [*typed(place, out), "--grader", "marks:fails"]
     status, _, err = main(*words_)
@@ -438,7 +438,7 @@ def test_a_grader_that_fails_stops_it_and_mended_goes_on(place, monkeypatch, tmp
     assert (out / "math.jsonl").read_bytes() == b""
     assert not (out / runner.RESULTS).exists()
     # As nothing is there, it may become another evaluation as well.
-    runner.compare(out, {"grader": "another"})
+    runner.check_folder(out, {"grader": "another"})
     (tmp_path / "mended").touch()
     status, said, err = main(*words_)
     assert (status, err) == (0, "")
@@ -454,7 +454,7 @@ def test_a_table_with_few_outcomes_begins_with_that(greedy):
         [a_row(i, None if i == 2 else "timeout", greedy=greedy) | like]
         for i in range(3)
     ]
-    found = results.results(results.tally(blocks, int(not greedy)), [], seed=0)
+    found = results.summary(results.collect(blocks, int(not greedy)), [], seed=0)
     assert (found["completions"], found["missing"]) == (3, {"timeout": 2})
     told = results.table("x", found).splitlines()
     assert told[:2] == [
@@ -463,12 +463,12 @@ def test_a_table_with_few_outcomes_begins_with_that(greedy):
         "alone.",
     ]
     assert "without an outcome: 66.7% (2 timeout)" in told
-    half = results.results(results.tally(blocks[1:], int(not greedy)), [], seed=0)
+    half = results.summary(results.collect(blocks[1:], int(not greedy)), [], seed=0)
     assert "Most" not in results.table("x", half)
 
 
 def test_a_tally_of_nothing_is_no_error():
-    found = results.results(results.tally([], 2), [1], seed=0)
+    found = results.summary(results.collect([], 2), [1], seed=0)
     assert found["problems"] == 0
     assert "0 problems" in results.table("x", found)
 
@@ -478,7 +478,9 @@ def test_the_majority_counts_answers_that_are_the_same():
     like = {"greedy": False, "length_tokens": 1, "finished": True, "reason": None}
     like |= {"level": None, "subject": None}
     block = [{**like, "answer": answer, "outcome": outcome} for answer, outcome in said]
-    measures = results.results(results.tally([block], 4), [1, 2, 4], seed=0)["measures"]
+    measures = results.summary(results.collect([block], 4), [1, 2, 4], seed=0)[
+        "measures"
+    ]
     assert measures["maj@4"]["value"] == 1
     assert "maj@2" not in measures
     assert measures["pass@2"]["value"] == pytest.approx(5 / 6)
@@ -519,9 +521,9 @@ def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
     monkeypatch.setattr(update, "ENTRIES", 5 * VOCABULARY)
     args = options(place, *CONFIDENT, "--temperature", 0.5)
     with contextlib.ExitStack() as opened:
-        made = setup.prepared(args, opened)
+        made = setup.prepare(args, opened)
         (questions,) = made.questions.values()
-        found = samples.Drawer(made.policy, questions, made.how)([2, 0])
+        found = samples.Sampler(made.policy, questions, made.sampling)([2, 0])
         tokens, mask = questions.prompts([2, 0])
     model, params = made.policy.model, made.policy.params
     features = jax.jit(lambda *args: model.features(params, *args)[0])
@@ -590,7 +592,7 @@ def test_sure_completions_outvote_a_majority():
         | {"confidence_nats": {"mean": one, "tail": 1 / one, "bottom": other}}
         for answer, outcome, one, other in said
     ]
-    found = results.results(results.tally([block, block], 4), [4], seed=0)
+    found = results.summary(results.collect([block, block], 4), [4], seed=0)
     values = {name: row["value"] for name, row in found["measures"].items()}
     assert values["maj@4"] == 0
     assert values["maj@4 mean"] == values["maj@4 mean top 10%"] == 1
@@ -625,7 +627,7 @@ def options(place, *more, data=("aside.jsonl",)) -> Namespace:
 )
 def test_a_prompt_has_the_form_that_was_asked_for(place, more, begins, ends):
     with contextlib.ExitStack() as opened:
-        made = setup.prepared(options(place, *more), opened)
+        made = setup.prepare(options(place, *more), opened)
     (questions,) = made.questions.values()
     tokens, mask = questions.prompts([1, 0])
     spoken = text.load(real.checkpoint(small=True))
@@ -642,11 +644,11 @@ def test_prompts_that_the_checkpoint_does_not_know_are_told_of(place, tmp_path, 
         for file in real.checkpoint(small=True).iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
         args = options(place, "--system", "Be brief.")
-        setup._form(where, None, args)
+        setup._prompt_form(where, None, args)
         assert ("Warning: prompts have system='Be brief.', and " in told(capsys)) == (
             where == tmp_path
         )
-        setup._form(where, None, options(place))
+        setup._prompt_form(where, None, options(place))
         assert told(capsys) == ""
 
 
@@ -724,13 +726,13 @@ def test_what_is_missing_is_done_again_and_no_more(place, whole, cut, monkeypatc
     data = (out / "math.jsonl").read_bytes()
     (out / "math.jsonl").write_bytes(data[:cut])
     kept = data[:cut].count(b"\n") // (N + 1)
-    asked_again, draw = [], samples.Drawer.__call__
+    asked_again, draw = [], samples.Sampler.__call__
 
     def counted(self, numbers):
         asked_again.extend(numbers)
         return draw(self, numbers)
 
-    monkeypatch.setattr(samples.Drawer, "__call__", counted)
+    monkeypatch.setattr(samples.Sampler, "__call__", counted)
     assert main(*typed(place, out))[0] == 0
     assert asked_again == list(range(kept, PROBLEMS))
     assert_same(out, whole[0])

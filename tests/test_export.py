@@ -141,8 +141,8 @@ def test_a_tokenizer_that_the_task_reads_goes_with_the_model(
         task=loop.parts.task,
         step=5,
     )
-    monkeypatch.setattr(policies, "config_of", lambda *_, **__: config)
-    monkeypatch.setattr(policies, "of_run", lambda *_, **__: policy)
+    monkeypatch.setattr(policies, "run_config", lambda *_, **__: config)
+    monkeypatch.setattr(policies, "load_run", lambda *_, **__: policy)
     assert main(runs["own"], tmp_path / "new")[0] == 0
     spoken = text.load(tmp_path / "new")
     source = text.load(real.checkpoint(small=True))

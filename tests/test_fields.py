@@ -402,7 +402,7 @@ class Diary:
         self.told.append(("read", path))
         return SimpleNamespace(memory=None, unknown=0)
 
-    def begun(self, state, memory):
+    def with_memory(self, state, memory):
         return state
 
     def write(self, path, task, memory):
@@ -516,8 +516,8 @@ class Seen:
             patch.setattr(run, "memory_io", diary)
             patch.setattr(run.Progress, "say", lambda *words: diary.say(*words))
             try:
-                recalled = run.recollection(diary.parts)  # pyright: ignore[reportArgumentType]
-                run.Run(diary, Path(folder), recalled).go()  # pyright: ignore[reportArgumentType]
+                recalled = run.load_memory(diary.parts)  # pyright: ignore[reportArgumentType]
+                run.Run(diary, Path(folder), recalled).run()  # pyright: ignore[reportArgumentType]
             except run.RunError as error:
                 diary.told.append(("stopped", str(error).replace(folder, "")))
         return diary.told

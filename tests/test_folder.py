@@ -251,7 +251,7 @@ def test_the_first_and_the_last_evaluation_are_kept(tmp_path):
     files = opened(tmp_path, step=None)
     kept = []
     for step in (0, 3, 6):
-        files.evaluated(step, np.array([step / 8, np.nan]), samples=4)
+        files.write_evaluation(step, np.array([step / 8, np.nan]), samples=4)
         kept.append(json.loads((tmp_path / folder.EVALUATION).read_text()))
     files.close()
     sides = [
@@ -309,7 +309,9 @@ FIRST = {
 
 def test_a_completion_is_an_object_and_a_missing_outcome_is_null():
     seed = np.uint32(7)
-    got = [folder.plain(row) for row in folder.completions(3, shown(), TASK, seed)]
+    got = [
+        folder.json_value(row) for row in folder.completion_rows(3, shown(), TASK, seed)
+    ]
     assert got[0] == FIRST
     assert [(row["prompt_id"], row["slot"]) for row in got] == [(5, 0), (5, 1), (6, 0)]
     assert got[1]["text"] == "3"
@@ -334,7 +336,9 @@ def test_hints_and_references_are_written_where_there_are_any():
     both = jax.tree.map(lambda x: np.stack([x, x]), more)
     seeds = np.array([7, 8], np.uint32)
     for shown_, seed in ((more, seeds[0]), (both, seeds)):
-        rows = [folder.plain(r) for r in folder.completions(3, shown_, TASK, seed)]
+        rows = [
+            folder.json_value(r) for r in folder.completion_rows(3, shown_, TASK, seed)
+        ]
         hinted = {"hint_level": 2, "reference": ["10", "end"], "weights": [0.75, 0.25]}
         assert rows[0] == FIRST | hinted | {"prompt": TASK.decode(tokens[0])}
         assert rows[2]["reference"] == ["3"]
@@ -345,7 +349,9 @@ def test_hints_and_references_are_written_where_there_are_any():
 def test_of_many_seeds_all_completions_are_written_with_their_seed():
     both = jax.tree.map(lambda x: np.stack([x, x]), shown())
     seeds = np.array([7, 8], np.uint32)
-    got = [folder.plain(row) for row in folder.completions(3, both, TASK, seeds)]
+    got = [
+        folder.json_value(row) for row in folder.completion_rows(3, both, TASK, seeds)
+    ]
     assert [row["seed"] for row in got] == [7] * 3 + [8] * 3
     assert got[0] == FIRST
     assert got[3] == FIRST | {"seed": 8}
@@ -362,12 +368,12 @@ def error_of(workdir, config=CONFIG, *, resume=False) -> str:
 
 def no_place(workdir) -> str:
     with pytest.raises(ConfigError) as caught:
-        folder.check_place(workdir)
+        folder.check_writable(workdir)
     return str(caught.value)
 
 
 def test_a_new_folder_and_an_empty_one_are_let_pass_and_left_alone(tmp_path):
-    folder.check_place(tmp_path / "a" / "b")
+    folder.check_writable(tmp_path / "a" / "b")
     folder.check(tmp_path, CONFIG, resume=False)
     folder.check(tmp_path / "a" / "b", CONFIG, resume=False)
     assert not list(tmp_path.iterdir())
@@ -481,8 +487,8 @@ def test_the_config_of_a_run_is_read_by_its_file_under_another_name(tmp_path):
     old.rename(new)
     del sys.modules["config_before"]
     with pytest.raises(ConfigError, match=r"name that file with --config\.$"):
-        policies.config_of(tmp_path)
-    got = policies.config_of(tmp_path, file=str(new))
+        policies.run_config(tmp_path)
+    got = policies.run_config(tmp_path, file=str(new))
     assert got.gate is sys.modules["config_after"].keep_all  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -115,7 +115,7 @@ def tree(**changed: Any) -> Tree:
 
 
 def assigned(*assignments: str) -> Tree:
-    return paths.assigned(tree(), assignments)
+    return paths.assign(tree(), assignments)
 
 
 def leaves(tree: Any) -> dict[str, Any]:
@@ -238,22 +238,22 @@ def test_a_tuple_takes_any_length_only_where_its_annotation_says_so():
 
 def test_what_may_be_none_can_be_switched_off():
     built = tree(shape=partial(clipped, high=0.1))
-    on = paths.assigned(built, ["shape.high=0.2"])
+    on = paths.assign(built, ["shape.high=0.2"])
     assert leaves(on)["shape.high"] == 0.2
-    assert paths.assigned(built, ["shape=none"]).shape is None
+    assert paths.assign(built, ["shape=none"]).shape is None
     assert leaves(built)["shape.high"] == 0.1  # the tree itself stays
 
 
 def test_options_of_dicts_and_lists_have_names_too():
     built = tree(advantage=partial(untyped, table={"a": 1, "b": [1.0, 2.0]}))
-    built = paths.assigned(built, ["advantage.table.a=2", "advantage.table.b.1=3"])
+    built = paths.assign(built, ["advantage.table.a=2", "advantage.table.b.1=3"])
     assert paths.option(built.advantage, "table") == {"a": 2, "b": [1.0, 3.0]}
 
 
 def test_a_mapping_may_set_arrays_where_numbers_are():
     def trained(rate, high):
         names = {"optimizer.learning_rate": rate, "loss.high": high, "loss.dual": high}
-        built = paths.assigned(tree(), names | {"temperature": rate})
+        built = paths.assign(tree(), names | {"temperature": rate})
         assert not list(paths.wrong_values(Place(built)))
         got = paths.options(built.loss) | paths.options(built.optimizer)
         return got["learning_rate"] + got["high"] + got["dual"] + built.temperature
@@ -263,10 +263,10 @@ def test_a_mapping_may_set_arrays_where_numbers_are():
 
 
 def test_a_mapping_is_not_parsed_but_is_checked():
-    assert error_of(paths.assigned, tree(), {"steps": "300"}) == (
+    assert error_of(paths.assign, tree(), {"steps": "300"}) == (
         f"steps=300: {expected('an integer', 200, 'steps=200')}"
     )
-    assert error_of(paths.assigned, tree(), {"task.hard": jnp.ones(())}).startswith(
+    assert error_of(paths.assign, tree(), {"task.hard": jnp.ones(())}).startswith(
         "task.hard=1.0: expected true or false (it is False now)"
     )
 
@@ -293,7 +293,7 @@ def test_a_number_arrives_exactly_where_its_name_says(named):
     before, new = leaves(tree())[name], assigned(f"{name}={value!r}")
     want = [(name, before, value)] if value != before else []
     assert paths.changes(paths.describe(tree()), paths.describe(new)) == want
-    set_directly = paths.assigned(tree(), {name: value})
+    set_directly = paths.assign(tree(), {name: value})
     assert paths.describe(set_directly) == paths.describe(new)
 
 
@@ -375,11 +375,11 @@ def test_options_resolve_bound_keywords_over_defaults():
 
 def test_options_of_optax_functions_are_found_and_checked():
     built = tree(optimizer=partial(optax.adamw, learning_rate=1e-3))
-    got = paths.assigned(built, ["optimizer.learning_rate=1", "optimizer.b2=0.95"])
+    got = paths.assign(built, ["optimizer.learning_rate=1", "optimizer.b2=0.95"])
     changed = {"learning_rate": 1.0, "b2": 0.95}
     assert paths.options(got.optimizer) == paths.options(built.optimizer) | changed
     for wrong in ("optimizer.learning_rate=fast", "optimizer.b1=true"):
-        said = error_of(paths.assigned, built, [wrong])
+        said = error_of(paths.assign, built, [wrong])
         assert said.startswith(f"{wrong}: expected ")
 
 
@@ -393,7 +393,7 @@ class Power:
 
 def test_an_object_may_stand_for_a_function_and_its_fields_for_options():
     built = tree(objective=partial(weight, f=Power()))
-    built = paths.assigned(built, ["objective.f.alpha=3"])
+    built = paths.assign(built, ["objective.f.alpha=3"])
     assert paths.options(built.objective)["f"] == Power(3.0)
     assert paths.describe(built)["objective"]["f"] == {
         "function": f"{HERE}.Power",

@@ -224,9 +224,9 @@ def test_the_mark_changes_with_questions_and_their_order(tmp_path):
 
 def test_a_difficulty_memory_knows_prompts_from_files():
     made = dataclasses.replace(usual(), num_prompts=50)
-    names = memory_io.keys(made)
+    names = memory_io.prompt_keys(made)
     assert len({*names}) == 50
-    assert names == memory_io.keys(made)
+    assert names == memory_io.prompt_keys(made)
 
 
 @pytest.mark.parametrize(

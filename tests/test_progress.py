@@ -37,12 +37,12 @@ def test_a_run_is_plain_lines_where_output_is_no_terminal(clock):
         told.begin("warm start", 0, 300)
         for clock[0], done in ((9, 10), (10, 20), (38, 300)):
             told.warm(done, np.float32(1.5))
-        told.held_out(np.array([0.25, 0.5]))
+        told.evaluated(np.array([0.25, 0.5]))
         told.begin("RL", 0, 40)
         clock[0] = 60  # the first chunk compiles: no rate, no time left
         told.step([row(9, 900, 0.0), row(10, 1_000, 0.5)])
         clock[0] = 62
-        told.held_out(np.array([0.5, 0.5]))
+        told.evaluated(np.array([0.5, 0.5]))
         told.step([row(20, 11_000)])
         clock[0] = 262
         told.step([row(30, 12_000)])

@@ -100,7 +100,7 @@ def test_a_run_warns_before_it_begins(tmp_path, monkeypatch, capsys):
         raise ConfigError("so far")
 
     monkeypatch.setattr(run, "make_loop", lambda _: loop)
-    monkeypatch.setattr(run, "recollection", stop)
+    monkeypatch.setattr(run, "load_memory", stop)
     with pytest.raises(ConfigError, match="so far"):
         run.train(config, tmp_path / "run", resume=False, command="")
     (line,) = capsys.readouterr().out.splitlines()

@@ -87,7 +87,7 @@ def test_a_file_has_every_sum_of_a_memory():
 
 
 def test_a_key_is_a_digest_of_the_tokens():
-    got = memory_io.keys(task_of(QUESTIONS))
+    got = memory_io.prompt_keys(task_of(QUESTIONS))
     assert got == [key_of(question) for question in QUESTIONS]
     # What b2sum -l 128 says of the same bytes.
     assert got[:2] == [
@@ -97,8 +97,8 @@ def test_a_key_is_a_digest_of_the_tokens():
 
 
 def test_padding_and_what_stands_under_it_do_not_matter():
-    want = memory_io.keys(task_of(QUESTIONS))
-    assert memory_io.keys(task_of(QUESTIONS, width=9, junk=3)) == want
+    want = memory_io.prompt_keys(task_of(QUESTIONS))
+    assert memory_io.prompt_keys(task_of(QUESTIONS, width=9, junk=3)) == want
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, N, N + 1])
@@ -111,7 +111,7 @@ def test_keys_are_made_in_chunks_of_any_size_by_one_program(monkeypatch, chunk):
         return made(prompt_id)
 
     monkeypatch.setattr(memory_io, "CHUNK", chunk)
-    got = memory_io.keys(replace(task, prompts=prompts))
+    got = memory_io.prompt_keys(replace(task, prompts=prompts))
     assert got == [key_of(question) for question in QUESTIONS]
     assert traced == [(min(chunk, N),)]
 
@@ -119,7 +119,9 @@ def test_keys_are_made_in_chunks_of_any_size_by_one_program(monkeypatch, chunk):
 def test_keys_are_the_same_on_a_mesh_of_eight():
     task = task_of(QUESTIONS)
     with mesh.use(mesh.make(Mesh(data=8))):
-        assert memory_io.keys(task) == [key_of(question) for question in QUESTIONS]
+        assert memory_io.prompt_keys(task) == [
+            key_of(question) for question in QUESTIONS
+        ]
 
 
 # Files
@@ -351,7 +353,7 @@ def test_a_state_begins_with_the_same_memory_for_all_seeds_and_where_its_own_was
     own = memory_of(np.zeros((4, *seeds, N)))
     before = state_with(jax.device_put(own, place))
     sums = np.float32(np.random.default_rng(0).uniform(0, 9, (4, N)))
-    got = memory_io.begun(before, memory_of(sums))
+    got = memory_io.with_memory(before, memory_of(sums))
     want = np.broadcast_to(np.expand_dims(sums, (1,) * len(seeds)), (4, *seeds, N))
     np.testing.assert_array_equal(table(got.memory), want)
     for new, old in zip(*map(jax.tree.leaves, (got, before)), strict=True):
@@ -363,7 +365,7 @@ def test_a_state_begins_with_the_same_memory_for_all_seeds_and_where_its_own_was
 def test_what_was_read_survives_a_step_that_takes_the_state_over():
     sums = np.full((4, 4096), 2.0, np.float32)
     read = memory_of(sums)
-    begun = memory_io.begun(state_with(jax.tree.map(jnp.zeros_like, read)), read)
+    begun = memory_io.with_memory(state_with(jax.tree.map(jnp.zeros_like, read)), read)
     double = jax.jit(partial(jax.tree.map, lambda x: x + x), donate_argnums=0)
     assert (table(double(begun.memory)) == 4.0).all()
     assert (table(read) == 2.0).all()

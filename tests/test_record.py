@@ -164,7 +164,7 @@ def test_interval_is_students_t(n):
     values = np.random.default_rng(n).normal(size=(3, n + 2))
     values[:, [0, 3]] = np.nan  # absent values count for nothing
     kept = np.delete(values, [0, 3], axis=-1)
-    mean, half = record.interval(values)
+    mean, half = record.t_interval(values)
     t = scipy.stats.t.ppf(0.975, n - 1)
     np.testing.assert_allclose(mean, kept.mean(-1), rtol=1e-12)
     np.testing.assert_allclose(
@@ -173,7 +173,7 @@ def test_interval_is_students_t(n):
 
 
 def test_a_single_value_has_no_interval():
-    mean, half = record.interval(np.array([[np.nan, 2.0]]))
+    mean, half = record.t_interval(np.array([[np.nan, 2.0]]))
     assert mean == [2.0]
     assert np.isnan(half).all()
 
@@ -251,7 +251,7 @@ def test_without_later_values_the_first_are_all():
     ],
 )
 def test_counts_are_said_as_people_say_them(value, words):
-    assert record.count(value) == words
+    assert record.count_text(value) == words
 
 
 @pytest.mark.parametrize(
@@ -270,4 +270,4 @@ def test_counts_are_said_as_people_say_them(value, words):
     ],
 )
 def test_times_are_said_as_people_say_them(seconds, words):
-    assert record.duration(seconds) == words
+    assert record.duration_text(seconds) == words

@@ -56,7 +56,7 @@ def follow(workdir, loop, monkeypatch, *, step=None) -> list[str]:
     """Warnings of a run, which goes on from the checkpoint of this step."""
     told: list[str] = []
     state = SimpleNamespace(frozen=None, memory=None)
-    found = None if step is None else checkpoint.Found(step, state, {}, {})
+    found = None if step is None else checkpoint.Restored(step, state, {}, {})
     saved = SimpleNamespace(
         newest=lambda *_: found,
         save=lambda *_, **__: None,
@@ -69,7 +69,7 @@ def follow(workdir, loop, monkeypatch, *, step=None) -> list[str]:
         patch.setattr(run.loops, "saved", lambda state: state)
         patch.setattr(run.memory_io, "write", lambda *_: None)
         patch.setattr(run.Progress, "say", lambda _, text: told.append(text))
-        run.Run(loop, workdir).go()
+        run.Run(loop, workdir).run()
     _, *warnings = "".join(f"\n{text}" for text in told).split("\nWarning: ")
     return [text.split(" is ")[0] for text in warnings]
 
@@ -140,7 +140,7 @@ def test_alarms_are_kept_as_other_rows_are_and_told_at_the_end(tmp_path, monkeyp
         assert told == {"drift": 1, "collapse": 5}
     row = {"step": 7, "rollout/tokens": 9}
     (tmp_path / folder.METRICS).write_text(json.dumps(row) + "\n")
-    assert run.summary(tmp_path) == (
+    assert run.summary_line(tmp_path) == (
         "Complete, but with ratios off 1 before any update (step 1), nothing left to "
         "learn from (step 5). Held-out pass rate unknown: 7 steps, 9 tokens generated"
     )
@@ -157,7 +157,7 @@ def test_a_run_without_rl_is_told_as_a_supervised_one(tmp_path):
     warm = [json.dumps({"step": n, "warm/loss_nats": 1.0}) for n in (1, 2, 3)]
     (tmp_path / "warm_start.jsonl").write_text("\n".join(warm) + "\n")
     said = "Held-out pass rate 0.125 after 3 supervised steps"
-    assert run.summary(tmp_path) == said
+    assert run.summary_line(tmp_path) == said
     page = run.page.write(tmp_path).read_text()
     assert "Held-out pass rate is <b>12.5%</b> after 3 supervised steps." in page
 
@@ -212,17 +212,17 @@ def test_how_long_programs_took_is_known_the_next_time(tmp_path):
     config = {"seed": 1, "model": {"width": 8}}
     times = CompileTimes(tmp_path / "cache", config)
     assert times.last("step") is None
-    times.note("step", 28.123)
+    times.record("step", 28.123)
     assert CompileTimes(tmp_path / "cache", config | {"seed": 2}).last("step") == 28.12
     assert times.last("warm") is None
     assert CompileTimes(tmp_path / "cache", {"model": 1}).last("step") is None
     for text in ("", "[]", '{"a": "b"}'):
         next((tmp_path / "cache").iterdir()).write_text(text)
         assert times.last("step") is None
-        times.note("step", 3.0)
+        times.record("step", 3.0)
         assert times.last("step") == 3.0
     nowhere = CompileTimes(None, config)
-    nowhere.note("step", 1.0)
+    nowhere.record("step", 1.0)
     assert nowhere.last("step") is None
 
 

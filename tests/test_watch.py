@@ -26,7 +26,7 @@ DEAD = FINE | {"group/signal_fraction": 0.0}
 
 
 def said(row, watcher=None):
-    told = (watcher or alarms.Watch(patience=4, drift_nats=1e-4)).look(row)
+    told = (watcher or alarms.Alarms(patience=4, drift_nats=1e-4)).check(row)
     return list(told.values())
 
 
@@ -91,9 +91,9 @@ def test_a_step_without_anything_to_learn_gets_a_remedy(changed, remedy):
 
 def test_patience_steps_with_nothing_to_learn_in_a_row_are_a_collapse():
     failed = {"group/failed_fraction": 1.0, "group/solved_fraction": 0.0}
-    watcher = alarms.Watch(patience=3, drift_nats=1e-4)
+    watcher = alarms.Alarms(patience=3, drift_nats=1e-4)
     rows = [FINE, DEAD, DEAD, FINE, DEAD, DEAD, DEAD, DEAD, FINE, DEAD, DEAD, DEAD]
-    told = [watcher.look(row | failed | {"step": i}) for i, row in enumerate(rows)]
+    told = [watcher.check(row | failed | {"step": i}) for i, row in enumerate(rows)]
     assert [set(one) for one in told] == [
         *(set(), {"dead"}, set(), set(), set(), set()),
         *({"collapse"}, set(), set(), set(), set(), set()),
@@ -106,17 +106,17 @@ def test_patience_steps_with_nothing_to_learn_in_a_row_are_a_collapse():
         "optimizer.learning_rate."
     )
     # Of many seeds one is enough.
-    seeds = alarms.Watch(patience=3, drift_nats=1e-4)
+    seeds = alarms.Alarms(patience=3, drift_nats=1e-4)
     row = FINE | {"group/signal_fraction": np.array([0.5, 0.0])}
-    assert [set(seeds.look(row)) for _ in range(3)] == [set(), set(), {"collapse"}]
-    assert set(alarms.BRIEF) >= {"collapse", "drift", "nonfinite"}
+    assert [set(seeds.check(row)) for _ in range(3)] == [set(), set(), {"collapse"}]
+    assert set(alarms.SHORT) >= {"collapse", "drift", "nonfinite"}
 
 
 def test_steps_without_any_outcome_are_counted_in_a_row():
     count: Any = 0
     for missing, drawn, want in ((8, 8, 1), (8, 8, 2), (7, 8, 0), (0, 0, 0), (9, 8, 1)):
         row = {"outcome/missing": float(missing), "rollout/drawn": float(drawn)}
-        count = alarms.missing_in_a_row(row, count).tolist()
+        count = alarms.missing_streak(row, count).tolist()
         assert count == want
 
 
@@ -125,7 +125,7 @@ MANY = {"format/effective_number": 4.0, "reflect/thought_tokens": 1000.0}
 
 
 def test_fewer_than_half_of_the_first_forms_are_told_with_a_remedy():
-    watcher = alarms.Watch(patience=4, drift_nats=1e-4)
+    watcher = alarms.Alarms(patience=4, drift_nats=1e-4)
     name = "format/effective_number"
     told = [said(FINE | {name: n}, watcher) for n in (np.nan, 4.0, 9.0, 2.0, 1.9, 1.0)]
     assert told[:4] == [[], [], [], []]
@@ -138,7 +138,7 @@ def test_fewer_than_half_of_the_first_forms_are_told_with_a_remedy():
 
 
 def test_thoughts_below_a_tenth_of_the_first_are_told_with_a_remedy():
-    watcher = alarms.Watch(patience=4, drift_nats=1e-4)
+    watcher = alarms.Alarms(patience=4, drift_nats=1e-4)
     rows = [FINE | {"reflect/thought_tokens": n} for n in (1000.0, 100.0, 99.0, 9.0)]
     told = [said(row, watcher) for row in rows]
     assert [len(one) for one in told] == [0, 0, 1, 0]
@@ -149,26 +149,26 @@ def test_thoughts_below_a_tenth_of_the_first_are_told_with_a_remedy():
 
 
 def test_each_seed_is_compared_with_its_own_first_value():
-    watcher = alarms.Watch(patience=4, drift_nats=1e-4)
+    watcher = alarms.Alarms(patience=4, drift_nats=1e-4)
     name = "format/effective_number"
     for values in ([8.0, 2.0], [4.0, 2.0], [np.nan, 1.0]):
         assert said(FINE | {name: np.array(values)}, watcher) == []
     (sentence,) = said(FINE | {name: np.array([3.5, 0.9])}, watcher)
     assert "is 3.5 at step 3, and was 8 at first" in sentence
     # Both kinds of trouble have sentences of their own.
-    watcher = alarms.Watch(patience=4, drift_nats=1e-4)
+    watcher = alarms.Alarms(patience=4, drift_nats=1e-4)
     assert [len(said(FINE | row, watcher)) for row in (MANY, FEW, FEW)] == [0, 2, 0]
 
 
 @pytest.mark.parametrize(("sign", "word"), [(1, "more"), (-1, "fewer")])
 def test_ten_surprises_in_a_row_are_told_once(sign, word):
-    watcher = alarms.Watch(patience=4, drift_nats=1e-4)
+    watcher = alarms.Alarms(patience=4, drift_nats=1e-4)
     name = "forecast/dead_z"
     rows = [5.0] * 9 + [4.0] + [5.0] * 9 + [np.nan] + [5.0] * 9 + [-5.0] + [4.1] * 12
     told = [said(FINE | {name: sign * z}, watcher) for z in rows]
     assert [len(one) for one in told] == [0] * 39 + [1, 0, 0]
     assert told[39][0].startswith(f"{word} groups are dead than the memory forecasts")
-    seeds = alarms.Watch(patience=4, drift_nats=1e-4)
+    seeds = alarms.Alarms(patience=4, drift_nats=1e-4)
     steps = [np.array([5.0, 5.0 * (i != 4)]) * sign for i in range(10)]
     assert [len(said(FINE | {name: z}, seeds)) for z in steps] == [0] * 9 + [1]
 
@@ -181,7 +181,7 @@ def test_drift_above_the_bound_is_told_with_its_likely_cause(drift):
 
 
 def test_each_kind_is_said_once():
-    watcher = alarms.Watch(patience=4, drift_nats=1e-4)
+    watcher = alarms.Alarms(patience=4, drift_nats=1e-4)
     drifting = FINE | {"sampler/drift_nats": 1.0}
     assert [len(said(row, watcher)) for row in (FINE, DEAD, DEAD, drifting)] == [
         *(0, 1, 0, 1)
@@ -194,12 +194,12 @@ def test_steps_in_a_row_are_counted_per_seed(bad):
     count: Any = 0
     for i, flags in enumerate(bad):
         row = {"update/nonfinite": np.array(flags, np.float32)}
-        count = alarms.in_a_row(row, count).tolist()
+        count = alarms.nonfinite_streak(row, count).tolist()
         for seed in range(2):
             past = [f[seed] for f in bad[: i + 1]][::-1]
             assert count[seed] == (past.index(False) if False in past else i + 1)
 
 
 def test_a_row_of_one_seed_keeps_a_number():
-    assert alarms.in_a_row({"update/nonfinite": np.float32(2)}, 3).tolist() == 4
-    assert alarms.in_a_row({}, 3).tolist() == 0
+    assert alarms.nonfinite_streak({"update/nonfinite": np.float32(2)}, 3).tolist() == 4
+    assert alarms.nonfinite_streak({}, 3).tolist() == 0

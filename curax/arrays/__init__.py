@@ -1,1 +1,1 @@
-"""Arrays: masks, grids, keys, counts, metrics."""
+"""Functions of arrays: checks, masked reductions, grids, keys, counts, metrics."""

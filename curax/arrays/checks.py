@@ -1,7 +1,6 @@
-"""What stage functions are given: arrays of the right kind and shape, by name.
+"""Checks of the dtype and shape of arguments, with messages that name the argument.
 
-Shapes and dtypes are static, so all of this happens while tracing and costs nothing
-later. Traced arrays pass as they are.
+Shapes and dtypes are static: checks run while tracing and cost nothing at run time.
 """
 
 import sys
@@ -15,14 +14,17 @@ _WORDS: dict[Any, Any] = {float: jnp.floating, int: jnp.integer, bool: jnp.bool_
 
 
 def arrays(**named: tuple[Any, type]) -> list[jax.Array]:
-    """The arrays, of one shape, of numpy or a list as JAX has them: float64 as float32.
+    """Arguments as JAX arrays of one shape; numpy arrays and lists are converted.
 
     Args:
-        **named: of each argument by its name, the value and its kind: float, int, bool.
+        **named: (value, float, int or bool) by the name of the argument.
+
+    Returns:
+        The arrays in the order given; float64 becomes float32.
 
     Raises:
-        AssertionError: in a sentence with the function that was called and the name of
-            the argument, if one is no array or not of its kind, or shapes differ.
+        AssertionError: a value is not an array, has another kind of dtype or another
+            shape than the first; the message names function and argument.
     """
     found: dict[str, jax.Array] = {}
     for name, (value, kind) in named.items():
@@ -45,14 +47,14 @@ def arrays(**named: tuple[Any, type]) -> list[jax.Array]:
 
 
 def shape(*, like: str = "", **named: tuple[jax.Array, tuple[int, ...]]) -> None:
-    """Refuse an array of another shape.
+    """Check shapes.
 
     Args:
-        like: the argument that has that shape; empty: none has.
-        **named: of each argument by its name, the array and the shape it must have.
+        like: name of the argument whose shape is required, for the message.
+        **named: (array, required shape) by the name of the argument.
 
     Raises:
-        AssertionError: in a sentence, as `arrays`.
+        AssertionError: a shape differs; the message names function and argument.
     """
     for name, (array, wanted) in named.items():
         if jnp.shape(array) != wanted:
@@ -64,7 +66,7 @@ def shape(*, like: str = "", **named: tuple[jax.Array, tuple[int, ...]]) -> None
 
 
 def _called() -> str:
-    """The public function that asked, without the helpers between."""
+    """Module and name of the public function that called a check."""
     frame: FrameType | None = sys._getframe(1)
     while frame and (
         frame.f_globals["__name__"] == __name__ or frame.f_code.co_name[0] in "_<"

@@ -1,8 +1,7 @@
-"""From weights to whole numbers with a given sum, within bounds.
+"""Integer allocation: counts with a given sum, within bounds, from weights.
 
-`proportional` rounds a water level, `greedy` is the integer optimum. Both find a
-threshold by bisection, in time linear in B, and count in integers at the end: the sum
-is exact whatever float32 rounds.
+`proportional` rounds a water level, `greedy` is the integer optimum. Both bisect a
+threshold in time linear in B and finish in integers, so the sum is exact.
 """
 
 import math
@@ -14,26 +13,26 @@ import jax.numpy as jnp
 
 from curax.arrays import checks
 
-_SMALLEST = 2.0**-96  # positive weights below this, of the largest, are all alike
-_FIRST = 2.0**100  # what a first completion gains, times its weight: above any other
-_LIMIT = 2**30  # sums up to this, and half as large again, fit into an int32
-_LARGEST = 2.0**126  # of a weight: 1 over it is still a normal float32
+_SMALLEST = 2.0**-96  # smallest positive weight relative to the largest; a floor
+_FIRST = 2.0**100  # gain of a first completion per unit of weight, above any other
+_LIMIT = 2**30  # largest sum; one and a half of it still fits into an int32
+_LARGEST = 2.0**126  # largest weight; its inverse is a normal float32
 
 
 def water_level(share: jax.Array, *, budget: int, least: int, most: int) -> jax.Array:
-    """Real counts in proportion to `share`, as far as the bounds allow.
+    """Real-valued counts in proportion to `share`, clipped to bounds.
 
         x_i = clip(c s_i, least, most),   c such that sum_i x_i = budget
 
-    With s_i = sqrt(V_i) this minimises sum_i V_i / x_i. What is left when all positive
-    shares are full goes evenly to the others. NaN and negative shares count as 0, those
-    above 2^126 as that; positive ones below 2^-96 of the largest are all alike.
+    With s_i = sqrt(V_i) this minimises sum_i V_i / x_i. Once all positive shares are at
+    `most`, the rest is spread evenly over the others. NaN and negative shares count as
+    0; positive ones are clipped to [2^-96 of the largest, 2^126].
 
     Args:
         share: `[B]` float. Any scale; all 0 is uniform.
         budget: sum, clipped to [B least, B most]; static.
-        least: smallest value; static.
-        most: largest value; static.
+        least: lower bound of a count; static.
+        most: upper bound of a count; static.
 
     Returns:
         `[B]` float32 with sum `budget`, up to rounding.
@@ -51,12 +50,12 @@ def water_level(share: jax.Array, *, budget: int, least: int, most: int) -> jax.
 
 
 def proportional(share: jax.Array, *, budget: int, least: int, most: int) -> jax.Array:
-    """Counts in proportion to `share`: the water level, rounded by largest remainder.
+    """Integer counts in proportion to `share`: water level and largest remainders.
 
-    Each prompt gets the whole part of its `water_level`; what is missing goes to the
-    largest fractions, of equal ones to the smaller count, then to the smaller index. A
-    prompt of share 0 gets more than `least` only once all others are full. Rounding
-    costs variance: (1, 1, 5) where `greedy` finds (1, 2, 4).
+    Each prompt gets the whole part of its `water_level`; the rest goes one each to the
+    largest fractions, ties to the smaller count, then to the smaller index. A prompt of
+    share 0 gets more than `least` only once all others are full. Rounding costs
+    variance: (1, 1, 5) where `greedy` finds (1, 2, 4).
 
     Args:
         share: as `water_level`.
@@ -83,19 +82,19 @@ def proportional(share: jax.Array, *, budget: int, least: int, most: int) -> jax
 
 
 def greedy(variance: jax.Array, *, budget: int, least: int, most: int) -> jax.Array:
-    """The counts of least total variance, among all that the bounds allow.
+    """Integer counts of least total variance within bounds.
 
         minimise sum_i v_i / n_i   subject to   sum_i n_i = budget
 
     The sum is separable and convex, so giving each completion to the largest gain
-    v_i / (n_i (n_i + 1)) is optimal. All gains above a threshold are given at once, and
-    the threshold is bisected; of gains that equal it the smaller count comes first,
-    then the smaller index. A first completion gains infinitely much, more for the
-    larger v_i; no positive v_i is left without while the budget reaches them all.
+    v_i / (n_i (n_i + 1)) is optimal. All gains above a bisected threshold are given at
+    once; ties go to the smaller count, then to the smaller index. A first completion
+    has infinite gain, ordered by v_i: every positive v_i gets one while the budget
+    lasts.
 
     Args:
-        variance: `[B]` float, v_i, a weight squared. Read as `water_level` reads
-            shares.
+        variance: `[B]` float, v_i, a weight squared; clipped as shares in
+            `water_level`.
         budget: as `water_level`.
         least: as `water_level`.
         most: as `water_level`.
@@ -131,14 +130,15 @@ def within_tokens(
     least: int,
     most: int,
 ) -> jax.Array:
-    """Counts of little variance whose completions fit into a budget of tokens.
+    """Integer counts of low total variance under a budget of tokens.
 
+        minimise sum_i v_i / n_i   subject to
         sum_i c_i n_i <= token_budget,   sum_i n_i <= budget
 
-    Each completion goes to the largest gain per token, v_i / (c_i n_i (n_i + 1)), among
-    those that still fit, until none does; a heuristic for what is a knapsack problem.
-    The order among equals is that of `greedy`. Every prompt gets its `least` first,
-    even where that exceeds the tokens.
+    A greedy heuristic for this knapsack problem: each completion goes to the largest
+    gain per token, v_i / (c_i n_i (n_i + 1)), among those that still fit. Ties are
+    broken as by `greedy`. Every prompt gets its `least` first, even where that exceeds
+    the tokens.
 
     Args:
         variance: as `greedy`.
@@ -175,7 +175,7 @@ def within_tokens(
         return affordable & (counts < most) & (jnp.sum(counts) < budget)
 
     def give(counts: jax.Array) -> jax.Array:
-        """As many as fit until one does not; that one is no candidate any more."""
+        """Give by gain until a completion does not fit; its prompt is closed then."""
         open_ = candidates(counts)
 
         def raised(bits: jax.Array) -> jax.Array:
@@ -196,11 +196,11 @@ def within_tokens(
     return jax.lax.while_loop(lambda n: jnp.any(candidates(n)), give, counts)
 
 
-# ----- inside
+# ----- helpers
 
 
 def bounded(share: jax.Array, budget: int, least: int, most: int) -> tuple[int, int]:
-    """The budget clipped to the bounds, and the most that it allows anyone."""
+    """Budget clipped to [B least, B most], and `most` clipped to that budget."""
     (share,) = checks.arrays(share=(share, float))
     chex.assert_rank(share, 1)
     if not 0 <= least <= most:
@@ -219,9 +219,9 @@ def bounded(share: jax.Array, budget: int, least: int, most: int) -> tuple[int, 
 
 
 def _unit(share: jax.Array) -> jax.Array:
-    """Shares over a power of two: the largest in [1, 2), none too small.
+    """Shares divided by a power of two, so that the largest is in [1, 2).
 
-    A power of two leaves all digits, so that ties stay ties.
+    Dividing by a power of two is exact, so ties stay ties.
     """
     share = jnp.asarray(share, jnp.float32)
     share = jnp.where(share > 0, jnp.minimum(share, _LARGEST), 0.0)
@@ -231,25 +231,26 @@ def _unit(share: jax.Array) -> jax.Array:
 
 
 def squared(weight: jax.Array) -> jax.Array:
-    """Weights squared, up to a common factor; those that are positive stay so."""
+    """Squared weights up to a common factor; positive weights stay positive."""
     unit = _unit(weight)
     return jnp.where(unit > 0, jnp.square(jnp.maximum(unit, _SMALLEST**0.5)), 0.0)
 
 
 def _int(values: jax.Array | float) -> jax.Array:
-    """Non-negative floats as integers in the same order."""
+    """Bits of non-negative floats as int32, which preserves their order."""
     values = jnp.asarray(values, jnp.float32)
     return jax.lax.bitcast_convert_type(values, jnp.int32)
 
 
 def _float(bits: jax.Array) -> jax.Array:
+    """Inverse of `_int`."""
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _smallest(
     holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array
 ) -> jax.Array:
-    """Smallest integer in (low, high] at which `holds`, taken to hold at `high`."""
+    """Smallest integer in (low, high] where the monotone `holds`; assumed at `high`."""
 
     def halved(ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
@@ -264,7 +265,10 @@ def _smallest(
 
 
 def _first_tier(unit: jax.Array, budget: int, least: int, most: int) -> jax.Array:
-    """The budget until all prompts of positive share are full, `[]` int32."""
+    """Part of the budget for prompts of positive share, `[]` int32.
+
+    min(budget, most for each positive share + least for each other)
+    """
     some = jnp.sum(unit > 0, dtype=jnp.int32)
     return jnp.minimum(some * most + (unit.shape[0] - some) * least, budget)
 
@@ -276,10 +280,9 @@ def _level(
     most: int | jax.Array,
     ceiling: float | jax.Array = 2.0**127,
 ) -> jax.Array:
-    """clip(c unit, least, most) with the largest c whose sum is at most `number`.
+    """clip(c unit, least, most) for the largest c whose sum is at most `number`.
 
-    Whole parts are summed as integers and fractions apart: the sum of the whole parts
-    never exceeds `number`, and c is as good as its last bit.
+    Whole parts are summed as integers, so their sum never exceeds `number`.
     """
 
     def level(bits: jax.Array) -> jax.Array:
@@ -296,20 +299,21 @@ def _level(
 
 
 def _whole(level: jax.Array, most: int | jax.Array) -> jax.Array:
+    """Whole part of a level as int32, at most `most`."""
     return jnp.minimum(jnp.floor(level).astype(jnp.int32), most)
 
 
 def _gain(unit: jax.Array, counts: jax.Array) -> jax.Array:
-    """What one more completion takes off unit / n; the first one nearly infinite."""
+    """Decrease of unit / n by one more completion; 2^100 unit at n = 0."""
     n = counts.astype(jnp.float32)
     return unit / jnp.where(n > 0, n * (n + 1.0), 1.0 / _FIRST)
 
 
 def _above(threshold: jax.Array, unit: jax.Array, least: int, most: int) -> jax.Array:
-    """Counts once every gain of at least `threshold` is given."""
+    """Counts after giving every completion with a gain of at least `threshold`."""
     n = jnp.floor(0.5 + jnp.sqrt(0.25 + unit / threshold))
     n = jnp.clip(n, 1.0, max(most, 1))
-    # The root is right to rounding. The gains decide, so that equal ones stay equal.
+    # The root is rounded; comparing gains corrects it and keeps ties equal.
     n = jnp.where(_gain(unit, n) >= threshold, n + 1.0, n)
     n = jnp.where(_gain(unit, n - 1.0) < threshold, n - 1.0, n)
     n = jnp.where(unit > 0, n, float(least))
@@ -324,7 +328,10 @@ def _completed(
     budget: int,
     most: int,
 ) -> jax.Array:
-    """The missing: by `key` to positive shares up to `first`, then to the others."""
+    """Counts raised to `budget`: positive shares by `key` up to `first`, then others.
+
+    `first` is the part of the budget for positive shares.
+    """
     counts = _handed_out(counts, unit, key, first, most)
     return counts + even(budget - first, most - counts)
 
@@ -336,9 +343,9 @@ def _handed_out(
     number: jax.Array,
     most: int | jax.Array,
 ) -> jax.Array:
-    """Counts raised to the sum `number`, one each to those of positive share by `key`.
+    """Counts raised to the sum `number`, one each by `key` among positive shares.
 
-    One round is enough unless float32 has rounded a whole completion away.
+    It takes more than one round only where float32 rounded a whole completion away.
     """
 
     def room(counts: jax.Array) -> jax.Array:
@@ -356,7 +363,7 @@ def _handed_out(
 
 
 def apportioned(weight: jax.Array, number: jax.Array) -> jax.Array:
-    """`number` in proportion to `weight`, by largest remainder, without bounds."""
+    """`[B]` int32 with sum `number` in proportion to `weight`, by largest remainder."""
     unit = _unit(weight)
     ceiling = 1.01 * number.astype(jnp.float32) / jnp.maximum(jnp.sum(unit), 1.0)
     level = _level(unit, number, 0, number.astype(jnp.float32), ceiling)
@@ -368,7 +375,7 @@ def apportioned(weight: jax.Array, number: jax.Array) -> jax.Array:
 
 
 def even(number: jax.Array, room: jax.Array) -> jax.Array:
-    """`number` handed out one each, round after round, to those with room left."""
+    """`[B]` int32 with sum `number`, as equal as `room` allows; ties by index."""
     top = jnp.max(room) + 1
     rounds = _smallest(
         lambda t: jnp.sum(jnp.minimum(room, t)) > number, jnp.int32(0), top
@@ -381,7 +388,7 @@ def even(number: jax.Array, room: jax.Array) -> jax.Array:
 
 
 def _price(counts: jax.Array, cost: jax.Array | None) -> jax.Array:
-    """Sum of counts times cost; above 1.5 * 2^30, where int32 ends, the largest."""
+    """Sum of counts times cost; the largest int32 where it exceeds 1.5 * 2^30."""
     if cost is None:
         return jnp.sum(counts, dtype=jnp.int32)
     rough = jnp.sum(counts.astype(jnp.float32) * cost.astype(jnp.float32))
@@ -396,10 +403,10 @@ def _leading(
     number: jax.Array,
     cost: jax.Array | None = None,
 ) -> jax.Array:
-    """The first of `among`, as far as `number` pays for each one's `cost` (None: 1).
+    """`[B]` bool, the first of `among` whose total `cost` (None: 1) is within `number`.
 
-    By key, the largest first, then by count, the smallest first, then by index. Found
-    by bisection and not by sorting, which is slower and does not split over devices.
+    Ordered by key, largest first, then by count, smallest first, then by index. It
+    bisects: sorting is slower and does not shard over devices.
     """
     bits = jnp.where(among, _int(key), 0)
     threshold = _smallest(

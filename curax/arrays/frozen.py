@@ -1,7 +1,7 @@
-"""Parameters that no optimizer touches, kept apart from those that are trained.
+"""Splitting of parameters into trained and frozen ones.
 
-What is trained is what `TrainState.params`, the optimizer and the gradient hold; the
-rest, the base of low-rank adapters say, is an argument like any other.
+`TrainState.params`, the optimizer and gradients hold the trained ones; frozen ones,
+such as the base of low-rank adapters, are passed as an argument.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from curax.types import Model
 
 
 def split(model: Model, params: Any) -> tuple[Any, Any]:
-    """The trained part of a tree like params, and the frozen one: None if all train."""
+    """(trained, frozen) parts of a tree like params; frozen is None if all train."""
     if model.trained is None:
         return params, None
     flat = flatten_dict(params)
@@ -23,7 +23,7 @@ def split(model: Model, params: Any) -> tuple[Any, Any]:
 
 
 def join(first: Any, second: Any) -> Any:
-    """One nested dict of two; where both have a leaf, that of the second."""
+    """Two nested dicts merged; leaves of the second replace those of the first."""
     if second is None:
         return first
     return unflatten_dict(flatten_dict(first) | flatten_dict(second))

@@ -1,4 +1,4 @@
-"""Rows and grids: what is heavy lies in rows, what stages compute on in grids.
+"""Conversion between rows `[N, ...]` of tokens and grids `[B, G, ...]` of outcomes.
 
 Only `draws`, `pipeline` and `reflected` call these. A row is found by its (prompt,
 slot), never by position.
@@ -27,33 +27,33 @@ def grid(values: jax.Array, index: jax.Array, *, fill: Any) -> jax.Array:
 
 
 def compact(keep: jax.Array, *, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Places in the flat grid of the kept completions, in grid order.
+    """Flat grid indices of the kept completions, in grid order.
 
     Args:
         keep: `[B, G]` bool, at most `rows` of them True.
         rows: M, static.
 
     Returns:
-        `[M]` int32 places in [0, B G), `[M]` bool, False on the rows left over.
+        `[M]` int32 indices in [0, B G); `[M]` bool, False on rows without a completion.
     """
     order = jnp.argsort(~keep.reshape(-1), stable=True)[:rows].astype(jnp.int32)
     return order, keep.reshape(-1)[order]
 
 
-def behind(
+def append_after(
     tokens: jax.Array, length: jax.Array, reference: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The first tokens of each row, and others right behind them.
+    """Each row cut to its length, with a reference appended.
 
     Args:
         tokens: `[N, T]` int32, rows.
-        length: `[N]` int32, how many of them stay.
-        reference: `[N, Y]` int32, what follows them, right-padded.
-        mask: `[N, Y]` bool.
+        length: `[N]` int32 in [0, T], tokens of a row that are kept.
+        reference: `[N, Y]` int32, tokens to append, right-padded.
+        mask: `[N, Y]` bool, True on tokens of the reference.
 
     Returns:
-        `[N, T + Y]` tokens; `[N, T + Y]` bool, True on what follows; `[N, Y]` int32,
-        the column of each of its tokens.
+        `[N, T + Y]` int32 tokens; `[N, T + Y]` bool, True on appended tokens;
+        `[N, Y]` int32, column of each reference token.
     """
     width, count = tokens.shape[-1], reference.shape[-1]
     column = jnp.arange(width + count, dtype=jnp.int32)[None]

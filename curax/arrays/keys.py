@@ -6,12 +6,12 @@ import jax
 
 
 def stage_key(seed: jax.Array, step: jax.Array, stage: str) -> jax.Array:
-    """The key of one stage in one step of one run.
+    """The random key of a stage in a step of a run.
 
     Args:
-        seed: `[]` integer, the run.
-        step: `[]` integer, the step; warm-up phases use a stage name of their own.
-        stage: names who draws; two names never share a key.
+        seed: `[]` integer, seed of the run.
+        step: `[]` integer, number of the step; the warm start has its own stage name.
+        stage: name of what draws; folded in as a 32-bit hash.
 
     Returns:
         A typed PRNG key.
@@ -21,6 +21,6 @@ def stage_key(seed: jax.Array, step: jax.Array, stage: str) -> jax.Array:
 
 
 def row_keys(key: jax.Array, prompt: jax.Array, slot: jax.Array) -> jax.Array:
-    """`[N]` keys that depend on (prompt, slot) alone, so row order changes nothing."""
+    """`[N]` keys, each a function of `key` and the row's (prompt, slot) alone."""
     fold = jax.vmap(jax.random.fold_in)
     return fold(fold(jax.numpy.broadcast_to(key, prompt.shape), prompt), slot)

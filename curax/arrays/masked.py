@@ -1,4 +1,7 @@
-"""Reductions over the entries that count. Absent ones may hold anything, even NaN."""
+"""Masked reductions, and log-probs from features and head.
+
+Entries that are masked out may hold anything, even NaN.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -66,8 +69,8 @@ def extent(
 ) -> tuple[jax.Array, jax.Array]:
     """Smallest and largest of `values` where `where` is True; (0, 0) over nothing.
 
-    Their difference tells equal entries apart from unequal ones without rounding,
-    which a float32 variance cannot. Arguments as `total`; both results are float32.
+    Their difference is 0 exactly where all entries are equal, which a float32 variance
+    is not. Arguments as `total`; both results are float32.
     """
     values = jnp.asarray(values, jnp.float32)
     some = jnp.any(where, axis=axis, keepdims=keepdims)
@@ -76,7 +79,7 @@ def extent(
     return jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)
 
 
-def taken(
+def token_logprobs(
     features: jax.Array,
     head: jax.Array,
     tokens: jax.Array,
@@ -84,13 +87,13 @@ def taken(
     temperature: float | jax.Array = 1.0,
     chunk: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of each token taken, and the entropy of what it was taken from.
+    """Log-prob of each token, and entropy of its distribution, from features and head.
 
         z = features head^T / temperature,  logp = z[token] - logsumexp z,
         H = logsumexp z - sum softmax(z) z
 
-    With a chunk, the vocabulary is read `chunk` columns at a time, forward and
-    backward, and no `[..., V]` array exists; the result is the same up to rounding.
+    With `chunk`, forward and backward passes read that many columns of the vocabulary
+    at a time and make no `[..., V]` array; results agree up to rounding.
 
     Args:
         features: `[..., D]` float.
@@ -107,7 +110,7 @@ def taken(
     return own - normaliser, normaliser - first / total
 
 
-def taken_with_spread(
+def token_logprobs_and_moments(
     features: jax.Array,
     head: jax.Array,
     tokens: jax.Array,
@@ -115,25 +118,24 @@ def taken_with_spread(
     temperature: float | jax.Array = 1.0,
     chunk: int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """What `taken` says, and two second moments of what each token was taken from.
+    """`token_logprobs`, and two second moments of each token's distribution.
 
-        square = 1 - 2 pi_a + |pi|^2,   |pi|^2 = sum_k pi_k^2
-        coupling = E_pi[pi (log pi + H)] = sum_k pi_k^2 log pi_k + H |pi|^2
+        score_sq_norm = |grad_z log pi_a|^2 = 1 - 2 pi_a + |pi|^2
+        entropy_logp_cov = Cov_pi(pi, log pi) = sum_k pi_k^2 log pi_k + H |pi|^2
 
-    with sums over the whole vocabulary, made as those of `taken`, in the same pass. The
-    square is that of the gradient of log pi_a in the logits; the coupling is the
-    covariance of pi and log pi under pi, which is never negative.
+    with |pi|^2 = sum_k pi_k^2; all sums are over the whole vocabulary, in the same
+    pass. The covariance is never negative.
 
     Args:
-        features: as `taken`.
-        head: as `taken`.
-        tokens: as `taken`.
-        temperature: as `taken`.
-        chunk: as `taken`.
+        features: as `token_logprobs`.
+        head: as `token_logprobs`.
+        tokens: as `token_logprobs`.
+        temperature: as `token_logprobs`.
+        chunk: as `token_logprobs`.
 
     Returns:
-        Log-probs and entropies, as `taken`; squares in [0, 2]; couplings in nats, at
-        least 0. All `[...]` float32.
+        `[...]` float32 each: log-probs, entropies, squared norms of the score in
+        [0, 2], covariances in nats, at least 0.
     """
     top, total, first, own, second, slope = _sums(
         features, head, tokens, temperature, chunk, squares=True
@@ -141,10 +143,10 @@ def taken_with_spread(
     normaliser = top + jnp.log(total)
     logp, entropy = own - normaliser, normaliser - first / total
     norm = second / total**2
-    square = jnp.maximum(1.0 - 2.0 * jnp.exp(logp) + norm, 0.0)
+    score_sq_norm = jnp.maximum(1.0 - 2.0 * jnp.exp(logp) + norm, 0.0)
     # sum pi^2 log pi = sum pi^2 z - normaliser |pi|^2.
-    coupling = slope / total**2 - (first / total) * norm
-    return logp, entropy, square, jnp.maximum(coupling, 0.0)
+    entropy_logp_cov = slope / total**2 - (first / total) * norm
+    return logp, entropy, score_sq_norm, jnp.maximum(entropy_logp_cov, 0.0)
 
 
 def _sums(
@@ -156,23 +158,23 @@ def _sums(
     *,
     squares: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """Maximum of z, sum e^z, sum e^z z (both under the maximum), z[token]; `[...]`.
+    """Sums over the vocabulary: (m, sum e, sum e z, z[token]), m = max z, e = e^(z-m).
 
-    With `squares` also sum e^2z and sum e^2z z, under twice the maximum.
+    With `squares` also sum e^2 and sum e^2 z. All `[...]` float32.
     """
     vocab = head.shape[0]
     size = min(chunk or vocab, vocab)
     count = -(-vocab // size)
     padded = jnp.pad(head, ((0, count * size - vocab), (0, 0)))
     parts = padded.reshape(count, size, -1)
-    # Gradients of chunks add up in float32, whatever the products are made in.
+    # Gradients of chunks are summed in float32, whatever the dtype of the products.
     wide = jnp.asarray(features, jnp.float32)
     first_columns = jnp.arange(size, dtype=tokens.dtype)
     first_columns = first_columns.reshape(*(1,) * tokens.ndim, -1)
 
     @jax.checkpoint
     def read(carry, part):
-        """The same of the columns so far."""
+        """Update the sums with a chunk of columns."""
         top, total, first, own, *more = carry
         start, weight = part
         column = start + first_columns
@@ -215,16 +217,16 @@ def _sums(
 def rank(
     features: jax.Array, head: jax.Array, tokens: jax.Array, *, chunk: int = 0
 ) -> jax.Array:
-    """Rank of each token in what it was taken from: 1 and those that are likelier.
+    """Rank of each token by likelihood: 1 + the number of likelier tokens.
 
     Args:
-        features: `[..., D]`.
-        head: `[V, D]`.
+        features: `[..., D]` float.
+        head: `[V, D]` float.
         tokens: `[...]` int32 in [0, V).
-        chunk: vocabulary entries read at a time; 0: all.
+        chunk: columns of the vocabulary at a time; 0 means all V.
 
     Returns:
-        `[...]` int32, at least 1; of equally likely ones all have the best rank.
+        `[...]` int32, at least 1; ties share the best rank.
     """
     vocab = head.shape[0]
     size = min(chunk or vocab, vocab)

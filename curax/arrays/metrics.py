@@ -1,4 +1,4 @@
-"""Metrics of a step as sums and weights, so parts of a step can be put together."""
+"""Metrics of a step as sums and weights, which can be merged over parts of a step."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from curax.types import Rollouts
 
 @flax.struct.dataclass(kw_only=True)
 class Tally:
-    """What a part of a step adds to its metrics; keys are metric names."""
+    """Sums of a part of a step, by metric name."""
 
     means: dict[str, tuple[jax.Array, jax.Array]]  # (sum, weight), both [] float32
     counts: dict[str, jax.Array]  # [] float32
 
 
 def mean(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(sum, weight) of the values that count."""
+    """(sum, weight) of the values where `where` is True."""
     return masked.total(values, where, axis=None), count(where)
 
 
 def count(where: jax.Array) -> jax.Array:
-    """How many are True, `[]` float32 (exact to 2**24)."""
+    """Number of True entries, `[]` float32, exact up to 2**24."""
     return jnp.sum(where, dtype=jnp.float32)
 
 
@@ -34,7 +34,7 @@ def one(value: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def merge(a: Tally, b: Tally) -> Tally:
-    """The tally of two parts of a step together; what one lacks is 0 there."""
+    """Sum of two tallies; a metric that one lacks counts as 0 there."""
     means = {
         name: (one[0] + two[0], one[1] + two[1])
         for name, one, two in _both(a.means, b.means, (jnp.float32(0),) * 2)
@@ -46,16 +46,17 @@ def merge(a: Tally, b: Tally) -> Tally:
 
 
 def _both(a: dict, b: dict, nothing: Any) -> list[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) of all names; `nothing` where one lacks it."""
     return [(name, a.get(name, nothing), b.get(name, nothing)) for name in a | b]
 
 
 def join(a: Tally, b: Tally) -> Tally:
-    """The tally of two parts that measured different things."""
+    """Union of two tallies with different metrics."""
     return Tally(means=a.means | b.means, counts=a.counts | b.counts)
 
 
 def finish(tally: Tally) -> dict[str, Any]:
-    """Name to `[]` float32: counts, and means, NaN where nothing counted."""
+    """Metrics by name, `[]` float32: counts, and means, NaN where the weight is 0."""
     means = {name: s / w for name, (s, w) in tally.means.items()}
     return means | tally.counts
 
@@ -63,11 +64,11 @@ def finish(tally: Tally) -> dict[str, Any]:
 def of_rollouts(
     rollouts: Rollouts, outcome: jax.Array, exists: jax.Array, *, missing: jax.Array
 ) -> Tally:
-    """What completions say before anything is selected.
+    """Metrics of all completions drawn, before any selection.
 
     Args:
         rollouts: `[N]` rows.
-        outcome: `[B, G]` float32, 0 where it does not exist.
+        outcome: `[B, G]` float32, 0 where not `exists`.
         exists: `[B, G]` bool, drawn and graded.
         missing: `[N]` bool, drawn but not graded.
     """
@@ -90,12 +91,13 @@ def of_rollouts(
 
 
 def of_pilots(rollouts: Rollouts, *, missing: jax.Array) -> Tally:
-    """What pilots cost: they count among all that was drawn, and by themselves."""
+    """Counts of pilots, which are in the counts of all rollouts and in their own."""
     counts = _counts(rollouts, missing)
     return Tally(means={}, counts=counts | {"pilot/drawn": counts["rollout/drawn"]})
 
 
 def _counts(rollouts: Rollouts, missing: jax.Array) -> dict[str, jax.Array]:
+    """Completions, tokens and missing outcomes."""
     return {
         "rollout/drawn": count(rollouts.exists),
         "rollout/tokens": count(rollouts.mask),

@@ -1,8 +1,7 @@
-"""What a few completions per problem say about a policy, and how sure that is.
+"""Estimators of accuracy from n completions per problem, with bootstrap intervals.
 
-Of every problem n completions were graded and c of them are right. Estimates are
-unbiased for each problem; an interval is over problems, for others might have been
-asked.
+Of each problem n completions are graded and c of them are right. Estimators are
+unbiased for each problem; intervals are over problems.
 """
 
 import math
@@ -13,28 +12,28 @@ import numpy as np
 
 from curax.monitors import confidence
 
-ENTRIES = 2**22  # of the values that are resampled at a time
+ENTRIES = 2**22  # entries of one array of resampled values
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Over the last axis, of what is not NaN; NaN where all is."""
+    """Mean over the last axis of values that are not NaN; NaN where all are."""
     known = ~np.isnan(values)
     count = np.where(known.any(-1), known.sum(-1), np.nan)
     return np.where(known, values, 0.0).sum(-1) / count
 
 
 def pass_at_k(right: np.ndarray, graded: np.ndarray, k: int) -> np.ndarray:
-    """The chance that one at least of k completions is right.
+    """Unbiased estimate of pass@k, the probability that one of k completions is right.
 
         1 - C(n - c, k) / C(n, k) = 1 - prod_{j<k} (n - c - j) / (n - j)
 
-    the share of all ways to draw k of the n graded ones that hold a right one. At
-    k = 1 it is c / n.
+    the share of the k-subsets of n graded completions with a right one. At k = 1 it is
+    c / n.
 
     Args:
-        right: `[...]` c, in [0, n].
-        graded: `[...]` n; completions without an outcome do not count.
-        k: at least 1.
+        right: `[...]` c, right completions, in [0, n].
+        graded: `[...]` n, completions with an outcome.
+        k: completions drawn, at least 1.
 
     Returns:
         `[...]` float64 in [0, 1]; NaN where fewer than k were graded.
@@ -50,19 +49,19 @@ def pass_at_k(right: np.ndarray, graded: np.ndarray, k: int) -> np.ndarray:
 
 
 def majority(answer: np.ndarray, outcome: np.ndarray, k: int) -> float:
-    """How right the most frequent answer among k completions is, on average.
+    """Expected outcome of the majority answer among k completions, maj@k.
 
-    Over all ways to draw k of the n graded completions; where several answers are the
-    most frequent, over these. Computed exactly: votes for different answers are
-    independent binomials of the rate k / n, given that they are k in all. At k <= 2
-    it is the mean outcome of those drawn, if all of them have an answer.
+    The mean over all k-subsets of the n graded completions, and over ties for the most
+    frequent answer. It is exact: given their sum k, votes for different answers are
+    independent binomials of rate k / n. At k <= 2 it is the mean outcome, if every
+    completion has an answer.
 
     Args:
-        answer: `[n]` integer, equal where answers are the same, negative where there
-            is none: no vote; k completions without any give 0.
-        outcome: `[n]` float, NaN where it is missing: such completions are not drawn.
-            That of an answer is the mean outcome of those that give it.
-        k: at least 1.
+        answer: `[n]` integer, equal for equal answers; negative: no answer and no
+            vote. k completions without an answer give 0.
+        outcome: `[n]` float, NaN where missing; such completions are left out. The
+            outcome of an answer is the mean over its completions.
+        k: completions that vote, at least 1.
 
     Returns:
         In [0, 1]; NaN if fewer than k were graded.
@@ -81,32 +80,32 @@ def majority(answer: np.ndarray, outcome: np.ndarray, k: int) -> float:
     expected, wins = 0.0, dict[int, float]()
     for label, count in votes.items():
         value = float(outcome[answer == label].mean())
-        if value and count not in wins:  # it depends on nothing else
+        if value and count not in wins:  # answers with equal counts win equally often
             others = [likely[votes[other]] for other in votes if other != label]
             wins[count] = sum(
-                likely[count][top] * _beaten(others, likely[silent], top, k - top)
+                likely[count][top] * _win_share(others, likely[silent], top, k - top)
                 for top in range(1, min(count, k) + 1)
             )
         expected += value and value * wins[count]
     return expected / float(_binomial(n, k / n)[k])
 
 
-def weighted(
+def weighted_majority(
     answer: np.ndarray, outcome: np.ndarray, weight: np.ndarray, *, keep: float = 1.0
 ) -> float:
-    """How right the answer with the most weight is, among all n completions.
+    """Outcome of the answer with the largest total weight among n completions.
 
-    With equal weights it is `majority` of k = n.
+    With equal weights and `keep` 1 it is `majority` at k = n.
 
     Args:
         answer: `[n]`, as `majority`.
         outcome: `[n]`, as `majority`.
-        weight: `[n]` float, a score of each completion.
-        keep: share of those with an answer that vote, the surest.
+        weight: `[n]` float, weight of each vote, such as a confidence.
+        keep: share of the completions with an answer that vote, those of most weight.
 
     Returns:
-        In [0, 1], the mean over answers with the same weight, 0 if nobody votes; NaN
-        where an outcome is missing.
+        In [0, 1], the mean over ties, 0 without any vote; NaN where an outcome is
+        missing.
 
     References:
         As `confidence.vote`.
@@ -114,22 +113,22 @@ def weighted(
     if not len(answer) or np.isnan(outcome).any():
         return math.nan
     best = confidence.vote(answer, weight, keep=keep)
-    worth = [float(outcome[answer == label].mean()) for label in best]
-    return sum(worth) / max(len(worth), 1)
+    outcomes = [float(outcome[answer == label].mean()) for label in best]
+    return sum(outcomes) / max(len(outcomes), 1)
 
 
-def _beaten(
+def _win_share(
     others: Sequence[np.ndarray], silent: np.ndarray, top: int, rest: int
 ) -> float:
-    """What an answer with `top` votes gets if others have `rest` votes in all.
+    """Expected share of the win of an answer with `top` of the votes.
 
-    The chance that none of them has more, divided by the number of the best.
+        E[1 / (1 + ties)  if no other answer has more votes, else 0]
 
     Args:
-        others: chances of 0, 1, ... votes for each other answer.
-        silent: the same for no answer, which may have any number of votes.
+        others: probabilities of 0, 1, ... votes for each other answer.
+        silent: the same for completions without an answer, which cannot win.
         top: votes of the answer.
-        rest: those of all others, silent ones too.
+        rest: votes of all others, those without an answer included.
     """
     # [ties, votes so far]
     chance = np.zeros((rest // top + 1, rest + 1))
@@ -145,7 +144,7 @@ def _beaten(
 
 
 def _binomial(count: int, rate: float) -> np.ndarray:
-    """`[count + 1]` chances of 0, 1, ... of `count`."""
+    """`[count + 1]` probabilities of 0, 1, ..., `count` under Binomial(count, rate)."""
     i = np.arange(count + 1)
     if rate == 1:
         return np.where(i == count, 1.0, 0.0)
@@ -154,22 +153,23 @@ def _binomial(count: int, rate: float) -> np.ndarray:
     return np.exp(log + i * math.log(rate) + (count - i) * math.log1p(-rate))
 
 
-def alike(
+def answer_labels(
     answers: Sequence[str | None], same: Callable[[str, str], bool | None]
 ) -> np.ndarray:
-    """`[n]` integers, equal where answers are the same; -1 where there is none.
+    """`[n]` integer labels, equal for equal answers; -1 where there is no answer.
 
     Args:
-        answers: of one problem.
-        same: whether two are the same; each is compared with the first of its kind.
+        answers: answers of n completions of one problem.
+        same: whether two answers are equal; each is compared with the first of every
+            label.
     """
     firsts: list[str] = []
     known: dict[str | None, int] = {None: -1}
     for answer in answers:
         if answer is None or answer in known:
             continue
-        found = (i for i, first in enumerate(firsts) if same(first, answer))
-        known[answer] = next(found, len(firsts))
+        labels = (i for i, first in enumerate(firsts) if same(first, answer))
+        known[answer] = next(labels, len(firsts))
         if known[answer] == len(firsts):
             firsts.append(answer)
     return np.array([known[answer] for answer in answers], np.int64)
@@ -183,41 +183,40 @@ def bootstrap(
     seed: int = 0,
     level: float = 0.95,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where a statistic lies if other problems of the same kind are asked.
+    """Percentile bootstrap interval of a statistic over problems.
 
-    Problems are drawn with replacement, as many as there are; the interval is between
-    two percentiles of what the statistic then is. Everything in front of the last axis
-    sees the same problems drawn.
+    Problems are resampled with replacement, P of P; all leading axes share the
+    resampled problems.
 
     Args:
-        values: `[..., P]`, one per problem; NaN where there is none.
-        statistic: of the last axis, `[..., P] -> [...]`, which knows about NaN.
-        draws: how often.
-        seed: the same gives the same interval.
-        level: share of what is drawn that lies inside.
+        values: `[..., P]` float, one per problem; NaN where missing.
+        statistic: `[..., P] -> [...]` over the last axis; must handle NaN.
+        draws: number of resamples.
+        seed: seed of the resampling.
+        level: coverage of the interval.
 
     Returns:
         Lower and upper end, `[...]` each; NaN where fewer than two problems have a
-        value, for one says nothing of others.
+        value.
     """
     values = np.asarray(values, np.float64)
     problems, random = values.shape[-1], np.random.default_rng(seed)
     known = np.sum(~np.isnan(values), -1)
-    found, at_once = [], max(1, ENTRIES // max(values.size, 1))
+    chunks, at_once = [], max(1, ENTRIES // max(values.size, 1))
     for start in range(0, draws if problems else 0, at_once):
         shape = (min(at_once, draws - start), problems)
-        found.append(statistic(values[..., random.integers(problems, size=shape)]))
-    drawn = np.concatenate([np.full((*known.shape, 1), np.nan), *found], -1)
+        chunks.append(statistic(values[..., random.integers(problems, size=shape)]))
+    drawn = np.concatenate([np.full((*known.shape, 1), np.nan), *chunks], -1)
     ends = []
     for share in ((1 - level) / 2, (1 + level) / 2):
-        # What cannot be told in a draw, for only NaN was drawn, lies on neither side.
+        # A resample of NaN alone has no statistic and is left out.
         end = _quantile(drawn, share)
         ends.append(np.where(known > 1, end, np.nan))
     return ends[0], ends[1]
 
 
 def _quantile(values: np.ndarray, share: float) -> np.ndarray:
-    """Of what is not NaN on the last axis, between its neighbours in order."""
+    """Quantile over the last axis without NaN, linear between order statistics."""
     ordered = np.sort(values, -1)  # NaN is last
     count = np.sum(~np.isnan(values), -1, keepdims=True)
     place = share * np.maximum(count - 1, 0)
@@ -227,6 +226,6 @@ def _quantile(values: np.ndarray, share: float) -> np.ndarray:
 
 
 def quantile(values: np.ndarray, share: float) -> float:
-    """What this share of the values does not exceed; NaN if there are none."""
+    """Quantile of all values at `share` in [0, 1]; NaN without values."""
     values = np.asarray(values, np.float64)
     return float(_quantile(np.append(values, np.nan), share))

@@ -1,4 +1,4 @@
-"""What an evaluation asks: the problems of a file, or what a task holds out."""
+"""Question sets of an evaluation: problems of a file, or a task's held-out prompts."""
 
 import abc
 import hashlib
@@ -16,19 +16,19 @@ from curax.tasks.layouts import Layout
 from curax.types import Prompts, Task
 from curax.verify.workers import Verdict
 
-CHUNK = 256  # held-out prompts of a task that are made at a time
+CHUNK = 256  # held-out prompts of a task made by one call
 LEFT_OUT = ("duplicate", "too_long", "broken")
 
 
 class Questions(abc.ABC):
-    """Prompts by number, and what a completion of each is worth.
+    """A set of P numbered prompts and the grader of their completions.
 
     Attributes:
-        name: where they come from.
-        digests: `[P]`, which name each question for ever, whatever its number.
-        left_out: how many are not asked, by reason.
+        name: source of the questions.
+        digests: `[P]` bytes that identify each question independent of its number.
+        left_out: number of questions that are left out, by reason.
         end: tokens that end a completion.
-        pad: token behind the end.
+        pad: padding token after the end.
     """
 
     name: str
@@ -42,25 +42,25 @@ class Questions(abc.ABC):
 
     @abc.abstractmethod
     def prompts(self, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """`[C, P]` tokens, padded on the left, and their mask; P is always the same."""
+        """`[C, W]` tokens, left-padded to a fixed width, and their mask."""
 
     @abc.abstractmethod
-    def about(self, number: int) -> dict[str, str | None]:
-        """Question, gold answer, level and subject; None where not known."""
+    def metadata(self, number: int) -> dict[str, str | None]:
+        """Question, gold answer, level and subject; None where unknown."""
 
     @abc.abstractmethod
     def text(self, tokens: np.ndarray) -> str:
-        """A completion as its grader reads it."""
+        """The decoded text of a completion, as the grader gets it."""
 
     @abc.abstractmethod
-    def graded(
+    def grade(
         self, numbers: Sequence[int], completions: Sequence[np.ndarray]
     ) -> Sequence[Verdict]:
-        """The outcome of each completion, or why it is missing."""
+        """The outcome of each completion, or the reason why it is missing."""
 
 
-class OfFile(Questions):
-    """The problems of a file, asked in a form, and graded by worker processes."""
+class FileQuestions(Questions):
+    """Problems of a file in a prompt form, graded by worker processes."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class OfFile(Questions):
         name: str,
         grade: Callable[[Sequence[tuple[str, str, Any]]], Sequence[Verdict]],
     ):
-        """Nothing is read that was not read for `side`."""
+        """Bind problems, prompt form, name and grader; nothing is read."""
         self._side, self._form, self._grade = side, form, grade
         self.name, self.digests = name, side.digests
         self.left_out = {key: side.counts.get(key, 0) for key in LEFT_OUT}
@@ -80,34 +80,34 @@ class OfFile(Questions):
         rows = [self._form.prompt(self._side.problem(number)) for number in numbers]
         return problems.padded(rows, self._side.longest, pad=self.pad, left=True)
 
-    def about(self, number):
-        """As `Questions.about`."""
-        asked = self._side.problem(number)
+    def metadata(self, number):
+        """As `Questions.metadata`."""
+        problem = self._side.problem(number)
         return {
-            "question": asked.question,
-            "gold": asked.answer,
-            "level": asked.level,
-            "subject": asked.subject,
+            "question": problem.question,
+            "gold": problem.answer,
+            "level": problem.level,
+            "subject": problem.subject,
         }
 
     def text(self, tokens):
         """As `Questions.text`."""
         return self._form.tokenizer.decode(tokens.tolist())
 
-    def graded(self, numbers, completions):
-        """As `Questions.graded`."""
+    def grade(self, numbers, completions):
+        """As `Questions.grade`."""
         checks = []
         for number, tokens in zip(numbers, completions, strict=True):
-            asked = self._side.problem(number)
-            checks.append((asked.question, self.text(tokens), asked.answer))
+            problem = self._side.problem(number)
+            checks.append((problem.question, self.text(tokens), problem.answer))
         return self._grade(checks)
 
 
-class OfTask(Questions):
-    """The held-out prompts of any task, graded by its own verifier."""
+class TaskQuestions(Questions):
+    """The held-out prompts of a task, graded by its verifier."""
 
     def __init__(self, task: Task, name: str):
-        """All prompts are made, to know them by their tokens."""
+        """Make all held-out prompts; their digests are of tokens."""
         self._task, self.name = task, name
         self.left_out = {}
         self.end, self.pad = task.end, task.pad
@@ -115,7 +115,7 @@ class OfTask(Questions):
         for start in range(0, task.num_held_out, CHUNK):
             stop = min(start + CHUNK, task.num_held_out)
             ids = np.arange(start, stop, dtype=np.int32)
-            parts.append(jax.device_get(task.held_out(_own(task, ids))))
+            parts.append(jax.device_get(task.held_out(_ids(task, ids))))
         self._prompts: Prompts = jax.tree.map(
             lambda *some: np.concatenate(some), *parts
         )
@@ -133,8 +133,8 @@ class OfTask(Questions):
         at = np.asarray(numbers)
         return np.asarray(self._prompts.tokens)[at], np.asarray(self._prompts.mask)[at]
 
-    def about(self, number):
-        """As `Questions.about`."""
+    def metadata(self, number):
+        """As `Questions.metadata`."""
         tokens, mask = self.prompts([number])
         question = self._task.decode(tokens[0][mask[0]])
         return {"question": question, "gold": None, "level": None, "subject": None}
@@ -143,8 +143,8 @@ class OfTask(Questions):
         """As `Questions.text`."""
         return self._task.decode(tokens)
 
-    def graded(self, numbers, completions):
-        """As `Questions.graded`."""
+    def grade(self, numbers, completions):
+        """As `Questions.grade`."""
         width = max(map(len, completions))
         tokens, mask = problems.padded(
             [list(one) for one in completions], width, pad=self.pad, left=False
@@ -154,35 +154,37 @@ class OfTask(Questions):
         )
         if self._task.on_device:
             args = jax.tree.map(jnp.asarray, (targets, tokens, mask))
-            return [_verdict(outcome) for outcome in self._task.verify(*args).tolist()]
+            return [
+                _as_verdict(outcome) for outcome in self._task.verify(*args).tolist()
+            ]
         each = [jax.tree.map(lambda x, i=i: x[i], targets) for i in range(len(tokens))]
         if self._task.verify_all:
-            return [_verdict(o) for o in self._task.verify_all(each, [*completions])]
-        return [self._one(*pair) for pair in zip(each, completions, strict=True)]
+            return [_as_verdict(o) for o in self._task.verify_all(each, [*completions])]
+        return [self._verify_one(*pair) for pair in zip(each, completions, strict=True)]
 
-    def _one(self, target: Any, tokens: np.ndarray) -> Verdict:
+    def _verify_one(self, target: Any, tokens: np.ndarray) -> Verdict:
         try:
-            return _verdict(self._task.verify(target, tokens))
-        except Exception as error:  # of anybody's verifier
+            return _as_verdict(self._task.verify(target, tokens))
+        except Exception as error:  # a user's verifier may raise anything
             return f"error: {type(error).__name__}: {error}"
 
 
-def _verdict(said: Any) -> Verdict:
-    """What a verifier says, with its ways to say nothing in one word."""
-    if isinstance(said, str):
-        return said
-    return "none" if said is None or math.isnan(said) else float(said)
+def _as_verdict(outcome: Any) -> Verdict:
+    """An outcome as float, a reason as it is, and "none" for None or NaN."""
+    if isinstance(outcome, str):
+        return outcome
+    return "none" if outcome is None or math.isnan(outcome) else float(outcome)
 
 
-def _own(task: Task, ids: np.ndarray) -> Any:
-    """Ids where the task wants them."""
+def _ids(task: Task, ids: np.ndarray) -> Any:
+    """Prompt ids as the task takes them: numpy for tasks of files, else a JAX array."""
     return ids if task.in_files else jnp.asarray(ids)
 
 
-# ----- of files
+# ----- files
 
 
-def opened(
+def open_problems(
     path: str,
     form: problems.Form,
     *,
@@ -192,19 +194,26 @@ def opened(
 ) -> problems.Side:
     """The problems of a file.
 
+    Args:
+        path: JSON lines, parquet, or a folder of array_record.
+        form: prompt form, which gives the lengths.
+        layout: record to problem.
+        longest: prompt tokens; longer problems are left out.
+        on_error: `raise` or `skip` a broken record.
+
     Raises:
-        ValueError: in a sentence, if it cannot be read or a record is broken.
+        ValueError: the file cannot be read, or a record is broken.
     """
     records = sources.open_records(Path(path), split="test")
     return problems.Side(records, layout, form, longest=longest, on_error=on_error)
 
 
-def held_out(options: Mapping[str, Any], form: problems.Form) -> problems.Side:
-    """What a run of `problems.task` holds out.
+def held_out_problems(options: Mapping[str, Any], form: problems.Form) -> problems.Side:
+    """The held-out problems of a run of `problems.task`.
 
     Args:
-        options: of its task, all of them.
-        form: how to ask.
+        options: all options of its task.
+        form: prompt form.
     """
 
     def side(records: sources.Records, layout: Layout) -> problems.Side:

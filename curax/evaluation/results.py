@@ -1,6 +1,6 @@
-"""What the samples of a file come to: estimates with intervals, lengths, what failed.
+"""Results of a samples file: estimates with intervals, lengths, missing outcomes.
 
-Everything is computed from the file alone, whoever wrote it and in how many goes.
+They are computed from the file alone, however many processes wrote it.
 """
 
 import itertools
@@ -12,52 +12,57 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.evaluation import estimates
-from curax.runs.record import count, duration, many
+from curax.runs.record import count_text, duration_text, plural
 from curax.verify import answers
 
-FEW = 3  # of fewer completions the majority is as right as one of them
-MANY = 0.5  # share of completions without an outcome that is told beside the figures
-SUREST = {"": 1.0, " top 10%": 0.1}  # the share that votes, by the end of its name
+FEW = 3  # smallest k of maj@k; below it the majority is the mean outcome
+MANY = 0.5  # share of missing outcomes above which the table has a warning
+SUREST = {"": 1.0, " top 10%": 0.1}  # share of completions that vote, by name suffix
 
 
-class Tally(NamedTuple):
-    """Of P problems with n sampled completions each."""
+class FileSamples(NamedTuple):
+    """Graded completions of P problems, n sampled ones each."""
 
     outcome: np.ndarray  # [P, n] float, NaN where missing
     length: np.ndarray  # [P, n] int, tokens
     finished: np.ndarray  # [P, n] bool
-    answer: np.ndarray  # [P, n] int, equal where answers of a problem are; -1: none
-    greedy: np.ndarray  # [P] float, outcomes; NaN where missing, or not drawn
-    missing: Counter[str]  # completions without an outcome, by reason; the greedy
-    # ones count where no others were drawn
+    answer: np.ndarray  # [P, n] int, labels of equal answers of a problem; -1: none
+    greedy: np.ndarray  # [P] float, outcome of the greedy one; NaN: missing, not drawn
+    missing: Counter[str]  # missing outcomes by reason; of greedy completions only
+    # where no others were drawn
     level: Sequence[str | None]  # [P]
     subject: Sequence[str | None]  # [P]
-    confidence: Mapping[str, np.ndarray]  # [P, n] float, nats, by score; {}: not told
+    confidence: Mapping[str, np.ndarray]  # [P, n] float, nats, by score; may be empty
 
 
-def tally(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> Tally:
-    """The rows of a samples file, one block per problem."""
+def collect(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> FileSamples:
+    """Rows of a samples file as arrays.
+
+    Args:
+        blocks: rows of each problem.
+        n: sampled completions per problem.
+    """
     outcome, length, finished, answer, greedy = [], [], [], [], []
     missing, level, subject = Counter[str](), [], []
-    sure: dict[str, list[list[float]]] = {}
+    confidence: dict[str, list[list[float]]] = {}
     for block in blocks:
         sampled = [row for row in block if not row["greedy"]]
-        outcome.append([_number(row["outcome"]) for row in sampled])
+        outcome.append([_outcome(row["outcome"]) for row in sampled])
         length.append([row["length_tokens"] for row in sampled])
         finished.append([row["finished"] for row in sampled])
-        said = [row["answer"] for row in sampled]
-        answer.append(estimates.alike(said, answers.same))
-        alone = [_number(row["outcome"]) for row in block if row["greedy"]]
+        texts = [row["answer"] for row in sampled]
+        answer.append(estimates.answer_labels(texts, answers.same))
+        alone = [_outcome(row["outcome"]) for row in block if row["greedy"]]
         greedy.append(alone[0] if alone else math.nan)
         reasons = [row["reason"] for row in sampled or block if row["reason"]]
         missing.update(reason.partition(":")[0] for reason in reasons)
         for name in sampled[0].get("confidence_nats", ()) if sampled else ():
             each = [row["confidence_nats"][name] for row in sampled]
-            sure.setdefault(name, []).append(each)
+            confidence.setdefault(name, []).append(each)
         level.append(block[0]["level"])
         subject.append(block[0]["subject"])
     shape = (len(outcome), n)
-    return Tally(
+    return FileSamples(
         outcome=np.array(outcome, np.float64).reshape(shape),
         length=np.array(length, np.int64).reshape(shape),
         finished=np.array(finished, bool).reshape(shape),
@@ -68,84 +73,89 @@ def tally(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> Tally:
         subject=subject,
         confidence={
             name: np.array(each, np.float64).reshape(shape)
-            for name, each in sure.items()
+            for name, each in confidence.items()
         },
     )
 
 
-def _number(outcome: float | None) -> float:
+def _outcome(outcome: float | None) -> float:
+    """An outcome as float, NaN where it is missing."""
     return math.nan if outcome is None else float(outcome)
 
 
-def per_problem(told: Tally, ks: Sequence[int]) -> dict[str, np.ndarray]:
-    """The value of each problem, `[P]`, by the name of the measure.
+def per_problem(samples: FileSamples, ks: Sequence[int]) -> dict[str, np.ndarray]:
+    """`[P]` values of each measure by name: mean@n, pass@k, maj@k, greedy.
 
-    A completion is right if its outcome is 1. `mean@n` is the mean outcome, in which
-    verifiers that give parts of 1 count in full. Where confidence is told there are
-    votes of all n by each score of it.
+    A completion is right if its outcome is 1; `mean@n` averages fractional outcomes
+    too. With confidence scores there is a weighted maj@n for each of them.
 
     Args:
-        told: of a file.
-        ks: of pass@k and maj@k.
+        samples: completions of a file.
+        ks: values of k of pass@k and maj@k.
     """
-    n, found = told.outcome.shape[-1], {}
-    graded = np.sum(~np.isnan(told.outcome), -1)
-    right = np.sum(told.outcome >= 1, -1)
+    n, measures = samples.outcome.shape[-1], {}
+    graded = np.sum(~np.isnan(samples.outcome), -1)
+    right = np.sum(samples.outcome >= 1, -1)
     if n:
-        found[f"mean@{n}"] = estimates.mean(told.outcome)
+        measures[f"mean@{n}"] = estimates.mean(samples.outcome)
     for k in ks if n else ():
-        found[f"pass@{k}"] = estimates.pass_at_k(right, graded, k)
-    for k in ks if np.any(told.answer >= 0) else ():
+        measures[f"pass@{k}"] = estimates.pass_at_k(right, graded, k)
+    for k in ks if np.any(samples.answer >= 0) else ():
         if k >= FEW:
-            pairs = zip(told.answer, told.outcome, strict=True)
-            found[f"maj@{k}"] = np.array([estimates.majority(*p, k) for p in pairs])
+            pairs = zip(samples.answer, samples.outcome, strict=True)
+            measures[f"maj@{k}"] = np.array([estimates.majority(*p, k) for p in pairs])
     for (score, weight), (end, keep) in itertools.product(
-        told.confidence.items() if n > 1 else (), SUREST.items()
+        samples.confidence.items() if n > 1 else (), SUREST.items()
     ):
-        each = zip(told.answer, told.outcome, weight, strict=True)
-        found[f"maj@{n} {score}{end}"] = np.array(
-            [estimates.weighted(*one, keep=keep) for one in each]
+        each = zip(samples.answer, samples.outcome, weight, strict=True)
+        measures[f"maj@{n} {score}{end}"] = np.array(
+            [estimates.weighted_majority(*one, keep=keep) for one in each]
         )
-    if not np.isnan(told.greedy).all():
-        found["greedy"] = told.greedy
-    return found
+    if not np.isnan(samples.greedy).all():
+        measures["greedy"] = samples.greedy
+    return measures
 
 
-def results(told: Tally, ks: Sequence[int], *, seed: int) -> dict[str, Any]:
-    """All that is said of a file, ready for JSON.
+def summary(samples: FileSamples, ks: Sequence[int], *, seed: int) -> dict[str, Any]:
+    """Results of a file as JSON: measures, lengths, missing outcomes, levels, subjects.
 
     Args:
-        told: of a file.
-        ks: of pass@k and maj@k.
-        seed: of the intervals.
+        samples: completions of a file.
+        ks: values of k of pass@k and maj@k.
+        seed: seed of the bootstrap.
     """
-    values = per_problem(told, ks)
-    found: dict[str, Any] = {
-        "problems": len(told.greedy),
-        "completions": told.outcome.size or told.greedy.size,
-        "measures": _measured(values, seed),
-        "missing": dict(sorted(told.missing.items())),
+    values = per_problem(samples, ks)
+    result: dict[str, Any] = {
+        "problems": len(samples.greedy),
+        "completions": samples.outcome.size or samples.greedy.size,
+        "measures": _with_intervals(values, seed),
+        "missing": dict(sorted(samples.missing.items())),
     }
-    if told.outcome.size:
-        right, wrong = told.outcome >= 1, told.outcome < 1
-        some = {"all": np.ones_like(right), "right": right, "wrong": wrong}
-        found["length_tokens"] = {
-            name: _lengths(told.length[which]) for name, which in some.items()
+    if samples.outcome.size:
+        right, wrong = samples.outcome >= 1, samples.outcome < 1
+        subsets = {"all": np.ones_like(right), "right": right, "wrong": wrong}
+        result["length_tokens"] = {
+            name: _lengths(samples.length[which]) for name, which in subsets.items()
         }
-        cut = 1 - estimates.mean(told.finished.astype(np.float64))
-        found["truncated"] = _measured({"truncated": cut}, seed)["truncated"]
-    for kind, of in (("levels", told.level), ("subjects", told.subject)):
-        names = sorted({name for name in of if name is not None}, key=_in_order)
+        cut = 1 - estimates.mean(samples.finished.astype(np.float64))
+        result["truncated"] = _with_intervals({"truncated": cut}, seed)["truncated"]
+    for kind, of in (("levels", samples.level), ("subjects", samples.subject)):
+        names = sorted({name for name in of if name is not None}, key=_sort_key)
         if names:
-            found[kind] = {
-                name: _measured(_of(values, [one == name for one in of]), seed)
+            result[kind] = {
+                name: _with_intervals(
+                    _subset(values, [one == name for one in of]), seed
+                )
                 for name in names
             }
-    return found
+    return result
 
 
-def _measured(values: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
-    """Mean and interval of each measure; all see the same problems drawn."""
+def _with_intervals(values: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
+    """Mean, bootstrap interval and number of problems of each measure.
+
+    All measures share the resampled problems.
+    """
     if not values:
         return {}
     stacked = np.stack(list(values.values()))
@@ -164,13 +174,14 @@ def _measured(values: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
     }
 
 
-def _of(values: Mapping[str, np.ndarray], which: Sequence[bool]) -> dict[str, Any]:
-    """Some of the problems; majorities are for the whole."""
+def _subset(values: Mapping[str, np.ndarray], which: Sequence[bool]) -> dict[str, Any]:
+    """The measures on a subset of problems, without majorities."""
     at = np.flatnonzero(which)
     return {name: v[at] for name, v in values.items() if not name.startswith("maj@")}
 
 
 def _lengths(length: np.ndarray) -> dict[str, Any]:
+    """Mean, median and 95th percentile; None without values."""
     mean = float(length.mean()) if length.size else math.nan
     shares = {"mean": mean} | {
         name: estimates.quantile(length, share)
@@ -180,49 +191,54 @@ def _lengths(length: np.ndarray) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """What JSON has of a number."""
+    """A number, None where it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
-def _in_order(name: str) -> tuple[bool, float, str]:
-    """Numbers by their size, before words."""
+def _sort_key(name: str) -> tuple[bool, float, str]:
+    """Sort key: numbers by value, then words."""
     number = float(name) if name.isdigit() else 0.0
     return not name.isdigit(), number, name
 
 
-# ----- in words
+# ----- text
 
 
-def table(name: str, found: Mapping[str, Any]) -> str:
-    """What is said of a file, for a terminal."""
-    problems, completions = found["problems"], found["completions"]
-    lines = [f"{name}: {many(problems, 'problem')}"]
-    missing = found["missing"]
+def table(name: str, result: Mapping[str, Any]) -> str:
+    """Results of a file as a text table.
+
+    Args:
+        name: heading.
+        result: results from `summary`, with `speed` if known.
+    """
+    problems, completions = result["problems"], result["completions"]
+    lines = [f"{name}: {plural(problems, 'problem')}"]
+    missing = result["missing"]
     share = sum(missing.values()) / max(completions, 1)
     if share > MANY:
         lines.append(
             f"Most completions have no outcome: {share:.1%} of {completions}. The "
             "figures are of the others alone."
         )
-    lines += [_head(""), *(_line(key, row) for key, row in found["measures"].items())]
-    if "truncated" in found:
-        lines.append(_line("truncated", found["truncated"]))
-        for kind, row in found["length_tokens"].items():
+    lines += [_head(""), *(_line(key, row) for key, row in result["measures"].items())]
+    if "truncated" in result:
+        lines.append(_line("truncated", result["truncated"]))
+        for kind, row in result["length_tokens"].items():
             if row["mean"] is not None:  # there are some
-                said = ", ".join(f"{key} {row[key]:.0f}" for key in row)
-                lines.append(f"length of {kind}: {said} tokens")
+                lengths = ", ".join(f"{key} {row[key]:.0f}" for key in row)
+                lines.append(f"length of {kind}: {lengths} tokens")
     if missing:
-        said = ", ".join(f"{times} {reason}" for reason, times in missing.items())
-        lines.append(f"without an outcome: {share:.1%} ({said})")
-    if speed := found.get("speed"):
+        reasons = ", ".join(f"{times} {reason}" for reason, times in missing.items())
+        lines.append(f"without an outcome: {share:.1%} ({reasons})")
+    if speed := result.get("speed"):
         lines.append(
-            f"speed: {count(speed['completions_per_s'])} completions/s, "
-            f"{count(speed['tokens_per_s'])} tokens/s, drawn and graded in "
-            f"{duration(speed['seconds'])}; compiling took "
-            f"{duration(speed['compile_s'])} more"
+            f"speed: {count_text(speed['completions_per_s'])} completions/s, "
+            f"{count_text(speed['tokens_per_s'])} tokens/s, drawn and graded in "
+            f"{duration_text(speed['seconds'])}; compiling took "
+            f"{duration_text(speed['compile_s'])} more"
         )
     for kind in ("levels", "subjects"):
-        groups = found.get(kind, {})
+        groups = result.get(kind, {})
         for key in next(iter(groups.values()), {}):
             lines += ["", _head(f"{key} by {kind[:-1]}")]
             lines += [_line(group, rows[key]) for group, rows in groups.items()]

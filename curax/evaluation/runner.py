@@ -1,4 +1,4 @@
-"""One evaluation, held: completions drawn and graded, results in a folder."""
+"""An evaluation run: sample and grade completions, write samples and results."""
 
 import contextlib
 import json
@@ -19,18 +19,18 @@ from curax import __version__
 from curax.config import ConfigError, changes
 from curax.evaluation import results, samples
 from curax.evaluation.questions import Questions
-from curax.evaluation.samples import Drawer, Samples
-from curax.evaluation.setup import Exam, prepared
+from curax.evaluation.samples import Sampler, SamplesFile
+from curax.evaluation.setup import EvaluationSetup, prepare
 from curax.runs import lock, run
 from curax.runs.folder import NotWrittenError, write_json
 from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
 
 SETTINGS, RESULTS = "settings.json", "results.json"
-MARKS = ("parameters", "questions")  # settings that are numbers of no meaning
+MARKS = ("parameters", "questions")  # settings that are hashes, not shown in messages
 LIBRARIES = ("jax", "flax", "numpy", "tokenizers", "math-verify")
-ENOUGH = 16  # completions, none of which has an outcome, that stop an evaluation
-# What may help where no completion has an outcome, by the beginning of the reason.
+ENOUGH = 16  # completions without any outcome that stop an evaluation
+# Fixes where no completion has an outcome, by the first word of the reason.
 FIXES = {
     "timeout": "raise --deadline, or make the grader faster",
     "crash": "raise --memory-mb, or mend the grader",
@@ -39,66 +39,70 @@ FIXES = {
 
 
 class NoOutcomeError(RuntimeError):
-    """The grader has no outcome for any completion. Its text is one sentence."""
+    """The grader gave no outcome for any completion. The message is one sentence."""
 
 
-def hold(args: Namespace, out: Path, *, command: str) -> int:
-    """Draw, grade, and write; what was done before is not done again.
+def evaluate(args: Namespace, out: Path, *, command: str) -> int:
+    """Sample and grade what is missing, write the results, and print their tables.
 
     Args:
-        args: of the command line.
-        out: the folder.
-        command: what was typed.
+        args: command line.
+        out: folder of the evaluation.
+        command: command line as text, which also resumes it.
 
     Returns:
         Exit status: 0 done, 1 stopped by a failure, 128 + n by signal n.
 
     Raises:
-        ConfigError: before anything is written.
+        ConfigError: wrong input; nothing has been written.
     """
-    run.keep_compiled()
+    run.enable_compilation_cache()
     with contextlib.ExitStack() as opened:
-        if not out.exists() or out.is_dir():  # a file is told of below
+        if not out.exists() or out.is_dir():  # `check_folder` refuses a file
             opened.enter_context(lock.hold(out, "--out"))
-        exam = prepared(args, opened)
-        compare(out, exam.settings)
-        made(out, exam.settings)
+        setup = prepare(args, opened)
+        check_folder(out, setup.settings)
+        make_folder(out, setup.settings)
         try:
-            stopped, speeds = go(exam, out)
+            stopped, speeds = sample_all(setup, out)
             if stopped is not None:
                 print(f"Stopped; the same command goes on: {command}", flush=True)
                 return 128 + stopped
-            found = concluded(exam, out, command, speeds)
+            found = write_results(setup, out, command, speeds)
         except (NotWrittenError, RuntimeError, OSError) as error:
-            print(f"curax.evaluate: {_failure(error)}", file=sys.stderr)
+            print(f"curax.evaluate: {_failure_sentence(error)}", file=sys.stderr)
             return 1
     for name, result in found.items():
         print(results.table(name, result), end="\n\n")
-    print(f"Written: {out / RESULTS}", flush=True)
+    print(f"GradedWriter: {out / RESULTS}", flush=True)
     return 0
 
 
-def _failure(error: Exception) -> str:
-    """A sentence of why it stopped. What is done is in the folder in any case."""
-    said = " ".join(str(error).split()).rstrip(".")
+def _failure_sentence(error: Exception) -> str:
+    """Sentence of an error that stops an evaluation, with the way to resume it."""
+    message = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, NoOutcomeError):
-        return f"{said}; nothing of it is kept, and the same command goes on."
-    if "RESOURCE_EXHAUSTED" in said:
+        return f"{message}; nothing of it is kept, and the same command goes on."
+    if "RESOURCE_EXHAUSTED" in message:
         return (
             "the device has not enough memory; go on with a lower --slots or --batch "
-            f"({said[:200]})."
+            f"({message[:200]})."
         )
-    return f"{said}; mend that, and the same command goes on."
+    return f"{message}; mend that, and the same command goes on."
 
 
 # ----- the folder
 
 
-def compare(out: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds something else than this evaluation, or part of it.
+def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
+    """Check that a folder is new, or holds this evaluation or part of it.
+
+    Args:
+        out: folder of the evaluation.
+        settings: JSON of its settings.
 
     Raises:
-        ConfigError: in a sentence.
+        ConfigError: the folder holds anything else.
     """
     if not out.is_dir():
         if out.exists():
@@ -112,7 +116,7 @@ def compare(out: Path, settings: Mapping[str, Any]) -> None:
             )
         return
     if not any(file.stat().st_size for file in out.glob("*.jsonl")):
-        return  # nothing was drawn yet: it may become another evaluation
+        return  # no completion yet: the settings may be replaced
     try:
         old = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -128,11 +132,11 @@ def compare(out: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def made(out: Path, settings: Mapping[str, Any]) -> None:
-    """Make the folder, and say in it what it is for.
+def make_folder(out: Path, settings: Mapping[str, Any]) -> None:
+    """Make the folder and write settings.json.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: the folder cannot be written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -143,113 +147,129 @@ def made(out: Path, settings: Mapping[str, Any]) -> None:
         ) from error
 
 
-# ----- drawing
+# ----- sampling
 
 
-class Display(Progress):
-    """Problems done, their mean outcome, tokens per second and time left."""
+class EvaluationProgress(Progress):
+    """Display of problems done, mean outcome, tokens per second and time left."""
 
     def stopping(self, again: bool) -> None:
-        """A signal has come, `again` if not for the first time."""
+        """As `Progress.stopping`, with the words of an evaluation."""
         if again:
             super().stopping(again)
         else:
             self.say("Stopping after this batch; once more to stop at once.")
 
     def drawn(self, done: int, outcome: float | None, tokens_per_s: float) -> None:
-        """So many problems are done; their mean outcome until now, if there is any."""
+        """Show problems done, their mean outcome (None: none yet) and the speed."""
         mean = "no outcome yet" if outcome is None else f"mean {outcome:.3f}"
         note = f"{mean}  {tokens_per_s:,.0f} tokens/s"
         self._show(done, note + self._left(done))
 
 
-def go(exam: Exam, out: Path) -> tuple[int | None, dict[str, Any]]:
-    """Draw what is not there yet, file by file.
+def sample_all(setup: EvaluationSetup, out: Path) -> tuple[int | None, dict[str, Any]]:
+    """Sample and grade the missing completions, file by file.
 
     Returns:
-        The number of a signal that stopped it, or None; how fast each file went of
-        which something was drawn.
+        Number of the signal that stopped it, or None; speed of each file in which
+        completions were sampled.
 
     Raises:
         NotWrittenError: a file cannot be written.
         NoOutcomeError: no completion can be graded.
         RuntimeError: the device or the graders failed.
     """
-    display, speeds = Display(), {}
+    display, speeds = EvaluationProgress(), {}
     with display, Interrupt(display.stopping) as interrupt:
-        for name, asked in exam.questions.items():
+        for name, questions in setup.questions.items():
             if interrupt.number is None:
-                file = Samples(out / name, asked.digests[: exam.limit], exam.how)
-                written = _draw(exam, asked, file, display, interrupt)
-                if speed := written.speed():
+                file = _samples_file(setup, out, name)
+                writer = _sample_file(setup, questions, file, display, interrupt)
+                if speed := writer.speed():
                     speeds[name] = speed
     return interrupt.number, speeds
 
 
-def _draw(
-    exam: Exam, asked: Questions, file: Samples, display: Display, interrupt: Interrupt
-) -> "Written":
-    """Complete one file: a batch is graded while the next is drawn."""
-    done, total = file.open(), len(asked.digests[: exam.limit])
-    drawer = Drawer(exam.policy, asked, exam.how)
-    written = Written(file, done, drawer)
+def _samples_file(setup: EvaluationSetup, out: Path, name: str) -> SamplesFile:
+    """The samples file of a question set."""
+    digests = setup.questions[name].digests[: setup.limit]
+    return SamplesFile(out / name, digests, setup.sampling)
+
+
+def _sample_file(
+    setup: EvaluationSetup,
+    questions: Questions,
+    file: SamplesFile,
+    display: EvaluationProgress,
+    interrupt: Interrupt,
+) -> "GradedWriter":
+    """Complete a samples file; a batch is graded while the next is sampled."""
+    done, total = file.open(), len(questions.digests[: setup.limit])
+    sampler = Sampler(setup.policy, questions, setup.sampling)
+    writer = GradedWriter(file, done, sampler)
     if done < total:
         display.begin(file.path.stem, done, total)
     with contextlib.closing(file), ThreadPoolExecutor(1, "grade") as background:
         pending: Future | None = None
 
-        def take() -> None:
+        def write_pending() -> None:
             if pending:
-                written.add(pending.result(), last=done == total)
-                display.drawn(*written.told())
+                writer.add(pending.result(), last=done == total)
+                display.drawn(*writer.progress())
 
         while done < total and interrupt.number is None:
-            numbers = range(done, min(done + drawer.batch, total))
-            said = drawer(numbers)
-            written.drew(said)
-            take()
-            pending = background.submit(lambda s=said: list(samples.rows(asked, s)))
+            numbers = range(done, min(done + sampler.batch, total))
+            completions = sampler(numbers)
+            writer.count(completions)
+            write_pending()
+            pending = background.submit(
+                lambda c=completions: list(samples.graded_rows(questions, c))
+            )
             done = numbers.stop
-            if not written.graded:  # a grader that fails is not left to go on
-                take()
+            if not writer.graded:  # until the first outcome, wait for the grader
+                write_pending()
                 pending = None
-        take()
-    for reason, count in written.reasons.most_common(1):
+        write_pending()
+    for reason, count in writer.reasons.most_common(1):
         display.say(
-            f"Warning: {sum(written.reasons.values())} of the completions have no "
+            f"Warning: {sum(writer.reasons.values())} of the completions have no "
             f"outcome and count as missing, {count} for this reason: {reason}"
         )
-    return written
+    return writer
 
 
-class Written:
-    """What was drawn, graded and written to a file in this go.
+class GradedWriter:
+    """Writer of graded completions to a samples file, with counts and speed.
 
     Attributes:
         graded: whether any completion in the file has an outcome.
-        reasons: why others have none, and how often.
+        reasons: number of missing outcomes by reason.
     """
 
-    def __init__(self, file: Samples, done: int, drawer: Drawer):
-        """Nothing yet; `done` problems are there from before."""
-        self._file, self._done, self._drawer = file, done, drawer
+    def __init__(self, file: SamplesFile, done: int, sampler: Sampler):
+        """Start at a file with `done` problems from an earlier process."""
+        self._file, self._done, self._sampler = file, done, sampler
         self._start, self._completions, self._tokens = time.monotonic(), 0, 0
         self._outcomes, self._held = list[float](), list[dict[str, Any]]()
         before = (row for _, rows in file.blocks() for row in rows)
         self.graded = any(row.get("outcome") is not None for row in before)
         self.reasons = Counter[str]()
 
-    def drew(self, completions: Sequence[samples.Completion]) -> None:
-        """Count what was drawn."""
+    def count(self, completions: Sequence[samples.Completion]) -> None:
+        """Count sampled completions and tokens."""
         self._completions += len(completions)
         self._tokens += sum(len(one.tokens) for one in completions)
 
     def add(self, rows: Sequence[dict[str, Any]], *, last: bool) -> None:
-        """Write the rows of some problems, once any completion has an outcome.
+        """Append rows; they are held back until a completion has an outcome.
+
+        Args:
+            rows: graded rows of some problems.
+            last: no more rows follow.
 
         Raises:
-            NoOutcomeError: none has, of the first `ENOUGH` or of all, as these are the
-                `last`; then nothing is written.
+            NoOutcomeError: none of the first `ENOUGH` completions has an outcome, or
+                none of all; nothing is written.
         """
         self._done += len({row["problem"] for row in rows})
         shown = [row for row in rows if not row["greedy"]] or rows
@@ -265,7 +285,7 @@ class Written:
             raise NoOutcomeError(self._why())
 
     def _why(self) -> str:
-        """A sentence of why there is no outcome, by the commonest reason."""
+        """Phrase about missing outcomes, with the most frequent reason and a fix."""
         ((reason, count),) = self.reasons.most_common(1)
         each = f"none of the first {len(self._held)} completions has an outcome"
         if len(self._held) == 1:
@@ -273,24 +293,24 @@ class Written:
         fix = FIXES.get(reason.partition(":")[0], "mend the grader")
         return f"{self._file.path}: {each}, {count} for this reason: {reason}; {fix}"
 
-    def told(self) -> tuple[int, float | None, float]:
-        """Problems done, mean outcome (None: there is none), tokens per second."""
+    def progress(self) -> tuple[int, float | None, float]:
+        """Problems done, mean outcome (None: none yet) and tokens per second."""
         mean = float(np.mean(self._outcomes)) if self._outcomes else None
         return self._done, mean, self._tokens / self._seconds()
 
     def _seconds(self) -> float:
-        """Of drawing and grading until now; compiling is none of it."""
-        return max(time.monotonic() - self._start - self._drawer.compile_s, 1e-9)
+        """Seconds of sampling and grading so far, without compilation."""
+        return max(time.monotonic() - self._start - self._sampler.compile_s, 1e-9)
 
     def speed(self) -> dict[str, float] | None:
-        """How fast it went, ready for JSON; None: nothing was drawn."""
+        """Speed as JSON; None where nothing was sampled."""
         if not self._completions:
             return None
         seconds = self._seconds()
         return {
             "completions": self._completions,
             "seconds": seconds,
-            "compile_s": self._drawer.compile_s,
+            "compile_s": self._sampler.compile_s,
             "completions_per_s": self._completions / seconds,
             "tokens_per_s": self._tokens / seconds,
         }
@@ -299,34 +319,37 @@ class Written:
 # ----- results
 
 
-def concluded(
-    exam: Exam, out: Path, command: str, speeds: Mapping[str, Any]
+def write_results(
+    setup: EvaluationSetup, out: Path, command: str, speeds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The results of every file; they are written, too.
+    """Compute the results of every samples file and write results.json.
 
     Args:
-        exam: that was held.
-        out: the folder.
-        command: what was typed.
-        speeds: of files of which something was drawn in this go; of others what was
-            said before stays.
+        setup: setup of the evaluation.
+        out: folder of the evaluation.
+        command: command line as text.
+        speeds: speed of the files sampled by this process; others keep theirs.
+
+    Returns:
+        Results by samples file.
 
     Raises:
-        OSError: they cannot be written; older ones are as they were.
+        OSError: results.json cannot be written; the old one is unchanged.
     """
-    found, before = {}, _before(out / RESULTS)
-    for name, asked in exam.questions.items():
-        file = Samples(out / name, asked.digests[: exam.limit], exam.how)
-        told = results.tally((rows for _, rows in file.blocks()), exam.how.n)
-        one = results.results(told, exam.ks, seed=exam.how.seed)
-        speed = speeds.get(name) or before.get(name)
-        one |= {"left_out": dict(asked.left_out), "speed": speed}
-        found[name] = one
+    found, earlier = {}, _earlier_speeds(out / RESULTS)
+    for name, questions in setup.questions.items():
+        blocks = (rows for _, rows in _samples_file(setup, out, name).blocks())
+        table = results.collect(blocks, setup.sampling.n)
+        speed = speeds.get(name) or earlier.get(name)
+        found[name] = results.summary(table, setup.ks, seed=setup.sampling.seed) | {
+            "left_out": dict(questions.left_out),
+            "speed": speed,
+        }
     page = {
         "command": command,
-        **exam.about,
-        "k": list(exam.ks),
-        "settings": exam.settings,
+        **setup.source,
+        "k": list(setup.ks),
+        "settings": setup.settings,
         "versions": {
             "python": platform.python_version(),
             "curax": __version__,
@@ -338,11 +361,11 @@ def concluded(
     return found
 
 
-def _before(path: Path) -> dict[str, Any]:
-    """The speed of each file that was told before; nothing where none can be read."""
+def _earlier_speeds(path: Path) -> dict[str, Any]:
+    """Speed by samples file in an old results.json; empty where it cannot be read."""
     try:
-        found = json.loads(path.read_text())["results"]
-        return {name: one["speed"] for name, one in found.items()}
+        old = json.loads(path.read_text())["results"]
+        return {name: one["speed"] for name, one in old.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -350,5 +373,5 @@ def _before(path: Path) -> dict[str, Any]:
 def _version(library: str) -> str | None:
     try:
         return version(library)
-    except PackageNotFoundError:  # one that is needed for some files only
+    except PackageNotFoundError:  # an optional package
         return None

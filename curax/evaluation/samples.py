@@ -1,10 +1,10 @@
-"""Completions of problems: drawn, graded, and kept in a file of JSON lines.
+"""Sampling of completions for evaluation, and the file of JSON lines that keeps them.
 
     problems -> prompts -> completions -> outcomes -> a block of lines per problem
 
-What is drawn for a problem depends on its digest, the slot and the seed; on nothing
-else but the policy and how is sampled. So an evaluation that was stopped goes on where
-its file ends, and one with other batches, or fewer problems, draws the same.
+The key of a completion is a function of the problem's digest, the slot and the seed. So
+an evaluation can be resumed where its file ends, and completions depend neither on the
+batch size nor on the number of problems.
 """
 
 import contextlib
@@ -31,26 +31,26 @@ from curax.step import mesh as meshes
 from curax.types import Contexts, Model, Plan
 from curax.verify import answers
 
-DIGITS = 5  # of a score: more of them depend on where in a batch a row lies
+DIGITS = 5  # of a confidence; more depend on the row's place in its batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class How:
-    """How completions are drawn.
+class SamplingSpec:
+    """Sampling options of an evaluation.
 
     Attributes:
         n: sampled completions per problem.
-        greedy: whether there is a greedy one as well.
-        temperature: divides the logits of the sampled ones.
-        top_k: likeliest tokens drawn from; 0: all.
-        top_p: mass of the likeliest tokens drawn from.
-        max_tokens: at which a completion is cut off.
-        seed: of all draws.
-        batch: problems at a time.
+        greedy: also decode a greedy completion per problem.
+        temperature: divides the logits of sampled completions.
+        top_k: number of likeliest tokens that are drawn from; 0: all.
+        top_p: probability mass of the likeliest tokens that are drawn from.
+        max_tokens: length at which a completion is cut off.
+        seed: seed of all random keys.
+        batch: problems per batch.
         slots: completions decoded at a time; 0: all of a batch.
-        confidence: likeliest tokens of which the confidence of a token is made; 0: none
-            is told.
-        window: tokens over which it is averaged.
+        confidence: number of likeliest tokens in the confidence of a token; 0: no
+            confidence is measured.
+        window: tokens over which confidence is averaged.
     """
 
     n: int
@@ -66,78 +66,78 @@ class How:
     window: int = 2048
 
     @property
-    def each(self) -> list[tuple[bool, int]]:
-        """Of every completion of a problem, whether it is greedy, and its slot."""
+    def completions(self) -> list[tuple[bool, int]]:
+        """(greedy, slot) of each completion of a problem, in the order of the file."""
         return [(True, 0)] * self.greedy + [(False, slot) for slot in range(self.n)]
 
 
 class Completion(NamedTuple):
-    """One that was drawn."""
+    """A completion of a problem."""
 
     number: int  # of the problem
     greedy: bool
     slot: int
-    tokens: np.ndarray  # the end included
+    tokens: np.ndarray  # [T] int, the end token included
     finished: bool
-    confidence: dict[str, float] | None  # by score, nats; None: not told
+    confidence: dict[str, float] | None  # by score, nats; None: not measured
 
 
-class Drawer:
-    """Draws completions of some questions, always with one program.
+class Sampler:
+    """Samples completions of a question set with one compiled program.
 
     Attributes:
-        batch: problems at a time, at most.
-        compile_s: seconds that tracing and compiling took; 0 until something is drawn.
+        batch: problems per call at most, a multiple of the mesh's data shards.
+        compile_s: seconds of tracing and compiling; 0 before the first call.
     """
 
-    def __init__(self, policy: Policy, questions: Questions, how: How):
-        """Nothing is compiled yet."""
-        self._policy, self._questions, self._how = policy, questions, how
+    def __init__(self, policy: Policy, questions: Questions, spec: SamplingSpec):
+        """Bind policy, questions and options; compilation is at the first call."""
+        self._policy, self._questions, self._spec = policy, questions, spec
         shards = 1
         if policy.mesh:
             shards = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
-        self.batch = _up(how.batch, shards)
+        self.batch = _round_up(spec.batch, shards)
         self.compile_s = 0.0
         self._compiled: Callable[..., Any] | None = None
         self._draw = jax.jit(
             partial(
-                drawn,
+                sample_batch,
                 policy.model,
-                how=dataclasses.replace(how, slots=_up(how.slots, shards)),
+                spec=dataclasses.replace(spec, slots=_round_up(spec.slots, shards)),
                 end=questions.end,
                 pad=questions.pad,
             )
         )
 
     def __call__(self, numbers: Sequence[int]) -> list[Completion]:
-        """Completions of at most `batch` problems, in the order of `How.each`."""
-        # The last batch is filled up with what is not drawn.
+        """Completions of at most `batch` problems, ordered by problem and slot."""
+        # The last batch is padded with rows that do not exist.
         filled = [*numbers, *itertools.repeat(numbers[0], self.batch - len(numbers))]
         tokens, mask = self._questions.prompts(filled)
         digests = [self._questions.digests[number] for number in filled]
         words = np.frombuffer(b"".join(digests), "<u4").reshape(len(filled), -1)
         exists = np.arange(self.batch) < len(numbers)
         with meshes.use(self._policy.mesh):
-            said = self._drawn(self._policy.params, tokens, mask, words, exists)
-        parts = jax.device_get(said)
-        found = []
+            out = self._call_compiled(self._policy.params, tokens, mask, words, exists)
+        parts = jax.device_get(out)
+        result = []
         for (c, number), (greedy, slot) in itertools.product(
-            enumerate(numbers), self._how.each
+            enumerate(numbers), self._spec.completions
         ):
-            tokens, mask, finished, sure = parts[greedy]
-            row = c * (1 if greedy else self._how.n) + slot
+            tokens, mask, finished, confidence = parts[greedy]
+            row = c * (1 if greedy else self._spec.n) + slot
             own = tokens[row][mask[row]]
-            told = sure and {
-                name: round(float(each[row]), DIGITS)
-                for name, each in sure._asdict().items()
+            scores = confidence and {
+                name: round(float(score[row]), DIGITS)
+                for name, score in confidence._asdict().items()
             }
-            found.append(
-                Completion(number, greedy, slot, own, bool(finished[row]), told)
+            result.append(
+                Completion(number, greedy, slot, own, bool(finished[row]), scores)
             )
-        return found
+        return result
 
-    def _drawn(self, *args: Any) -> Any:
-        """What the program gives; it is compiled first, which is timed apart."""
+    def _call_compiled(self, *args: Any) -> Any:
+        """Call the program; the first call compiles it and sets `compile_s`."""
         if self._compiled is None:
             start = time.monotonic()
             self._compiled = self._draw.lower(*args).compile()
@@ -145,7 +145,7 @@ class Drawer:
         return self._compiled(*args)
 
 
-def drawn(
+def sample_batch(
     model: Model,
     params: Any,
     tokens: jax.Array,
@@ -153,31 +153,32 @@ def drawn(
     words: jax.Array,
     exists: jax.Array,
     *,
-    how: How,
+    spec: SamplingSpec,
     end: tuple[int, ...],
     pad: int,
 ) -> dict[bool, tuple[Any, ...]]:
-    """Completions of a batch of prompts.
+    """Greedy and sampled completions of a batch of C prompts.
 
     Args:
-        model: the policy.
-        params: its parameters.
-        tokens: `[C, P]` int32, the prompts.
+        model: policy.
+        params: parameters of the policy.
+        tokens: `[C, P]` int32, prompts.
         mask: `[C, P]` bool.
-        words: `[C, W]` uint32, what each problem's key is made of.
-        exists: `[C]` bool.
-        how: to draw.
+        words: `[C, W]` uint32, digest of each problem, folded into its key.
+        exists: `[C]` bool, False on padding.
+        spec: sampling options.
         end: tokens that end a completion.
-        pad: token behind the end.
+        pad: padding token after the end.
 
     Returns:
-        For the greedy ones (True) and the sampled ones: tokens `[N, T]`, mask, finished
-        and scores of confidence, or None; the rows of a prompt one behind the other.
+        By greedy, True and False: `[N, T]` tokens, `[N, T]` mask, `[N]` finished and
+        confidence scores or None; N = C for greedy and C n for sampled completions,
+        those of a prompt adjacent.
     """
     count = tokens.shape[0]
     contexts = Contexts(tokens=tokens, mask=mask)
     prefix = rollout.prefill(model, params, contexts)
-    key = stage_key(jnp.uint32(how.seed), jnp.int32(0), "samples")
+    key = stage_key(jnp.uint32(spec.seed), jnp.int32(0), "samples")
     keys = jnp.broadcast_to(key, (count,))
     for word in jnp.moveaxis(words, -1, 0):
         keys = jax.vmap(jax.random.fold_in)(keys, word)
@@ -185,60 +186,60 @@ def drawn(
     def sample(each: int, temperature: float) -> tuple[Any, ...]:
         context = jnp.repeat(jnp.arange(count, dtype=jnp.int32), each)
         plan = Plan(
-            # All rows are of one "prompt", whose number would enter the keys; what a
-            # row is conditioned on is its context, and every row has its own key.
+            # The prompt number enters the keys of `sample`; it is 0 for all rows here,
+            # since every row has a key of its own problem already.
             prompt=jnp.zeros_like(context),
             slot=jnp.tile(jnp.arange(each, dtype=jnp.int32), count),
             context=context,
             exists=exists[context],
         )
-        said = rollout.sample(
+        rollouts = rollout.sample(
             model,
             params,
             contexts,
             plan,
             keys[context],
-            max_tokens=how.max_tokens,
+            max_tokens=spec.max_tokens,
             end=end,
             pad=pad,
             temperature=temperature,
-            top_k=how.top_k,
-            top_p=how.top_p,
-            slots=how.slots,
+            top_k=spec.top_k,
+            top_p=spec.top_p,
+            slots=spec.slots,
             prefix=prefix,
         )
-        sure = None
-        if how.confidence:
-            sure = update.confidences(
+        scores = None
+        if spec.confidence:
+            scores = update.confidences(
                 model,
                 params,
                 contexts,
-                said,
+                rollouts,
                 prefix=prefix,
                 temperature=temperature or 1.0,
-                k=how.confidence,
-                window=how.window,
+                k=spec.confidence,
+                window=spec.window,
             )
-        return said.tokens, said.mask, said.finished, sure
+        return rollouts.tokens, rollouts.mask, rollouts.finished, scores
 
-    found = {True: sample(1, 0)} if how.greedy else {}
-    return found | ({False: sample(how.n, how.temperature)} if how.n else {})
+    result = {True: sample(1, 0)} if spec.greedy else {}
+    return result | ({False: sample(spec.n, spec.temperature)} if spec.n else {})
 
 
-def rows(
+def graded_rows(
     questions: Questions, completions: Sequence[Completion]
 ) -> Iterator[dict[str, Any]]:
-    """What the file holds of completions; here they are graded."""
+    """Grade completions, and yield the row of each in the samples file."""
     numbers = [one.number for one in completions]
-    said = questions.graded(numbers, [one.tokens for one in completions])
-    for one, verdict in zip(completions, said, strict=True):
+    verdicts = questions.grade(numbers, [one.tokens for one in completions])
+    for one, verdict in zip(completions, verdicts, strict=True):
         text, missing = questions.text(one.tokens), isinstance(verdict, str)
         yield {
             "problem": one.number,
             "digest": questions.digests[one.number].hex(),
             "greedy": one.greedy,
             "slot": one.slot,
-            **questions.about(one.number),
+            **questions.metadata(one.number),
             "text": text,
             "answer": answers.final_answer(text, last_number=True),
             "outcome": None if missing else verdict,
@@ -249,62 +250,62 @@ def rows(
         }
 
 
-class Samples:
-    """A file that grows by whole blocks, one per problem, in the order of problems."""
+class SamplesFile:
+    """An append-only file of rows in blocks, one block per problem, in their order."""
 
-    def __init__(self, path: Path, digests: Sequence[bytes], how: How):
-        """Nothing is touched.
+    def __init__(self, path: Path, digests: Sequence[bytes], spec: SamplingSpec):
+        """Set path, problems and options; no file is opened.
 
         Args:
-            path: of the file, there or not.
-            digests: of the problems that are asked.
-            how: is drawn for each.
+            path: samples file, which may be missing.
+            digests: digests of the problems, in order.
+            spec: sampling options, which give the rows of a block.
         """
-        self.path, self._how = path, how
+        self.path, self._spec = path, spec
         self._digests = [digest.hex() for digest in digests]
 
     def blocks(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """Where each whole block ends, and its rows, up to what does not fit."""
+        """Yield (byte offset of its end, rows) of each complete block that fits."""
         if not self.path.exists():
             return
-        end, size = 0, len(self._how.each)
+        end, size = 0, len(self._spec.completions)
         with self.path.open("rb") as lines:
             for number, digest in enumerate(self._digests):
                 block = list(itertools.islice(lines, size))
-                found = [_row(line) for line in block]
-                names = [(r.get("greedy"), r.get("slot")) for r in found]
-                here = all(
+                rows = [_parse_row(line) for line in block]
+                names = [(r.get("greedy"), r.get("slot")) for r in rows]
+                fits = all(
                     (r.get("problem"), r.get("digest")) == (number, digest)
-                    for r in found
+                    for r in rows
                 )
-                if names != self._how.each or not here:
+                if names != self._spec.completions or not fits:
                     return
                 end += sum(map(len, block))
-                yield end, found
+                yield end, rows
 
     def open(self) -> int:
-        """Open to append; what is behind the last whole block is cut off.
+        """Open for appending; bytes after the last complete block are cut off.
 
         Returns:
-            How many problems are done.
+            Number of problems that are done.
 
         Raises:
-            NotWrittenError: no leave.
+            NotWrittenError: no permission.
         """
         ends = [0, *(end for end, _ in self.blocks())]
-        with self._told():
+        with self._write_errors():
             self._file = self.path.open("ab", buffering=0)
             self._file.truncate(ends[-1])
         return len(ends) - 1
 
-    def write(self, found: Sequence[dict[str, Any]]) -> None:
-        """Append whole blocks.
+    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Append rows of complete blocks, all or none.
 
         Raises:
-            NotWrittenError: no room; then none of them is written.
+            NotWrittenError: disk full; no row is written.
         """
-        text = "".join(json.dumps(row) + "\n" for row in found).encode()
-        with self._told():
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        with self._write_errors():
             end = self._file.seek(0, os.SEEK_END)
             try:
                 while text:
@@ -314,16 +315,17 @@ class Samples:
                 raise
 
     def close(self) -> None:
-        """Wait until all is on the disk.
+        """Flush to the disk (fsync) and close.
 
         Raises:
-            NotWrittenError: it cannot be.
+            NotWrittenError: it cannot be written.
         """
-        with self._told(), self._file:
+        with self._write_errors(), self._file:
             os.fsync(self._file.fileno())
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
+        """Turn an OSError into a `NotWrittenError`."""
         try:
             yield
         except OSError as error:
@@ -332,15 +334,15 @@ class Samples:
             ) from error
 
 
-def _row(line: bytes) -> dict[str, Any]:
-    """A row; an empty one of what a killed process has left of it."""
+def _parse_row(line: bytes) -> dict[str, Any]:
+    """The row of a line; empty for a partial or invalid line."""
     try:
-        found = json.loads(line) if line.endswith(b"\n") else {}
+        row = json.loads(line) if line.endswith(b"\n") else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return row if isinstance(row, dict) else {}
 
 
-def _up(count: int, multiple: int) -> int:
-    """The next multiple."""
+def _round_up(count: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `count`."""
     return -(-count // multiple) * multiple

@@ -1,4 +1,4 @@
-"""What the command line of an evaluation asks of whom, read and made ready."""
+"""Setup of an evaluation from its command line: policy, questions, sampling."""
 
 import contextlib
 import dataclasses
@@ -16,101 +16,104 @@ import jax.numpy as jnp
 from curax.config import Config, ConfigError, describe, option, options
 from curax.config import Mesh as Sizes
 from curax.evaluation import questions
-from curax.evaluation.questions import OfFile, OfTask, Questions
-from curax.evaluation.samples import How
+from curax.evaluation.questions import FileQuestions, Questions, TaskQuestions
+from curax.evaluation.samples import SamplingSpec
 from curax.models import prompt_form
 from curax.runs import checkpoint, policies
-from curax.runs.policies import Policy, in_a_sentence
+from curax.runs.policies import Policy, errors_as_sentences
 from curax.settings.packages import missing
 from curax.step import mesh as meshes
 from curax.tasks import layouts, problems, text
 from curax.verify import graders
 from curax.verify.workers import Workers
 
-# Options that ask for something of a file of problems, and of nothing else.
-OF_FILES = (
+# Options that apply only to files of problems.
+FILE_OPTIONS = (
     *("system", "template", "chat", "thinking", "layout", "grader"),
     "max_prompt_tokens",
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Exam:
-    """What is asked of whom.
+class EvaluationSetup:
+    """Everything that an evaluation needs.
 
     Attributes:
-        policy: who.
-        questions: by the name of their samples file.
-        limit: how many of each are asked, the first; None: all.
-        how: completions are drawn.
-        ks: of pass@k.
-        settings: all that decides what is drawn and how it is graded.
-        about: whence policy and questions are.
+        policy: policy that is evaluated.
+        questions: question sets by the name of their samples file.
+        limit: number of questions of each set, the first ones; None: all.
+        sampling: how completions are sampled.
+        ks: values of k of pass@k.
+        settings: JSON of all that determines completions and outcomes.
+        source: JSON that names the model, step and data.
     """
 
     policy: Policy
     questions: Mapping[str, Questions]
     limit: int | None
-    how: How
+    sampling: SamplingSpec
     ks: Sequence[int]
     settings: dict[str, Any]
-    about: dict[str, Any]
+    source: dict[str, Any]
 
 
-def prepared(args: Namespace, opened: contextlib.ExitStack) -> Exam:
-    """Read all that is needed, the policy last; graders are ready.
+def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
+    """Read config, questions and policy, and start the graders.
 
     Args:
-        args: of the command line.
-        opened: closes the graders.
+        args: command line.
+        opened: exit stack that will stop the graders.
 
     Raises:
-        ConfigError: in a sentence, for whatever cannot be.
+        ConfigError: an option is wrong, or a file cannot be read.
     """
     path = Path(args.model)
     if not path.is_dir():
         raise ConfigError(
             f"--model {path} is no folder; name that of a checkpoint or of a run."
         )
-    config = _config(path, args)
-    with in_a_sentence():
-        if config and not args.data and _function(config.task) is not problems.task:
-            _refuse_form(path, args)
-            policy = policies.of_run(path, config, step=args.step or "latest")
+    config = _run_config(path, args)
+    with errors_as_sentences():
+        if config and not args.data and _unbound(config.task) is not problems.task:
+            _check_no_file_options(path, args)
+            policy = policies.load_run(path, config, step=args.step or "latest")
             assert policy.task
-            asked = {"held_out.jsonl": OfTask(policy.task, f"held out by {path}")}
-            graded = {}
+            name = f"held out by {path}"
+            sets: dict[str, Questions] = {
+                "held_out.jsonl": TaskQuestions(policy.task, name)
+            }
+            grading = {}
         else:
-            form = _form(path, config, args)
-            asked, graded = _of_files(config, form, args, opened)
+            form = _prompt_form(path, config, args)
+            sets, grading = _file_questions(config, form, args, opened)
             if config:
-                policy = policies.of_run(path, config, step=args.step or "latest")
+                policy = policies.load_run(path, config, step=args.step or "latest")
             else:
                 axes = zip(meshes.AXES, args.mesh or (1, 1, 1), strict=True)
-                policy = policies.of_checkpoint(
+                policy = policies.load_checkpoint(
                     path,
                     vocab_size=form.tokenizer.size,
                     sizes=Sizes(**dict(axes)),
                     dtype=args.dtype,
                 )
-    how = _how(config, args)
-    return Exam(
+    sampling = _sampling_spec(config, args)
+    return EvaluationSetup(
         policy=policy,
-        questions=asked,
+        questions=sets,
         limit=args.limit,
-        how=how,
+        sampling=sampling,
         ks=args.k,
-        settings=_settings(policy, asked, how, args.limit) | graded,
-        about={
+        settings=_settings(policy, sets, sampling, args.limit) | grading,
+        source={
             "model": args.model,
             "step": policy.step,
-            "data": {name: one.name for name, one in asked.items()},
+            "data": {name: one.name for name, one in sets.items()},
         },
     )
 
 
-def _config(path: Path, args: Namespace) -> Config | None:
-    """The config of a run, changed as was asked for; None: it is a checkpoint."""
+def _run_config(path: Path, args: Namespace) -> Config | None:
+    """Config of a run with --mesh and --dtype applied; None: a checkpoint, no run."""
     if policies.is_run(path):
         new: dict[str, Any] = {}
         if args.mesh:
@@ -118,7 +121,7 @@ def _config(path: Path, args: Namespace) -> Config | None:
             new |= {f"mesh.{axis}": size for axis, size in axes}
         if args.dtype:
             new["model.dtype"] = getattr(jnp, args.dtype)
-        return policies.config_of(path, file=args.config, changes=new)
+        return policies.run_config(path, file=args.config, changes=new)
     for name in ("step", "config"):
         if getattr(args, name) is not None:
             raise ConfigError(
@@ -133,8 +136,13 @@ def _config(path: Path, args: Namespace) -> Config | None:
     return None
 
 
-def _refuse_form(path: Path, args: Namespace) -> None:
-    for name in OF_FILES:
+def _check_no_file_options(path: Path, args: Namespace) -> None:
+    """Check that no option of `FILE_OPTIONS` is given.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    for name in FILE_OPTIONS:
         if getattr(args, name) is not None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is for files of problems, and {path} "
@@ -142,8 +150,8 @@ def _refuse_form(path: Path, args: Namespace) -> None:
             )
 
 
-def _form(path: Path, config: Config | None, args: Namespace) -> problems.Form:
-    """How to ask: as the run does, and as was asked for."""
+def _prompt_form(path: Path, config: Config | None, args: Namespace) -> problems.Form:
+    """Prompt form of the run or checkpoint, changed by the command line."""
     known = options(config.task) if config else {"tokenizer": str(path)}
     model = option(config.model, "path") if config else None
     where = known.get("tokenizer") or model
@@ -164,28 +172,30 @@ def _form(path: Path, config: Config | None, args: Namespace) -> problems.Form:
             "chat_template.jinja."
         )
     names = ("chat", "system", "template", "thinking")
-    told = {name: _first(getattr(args, name), known.get(name)) for name in names}
+    values = {n: _first_given(getattr(args, n), known.get(n)) for n in names}
     form = problems.Form(
         tokenizer=tokenizer,
-        **{name: value for name, value in told.items() if value is not None},
+        **{name: value for name, value in values.items() if value is not None},
     )
-    departs = prompt_form.departure(None if config else path, form.described)
-    if departs:
-        print(f"Warning: {departs}", file=sys.stderr, flush=True)
+    warning = prompt_form.departure(None if config else path, form.described)
+    if warning:
+        print(f"Warning: {warning}", file=sys.stderr, flush=True)
     return form
 
 
-def _of_files(
+def _file_questions(
     config: Config | None,
     form: problems.Form,
     args: Namespace,
     opened: contextlib.ExitStack,
 ) -> tuple[dict[str, Questions], dict[str, Any]]:
-    """Problems of files, graded by processes; and what decides how they are."""
+    """Question sets of files by samples file, and the settings of their grading."""
     known = options(config.task) if config else {}
-    layout = _named("layout", args.layout) or layouts.detect
-    grader = _named("grader", args.grader) or known.get("grader", graders.mathematics)
-    longest = _first(args.max_prompt_tokens, known.get("max_prompt_tokens"), 1024)
+    layout = _import_function("layout", args.layout) or layouts.detect
+    grader = _import_function("grader", args.grader) or known.get(
+        "grader", graders.mathematics
+    )
+    longest = _first_given(args.max_prompt_tokens, known.get("max_prompt_tokens"), 1024)
     sides: dict[str, tuple[str, problems.Side]] = {}
     for path in args.data:
         name = stem = Path(path).stem or "data"
@@ -193,15 +203,15 @@ def _of_files(
         while f"{name}.jsonl" in sides:
             name, count = f"{stem}-{count + 1}", count + 1
         try:
-            side = questions.opened(
+            side = questions.open_problems(
                 path, form, layout=layout, longest=longest, on_error=args.on_error
             )
         except ValueError as error:
-            said = str(error).replace("--set task.on_error=", "--on-error ")
-            raise ConfigError(said) from error
+            message = str(error).replace("--set task.on_error=", "--on-error ")
+            raise ConfigError(message) from error
         sides[f"{name}.jsonl"] = path, side
     if not sides:
-        sides["held_out.jsonl"] = "held out", questions.held_out(known, form)
+        sides["held_out.jsonl"] = "held out", questions.held_out_problems(known, form)
     try:
         workers = opened.enter_context(
             Workers(
@@ -214,13 +224,13 @@ def _of_files(
         workers.start()
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error)) from error
-    asked = {
-        name: OfFile(side, form, path, workers.grade)
+    sets: dict[str, Questions] = {
+        name: FileQuestions(side, form, path, workers.grade)
         for name, (path, side) in sides.items()
     }
-    told = ("chat", "system", "template", "thinking")
-    return dict(asked), {
-        "form": {name: getattr(form, name) for name in told},
+    names = ("chat", "system", "template", "thinking")
+    return sets, {
+        "form": {name: getattr(form, name) for name in names},
         "max_prompt_tokens": longest,
         "layout": describe(layout),
         "grader": describe(grader),
@@ -229,73 +239,77 @@ def _of_files(
     }
 
 
-def _named(option: str, name: str | None) -> Callable[..., Any] | None:
-    """The function at MODULE:FUNCTION."""
+def _import_function(option: str, name: str | None) -> Callable[..., Any] | None:
+    """The function MODULE:FUNCTION, imported; None without a name."""
     if name is None:
         return None
     try:
         if ":" not in name:
             raise ValueError("there is no colon in it")
-        found = pkgutil.resolve_name(name)
-        if not callable(found):
+        function = pkgutil.resolve_name(name)
+        if not callable(function):
             raise ValueError("it is no function")
-    except Exception as error:  # of anybody's module
+    except Exception as error:  # a user's module may raise anything
         fix = f"({error}); write MODULE:FUNCTION, of a module that Python finds."
         if needed := missing(error):
             fix = f"because {needed}"
         raise ConfigError(f"--{option} {name} cannot be imported {fix}") from error
-    return found
+    return function
 
 
-def _how(config: Config | None, args: Namespace) -> How:
-    """How completions are drawn: as the run does, and as was asked for."""
+def _sampling_spec(config: Config | None, args: Namespace) -> SamplingSpec:
+    """Sampling options: command line, else the run's, else the defaults."""
     sizes = config.sampling if config else None
-    return How(
+    return SamplingSpec(
         n=args.n,
         greedy=args.greedy,
-        temperature=_first(args.temperature, sizes and sizes.temperature, 1.0),
-        top_k=_first(args.top_k, sizes and sizes.top_k, 0),
-        top_p=_first(args.top_p, sizes and sizes.top_p, 1.0),
-        max_tokens=_first(args.max_tokens, sizes and sizes.max_tokens, 1024),
+        temperature=_first_given(args.temperature, sizes and sizes.temperature, 1.0),
+        top_k=_first_given(args.top_k, sizes and sizes.top_k, 0),
+        top_p=_first_given(args.top_p, sizes and sizes.top_p, 1.0),
+        max_tokens=_first_given(args.max_tokens, sizes and sizes.max_tokens, 1024),
         seed=args.seed,
         batch=args.batch,
         slots=args.slots,
-        confidence=_first(args.confidence, 0),
-        window=_first(args.window, 2048),
+        confidence=_first_given(args.confidence, 0),
+        window=_first_given(args.window, 2048),
     )
 
 
 def _settings(
-    policy: Policy, asked: Mapping[str, Questions], how: How, limit: int | None
+    policy: Policy,
+    sets: Mapping[str, Questions],
+    sampling: SamplingSpec,
+    limit: int | None,
 ) -> dict[str, Any]:
-    """All that decides what is drawn."""
-    drawn = dataclasses.asdict(how)
-    del drawn["batch"], drawn["slots"]  # they change nothing
-    if not how.confidence:
-        del drawn["confidence"], drawn["window"]
+    """JSON of all that determines the completions: weights, questions, sampling."""
+    options = dataclasses.asdict(sampling)
+    del options["batch"], options["slots"]  # completions do not depend on them
+    if not sampling.confidence:
+        del options["confidence"], options["window"]
     with meshes.use(policy.mesh):
         weights = int(checkpoint.fingerprint(policy.params))
         head = jax.eval_shape(policy.model.head, policy.params)
     return {
         "parameters": weights,
         "dtype": head.dtype.name,
-        "questions": {name: _mark(one) for name, one in asked.items()},
+        "questions": {name: _questions_hash(one) for name, one in sets.items()},
         "limit": limit,
-        "sampling": drawn,
+        "sampling": options,
     }
 
 
-def _mark(asked: Questions) -> int:
-    """Changes with the questions, and with how their first is put into tokens."""
-    tokens, mask = asked.prompts([0])
-    return zlib.crc32(b"".join([*asked.digests, tokens[mask].astype("<i4").tobytes()]))
+def _questions_hash(questions: Questions) -> int:
+    """Hash of the questions and of the first prompt's tokens."""
+    tokens, mask = questions.prompts([0])
+    first = tokens[mask].astype("<i4").tobytes()
+    return zlib.crc32(b"".join([*questions.digests, first]))
 
 
-def _function(bound: Callable[..., Any]) -> Callable[..., Any]:
-    """A function without its options."""
+def _unbound(bound: Callable[..., Any]) -> Callable[..., Any]:
+    """A function without the options bound by `partial`."""
     return getattr(bound, "func", bound)
 
 
-def _first(*values: Any) -> Any:
-    """The first that is not None."""
+def _first_given(*values: Any) -> Any:
+    """The first value that is not None; None if all are."""
     return next((value for value in values if value is not None), None)

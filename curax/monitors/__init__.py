@@ -1,1 +1,1 @@
-"""What is measured of completions and changes nothing."""
+"""Monitors: measurements of completions that are logged and change no update."""

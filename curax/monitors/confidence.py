@@ -1,12 +1,12 @@
-"""How sure a policy is, token by token and along a completion.
+"""Confidence of a policy per token and per completion (DeepConf).
 
     logits -> confidence of tokens -> means over windows -> scores -> votes
 
-Windows end at the token they are called by, and are `window` tokens wide. A completion
-shorter than that has no window: it is scored by its mean.
+A window is the last `window` tokens up to a token. A completion shorter than a window
+is scored by its mean.
 
-A log to watch and a weight of votes, never a reward: a policy that is paid for being
-sure gives up its entropy.
+Confidence is a metric and a weight of votes, never a reward: rewarding it collapses the
+entropy of the policy.
 """
 
 from typing import NamedTuple
@@ -20,27 +20,26 @@ from curax.arrays import checks, masked
 
 
 class Scores(NamedTuple):
-    """Of whole completions, `[...]` float32, nats."""
+    """Confidence scores of completions, `[...]` float32, nats."""
 
-    mean: jax.Array  # of all tokens
-    lowest: jax.Array  # of the window that is least sure
-    bottom: jax.Array  # of the tenth of all windows that is least sure, at least one
-    tail: jax.Array  # of the last tokens
+    mean: jax.Array  # mean over all tokens
+    lowest: jax.Array  # lowest mean of a window
+    bottom: jax.Array  # mean of the lowest tenth of window means, at least one
+    tail: jax.Array  # mean over the last tokens
 
 
 def of_tokens(logits: jax.Array, *, k: int = 20) -> jax.Array:
-    """How peaked the distribution of each next token is.
+    """Confidence of each token: minus the mean log-prob of the k likeliest tokens.
 
-        C_t = -mean over the k likeliest v of log pi_t(v)
+        C_t = -1/k sum_{v in top k} log pi_t(v)
 
-    Higher is surer: log k where k tokens share all mass evenly is the least there is.
-    It is taken over exactly k tokens, the one drawn among them or not; the offline
-    code of the paper adds that one where it is missing, and so may mean k + 1.
+    Higher is more peaked; the minimum is log k, where k tokens share all mass evenly.
+    The mean is over exactly k tokens, whether or not the sampled one is among them; the
+    offline code of the paper adds the sampled one and so may average k + 1.
 
     Args:
-        logits: `[..., V]` float, divided by the temperature if there is one, and before
-            top-k and top-p cut them.
-        k: likeliest tokens, at least 1; all V where there are fewer. Static.
+        logits: `[..., V]` float, divided by the temperature, before top-k and top-p.
+        k: number of likeliest tokens, at least 1, at most V. Static.
 
     Returns:
         `[...]` float32, nats, at least log k.
@@ -60,7 +59,7 @@ def of_tokens(logits: jax.Array, *, k: int = 20) -> jax.Array:
 def windows(
     confidence: jax.Array, mask: jax.Array, *, window: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean confidence of the last `window` tokens, at each token.
+    """Mean confidence over the window that ends at each token.
 
     Args:
         confidence: `[..., T]` float, nats, of tokens.
@@ -68,8 +67,8 @@ def windows(
         window: tokens of a window, at least 1; static.
 
     Returns:
-        `[..., T]` float32, nats, 0 where there is none; `[..., T]` bool, where a window
-        is full.
+        `[..., T]` float32, nats, 0 where no window is full; `[..., T]` bool, True
+        where the window is full.
 
     Raises:
         AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
@@ -78,7 +77,7 @@ def windows(
         As `of_tokens`.
     """
     confidence, mask = checks.arrays(confidence=(confidence, float), mask=(mask, bool))
-    # Sums of deviations stay small, and so does what their difference loses.
+    # Differences of cumulative sums round less where the sums are of deviations.
     centre = masked.mean(confidence, mask, keepdims=True)
     above = jnp.where(mask, jnp.asarray(confidence, jnp.float32) - centre, 0.0)
     sums = jnp.cumsum(above, -1)
@@ -91,17 +90,17 @@ def windows(
 def scores(
     confidence: jax.Array, mask: jax.Array, *, window: int = 2048, tail: int = 2048
 ) -> Scores:
-    """What the confidence of its tokens comes to over a completion.
+    """Confidence scores of each completion: mean, lowest window, bottom tenth, tail.
 
     Args:
         confidence: `[..., T]` float, nats, of tokens.
         mask: `[..., T]` bool, True from the first token to the last.
         window: tokens of a window, at least 1; static.
-        tail: last tokens that are scored by themselves, at least 1; static.
+        tail: last tokens in the tail score, at least 1; static.
 
     Returns:
-        `[...]` each. Of a completion shorter than a window, the lowest and the bottom
-        are the mean. All are 0 for one without tokens.
+        `[...]` each. Lowest and bottom are the mean where a completion is shorter than
+        a window. All are 0 without tokens.
 
     Raises:
         AssertionError: as `windows`.
@@ -128,19 +127,19 @@ def scores(
 
 
 def threshold(lowest: np.ndarray, *, keep: float) -> float:
-    """What the surest `keep` of some completions do not fall below.
+    """Stopping threshold of a prompt: a percentile of scores of its completions.
 
         percentile(lowest, 100 (1 - keep))
 
     The released code stops below the 10th percentile of 16 completions, `keep` 0.9; its
-    aggressive setting is 0.1. It is one of a prompt, and not of a data set.
+    aggressive setting is `keep` 0.1. The threshold is per prompt, not per data set.
 
     Args:
-        lowest: `[W]` scores of completions of one prompt, drawn to their ends.
+        lowest: `[W]` scores of complete completions of one prompt.
         keep: share of them that would not have been stopped, in (0, 1].
 
     Returns:
-        In the units of the scores.
+        Threshold in the units of the scores.
 
     Raises:
         ValueError: if `keep` is out of its range, or there is no completion.
@@ -157,18 +156,17 @@ def threshold(lowest: np.ndarray, *, keep: float) -> float:
 
 
 def vote(answer: np.ndarray, weight: np.ndarray, *, keep: float = 1.0) -> np.ndarray:
-    """The answers with the most weight among the completions that are surest.
+    """The answers with the largest total weight among the completions that vote.
 
-        argmax_a sum of weight_i over kept i with answer_i = a
+        argmax_a sum of weight_i over voting i with answer_i = a
 
     Args:
-        answer: `[n]` integer, equal where answers are the same, negative where there is
-            none: such completions do not vote and are not counted.
-        weight: `[n]` float, a score of each completion.
-        keep: share of the completions that vote, the surest; as `threshold`.
+        answer: `[n]` integer, equal for equal answers; negative: no answer, no vote.
+        weight: `[n]` float, weight of each vote, such as a confidence score.
+        keep: share of the completions with an answer that vote, those of most weight.
 
     Returns:
-        Answers, rising: one, several where they are equal, none if nobody votes.
+        Sorted answers: one, several in a tie, none without votes.
 
     Raises:
         ValueError: if `keep` is out of its range.

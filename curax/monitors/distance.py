@@ -1,7 +1,7 @@
-"""How far a policy has gone from where it began, and what it got for that.
+"""Distance of a policy from the policy that RL started from, as a KL divergence.
 
-Measured on a fixed set of prompts, always the same, without hints: completions of the
-policy with its own log-probs and those of the base.
+It is measured on a fixed set of prompts without hints, from completions of the policy
+with log-probs under the policy and under the base.
 """
 
 import jax
@@ -22,17 +22,17 @@ def from_base(
         per completion   D = mean_i s_i,    s_i = sum over the n_i tokens of k(r_t)
 
     with r_t = log pi(y_t) - log pi_base(y_t) and k1 = r, k2 = r^2 / 2,
-    k3 = e^-r - 1 + r. Over completions of the policy k1 and k3 are without bias, per
-    completion too, by the chain rule; k3 is never negative and the least noisy. The
-    ratio of whole completions, of which k3 could be taken as well, overflows.
+    k3 = e^-r - 1 + r. Under the policy k1 and k3 are unbiased, per completion too by
+    the chain rule; k3 is non-negative and has the least variance. k3 of the ratio of
+    whole completions would overflow and is not computed.
 
-    Errors are over completions, of which the tokens are not independent: the standard
-    deviation of s_i by the root of N, and for the ratio that of s_i - D n_i, by the
-    delta method. They are those of other completions of the same prompts.
+    Standard errors treat completions as independent, not tokens: std(s_i) / sqrt(N),
+    and for the ratio of sums std(s_i - D n_i), by the delta method. They hold for other
+    completions of the same prompts.
 
     Args:
-        logp: `[..., N, T]` float, nats, of the policy, of completions it has drawn.
-        logp_base: `[..., N, T]` float, nats, of the base, under the same context.
+        logp: `[..., N, T]` float, nats, under the policy that sampled the completions.
+        logp_base: `[..., N, T]` float, nats, under the base, in the same context.
         mask: `[..., N, T]` bool, True on tokens the policy chose.
 
     Returns:

@@ -1,10 +1,10 @@
-"""How many ways of answering a policy has left.
+"""Diversity of the forms of completions: entropy and effective number of kinds.
 
-Reinforcement tends to settle on one form of answer, not always the best, long before
-it is done learning. The number of forms is watched, never rewarded.
+RL tends to collapse on one form of answer, not always the best, early in training. The
+number of forms is a metric, never a reward.
 
-A form, here a kind, is an integer for each completion: of its text, `kind_of`, or any
-other `str -> int`; of its tokens, `opening`. Only equality counts.
+The kind of a completion is an integer: of its text, `kind_of` or any other
+`str -> int`; of its tokens, `opening`. Only equality of kinds matters.
 """
 
 import re
@@ -22,26 +22,26 @@ _ITEM = re.compile(r"\s*(?:[-*•]|\(?\d+[.)]|[Ss]tep \d+)(?:\s|:)")
 
 
 class Spread(NamedTuple):
-    """Of the kinds of many completions, `[...]` float32."""
+    """Diversity of the kinds of completions, `[...]` float32 each."""
 
     entropy: jax.Array  # nats, H = -sum_f share_f log share_f
-    effective: jax.Array  # e^H, that many kinds of equal shares are as varied
-    distinct: jax.Array  # kinds that occur
+    effective: jax.Array  # e^H, the number of equally frequent kinds of the same H
+    distinct: jax.Array  # number of kinds that occur
     evenness: jax.Array  # H / log distinct, in [0, 1]; 0 where fewer than two occur
     top: jax.Array  # share of the most frequent kind
     within: jax.Array  # nats, mean entropy of a prompt's completions
-    between: jax.Array  # nats, entropy - within: what the prompt says of the kind
+    between: jax.Array  # nats, entropy - within: information of the prompt on the kind
 
 
 def kind_of(text: str) -> int:
-    """What a text is like, as a place in `KINDS`.
+    """Kind of a text as an index into `KINDS`, by its lines.
 
-    The first that fits: nothing but space; a call of a tool, or an object; code, fenced
-    or half of the lines; a list, half of the lines; equations, where half of the lines
-    have digits and fewer letters than other signs; prose.
+    The first that fits: empty; a tool call or an object; code, fenced or in half of the
+    lines; a list in half of the lines; equations, where half of the lines have digits
+    and more other signs than letters; prose.
 
     Args:
-        text: of a completion.
+        text: text of a completion.
 
     Returns:
         An integer in [0, len(KINDS)).
@@ -68,15 +68,15 @@ def _is_equation(line: str) -> bool:
 
 
 def opening(tokens: jax.Array, mask: jax.Array, *, n: int = 4) -> jax.Array:
-    """A number for the first n tokens of each completion.
+    """32-bit hash of the first n tokens of each completion.
 
-    Equal where these are equal, and as good as never otherwise: it is a hash of 32
-    bits. A shorter completion has one of its own, as if nothing followed.
+    Missing tokens are hashed as a symbol of their own, so a completion that is shorter
+    than n differs from all longer ones.
 
     Args:
         tokens: `[..., T]` integer.
         mask: `[..., T]` bool, True from the first token to the last.
-        n: tokens of an opening, at least 1; static.
+        n: tokens that are hashed, at least 1; static.
 
     Returns:
         `[...]` int32, of any sign.
@@ -96,22 +96,20 @@ def opening(tokens: jax.Array, mask: jax.Array, *, n: int = 4) -> jax.Array:
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """A permutation of 32 bits of which every one depends on all."""
+    """A bijection of uint32 in which every input bit affects every output bit."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> jnp.uint32(shift))) * jnp.uint32(factor)
     return x ^ (x >> jnp.uint32(16))
 
 
 def spread(kind: jax.Array, exists: jax.Array) -> Spread:
-    """How varied the kinds of a batch are, and whether prompts alone make them so.
+    """Entropy of the kinds of a batch, split into within and between prompts.
 
         H = -1/N sum_i log(n_i / N)
 
-    with n_i the completions of N that are of the kind of i. Within a prompt N and n_i
-    are of its group; `within` is the mean of H over groups, weighed by their sizes.
-
-    A policy whose kinds vary between prompts but not within them answers each prompt in
-    one way: its group teaches nothing about the others.
+    with n_i of the N completions of the same kind as i. `within` is the mean of H over
+    groups, weighted by their sizes. Where it is 0 the policy answers every prompt in
+    one form, whatever the entropy over the batch.
 
     Args:
         kind: `[..., B, G]` integer, of any size and sign.
@@ -132,7 +130,9 @@ def spread(kind: jax.Array, exists: jax.Array) -> Spread:
     """
     kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
     flat = (*kind.shape[:-2], kind.shape[-2] * kind.shape[-1])
-    every = _alike(kind.reshape(flat), exists.reshape(flat)).reshape(kind.shape)
+    every = _same_kind_count(kind.reshape(flat), exists.reshape(flat)).reshape(
+        kind.shape
+    )
     whole = jnp.sum(exists, (-2, -1), keepdims=True, dtype=jnp.float32)
     own = jnp.sum(exists, -1, keepdims=True, dtype=jnp.float32)
 
@@ -142,7 +142,7 @@ def spread(kind: jax.Array, exists: jax.Array) -> Spread:
 
     some = jnp.any(exists, (-2, -1))
     entropy = surprise(every, whole)
-    within = surprise(_alike(kind, exists), own)
+    within = surprise(_same_kind_count(kind, exists), own)
     distinct = _distinct(every, exists, axis=(-2, -1))
     evenness = entropy / jnp.log(jnp.maximum(distinct, 2.0))
     top = jnp.max(every, (-2, -1), where=exists, initial=0.0)
@@ -158,11 +158,11 @@ def spread(kind: jax.Array, exists: jax.Array) -> Spread:
 
 
 def distinct(kind: jax.Array, exists: jax.Array) -> jax.Array:
-    """How many different kinds, or answers, each group has.
+    """Number of different kinds, or answers, in each group.
 
     Args:
         kind: `[..., G]` integer.
-        exists: `[..., G]` bool; False, too, for a completion without an answer.
+        exists: `[..., G]` bool; False also for a completion without an answer.
 
     Returns:
         `[...]` float32, whole numbers.
@@ -171,11 +171,11 @@ def distinct(kind: jax.Array, exists: jax.Array) -> jax.Array:
         AssertionError: while tracing, if shapes differ or dtypes are not (int, bool).
     """
     kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
-    return _distinct(_alike(kind, exists), exists, axis=-1)
+    return _distinct(_same_kind_count(kind, exists), exists, axis=-1)
 
 
-def _alike(kind: jax.Array, exists: jax.Array) -> jax.Array:
-    """`[..., N]` float32: how many that exist are of the kind of each."""
+def _same_kind_count(kind: jax.Array, exists: jax.Array) -> jax.Array:
+    """`[..., N]` float32, number of existing completions of the same kind as each."""
     last = jnp.iinfo(jnp.int32).max
     key = jnp.where(exists, kind.astype(jnp.int32), last)
     absent = jnp.sum(~exists, -1, dtype=jnp.int32)
@@ -192,6 +192,7 @@ def _alike(kind: jax.Array, exists: jax.Array) -> jax.Array:
     return jnp.where(exists, count(key, absent), 0).astype(jnp.float32)
 
 
-def _distinct(alike: jax.Array, exists: jax.Array, *, axis: masked.Axis) -> jax.Array:
-    shares = 1.0 / jnp.where(exists, alike, 1.0)
+def _distinct(same: jax.Array, exists: jax.Array, *, axis: masked.Axis) -> jax.Array:
+    """Number of kinds, the sum of 1 / `same` over existing completions."""
+    shares = 1.0 / jnp.where(exists, same, 1.0)
     return jnp.round(masked.total(shares, exists, axis=axis))

@@ -1,14 +1,15 @@
-"""What in the metrics of a run deserves a sentence, and when the run must stop."""
+"""Alarms on the metrics of a run, and the conditions under which it must stop."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 Row = dict[str, Any]
 
-FORMATS, THOUGHT = 0.5, 0.1  # of the first value, below which something is said
-SURPRISE, IN_A_ROW = 4.0, 10  # standard deviations, and for how many steps
-BRIEF = {  # of each kind of alarm that is kept, for the line that ends a run
+FORMATS, THOUGHT = 0.5, 0.1  # share of a metric's first value that raises an alarm
+SURPRISE, STREAK = 4.0, 10  # standard deviations, and steps in a row beyond them
+SHORT = {  # words for the summary line, by kind; these kinds go into alarms.jsonl
     "nonfinite": "updates that were not finite",
     "collapse": "nothing left to learn from",
     "drift": "ratios off 1 before any update",
@@ -18,54 +19,56 @@ BRIEF = {  # of each kind of alarm that is kept, for the line that ends a run
 }
 
 
-class Watch:
-    """Looks at every row of metrics. Each kind of trouble is told once."""
+class Alarms:
+    """Alarms of a run, raised row by row; each kind is reported once."""
 
     def __init__(self, *, patience: int, drift_nats: float):
-        """Nothing has happened yet.
+        """Start before the first row.
 
         Args:
-            patience: steps in a row without a finite gradient, or with dead groups
-                alone, that are let pass.
-            drift_nats: how far log-probs of sampler and trainer may be apart.
+            patience: steps in a row without a finite gradient, or with nothing but
+                dead groups, before the run stops or counts as collapsed.
+            drift_nats: largest `sampler/drift_nats` without an alarm.
         """
         self._patience, self._drift_nats = patience, drift_nats
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._first: dict[str, np.ndarray] = {}
         self._surprised = np.zeros(1, np.int64)
         self._dead = np.zeros(1, np.int64)  # steps in a row
 
-    def look(self, row: Row) -> dict[str, str]:
-        """A sentence by kind about a row, without the kinds that were told before."""
-        new = {kind: text for kind, text in self._seen(row) if kind not in self._told}
-        self._told |= set(new)
+    def check(self, row: Row) -> dict[str, str]:
+        """Alarms that a row raises for the first time: kind to sentence."""
+        new = {k: text for k, text in self._triggered(row) if k not in self._reported}
+        self._reported |= set(new)
         return new
 
-    def _seen(self, row: Row):
+    def _triggered(self, row: Row) -> Iterator[tuple[str, str]]:
+        """All alarms of a row, reported before or not: (kind, sentence)."""
         step = row["step"]
-        bad = _of(row, "update/nonfinite") > 0
+        bad = _values(row, "update/nonfinite") > 0
         if np.any(bad):
             yield (
                 "nonfinite",
-                f"{culprit(row)} at step {step}: the update was skipped; after "
-                f"{self._patience} such steps in a row the run stops.",
+                f"{nonfinite_metric(row)} at step {step}: the update was skipped; "
+                f"after {self._patience} such steps in a row the run stops.",
             )
-        dead = (_of(row, "group/signal_fraction", 1) == 0) & ~bad
+        dead = (_values(row, "group/signal_fraction", 1) == 0) & ~bad
         self._dead = np.where(dead, self._dead + 1, 0)
         if np.all(dead):
             yield (
                 "dead",
-                f"nothing to train on at step {step}, so no update: {remedy(row)}.",
+                f"nothing to train on at step {step}, so no update: "
+                f"{no_signal_reason(row)}.",
             )
         if np.any(self._dead >= self._patience):
             yield (
                 "collapse",
                 f"nothing to train on in {self._patience} steps in a row up to step "
-                f"{step}, so no updates: {remedy(row)}; if it was otherwise before, "
-                "the policy has collapsed: start anew with a lower "
+                f"{step}, so no updates: {no_signal_reason(row)}; if it was otherwise "
+                "before, the policy has collapsed: start anew with a lower "
                 "optimizer.learning_rate.",
             )
-        drift = _of(row, "sampler/drift_nats")
+        drift = _values(row, "sampler/drift_nats")
         if np.any(drift > self._drift_nats):
             yield (
                 "drift",
@@ -75,7 +78,7 @@ class Watch:
                 "looks at more than the tokens before (padding, cache, dropout), or "
                 "the bound logging.drift_nats is too low for its dtype.",
             )
-        yield from self._shrunk(
+        yield from self._fallen(
             row,
             "format/effective_number",
             FORMATS,
@@ -84,7 +87,7 @@ class Watch:
             "at pass@k, before more steps make it the only one: an entropy bonus, a "
             "higher loss.high or a KL to the reference slow this down",
         )
-        yield from self._shrunk(
+        yield from self._fallen(
             row,
             "reflect/thought_tokens",
             THOUGHT,
@@ -93,23 +96,25 @@ class Watch:
             "weigh the reference tokens by how much they depend on the thought, for "
             "their plain mean ends thoughts, or lower the learning rate",
         )
-        z = _of(row, "forecast/dead_z", np.nan)
-        self._surprised = signed_run(z, self._surprised)
-        if np.any(np.abs(self._surprised) >= IN_A_ROW):
-            more = "more" if np.any(self._surprised >= IN_A_ROW) else "fewer"
+        z = _values(row, "forecast/dead_z", np.nan)
+        self._surprised = surprise_streak(z, self._surprised)
+        if np.any(np.abs(self._surprised) >= STREAK):
+            more = "more" if np.any(self._surprised >= STREAK) else "fewer"
             yield (
                 "surprise",
                 f"{more} groups are dead than the memory forecasts, by {SURPRISE:g} "
-                f"standard deviations for {IN_A_ROW} steps up to step {step}: outcomes "
+                f"standard deviations for {STREAK} steps up to step {step}: outcomes "
                 "are not what they were; look whether the verifier works, and lower "
                 "memory.half_life if the policy moves fast.",
             )
 
-    def _shrunk(self, row: Row, name: str, share: float, kind: str, remedy: str):
-        """A metric has fallen below a share of the first value it had."""
+    def _fallen(
+        self, row: Row, name: str, share: float, kind: str, remedy: str
+    ) -> Iterator[tuple[str, str]]:
+        """An alarm where a metric is below `share` of its first finite value."""
         if name not in row:
             return
-        now = _of(row, name)
+        now = _values(row, name)
         first = self._first.get(name, np.full_like(now, np.nan))
         self._first[name] = first = np.where(np.isnan(first), now, first)
         low = now < share * first
@@ -121,14 +126,14 @@ class Watch:
             )
 
 
-def broken(row: Row, allocator: str) -> str | None:
-    """Why a run must stop at a row that shows a broken promise; None: it need not.
+def contract_violation(row: Row, allocator: str) -> str | None:
+    """Why a run must stop: allocator or verifier left its range; None: neither did.
 
     Args:
-        row: of metrics.
-        allocator: `allocate=` and the function's name.
+        row: metrics of a step.
+        allocator: name of the allocator for the sentence, as `allocate=...`.
     """
-    dropped = float(np.max(_of(row, "allocate/dropped_rows")))
+    dropped = float(np.max(_values(row, "allocate/dropped_rows")))
     if dropped > 0:
         return (
             f"{allocator} asked in step {row['step']} for {dropped:.0f} "
@@ -136,7 +141,7 @@ def broken(row: Row, allocator: str) -> str | None:
             "counts lie between 0 and sampling.group_size, and their sum is at most "
             "the completions of a step"
         )
-    outside = float(np.max(_of(row, "outcome/out_of_range")))
+    outside = float(np.max(_values(row, "outcome/out_of_range")))
     if outside > 0:
         return (
             f"the verifier of task gave {outside:.0f} outcomes outside [0, 1] in step "
@@ -146,43 +151,48 @@ def broken(row: Row, allocator: str) -> str | None:
     return None
 
 
-def signed_run(z: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Steps in a row far above what was expected, or below: then negative; per seed."""
+def surprise_streak(z: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Steps in a row with z above `SURPRISE`, or minus those below `-SURPRISE`, `[R]`.
+
+    Args:
+        z: `[R]` z-score of a step.
+        before: `[R]` integer, the streak up to the step before.
+    """
     above, below = np.maximum(before, 0) + 1, np.minimum(before, 0) - 1
     return np.where(z > SURPRISE, above, np.where(z < -SURPRISE, below, 0))
 
 
-def in_a_row(row: Row, before: Any) -> np.ndarray:
-    """Steps in a row without a finite gradient, this one included; per seed."""
+def nonfinite_streak(row: Row, before: Any) -> np.ndarray:
+    """Steps in a row without a finite gradient up to this row, per seed."""
     bad = np.asarray(row.get("update/nonfinite", 0)) > 0
     return np.where(bad, np.asarray(before, np.int64) + 1, 0)
 
 
-def missing_in_a_row(row: Row, before: Any) -> np.ndarray:
-    """Steps in a row without any outcome, this one included; per seed."""
+def missing_streak(row: Row, before: Any) -> np.ndarray:
+    """Steps in a row without any outcome up to this row, per seed."""
     drawn = np.asarray(row.get("rollout/drawn", 0))
     missing = np.asarray(row.get("outcome/missing", 0)) >= np.maximum(drawn, 1)
     return np.where(missing, np.asarray(before, np.int64) + 1, 0)
 
 
-def culprit(row: Row) -> str:
-    """Which metric of a row is not finite, and what it is."""
+def nonfinite_metric(row: Row) -> str:
+    """Phrase that names the metric of a row that is not finite, with its value."""
     for name in ("loss/mean", "gradient/norm"):
-        values = _of(row, name)
+        values = _values(row, name)
         if not np.all(np.isfinite(values)):
             return f"{name} is {values[~np.isfinite(values)][0]}"
     return "the gradient of an epoch or mini-batch is not finite"
 
 
-def remedy(row: Row) -> str:
-    """Why no completion of a step could teach anything, and what would change that."""
-    if np.all(_of(row, "outcome/missing") >= _of(row, "rollout/drawn", np.inf)):
+def no_signal_reason(row: Row) -> str:
+    """Phrase that says why a step has no learning signal, with a fix."""
+    if np.all(_values(row, "outcome/missing") >= _values(row, "rollout/drawn", np.inf)):
         return (
             "the verifier gave no outcome for any completion; look at the warnings "
             "that it logged"
         )
     failed, solved = (
-        float(np.mean(_of(row, f"group/{end}_fraction")))
+        float(np.mean(_values(row, f"group/{end}_fraction")))
         for end in ("failed", "solved")
     )
     if failed + solved < 1:
@@ -202,5 +212,7 @@ def remedy(row: Row) -> str:
     )
 
 
-def _of(row: Row, name: str, default: float = 0.0) -> np.ndarray:
+def _values(row: Row, name: str, default: float = 0.0) -> np.ndarray:
+    """`[R]` float64 values of a metric, one per seed; `default` where it is absent."""
+
     return np.atleast_1d(np.asarray(row.get(name, default), np.float64))

@@ -1,7 +1,7 @@
-"""Everything a run needs to go on, in one orbax checkpoint per saved step.
+"""Checkpoints of a run by orbax: state, host totals and a checksum per saved step.
 
-A checkpoint is written in the background, under another name until it is whole. Beside
-the state lies a fingerprint of it, so that what was damaged on the disk is found out.
+A checkpoint is written in the background, under a temporary name until it is complete.
+The checksum of the state finds checkpoints that were damaged on the disk.
 """
 
 import copy
@@ -21,38 +21,38 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-ASIDE = ".unreadable"  # behind the name of a checkpoint that was set aside
+UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
 
 
 class NotSavedError(OSError):
-    """A checkpoint could not be written. Its text names the folder, and says why."""
+    """A checkpoint could not be written; the message names the folder and says why."""
 
 
 class DamagedError(ValueError):
-    """What was read is not what was saved."""
+    """A checkpoint cannot be read, or its checksum differs."""
 
 
-class Found(NamedTuple):
-    """The newest checkpoint that can be read, and what had to be passed over."""
+class Restored(NamedTuple):
+    """The newest readable checkpoint, and newer damaged ones that were skipped."""
 
     step: int
     state: Any
     totals: dict[str, Any]
-    passed_over: dict[Path, str]  # where a damaged one lies now; what is wrong with it
+    skipped: dict[Path, str]  # new path of each damaged checkpoint, and the reason
 
 
 class Checkpoints:
-    """The checkpoints of a run: a state, totals of the host, and how good it is."""
+    """The checkpoints of a run: state, host totals and an optional score per step."""
 
     def __init__(self, folder: Path, *, keep: int):
-        """Open the folder; the `keep` latest checkpoints are kept, and the best.
+        """Open a folder; the `keep` latest checkpoints and the best one are kept.
 
         Raises:
-            NotSavedError: it cannot be made.
+            NotSavedError: the folder cannot be made.
         """
         self._folder, self._failed = folder.absolute(), False
-        if not isinstance(sys.unraisablehook, _Hook):
-            sys.unraisablehook = _Hook(sys.unraisablehook)
+        if not isinstance(sys.unraisablehook, _UnraisableHook):
+            sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
         policies = ocp.checkpoint_managers
         options = ocp.CheckpointManagerOptions(
             best_fn=_score,
@@ -76,11 +76,11 @@ class Checkpoints:
         self._stat = self._folder.stat()
 
     def latest(self) -> int | None:
-        """The last step saved, None if there is none."""
+        """The last saved step; None without a checkpoint."""
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """The step saved with the highest score, of equals the last; None: no score."""
+        """The saved step with the highest score, the last of equals; None: no score."""
         return self._manager.best_step()
 
     def save(
@@ -91,29 +91,29 @@ class Checkpoints:
         *,
         score: float | None = None,
     ) -> None:
-        """Begin to save. State and totals may change as soon as this returns.
+        """Start saving a checkpoint in the background.
 
-        A step that is there already stays. At most one checkpoint is on its way: this
-        waits for the one before.
+        State and totals are copied before this returns. It waits for the checkpoint
+        before, and does nothing for a step that is saved already.
 
         Args:
-            step: its number.
+            step: number of the step.
             state: tree of arrays.
-            totals: what can be written as JSON.
-            score: how good the state is, to keep the best; None or NaN: not known.
+            totals: JSON values.
+            score: higher is better, to keep the best; None or NaN: unknown.
 
         Raises:
             NotSavedError: this checkpoint, or the one before, could not be written.
         """
         if step == self.latest():
             return
-        if not self._is_there():  # orbax would make a new one
+        if not self._exists():  # orbax would make a new folder
             self._failed = True
             raise NotSavedError(f"{self._folder} was removed or renamed")
         totals = copy.deepcopy(totals)
-        mark = _mark(state, totals)
+        mark = _checksum(state, totals)
         if jax.default_backend() == "cpu":
-            # There the writer would look at the very memory that is donated.
+            # On a CPU the writer reads the buffers themselves, which may be donated.
             state = jax.tree.map(jnp.copy, state)
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),  # pyright: ignore[reportCallIssue]
@@ -131,15 +131,15 @@ class Checkpoints:
     def restore(
         self, step: int, like: Any, sharding: Any = None
     ) -> tuple[Any, dict[str, Any]]:
-        """State and totals of a step, wherever it was saved.
+        """State and totals of a saved step, on any devices.
 
         Args:
-            step: its number.
+            step: number of the step.
             like: tree of shapes and dtypes.
             sharding: tree of shardings like it; None: everything on the first device.
 
         Raises:
-            DamagedError: they cannot be read, or are not what was saved.
+            DamagedError: the checkpoint cannot be read, or its checksum differs.
         """
         if sharding is None:
             first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -157,26 +157,26 @@ class Checkpoints:
         def read():
             loaded = self._manager.restore(step, args=items)
             state, beside = loaded["state"], loaded["totals"]
-            if _mark(state, beside["totals"]) != beside["mark"]:
+            if _checksum(state, beside["totals"]) != beside["mark"]:
                 raise DamagedError("contents differ from what was saved")
             return state, beside["totals"]
 
-        found, reason = _quietly(read)
+        found, reason = _attempt(read)
         if found is None:
             raise DamagedError(reason)
         return found
 
-    def newest(self, like: Any, sharding: Any = None) -> Found | None:
-        """The latest checkpoint that can be read; None where none was saved.
+    def newest(self, like: Any, sharding: Any = None) -> Restored | None:
+        """Restore the newest readable checkpoint; None where none was saved.
 
-        Later ones are renamed, so that they count no longer and nothing is lost.
+        Newer checkpoints that are damaged are renamed and kept.
 
         Args:
             like: as `restore`.
             sharding: as `restore`.
 
         Raises:
-            DamagedError: there are some, and none can be read. None is renamed.
+            DamagedError: no checkpoint can be read; none is renamed.
         """
         damaged: dict[int, DamagedError] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
@@ -185,22 +185,24 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[step] = error
                 continue
-            aside = {self._set_aside(n): str(error) for n, error in damaged.items()}
-            return Found(step, state, totals, aside)
+            aside = {
+                self._rename_unreadable(n): str(error) for n, error in damaged.items()
+            }
+            return Restored(step, state, totals, aside)
         for step, error in damaged.items():
             raise DamagedError(f"{self._folder / str(step)} ({error})") from error
         return None
 
-    def _set_aside(self, step: int) -> Path:
+    def _rename_unreadable(self, step: int) -> Path:
         there = self._folder / str(step)
-        aside = there.with_name(there.name + ASIDE)
+        aside = there.with_name(there.name + UNREADABLE)
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(there, aside)
         self._manager.reload()
         return aside
 
     def wait(self) -> None:
-        """Wait until all is on disk.
+        """Wait until the checkpoint being written is on disk.
 
         Raises:
             NotSavedError: it could not be written.
@@ -208,19 +210,19 @@ class Checkpoints:
         self._write(self._manager.wait_until_finished)
 
     def close(self) -> None:
-        """Wait until all is on disk, and free what belongs to it.
+        """Wait for the checkpoint being written, then free threads and buffers.
 
         Raises:
-            NotSavedError: it could not be written, and nobody was told yet.
+            NotSavedError: it could not be written, and no call has raised so yet.
         """
-        told = self._failed
+        raised = self._failed
         try:
             self._write(self._manager.close)
         except NotSavedError:
-            if not told:
+            if not raised:
                 raise
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         try:
             return os.path.samestat(self._folder.stat(), self._stat)
         except OSError:
@@ -233,7 +235,7 @@ class Checkpoints:
         self._manager.reload()
 
     def _write(self, function: Callable, *args: Any, **named: Any) -> Any:
-        result, reason = _quietly(function, *args, **named)
+        result, reason = _attempt(function, *args, **named)
         if reason:
             self._failed = True
             raise NotSavedError(f"{self._folder} cannot be written ({reason})")
@@ -241,17 +243,18 @@ class Checkpoints:
 
 
 def latest(folder: Path) -> int | None:
-    """The last step saved in a folder, None if there is none; touches nothing."""
+    """The last step saved in a folder, None without one; the folder is only read."""
     there = ocp.utils.checkpoint_steps(folder.absolute()) if folder.is_dir() else []
     return max(there, default=None)
 
 
 @jax.jit
 def fingerprint(tree: Any) -> jax.Array:
-    """`[]` uint32 that changes with any bit of the tree, however it is sharded.
+    """`[]` uint32 hash of a tree of arrays, the same for any sharding.
 
-    The sum modulo 2^32 of all words of all leaves, each mixed with its place.
-    Arithmetic on integers is exact, so no order of summation changes it.
+        sum over all leaves and words of mix(word ^ mix(leaf, indices))  mod 2^32
+
+    Integer sums are exact, so the order of summation does not matter.
     """
     total = jnp.uint32(0)
     for number, leaf in enumerate(jax.tree.leaves(tree), 1):
@@ -264,51 +267,51 @@ def fingerprint(tree: Any) -> jax.Array:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A one-to-one function of 32 bits in which every bit matters for every other."""
+    """A bijection of uint32 in which every input bit affects every output bit."""
     for multiplier in (0x7FEB352D, 0x846CA68B):
         x = (x ^ (x >> 16)) * jnp.uint32(multiplier)
     return x ^ (x >> 16)
 
 
 def _bits(leaf: jax.Array) -> jax.Array:
-    """Each element as a word of 32 bits."""
+    """The bits of each element as uint32."""
     if leaf.dtype == bool:
         return leaf.astype(jnp.uint32)
     width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
     return jax.lax.bitcast_convert_type(leaf, width).astype(jnp.uint32)
 
 
-def _mark(state: Any, totals: dict[str, Any]) -> int:
-    """One number for state and totals."""
+def _checksum(state: Any, totals: dict[str, Any]) -> int:
+    """One integer hash of state and totals."""
     text = json.dumps(totals, sort_keys=True)
     return zlib.crc32(text.encode(), int(fingerprint(state)))
 
 
-def _quietly(function: Callable, *args: Any, **named: Any) -> tuple[Any, str]:
-    """What the function returns and "", or None and why it failed, in a few words."""
+def _attempt(function: Callable, *args: Any, **named: Any) -> tuple[Any, str]:
+    """(result, "") of a call, or (None, reason) where it raised."""
     try:
         return function(*args, **named), ""
     except Exception as error:
         reason = _reason(error)
-    # Orbax leaves tasks behind, which would complain when they are collected.
+    # Tasks that orbax leaves behind would print warnings when they are collected.
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     gc.collect()
     sys.unraisablehook = hook
     return None, reason
 
 
-class _Hook:
-    """An unraisable hook that leaves out what failed reads and writes have to say.
+class _UnraisableHook:
+    """An unraisable hook that drops "Event loop is closed".
 
-    Their threads find the loop that they were to return to closed, at any later time.
+    Threads of failed orbax reads and writes raise it at any later time.
     """
 
     def __init__(self, before: Callable):
         self._before = before
 
-    def __call__(self, said: Any) -> None:
-        if str(said.exc_value) != "Event loop is closed":
-            self._before(said)
+    def __call__(self, unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            self._before(unraisable)
 
 
 def _score(metrics: dict[str, float]) -> float:
@@ -316,7 +319,7 @@ def _score(metrics: dict[str, float]) -> float:
 
 
 def _reason(error: Exception) -> str:
-    """What the system said, which the libraries wrap in words of their own."""
+    """The operating system's message in a library's error, else the error's type."""
     if isinstance(error, DamagedError):
         return str(error)
     text = str(error)

@@ -1,9 +1,9 @@
-"""How long a program of this config took to compile the last time.
+"""Seconds that the programs of a config took to compile in the last run.
 
     {"4f1c... update": 28.1}
 
-Whoever waits for minutes is told so before. With a warm cache it takes less, and that
-is what is said the next time.
+The display shows them while a program compiles. With a warm compilation cache the times
+are shorter, and so is what the next run shows.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ from typing import Any
 
 from curax.settings.cli import write_whole
 
-FILE, MOST = "curax-seconds.json", 500  # entries that are kept
+FILE, MOST = "curax-seconds.json", 500  # file beside the cache; entries kept in it
 OTHER = ("seed", "steps", "logging")  # fields that programs hardly depend on
 
 
 class CompileTimes:
-    """Seconds by program, of one config."""
+    """Seconds of compilation by program, for one config."""
 
     def __init__(self, folder: Path | None, config: Mapping[str, Any]):
-        """Nothing is read yet.
+        """Set folder and config; no file is read.
 
         Args:
-            folder: of compiled programs; None: nothing is kept.
-            config: described, as in `config.json`.
+            folder: folder of the compilation cache; None: no times are kept.
+            config: the config as JSON values, as in `config.json`.
         """
         rest = {name: value for name, value in config.items() if name not in OTHER}
         text = json.dumps(rest, sort_keys=True, default=str).encode()
@@ -35,12 +35,12 @@ class CompileTimes:
         self._digest = hashlib.blake2b(text, digest_size=8).hexdigest()
 
     def last(self, program: str) -> float | None:
-        """Seconds the last time, None where there was none."""
+        """Seconds of a program in the last run; None if unknown."""
         seconds = self._read().get(f"{self._digest} {program}")
         return seconds if isinstance(seconds, int | float) else None
 
-    def note(self, program: str, seconds: float) -> None:
-        """Keep it for the next time; where that fails nothing is lost."""
+    def record(self, program: str, seconds: float) -> None:
+        """Store the seconds of a program; a file that cannot be written is ignored."""
         if self._path is None:
             return
         name = f"{self._digest} {program}"

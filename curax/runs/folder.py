@@ -1,7 +1,7 @@
-"""The run folder: config, metrics and rollouts as JSON lines, TensorBoard events.
+"""Files of a run folder: config, metrics, rollouts, alarms, TensorBoard events.
 
-Rows are appended whole or not at all. On resume those behind the checkpoint, and half a
-row at the end if a killed run has left one, are cut off, and the run writes them anew.
+Rows are appended whole or not at all. A resumed run cuts off all rows after its
+checkpoint, and a partial last row of a killed run, and writes them anew.
 """
 
 import contextlib
@@ -31,27 +31,28 @@ MEMORY, EXPECTED = "memory.jsonl", "expected.json"
 QUESTIONS, ALARMS = "questions.json", "alarms.jsonl"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 EVENTS = "tensorboard"
-# What comes of a run depends on these, and on mesh.*, by rounding at most.
-FREE = (
+# Options, with mesh.*, that a resumed run may change: results depend on them by
+# rounding at most.
+CHANGEABLE = (
     *("update.micro_batches", "update.vocab_chunk", "warm_start.micro_batches"),
     *("logging.checkpoint_every", "logging.keep", "logging.drift_nats"),
 )
 
 
 class NotWrittenError(OSError):
-    """A file of the run folder could not be written. Its text names it and says why."""
+    """A file of the run folder could not be written; the message says which and why."""
 
 
 class RemovedError(NotWrittenError):
-    """A file that a run writes to is no longer where it was."""
+    """A file was removed, renamed or replaced while the run wrote to it."""
 
     def __init__(self, path: Path):
-        """The folder is named where that has gone as a whole."""
+        """Name the file, or its folder where the whole folder is gone."""
         gone = path if path.parent.is_dir() else path.parent
         super().__init__(f"{gone} was removed or renamed while the run wrote to it")
 
 
-def _check_there(path: Path, was: os.stat_result) -> None:
+def _check_exists(path: Path, was: os.stat_result) -> None:
     try:
         there = os.path.samestat(path.stat(), was)
     except OSError:
@@ -60,8 +61,8 @@ def _check_there(path: Path, was: os.stat_result) -> None:
         raise RemovedError(path)
 
 
-def check_place(workdir: Path) -> None:
-    """Refuse a folder that cannot be. Writes nothing.
+def check_writable(workdir: Path) -> None:
+    """Check that a run folder can be made at a path. Writes nothing.
 
     Raises:
         ConfigError: a file is in the way, or there is no permission.
@@ -77,10 +78,15 @@ def check_place(workdir: Path) -> None:
 
 
 def check(workdir: Path, config: Config, *, resume: bool) -> None:
-    """Refuse a folder that this run may not write to. Writes nothing.
+    """Check that a folder is empty of runs, or holds the run to resume. Writes nothing.
+
+    Args:
+        workdir: run folder.
+        config: config of the run.
+        resume: whether the run in the folder is to be continued.
 
     Raises:
-        ConfigError: there is another run, or none to resume.
+        ConfigError: the folder holds another run, or none to resume.
     """
     if resume:
         _check_same(workdir / CONFIG, config)
@@ -94,7 +100,7 @@ def check(workdir: Path, config: Config, *, resume: bool) -> None:
 
 
 def _check_same(path: Path, config: Config) -> None:
-    """A run keeps its config; its steps may grow, and what is in `FREE` may change."""
+    """Check a config against config.json: `steps` may grow, `CHANGEABLE` may differ."""
     if not path.exists():
         raise ConfigError(
             f"--workdir {path.parent} holds no {path.name}, so no run to resume; leave "
@@ -116,7 +122,7 @@ def _check_same(path: Path, config: Config) -> None:
     for name, was, now in changes(old, describe(config)):
         if name == "steps" and isinstance(was, int) and was < now:
             continue
-        if name in FREE or name.startswith("mesh."):
+        if name in CHANGEABLE or name.startswith("mesh."):
             continue
         rule = "steps may only grow" if name == "steps" else "a run keeps its config"
         raise ConfigError(
@@ -126,10 +132,10 @@ def _check_same(path: Path, config: Config) -> None:
 
 
 def make(workdir: Path, config: Config) -> None:
-    """Make the folder and write the resolved config.
+    """Make the run folder and write config.json, the config with all defaults.
 
     Raises:
-        ConfigError: if that fails.
+        ConfigError: the folder cannot be written.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -142,33 +148,37 @@ def make(workdir: Path, config: Config) -> None:
 
 
 def check_questions(workdir: Path, task: Task) -> None:
-    """Refuse a folder whose run began with other questions. Writes nothing.
+    """Check that a task of files has the questions that the run began with.
 
     Raises:
-        ConfigError: the questions in the files of the task are not those.
+        ConfigError: the questions differ.
     """
     path = workdir / QUESTIONS
-    if task.in_files and path.exists() and record.whole(path).get("mark") != task.mark:
+    if (
+        task.in_files
+        and path.exists()
+        and record.read_json(path).get("mark") != task.mark
+    ):
         raise ConfigError(
             f"--resume: the questions in the files of the task are not those in {path} "
             "that the run began with; bring these back, or name another --workdir."
         )
 
 
-def note_questions(workdir: Path, task: Task) -> None:
-    """Note which questions are in the files of a task; a run keeps its questions."""
+def write_questions(workdir: Path, task: Task) -> None:
+    """Write questions.json: digest and counts of the questions of a task of files."""
     path = workdir / QUESTIONS
     if task.in_files and not path.exists():
-        found = {"prompts": task.num_prompts, "held_out": task.num_held_out}
-        write_json(path, {"mark": task.mark, **found, "told": task.told})
+        sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
+        write_json(path, {"mark": task.mark, **sizes, "told": task.told})
 
 
-def checked(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
-    """What the files of rows hold where there is a checkpoint: arguments of `Rows`.
+def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
+    """Keyword arguments of `Rows` for each file of rows, given the checkpoint.
 
     Args:
-        step: of the checkpoint, None where there is none.
-        warm: of the checkpoint of the warm start, where there is no other.
+        step: step of the newest checkpoint; None without one.
+        warm: step of the warm start's checkpoint, used where `step` is None.
     """
     upto, error = -1 if step is None else step, record.metrics_error
     done = warm if step is None else math.inf
@@ -181,43 +191,43 @@ def checked(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
 
 
 def check_rows(workdir: Path, *, step: int | None, warm: int) -> None:
-    """Refuse a folder whose files are damaged in front of a checkpoint. Writes nothing.
+    """Check that all rows up to a checkpoint can be read. Writes nothing.
 
     Args:
-        workdir: the folder.
-        step: as `checked`.
-        warm: as `checked`.
+        workdir: run folder.
+        step: as `row_checks`.
+        warm: as `row_checks`.
 
     Raises:
-        RecordError: in a sentence with file and line.
+        RecordError: a row is damaged or missing; the message names file and line.
     """
-    for name, arguments in checked(step=step, warm=warm).items():
-        intact(workdir / name, **arguments)
-    record.whole(workdir / QUESTIONS)
+    for name, arguments in row_checks(step=step, warm=warm).items():
+        whole_rows(workdir / name, **arguments)
+    record.read_json(workdir / QUESTIONS)
     if step is not None:
         record.evaluation(workdir)
 
 
-def plain(value: Any) -> Any:
-    """Arrays as numbers or lists for JSON; what is not finite as None."""
+def json_value(value: Any) -> Any:
+    """A tree of Python values and arrays as JSON values; non-finite floats as None."""
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if hasattr(value, "tolist"):
-        return plain(np.asarray(value).tolist())
+        return json_value(np.asarray(value).tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a whole file or nothing."""
-    write_whole(path, (json.dumps(plain(value), indent=1) + "\n").encode())
+    """Write a JSON file atomically: a failed write leaves the old file."""
+    write_whole(path, (json.dumps(json_value(value), indent=1) + "\n").encode())
 
 
 class Rows:
-    """A file of JSON objects, one per line, each with a `step` that never falls."""
+    """An append-only file of JSON objects, one per line, with non-decreasing `step`."""
 
     def __init__(
         self,
@@ -227,33 +237,34 @@ class Rows:
         error: Callable[[Any], str | None] = lambda _: None,
         first: int | None = None,
     ):
-        """Open for appending; what lies behind step `upto` is cut off.
+        """Open for appending; rows after step `upto` are cut off.
 
         Args:
-            path: of the file.
+            path: file of rows.
             upto: step of the checkpoint.
-            error: says what is wrong with a row.
-            first: step of the first row, if every step from there on has one.
+            error: `row -> message` for an invalid row, None for a valid one.
+            first: step of the first row where every later step has exactly one row;
+                None where steps may repeat or be left out.
 
         Raises:
             RecordError: rows up to the checkpoint are damaged or missing.
-            NotWrittenError: no leave.
+            NotWrittenError: no permission.
         """
-        self._path, end = path, intact(path, upto=upto, error=error, first=first)
-        with _told(path):
+        self._path, end = path, whole_rows(path, upto=upto, error=error, first=first)
+        with _write_errors(path):
             self._file = path.open("ab", buffering=0)
             self._file.truncate(end)
 
     def write(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Append rows.
+        """Append rows, all of them or none.
 
         Raises:
-            NotWrittenError: no room, or no leave; then none of them is written.
+            NotWrittenError: disk full or no permission; no row is written.
         """
         self.check()
         end = self._file.seek(0, os.SEEK_END)
-        text = "".join(json.dumps(plain(row)) + "\n" for row in rows).encode()
-        with _told(self._path):
+        text = "".join(json.dumps(json_value(row)) + "\n" for row in rows).encode()
+        with _write_errors(self._path):
             try:
                 while text:
                     text = text[self._file.write(text) :]
@@ -262,20 +273,20 @@ class Rows:
                 raise
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """All rows, from the first; null stands where a value is not finite."""
-        for line in record.lines(self._path, lambda _: None, once=False):
+        """Yield all rows in order; non-finite values are None."""
+        for line in record.read_lines(self._path, lambda _: None, once=False):
             yield dict(line.row)
 
     def check(self) -> None:
-        """Refuse to go on where the file has gone.
+        """Check that the open file is still the one at its path.
 
         Raises:
-            RemovedError: it was removed, or renamed, or another is in its place.
+            RemovedError: it was removed, renamed or replaced.
         """
-        _check_there(self._path, os.fstat(self._file.fileno()))
+        _check_exists(self._path, os.fstat(self._file.fileno()))
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk, should the machine itself fail."""
+        """Flush all rows to the disk (fsync)."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -283,16 +294,19 @@ class Rows:
         self._file.close()
 
 
-def intact(
+def whole_rows(
     path: Path,
     *,
     upto: float,
     error: Callable[[Any], str | None] = lambda _: None,
     first: int | None = None,
 ) -> int:
-    """Bytes of the rows up to a checkpoint; arguments and errors as of `Rows`."""
+    """Byte offset at which the last whole row up to step `upto` ends.
+
+    Arguments and errors as of `Rows`.
+    """
     end, once, before = 0, first is not None, -1 if first is None else first - 1
-    for line in record.lines(path, error, once=once, start=before, upto=upto):
+    for line in record.read_lines(path, error, once=once, start=before, upto=upto):
         if not line.ended:
             break
         if once and line.row["step"] > before + 1:
@@ -310,10 +324,10 @@ def intact(
 
 
 class Events:
-    """TensorBoard scalars, on disk when `write` returns: no queue that dies with us."""
+    """TensorBoard scalars, written synchronously: on disk when `write` returns."""
 
     def __init__(self, path: Path, *, upto: int):
-        """Open a new file. Events behind `upto` in older ones are hidden, not gone."""
+        """Open a new file that makes TensorBoard hide older events after `upto`."""
         path.mkdir(exist_ok=True)
         self._file = EventsWriter(str(path / "events"), f".{upto + 1}")
         self._path = Path(self._file._file_name)
@@ -322,11 +336,11 @@ class Events:
         self._add(Event(step=upto + 1, session_log=log))
 
     def check(self) -> None:
-        """As of `Rows`."""
-        _check_there(self._path, self._stat)
+        """As `Rows.check`."""
+        _check_exists(self._path, self._stat)
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
-        """One event per row: its finite numbers, of many seeds the mean."""
+        """Write one event per row with its metrics, each a mean over finite seeds."""
         for row in rows:
             values = []
             for name, value in row.items():
@@ -348,83 +362,90 @@ class Events:
 
 
 class Files:
-    """All that a run writes between checkpoints."""
+    """The files that a run appends to: metrics, rollouts, alarms and TensorBoard's."""
 
     def __init__(
         self, workdir: Path, task: Task, seeds: Any, *, step: int | None, warm: int = 0
     ):
-        """Open; what lies behind the checkpoint of `step` (None: there is none) goes.
+        """Open all files; rows after the checkpoint are cut off.
 
         Args:
-            workdir: the run folder.
+            workdir: run folder.
             task: decodes tokens.
-            seeds: `[]` or `[R]`, the seeds of the run.
-            step: of the checkpoint.
-            warm: warm-start steps that need not be done again.
+            seeds: `[]` or `[R]` integer, seeds of the run.
+            step: step of the checkpoint; None without one.
+            warm: steps of the warm start that are done.
         """
         upto = -1 if step is None else step
         self._task, self._seeds = task, seeds
         self._workdir, self._evaluation = workdir, workdir / EVALUATION
-        checks = checked(step=step, warm=warm)
+        checks = row_checks(step=step, warm=warm)
         self.warm, self._metrics, self._rollouts, self._alarms = self._rows = [
             Rows(workdir / name, **checks[name])
             for name in (WARM, METRICS, ROLLOUTS, ALARMS)
         ]
-        with _told(workdir / EVENTS):
+        with _write_errors(workdir / EVENTS):
             self._events = Events(workdir / EVENTS, upto=upto)
 
     def write(self, rows: Sequence[dict[str, Any]], shown: Sequence[Any] = ()) -> None:
-        """Append the metrics of some steps and the completions to be shown of them.
+        """Append metrics and logged completions of some steps.
 
         Args:
-            rows: metrics, one row per step; of many seeds TensorBoard gets the mean.
-            shown: `records.Shown` of each step; none where nothing was drawn.
+            rows: metrics, one row per step.
+            shown: `records.Shown` of each step; empty where nothing was drawn.
 
         Raises:
-            NotWrittenError: no room, or no leave.
+            NotWrittenError: disk full, or no permission.
         """
-        self._check()  # before a part of it is written
+        self._check()  # before any of the files is written
         for row, some in zip(rows, shown, strict=False):
-            told = completions(row["step"], some, self._task, self._seeds)
-            self._rollouts.write(told)
+            self._rollouts.write(
+                completion_rows(row["step"], some, self._task, self._seeds)
+            )
         self._metrics.write(rows)
-        with _told(self._workdir / EVENTS):
+        with _write_errors(self._workdir / EVENTS):
             self._events.write(rows)
 
-    def alarm(self, step: int, kind: str, text: str) -> None:
-        """Append what the run is warned of at a step.
+    def write_alarm(self, step: int, kind: str, text: str) -> None:
+        """Append an alarm of a step.
 
         Raises:
-            NotWrittenError: no room, or no leave.
+            NotWrittenError: disk full, or no permission.
         """
         self._alarms.write([{"step": step, "kind": kind, "text": text}])
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """The metrics of all steps so far."""
+        """Yield the metrics of all steps so far."""
         return self._metrics.read()
 
-    def evaluated(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
-        """Keep the held-out pass rates of step 0 and those of the last evaluation."""
+    def write_evaluation(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
+        """Write held-out pass rates to evaluation.json: before RL, or the last ones.
+
+        Args:
+            step: step of this evaluation.
+            pass_rates: `[..., E]` in [0, 1], per held-out prompt.
+            samples: completions behind each pass rate.
+        """
         path = self._evaluation
         if step and not path.exists():
             raise RemovedError(path)
-        known = record.whole(path) if step else {}
+        known = record.read_json(path) if step else {}
         known["after" if step else "before"] = {
             "step": step,
             "samples": samples,
             "pass_rates": pass_rates.round(6),
         }
-        with _told(path):
+        with _write_errors(path):
             write_json(path, known)
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk: before a checkpoint counts on them."""
+        """Flush all rows to the disk, before a checkpoint that relies on them."""
         self._check()
         for file in self._rows:
             file.sync()
 
     def _check(self) -> None:
-        """Refuse to go on where a file is not there any longer."""
+        """Check that every open file is still at its path."""
         for file in (*self._rows, self._events):
             file.check()
 
@@ -435,8 +456,8 @@ class Files:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """What goes wrong in writing a file becomes a sentence."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError while writing `path` into a `NotWrittenError`."""
     try:
         yield
     except OSError as error:
@@ -444,16 +465,16 @@ def _told(path: Path) -> Iterator[None]:
         raise NotWrittenError(f"{path} cannot be written ({why})") from error
 
 
-def completions(
+def completion_rows(
     step: int, shown: Any, task: Task, seeds: Any
 ) -> Iterator[dict[str, Any]]:
-    """One object per completion of the prompts that a step shows.
+    """Yield a row of rollouts.jsonl for each logged completion of a step.
 
     Args:
-        step: its number.
-        shown: `records.Shown`, with an axis of seeds in front if there are many.
+        step: number of the step.
+        shown: `records.Shown`, with a leading axis `[R]` of seeds if `seeds` has one.
         task: decodes tokens.
-        seeds: `[]` or `[R]`, the seeds of the run.
+        seeds: `[]` or `[R]` integer, seeds of the run.
     """
     for r, seed in enumerate(np.atleast_1d(seeds)):
         one = shown if np.ndim(seeds) == 0 else jax.tree.map(lambda x, r=r: x[r], shown)

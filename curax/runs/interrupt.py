@@ -1,7 +1,8 @@
-"""SIGINT, SIGTERM, SIGHUP: the first asks the run to stop.
+"""Signals that stop a run: SIGINT, SIGTERM and SIGHUP.
 
-A second SIGINT or SIGTERM ends the process. A terminal that is closed sends SIGHUP
-more than once, and with others, so it never counts as a second one.
+The first one requests a stop after the current chunk; a second SIGINT or SIGTERM ends
+the process. A closing terminal may send SIGHUP several times, so it never counts as a
+second signal.
 """
 
 import os
@@ -15,35 +16,37 @@ SIGNALS = (*URGENT, signal.SIGHUP)
 
 
 class Interrupt:
-    """Whether a signal has asked to stop; a context, to be entered in the main thread.
+    """Context that records the first signal; to be entered in the main thread.
 
-    Python runs signal handlers in the main thread between two bytecodes, so not before
-    a program on the device has ended. Here the handlers do nothing; a thread is sent
-    the number of each signal at once.
+    Python runs signal handlers in the main thread between two bytecodes, so only after
+    a running device program has ended. Here a thread receives each signal at once
+    through the wake-up descriptor, and the handlers do nothing.
     """
 
-    def __init__(self, said: Callable[[bool], None]):
-        """The thread calls `said` with whether the process ends at once.
+    def __init__(self, on_signal: Callable[[bool], None]):
+        """Set the callback.
 
-        At the first signal it does not; at a second SIGINT or SIGTERM it does.
+        Args:
+            on_signal: called in the thread with False at the first signal, and with
+                True at a second SIGINT or SIGTERM, before the process ends.
         """
         self.number: int | None = None  # of the first signal
-        self._said = said
+        self._on_signal = on_signal
 
     def __enter__(self) -> "Interrupt":
-        """From here on signals are caught."""
+        """Install the handlers and start the thread."""
         self._here, self._there = socket.socketpair()
         self._there.setblocking(False)
         self._old_fd = signal.set_wakeup_fd(self._there.fileno())
-        deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup does
-        caught = URGENT if deaf else SIGNALS
+        nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        caught = URGENT if nohup else SIGNALS
         self._old = {n: signal.signal(n, lambda *_: None) for n in caught}
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """From here on they do what they did before."""
+        """Restore the handlers from before."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_fd)
@@ -51,7 +54,8 @@ class Interrupt:
         self._thread.join()
         self._here.close()
 
-    def _watch(self) -> None:
+    def _receive(self) -> None:
+        """The thread: record the first signal, end the process at a second."""
         urged = False
         while data := self._here.recv(1):
             number = data[0]
@@ -59,8 +63,8 @@ class Interrupt:
                 continue
             if self.number is None:
                 self.number = number
-                self._said(False)
+                self._on_signal(False)
             elif urged and number in URGENT:
-                self._said(True)
+                self._on_signal(True)
                 os._exit(128 + number)
             urged = urged or number in URGENT

@@ -1,4 +1,4 @@
-"""One process per folder: a lock that ends with the process, however that ends."""
+"""Lock of a folder for one process; it ends with the process, killed or not."""
 
 import contextlib
 import errno
@@ -14,34 +14,34 @@ from pathlib import Path
 from curax.settings.config_paths import ConfigError
 
 FILE = "lock"
-TRIES = 100  # to open a file that other processes make and remove
-_HELD: set[int] = set()  # descriptors of locks; a child of this process has none
+TRIES = 100  # attempts to open the lock file while others make and remove it
+_HELD: set[int] = set()  # descriptors of locks; children of this process close them
 
 
-def _let_go_in_child() -> None:
-    """Else a child that outlives its parent would keep the folder locked."""
+def _close_in_child() -> None:
+    """Close inherited locks; a child would keep them after its parent's end."""
     while _HELD:
         os.close(_HELD.pop())
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextlib.contextmanager
 def hold(folder: Path, option: str) -> Iterator[None]:
-    """Make the folder and keep all other processes from writing to it.
+    """Make a folder and lock it for this process.
 
-    The lock is `flock` on a file in the folder, which names the process. It is gone as
-    soon as the process is, and whatever the file holds then means nothing. What was
-    made here and is still empty at the end goes; a folder that one process made and
-    another then held first stays, empty.
+    The lock is `flock` on a file in the folder that names the process. The kernel drops
+    it with the process; the file's content then means nothing. Folders that were made
+    here and are still empty at the end are removed; a folder that one process made and
+    another locked first stays, empty.
 
     Args:
-        folder: to be written to, there or not.
-        option: of the command line that named it.
+        folder: folder to lock; made if it is missing.
+        option: command-line option that named it, for messages.
 
     Raises:
-        ConfigError: the folder cannot be made, or another process holds it.
+        ConfigError: the folder cannot be made, or another process holds the lock.
     """
     made: list[Path] = []
     try:
@@ -50,19 +50,19 @@ def hold(folder: Path, option: str) -> Iterator[None]:
             yield
         finally:
             if file is not None:
-                with contextlib.suppress(OSError):  # the folder has gone
+                with contextlib.suppress(OSError):  # the folder was removed
                     if os.path.samestat(os.fstat(file), (folder / FILE).stat()):
-                        (folder / FILE).unlink()  # before others may have it
+                        (folder / FILE).unlink()  # while it is still locked
                 _HELD.discard(file)
                 os.close(file)
     finally:
         for path in reversed(made):
-            with contextlib.suppress(OSError):  # it is no longer empty
+            with contextlib.suppress(OSError):  # it is not empty
                 path.rmdir()
 
 
 def _locked(folder: Path, option: str, made: list[Path]) -> int | None:
-    """Descriptor of the locked file; None where the file system has no locks."""
+    """Descriptor of the locked file; None on a file system without locks."""
     path = folder / FILE
     for last in (*[False] * TRIES, True):
         try:
@@ -70,7 +70,7 @@ def _locked(folder: Path, option: str, made: list[Path]) -> int | None:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not last:
-                continue  # another process has just removed what it had made
+                continue  # another process has just removed the folder
             raise ConfigError(
                 f"{option} {folder} cannot be written: {error.strerror}; name another "
                 "folder."
@@ -93,7 +93,7 @@ def _locked(folder: Path, option: str, made: list[Path]) -> int | None:
                 file=sys.stderr,
             )
             return None
-        # Whoever held it may have removed the file since it was opened here.
+        # The holder before may have removed the file after it was opened here.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file), path.stat()):
                 break
@@ -105,14 +105,14 @@ def _locked(folder: Path, option: str, made: list[Path]) -> int | None:
     _HELD.add(file)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     about = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
-    with contextlib.suppress(OSError):  # a full disk is told by what is written next
+    with contextlib.suppress(OSError):  # the next write reports a full disk
         os.truncate(file, 0)
         os.write(file, (json.dumps(about) + "\n").encode())
     return file
 
 
 def _make(folder: Path, made: list[Path]) -> None:
-    """Make the folder and those above it; `made` gets those that were not there."""
+    """Make the folder and its parents; those that were missing are added to `made`."""
     for path in (*reversed(folder.absolute().parents), folder.absolute()):
         if not path.is_dir():
             with contextlib.suppress(FileExistsError):
@@ -123,7 +123,7 @@ def _make(folder: Path, made: list[Path]) -> None:
 
 
 def _holder(file: int) -> str:
-    """The process that holds a lock, in words."""
+    """Text that names the process holding a lock."""
     try:
         about = json.loads(os.pread(file, 4096, 0))
         return f"process {about['pid']} on {about['host']}, since {about['since']}"

@@ -1,9 +1,9 @@
-"""The difficulty memory as a file, so that one run can begin with what another learnt.
+"""The difficulty memory as a file, from which another run can start.
 
     {"prompt": "4f1c...", "draws": 14.2, "solved": 9.0, "square": 20.1, "tokens": 51.0}
 
-One line per prompt that was ever drawn. Prompts go by a digest of their tokens, not by
-their ids: a file serves any seed, and any task that asks some of the same questions.
+One line per prompt that was drawn. A prompt is named by a digest of its tokens, not by
+its id, so a file serves any seed and any task with some of the same prompts.
 """
 
 import dataclasses
@@ -22,24 +22,24 @@ from curax.settings.cli import write_whole
 from curax.types import Memory, Task, TrainState
 
 SUMS = ("draws", "solved", "square", "tokens")  # fields of Memory, in a line's order
-CHUNK = 4096  # prompts that are made at a time
-LARGEST = 1e30  # beyond any sum of a run; float32 holds many of them added up
+CHUNK = 4096  # prompts made by one call
+LARGEST = 1e30  # largest sum that is read; float32 holds the total of many
 
 
-class Recalled(NamedTuple):
-    """A memory that was read, and how much of the file it is."""
+class LoadedMemory(NamedTuple):
+    """A difficulty memory read from a file."""
 
     memory: Memory  # [num_prompts] numpy
-    lines: int  # in the file
-    unknown: int  # of these, left out: their prompts are none of the task's
+    lines: int  # lines of the file
+    unknown: int  # lines whose prompt is not in the task; they are left out
 
 
-def keys(task: Task) -> list[str]:
-    """What each training prompt is called in a file, by id.
+def prompt_keys(task: Task) -> list[str]:
+    """Name of each training prompt in a memory file, by id.
 
         key = blake2b(tokens under the mask, as little-endian int32), 16 bytes in hex
 
-    Padding does not matter. Two ids that ask the same have one key.
+    Padding does not matter. Equal prompts under two ids have one key.
     """
     size = min(CHUNK, task.num_prompts)
 
@@ -52,7 +52,7 @@ def keys(task: Task) -> list[str]:
     result = []
     for start in range(0, task.num_prompts, size):
         ids = np.arange(start, start + size, dtype=np.int32)
-        # The last chunk is filled up, so that one program makes all.
+        # The last chunk is padded, so that one program serves all chunks.
         made = tokens_and_mask(np.minimum(ids, np.int32(task.num_prompts - 1)))
         tokens, mask = jax.device_get(made)
         for row, counts in zip(tokens.astype("<i4"), mask, strict=True):
@@ -62,20 +62,19 @@ def keys(task: Task) -> list[str]:
 
 
 def write(path: Path, task: Task, memory: Memory) -> None:
-    """Write a whole file, or leave the one that is there as it is.
+    """Write a memory file atomically.
 
-    The sums of ids that ask the same, and of seeds, are added: one memory that had seen
-    all of their completions would hold them, but for what it would have discounted.
-    What ids or seeds had themselves been given of a file counts once for each. Prompts
-    with sums that are not finite are left out.
+    Sums of equal prompts, and of seeds, are added: up to discounts, the memory of one
+    run that had seen all of these completions. Sums that were loaded from a file count
+    once per id and seed. Prompts with non-finite sums are left out.
 
     Args:
-        path: of the file.
-        task: whose ids the memory goes by.
-        memory: `[..., num_prompts]`; axes in front are of seeds.
+        path: file to write.
+        task: task whose prompt ids index the memory.
+        memory: `[..., num_prompts]` with leading axes of seeds.
 
     Raises:
-        NotWrittenError: no room, or no leave.
+        NotWrittenError: disk full, or no permission.
     """
     sums = np.stack(
         [
@@ -88,13 +87,13 @@ def write(path: Path, task: Task, memory: Memory) -> None:
     )
     known = (sums[:, 0] > 0) & np.isfinite(sums).all(-1)
     added: dict[str, np.ndarray] = {}
-    for key, row, counts in zip(keys(task), sums, known, strict=True):
+    for key, row, counts in zip(prompt_keys(task), sums, known, strict=True):
         if counts:
             added[key] = added.get(key, 0.0) + row
     lines = []
     for key, row in added.items():
         values = dict(zip(SUMS, row.tolist(), strict=True))
-        # Both are rounded, so the smaller may come out as the larger by a hair.
+        # Rounding may leave solved a bit above draws.
         values["solved"] = min(values["solved"], values["draws"])
         lines.append(json.dumps({"prompt": key, **values}) + "\n")
     try:
@@ -104,22 +103,22 @@ def write(path: Path, task: Task, memory: Memory) -> None:
         raise NotWrittenError(f"{path} cannot be written ({why})") from error
 
 
-def read(path: Path, task: Task) -> Recalled:
-    """The memory in a file, for the prompts of a task.
+def read(path: Path, task: Task) -> LoadedMemory:
+    """Read a memory file for the prompts of a task.
 
-    Ids that ask the same all get the sums of their key. Lines of the same key add up,
-    so files can be joined end to end. Prompts without a line have sums of zero.
+    Lines with the same key are added, so files can be concatenated. Equal prompts under
+    two ids both get the sums of their key; prompts without a line get zeros.
 
     Args:
-        path: of the file.
-        task: whose ids the memory shall go by.
+        path: file to read.
+        task: task whose prompt ids index the memory.
 
     Returns:
-        The memory, float32, and the count of lines that are of no prompt of the task.
+        The memory, float32, and the number of lines without a prompt in the task.
 
     Raises:
-        ConfigError: in a sentence with file, line, value and fix, if there is no such
-            file, or a line is not what `write` writes.
+        ConfigError: the file is missing or a line is invalid; the message names file,
+            line, value and fix.
     """
     try:
         data = path.read_bytes()
@@ -134,26 +133,30 @@ def read(path: Path, task: Task) -> Recalled:
         if not line.strip():
             continue
         try:
-            name, sums = _parsed(line)
+            name, sums = _parse_line(line)
         except ValueError as error:
             raise ConfigError(
                 f"memory.load={path}:{number}: {error}; mend or delete this line."
             ) from None
         names.append(name)
         added[name] = added.get(name, 0.0) + sums
-    wanted = keys(task)
+    wanted = prompt_keys(task)
     nothing = np.zeros(len(SUMS))
     table = np.array([added.get(key, nothing) for key in wanted], np.float32)
     there = set(wanted)
-    return Recalled(
+    return LoadedMemory(
         memory=Memory(**dict(zip(SUMS, table.T, strict=True))),
         lines=len(names),
         unknown=sum(name not in there for name in names),
     )
 
 
-def _parsed(line: bytes) -> tuple[str, np.ndarray]:
-    """Key and sums of a line; a ValueError says in words what is wrong with it."""
+def _parse_line(line: bytes) -> tuple[str, np.ndarray]:
+    """Key and `[4]` sums of a line.
+
+    Raises:
+        ValueError: the line is invalid; the message is a phrase.
+    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -179,12 +182,12 @@ def _parsed(line: bytes) -> tuple[str, np.ndarray]:
     return key, np.array([row[name] for name in SUMS], np.float64)
 
 
-def begun(state: TrainState, memory: Memory) -> TrainState:
-    """The state with this memory in place of its own, the same for all seeds.
+def with_memory(state: TrainState, memory: Memory) -> TrainState:
+    """The state with its memory replaced, by the same one for all seeds.
 
     Args:
-        state: its memory is `[..., num_prompts]`.
-        memory: `[num_prompts]`.
+        state: training state; its memory is `[..., num_prompts]`.
+        memory: `[num_prompts]` replacement.
     """
 
     def leaf(new: Any, old: jax.Array) -> jax.Array:

@@ -1,9 +1,8 @@
-"""The pictures of a run, and one HTML page that tells it.
+"""The HTML report of a run: summary, pictures, metrics, config and completions.
 
-The page stands alone: pictures, styles and completions are inside, nothing is loaded
-from anywhere, so it can be mailed or published as it is. Completions are text that a
-model made up: they travel as JSON that cannot end its script element, and the page
-shows them as text, never as markup.
+The page is one file that loads nothing else, so it can be mailed or published.
+Completions are untrusted text: they are embedded as JSON that cannot end its script
+element, and shown as text, never as markup.
 """
 
 import base64
@@ -12,7 +11,7 @@ import importlib.resources
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,25 @@ from curax.runs.record import (
     Row,
     Run,
     column,
-    count,
-    duration,
-    interval,
-    many,
+    count_text,
+    duration_text,
+    is_supervised,
     means,
-    supervised,
+    plural,
+    t_interval,
 )
 from curax.settings.cli import write_whole
 
-_SIDE = 5  # steps at either end of a run that are compared with the prediction
-_MOST_ROLLOUTS = 2_000  # completions on a page
-_MOST_WORDS = 400  # of a reference answer that are shown
-_MOST_CHARACTERS = 3_000  # of a text on the page
+_SIDE = 5  # first and last steps that are compared with the prediction
+_MAX_ROLLOUTS = 2_000  # completions on a page
+_MAX_WORDS = 400  # tokens shown of a reference answer
+_MAX_CHARACTERS = 3_000  # characters shown of a text
 _STAGES = (
     *("task", "allocate", "hint", "reflection", "objective", "gate", "downsample"),
     *("correct", "advantage", "modulate", "loss", "aggregate"),
 )
-_INSIDE = {"hint": "source", "reflection": "weights"}  # the function that names it
-# What is drawn of a run that is supervised training alone, and how to read it.
+_INSIDE = {"hint": "source", "reflection": "weights"}  # field whose function is named
+# Pictures of a run of supervised training alone, with their captions.
 _SUPERVISED = {
     "warm_start": "The loss of each supervised step, on a batch of its own.",
     "histogram": "Where the prompts that were held out stand after training; those at "
@@ -50,46 +49,45 @@ _SUPERVISED = {
 
 
 def write(run: Path, *, title: str | None = None) -> Path:
-    """Draw the pictures of a run folder and write its page; old ones are replaced.
+    """Write the pictures and report.html of a run folder; old ones are replaced.
 
     Args:
-        run: a folder with at least `metrics.jsonl`; the run may be unfinished.
-        title: headline of the page; by default the name of the folder.
+        run: folder with at least `metrics.jsonl`; the run may be unfinished.
+        title: headline of the page; None: the name of the folder.
 
     Returns:
-        The path of the page, `report.html` in the folder. A picture is left out where
-        the run has no numbers for it.
+        Path of the page. Pictures without data in the run are left out.
 
     Raises:
-        RecordError: in one sentence, if the folder cannot be read.
+        RecordError: the folder cannot be read.
     """
-    told = record.read(run)
+    read = record.read(run)
     figures = []
-    for picture in _pictures(told):
-        light = pictures.png(picture, told, pictures.LIGHT)
-        dark = pictures.png(picture, told, pictures.DARK)
+    for picture in _pictures(read):
+        light = pictures.png(picture, read, pictures.LIGHT)
+        dark = pictures.png(picture, read, pictures.DARK)
         if light and dark:
             write_whole(run / f"{picture.name}.png", light)
             figures.append(_figure(picture, light, dark))
     parts = {
         "title": html.escape(title or run.resolve().name),
-        "recipe": "".join(_recipe(told)),
-        "verdict": _verdict(told),
+        "recipe": "".join(_recipe_items(read)),
+        "verdict": _verdict(read),
         "alarms": "\n".join(
             f'<p class="alarm">Step {row["step"]:,}: {html.escape(row["text"])}</p>'
-            for row in told.alarms
+            for row in read.alarms
         ),
-        "tiles": "\n".join(_tiles(told)),
+        "tiles": "\n".join(_tiles(read)),
         "figures": "\n".join(figures),
-        "metrics": "\n".join(_metrics(told)),
-        "expected": _expected(told),
-        "config": "\n".join(_config(told.config)),
-        "rollouts": _json(_rollouts(told)),
-        "footer": "".join(_footer(told)),
+        "metrics": "\n".join(_metric_rows(read)),
+        "expected": _expected(read),
+        "config": "\n".join(_config_rows(read.config)),
+        "rollouts": _json(_rollouts(read)),
+        "footer": "".join(_footer(read)),
     }
     file = importlib.resources.files("curax.runs") / "page.html.tmpl"
     template = file.read_text("utf-8")
-    if supervised(told):
+    if is_supervised(read):
         template = re.sub(
             "<!-- completions -->.*<!-- end -->", "", template, flags=re.S
         )
@@ -100,8 +98,8 @@ def write(run: Path, *, title: str | None = None) -> Path:
 
 
 def _pictures(run: Run) -> list[pictures.Picture]:
-    """Those that can tell of a run; each is left out where it has no numbers."""
-    if not supervised(run):
+    """The pictures to draw: all, or those of supervised training."""
+    if not is_supervised(run):
         return list(pictures.PICTURES)
     by_name = {picture.name: picture for picture in pictures.PICTURES}
     return [
@@ -111,11 +109,11 @@ def _pictures(run: Run) -> list[pictures.Picture]:
     ]
 
 
-# The run in words
+# Sentences
 
 
 def _verdict(run: Run) -> str:
-    """What came of the run, in a sentence; then what it took, and how sure it is."""
+    """HTML of two paragraphs: change of the pass rate; cost and confidence interval."""
     headline, sure = "No pass rate has been measured yet.", ""
     for metric, name in (
         ("eval/pass_rate", "held-out pass rate"),
@@ -124,32 +122,35 @@ def _verdict(run: Run) -> str:
     ):
         rates = means(run.rows, metric)
         if rates:
-            headline, sure = _told(run, metric, name, rates)
+            headline, sure = _rate_sentence(run, metric, name, rates)
             break
-    rest = " ".join(filter(None, [_cost(run), sure.strip()]))
+    rest = " ".join(filter(None, [_cost_sentences(run), sure.strip()]))
     return f'<p class="lead">{headline}</p>\n<p>{rest}</p>'
 
 
-def _told(
+def _rate_sentence(
     run: Run, metric: str, name: str, rates: Mapping[float, float]
 ) -> tuple[str, str]:
-    """What became of a rate, and how sure that is; the interval chooses the words."""
+    """Sentence about the change of a rate, and one about its interval.
+
+    "rose" and "fell" are said only where the 95% interval excludes 0.
+    """
     first, last = min(rates), max(rates)
     start, end = f"<b>{rates[first]:.1%}</b>", f"<b>{rates[last]:.1%}</b>"
     capital, sure = name[0].upper() + name[1:], ""
-    words = _interval(run, metric)
+    words = _interval_text(run, metric)
     if words and _seeds(run) > 1:
         sure = f"The last rate is the mean of {_seeds(run)} seeds; the {words}."
     if first == last:
         at = f"at step {last:,.0f}"
-        if supervised(run):
-            at = f"after {many(run.warm[-1]['step'], 'supervised step')}"
+        if is_supervised(run):
+            at = f"after {plural(run.warm[-1]['step'], 'supervised step')}"
         if words and _seeds(run) == 1:
             sure = f"The {words}."
         return f"{capital} is {end} {at}.", sure
-    steps = f"in {many(last - first, 'step')}"
-    gains, over = _gains(run, metric)
-    mean, half = map(float, interval(gains)) if len(gains) else (math.nan, math.nan)
+    steps = f"in {plural(last - first, 'step')}"
+    gains, over = _changes(run, metric)
+    mean, half = map(float, t_interval(gains)) if len(gains) else (math.nan, math.nan)
     if len(gains) > 1 and not gains.any():
         return f"{capital} stayed at {end} {steps}.", f"None of {over} moved."
     if not half > 0:
@@ -162,62 +163,61 @@ def _told(
         if _seeds(run) == 1
         else ""
     )
-    note = f"{{}} points [{_signed(low)}, {_signed(high)}]"
+    note = f"{{}} points [{_signed_tenths(low)}, {_signed_tenths(high)}]"
     sure += f" In brackets: the 95% t-interval of the change over {over}{paired}."
     if low > 0 or high < 0:
         note = note.format(f"{'rose' if low > 0 else 'fell'} by {abs(mean):.1f}")
         return f"{capital} {note}, from {start} to {end}, {steps}.", sure.strip()
-    note = note.format(_signed(mean))
+    note = note.format(_signed_tenths(mean))
     headline = f"No change that the interval shows: {name} went from {start} to {end} "
     return f"{headline}{steps}, {note}.", sure.strip()
 
 
-def _signed(points: float) -> str:
-    """To a tenth, with its sign; nothing has none."""
+def _signed_tenths(points: float) -> str:
+    """A number with sign and one decimal; 0.0 has no sign."""
     rounded = round(points, 1)
     return f"{rounded:+.1f}" if rounded else "0.0"
 
 
-def _interval(run: Run, metric: str) -> str:
-    """The 95% t-interval of the last value of a rate, empty where nothing tells it.
+def _interval_text(run: Run, metric: str) -> str:
+    """Text of the 95% t-interval of the last value of a rate; empty without one.
 
-    It is over seeds; of one seed over the held-out prompts, each with its pass rate.
+    The interval is over seeds; with one seed it is over held-out prompts.
     """
     _, values = column(run.rows, metric)
     last, over = values[-1], ""
     if _seeds(run) == 1:
-        side = _of_prompts(run, metric, "before" if len(values) == 1 else "after")
+        side = _prompt_rates(run, metric, "before" if len(values) == 1 else "after")
         last = side[np.isfinite(side)]
-        over = f" over {many(len(last), 'held-out prompt')}"
-    mean, half = map(float, interval(last)) if len(last) else (math.nan, math.nan)
+        over = f" over {plural(len(last), 'held-out prompt')}"
+    mean, half = map(float, t_interval(last)) if len(last) else (math.nan, math.nan)
     if not half > 0:  # one value, or all are the same
         return ""
     low, high = np.clip([mean - half, mean + half], 0, 1)
     return f"95% t-interval is {low:.1%} to {high:.1%}{over}"
 
 
-def _gains(run: Run, metric: str) -> tuple[np.ndarray, str]:
-    """Changes of a rate in points, first to last, and over what they are.
+def _changes(run: Run, metric: str) -> tuple[np.ndarray, str]:
+    """Changes of a rate from first to last value, in points, and what they are over.
 
-    Over the seeds; of one seed over the held-out prompts, which are the same before and
-    after. Nothing where neither is known.
+    One per seed; with one seed one per held-out prompt, paired before and after. Empty
+    where neither is known.
     """
     if (seeds := _seeds(run)) > 1:
         _, values = column(run.rows, metric)
-        found = values[-1] - values[0] if values.shape[-1] > 1 else np.zeros(0)
+        change = values[-1] - values[0] if values.shape[-1] > 1 else np.zeros(0)
         over = f"the {seeds} seeds"
     else:
-        before, after = (_of_prompts(run, metric, side) for side in ("before", "after"))
-        found = after - before if after.shape == before.shape else np.zeros(0)
-        over = f"the {many(int(np.isfinite(found).sum()), 'held-out prompt')}"
-    return 100 * found[np.isfinite(found)], over
+        before, after = (_prompt_rates(run, metric, s) for s in ("before", "after"))
+        change = after - before if after.shape == before.shape else np.zeros(0)
+        over = f"the {plural(int(np.isfinite(change).sum()), 'held-out prompt')}"
+    return 100 * change[np.isfinite(change)], over
 
 
-def _of_prompts(run: Run, metric: str, side: str) -> np.ndarray:
-    """Pass rates behind the first (before) or last (after) value of a metric.
+def _prompt_rates(run: Run, metric: str, side: str) -> np.ndarray:
+    """`[E]` pass rates of held-out prompts behind the first or last value of a metric.
 
-    One per held-out prompt; none where the file is not of that evaluation, as where a
-    run was killed behind its last one.
+    Empty where evaluation.json is of another evaluation, as after a killed run.
     """
     rates = run.before if side == "before" else run.after
     if metric != "eval/pass_rate" or rates is None:
@@ -226,21 +226,21 @@ def _of_prompts(run: Run, metric: str, side: str) -> np.ndarray:
     return rates.ravel() if abs(np.nanmean(rates) - shown) < 1e-4 else np.zeros(0)
 
 
-def _cost(run: Run) -> str:
-    """What the run has taken until its last row."""
+def _cost_sentences(run: Run) -> str:
+    """Sentences about the cost of a run: tokens, updates, time."""
     each = " per seed" if _seeds(run) > 1 else ""
-    if supervised(run):
-        return f"{_losses(run)} No reinforcement learning followed (steps=0)."
+    if is_supervised(run):
+        return f"{_loss_sentence(run)} No reinforcement learning followed (steps=0)."
     took = [
-        f"{count(value)} {name}{'' if value == 1 else 's'}{each}"
-        for name, value in (
-            ("generated token", _last(run.rows, "rollout/tokens")),
-            ("optimizer update", _last(run.rows, "update/count")),
+        f"{count_text(value)} {name}{'' if value == 1 else 's'}{each}"
+        for name, metric in (
+            ("generated token", "rollout/tokens"),
+            ("optimizer update", "update/count"),
         )
-        if value is not None
+        if (value := _last(run.rows, metric)) is not None
     ]
     if spent := record.times(run.rows):
-        took.append(duration(spent.total))
+        took.append(duration_text(spent.total))
     step, steps = run.rows[-1]["step"], run.config.get("steps")
     unfinished = isinstance(steps, int) and step < steps
     words = (
@@ -252,8 +252,8 @@ def _cost(run: Run) -> str:
     return words
 
 
-def _losses(run: Run) -> str:
-    """What became of the loss of supervised training."""
+def _loss_sentence(run: Run) -> str:
+    """Sentence about the first and last loss of supervised training."""
     losses = means(run.warm, "warm/loss_nats")
     if not losses:
         return "This is supervised training."
@@ -266,17 +266,18 @@ def _losses(run: Run) -> str:
 
 
 def _last(rows: Sequence[Row], name: str) -> float | None:
-    """The last value of a metric, its mean over seeds."""
+    """Last value of a metric, a mean over seeds; None without any."""
     return next(reversed(means(rows, name).values()), None)
 
 
 def _seeds(run: Run) -> int:
+    """Number of seeds, the length of any list in the rows."""
     lists = (v for row in run.rows for v in row.values() if isinstance(v, list))
     return len(next(lists, [0]))
 
 
 def _tiles(run: Run) -> Iterator[str]:
-    """The key numbers."""
+    """HTML of the tiles with the key numbers."""
     rows = run.rows
     each = "per seed" if _seeds(run) > 1 else ""
     for name, metric in (
@@ -288,33 +289,34 @@ def _tiles(run: Run) -> Iterator[str]:
             start = (
                 f"from {rates[first]:.1%}" if last > first else f"at step {last:.0f}"
             )
-            if supervised(run):
+            if is_supervised(run):
                 start = "after supervised training"
-            sure = _interval(run, metric).replace("t-interval is ", "")
+            sure = _interval_text(run, metric).replace("t-interval is ", "")
             note = f"{start}; {sure}" if sure else start
             yield _tile(name, f"{rates[last]:.1%}", note)
-    if supervised(run):
+    if is_supervised(run):
         rows = (run.config.get("warm_start") or {}).get("rows")
-        note = f"of {many(rows, 'trace')} each" if isinstance(rows, int) else ""
-        yield _tile("Supervised steps", count(run.warm[-1]["step"]), note)
+        note = f"of {plural(rows, 'trace')} each" if isinstance(rows, int) else ""
+        yield _tile("Supervised steps", count_text(run.warm[-1]["step"]), note)
         if losses := list(means(run.warm, "warm/loss_nats").values()):
             note = f"nats per token, from {losses[0]:.3f}"
             yield _tile("Loss of a batch", f"{losses[-1]:.3f}", note)
         return
     if (tokens := _last(rows, "rollout/tokens")) is not None:
         exact = f"{tokens:,.0f}" if tokens >= 1000 else "in training"
-        yield _tile("Generated tokens", count(tokens), each or exact)
+        yield _tile("Generated tokens", count_text(tokens), each or exact)
     if (updates := _last(rows, "update/count")) is not None:
         done, steps = rows[-1]["step"], run.config.get("steps")
-        where = many(done, "step")
+        where = plural(done, "step")
         if isinstance(steps, int):
-            where = f"{done:,.0f} of {many(steps, 'step')}"
+            where = f"{done:,.0f} of {plural(steps, 'step')}"
         note = f"{each} in {where}".strip()
-        yield _tile("Optimizer updates", count(updates), note)
+        yield _tile("Optimizer updates", count_text(updates), note)
     if skipped := sum(means(rows, "update/skipped").values()):
         odd = sum(means(rows, "update/nonfinite").values())
-        note = f"{count(skipped - odd)} had no gradient, {count(odd)} were not finite"
-        yield _tile("Updates skipped", count(skipped), f"{note} {each}".strip())
+        note = f"{count_text(skipped - odd)} had no gradient, "
+        note += f"{count_text(odd)} were not finite"
+        yield _tile("Updates skipped", count_text(skipped), f"{note} {each}".strip())
     if dead := means(rows, "group/dead_fraction"):
         shares = [
             f"{np.mean(list(share.values())):.0%} {end}"
@@ -337,12 +339,12 @@ def _tiles(run: Run) -> Iterator[str]:
             stage, (_, seconds) = next(iter(spent.stages.items()))
             behind = sum(float(each.sum()) for _, each in spent.stages.values())
             share = seconds.sum() / max(behind, 1e-9)
-            note = f"{duration(spent.first)} in first steps, which compile; of the rest"
-            note += f" {share:.0%} {stage}"
-        yield _tile("Time in all stages", duration(spent.total), note)
+            note = f"{duration_text(spent.first)} in first steps, which compile; "
+            note += f"of the rest {share:.0%} {stage}"
+        yield _tile("Time in all stages", duration_text(spent.total), note)
 
 
-# The parts of the page
+# Parts of the page
 
 
 def _tile(name: str, value: str, note: str) -> str:
@@ -363,30 +365,30 @@ def _figure(picture: pictures.Picture, light: bytes, dark: bytes) -> str:
     )
 
 
-def _recipe(run: Run) -> Iterator[str]:
-    """The function of each stage, in the order in which a batch meets them."""
-    for stage in ("task",) if supervised(run) else _STAGES:
-        chosen = run.config.get(stage)
-        if isinstance(chosen, dict) and stage in _INSIDE:
-            chosen = chosen.get(_INSIDE[stage])
-        name = chosen.get("function") if isinstance(chosen, dict) else chosen
+def _recipe_items(run: Run) -> Iterator[str]:
+    """HTML list items: the function of each stage, in the order of a step."""
+    for stage in ("task",) if is_supervised(run) else _STAGES:
+        value = run.config.get(stage)
+        if isinstance(value, dict) and stage in _INSIDE:
+            value = value.get(_INSIDE[stage])
+        name = value.get("function") if isinstance(value, dict) else value
         if isinstance(name, str):
             name = name.removeprefix("curax.").removeprefix(f"{stage}.")
             name = name.removeprefix("reflect.")
             name = html.escape(name.removeprefix("tasks.").removesuffix(".task"))
             yield f"<li><span>{stage}</span> {name}</li>"
-    if supervised(run):
+    if is_supervised(run):
         yield "<li><span>training</span> supervised</li>"
     if (seeds := _seeds(run)) > 1:
         yield f"<li><span>seeds</span> {seeds}</li>"
 
 
-def _metrics(run: Run) -> Iterator[str]:
-    """A table row per metric: its name, its first and last value, its mean."""
+def _metric_rows(run: Run) -> Iterator[str]:
+    """HTML table rows: first value, last value and mean of each metric."""
     rows = [*run.rows, *run.warm]
     names = {name for row in rows for name in row} - {"step"}
-    if supervised(run):
-        names -= {"rollout/tokens", "update/count"}  # none, as there were no steps
+    if is_supervised(run):
+        names -= {"rollout/tokens", "update/count"}  # 0 without RL steps
     for name in sorted(names):
         values = list(means(rows, name).values())
         if values:
@@ -398,11 +400,11 @@ def _metrics(run: Run) -> Iterator[str]:
 
 
 def _expected(run: Run) -> str:
-    """What was measured beside what was predicted; nothing where nothing was."""
-    rows = "\n".join(_compared(run))
+    """HTML section of measured against predicted metrics; empty without predictions."""
+    rows = "\n".join(_comparison_rows(run))
     if not rows:
         return ""
-    sides = many(
+    sides = plural(
         min(_SIDE, sum(row["step"] > 0 for row in run.rows)), "step"
     ).removeprefix("1 ")
     return (
@@ -415,41 +417,42 @@ def _expected(run: Run) -> str:
     )
 
 
-def _compared(run: Run) -> Iterator[str]:
-    """A table row per quantity: as measured and as predicted, early and late."""
+def _comparison_rows(run: Run) -> Iterator[str]:
+    """HTML table rows: measured and predicted metric over first and last steps."""
     steps = sorted(row["step"] for row in run.rows if row["step"] > 0)
     sides = {"before": steps[:_SIDE], "after": steps[-_SIDE:]}
     for name in run.expected.get("before", {}):
         measured = means(run.rows, name)
         cells = []
-        for side, chosen in sides.items():
-            seen = [measured[step] for step in chosen if step in measured]
-            asked = run.expected.get(side, {}).get(name)
+        for side, its_steps in sides.items():
+            values = [measured[step] for step in its_steps if step in measured]
+            predicted = run.expected.get(side, {}).get(name)
             cells += [
-                f"{float(np.mean(seen)):,.3g}" if seen else "",
-                f"{asked:,.3g}" if isinstance(asked, int | float) else "",
+                f"{float(np.mean(values)):,.3g}" if values else "",
+                f"{predicted:,.3g}" if isinstance(predicted, int | float) else "",
             ]
         numbers = "".join(f"<td>{cell}</td>" for cell in cells)
         yield f"<tr><th>{html.escape(name)}</th>{numbers}</tr>"
 
 
 def _footer(run: Run) -> Iterator[str]:
-    """Words of the page, explained."""
+    """Sentences at the end of the page that explain its terms."""
     yield "Written by curax from the files of the run folder."
-    if not supervised(run):
+    if not is_supervised(run):
         yield " A group is the completions of one prompt."
     if _seeds(run) > 1:
         yield " Rates and lengths are means over the seeds."
 
 
-def _config(config: Mapping[str, Any]) -> Iterator[str]:
+def _config_rows(config: Mapping[str, Any]) -> Iterator[str]:
+    """HTML table rows: name and value of every option."""
     for name, value in _flat(config, ""):
         name, value = html.escape(name), html.escape(value)
         yield f"<tr><th>{name}</th><td>{value}</td></tr>"
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Dotted name and value of every setting; a function's name stands at its place."""
+    """(dotted name, value) of every option; a function is the value at its own name."""
     if isinstance(value, dict) and value:
         for key, child in value.items():
             at = name if key == "function" and name else f"{name}.{key}".lstrip(".")
@@ -462,20 +465,24 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _rollouts(run: Run) -> dict[str, Any]:
-    """The completions that the page shows, and how many it leaves out."""
-    chosen = _chosen(run.rollouts)
-    steps = {step: i for i, step in enumerate(dict.fromkeys(r["step"] for r in chosen))}
-    texts = {text: i for i, text in enumerate(dict.fromkeys(map(_prompt, chosen)))}
-    strips = {strip: i for i, strip in enumerate(dict.fromkeys(map(_strip, chosen)))}
+    """JSON of the shown completions; steps, prompts and references are stored once."""
+    shown = _shown_rollouts(run.rollouts)
+    steps = _numbered(row["step"] for row in shown)
+    texts = _numbered(map(_prompt, shown))
+    strips = _numbered(map(_reference_weights, shown))
     rows = [
         [
             *(steps[row["step"]], row.get("seed", 0), texts[_prompt(row)]),
-            *(row.get("prompt_id"), row.get("slot"), _cut(str(row.get("text", "")))),
+            *(
+                row.get("prompt_id"),
+                row.get("slot"),
+                _without_middle(str(row.get("text", ""))),
+            ),
             *(len(row.get("tokens") or ()), _finite(row.get("outcome"))),
             *(_finite(row.get("reward")), _finite(row.get("advantage"))),
-            *(strips[_strip(row)], row.get("hint_level")),
+            *(strips[_reference_weights(row)], row.get("hint_level")),
         ]
-        for row in chosen
+        for row in shown
     ]
     finished = run.rows[-1]["step"] == run.config.get("steps", run.rows[-1]["step"])
     return {
@@ -489,50 +496,57 @@ def _rollouts(run: Run) -> dict[str, Any]:
     }
 
 
-def _chosen(rollouts: Sequence[Row]) -> list[Row]:
-    """The first and the last step, and evenly spaced others as far as there is room."""
+def _numbered(values: Iterable[Any]) -> dict[Any, int]:
+    """Index of each distinct value in order of first occurrence."""
+    return {value: i for i, value in enumerate(dict.fromkeys(values))}
+
+
+def _shown_rollouts(rollouts: Sequence[Row]) -> list[Row]:
+    """Completions of the first, the last and evenly spaced steps, at most 2,000."""
     steps: dict[float, list[Row]] = {}
     for row in rollouts:
         steps.setdefault(row["step"], []).append(row)
     groups = list(steps.values())
     ends = [groups[0], groups[-1]] if len(groups) > 1 else groups
-    if sum(map(len, ends)) > _MOST_ROLLOUTS:
-        return [row for group in ends for row in group[: _MOST_ROLLOUTS // len(ends)]]
-    for n in range(min(len(groups), _MOST_ROLLOUTS), 2, -1):
+    if sum(map(len, ends)) > _MAX_ROLLOUTS:
+        return [row for group in ends for row in group[: _MAX_ROLLOUTS // len(ends)]]
+    for n in range(min(len(groups), _MAX_ROLLOUTS), 2, -1):
         places = np.linspace(0, len(groups) - 1, n).round().astype(int)
         picked = [row for i in places for row in groups[i]]
-        if len(picked) <= _MOST_ROLLOUTS:
+        if len(picked) <= _MAX_ROLLOUTS:
             return picked
     return [row for group in ends for row in group]
 
 
 def _prompt(row: Row) -> str:
-    return _cut(str(row.get("prompt", "")))
+    """The prompt's text, shortened."""
+    return _without_middle(str(row.get("prompt", "")))
 
 
-def _strip(row: Row) -> tuple[tuple[str, float], ...]:
-    """The words of a reference answer, each with its weight."""
+def _reference_weights(row: Row) -> tuple[tuple[str, float], ...]:
+    """(token, weight) pairs of a row's reference answer."""
     words, weights = row.get("reference") or (), row.get("weights") or ()
-    pairs = list(zip(words, weights, strict=False))[:_MOST_WORDS]
+    pairs = list(zip(words, weights, strict=False))[:_MAX_WORDS]
     return tuple(
         (str(word), round(_finite(weight) or 0.0, 4)) for word, weight in pairs
     )
 
 
-def _cut(text: str) -> str:
-    """A long text without its middle: the answer stands at the end."""
-    extra = len(text) - _MOST_CHARACTERS
+def _without_middle(text: str) -> str:
+    """A text without its middle where it is long; the end holds the answer."""
+    extra = len(text) - _MAX_CHARACTERS
     if extra <= 0:
         return text
-    head, tail = _MOST_CHARACTERS * 2 // 3, _MOST_CHARACTERS // 3
+    head, tail = _MAX_CHARACTERS * 2 // 3, _MAX_CHARACTERS // 3
     return f"{text[:head]}\n[{extra:,} characters left out]\n{text[-tail:]}"
 
 
 def _finite(value: Any) -> float | None:
+    """A number, None where it is missing or not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _json(value: Any) -> str:
-    """JSON for the inside of a script element, which no `</script>` in it can end."""
+    """JSON for a script element, with `<`, `>` and `&` escaped."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,9 +1,9 @@
-"""Pictures of a run: what its metrics say, each drawn for a light and a dark page.
+"""Pictures of a run's metrics, drawn for a light and a dark page.
 
-A picture is a function of a `Run` and a `Style`. It gives None where the run lacks the
-numbers, so an unfinished run has fewer pictures, never broken ones. Curves over seeds
-are their mean with a 95% t-interval. Colours are those of Okabe and Ito, which stay
-apart for colour-blind eyes. Nothing global is touched: no pyplot, no rcParams.
+A picture is a function of a `Run` and a `Style`; it is None where the run lacks the
+metrics. Curves are means over seeds with a 95% t-interval. Colours are those of Okabe
+and Ito, distinct for colour-blind readers. No global state is used: no pyplot, no
+rcParams.
 """
 
 import io
@@ -15,11 +15,11 @@ import numpy as np
 from curax.runs.record import (
     Run,
     column,
-    count,
-    duration,
-    interval,
+    count_text,
+    duration_text,
+    is_supervised,
     means,
-    supervised,
+    t_interval,
     times,
 )
 from curax.theory.frontier import frontier
@@ -47,20 +47,20 @@ LIGHT = Style(
     *("#ffffff", "#1b1f24", "#5b6470", "#e4e7eb"),
     *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"),
 )
-# The two darkest hues give way to brighter ones: sky blue, and a lighter green.
+# On dark paper blue and green are replaced by brighter hues.
 DARK = Style(
     *("#171b21", "#e8eaed", "#9aa4b0", "#2c323a"),
     *("#56b4e9", "#e69f00", "#1fbf92", "#e8702a", "#cc79a7"),
 )
 
-# The leading underscore keeps bands out of the legends: the title row tells of them.
+# The leading underscore keeps bands out of the legend; the title row names them.
 _BAND = "_mean, 95% t-interval,"
 
 # House style
 
 
 def canvas(style: Style, widths: Sequence[float] = (1,)) -> "tuple[Figure, list[Axes]]":
-    """An empty picture of 6.4 by 3.6 inches with panels side by side."""
+    """An empty figure of 6.4 by 3.6 inches with panels side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure((6.4, 3.6), 120, facecolor=style.paper, layout="constrained")
@@ -76,7 +76,7 @@ def canvas(style: Style, widths: Sequence[float] = (1,)) -> "tuple[Figure, list[
 
 
 def label(axes: "Axes", style: Style, x: str, y: str) -> None:
-    """Name both axes with their units, and the curves in a line above the panel."""
+    """Label both axes, and put the legend in a line above the panel."""
     axes.set_xlabel(x, color=style.ink, fontsize=10)
     axes.set_ylabel(y, color=style.ink, fontsize=10)
     panels = len(axes.figure.axes)
@@ -95,7 +95,7 @@ def label(axes: "Axes", style: Style, x: str, y: str) -> None:
 
 
 def over_steps(axes: "Axes", style: Style, y: str) -> None:
-    """`label` for a panel whose horizontal axis counts steps: whole numbers only."""
+    """`label` for a panel over steps, with integer ticks."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = axes.get_xlim()
@@ -106,7 +106,7 @@ def over_steps(axes: "Axes", style: Style, y: str) -> None:
 
 
 def percent(axes: "Axes") -> None:
-    """A vertical axis from 0% to 100%."""
+    """Set the vertical axis to 0% to 100%."""
     from matplotlib.ticker import PercentFormatter
 
     axes.set_ylim(-0.02, 1.02)
@@ -121,8 +121,17 @@ def curve(
     color: str,
     dashes: str = "-",
 ) -> None:
-    """A line through the means over seeds, and the band of their 95% intervals."""
-    mean, half = interval(values)
+    """Draw the mean over seeds as a line, and its 95% t-interval as a band.
+
+    Args:
+        axes: panel.
+        x: `[K]` horizontal positions.
+        values: `[K, R]` values of R seeds, NaN where missing.
+        name: label of the curve.
+        color: colour of line and band.
+        dashes: line style.
+    """
+    mean, half = t_interval(values)
     axes.plot(
         x,
         mean,
@@ -148,26 +157,35 @@ def curve(
 # The pictures
 
 
-def _held_out(
+def _draw_pass_rates(
     axes: "Axes", run: Run, style: Style, place: Mapping[float, float]
 ) -> bool:
-    """Draw the held-out pass rates of the steps that have a place on the axis."""
+    """Draw held-out pass rates, sampled and greedy; False where there are none.
+
+    Args:
+        axes: panel.
+        run: record of the run.
+        style: colours.
+        place: horizontal position by step; other steps are left out.
+    """
     for name, metric, color, dashes in (
         ("sampled", "eval/pass_rate", style.blue, "-"),
         ("greedy", "eval/greedy_pass_rate", style.orange, "--"),
     ):
         steps, values = column(run.rows, metric)
-        seen = np.array([step in place for step in steps], bool)
-        if seen.any():
-            x = np.array([place[step] for step in steps[seen]])
-            curve(axes, x, values[seen], name, color, dashes)
+        has_place = np.array([step in place for step in steps], bool)
+        if has_place.any():
+            x = np.array([place[step] for step in steps[has_place]])
+            curve(axes, x, values[has_place], name, color, dashes)
     percent(axes)
     return bool(axes.lines)
 
 
 def _pass_rate(run: Run, style: Style) -> "Figure | None":
     figure, (axes,) = canvas(style)
-    if not _held_out(axes, run, style, {row["step"]: row["step"] for row in run.rows}):
+    if not _draw_pass_rates(
+        axes, run, style, {row["step"]: row["step"] for row in run.rows}
+    ):
         return None
     drawn = means(run.rows, "outcome/mean")
     if drawn:
@@ -186,13 +204,13 @@ def _pass_rate(run: Run, style: Style) -> "Figure | None":
 
 def _pass_rate_tokens(run: Run, style: Style) -> "Figure | None":
     figure, (axes,) = canvas(style)
-    if not _held_out(axes, run, style, means(run.rows, "rollout/tokens")):
+    if not _draw_pass_rates(axes, run, style, means(run.rows, "rollout/tokens")):
         return None
     if axes.get_xlim()[1] < 1:  # nothing generated yet
         axes.set_xlim(0, 1)
         axes.set_xticks([0])
     label(axes, style, "generated tokens so far", "pass rate")
-    axes.xaxis.set_major_formatter(lambda value, _: count(value))
+    axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
     return figure
 
 
@@ -214,7 +232,7 @@ def _groups(run: Run, style: Style) -> "Figure | None":
             alpha=0.75,
             linewidth=0,
         )
-        if len(steps) == 1:  # an area needs two ends
+        if len(steps) == 1:  # an area needs two steps
             low, high = failed[steps[0]], solved[steps[0]]
             axes.bar(steps, low, 0.5, color=style.red, alpha=0.75)
             axes.bar(steps, high, 0.5, low, color=style.blue, alpha=0.75)
@@ -228,7 +246,7 @@ def _groups(run: Run, style: Style) -> "Figure | None":
 
 
 def _histogram(run: Run, style: Style) -> "Figure | None":
-    before = "trained" if supervised(run) else "before"
+    before = "trained" if is_supervised(run) else "before"
     sides = ((before, run.before, style.orange), ("after", run.after, style.blue))
     sides = [(name, rates, color) for name, rates, color in sides if rates is not None]
     sides = [(name, rates[np.isfinite(rates)], color) for name, rates, color in sides]
@@ -236,7 +254,7 @@ def _histogram(run: Run, style: Style) -> "Figure | None":
     if not sides:
         return None
     figure, panels = canvas(style, [1] * len(sides))
-    # A pass rate over k samples is one of k + 1 numbers: a bar each where they fit.
+    # A pass rate over k samples has k + 1 values: a bar for each up to k = 16.
     k = run.samples if 0 < run.samples <= 16 else 10
     edges = (np.arange(k + 2) - 0.5) / k if k == run.samples else np.arange(k + 1) / k
     tallest = 0.0
@@ -269,13 +287,15 @@ def _time(run: Run, style: Style) -> "Figure | None":
         curve(left, steps, seconds[:, None], "_" + stage, hue)
         each = seconds.sum()
         right.barh(i, each, 0.45, color=hue)
-        name = f"{stage}: {duration(each)}, {each / max(total, 1e-9):.0%}"
+        name = f"{stage}: {duration_text(each)}, {each / max(total, 1e-9):.0%}"
         right.text(0, i - 0.3, name, fontsize=9.5, color=style.ink)
         low, high = min(low, seconds.min()), max(high, seconds.max())
-    notes = [f"first steps, compiling: {duration(spent.first)}"]
+    notes = [f"first steps, compiling: {duration_text(spent.first)}"]
     if spent.first == spent.total:
         notes = ["all in first steps, compiling"]
-    notes += [f"{name}, timed once: {duration(s)}" for name, s in spent.once.items()]
+    notes += [
+        f"{name}, timed once: {duration_text(s)}" for name, s in spent.once.items()
+    ]
     lines = max(len(spent.stages), 3) + len(notes) / 2
     for i, note in enumerate(notes):
         place = lines - 0.5 - (len(notes) - i) / 2
@@ -292,22 +312,22 @@ def _time(run: Run, style: Style) -> "Figure | None":
 
 
 Curve = tuple[tuple[np.ndarray, np.ndarray], str, str]  # (steps, values), name, hue
-_FROM_ZERO = ("percent", "groups", "effective", "mean")  # first words of axis names
+_FROM_ZERO = ("percent", "groups", "effective", "mean")  # axis names that start at 0
 
 
 def _side_by_side(
     style: Style, panels: Sequence[tuple[str, Sequence[Curve]]]
 ) -> "Figure | None":
-    """Panels of curves over steps, without what has no numbers."""
-    found = [
+    """Panels of curves over steps; empty curves and panels are left out."""
+    filled = [
         (axis, [curve for curve in curves if curve[0][0].size])
         for axis, curves in panels
     ]
-    found = [(axis, curves) for axis, curves in found if curves]
-    if not found:
+    filled = [(axis, curves) for axis, curves in filled if curves]
+    if not filled:
         return None
-    figure, axes = canvas(style, [1] * len(found))
-    for panel, (axis, curves) in zip(axes, found, strict=True):
+    figure, axes = canvas(style, [1] * len(filled))
+    for panel, (axis, curves) in zip(axes, filled, strict=True):
         for (steps, values), name, hue in curves:
             curve(panel, steps, values, name, getattr(style, hue))
         over_steps(panel, style, axis)
@@ -321,7 +341,7 @@ def _side_by_side(
 def _lines(
     *panels: tuple[str, tuple[tuple[str, str, str], ...]], warm: bool = False
 ) -> Callable[[Run, Style], "Figure | None"]:
-    """A picture of panels; each has its axis name and (metric, name, hue) per curve."""
+    """A drawing function of panels: axis name, and (metric, name, hue) per curve."""
 
     def draw(run: Run, style: Style) -> "Figure | None":
         rows = run.warm if warm else run.rows
@@ -338,11 +358,11 @@ def _hints(run: Run, style: Style) -> "Figure | None":
     groups: list[Curve] = []
     opened: list[np.ndarray] = []
     hues = ("blue", "orange", "red")
-    # All levels are in every row of a run.
-    while (asked := column(run.rows, f"hint/asked_{len(groups) + 1}"))[0].size:
+    # Every row of a run has the metrics of all levels.
+    while (hinted := column(run.rows, f"hint/asked_{len(groups) + 1}"))[0].size:
         k = len(groups) + 1
         hue = hues[k - 1] if k <= len(hues) else "muted"
-        groups.append((asked, f"asked, level {k}", hue))
+        groups.append((hinted, f"asked, level {k}", hue))
         opened.append(column(run.rows, f"hint/opened_{k}")[1])
     if opened:
         groups.append(
@@ -367,20 +387,20 @@ def _signal(run: Run, style: Style) -> "Figure | None":
     groups = [(dead, "dead", "red"), (forecast, "forecast", "blue")]
     panels: list[tuple[str, list[Curve]]] = [
         ("effective number of forms", [(forms, "held-out completions", "purple")]),
-        # Without a forecast it would be another picture once more.
+        # Without a forecast this panel would repeat the picture "groups".
         ("percent of groups", groups if forecast[0].size else []),
     ]
     return _side_by_side(style, panels)
 
 
 def _frontier(run: Run, style: Style) -> "Figure | None":
-    place = means(run.rows, "distance/k3_token_nats")
+    distance = means(run.rows, "distance/k3_token_nats")
     rates = means(run.rows, "eval/pass_rate")
-    steps = [step for step in rates if step in place]
+    steps = [step for step in rates if step in distance]
     if not steps:
         return None
     figure, (axes,) = canvas(style)
-    kl, rate = (np.array([found[step] for step in steps]) for found in (place, rates))
+    kl, rate = (np.array([by[step] for step in steps]) for by in (distance, rates))
     axes.plot(kl, rate, "o", color=style.blue, label="evaluations", markersize=5)
     reached = frontier(kl, rate)
     axes.plot(
@@ -411,12 +431,12 @@ def _frontier(run: Run, style: Style) -> "Figure | None":
 
 
 class Picture(NamedTuple):
-    """A file name, what the picture shows, how to read it, and how to draw it."""
+    """A picture of the report."""
 
-    name: str
+    name: str  # of the PNG file
     title: str
-    caption: str
-    draw: Callable[[Run, Style], "Figure | None"]
+    caption: str  # how to read it
+    draw: Callable[[Run, Style], "Figure | None"]  # None without data
 
 
 PICTURES = (
@@ -564,7 +584,7 @@ PICTURES = (
 
 
 def png(picture: Picture, run: Run, style: Style) -> bytes | None:
-    """The picture as a PNG file, None without data; equal numbers give equal bytes."""
+    """PNG bytes of a picture, None without data; equal metrics give equal bytes."""
     figure = picture.draw(run, style)
     if figure is None:
         return None

@@ -1,4 +1,4 @@
-"""Policies that were saved: by a run, or as a folder of a Hugging Face checkpoint."""
+"""Loading of policies: from a run folder, or from a Hugging Face checkpoint."""
 
 import contextlib
 import dataclasses
@@ -40,12 +40,12 @@ class Policy:
     """A model with its parameters.
 
     Attributes:
-        model: of all parameters, the frozen ones too.
-        params: all of them.
-        mesh: on which they lie; None: one device.
-        config: of the run; None: a checkpoint of Hugging Face.
-        task: of the run, or None.
-        step: of the run, or None.
+        model: model over all parameters, frozen ones included.
+        params: all parameters.
+        mesh: mesh that they are placed on; None: one device.
+        config: config of the run; None for a Hugging Face checkpoint.
+        task: task of the run, or None.
+        step: step of the checkpoint of the run, or None.
     """
 
     model: Model
@@ -57,37 +57,37 @@ class Policy:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run; checkpoints have another config.json."""
+    """Whether a folder is a run folder; a Hugging Face config.json has other keys."""
     try:
-        found = json.loads(files.read(path / folder.CONFIG))
+        value = json.loads(files.read(path / folder.CONFIG))
     except (OSError, ValueError, RecursionError):
         return (path / folder.CHECKPOINTS).is_dir()
-    return isinstance(found, dict) and "task" in found and "sampling" in found
+    return isinstance(value, dict) and "task" in value and "sampling" in value
 
 
-# ----- of a run
+# ----- from a run
 
 
-def config_of(
+def run_config(
     path: Path,
     *,
     file: str | None = None,
     changes: Mapping[str, Any] = {},
 ) -> Config:
-    """The config of a run.
+    """The config of a run folder.
 
     Args:
-        path: the run folder.
-        file: config file, where functions of the run are defined in that.
-        changes: values by name, as of `override`.
+        path: run folder.
+        file: config file, needed where it defines functions of the run itself.
+        changes: values by dotted name, as of `override`.
 
     Raises:
-        ConfigError: there is no run, or something that it names is not to be found.
+        ConfigError: no run folder, or a function of the config is not found.
     """
     if not is_run(path):
         raise ConfigError(f"{path} holds no run; name a folder that a run has written.")
     if file is not None:
-        load(file)  # what it defines is found by its name from now on
+        load(file)  # its module can be imported by name from now on
     try:
         config = recalled(path / folder.CONFIG)
     except ConfigError as error:
@@ -100,17 +100,17 @@ def config_of(
                 f"{path / folder.CONFIG} names functions that its config file "
                 "defines; name that file with --config."
             ) from error
-        sys.modules[missing] = sys.modules[module_of(file)]  # it has been renamed
+        sys.modules[missing] = sys.modules[module_of(file)]  # the file was renamed
         config = recalled(path / folder.CONFIG)
     return override(config, changes) if changes else config
 
 
-def of_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
-    """What a run has learnt.
+def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
+    """The policy of a run at a checkpoint.
 
     Args:
-        path: the run folder; nothing in it is changed, so the run may be going on.
-        config: of `config_of`.
+        path: run folder; it is only read, so the run may still be training.
+        config: config of the run, from `run_config`.
         step: `latest`, `best` or a number.
 
     Raises:
@@ -121,9 +121,9 @@ def of_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
             f"{path} holds {config.seeds} policies side by side, of as many seeds; "
             "train with seeds=1."
         )
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax warns of reading
-    saved = Saved(path / folder.CHECKPOINTS)
-    number = saved.number(step)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # warnings of orbax
+    saved = ReadOnlyCheckpoints(path / folder.CHECKPOINTS)
+    number = saved.resolve(step)
     loop = run.make_loop(config, rehearse=False)
     with loop.context():
         try:
@@ -133,7 +133,7 @@ def of_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
         except checkpoint.DamagedError as error:
             raise ConfigError(
                 f"{path / folder.CHECKPOINTS / str(number)} cannot be read ({error}); "
-                f"name another --step, there are {saved.told()}."
+                f"name another --step, there are {saved.step_list()}."
             ) from error
         state = loop.whole(state)
         rest = state.frozen
@@ -153,14 +153,14 @@ def of_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
     )
 
 
-class Saved(checkpoint.Checkpoints):
-    """The checkpoints of a run that may be going on: they are read, nothing else."""
+class ReadOnlyCheckpoints(checkpoint.Checkpoints):
+    """Checkpoints opened read-only, also while a run is writing them."""
 
     def __init__(self, path: Path):
-        """Look what there is.
+        """Open the folder of checkpoints.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the folder has no checkpoint.
         """
         self._folder = path.absolute()
         if checkpoint.latest(path) is None:
@@ -172,53 +172,52 @@ class Saved(checkpoint.Checkpoints):
         )
         self._manager = ocp.CheckpointManager(self._folder, options=options)
 
-    def told(self) -> str:
-        """The steps, in words."""
+    def step_list(self) -> str:
+        """The saved steps as text, `10, 20`."""
         return ", ".join(map(str, sorted(self._manager.all_steps())))
 
-    def number(self, step: str) -> int:
-        """The step that is called so.
+    def resolve(self, step: str) -> int:
+        """The number of a step given as `latest`, `best` or digits.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such checkpoint.
         """
         steps = {str(number): number for number in self._manager.all_steps()}
         steps |= {"latest": self.latest(), "best": self.best()}
-        found = steps.get(step)
-        if found is None:
+        number = steps.get(step)
+        if number is None:
             raise ConfigError(
                 f"--step {step}: {self._folder} has no such checkpoint; name one of "
-                f"{self.told()}."
+                f"{self.step_list()}."
             )
-        return found
+        return number
 
 
-# ----- of a checkpoint
+# ----- from a Hugging Face checkpoint
 
 
-def of_checkpoint(
+def load_checkpoint(
     path: Path, *, vocab_size: int, sizes: Sizes, dtype: str | None = None
 ) -> Policy:
-    """The policy in a folder of Hugging Face.
+    """The policy of a Hugging Face checkpoint.
 
     Args:
-        path: the folder.
-        vocab_size: of its tokenizer.
-        sizes: of the mesh.
-        dtype: of parameters and activations; None: float32 on a CPU, elsewhere
-            bfloat16.
+        path: folder of the checkpoint.
+        vocab_size: size of its tokenizer's vocabulary.
+        sizes: devices along each mesh axis.
+        dtype: of parameters and activations; None: float32 on a CPU, else bfloat16.
 
     Raises:
-        ConfigError: it is not one that can be read, or does not fit the mesh.
+        ConfigError: the checkpoint cannot be read, or does not fit the mesh.
     """
     if dtype is None:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     kind, mesh = getattr(jnp, dtype), meshes.make(sizes)
-    with in_a_sentence():
+    with errors_as_sentences():
         model = pretrained.model(
             path=str(path),
             vocab_size=vocab_size,
-            scan_layers=False,  # decoding would cut the layers apart at every token
+            scan_layers=False,  # scanned layers would be unstacked at every token
             dtype=kind,
             param_dtype=kind,
         )
@@ -229,15 +228,18 @@ def of_checkpoint(
 
 
 @contextlib.contextmanager
-def in_a_sentence() -> Iterator[None]:
-    """What is raised as a sentence about some input is a ConfigError."""
+def errors_as_sentences() -> Iterator[None]:
+    """Turn a ValueError that curax itself raises into a ConfigError.
+
+    Other ValueErrors are faults of the program and pass unchanged.
+    """
     try:
         yield
     except ConfigError:
         raise
     except ValueError as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if run.OWN in frame.filename]
+        own = [frame for frame in frames if run.PACKAGE in frame.filename]
         if not (own and (own[-1].line or "").startswith("raise")):
             raise
         raise ConfigError(str(error)) from error

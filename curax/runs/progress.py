@@ -1,4 +1,4 @@
-"""The terminal: a live display, or plain lines where output is no terminal."""
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 import contextlib
 import time
@@ -13,20 +13,20 @@ from rich.table import Column
 from rich.text import Text
 
 
-class Waited(ProgressColumn):
-    """Seconds since a task began, while it compiles."""
+class ElapsedColumn(ProgressColumn):
+    """Seconds since a task began, shown while its first call compiles."""
 
     def render(self, task: Task) -> Text:
-        """Empty as soon as something was done."""
+        """The column's text; empty once a step is done."""
         waits = task.fields.get("waits") and task.elapsed is not None
         return Text(f"{task.elapsed:.0f} s" if waits else "")
 
 
 class Progress:
-    """Step, pass rate, dead groups, tokens per second and time left of a run."""
+    """Display of step, pass rate, dead groups, tokens per second and time left."""
 
     def __init__(self, console: Console | None = None):
-        """Show nothing yet."""
+        """Make the display; it starts when the context is entered."""
         self._console = console or Console(highlight=False)
         self._bars = Bars(
             SpinnerColumn(finished_text=" "),
@@ -35,13 +35,13 @@ class Progress:
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             # The note alone may wrap where the terminal is narrow.
             TextColumn("{task.fields[note]}", table_column=Column(no_wrap=False)),
-            Waited(),
+            ElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
         self._held_out = ""
         self._phase: Any = None  # name, id of its bar, steps in all
-        self._first: tuple[float, int] | None = None  # clock and step, behind compiling
+        self._first: tuple[float, int] | None = None  # clock and step after compiling
         self._last: tuple[float, int] | None = None  # clock and tokens, last call
 
     def __enter__(self) -> "Progress":
@@ -50,15 +50,15 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the last state on the screen."""
+        """Stop the display; its last state stays on the screen."""
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        """A line of its own, above the display."""
+        """Print a line above the display."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def stopping(self, again: bool) -> None:
-        """A signal has come, `again` if not for the first time."""
+        """Tell the user that a signal came; `again`: the second, which ends the run."""
         if again:
             self._console.show_cursor()
         else:
@@ -67,7 +67,14 @@ class Progress:
     def begin(
         self, name: str, done: int, total: int, compiling: str = "compiling"
     ) -> None:
-        """A phase begins, at `done` of its `total` steps; what it compiles at first."""
+        """Begin a phase.
+
+        Args:
+            name: name of the phase.
+            done: steps that are done.
+            total: steps in all.
+            compiling: text shown until the first call returns.
+        """
         bar = self._bars.add_task(name, total=total, note="", waits=True)
         self._phase = name, bar, total
         self._first = self._last = None
@@ -75,7 +82,7 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Something that takes long, and has no steps, goes on inside."""
+        """Show a line with elapsed seconds while the block runs."""
         bar = self._bars.add_task(what, total=None, note="", waits=True, visible=False)
         if self._console.is_terminal:
             self._bars.update(bar, visible=True)
@@ -87,15 +94,15 @@ class Progress:
             self._bars.remove_task(bar)
 
     def warm(self, done: int, loss: Any) -> None:
-        """Warm-start steps were done."""
+        """Show the progress of the warm start and its last loss."""
         self._show(done, f"loss {np.mean(loss):.3f} nats{self._left(done)}")
 
-    def held_out(self, pass_rate: Any) -> None:
-        """The policy was evaluated; shown from the next call on."""
+    def evaluated(self, pass_rate: Any) -> None:
+        """Set the held-out pass rate, shown from the next call on."""
         self._held_out = f"held-out {_mean(pass_rate):.3f}  "
 
     def step(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Steps were done; `rows` are all since the last call."""
+        """Show the last of `rows`, the metrics of all steps since the last call."""
         done, now = rows[-1]["step"], time.monotonic()
         tokens = int(np.sum(rows[-1]["rollout/tokens"]))
         note = (
@@ -109,7 +116,7 @@ class Progress:
         self._show(done, note + self._left(done))
 
     def _left(self, done: int) -> str:
-        """Time left, by the steps since the phase's first call, which compiled."""
+        """Text of the time left, by the mean seconds per step after the first call."""
         now, total = time.monotonic(), self._phase[-1]
         began, first = self._first = self._first or (now, done)
         if done in (first, total):
@@ -125,7 +132,7 @@ class Progress:
 
 
 def _mean(values: Any) -> float:
-    """Of all that is finite, NaN if nothing is."""
+    """Mean of the finite values, NaN without any."""
     values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     return float(values.mean()) if values.size else float("nan")

@@ -1,8 +1,7 @@
-"""What a run has written, read back: its folder as numbers, and numbers as words.
+"""Reading of run folders as arrays, statistics over seeds, and numbers as text.
 
-A run that is still going, or was killed, reads like a finished one with less in it: a
-last line that was cut off in the middle is left out. A run writes every step once, in
-order, so any other file is damaged, and refused.
+An unfinished or killed run reads like a finished one with fewer rows; a partial last
+line is left out. A run writes every step once, in order; any other file is damaged.
 """
 
 import json
@@ -17,11 +16,11 @@ Row = Mapping[str, Any]
 
 
 class RecordError(ValueError):
-    """A run folder cannot be read. Its text is one sentence: where, what, the fix."""
+    """A run folder cannot be read. The message names file, line, fault and fix."""
 
 
 class Run(NamedTuple):
-    """All that a run folder holds, in the order of its steps."""
+    """Contents of a run folder; rows in the order of their steps."""
 
     config: Mapping[str, Any]  # resolved; functions are {"function": name, options}
     rows: Sequence[Row]  # metrics; step 0 is the state before RL
@@ -31,14 +30,14 @@ class Run(NamedTuple):
     samples: int = 0  # completions behind each of these pass rates
     rollouts: Sequence[Row] = ()  # completions of a few prompts per step
     expected: Mapping[str, Any] = {}  # metrics as predicted, before and after
-    alarms: Sequence[Row] = ()  # what the run was warned of
+    alarms: Sequence[Row] = ()  # rows of alarms.jsonl
 
 
 def read(folder: Path) -> Run:
-    """Everything in a run folder; only `metrics.jsonl` must be there.
+    """Read a run folder; only `metrics.jsonl` is required.
 
     Raises:
-        RecordError: if it is not there, or a file is not what a run writes.
+        RecordError: `metrics.jsonl` is missing, or a file is damaged.
     """
     if not folder.is_dir():
         raise RecordError(f"{folder}: no such folder; give the folder of a run.")
@@ -47,46 +46,53 @@ def read(folder: Path) -> Run:
         raise RecordError(
             f"{folder}: no metrics.jsonl in it; give the folder of a run."
         )
-    metrics = _lines(path, metrics_error)
+    metrics = _numbered_rows(path, metrics_error)
     if not metrics:
         raise RecordError(f"{path}: no rows yet; try again after the first step.")
-    _check_seeds(path, metrics)
+    _check_seed_counts(path, metrics)
     before, after, samples = evaluation(folder)
     return Run(
-        config=whole(folder / "config.json"),
+        config=read_json(folder / "config.json"),
         rows=[row for _, row in metrics],
-        warm=[row for _, row in _lines(folder / "warm_start.jsonl", metrics_error)],
+        warm=[
+            row for _, row in _numbered_rows(folder / "warm_start.jsonl", metrics_error)
+        ],
         before=before,
         after=after,
         samples=samples,
         expected=expected(folder),
         rollouts=[
             row
-            for _, row in _lines(folder / "rollouts.jsonl", rollout_error, once=False)
+            for _, row in _numbered_rows(
+                folder / "rollouts.jsonl", rollout_error, once=False
+            )
         ],
         alarms=tuple(
-            row for _, row in _lines(folder / "alarms.jsonl", alarm_error, once=False)
+            row
+            for _, row in _numbered_rows(
+                folder / "alarms.jsonl", alarm_error, once=False
+            )
         ),
     )
 
 
-def _lines(
+def _numbered_rows(
     path: Path, error: Callable[[Row], str | None], *, once: bool = True
 ) -> list[tuple[int, Row]]:
-    """The rows of a file, each with its line number."""
-    return [(line.number, line.row) for line in lines(path, error, once=once)]
+    """All rows of a file as (line number, row)."""
+    return [(line.number, line.row) for line in read_lines(path, error, once=once)]
 
 
 class Line(NamedTuple):
-    """A row in its file."""
+    """A line of a file of rows."""
 
-    number: int  # of the line, from 1
-    end: int  # bytes from the beginning of the file to the end of the line
-    ended: bool  # by a newline; the last one of a file may not be
+    number: int  # from 1
+    end: int  # byte offset of the end of the line
+    ended: bool  # whether it ends in a newline; the last line may not
     row: Row
 
 
-def lines(
+def read_lines(
     path: Path,
     error: Callable[[Row], str | None],
     *,
@@ -94,17 +100,17 @@ def lines(
     start: int = -1,
     upto: float = math.inf,
 ) -> Iterator[Line]:
-    """The rows of a file, up to what a killed run may have left at its end.
+    """Yield the lines of a file of rows; a partial last line is left out.
 
     Args:
-        path: of the file; nothing is in one that is not there.
-        error: says what is wrong with a row.
-        once: whether steps must rise; else they must not fall.
-        start: a step before all rows.
-        upto: step of a checkpoint. Behind it nothing is looked at, whatever it is.
+        path: file of rows; a missing file has none.
+        error: `row -> message` for an invalid row, None for a valid one.
+        once: steps must increase; False: they must not decrease.
+        start: a step below that of every row.
+        upto: step of a checkpoint; lines after it are neither checked nor yielded.
 
     Raises:
-        RecordError: a line that belongs to the checkpoint is no row, or out of order.
+        RecordError: a line up to the checkpoint is not a row, or out of order.
     """
     if not path.is_file():
         return
@@ -136,7 +142,7 @@ def lines(
 
 
 def _row_error(row: Any) -> str | None:
-    """What is wrong with a line, whatever file it is in."""
+    """Message for a line that is not a row of any file, None for a row."""
     if not isinstance(row, dict):
         return "not a JSON object"
     step = row.get("step")
@@ -146,13 +152,16 @@ def _row_error(row: Any) -> str | None:
 
 
 def evaluation(folder: Path) -> tuple[np.ndarray | None, np.ndarray | None, int]:
-    """Held-out pass rates before and after, `[seeds, prompts]`, and their samples.
+    """Held-out pass rates before and after RL, and samples per pass rate.
+
+    Returns:
+        Two arrays `[R, E]` of seeds and prompts, None where not measured; an integer.
 
     Raises:
-        RecordError: the file is not what a run writes.
+        RecordError: evaluation.json is damaged.
     """
     path = folder / "evaluation.json"
-    both = whole(path)
+    both = read_json(path)
     before, after = (_pass_rates(path, both, side) for side in ("before", "after"))
     measured = both.get("after") or both.get("before") or {}
     samples = measured.get("samples")
@@ -160,39 +169,39 @@ def evaluation(folder: Path) -> tuple[np.ndarray | None, np.ndarray | None, int]
 
 
 def expected(folder: Path) -> dict[str, Any]:
-    """Metrics as predicted, before and after.
+    """Predicted metrics by name, under "before" and "after"; empty without the file.
 
     Raises:
-        RecordError: the file is not what a run writes.
+        RecordError: expected.json is damaged.
     """
     path = folder / "expected.json"
-    sides = whole(path)
+    sides = read_json(path)
     for side, values in sides.items():
-        if not isinstance(values, dict) or not all(map(_number, values.values())):
+        if not isinstance(values, dict) or not all(map(_is_number, values.values())):
             raise RecordError(
                 f"{path}: {side} is no object of numbers; repair or delete the file."
             )
     return sides
 
 
-def _number(value: Any) -> bool:
-    """Whether a value can be a float, or is null."""
+def _is_number(value: Any) -> bool:
+    """Whether a JSON value is null or a number that fits into a float."""
     if type(value) is int:
         return abs(value) < 2**1000
     return value is None or type(value) is float
 
 
 def metrics_error(row: Row) -> str | None:
-    """What is wrong with a row of metrics."""
+    """Message for an invalid row of metrics, None for a valid one."""
     for name, value in row.items():
         values = value if isinstance(value, list) and value else [value]
-        if not all(map(_number, values)):
+        if not all(map(_is_number, values)):
             return f"{name} is neither a number nor a list of numbers"
     return None
 
 
-def _check_seeds(path: Path, rows: Sequence[tuple[int, Row]]) -> None:
-    """Lists are one number per seed, so all are as long as the first."""
+def _check_seed_counts(path: Path, rows: Sequence[tuple[int, Row]]) -> None:
+    """Check that all lists, one number per seed, have the same length."""
     seeds = 0
     for number, row in rows:
         for name, value in row.items():
@@ -206,31 +215,31 @@ def _check_seeds(path: Path, rows: Sequence[tuple[int, Row]]) -> None:
 
 
 def rollout_error(row: Row) -> str | None:
-    """What is wrong with the row of a completion."""
+    """Message for an invalid row of rollouts.jsonl, None for a valid one."""
     for name in ("outcome", "reward", "advantage"):
-        if not _number(row.get(name)):
+        if not _is_number(row.get(name)):
             return f"{name} is not a number"
     for name in ("tokens", "reference", "weights"):
         if not isinstance(row.get(name), list | None):
             return f"{name} is not a list"
-    if not all(map(_number, row.get("weights") or ())):
+    if not all(map(_is_number, row.get("weights") or ())):
         return "weights are not numbers"
     return None
 
 
 def alarm_error(row: Row) -> str | None:
-    """What is wrong with the row of an alarm."""
+    """Message for an invalid row of alarms.jsonl, None for a valid one."""
     for name in ("kind", "text"):
         if not isinstance(row.get(name), str):
             return f"{name} is not a text"
     return None
 
 
-def whole(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, empty where there is no file.
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where the file is missing.
 
     Raises:
-        RecordError: there is none in the file.
+        RecordError: the file holds no JSON object.
     """
     if not path.is_file():
         return {}
@@ -248,7 +257,7 @@ def whole(path: Path) -> dict[str, Any]:
 
 
 def _pass_rates(path: Path, evaluation: Row, side: str) -> np.ndarray | None:
-    """`[seeds, prompts]`, missing ones NaN; None where there was no evaluation."""
+    """`[R, E]` pass rates of a side, NaN where missing; None without an evaluation."""
     if not evaluation.get(side):
         return None
     try:
@@ -263,8 +272,8 @@ def _pass_rates(path: Path, evaluation: Row, side: str) -> np.ndarray | None:
     return np.atleast_2d(rates) if np.isfinite(rates).any() else None
 
 
-def supervised(run: Run) -> bool:
-    """Whether a run is supervised training, a warm start that no RL step follows."""
+def is_supervised(run: Run) -> bool:
+    """Whether a run is supervised training alone: a warm start and no RL step."""
     at_0 = run.config.get("steps") == 0 and run.rows[-1]["step"] == 0
     return at_0 and bool(run.warm)
 
@@ -280,10 +289,10 @@ _T_95 = (
 
 
 def column(rows: Sequence[Row], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Every value a metric took: `(step [K], value [K, R])`, float64, R seeds.
+    """A metric over steps: `[K]` steps and `[K, R]` values, float64, for R seeds.
 
-    Rows that lack the metric, or hold no finite value of it, are left out. A seed
-    without a finite value is NaN. A metric that is one number for all seeds has R = 1.
+    Rows without a finite value of the metric are left out. A seed without a finite
+    value is NaN. A metric that is one number for all seeds has R = 1.
     """
     given = [row for row in rows if name in row]
     values = [np.atleast_1d(np.array(row[name], float)) for row in given]
@@ -297,17 +306,23 @@ def column(rows: Sequence[Row], name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def means(rows: Sequence[Row], name: str) -> dict[float, float]:
-    """Mean of a metric over the seeds, by step; steps without a value are left out."""
+    """Mean of a metric over seeds, by step; steps without a value are left out."""
     steps, values = column(rows, name)
     return {step: float(np.nanmean(v)) for step, v in zip(steps, values, strict=True)}
 
 
-def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean over the last axis and half the width of its 95% t-interval.
 
         half = t_{0.975, n-1} s / sqrt(n)        over the n >= 1 values that are not NaN
 
-    A single value has no interval: its `half` is NaN.
+    `half` is NaN where n = 1.
+
+    Args:
+        values: `[..., R]` float, NaN where missing; at least one is not.
+
+    Returns:
+        Mean and half width, `[...]` each.
     """
     n = np.sum(np.isfinite(values), axis=-1)
     freedom = np.maximum(n - 1, 1)
@@ -324,12 +339,12 @@ def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.where(n > 1, t * np.sqrt(variance / np.maximum(n, 1)), np.nan)
 
 
-_PARTS = {"rollout", "update", "verify"}  # of a step, whose time has them in it
-_HIDDEN = ("verify hidden",)  # beside other stages, in the same seconds
+_PARTS = {"rollout", "update", "verify"}  # stages whose time is part of a step's
+_HIDDEN = ("verify hidden",)  # stages that overlap others and add no seconds
 
 
 def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Steps and seconds of each timed stage, the costliest in total first."""
+    """Steps `[K]` and seconds `[K]` by stage, the largest total first."""
     times = {}
     names = {name for row in rows for name in row if name.startswith("time/")}
     for name in sorted(names):
@@ -341,27 +356,26 @@ def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray
 
 
 class Times(NamedTuple):
-    """Where the seconds of a run went. First values also compile, and stand apart.
+    """Seconds of a run by stage; the first chunk of a stage, which compiles, is apart.
 
-    A stage that is timed once per chunk of steps has the same value in all of them; its
-    first value is that of the first chunk.
+    A stage that is timed once per chunk has the same value in all steps of the chunk.
     """
 
-    total: float  # of all stages; what is hidden behind another counts for nothing
-    first: float  # of the total, the seconds of first values
-    stages: Mapping[str, tuple[np.ndarray, np.ndarray]]  # what is behind them; the
-    # costliest first; all values where there are no others
-    once: Mapping[str, float]  # parts of a step with a first value alone
+    total: float  # seconds of all stages that do not overlap others
+    first: float  # seconds of first chunks, part of the total
+    stages: Mapping[str, tuple[np.ndarray, np.ndarray]]  # steps and seconds after the
+    # first chunk, the largest total first; all chunks where there is only the first
+    once: Mapping[str, float]  # seconds of parts of a step that were timed once
 
 
 def times(rows: Sequence[Row]) -> Times | None:
-    """The seconds of a run; None where nothing was timed."""
+    """Seconds of a run by stage; None where nothing was timed."""
     found = stage_seconds(rows)
     for hidden in _HIDDEN:
         found.pop(hidden, None)
     if not found:
         return None
-    firsts = {name: _firsts(seconds) for name, (_, seconds) in found.items()}
+    firsts = {name: _first_chunk(seconds) for name, (_, seconds) in found.items()}
     behind = {
         name: (steps[firsts[name] :], seconds[firsts[name] :])
         for name, (steps, seconds) in found.items()
@@ -387,27 +401,27 @@ def times(rows: Sequence[Row]) -> Times | None:
     )
 
 
-def _firsts(seconds: np.ndarray) -> int:
-    """How many steps the first value is of."""
+def _first_chunk(seconds: np.ndarray) -> int:
+    """Number of leading steps that have the value of the first: its chunk."""
     others = np.flatnonzero(seconds != seconds[0])
     return int(others[0]) if others.size else len(seconds)
 
 
-def count(value: float) -> str:
-    """A count as people say it: 950, 12.3 k, 4.56 M."""
+def count_text(value: float) -> str:
+    """A count with three digits and a unit: 950, 12.3 k, 4.56 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if float(f"{abs(value):.3g}") >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.4g}"
 
 
-def many(number: float, name: str) -> str:
-    """A whole number of things: 1 step, 1,000 steps."""
+def plural(number: float, name: str) -> str:
+    """A whole number and a noun in its number: 1 step, 1,000 steps."""
     return f"{number:,.0f} {name}{'' if number == 1 else 's'}"
 
 
-def duration(seconds: float) -> str:
-    """A time as people say it: 2.7 ms, 4.2 s, 3 min 20 s, 2 h 5 min."""
+def duration_text(seconds: float) -> str:
+    """A duration with its unit: 2.7 ms, 4.2 s, 3 min 20 s, 2 h 5 min."""
     if 0 < seconds < 0.00995:
         return f"{1000 * seconds:.2g} ms"
     if seconds < 59.5:

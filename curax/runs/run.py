@@ -1,4 +1,4 @@
-"""One run in one folder: what is done before, between and after chunks of steps."""
+"""Training run in a folder: start or resume, chunks of steps, evaluation, report."""
 
 import contextlib
 import logging
@@ -29,42 +29,42 @@ from curax.types import TrainState
 CUMULATIVE = ("rollout/tokens", "update/count")
 IN_A_ROW = "update/nonfinite_in_a_row"
 MISSING_IN_A_ROW = "outcome/missing_in_a_row"
-FROZEN = "frozen"  # fingerprint of the parameters that no checkpoint holds
+FROZEN = "frozen"  # fingerprint of the frozen parameters, which checkpoints leave out
 PROGRAMS = {
     "warm": "the supervised update",
     "evaluation": "the held-out sampler",
     "step": "the sampler and the update",
 }
-OWN = str(Path(__file__).parents[1])
+PACKAGE = str(Path(__file__).parents[1])  # folder of curax
 
 
 class RunError(RuntimeError):
-    """The run cannot go on. Its text is one sentence."""
+    """The run cannot continue. The message is one sentence."""
 
 
 def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
-    """Run to the end or to a signal; then report, and say in short what came of it.
+    """Train to the last step or a signal, then write the report and print a summary.
 
     Args:
-        config: of the run.
-        workdir: its folder, which `folder.check` has let pass.
-        resume: whether to go on with what is there.
-        command: what to type in order to go on.
+        config: config of the run.
+        workdir: run folder, accepted by `folder.check`.
+        resume: continue from the newest checkpoint of `workdir`.
+        command: command line that resumes the run, printed when a signal stops it.
 
     Returns:
         Exit status: 0 done, 1 stopped by a failure, 128 + n by signal n.
 
     Raises:
-        ConfigError: before anything is written.
+        ConfigError: wrong input; nothing has been written.
     """
     start, took = time.monotonic(), ""
-    keep_compiled()
+    enable_compilation_cache()
     for name in ("absl", "asyncio"):
-        # By these orbax tells failed saves at length; the run says them in a sentence.
+        # Orbax logs failed saves at length here; the run reports each in a sentence.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
     if resume:
-        check_intact(workdir, since, finished=since == config.steps)
+        check_files(workdir, since, finished=since == config.steps)
     if since == config.steps:
         print(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
@@ -77,13 +77,13 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         path, form = option(config.model, "path"), loop.parts.task.prompt_form
         if departs := prompt_form.departure(path, form):
             print(f"Warning: {departs}", flush=True)
-        # Only a run without a checkpoint has yet to begin.
-        recalled = recollection(loop.parts) if since is None else None
+        # A run with a checkpoint has its memory in it.
+        loaded = load_memory(loop.parts) if since is None else None
         folder.check_questions(workdir, loop.parts.task)
         folder.make(workdir, config)
-        folder.note_questions(workdir, loop.parts.task)
+        folder.write_questions(workdir, loop.parts.task)
         try:
-            stopped = Run(loop, workdir, recalled).go()
+            stopped = Run(loop, workdir, loaded).run()
         except (RunError, checkpoint.NotSavedError) as error:
             print(f"curax.train: {error}", file=sys.stderr)
             return 1
@@ -91,11 +91,11 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
             print(f"Stopped; to go on: {command}", flush=True)
             return 128 + stopped
         steps = f", the last {config.steps - since} steps" if since else ""
-        took = f"{steps} in {record.duration(time.monotonic() - start)}"
+        took = f"{steps} in {record.duration_text(time.monotonic() - start)}"
     try:
         if took or not (workdir / folder.EXPECTED).exists():
-            foretell(config, workdir)
-        path, told = page.write(workdir), summary(workdir)
+            write_predictions(config, workdir)
+        path, line = page.write(workdir), summary_line(workdir)
     except record.RecordError as error:
         print(f"curax.train: the run is complete, but {error}", file=sys.stderr)
         return 1
@@ -106,15 +106,20 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
             file=sys.stderr,
         )
         return 1
-    print(f"{told}{took}.\nReport: {path}", flush=True)
+    print(f"{line}{took}.\nReport: {path}", flush=True)
     return 0
 
 
-def check_intact(workdir: Path, since: int | None, *, finished: bool) -> None:
-    """Refuse a folder whose files are damaged. Writes nothing.
+def check_files(workdir: Path, since: int | None, *, finished: bool) -> None:
+    """Check that the files of a run folder can be read up to a checkpoint.
+
+    Args:
+        workdir: run folder; nothing in it is changed.
+        since: step of the newest checkpoint, None without one.
+        finished: the run is complete, so every file is read in full.
 
     Raises:
-        ConfigError: in a sentence with file and line.
+        ConfigError: a file is damaged; the message names file and line.
     """
     warm = checkpoint.latest(workdir / folder.WARM_CHECKPOINTS)
     try:
@@ -125,22 +130,25 @@ def check_intact(workdir: Path, since: int | None, *, finished: bool) -> None:
         raise ConfigError(str(error)) from error
 
 
-def foretell(config: Config, workdir: Path) -> None:
-    """Write what metrics should have been, given the held-out pass rates."""
-    told = record.read(workdir)
-    if told.before is None or told.after is None:
+def write_predictions(config: Config, workdir: Path) -> None:
+    """Write expected.json: the metrics that theory predicts from held-out pass rates.
+
+    Writes nothing where pass rates before or after the run are missing.
+    """
+    run = record.read(workdir)
+    if run.before is None or run.after is None:
         return
-    # Of a task in files; the options of others say it.
-    prompts = record.whole(workdir / folder.QUESTIONS).get("prompts")
+    # questions.json exists for tasks of files; other tasks have the number as option.
+    prompts = record.read_json(workdir / folder.QUESTIONS).get("prompts")
     sides = {
-        side: expect.expected(config, rates, told.samples, prompts=prompts)
-        for side, rates in (("before", told.before), ("after", told.after))
+        side: expect.expected(config, rates, run.samples, prompts=prompts)
+        for side, rates in (("before", run.before), ("after", run.after))
     }
     folder.write_json(workdir / folder.EXPECTED, sides)
 
 
-def keep_compiled() -> None:
-    """Keep compiled programs in the user's cache folder, unless JAX was told where."""
+def enable_compilation_cache() -> None:
+    """Set JAX's compilation cache to the user's cache folder, unless it is set."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(cache / "curax" / "jax"))
@@ -148,14 +156,15 @@ def keep_compiled() -> None:
 
 
 def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
-    """Call and trace all functions of a config, so that what cannot work fails here.
+    """Build the training loop of a config: `Jitted`, or `Staged` with a host verifier.
 
     Args:
-        config: of the run.
-        rehearse: trace the steps too; False where none is to be made.
+        config: config of the run.
+        rehearse: also trace a step abstractly, so that a stage that cannot work
+            fails here; False where no step will be made.
 
     Raises:
-        ConfigError: in a sentence, naming the line where it failed.
+        ConfigError: a function of the config failed; the message names its line.
     """
     with stages.config_errors(config):
         built = build.build(config)
@@ -168,67 +177,66 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
     return loop
 
 
-def recollection(built: Components) -> memory_io.Recalled | None:
-    """What `memory.load` names, read; None where it names nothing.
+def load_memory(built: Components) -> memory_io.LoadedMemory | None:
+    """Difficulty memory from the file `memory.load`; None where the option is None.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     path = built.config.memory.load
     return None if path is None else memory_io.read(Path(path), built.task)
 
 
-def summary(workdir: Path) -> str:
-    """What came of the run."""
-    told = record.read(workdir)
-    rates = list(record.means(told.rows, "eval/pass_rate").values())
-    if told.config.get("steps") == 0:  # there was no RL, so nothing to compare with
+def summary_line(workdir: Path) -> str:
+    """One line about a finished run: alarms, change of the pass rate, steps, tokens."""
+    run = record.read(workdir)
+    rates = list(record.means(run.rows, "eval/pass_rate").values())
+    if run.config.get("steps") == 0:  # supervised training alone: one evaluation
         rate = f"{rates[-1]:.3f}" if rates else "unknown"
         return (
-            f"{alarmed(told)}Held-out pass rate {rate} after {len(told.warm)} "
+            f"{alarm_prefix(run)}Held-out pass rate {rate} after {len(run.warm)} "
             "supervised steps"
         )
     change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
-    tokens = record.count(float(np.sum(told.rows[-1].get("rollout/tokens", 0))))
-    steps = told.rows[-1]["step"]
+    tokens = record.count_text(float(np.sum(run.rows[-1].get("rollout/tokens", 0))))
     return (
-        f"{alarmed(told)}Held-out pass rate {change}: {steps} steps, {tokens} tokens "
-        "generated"
+        f"{alarm_prefix(run)}Held-out pass rate {change}: {run.rows[-1]['step']} "
+        f"steps, {tokens} tokens generated"
     )
 
 
-def alarmed(told: record.Run) -> str:
-    """What a run was warned of, in short; nothing where it was of nothing."""
+def alarm_prefix(run: record.Run) -> str:
+    """Sentence that lists the alarms of a run with their steps; empty without any."""
     brief = [
-        f"{alarms.BRIEF.get(row['kind'], row['kind'])} (step {row['step']})"
-        for row in told.alarms
+        f"{alarms.SHORT.get(row['kind'], row['kind'])} (step {row['step']})"
+        for row in run.alarms
     ]
     return f"Complete, but with {', '.join(brief)}. " if brief else ""
 
 
 class Run:
-    """A run, ready to start or to go on from its last checkpoint."""
+    """A run of a training loop in a folder, from step 0 or from a checkpoint."""
 
     def __init__(
         self,
         loop: loops.Loop,
         workdir: Path,
-        recalled: memory_io.Recalled | None = None,
+        loaded: memory_io.LoadedMemory | None = None,
     ):
-        """Open the checkpoints; nothing else is touched.
+        """Open the checkpoints; no other file is touched.
 
         Args:
-            loop: that makes the steps.
-            workdir: the run folder.
-            recalled: memory of another run, for the state of step 0.
+            loop: training loop.
+            workdir: run folder.
+            loaded: difficulty memory of another run, for the state of step 0.
         """
         self._loop, self._config = loop, loop.parts.config
-        self._recalled = recalled
+        self._loaded = loaded
         self._workdir, keep = workdir, self._config.logging.keep
         self._checkpoints = checkpoint.Checkpoints(
             workdir / folder.CHECKPOINTS, keep=keep
         )
-        self._watch = alarms.Watch(
+        self._alarms = alarms.Alarms(
             patience=self._config.update.patience, drift_nats=drift_bound(self._config)
         )
         self._totals: dict[str, Any] = {}
@@ -236,35 +244,38 @@ class Run:
         self._times = CompileTimes(
             Path(cache) if cache else None, describe(self._config)
         )
-        self._compiled: set[str] = set()  # programs that have run here
+        self._compiled: set[str] = set()  # programs that this process has run
 
-    def go(self) -> int | None:
-        """Run to the end, or to a signal: its number.
+    def run(self) -> int | None:
+        """Train to the last step or a signal.
+
+        Returns:
+            Number of the signal that stopped the run; None: it is complete.
 
         Raises:
-            RunError: it cannot go on.
+            RunError: the run cannot continue.
         """
         with (
-            self._told_in_a_sentence(),
+            self._errors_as_sentences(),
             self._loop.context(),
             Progress() as self._progress,
             Interrupt(self._progress.stopping) as self._interrupt,
             contextlib.ExitStack() as self._open,
         ):
             self._open.callback(self._checkpoints.close)
-            if told := self._loop.parts.task.told:
-                self._progress.say(told)
-            found = self._found()
+            if description := self._loop.parts.task.told:
+                self._progress.say(description)
+            found = self._restore()
             state = found.state if found else self._start()
             if state is not None:
                 done = self._workdir / folder.WARM_CHECKPOINTS
                 shutil.rmtree(done, ignore_errors=True)
-                self._steps(state, found.step if found else 0)
+                self._train(state, found.step if found else 0)
         return self._interrupt.number
 
     @contextlib.contextmanager
-    def _told_in_a_sentence(self) -> Iterator[None]:
-        """What the disk, or a function of the user's, does to a run in a sentence."""
+    def _errors_as_sentences(self) -> Iterator[None]:
+        """Turn failures of the disk and of user functions into a `RunError`."""
         try:
             yield
         except (
@@ -274,11 +285,11 @@ class Run:
             record.RecordError,
         ) as error:
             last = checkpoint.latest(self._workdir / folder.CHECKPOINTS)
-            behind = "there is no checkpoint yet, so it will start again"
+            saved = "there is no checkpoint yet, so it will start again"
             if last is not None:
-                behind = f"the checkpoint of step {last} is intact"
+                saved = f"the checkpoint of step {last} is intact"
             if isinstance(error.__context__, folder.RemovedError):
-                error = error.__context__  # what was on its way to it failed as well
+                error = error.__context__  # the cause: the folder was removed
             if isinstance(error, folder.RemovedError):
                 raise RunError(
                     f"{error}, so the run stops; bring it back and go on with "
@@ -286,11 +297,11 @@ class Run:
                 ) from error
             what = str(error).rstrip(".")
             raise RunError(
-                f"{what}; mend that and go on with --resume: {behind}."
+                f"{what}; mend that and go on with --resume: {saved}."
             ) from error
 
-    def _found(self) -> checkpoint.Found | None:
-        """The newest checkpoint that can be read, and the rows up to it."""
+    def _restore(self) -> checkpoint.Restored | None:
+        """The newest readable checkpoint, None without one; files are cut to it."""
         loop = self._loop
         try:
             found = self._checkpoints.newest(
@@ -302,23 +313,23 @@ class Run:
                 "start anew in another --workdir."
             ) from error
         if found:
-            for path, reason in found.passed_over.items():
+            for path, reason in found.skipped.items():
                 self._warn(
                     f"the checkpoint of step {path.stem} cannot be read ({reason}), so "
                     f"the run goes on from step {found.step}; it is kept as {path}."
                 )
             self._open_files(step=found.step)
             for row in self._files.metrics():
-                if row["step"]:  # at that of step 0 a run does not look
-                    self._watch.look(row)  # it has said what it has to say of these
+                if row["step"]:  # alarms are checked from step 1 on
+                    self._alarms.check(row)  # these were reported before
             self._totals = found.totals
-            found = found._replace(state=self._whole(found.state, found.totals))
+            found = found._replace(state=self._with_frozen(found.state, found.totals))
         return found
 
-    def _whole(self, state: Any, totals: dict[str, Any]) -> Any:
-        """A restored state, with the frozen parameters that no checkpoint holds."""
+    def _with_frozen(self, state: Any, totals: dict[str, Any]) -> Any:
+        """The restored state with its frozen parameters, which must be the same."""
         state = self._loop.whole(state)
-        if totals.get(FROZEN) != _mark(state):
+        if totals.get(FROZEN) != _fingerprint(state):
             raise RunError(
                 "the parameters that are not trained differ from those the run began "
                 f"with; bring back what model.path={option(self._config.model, 'path')}"
@@ -326,45 +337,45 @@ class Run:
             )
         return state
 
-    def _marks(self, state: Any) -> dict[str, Any]:
-        """Of what a checkpoint needs and does not hold."""
-        return {FROZEN: _mark(state)}
+    def _frozen_mark(self, state: Any) -> dict[str, Any]:
+        """Fingerprint of the frozen parameters, for the totals of a checkpoint."""
+        return {FROZEN: _fingerprint(state)}
 
     def _warn(self, text: str) -> None:
         self._progress.say(f"Warning: {text}")
 
     def _open_files(self, *, step: int | None, warm: int = 0) -> None:
-        """What was written behind the checkpoint is cut off."""
+        """Open the files of rows; rows after the checkpoint are cut off."""
         task, seeds = self._loop.parts.task, self._loop.seeds
         self._files = folder.Files(self._workdir, task, seeds, step=step, warm=warm)
         self._open.callback(self._files.close)
 
     def _start(self) -> TrainState | None:
-        """The state of step 0, evaluated and saved; None: stopped before."""
-        warm = self._warm()
+        """The state of step 0, evaluated and saved; None where a signal came first."""
+        warm = self._warm_start()
         if warm is None:
             return None
         state = self._loop.begin(warm)
-        self._totals |= self._marks(state)
-        if self._recalled:
-            state = memory_io.begun(state, self._recalled.memory)
-            self._told_of_unknown(self._recalled)
-        evaluated, score = self._evaluated(state, 0)
-        self._files.write([{"step": 0, **self._counted({}), **evaluated}])
+        self._totals |= self._frozen_mark(state)
+        if self._loaded:
+            state = memory_io.with_memory(state, self._loaded.memory)
+            self._warn_of_unknown_prompts(self._loaded)
+        evaluated, score = self._evaluate(state, 0)
+        self._files.write([{"step": 0, **self._cumulative_counts({}), **evaluated}])
         self._save(0, state, score)
-        self._checkpoints.wait()  # before the checkpoints of the warm start go
+        self._checkpoints.wait()  # before checkpoints of the warm start are removed
         return state
 
-    def _told_of_unknown(self, recalled: memory_io.Recalled) -> None:
-        """A file that serves this task in part, or not at all, is no error."""
-        if recalled.unknown:
+    def _warn_of_unknown_prompts(self, loaded: memory_io.LoadedMemory) -> None:
+        """Warn that the memory file has prompts of other tasks; that is no error."""
+        if loaded.unknown:
             self._warn(
-                f"{recalled.unknown} of the {recalled.lines} prompts in memory.load="
+                f"{loaded.unknown} of the {loaded.lines} prompts in memory.load="
                 f"{self._config.memory.load} are not in this task and are left out."
             )
 
-    def _warm(self) -> Warm | None:
-        """The warm start, from where it was; None: stopped."""
+    def _warm_start(self) -> Warm | None:
+        """State after the warm start, resumed if it was begun; None: a signal came."""
         loop, log = self._loop, self._config.logging
         if not self._config.warm_start:
             self._open_files(step=None)
@@ -381,10 +392,10 @@ class Run:
                 saved.clear()
                 found = None
             done = found.step if found else 0
-            begun = found and self._whole(found.state, found.totals)
+            begun = found and self._with_frozen(found.state, found.totals)
             state = begun or loop.initial()
             self._open_files(step=None, warm=done)
-            self._progress.begin("warm start", done, total, self._compiles("warm"))
+            self._progress.begin("warm start", done, total, self._compile_note("warm"))
             while done < total and self._interrupt.number is None:
                 due = (log.every, log.checkpoint_every)
                 times = min(*(n - done % n for n in due), total - done)
@@ -399,14 +410,14 @@ class Run:
                 stopped = self._interrupt.number is not None
                 if stopped or done % log.checkpoint_every == 0:
                     self._files.sync()
-                    saved.save(done, loops.saved(state), self._marks(state))
+                    saved.save(done, loops.saved(state), self._frozen_mark(state))
         return None if self._interrupt.number is not None else state
 
-    def _steps(self, state: TrainState, step: int) -> None:
-        """Chunks of steps, which end where something is due."""
+    def _train(self, state: TrainState, step: int) -> None:
+        """Train in chunks that end at each log, checkpoint and evaluation step."""
         config, log = self._config, self._config.logging
         if step < config.steps:
-            self._progress.begin("RL", step, config.steps, self._compiles("step"))
+            self._progress.begin("RL", step, config.steps, self._compile_note("step"))
         due = (log.every, log.checkpoint_every, config.evaluation.every)
         score: float | None = None
         while step < config.steps and self._interrupt.number is None:
@@ -414,44 +425,44 @@ class Run:
             with self._timed("step"):
                 state, rows, shown = self._loop.advance(state, times)
             rows = [
-                {"step": step + i, **row, **self._counted(row)}
+                {"step": step + i, **row, **self._cumulative_counts(row)}
                 for i, row in enumerate(rows, 1)
             ]
             step += times
             score = None
             if step == config.steps or step % config.evaluation.every == 0:
-                evaluated, score = self._evaluated(state, step)
+                evaluated, score = self._evaluate(state, step)
                 rows[-1] |= evaluated
             self._files.write(rows, shown)
             self._progress.step(rows)
-            diverged = self._looked(rows)
-            if step == config.steps:  # before the checkpoint that ends the run
-                self._remember(state)
+            diverged = self._check_rows(rows)
+            if step == config.steps:  # before the last checkpoint marks the run done
+                self._write_memory(state)
             if diverged or score is not None or step % log.checkpoint_every == 0:
                 self._save(step, state, score)
             if diverged:
                 raise RunError(diverged)
         self._save(step, state, score)
-        if step < config.steps:  # a signal may leave little time: the state goes first
-            self._remember(state)
+        if step < config.steps:  # after a signal time is short: the state is first
+            self._write_memory(state)
 
-    def _compiles(self, program: str) -> str:
-        """What is compiled, and how long that took the last time."""
+    def _compile_note(self, program: str) -> str:
+        """Text for the display: the program that compiles, and its last time."""
         last = self._times.last(program)
-        took = f" (took {record.duration(last)} the last time)" if last else ""
+        took = f" (took {record.duration_text(last)} the last time)" if last else ""
         return f"compiling {PROGRAMS[program]}{took}"
 
     @contextlib.contextmanager
     def _timed(self, program: str) -> Iterator[None]:
-        """Note how long the first run of a program takes, which compiles it."""
+        """Record the seconds of a program's first call, which compiles it."""
         start = time.monotonic()
         yield
         if program not in self._compiled:
             self._compiled.add(program)
-            self._times.note(program, time.monotonic() - start)
+            self._times.record(program, time.monotonic() - start)
 
-    def _remember(self, state: TrainState) -> None:
-        """Leave the memory for other runs."""
+    def _write_memory(self, state: TrainState) -> None:
+        """Write memory.jsonl, which other runs can load."""
         path = self._workdir / folder.MEMORY
         memory_io.write(path, self._loop.parts.task, state.memory)
 
@@ -459,93 +470,104 @@ class Run:
         self._files.sync()
         self._checkpoints.save(step, loops.saved(state), self._totals, score=score)
 
-    def _looked(self, rows: list[dict[str, Any]]) -> str | None:
-        """Warn of what the rows show; why the run must stop, if it must."""
+    def _check_rows(self, rows: list[dict[str, Any]]) -> str | None:
+        """Report new alarms of some rows; return why the run must stop, or None."""
         patience = self._config.update.patience
         for row in rows:
-            for kind, text in self._watch.look(row).items():
+            for kind, text in self._alarms.check(row).items():
                 self._warn(text)
-                if kind in alarms.BRIEF:
-                    self._files.alarm(row["step"], kind, text)
-            count = alarms.missing_in_a_row(row, self._totals.get(MISSING_IN_A_ROW, 0))
+                if kind in alarms.SHORT:  # of the kinds that are kept
+                    self._files.write_alarm(row["step"], kind, text)
+            count = alarms.missing_streak(row, self._totals.get(MISSING_IN_A_ROW, 0))
             self._totals[MISSING_IN_A_ROW] = count.tolist()
             if np.all(count >= patience):
                 return (
                     f"the verifier gave no outcome for any completion in the last "
-                    f"{patience} steps up to step {row['step']} ({self._reason()}), so "
-                    f"the run stops, saved as step {rows[-1]['step']}; mend the "
-                    "verifier and go on with --resume."
+                    f"{patience} steps up to step {row['step']} "
+                    f"({self._verifier_reason()}), so the run stops, saved as step "
+                    f"{rows[-1]['step']}; mend the verifier and go on with --resume."
                 )
             allocator = stages.named("allocate", self._config.allocate)
-            if broken := alarms.broken(row, allocator):
-                return f"{broken}, and start anew in another --workdir."
-            count = alarms.in_a_row(row, self._totals.get(IN_A_ROW, 0))
+            if violation := alarms.contract_violation(row, allocator):
+                return f"{violation}, and start anew in another --workdir."
+            count = alarms.nonfinite_streak(row, self._totals.get(IN_A_ROW, 0))
             self._totals[IN_A_ROW] = count.tolist()
             if np.all(count >= patience):
                 return (
-                    f"{alarms.culprit(row)} at step {row['step']}, as in all of the "
-                    f"last {patience} steps, so the run stops; what it had learnt "
-                    f"until then is saved as step {rows[-1]['step']}; start anew with "
-                    "a lower optimizer.learning_rate."
+                    f"{alarms.nonfinite_metric(row)} at step {row['step']}, as in all "
+                    f"of the last {patience} steps, so the run stops; what it had "
+                    f"learnt until then is saved as step {rows[-1]['step']}; start "
+                    "anew with a lower optimizer.learning_rate."
                 )
         return None
 
-    def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Cumulative counts, exact at any size: the device counts single steps."""
+    def _cumulative_counts(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Counts of `CUMULATIVE` since step 0, as exact Python integers."""
         for name in CUMULATIVE:
             new = np.asarray(row.get(name, np.zeros(self._loop.seeds.shape)))
             old = np.asarray(self._totals.get(name, 0), np.int64)
             self._totals[name] = (old + new.astype(np.int64)).tolist()
         return {name: self._totals[name] for name in CUMULATIVE}
 
-    def _reason(self) -> str:
-        """Why the verifier gives no outcome, as it mostly says."""
-        said = " ".join((self._loop.reason or "they are not finite").split())
-        return said.rstrip(".")[:200]
+    def _verifier_reason(self) -> str:
+        """The verifier's most frequent reason for a missing outcome, shortened."""
+        reason = " ".join((self._loop.reason or "they are not finite").split())
+        return reason.rstrip(".")[:200]
 
-    def _evaluated(self, state: TrainState, step: int) -> tuple[dict[str, Any], float]:
-        """What an evaluation adds to the row of a step; the score of its state."""
+    def _evaluate(self, state: TrainState, step: int) -> tuple[dict[str, Any], float]:
+        """Evaluate a state.
+
+        Returns:
+            Metrics for the row of the step; score of the state, its mean pass rate.
+
+        Raises:
+            RunError: at step 0, where the verifier gave no outcome at all.
+        """
         start = time.perf_counter()
-        with contextlib.ExitStack() as told:
+        with contextlib.ExitStack() as first_call:
             if "evaluation" not in self._compiled:
-                what = self._compiles("evaluation")
-                told.enter_context(self._progress.waiting(what))
-                told.enter_context(self._timed("evaluation"))
-            sampled, greedy, said = self._loop.evaluate(state)
+                note = self._compile_note("evaluation")
+                first_call.enter_context(self._progress.waiting(note))
+                first_call.enter_context(self._timed("evaluation"))
+            sampled, greedy, metrics = self._loop.evaluate(state)
         took = time.perf_counter() - start
         if step == 0 and not (np.isfinite(sampled).any() or np.isfinite(greedy).any()):
             raise RunError(
                 "the verifier gave no outcome for any held-out completion "
-                f"({self._reason()}), so the run stops before its first step; mend the "
-                "verifier and go on with --resume."
+                f"({self._verifier_reason()}), so the run stops before its first step; "
+                "mend the verifier and go on with --resume."
             )
-        self._files.evaluated(step, sampled, self._config.evaluation.samples)
-        self._progress.held_out(sampled)
+        self._files.write_evaluation(step, sampled, self._config.evaluation.samples)
+        self._progress.evaluated(sampled)
         row = {
             "eval/pass_rate": _mean(sampled),
             "eval/greedy_pass_rate": _mean(greedy),
             "time/evaluate_s": took,
-            **said,
+            **metrics,
         }
         return row, float(np.mean(row["eval/pass_rate"]))
 
 
 def drift_bound(config: Config) -> float:
-    """Nats that log-probs of sampler and trainer may be apart: their rounding."""
+    """Largest difference of log-probs, sampler against trainer, without an alarm, nats.
+
+    `logging.drift_nats`, or the rounding to expect: 1e-4 where the model computes in
+    float32 on a CPU, else 0.2.
+    """
     if config.logging.drift_nats is not None:
         return float(config.logging.drift_nats)
     dtype = jnp.dtype(option(config.model, "dtype", jnp.float32))
-    # Elsewhere float32 products are rounded to fewer bits than they have.
+    # Accelerators round float32 products to fewer bits.
     return 1e-4 if dtype == jnp.float32 and jax.default_backend() == "cpu" else 0.2
 
 
-def _mark(state: Any) -> int | None:
-    """A number for the parameters that are not trained; None where all are."""
+def _fingerprint(state: Any) -> int | None:
+    """Fingerprint of the frozen parameters; None where all are trained."""
     return None if state.frozen is None else int(checkpoint.fingerprint(state.frozen))
 
 
 def _mean(pass_rates: np.ndarray) -> np.ndarray:
-    """Over the prompts that have one, `[..., E]`; NaN where none has."""
+    """Mean of `[..., E]` pass rates over prompts that have one; NaN without any."""
     known = np.isfinite(pass_rates)
     count = np.where(known.any(-1), known.sum(-1), np.nan)
     return np.where(known, pass_rates, 0.0).sum(-1) / count

@@ -1,1 +1,1 @@
-"""What configs and command lines are made of; no arrays."""
+"""Config types, dotted names and command lines. The standard library alone."""

@@ -1,4 +1,4 @@
-"""What the command lines have in common."""
+"""Command lines: argument parser, output that may be closed, atomic writes."""
 
 import argparse
 import contextlib
@@ -13,14 +13,14 @@ from curax.settings.config_paths import ConfigError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence, without the usage before it."""
+    """An argument parser that raises a ConfigError of one sentence, without usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong."""
+        """Raise the ConfigError of a parsing error."""
         raise ConfigError(f"{message}; {self.prog} --help lists what there is.")
 
     def add_assignments(self) -> None:
-        """The option that changes a config."""
+        """Add `--set NAME=VALUE`, which changes fields and options of a config."""
         self.add_argument(
             "--set",
             dest="assignments",
@@ -34,19 +34,19 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Quiet:
-    """A stream that falls silent as soon as it cannot be written to."""
+    """A text stream that drops its output after the first failed write."""
 
     def __init__(self, stream: Any):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """All is taken, whether anybody reads it or not."""
+        """Write text, or drop it; its length is returned either way."""
         with self._silenced():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """As of the stream."""
+        """Flush the stream, or drop what is buffered."""
         with self._silenced():
             self._stream.flush()
 
@@ -55,7 +55,7 @@ class _Quiet:
         try:
             yield
         except OSError:
-            # What is buffered would fail again, at the latest when the process ends.
+            # Buffered output would fail again, at the latest when the process ends.
             with contextlib.suppress(OSError, ValueError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, self._stream.fileno())
@@ -66,10 +66,9 @@ class _Quiet:
 
 
 def survives_closed_output(main: Callable[..., int]) -> Callable[..., int]:
-    """A command line that goes on where its output is read no longer.
+    """Decorator: a command line that continues when its output is closed.
 
-    Its reader may have ended, as `head` does, or the terminal been closed; what was to
-    be done is done all the same.
+    The reader of a pipe may end, as `head` does, or the terminal may be closed.
     """
 
     @functools.wraps(main)
@@ -78,7 +77,7 @@ def survives_closed_output(main: Callable[..., int]) -> Callable[..., int]:
             with contextlib.suppress(OSError):
                 os.fstat(number)
                 continue
-            # Closed: the next file to be opened would get what is printed.
+            # The descriptor is closed; the next file opened would get the output.
             os.open(os.devnull, os.O_RDWR)
         streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (_Quiet(one) if one else None for one in streams)
@@ -94,7 +93,7 @@ def survives_closed_output(main: Callable[..., int]) -> Callable[..., int]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, or leave the one that is there as it is."""
+    """Write a file atomically: a failed write leaves the old file."""
     partial = path.with_name(path.name + ".tmp")
     try:
         partial.write_bytes(data)

@@ -1,9 +1,8 @@
-"""Whatever stands in a tree of dataclasses and functions has a dotted name.
+"""Dotted names in a tree of dataclasses and functions: describe, compare, set, check.
 
-A field (`sampling.group_size`), an option of a function (`loss.high`), of an option
-(`objective.f.alpha`), an entry of a tuple (`gate.gates.0.delta`). By these names a tree
-is described, compared, changed and told what is wrong with it. Nothing here knows what
-the tree is for. Only the standard library is imported.
+A dotted name is that of a field (`sampling.group_size`), an option of a function
+(`loss.high`), an option of an option (`objective.f.alpha`) or an entry of a tuple
+(`gate.gates.0.delta`). Only the standard library is imported.
 """
 
 import ast
@@ -22,35 +21,36 @@ from typing import Any, NamedTuple
 from curax.settings.config_types import (
     Function,
     alternatives,
-    hints,
-    in_words,
+    field_types,
+    infer_type,
     is_array,
     item_kinds,
-    kind_of,
+    matches,
     out_of_range,
-    suits,
+    type_phrase,
 )
 from curax.settings.packages import missing
 
-UNSET: Any = object()  # the value of an option that has none
-OF_FILE = "config_"  # the module of a config file is called so, and then as the file
+UNSET: Any = object()  # the value of an option without a default
+OF_FILE = "config_"  # prefix of the module name of a config file
 
 
 class ConfigError(ValueError):
-    """Input is wrong. Its text is one sentence: name, value, rule, nearest fix."""
+    """Wrong input. The message is one sentence: name, value, rule, nearest fix."""
 
 
 class Place(NamedTuple):
-    """Whatever has a dotted name: what stands there, and what may."""
+    """A node of the tree: its value and the annotation of its place."""
 
     value: Any
     kind: Any = Any  # annotation
 
-    def inside(self) -> dict[str, "Place"]:
-        """The places inside this one, by the next part of their dotted name."""
+    def children(self) -> dict[str, "Place"]:
+        """Child nodes by the next part of their dotted name."""
         node = self.value
         if _is_dataclass(node):
-            known, names = hints(type(node)), [f.name for f in dataclasses.fields(node)]
+            known = field_types(type(node))
+            names = [field.name for field in dataclasses.fields(node)]
             return {n: Place(getattr(node, n), known.get(n, Any)) for n in names}
         if callable(node):
             return _options(node)
@@ -62,13 +62,13 @@ class Place(NamedTuple):
         return {}
 
     def walk(self, name: str = "") -> Iterator[tuple[str, "Place"]]:
-        """This place and all inside it, by dotted name."""
+        """Yield (dotted name, node) of this node and all below it."""
         yield name, self
-        for key, inner in self.inside().items():
+        for key, inner in self.children().items():
             yield from inner.walk(_join(name, key))
 
     def with_parts(self, parts: Mapping[str, Any]) -> Any:
-        """The value with other parts, by the names that `inside` gives them."""
+        """The value with some children replaced, by the names of `children`."""
         node = self.value
         if _is_dataclass(node):
             return dataclasses.replace(node, **parts)
@@ -80,41 +80,41 @@ class Place(NamedTuple):
         return remade(parts.get(str(i), value) for i, value in enumerate(node))
 
     def owner(self, name: str) -> str:
-        """What messages call the thing at `name` that has options, or has none."""
+        """Name of this node in messages: the function's, else the dotted name."""
         if callable(self.value) and not _is_dataclass(self.value):
             return full_name(self.value).removeprefix("curax.")
         return name or "the config"
 
 
 def options(function: Function) -> dict[str, Any]:
-    """The options of a function by name: bound by `partial`, or else the default."""
-    inner = Place(function).inside().items()
+    """Options of a function by name: values bound by `partial`, else defaults."""
+    inner = Place(function).children().items()
     return {key: place.value for key, place in inner if place.value is not UNSET}
 
 
 def option(function: Function, name: str, default: Any = None) -> Any:
-    """One option of a function; `default` where it has none of that name."""
+    """An option of a function; `default` where it has no such option."""
     return options(function).get(name, default)
 
 
 def full_name(function: Any) -> str:
-    """Module and name of a function, whatever is bound to it."""
+    """Module and qualified name of a function, without bound options."""
     if isinstance(function, functools.partial):
         return full_name(function.func)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-# Descriptions: a tree as JSON
+# Trees as JSON
 
 
 def describe(tree: Any) -> Any:
-    """The tree with every default resolved, ready for JSON, in a stable order.
+    """A tree as JSON values in a stable order, with every default.
 
-    A function is `{"function": its full name}` and its options. What a closure holds
-    cannot be seen: bind options with `partial` instead.
+    A function is `{"function": full name, option: value, ...}`. Variables of a closure
+    are not visible: bind options with `partial` instead.
     """
-    inner = Place(tree).inside().items()
+    inner = Place(tree).children().items()
     shown = {k: describe(p.value) for k, p in inner if p.value is not UNSET}
     if callable(tree):
         return {"function": full_name(tree)} | shown
@@ -131,21 +131,21 @@ def describe(tree: Any) -> Any:
     return repr(tree) if " at 0x" not in repr(tree) else full_name(tree)
 
 
-def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
-    """What was described: functions are found by their names again.
+def rebuild(description: Any, kind: Any = Any, name: str = "") -> Any:
+    """The tree of a description, with functions imported by name.
 
     Args:
-        description: of `describe`, by way of JSON or not.
-        kind: annotation of the place; a dataclass where one is described.
-        name: dotted name of the place, for messages.
+        description: result of `describe`, read from JSON or not.
+        kind: annotation of the node; a dataclass for the description of one.
+        name: dotted name of the node, for messages.
 
     Raises:
-        ConfigError: a function is not where it was.
+        ConfigError: a function cannot be imported.
     """
     if isinstance(description, list):
         kinds = item_kinds(kind, len(description))
         pairs = zip(description, kinds, strict=True)
-        return tuple(rebuilt(d, k, _join(name, i)) for i, (d, k) in enumerate(pairs))
+        return tuple(rebuild(d, k, _join(name, i)) for i, (d, k) in enumerate(pairs))
     if isinstance(description, str) and float in alternatives(kind):
         return float(description)  # JSON has neither inf nor nan
     if not isinstance(description, dict):
@@ -154,9 +154,9 @@ def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
         classes: list[Any] = [
             k for k in alternatives(kind) if dataclasses.is_dataclass(k)
         ]
-        known = hints(classes[0]) if classes else {}
+        known = field_types(classes[0]) if classes else {}
         parts = {
-            key: rebuilt(part, known.get(key, Any), _join(name, key))
+            key: rebuild(part, known.get(key, Any), _join(name, key))
             for key, part in description.items()
         }
         return classes[0](**parts) if classes else parts
@@ -170,9 +170,9 @@ def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
         raise ConfigError(
             f"{name}: {description['function']} cannot be imported {fix}"
         ) from error
-    default, places = describe(function), Place(function).inside()
+    default, places = describe(function), Place(function).children()
     bound = {
-        key: rebuilt(part, places.get(key, Place(None)).kind, _join(name, key))
+        key: rebuild(part, places.get(key, Place(None)).kind, _join(name, key))
         for key, part in description.items()
         if key != "function" and (key not in default or part != default[key])
     }
@@ -180,9 +180,9 @@ def rebuilt(description: Any, kind: Any = Any, name: str = "") -> Any:
 
 
 def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    """Where two descriptions differ: (dotted name, old, new); absent counts as None.
+    """Differences of two descriptions as (dotted name, old, new); absent is None.
 
-    A function that the config file defines is the same when that file is renamed.
+    A function of a config file equals itself after the file is renamed.
     """
     before, after = dict(_leaves("", old)), dict(_leaves("", new))
     pairs = [(name, before.get(name), after.get(name)) for name in after | before]
@@ -190,12 +190,12 @@ def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 
 
 def fields_of(tree: Any) -> list[str]:
-    """The dotted names of all functions and values that `describe` shows."""
+    """Dotted names of all functions and values in `describe(tree)`."""
     return [name for name, _ in _leaves("", describe(tree))]
 
 
 def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    """What a description holds, by dotted name; a function goes by its place's."""
+    """(dotted name, value) of all leaves; a function is the leaf at its own name."""
     if not tree or not isinstance(tree, dict | list):
         yield name, tree
         return
@@ -206,16 +206,16 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(_join(name, key), part)
 
 
-# What is wrong with a tree
+# Checks
 
 
 def wrong_values(place: Place, name: str = "") -> Iterator[str]:
-    """Values out of range, and fields of the wrong type; traced arrays pass."""
-    for key, inner in place.inside().items():
+    """Sentences about values out of range and fields of a wrong type; arrays pass."""
+    for key, inner in place.children().items():
         (value, kind), field = inner, _join(name, key)
-        # Annotations of functions may be anybody's: `assigned` alone goes by them.
-        if not (callable(place.value) or suits(value, kind)):
-            words, example = in_words(kind)
+        # Annotations of user functions may be wrong: only `assign` relies on them.
+        if not (callable(place.value) or matches(value, kind)):
+            words, example = type_phrase(kind)
             fix = f"set {field} to {example}, for example" if example else "give one"
             yield f"{field}={value!r} must be {words}; {fix}."
         if bounds := out_of_range(value, kind):
@@ -225,11 +225,11 @@ def wrong_values(place: Place, name: str = "") -> Iterator[str]:
 
 
 def wrong_options(place: Place, complete: Sequence[str]) -> Iterator[str]:
-    """Options that have no name, that do not exist, or that are needed and not set.
+    """Sentences about options that are positional, unknown, or required and unset.
 
     Args:
-        place: the tree.
-        complete: parts of it whose functions are called without further keywords.
+        place: root node.
+        complete: top-level names whose functions are called without more keywords.
     """
     for name, inner in place.walk():
         function = inner.value
@@ -239,10 +239,10 @@ def wrong_options(place: Place, complete: Sequence[str]) -> Iterator[str]:
         if isinstance(function, functools.partial) and function.args:
             yield f"{name} binds options of {owner} by position; bind them by name."
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        known = {k: p for k, p in inner.inside().items() if k in parameters}
+        known = {k: p for k, p in inner.children().items() if k in parameters}
         for key in bound if parameters and not takes_any else ():
             if key not in known:
-                yield _unknown(f"{name}.{key}={bound[key]}", owner, key, known)
+                yield _unknown_option(f"{name}.{key}={bound[key]}", owner, key, known)
         for key in known if name.split(".")[0] in complete else ():
             if known[key].value is UNSET:
                 fix = f"bind it with functools.partial(..., {key}=...)"
@@ -253,28 +253,30 @@ def wrong_options(place: Place, complete: Sequence[str]) -> Iterator[str]:
 
 
 class _Edit(NamedTuple):
+    """An assignment to a dotted name."""
+
     shown: str  # NAME=VALUE
-    readings: list[Any]  # what the value may mean; the first that suits is taken
+    readings: list[Any]  # possible values of VALUE; the first that matches is taken
     files: Callable[[], Iterable[str]]
-    alias: str | None  # what the last part of the name is called here
+    alias: str | None  # dotted name that the last part of NAME is an alias of
 
 
-def assigned(
+def assign(
     tree: Any,
     assignments: Iterable[str] | Mapping[str, Any],
     files: Callable[[], Iterable[str]] = tuple,
     aliases: Mapping[str, str] = {},
 ) -> Any:
-    """A copy of a dataclass with values set by dotted name, not yet checked by itself.
+    """A copy of a dataclass with values set by dotted name, before its own checks.
 
     Args:
-        tree: a dataclass.
+        tree: dataclass to copy.
         assignments: `NAME=VALUE` strings, or a mapping from names to values.
-        files: the names that `--config` knows, for messages.
-        aliases: what others call something, and its dotted name here, for messages.
+        files: names of recipes, for messages.
+        aliases: names used by other programs and their dotted names, for messages.
 
     Raises:
-        ConfigError: an unknown name or a value of the wrong type.
+        ConfigError: an unknown name, or a value of the wrong type.
     """
     draft = copy.copy(tree)
 
@@ -292,50 +294,58 @@ def assigned(
                 fix = "write --set NAME=VALUE, for example --set steps=200"
                 raise ConfigError(f"{name!r} sets nothing; {fix}.")
             name, this = text, edit(text, value, [_literal(value), value])
-        field, value = _edited("", Place(draft), name.split("."), this)
+        field, value = _assign_below("", Place(draft), name.split("."), this)
         object.__setattr__(draft, field, value)
     return draft
 
 
-def _edited(name: str, place: Place, path: list[str], edit: _Edit) -> tuple[str, Any]:
-    """Which part of a place an assignment changes, and to what."""
+def _assign_below(
+    name: str, place: Place, path: list[str], edit: _Edit
+) -> tuple[str, Any]:
+    """(child, new value of it) of an assignment to a path below a node."""
     key, *deeper = path
-    inner = place.inside()
+    inner = place.children()
     if key not in inner:
         known = [n for n, _ in place.walk(name)]
         below = [n for n in known if n == edit.alias or n.endswith(f".{key}")]
-        raise ConfigError(_unknown(edit.shown, place.owner(name), key, inner, below))
+        owner = place.owner(name)
+        raise ConfigError(_unknown_option(edit.shown, owner, key, inner, below))
     name, part = _join(name, key), inner[key]
     if not deeper:
-        return key, _replacement(name, part, edit)
-    changed = dict([_edited(name, part, deeper, edit)])
+        return key, _new_value(name, part, edit)
+    changed = dict([_assign_below(name, part, deeper, edit)])
     try:
         return key, part.with_parts(changed)
-    except (TypeError, ValueError) as error:  # its own check, or a field it fixes
+    except (TypeError, ValueError) as error:  # raised by the part's own checks
         raise ConfigError(f"{edit.shown}: {error}") from error
 
 
-def _replacement(name: str, place: Place, edit: _Edit) -> Any:
+def _new_value(name: str, place: Place, edit: _Edit) -> Any:
+    """Value of an assignment, converted to the type of its node.
+
+    Raises:
+        ConfigError: the value has another type, or the node is a function or group.
+    """
     now, kind = place
     is_set = now is not None and now is not UNSET
-    if is_set and (kind is Any or not suits(now, kind)):
-        kind = kind_of(now)
+    if is_set and (kind is Any or not matches(now, kind)):
+        kind = infer_type(now)
     kinds = alternatives(kind)
     for value in edit.readings:
         relist = isinstance(now, tuple) and isinstance(value, list)
         new: Any = tuple(value) if relist else value
-        if suits(new, kind):
+        if matches(new, kind):
             widen = type(new) is int and float in kinds and int not in kinds
             return float(new) if widen and abs(new) < 2**1023 else new
-    inside = [part.value for _, part in place.walk()]
-    if any(callable(part) or _is_dataclass(part) for part in inside):
-        reach = ", ".join(_join(name, key) for key in place.inside()) or "none"
+    below = [part.value for _, part in place.walk()]
+    if any(callable(part) or _is_dataclass(part) for part in below):
+        reach = ", ".join(_join(name, key) for key in place.children()) or "none"
         raise ConfigError(
             f"{edit.shown}: functions and groups of options are chosen in the config "
-            f"file{_meant(name, now, edit)}; --set reaches single options, here "
+            f"file{_suggestion(name, now, edit)}; --set reaches single options, here "
             f"{reach}."
         )
-    words, example = in_words(kind)
+    words, example = type_phrase(kind)
     state = "it is not set" if now is UNSET else f"it is {now} now"
     raise ConfigError(
         f"{edit.shown}: expected {words} ({state}); "
@@ -343,8 +353,8 @@ def _replacement(name: str, place: Place, edit: _Edit) -> Any:
     )
 
 
-def _meant(name: str, now: Any, edit: _Edit) -> str:
-    """How to write the function or the file whose short name was given, if any is."""
+def _suggestion(name: str, now: Any, edit: _Edit) -> str:
+    """Text on how to set a function or recipe given by its short name; may be empty."""
     text, fixes = str(edit.readings[-1]).lower(), []
     if callable(now):
         home, _, _ = full_name(now).rpartition(".")
@@ -368,6 +378,7 @@ def _meant(name: str, now: Any, edit: _Edit) -> str:
 
 
 def _literal(text: str) -> Any:
+    """Value of a Python literal, true, false, none or inf; other text as it is."""
     words = {"true": True, "false": False, "none": None, "inf": math.inf}
     if text.lower() in words:
         return words[text.lower()]
@@ -377,9 +388,10 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _unknown(
+def _unknown_option(
     shown: str, owner: str, key: str, known: Iterable[str], below: Sequence[str] = ()
 ) -> str:
+    """Sentence about an unknown option, with the nearest known name."""
     near = below or difflib.get_close_matches(key, known, 1)
     guess = f"did you mean {near[0]!r}? It" if near else "it"
     has = ", ".join(sorted(known)) or "none"
@@ -390,7 +402,7 @@ def _unknown(
 
 
 def _signature(function: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
-    """The keywords bound to a function, and its parameters before they were."""
+    """Keywords bound to a function, and the parameters of the unbound function."""
     partial = isinstance(function, functools.partial)
     target, bound = (function.func, function.keywords) if partial else (function, {})
     for eval_str in (True, False):
@@ -403,14 +415,14 @@ def _signature(function: Any) -> tuple[dict[str, Any], dict[str, inspect.Paramet
 
 
 def _options(function: Any) -> dict[str, Place]:
-    """Keyword-only parameters, those with a default, and whatever is bound."""
+    """Options of a function as nodes: keyword-only, with a default, or bound."""
     (bound, parameters), found = _signature(function), {}
     for name, p in parameters.items():
         default = UNSET if p.default is p.empty else p.default
         optional = p.kind is p.POSITIONAL_OR_KEYWORD and default is not UNSET
         if p.kind is p.KEYWORD_ONLY or optional or name in bound:
             stated = p.annotation is not p.empty and type(p.annotation) is not str
-            like = Any if default is UNSET else kind_of(default)
+            like = Any if default is UNSET else infer_type(default)
             kind = p.annotation if stated else like
             found[name] = Place(bound.get(name, default), kind)
     return found | {k: Place(v) for k, v in bound.items() if k not in found}

@@ -1,4 +1,4 @@
-"""What an annotation allows, asked of values and said in words.
+"""Types of config fields: ranges of numbers, checks of values, text for messages.
 
 Only the standard library is imported.
 """
@@ -27,19 +27,22 @@ _WORDS: dict[Any, tuple[str, Any]] = {
 
 
 class Range(NamedTuple):
-    """Where a number lies: from `low`, itself only if `closed`, to `high`."""
+    """A range of numbers from `low`, included if `closed`, to `high`, included."""
 
     low: float
     high: float = math.inf
     closed: bool = True
 
     def holds(self, value: float) -> bool:
-        """Whether `value` lies inside; NaN never does."""
+        """Whether `value` is in the range; NaN is in none."""
         above = self.low <= value if self.closed else self.low < value
         return above and value <= self.high
 
     def nearest(self, value: float) -> float:
-        """The bound next to a value outside; one above it if the bound is open."""
+        """The value in range to suggest for one outside: the bound next to it.
+
+        Above an open lower bound it is `low` + 1.
+        """
         lowest = self.low if self.closed else min(self.low + 1, self.high)
         return self.high if value > self.high else lowest
 
@@ -49,7 +52,7 @@ class Range(NamedTuple):
 
 
 class _OrRest(Range):
-    """A range, and -1."""
+    """A range that includes -1."""
 
     def holds(self, value: float) -> bool:
         return value == -1 or super().holds(value)
@@ -68,7 +71,7 @@ Share = Annotated[float, Range(0.0, 1.0, closed=False)]
 
 
 def out_of_range(value: Any, kind: Any) -> Range | None:
-    """The range that a value should lie in and does not; arrays may be traced."""
+    """The range of an annotation that a number violates; None: arrays, other values."""
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     for member in typing.get_args(kind) if union else (kind,):
         for bounds in getattr(member, "__metadata__", ()):
@@ -78,13 +81,13 @@ def out_of_range(value: Any, kind: Any) -> Range | None:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array, traced or not."""
+    """Whether a value has the shape and dtype of an array, traced or not."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 @functools.cache
-def hints(cls: type) -> dict[str, Any]:
-    """The annotations of a dataclass, strings read as types."""
+def field_types(cls: type) -> dict[str, Any]:
+    """Annotations of a dataclass by field, strings resolved; empty if unreadable."""
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except Exception:  # an annotation may be unreadable
@@ -92,7 +95,7 @@ def hints(cls: type) -> dict[str, Any]:
 
 
 def alternatives(kind: Any) -> list[Any]:
-    """The alternatives of an annotation, without metadata."""
+    """Members of a union annotation, without metadata."""
     parts = typing.get_args(kind)
     if typing.get_origin(kind) is Annotated:
         return alternatives(parts[0])
@@ -104,7 +107,7 @@ def alternatives(kind: Any) -> list[Any]:
 
 
 def item_kinds(kind: Any, length: int) -> list[Any]:
-    """What may stand at each place of a tuple that has `length` of them."""
+    """Annotation of each entry of a sequence with `length` entries."""
     for member in alternatives(kind):
         parts, origin = typing.get_args(member), typing.get_origin(member)
         if origin is tuple and parts[1:] != (...,):
@@ -114,19 +117,19 @@ def item_kinds(kind: Any, length: int) -> list[Any]:
     return [Any] * length
 
 
-def kind_of(value: Any) -> Any:
-    """What may stand where no annotation says so: more of the same."""
+def infer_type(value: Any) -> Any:
+    """Annotation inferred from a default value; Any for None."""
     if value is None:
         return Any
     if type(value) is tuple and value:
-        return types.GenericAlias(tuple, tuple(map(kind_of, value)))
+        return types.GenericAlias(tuple, tuple(map(infer_type, value)))
     return _FUNCTION if callable(value) else float if is_array(value) else type(value)
 
 
-def suits(value: Any, kind: Any) -> bool:
-    """Whether a value may stand where the annotation is; arrays may for numbers."""
+def matches(value: Any, kind: Any) -> bool:
+    """Whether a value matches an annotation; arrays match numbers."""
 
-    def suits_member(member: Any) -> bool:
+    def matches_member(member: Any) -> bool:
         origin = typing.get_origin(member) or member
         if member in (int, float) or is_array(member):
             number = type(value) in (int, float if member is not int else int)
@@ -135,16 +138,16 @@ def suits(value: Any, kind: Any) -> bool:
             if not isinstance(value, tuple | list) or not isinstance(value, origin):
                 return False
             kinds = item_kinds(member, len(value))
-            return len(kinds) == len(value) and all(map(suits, value, kinds))
+            return len(kinds) == len(value) and all(map(matches, value, kinds))
         protocol = getattr(origin, "_is_protocol", False)  # isinstance may refuse it
         known = isinstance(origin, type) and not protocol
         return member is Any or (known and isinstance(value, origin))
 
-    return any(map(suits_member, alternatives(kind)))
+    return any(map(matches_member, alternatives(kind)))
 
 
-def in_words(kind: Any) -> tuple[str, Any]:
-    """An annotation in words, and an example."""
+def type_phrase(kind: Any) -> tuple[str, Any]:
+    """(phrase, example value or None) of an annotation, for messages."""
     kinds = [typing.get_origin(member) or member for member in alternatives(kind)]
     kinds = [k for k in kinds if not (k is int and float in kinds)]
     plain = [k for k in kinds if k in _WORDS or dataclasses.is_dataclass(k)] or kinds

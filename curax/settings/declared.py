@@ -1,9 +1,9 @@
-"""Properties that a stage function declares of itself, for those who join the stages.
+"""Properties that a stage function declares, for checks of how stages combine.
 
-    equal_groups    an allocator gives every prompt one number, up to 1
-    has_ratio       a loss undoes that the policy has left the one that sampled
-    least_group     completions below which a group teaches nothing; or the name of the
-                    option that says so
+    equal_groups    the allocator gives every prompt the same number, up to 1
+    has_ratio       the loss corrects for a policy that differs from the sampler's
+    least_group     smallest group with a gradient; or the name of the option that
+                    sets it
     constant        a multiplier is 1 for every token
     method          the `step.records.Method` that keeps what a function reads
     recall          the completions that a source of hints reads, of a method's state
@@ -12,8 +12,8 @@
     rows_per_prompt the option of a correction that is the rows trained per prompt
     most_draws      the option of a correction that is the most a prompt draws
 
-Nothing is decided by the identity of a function or by its name: one of a user's own
-declares what it needs in the same way. Only the standard library is imported.
+Checks read properties, never the name of a function, so a user's function declares what
+it needs in the same way. Only the standard library is imported.
 """
 
 import functools
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def declares(**properties: Any) -> Callable[[F], F]:
-    """A decorator that gives a function these properties, and changes nothing else."""
+    """Decorator that sets properties of a function."""
 
     def marked(function: F) -> F:
         vars(function).update(properties)
@@ -34,7 +34,7 @@ def declares(**properties: Any) -> Callable[[F], F]:
 
 
 def declared(function: Any, name: str, default: Any) -> Any:
-    """A property of a function, whatever is bound to it; `default`: it has none."""
+    """A declared property of a function, bound or not; `default` where it has none."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, name, default)

@@ -1,7 +1,6 @@
-"""Files that somebody else wrote, read within bounds.
+"""Bounded reading of untrusted files: size, type and nesting are limited.
 
-Nothing waits for a pipe, takes memory without end, or recurses without end. What is
-wrong is said in words that the caller puts behind the name of the file.
+Messages are phrases that callers put after the name of the file.
 """
 
 import contextlib
@@ -12,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_BYTES = 2**24  # of JSON and templates; those of real checkpoints have far less
-MAX_DEPTH = 64  # of lists and objects in each other
+MAX_BYTES = 2**24  # size of a JSON file or template; real checkpoints have far less
+MAX_DEPTH = 64  # depth of nested lists and objects
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -25,13 +24,13 @@ _KINDS = {
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """An open regular file and its size in bytes. Links are followed.
+    """Open a regular file; gives the file and its size in bytes. Links are followed.
 
     Raises:
-        OSError: it is not there, or may not be read.
+        OSError: the file is missing, or may not be read.
         ValueError: it is a folder, a pipe or a device.
     """
-    # Without O_NONBLOCK this would wait for somebody to write into a pipe.
+    # Without O_NONBLOCK opening a pipe would wait for a writer.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(number)
@@ -45,27 +44,27 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def read(path: Path, *, most: int = MAX_BYTES) -> bytes:
-    """What a regular file of at most so many bytes holds.
+    """Bytes of a regular file of at most `most` bytes.
 
     Raises:
         OSError: as `opened`.
-        ValueError: as `opened`; or there are more bytes.
+        ValueError: as `opened`; or the file is larger.
     """
     with opened(path) as (file, size):
-        # It may have grown since, and some file systems tell no size.
+        # The file may have grown, and some file systems report no size.
         data = file.read(most + 1) if size <= most else None
-        data = data or b""  # None where it would wait
+        data = data or b""  # None where a read would block
     if size > most or len(data) > most:
         raise ValueError(f"it has more than the {most} bytes that are read of it")
     return data
 
 
 def json_of(data: bytes) -> Any:
-    """The value that bytes of JSON in UTF-8 stand for.
+    """Parse JSON in UTF-8, strictly.
 
     Raises:
-        ValueError: they are none; a name stands twice in an object; a number is NaN or
-            infinite; it is nested too deeply.
+        ValueError: invalid JSON, a duplicate key, a non-finite number, or nesting
+            beyond `MAX_DEPTH`.
     """
     try:
         value = json.loads(
@@ -104,10 +103,10 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON in one line, cut where it is long."""
+    """A value as one line of JSON, at most 200 characters."""
     return cut(json.dumps(value, default=repr))
 
 
 def cut(text: str, most: int = 200) -> str:
-    """A text, cut where it is long."""
+    """A text of at most `most` characters; a longer one ends in "..."."""
     return text if len(text) <= most else f"{text[:most]} ..."

@@ -1,11 +1,11 @@
-"""Packages that are not installed, and the line that installs them.
+"""Messages for packages that are not installed.
 
 Only the standard library is imported.
 """
 
 import importlib.util
 
-# What pip calls a package that is imported by another name.
+# Extras of curax, and names of packages on PyPI, by the name of the import.
 OF_CURAX = {
     "reasoning_gym": "gym",
     "tensorflow_datasets": "tfds",
@@ -23,14 +23,14 @@ NAMES = {
 
 
 def missing(error: BaseException) -> str | None:
-    """What to do where an import failed for want of a package; None: no such failure.
+    """Sentence about a package that an import failed to find.
 
     Args:
-        error: whatever was raised; those that it was raised from are looked at too.
+        error: error of an import; its causes are searched too.
 
     Returns:
-        A sentence with the package and the line that installs it. None as well where
-        the package is there and a module of it is not.
+        The package and the command that installs it; None where the error is another
+        one, or where the package is installed and lacks a module.
     """
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, ModuleNotFoundError):

@@ -26,7 +26,7 @@ def main() -> None:
         told = [f"{key} {a:.2f} -> {b:.2f}" for key, (a, b) in ends.items()]
         print(f"{name}: {', '.join(told)}")
     smoke.draw(HERE / "curves.png", found, "mean", TOKENS)
-    middle, half = record.interval(np.array(found["mean"]["rate"][0]))
+    middle, half = record.t_interval(np.array(found["mean"]["rate"][0]))
     print(f"\nbefore RL {middle:.3f} ± {half:.3f}")
     print(f"commit {', '.join(sorted({own['commit'] for own in found.values()}))}")
 

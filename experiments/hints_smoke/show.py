@@ -43,7 +43,7 @@ def main() -> None:
     print(smoke.table(found, "grpo", AT, UPDATES), end="\n\n")
     print(hints(found))
     smoke.draw(HERE / "curves.png", found, "grpo", TOKENS)
-    middle, half = record.interval(np.array(found["grpo"]["rate"][0]))
+    middle, half = record.t_interval(np.array(found["grpo"]["rate"][0]))
     print(f"\nbefore RL {middle:.3f} ± {half:.3f}")
     print(f"commit {', '.join(sorted({own['commit'] for own in found.values()}))}")
 

@@ -146,7 +146,7 @@ def logprobs(
     Returns:
         `[N, Y]` float32 nats, or ranks; anything finite off the mask.
     """
-    tokens, mask, columns = grids.behind(tokens, length, *reference)
+    tokens, mask, columns = grids.append_after(tokens, length, *reference)
     how = settings(parts.config)
     most = how.micro_batches
     count = next(k for k in range(most, 0, -1) if tokens.shape[0] % k == 0)
@@ -319,7 +319,7 @@ def batch(
     prompt = drawn.rollouts.prompt[rows.row]
     slot = drawn.rollouts.slot[rows.row]
     reference, there = scored.reference[prompt], scored.reference_mask[prompt]
-    tokens, mask, columns = grids.behind(batch.tokens, thought, reference, there)
+    tokens, mask, columns = grids.append_after(batch.tokens, thought, reference, there)
     weight = jnp.where(there, scored.certainty.weight[prompt, slot], 0.0)
     which = jnp.arange(mask.shape[0])[:, None]
     spread = jnp.zeros(mask.shape, jnp.float32).at[which, columns].set(weight)
