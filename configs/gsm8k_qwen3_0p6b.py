@@ -19,7 +19,7 @@ import optax
 
 from curax.config import Config, Evaluation, Logging, load, transferred
 from curax.models import pretrained
-from curax.tasks import layouts, problems
+from curax.tasks import file_task, layouts
 
 RECIPE = "dr_grpo"
 
@@ -30,7 +30,7 @@ def get_config() -> Config:
         recipe,
         max_tokens=512,
         task=partial(
-            problems.task,
+            file_task.task,
             train="data/gsm8k/train.jsonl",
             held_out="data/gsm8k/test.jsonl",
             layout=layouts.gsm8k,

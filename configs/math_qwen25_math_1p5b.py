@@ -20,7 +20,7 @@ import optax
 
 from curax.config import Config, Evaluation, Logging, load, transferred
 from curax.models import pretrained
-from curax.tasks import problems
+from curax.tasks import file_task
 
 RECIPE = "ada_seq_balanced_exact"
 
@@ -31,7 +31,7 @@ def get_config() -> Config:
         recipe,
         max_tokens=2048,
         task=partial(
-            problems.task,
+            file_task.task,
             train="data/math/train.jsonl",
             held_out="data/math/math500.jsonl",
             system="Please reason step by step, and put your final answer within "

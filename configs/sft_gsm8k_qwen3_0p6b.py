@@ -25,7 +25,7 @@ from curax.config import (
     transferred,
 )
 from curax.models import pretrained
-from curax.tasks import layouts, problems
+from curax.tasks import file_task, layouts
 
 STEPS = 350  # of 64 problems: three times through the 7,473 of GSM8K
 
@@ -35,7 +35,7 @@ def get_config() -> Config:
         load(Path(__file__).with_name("dr_grpo.py")),
         max_tokens=512,
         task=partial(
-            problems.task,
+            file_task.task,
             train="data/gsm8k/train.jsonl",
             held_out="data/gsm8k/test.jsonl",
             layout=layouts.gsm8k,

@@ -15,30 +15,30 @@ from curax.config import ConfigError, load, options
 from curax.models import prompt_form
 from curax.runs import run
 from curax.tasks import layouts, text
-from curax.tasks.forms import Form
+from curax.tasks.prompt_format import PromptFormat
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FORM = {"template": "{question}", "system": None, "chat": True, "thinking": False}
 RECORD = {"question": "How many are 2 and 3?", "answer": "2 + 3 = 5\n#### 5"}
 
 
-def form(config: str) -> Form:
+def form(config: str) -> PromptFormat:
     """The form of a config's task, with the tokenizer of the word problems."""
     named = options(load(CONFIGS / f"{config}.py").task)
     names = ("chat", "system", "template", "thinking", "trace")
     spoken = text.load(words.folder() / "tokenizer")
-    return Form(tokenizer=spoken, **{name: named[name] for name in names})
+    return PromptFormat(tokenizer=spoken, **{name: named[name] for name in names})
 
 
 def test_supervised_training_and_rl_ask_gsm8k_alike():
     supervised, rl = form("sft_gsm8k_qwen3_0p6b"), form("gsm8k_qwen3_0p6b")
     problem = layouts.gsm8k(RECORD)
     assert supervised.prompt(problem) == rl.prompt(problem)
-    assert supervised.described == rl.described
+    assert supervised.description == rl.description
     shown = rl.tokenizer.decode(rl.prompt(problem), control=True)
     assert layouts.STEP_BY_STEP.replace("{question}", RECORD["question"]) in shown
     # What is imitated answers in the way that is asked for.
-    said = supervised.tokenizer.decode(supervised.completion(problem))
+    said = supervised.tokenizer.decode(supervised.trace_ids(problem))
     assert "\\boxed{5}" in said
 
 
@@ -79,7 +79,7 @@ def test_a_departure_names_what_differs_and_nothing_else(tmp_path):
 
 def test_without_turns_nobody_is_told_to_think():
     spoken = text.load(words.folder() / "tokenizer")
-    plain = Form(tokenizer=spoken, chat=False, thinking=True).described
+    plain = PromptFormat(tokenizer=spoken, chat=False, thinking=True).description
     assert plain == FORM | {"chat": False, "thinking": None}
     assert json.loads(json.dumps(plain)) == plain
 

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.tasks import problems, sources
+from curax.tasks import file_task, sources
 from curax.tasks.layouts import Layout
+from curax.tasks.prompt_format import PromptFormat, padded_rows
 from curax.types import Prompts, Task
 from curax.verify.workers import Verdict
 
@@ -64,8 +65,8 @@ class OfFile(Questions):
 
     def __init__(
         self,
-        side: problems.Side,
-        form: problems.Form,
+        side: file_task.ProblemSet,
+        form: PromptFormat,
         name: str,
         grade: Callable[[Sequence[tuple[str, str, Any]]], Sequence[Verdict]],
     ):
@@ -78,7 +79,7 @@ class OfFile(Questions):
     def prompts(self, numbers):
         """As `Questions.prompts`."""
         rows = [self._form.prompt(self._side.problem(number)) for number in numbers]
-        return problems.padded(rows, self._side.longest, pad=self.pad, left=True)
+        return padded_rows(rows, self._side.longest, pad=self.pad, left=True)
 
     def about(self, number):
         """As `Questions.about`."""
@@ -146,7 +147,7 @@ class OfTask(Questions):
     def graded(self, numbers, completions):
         """As `Questions.graded`."""
         width = max(map(len, completions))
-        tokens, mask = problems.padded(
+        tokens, mask = padded_rows(
             [list(one) for one in completions], width, pad=self.pad, left=False
         )
         targets = jax.tree.map(
@@ -184,37 +185,41 @@ def _own(task: Task, ids: np.ndarray) -> Any:
 
 def opened(
     path: str,
-    form: problems.Form,
+    form: PromptFormat,
     *,
     layout: Layout,
     longest: int,
     on_error: str,
-) -> problems.Side:
+) -> file_task.ProblemSet:
     """The problems of a file.
 
     Raises:
         ValueError: in a sentence, if it cannot be read or a record is broken.
     """
     records = sources.open_records(Path(path), split="test")
-    return problems.Side(records, layout, form, longest=longest, on_error=on_error)
+    return file_task.ProblemSet(
+        records, layout, form, longest=longest, on_error=on_error
+    )
 
 
-def held_out(options: Mapping[str, Any], form: problems.Form) -> problems.Side:
-    """What a run of `problems.task` holds out.
+def held_out(options: Mapping[str, Any], form: PromptFormat) -> file_task.ProblemSet:
+    """What a run of `file_task.task` holds out.
 
     Args:
         options: of its task, all of them.
         form: how to ask.
     """
 
-    def side(records: sources.Records, layout: Layout) -> problems.Side:
+    def side(records: sources.Records, layout: Layout) -> file_task.ProblemSet:
         longest, on_error = options["max_prompt_tokens"], options["on_error"]
-        return problems.Side(records, layout, form, longest=longest, on_error=on_error)
+        return file_task.ProblemSet(
+            records, layout, form, longest=longest, on_error=on_error
+        )
 
     count = options["num_held_out"]
     if options["held_out"] is None:
         whole = side(sources.open_records(options["train"]), options["layout"])
-        return problems.divided(whole, count or -(-len(whole) // 10))[1]
+        return file_task.split_by_digest(whole, count)[1]
     records = sources.open_records(options["held_out"], split="test")
     tested = side(records, options["held_out_layout"] or options["layout"])
-    return tested.only(range(count or len(tested)))
+    return tested.subset(range(count or len(tested)))

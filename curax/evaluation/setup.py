@@ -23,7 +23,8 @@ from curax.runs import checkpoint, policies
 from curax.runs.policies import Policy, in_a_sentence
 from curax.settings.packages import missing
 from curax.step import mesh as meshes
-from curax.tasks import layouts, problems, text
+from curax.tasks import file_task, layouts, text
+from curax.tasks.prompt_format import PromptFormat
 from curax.verify import graders
 from curax.verify.workers import Workers
 
@@ -74,7 +75,7 @@ def prepared(args: Namespace, opened: contextlib.ExitStack) -> Exam:
         )
     config = _config(path, args)
     with in_a_sentence():
-        if config and not args.data and _function(config.task) is not problems.task:
+        if config and not args.data and _function(config.task) is not file_task.task:
             _refuse_form(path, args)
             policy = policies.of_run(path, config, step=args.step or "latest")
             assert policy.task
@@ -142,7 +143,7 @@ def _refuse_form(path: Path, args: Namespace) -> None:
             )
 
 
-def _form(path: Path, config: Config | None, args: Namespace) -> problems.Form:
+def _form(path: Path, config: Config | None, args: Namespace) -> PromptFormat:
     """How to ask: as the run does, and as was asked for."""
     known = options(config.task) if config else {"tokenizer": str(path)}
     model = option(config.model, "path") if config else None
@@ -165,11 +166,11 @@ def _form(path: Path, config: Config | None, args: Namespace) -> problems.Form:
         )
     names = ("chat", "system", "template", "thinking")
     told = {name: _first(getattr(args, name), known.get(name)) for name in names}
-    form = problems.Form(
+    form = PromptFormat(
         tokenizer=tokenizer,
         **{name: value for name, value in told.items() if value is not None},
     )
-    departs = prompt_form.departure(None if config else path, form.described)
+    departs = prompt_form.departure(None if config else path, form.description)
     if departs:
         print(f"Warning: {departs}", file=sys.stderr, flush=True)
     return form
@@ -177,7 +178,7 @@ def _form(path: Path, config: Config | None, args: Namespace) -> problems.Form:
 
 def _of_files(
     config: Config | None,
-    form: problems.Form,
+    form: PromptFormat,
     args: Namespace,
     opened: contextlib.ExitStack,
 ) -> tuple[dict[str, Questions], dict[str, Any]]:
@@ -186,7 +187,7 @@ def _of_files(
     layout = _named("layout", args.layout) or layouts.detect
     grader = _named("grader", args.grader) or known.get("grader", graders.mathematics)
     longest = _first(args.max_prompt_tokens, known.get("max_prompt_tokens"), 1024)
-    sides: dict[str, tuple[str, problems.Side]] = {}
+    sides: dict[str, tuple[str, file_task.ProblemSet]] = {}
     for path in args.data:
         name = stem = Path(path).stem or "data"
         count = 1
