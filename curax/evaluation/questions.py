@@ -79,7 +79,7 @@ class OfFile(Questions):
     def prompts(self, numbers):
         """As `Questions.prompts`."""
         rows = [self._form.prompt(self._side.problem(number)) for number in numbers]
-        return padded_rows(rows, self._side.longest, pad=self.pad, left=True)
+        return self._form.padded(rows, self._side.longest, left=True)
 
     def about(self, number):
         """As `Questions.about`."""

@@ -8,6 +8,7 @@ read and tokenised when its prompt is needed, so a run holds numbers and no text
 """
 
 import copy
+import dataclasses
 import functools
 import sys
 import time
@@ -22,7 +23,7 @@ from curax.settings.config_types import Count, Function, Natural, Positive
 from curax.tasks import layouts, sources, text
 from curax.tasks.hints import WORDS, HintWriter
 from curax.tasks.layouts import Problem
-from curax.tasks.prompt_format import PromptFormat, padded_rows
+from curax.tasks.prompt_format import PromptFormat
 from curax.types import Prompts, Task
 from curax.verify import graders
 from curax.verify.workers import Workers
@@ -239,11 +240,11 @@ def task(
             on_error=on_error,
         )
     return FileTask(
-        prompt_format,
-        training,
-        testing,
-        max_trace_tokens=max_trace_tokens,
+        format=prompt_format,
+        training=training,
+        testing=testing,
         workers=Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb),
+        max_trace_tokens=max_trace_tokens,
         hint_writer=writer,
         delimiter=delimiter,
     ).task()
@@ -301,49 +302,41 @@ def without_overlap(
     return training.subset(kept, held_out=len(training) - len(kept)), testing
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FileTask:
     """The functions of a `Task` on training and held-out problems, of numpy arrays.
 
     The target of a prompt is the number of its problem, those of `testing` counted on
     from those of `training`.
+
+    Attributes:
+        format: of prompts and completions.
+        training: problems to train on.
+        testing: held-out problems.
+        workers: grade (question, completion, answer).
+        max_trace_tokens: longer traces are not imitated; 0: none is.
+        hint_writer: makes hints; None: there are none.
+        delimiter: ends the thinking part of a completion; empty: nothing does.
     """
 
-    def __init__(
-        self,
-        prompt_format: PromptFormat,
-        training: ProblemSet,
-        testing: ProblemSet,
-        *,
-        workers: Workers,
-        max_trace_tokens: int = 0,
-        hint_writer: HintWriter | None = None,
-        delimiter: str = "",
-    ):
-        """Measure solutions and reference answers.
-
-        Args:
-            prompt_format: of prompts and completions.
-            training: problems to train on.
-            testing: held-out problems.
-            workers: grade (question, completion, answer).
-            max_trace_tokens: longer traces are not imitated; 0: none is.
-            hint_writer: makes hints; None: there are none.
-            delimiter: ends the thinking part of a completion; empty: nothing does.
-
-        Raises:
-            ValueError: no trace is short enough, or no problem has a reference answer.
-        """
-        self._format, self._tokenizer = prompt_format, prompt_format.tokenizer
-        self._training, self._testing, self._workers = training, testing, workers
-        self._hint_writer, self._delimiter = hint_writer, delimiter
-        self._trace_width = max_trace_tokens
-        self._summary = self._summarise()
-        self._answer_width = self._longest_answer()
+    format: PromptFormat
+    training: ProblemSet
+    testing: ProblemSet
+    workers: Workers
+    max_trace_tokens: int = 0
+    hint_writer: HintWriter | None = None
+    delimiter: str = ""
 
     def task(self) -> Task:
         """The task."""
-        tokenizer, training, testing = self._tokenizer, self._training, self._testing
-        writer = self._hint_writer
+        tokenizer, training, testing = (
+            self.format.tokenizer,
+            self.training,
+            self.testing,
+        )
+        writer, told, references = self.hint_writer, self._summary(), None
+        if self.format.reference is not None:
+            references = partial(self.references, width=self._longest_answer())
         return Task(
             vocab_size=tokenizer.size,
             pad=tokenizer.pad,
@@ -352,18 +345,18 @@ class FileTask:
             num_held_out=len(testing),
             prompts=partial(self.prompts, first=0),
             held_out=partial(self.prompts, first=len(training)),
-            traces=self.traces if self._trace_width else None,
+            traces=self.traces if self.max_trace_tokens else None,
             verify=lambda target, tokens: self.verify_all([target], [tokens])[0],
             on_device=False,
             decode=lambda tokens: tokenizer.decode(map(int, tokens), control=True),
             in_files=True,
             verify_all=self.verify_all,
-            start=self._workers.start,
-            told=self._summary,
+            start=self.workers.start,
+            told=told,
             hinting=writer and writer.hinting,
-            reference=None if self._format.reference is None else self.references,
-            delimiter=tuple(tokenizer.control(self._delimiter)),
-            prompt_form=self._format.description,
+            reference=references,
+            delimiter=tuple(tokenizer.control(self.delimiter)),
+            prompt_form=self.format.description,
             mark=zlib.crc32(b"".join([*training.digests, b"|", *testing.digests])),
         )
 
@@ -376,73 +369,66 @@ class FileTask:
         """
         ids = np.asarray(ids, np.int32)
         problems = [self._problem(first + i) for i in ids]
-        width = max(self._training.longest, self._testing.longest)
-        rows = [self._format.prompt(problem) for problem in problems]
-        tokens, mask = padded_rows(rows, width, pad=self._tokenizer.pad, left=True)
+        width = max(self.training.longest, self.testing.longest)
+        rows = [self.format.prompt(problem) for problem in problems]
+        tokens, mask = self.format.padded(rows, width, left=True)
         tail: Any = None
-        if self._hint_writer is not None:
-            tail = np.array(
-                [self._format.tail(problem) for problem in problems], np.int32
-            )
+        if self.hint_writer is not None:
+            tail = np.fromiter(map(self.format.tail, problems), np.int32)
         return Prompts(tokens=tokens, mask=mask, id=ids, target=first + ids, tail=tail)
 
     def traces(self, _: Any, prompts: Prompts) -> tuple[Any, Any]:
         """Completions to imitate, `[B, T]` tokens and mask; empty where too long."""
-        rows = [
-            self._format.trace_ids(self._problem(t)) for t in np.asarray(prompts.target)
-        ]
-        rows = [row if len(row) <= self._trace_width else [] for row in rows]
-        return padded_rows(rows, self._trace_width, pad=self._tokenizer.pad, left=False)
+        most, problems = self.max_trace_tokens, map(self._problem, prompts.target)
+        rows = map(self.format.trace_ids, problems)
+        return self.format.padded([r if len(r) <= most else [] for r in rows], most)
 
-    def references(self, prompts: Prompts) -> tuple[Any, Any]:
-        """Reference answers, `[B, Y]` tokens and mask; empty where there is none."""
-        rows = [
-            self._format.reference_ids(self._problem(t))
-            for t in np.asarray(prompts.target)
-        ]
-        return padded_rows(
-            rows, self._answer_width, pad=self._tokenizer.pad, left=False
-        )
+    def references(self, prompts: Prompts, *, width: int) -> tuple[Any, Any]:
+        """Reference answers, `[B, width]` tokens and mask; empty where missing."""
+        problems = map(self._problem, np.asarray(prompts.target))
+        return self.format.padded([*map(self.format.reference_ids, problems)], width)
 
     def verify_all(self, targets: list[Any], completions: list[Any]) -> Sequence[Any]:
         """The outcome of each completion, or the reason why there is none."""
         checks = []
         for target, tokens in zip(targets, completions, strict=True):
             problem = self._problem(target)
-            completion = self._tokenizer.decode(map(int, tokens))
+            completion = self.format.tokenizer.decode(map(int, tokens))
             checks.append((problem.question, completion, problem.answer))
-        return self._workers.grade(checks)
+        return self.workers.grade(checks)
 
     def _problem(self, target: Any) -> Problem:
-        number, first = int(target), len(self._training)
+        number, first = int(target), len(self.training)
         if number < first:
-            return self._training.problem(number)
-        return self._testing.problem(number - first)
+            return self.training.problem(number)
+        return self.testing.problem(number - first)
 
     def _longest_answer(self) -> int:
-        """Tokens of the longest reference answer; 0 for a task without them."""
-        if self._format.reference is None:
-            return 0
-        every = map(self._problem, range(len(self._training) + len(self._testing)))
-        longest = max(len(self._format.reference_ids(problem)) for problem in every)
+        """Tokens of the longest reference answer.
+
+        Raises:
+            ValueError: no problem has one.
+        """
+        every = map(self._problem, range(len(self.training) + len(self.testing)))
+        longest = max(len(self.format.reference_ids(problem)) for problem in every)
         if longest == 0:
             raise ValueError(
-                f"no problem has what task.reference={self._format.reference!r} names; "
+                f"no problem has what task.reference={self.format.reference!r} names; "
                 "name it in task.layout, or set task.reference to None."
             )
         return longest
 
-    def _summarise(self) -> str:
+    def _summary(self) -> str:
         """What the files hold, in one sentence.
 
         Raises:
             ValueError: no trace is short enough.
         """
-        training, most = self._training, self._trace_width
-        told = f"{training.summary()}; held out: {self._testing.summary()}"
+        training, most = self.training, self.max_trace_tokens
+        told = f"{training.summary()}; held out: {self.testing.summary()}"
         if most:
             every = map(training.problem, range(len(training)))
-            lengths = [len(self._format.trace_ids(problem)) for problem in every]
+            lengths = [len(self.format.trace_ids(problem)) for problem in every]
             some = sum(0 < length <= most for length in lengths)
             if not some:
                 raise ValueError(
@@ -452,6 +438,6 @@ class FileTask:
                     "to 0."
                 )
             told += f"; {some} solutions to imitate"
-        if self._hint_writer is not None:
-            told += f"; {self._hint_writer.summary}"
+        if self.hint_writer is not None:
+            told += f"; {self.hint_writer.summary}"
         return told + "."

@@ -118,11 +118,11 @@ def task(
         longest=max_prompt_tokens,
         on_error="raise",
     )
-    training, testing = file_task.without_overlap(
-        problem_set(GeneratedRecords(dataset, size, seed, dict(options))),
-        problem_set(GeneratedRecords(dataset, num_held_out, seed + 1, dict(options))),
-        0,
-    )
+    training = problem_set(GeneratedRecords(dataset, size, seed, dict(options)))
+    testing = GeneratedRecords(dataset, num_held_out, seed + 1, dict(options))
+    training, testing = file_task.without_overlap(training, problem_set(testing), 0)
     grader = partial(graders.reasoning_gym_score, dataset=dataset)
     pool = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb)
-    return file_task.FileTask(prompt_format, training, testing, workers=pool).task()
+    return file_task.FileTask(
+        format=prompt_format, training=training, testing=testing, workers=pool
+    ).task()

@@ -18,7 +18,7 @@ import numpy as np
 
 from curax.tasks import layouts, sources
 from curax.tasks.layouts import Problem
-from curax.tasks.prompt_format import PromptFormat, padded_rows
+from curax.tasks.prompt_format import PromptFormat
 from curax.types import Contexts, Hinting, Prompts
 from curax.verify import answers
 
@@ -281,7 +281,7 @@ class HintWriter:
     def solution(self, prompts: Prompts) -> tuple[Any, Any]:
         """Reference solutions, `[B, S]` tokens and mask; an answer alone is none."""
         rows = [self._ids(one and one.solution) for one in self._problems(prompts)]
-        return self._padded(rows, self._solution_width)
+        return self._format.padded(rows, self._solution_width)
 
     def wrap(self, tokens: Any, mask: Any) -> tuple[Any, Any]:
         """Hints `[..., S]` between the words of their introduction, `[..., S']`."""
@@ -290,7 +290,7 @@ class HintWriter:
             [*before, *row, *behind] if row else [] for row in _row_ids(tokens, mask)
         ]
         *shape, width = np.shape(mask)
-        padded = self._padded(rows, width + len(before) + len(behind))
+        padded = self._format.padded(rows, width + len(before) + len(behind))
         return _reshaped(padded, shape)
 
     def leaks(self, prompts: Prompts, tokens: Any, mask: Any) -> Any:
@@ -307,7 +307,7 @@ class HintWriter:
     def ask(self, prompts: Prompts) -> Contexts:
         """Contexts that request hints; empty rows where there is no request."""
         rows = [self._request(one) for one in self._problems(prompts)]
-        tokens, mask = self._padded(rows, self._request_width, left=True)
+        tokens, mask = self._format.padded(rows, self._request_width, left=True)
         return Contexts(tokens=tokens, mask=mask)
 
     def read(self, prompts: Prompts, tokens: Any, mask: Any) -> tuple[Any, Any]:
@@ -322,7 +322,7 @@ class HintWriter:
                     ids = []
                 rows.append(ids if len(ids) <= width else [])
         shape = (len(np.asarray(prompts.target)), self._levels)
-        return _reshaped(self._padded(rows, width), shape)
+        return _reshaped(self._format.padded(rows, width), shape)
 
     def filed(self, prompts: Prompts) -> tuple[Any, Any]:
         """Hints `[B, L, S]` of the file, or in the problems' own records."""
@@ -331,7 +331,7 @@ class HintWriter:
             hints = map(self._ids, () if one is None else self._hints(one))
             rows += [*hints, *[[]] * self._levels][: self._levels]
         shape = (len(np.asarray(prompts.target)), self._levels)
-        return _reshaped(self._padded(rows, self._hint_width), shape)
+        return _reshaped(self._format.padded(rows, self._hint_width), shape)
 
     def _problems(self, prompts: Prompts) -> list[Problem | None]:
         """The problem of each prompt, None for held-out ones."""
@@ -340,11 +340,6 @@ class HintWriter:
 
     def _ids(self, text: str | None) -> list[int]:
         return self._format.tokenizer.encode(text or "", begins=False)
-
-    def _padded(
-        self, rows: list[list[int]], width: int, *, left: bool = False
-    ) -> tuple[Any, Any]:
-        return padded_rows(rows, width, pad=self._format.tokenizer.pad, left=left)
 
     def _request(self, problem: Problem | None) -> list[int]:
         """The ids that request hints; empty without a solution, or if too long."""

@@ -90,6 +90,12 @@ class PromptFormat:
             return []
         return [*self.tokenizer.encode(answer, begins=False), self.end]
 
+    def padded(
+        self, rows: Sequence[Sequence[int]], width: int, *, left: bool = False
+    ) -> tuple[Any, Any]:
+        """Rows of ids as `[n, width]` tokens and mask; see `padded_rows`."""
+        return padded_rows(rows, width, pad=self.tokenizer.pad, left=left)
+
     @property
     def description(self) -> dict[str, Any]:
         """The options that prompts depend on, as `Task.prompt_form`."""
