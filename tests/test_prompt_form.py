@@ -56,7 +56,7 @@ JUNK += ["[" * 100_000, "\0", " " * (prompt_form.LARGEST + 1)]
 def test_what_cannot_be_read_says_nothing(tmp_path, junk):
     (tmp_path / prompt_form.FILE).write_text(junk)
     assert prompt_form.read(tmp_path) is None
-    assert prompt_form.departure(tmp_path, FORM) is None
+    assert prompt_form.mismatch(tmp_path, FORM) is None
 
 
 def test_a_pipe_is_no_file_to_wait_for(tmp_path):
@@ -66,11 +66,11 @@ def test_a_pipe_is_no_file_to_wait_for(tmp_path):
 
 def test_a_departure_names_what_differs_and_nothing_else(tmp_path):
     prompt_form.write(tmp_path, FORM)
-    assert prompt_form.departure(tmp_path, FORM) is None
-    assert prompt_form.departure(tmp_path, None) is None
-    assert prompt_form.departure(None, FORM) is None
+    assert prompt_form.mismatch(tmp_path, FORM) is None
+    assert prompt_form.mismatch(tmp_path, None) is None
+    assert prompt_form.mismatch(None, FORM) is None
     other = FORM | {"template": "Q: {question}", "thinking": None}
-    assert prompt_form.departure(tmp_path, other) == (
+    assert prompt_form.mismatch(tmp_path, other) == (
         f"prompts have template='Q: {{question}}', thinking=None, and {tmp_path} was "
         "trained on prompts with template='{question}', thinking=False, as its "
         "curax.json says: it knows how to answer those; set task to the same."

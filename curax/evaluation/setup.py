@@ -170,7 +170,7 @@ def _form(path: Path, config: Config | None, args: Namespace) -> PromptFormat:
         tokenizer=tokenizer,
         **{name: value for name, value in told.items() if value is not None},
     )
-    departs = prompt_form.departure(None if config else path, form.description)
+    departs = prompt_form.mismatch(None if config else path, form.description)
     if departs:
         print(f"Warning: {departs}", file=sys.stderr, flush=True)
     return form
