@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from curax.config import Config, load
-from curax.tasks import layouts, problems
+from curax.tasks import file_task, layouts
 from curax.testbed import from_checkpoint
 
 RECIPE = "dr_grpo"
@@ -29,7 +29,7 @@ def get_config() -> Config:
         max_tokens=512,
         micro_batches=8,
         task=partial(
-            problems.task,
+            file_task.task,
             train="data/gsm8k/train.jsonl",
             held_out="data/gsm8k/test.jsonl",
             layout=layouts.gsm8k,

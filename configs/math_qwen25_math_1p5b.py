@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from curax.config import Config, load
-from curax.tasks import problems
+from curax.tasks import file_task
 from curax.testbed import from_checkpoint
 
 RECIPE = "ada_seq_balanced_exact"
@@ -30,7 +30,7 @@ def get_config() -> Config:
         max_tokens=2048,
         micro_batches=16,
         task=partial(
-            problems.task,
+            file_task.task,
             train="data/math/train.jsonl",
             held_out="data/math/math500.jsonl",
             system="Please reason step by step, and put your final answer within "

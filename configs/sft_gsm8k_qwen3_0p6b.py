@@ -16,7 +16,7 @@ import optax
 
 from curax import update
 from curax.config import Config, Logging, WarmStart, load
-from curax.tasks import layouts, problems
+from curax.tasks import file_task, layouts
 from curax.testbed import from_checkpoint
 
 STEPS = 350  # of 64 problems: three times through the 7,473 of GSM8K
@@ -30,7 +30,7 @@ def get_config() -> Config:
         max_tokens=512,
         micro_batches=8,
         task=partial(
-            problems.task,
+            file_task.task,
             train="data/gsm8k/train.jsonl",
             held_out="data/gsm8k/test.jsonl",
             layout=layouts.gsm8k,

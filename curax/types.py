@@ -258,7 +258,7 @@ class Task:
         start: makes ready to verify, before a run begins; raises RuntimeError, in a
             sentence, where that cannot be. None: there is nothing to do.
         prompt_form: what prompts look like, ready for JSON: `template`, `system`,
-            `chat` and `thinking`, as options of `tasks.problems`; None: they are made
+            `chat` and `thinking`, as options of `tasks.file_task`; None: they are made
             of no text.
         told: what was found in the files, in words, said once when a run begins.
         mark: changes with the questions in the files, and with their order.

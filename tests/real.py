@@ -18,7 +18,7 @@ from curax.config import (
     transferred,
 )
 from curax.models import pretrained
-from curax.tasks import problems, text
+from curax.tasks import file_task, text
 
 FILE = Path(__file__)
 RECIPE = FILE.parents[1] / "configs" / "quickstart.py"
@@ -51,7 +51,7 @@ def get_config() -> Config:
         load(RECIPE),
         max_tokens=16,
         task=partial(
-            problems.task,
+            file_task.task,
             train="train.jsonl",
             held_out="test.jsonl",
             max_prompt_tokens=64,

@@ -334,7 +334,7 @@ def test_no_text_is_slow(part):
     answers.same(text, text + "1")
     answers.matches("5", text[:20_000])
     answers.matches("0.5", "0." + text[:20_000])
-    for side in answers.sides(text[:2000]) + answers.parts(text[:2000]):
+    for side in answers.equation_sides(text[:2000]) + answers.list_items(text[:2000]):
         answers.is_name(side)
         answers.is_constant(side)
     sizes.costly(text[:2000])

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -30,9 +31,17 @@ from curax.config import (
     WarmStart,
     Writing,
 )
+from curax.runs import folder
+from curax.settings import config_paths
 from curax.settings.declared import declares
 
 RECIPES = Path(__file__).parents[1] / "configs"
+# One function of each module that has moved.
+MOVED_FUNCTIONS = {
+    "curax.monitors.content": "curax.monitors.content.short",
+    "curax.monitors.diversity": "curax.monitors.diversity.kind_of",
+    "curax.tasks.file_task": "curax.tasks.file_task.task",
+}
 HERE = __name__  # what a function defined below is called by
 
 
@@ -656,6 +665,27 @@ def test_a_config_is_recalled_from_what_a_run_writes_of_it(path, tmp_path):
     again = cf.recalled(tmp_path / "config.json")
     assert json.dumps(cf.describe(again)) == written
     assert type(again) is cf.Config
+
+
+@pytest.mark.parametrize(("old", "new"), config_paths.MOVED.items())
+def test_a_config_written_before_its_functions_moved_is_the_same(old, new, tmp_path):
+    moved = pkgutil.resolve_name(MOVED_FUNCTIONS[new])
+    config = cf.load(RECIPES / "gsm8k_qwen3_0p6b.py")
+    place = {"curax.tasks.file_task": "task", "curax.monitors.content": "gate"}
+    if (field := place.get(new)) is None:
+        evaluation = replace(config.evaluation, format=moved)
+        config = replace(config, evaluation=evaluation)
+    elif field == "gate":
+        config = replace(config, gate=moved)
+    now = cf.describe(config)
+    written = json.dumps(now).replace(f'"{new}.', f'"{old}.')
+    assert old in written
+    assert new not in written
+    path = tmp_path / "config.json"
+    path.write_text(written)
+    assert cf.describe(cf.recalled(path)) == now
+    assert config_paths.changes(json.loads(written), now) == []
+    folder.check(tmp_path, config, resume=True)
 
 
 def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):

@@ -501,26 +501,32 @@ PLAIN = {"question": "1 + 1?", "answer": "2"}
     ],
 )
 def test_a_file_has_the_layout_of_most_of_its_records(records, layout):
-    held = layouts.of_file(records)
-    assert held == layouts.Held(layout)
+    held = layouts.majority_layout(records)
+    assert held == layouts.FileLayout(layout)
     for record in records:
         if layouts._published(record) is layout:
             assert held(record) == layout(record)
 
 
 def test_of_a_file_that_has_none_each_record_says_what_it_lacks():
-    assert layouts.of_file([{"question": "Add."}, {}]) is layouts.detect
-    assert layouts.of_file([]) is layouts.detect
+    assert layouts.majority_layout([{"question": "Add."}, {}]) is layouts.detect
+    assert layouts.majority_layout([]) is layouts.detect
 
 
 def test_an_answer_of_gsm8k_among_plain_ones_is_told():
-    held = layouts.of_file([PLAIN, PLAIN, GSM8K])
+    held = layouts.majority_layout([PLAIN, PLAIN, GSM8K])
     said = "answer='A.\\n#### 7' has a result behind ####, and most of its file has not"
     assert error_of(held, PLAIN | {"answer": "A.\n#### 7"}) == said + MEND
 
 
 def test_a_record_of_another_layout_is_told_as_one():
     said = "it is laid out as {}, and most of its file as {}" + MEND
-    assert error_of(layouts.Held(layouts.aime), BARE) == said.format("math", "aime")
-    assert error_of(layouts.Held(layouts.math), PLAIN) == said.format("fields", "math")
-    assert error_of(layouts.Held(layouts._plain), AIME) == said.format("aime", "fields")
+    assert error_of(layouts.FileLayout(layouts.aime), BARE) == said.format(
+        "math", "aime"
+    )
+    assert error_of(layouts.FileLayout(layouts.math), PLAIN) == said.format(
+        "fields", "math"
+    )
+    assert error_of(layouts.FileLayout(layouts._plain), AIME) == said.format(
+        "aime", "fields"
+    )

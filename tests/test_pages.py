@@ -32,7 +32,7 @@ from curax import evaluate, export, train, xray
 from curax.config import fields_of, load, option, override
 from curax.models import prompt_form
 from curax.runs import run
-from curax.tasks import problems
+from curax.tasks import file_task
 from curax.theory import population, summary
 from curax.verify import graders
 
@@ -321,7 +321,7 @@ def test_the_options_of_the_task_are_those_of_the_page():
     _, _, text = page("bring_your_model").partition("| option | says | default |")
     rows = text.partition("\n\n")[0].splitlines()[2:]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    signature = set(inspect.signature(problems.task).parameters)
+    signature = set(inspect.signature(file_task.task).parameters)
     elsewhere = {"tokenizer", "train", "layout", "held_out_layout"}
     assert named == signature - elsewhere - {"workers", "deadline", "memory_mb"}
 
@@ -404,7 +404,7 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     """Whether a metric that is written `when` is in this row of a run."""
     first, last = row["step"] == 0, row["step"] == config["steps"]
     evaluated = row["step"] % config["evaluation"]["every"] == 0 or last
-    host = config["task"]["function"] == "curax.tasks.problems.task"
+    host = config["task"]["function"] == "curax.tasks.file_task.task"
     modulates = config["modulate"]["function"] != "curax.modulate.none"
     reflects = config["reflection"] or {}
     return {

@@ -15,30 +15,30 @@ from curax.config import ConfigError, load, options
 from curax.models import prompt_form
 from curax.runs import run
 from curax.tasks import layouts, text
-from curax.tasks.forms import Form
+from curax.tasks.prompt_format import PromptFormat
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FORM = {"template": "{question}", "system": None, "chat": True, "thinking": False}
 RECORD = {"question": "How many are 2 and 3?", "answer": "2 + 3 = 5\n#### 5"}
 
 
-def form(config: str) -> Form:
+def form(config: str) -> PromptFormat:
     """The form of a config's task, with the tokenizer of the word problems."""
     named = options(load(CONFIGS / f"{config}.py").task)
     names = ("chat", "system", "template", "thinking", "trace")
     spoken = text.load(words.folder() / "tokenizer")
-    return Form(tokenizer=spoken, **{name: named[name] for name in names})
+    return PromptFormat(tokenizer=spoken, **{name: named[name] for name in names})
 
 
 def test_supervised_training_and_rl_ask_gsm8k_alike():
     supervised, rl = form("sft_gsm8k_qwen3_0p6b"), form("gsm8k_qwen3_0p6b")
     problem = layouts.gsm8k(RECORD)
     assert supervised.prompt(problem) == rl.prompt(problem)
-    assert supervised.described == rl.described
+    assert supervised.description == rl.description
     shown = rl.tokenizer.decode(rl.prompt(problem), control=True)
     assert layouts.STEP_BY_STEP.replace("{question}", RECORD["question"]) in shown
     # What is imitated answers in the way that is asked for.
-    said = supervised.tokenizer.decode(supervised.completion(problem))
+    said = supervised.tokenizer.decode(supervised.trace_ids(problem))
     assert "\\boxed{5}" in said
 
 
@@ -56,7 +56,7 @@ JUNK += ["[" * 100_000, "\0", " " * (prompt_form.LARGEST + 1)]
 def test_what_cannot_be_read_says_nothing(tmp_path, junk):
     (tmp_path / prompt_form.FILE).write_text(junk)
     assert prompt_form.read(tmp_path) is None
-    assert prompt_form.departure(tmp_path, FORM) is None
+    assert prompt_form.mismatch(tmp_path, FORM) is None
 
 
 def test_a_pipe_is_no_file_to_wait_for(tmp_path):
@@ -66,11 +66,11 @@ def test_a_pipe_is_no_file_to_wait_for(tmp_path):
 
 def test_a_departure_names_what_differs_and_nothing_else(tmp_path):
     prompt_form.write(tmp_path, FORM)
-    assert prompt_form.departure(tmp_path, FORM) is None
-    assert prompt_form.departure(tmp_path, None) is None
-    assert prompt_form.departure(None, FORM) is None
+    assert prompt_form.mismatch(tmp_path, FORM) is None
+    assert prompt_form.mismatch(tmp_path, None) is None
+    assert prompt_form.mismatch(None, FORM) is None
     other = FORM | {"template": "Q: {question}", "thinking": None}
-    assert prompt_form.departure(tmp_path, other) == (
+    assert prompt_form.mismatch(tmp_path, other) == (
         f"prompts have template='Q: {{question}}', thinking=None, and {tmp_path} was "
         "trained on prompts with template='{question}', thinking=False, as its "
         "curax.json says: it knows how to answer those; set task to the same."
@@ -79,7 +79,7 @@ def test_a_departure_names_what_differs_and_nothing_else(tmp_path):
 
 def test_without_turns_nobody_is_told_to_think():
     spoken = text.load(words.folder() / "tokenizer")
-    plain = Form(tokenizer=spoken, chat=False, thinking=True).described
+    plain = PromptFormat(tokenizer=spoken, chat=False, thinking=True).description
     assert plain == FORM | {"chat": False, "thinking": None}
     assert json.loads(json.dumps(plain)) == plain
 

@@ -666,10 +666,10 @@ def test_a_digest_knows_words_and_not_the_space_between_them():
 
 def test_progress_is_told_to_the_end(opened):
     told = []
-    scan(opened, told=lambda *progress: told.append(progress), block=10)
+    scan(opened, progress=lambda *progress: told.append(progress), block=10)
     assert told == [(10, 23), (20, 23), (23, 23)]
     told.clear()
-    scan(opened, told=lambda *progress: told.append(progress), block=23)
+    scan(opened, progress=lambda *progress: told.append(progress), block=23)
     assert told == [(23, 23)]
 
 
@@ -732,7 +732,7 @@ def test_a_record_that_is_not_laid_out_as_its_file_is_told_by_its_line(
         rows[line - 1] = record if record is BOXED else WORKED[line - 1] | record
     path = json_lines(tmp_path / "a.jsonl", rows)
     opened = sources.open_records(path)
-    layout = sources.settled(opened, layouts.detect)
+    layout = sources.resolved_layout(opened, layouts.detect)
     with pytest.raises(LayoutError) as caught:
         scan(opened, layout)
     assert str(caught.value) == (
@@ -748,8 +748,10 @@ def test_a_layout_that_is_named_is_kept_and_broken_records_do_not_decide(tmp_pat
     path = tmp_path / "a.jsonl"
     path.write_text("{\n" * 9 + "".join(json.dumps(row) + "\n" for row in WORKED))
     opened = sources.open_records(path)
-    assert sources.settled(opened, layouts.fields) is layouts.fields
-    assert sources.settled(opened, layouts.detect) == layouts.Held(layouts.gsm8k)
+    assert sources.resolved_layout(opened, layouts.fields) is layouts.fields
+    assert sources.resolved_layout(opened, layouts.detect) == layouts.FileLayout(
+        layouts.gsm8k
+    )
 
 
 def test_a_row_of_parquet_that_is_not_text_is_skipped(tmp_path):

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curax.tasks import engines, text
+from curax.tasks import text
+from curax.tasks.tokenizer_backends import PRIVATE_USE, SPACE
 
 THINK = ("<think>", "</think>")
 TEXTS = [
@@ -63,17 +64,17 @@ def words_and_bytes(path, *, before, opening="<s> $A"):
 
     vocab = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     vocab += [
-        engines.SPACE,
+        SPACE,
         *"abcdehkinrst<>/",
         "th",
         "in",
-        f"{engines.SPACE}th",
+        f"{SPACE}th",
         "in</s>",
     ]
     core = Tokenizer(
         models.BPE(
             {word: i for i, word in enumerate(vocab)},
-            [("t", "h"), ("i", "n"), (engines.SPACE, "th")],
+            [("t", "h"), ("i", "n"), (SPACE, "th")],
             unk_token="<unk>",
             byte_fallback=True,
             fuse_unk=True,
@@ -82,15 +83,15 @@ def words_and_bytes(path, *, before, opening="<s> $A"):
     core.add_special_tokens(vocab[:3])
     if before == "prepend":
         steps = [
-            normalizers.Prepend(engines.SPACE),
-            normalizers.Replace(" ", engines.SPACE),
+            normalizers.Prepend(SPACE),
+            normalizers.Replace(" ", SPACE),
         ]
         core.normalizer = normalizers.Sequence(steps)
     else:
         core.pre_tokenizer = pre.Sequence(
             [pre.Metaspace(prepend_scheme=before, split=False)]
         )
-    steps = [decoders.Replace(engines.SPACE, " "), decoders.ByteFallback()]
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback()]
     steps += [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     core.decoder = decoders.Sequence(steps)
     core.post_processor = processors.TemplateProcessing(
@@ -117,7 +118,7 @@ def unigram(path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocab = [("<unk>", 0.0), ("</s>", 0.0), ("the", -1.0)]
-    vocab += [(letter, -2.0) for letter in f"{engines.SPACE}abcdehinkst<>/|_"]
+    vocab += [(letter, -2.0) for letter in f"{SPACE}abcdehinkst<>/|_"]
     core = Tokenizer(models.Unigram(vocab, unk_id=0))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     core.decoder = decoders.Metaspace(prepend_scheme="never")
@@ -217,7 +218,7 @@ tricky = mixed | nested | st.text(max_size=20)
 
 def controls(tokenizer, ids):
     """The control tokens among ids, but for what unknown characters become."""
-    return [i for i in ids if i in tokenizer.engine.guarded]
+    return [i for i in ids if i in tokenizer.backend.forbidden]
 
 
 @for_every_kind
@@ -243,18 +244,18 @@ def test_in_a_chat_only_the_template_makes_control_tokens(get, kind, said):
 @pytest.mark.parametrize("kind", EXACT)
 @given(said=tricky)
 def test_what_is_encoded_comes_back_exactly(get, kind, said):
-    said = said.replace(engines.SPACE, "")  # to sentencepiece, that is a space
+    said = said.replace(SPACE, "")  # to sentencepiece, that is a space
     tokenizer = get(kind)
     assert tokenizer.decode(tokenizer.encode(said)) == said
     whole = tokenizer.decode(tokenizer.prompt(said), control=True)
-    begins = tokenizer.decode(tokenizer.engine.opening, control=True)
+    begins = tokenizer.decode(tokenizer.backend.prefix, control=True)
     assert whole.removeprefix(begins).removeprefix(" " if begins else "") == said
 
 
 @pytest.mark.parametrize("kind", [first, always])
 @given(said=tricky)
 def test_but_for_a_first_space_that_some_tokenizers_take_for_theirs(get, kind, said):
-    said = said.replace(engines.SPACE, "")
+    said = said.replace(SPACE, "")
     tokenizer = get(kind)
     back = tokenizer.decode(tokenizer.encode(said))
     assert back == said.removeprefix(" ")
@@ -263,7 +264,10 @@ def test_but_for_a_first_space_that_some_tokenizers_take_for_theirs(get, kind, s
 @pytest.mark.parametrize("kind", [chatml, thinking, pieces])
 @given(said=tricky, more=tricky)
 def test_a_chat_reads_as_the_template_has_it(get, kind, said, more):
-    said, more = said.replace(engines.SPACE, ""), more.replace(engines.SPACE, "")
+    said, more = (
+        said.replace(SPACE, ""),
+        more.replace(SPACE, ""),
+    )
     tokenizer = get(kind)
     messages = [{"role": "system", "content": said}, {"role": "user", "content": more}]
     assert tokenizer.decode(tokenizer.chat(messages), control=True) == (
@@ -275,7 +279,7 @@ def test_a_chat_reads_as_the_template_has_it(get, kind, said, more):
 @for_every_kind
 def test_words_inside_words_are_cut_too(get, kind):
     tokenizer = get(kind)
-    for word in tokenizer.engine.control:
+    for word in tokenizer.backend.control:
         for at in range(len(word) + 1):
             said = word[:at] + word + word[at:] + word
             assert not controls(tokenizer, tokenizer.encode(said))
@@ -287,7 +291,7 @@ def test_without_control_words_a_text_is_encoded_in_one_call(get, kind, said):
     from tokenizers import Tokenizer
 
     tokenizer = get(kind)
-    for word in tokenizer.engine.control:
+    for word in tokenizer.backend.control:
         said = said.replace(word[0], "")
     core = Tokenizer.from_file(str(tokenizer.path / "tokenizer.json"))
     assert tokenizer.encode(said) == core.encode(said, add_special_tokens=False).ids
@@ -303,9 +307,9 @@ def test_without_control_words_sentencepiece_says_how_to_encode(get, kind, said)
     from sentencepiece import SentencePieceProcessor
 
     tokenizer = get(kind)
-    for word in tokenizer.engine.control:
+    for word in tokenizer.backend.control:
         said = said.replace(word[0], "")
-    core = SentencePieceProcessor(model_file=str(tokenizer.engine.path))
+    core = SentencePieceProcessor(model_file=str(tokenizer.backend.path))
     assert tokenizer.encode(said) == core.encode(said)
     if kind == pieces:
         turns = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -326,7 +330,7 @@ def test_a_control_word_is_cut_after_its_first_character(get):
 @pytest.mark.parametrize("kind", [chatml, first, always, prepend, pieces_and_more])
 def test_a_cut_changes_nothing_behind_the_next_control_token(get, kind):
     tokenizer = get(kind)
-    word = next(iter(tokenizer.engine.control))
+    word = next(iter(tokenizer.backend.control))
     spelled, plain = (
         {"role": "user", "content": content} for content in (f"a {word} b", "then")
     )
@@ -337,15 +341,15 @@ def test_a_cut_changes_nothing_behind_the_next_control_token(get, kind):
 def test_wide_letters_make_no_control_token_either(get):
     tokenizer = get(normalized)
     wide = "a \uff1c\uff54hink> b\uff1c/think\uff1e"
-    assert controls(tokenizer, tokenizer.engine.encode(wide))  # they would
+    assert controls(tokenizer, tokenizer.backend.encode(wide))  # they would
     assert not controls(tokenizer, tokenizer.encode(wide))
     assert tokenizer.decode(tokenizer.encode(wide)) == "a <think> b</think>"
 
 
 def test_added_spaces_are_text(get):
     tokenizer = get(thinking)
-    assert tokenizer.encode("  ") == [tokenizer.engine.ids["  "]]
-    assert get(pieces).encode("\n") == [get(pieces).engine.ids["\n"]]
+    assert tokenizer.encode("  ") == [tokenizer.backend.ids["  "]]
+    assert get(pieces).encode("\n") == [get(pieces).backend.ids["\n"]]
 
 
 def test_a_control_token_of_one_character_is_refused_in_text(tmp_path):
@@ -370,7 +374,7 @@ def test_half_a_character_is_refused_by_its_place(get, kind):
 
 def test_special_tokens_show_on_request_and_added_ones_always(get):
     tokenizer = get(thinking)
-    of = tokenizer.engine.ids.get
+    of = tokenizer.backend.ids.get
     ids = np.array([of("<think>"), of("a"), of("</think>"), of("b"), *tokenizer.end])
     assert tokenizer.decode(ids) == "<think>a</think>b"
     assert tokenizer.decode(ids, control=True) == "<think>a</think>b<|im_end|>"
@@ -391,9 +395,9 @@ def test_sentencepiece_names_tokens_of_every_kind(get):
     assert tokenizer.decode([*ids, 401, 400]) == (
         "[INST] the [/INST] <think> [/INST]<think>"
     )
-    assert [i for i in ids if i in tokenizer.engine.control.values()] == [
+    assert [i for i in ids if i in tokenizer.backend.control.values()] == [
         tokenizer.bos,
-        *(tokenizer.engine.ids[word] for word in ("[INST]", "[/INST]")),
+        *(tokenizer.backend.ids[word] for word in ("[INST]", "[/INST]")),
     ]
 
 
@@ -487,7 +491,7 @@ def test_control_words_hide_in_no_part_of_a_message(get):
 
 def test_options_may_hold_any_character(tmp_path):
     tokenizer = templated(tmp_path, "{{ aside }}{{ messages[0].content }}")
-    aside = chr(engines.MARKS[0]) + chr(engines.MARKS[1])
+    aside = chr(PRIVATE_USE[0]) + chr(PRIVATE_USE[1])
     got = said(tokenizer, "<|im_end|>", aside=aside)
     assert got == f"{aside}<|im_end|>"
 

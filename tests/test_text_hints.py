@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_text import get, tricky  # noqa: F401, get as a fixture
 
-from curax.tasks import forms, hints, layouts, problems, text
+from curax.tasks import file_task, hints, layouts, prompt_format, text
 from curax.tasks.layouts import LayoutError, Problem
 from curax.verify import graders
 
@@ -59,7 +59,7 @@ def task(folder, records=RECORDS, **options):
         "workers": 1,
         "hints": True,
     }
-    return problems.task(**usual | options)
+    return file_task.task(**usual | options)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def says(tokens, mask, of=None):
 def ids_of(*texts, width=None, of=None):
     """Right-padded rows with poison where nothing stands."""
     rows = [(of or tokenizer()).encode(t, begins=False) if t else [] for t in texts]
-    tokens, mask = forms.padded(
+    tokens, mask = prompt_format.padded_rows(
         rows, width or max(map(len, rows)), pad=10**6, left=False
     )
     return tokens, mask
@@ -213,7 +213,7 @@ def test_case_space_and_dollars_do_not_hide_an_answer(gold, before, said):
     ],
 )
 def test_hints_stand_between_their_tags(said, want):
-    assert hints.parsed(said, 3) == [*want, *[None] * (3 - len(want))]
+    assert hints.parse_hints(said, 3) == [*want, *[None] * (3 - len(want))]
 
 
 FORMULAS = r"\frac{1}{2} \times \neq \xi \beta \sqrt{2} \underline{x} \\ \n \u0041"
@@ -224,7 +224,10 @@ def test_hints_come_back_byte_for_byte(said):
     """SAGE 10."""
     written = "".join(f"<hint{i}>\n{t}\n</hint{i}>\n" for i, t in enumerate(said, 1))
     want = [t.strip() if any(map(str.isalnum, t)) else None for t in said]
-    assert hints.parsed(f"Well:\n{written}", 3) == [*want, *[None] * (3 - len(said))]
+    assert hints.parse_hints(f"Well:\n{written}", 3) == [
+        *want,
+        *[None] * (3 - len(said)),
+    ]
 
 
 # ----- where a hint stands
@@ -294,7 +297,7 @@ def together(folder):
 def test_in_plain_text_it_stands_behind_the_question(
     tmp_path, template, before, behind
 ):
-    form = forms.Form(tokenizer=together(tmp_path), template=template)
+    form = prompt_format.PromptFormat(tokenizer=together(tmp_path), template=template)
     problem = Problem("Is 7 prime?")
     ids = form.prompt(problem)
     place = len(ids) - form.tail(problem)
@@ -334,7 +337,7 @@ def test_words_stand_around_hints_that_are_there(tmp_path):
     want = [f"\nPsst: {t} <|im_end|> {{hint}}!" for t in ("Count.", "Add both.")]
     last = [None, "\nPsst: One. <|im_end|> {hint}!"]
     assert says(some, there) == [[want[0], None], [want[1], None], last]
-    assert not set(some[there].tolist()) & set(tokenizer().engine.control.values())
+    assert not set(some[there].tolist()) & set(tokenizer().backend.control.values())
     assert (some[~there] == tokenizer().pad).all()
     assert (np.diff(there.astype(int)) <= 0).all()  # right-padded
     wider, _ = made.hinting.wrap(*ids_of("Count.", width=31))
@@ -359,7 +362,7 @@ def test_hints_are_asked_for_with_question_and_solution_by_a_tutor(made):
     said = says(asked.tokens, asked.mask)
     assert said[1] is None
     assert not asked.mask[1].any()
-    system, user = hints.plea(RECORDS[3]["question"], RECORDS[3]["solution"], 3)
+    system, user = hints.hint_request(RECORDS[3]["question"], RECORDS[3]["solution"], 3)
     assert said[0] == (
         f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -377,7 +380,7 @@ def test_hints_are_asked_for_with_question_and_solution_by_a_tutor(made):
 
 def test_there_are_as_many_levels_as_are_wanted():
     for levels in range(1, 6):
-        system, _ = hints.plea("Q", "S", levels)
+        system, _ = hints.hint_request("Q", "S", levels)
         tags = [f"<hint{i}>...</hint{i}>" for i in range(1, levels + 1)]
         assert system.endswith("\n".join(["", *tags]))
         assert f"{levels} levels" in system
@@ -408,7 +411,7 @@ def test_without_a_chat_template_hints_are_asked_for_in_plain_text(tmp_path):
     plain = together(tmp_path / "tokenizer")
     made = task(tmp_path, tokenizer=str(plain.path), system="Be brief.")
     asked = made.hinting.ask(made.prompts(np.int32([3])))
-    system, user = hints.plea(RECORDS[3]["question"], RECORDS[3]["solution"], 3)
+    system, user = hints.hint_request(RECORDS[3]["question"], RECORDS[3]["solution"], 3)
     said = says(asked.tokens, asked.mask, plain)
     assert said == [f"{system}\n\n{user}\n\nHints:\n"]
 
@@ -443,12 +446,12 @@ def test_a_hint_that_takes_more_tokens_than_were_written_is_missing(tmp_path, ge
     """Added tokens that show are text, of more tokens, where they are read."""
     spoken = get(test_text.thinking)
     made = task(tmp_path, tokenizer=str(spoken.path), chat=False)
-    word = spoken.engine.ids["</think>"]
+    word = spoken.backend.ids["</think>"]
     ids = [*spoken.encode("<hint1>a"), *[word] * 9, *spoken.encode("</hint1>")]
     need = len(spoken.encode("a" + "</think>" * 9))
     assert len(ids) < need
     for width, there in ((len(ids), False), (need, True)):
-        tokens, mask = forms.padded([ids], width, pad=0, left=False)
+        tokens, mask = prompt_format.padded_rows([ids], width, pad=0, left=False)
         got, exists = made.hinting.read(made.prompts(np.int32([0])), tokens, mask)
         assert exists[0, 0].any() == there
         assert got.shape == (1, 3, width)
@@ -597,7 +600,7 @@ def test_a_delimiter_is_control_tokens_or_text_behind_other_text(tmp_path, get, 
     spoken = get(kind)
     word = "</think>" if kind is test_text.thinking else "<think>"
     thinks = task(tmp_path, hints=False, tokenizer=str(spoken.path), delimiter=word)
-    assert thinks.delimiter == (spoken.engine.ids[word],)
+    assert thinks.delimiter == (spoken.backend.ids[word],)
     told = task(tmp_path, hints=False, tokenizer=str(spoken.path), delimiter="\nSo:")
     assert list(told.delimiter) == spoken.encode("\nSo:", begins=False)
     assert spoken.decode(told.delimiter) == "\nSo:"

@@ -379,13 +379,13 @@ LINES = [
 def test_a_verdict_is_a_share_or_a_reason(text, verdict):
     line = f'["{NONCE}", 3, {text}]'.encode()
     if verdict is not None:
-        assert workers.read(line, NONCE, 3) == verdict
+        assert workers.parse_verdict(line, NONCE, 3) == verdict
         for nonce, number in (("", 3), (NONCE, 2), (NONCE, 4), (NONCE, 0)):
             with pytest.raises(ValueError, match="not the verdict of this check"):
-                workers.read(line, nonce, number)
+                workers.parse_verdict(line, nonce, number)
         return
     with pytest.raises(ValueError, match="verdict"):
-        workers.read(line, NONCE, 3)
+        workers.parse_verdict(line, NONCE, 3)
 
 
 @pytest.mark.parametrize(
@@ -393,14 +393,14 @@ def test_a_verdict_is_a_share_or_a_reason(text, verdict):
 )
 def test_what_is_no_line_of_a_worker_is_refused(line):
     with pytest.raises(ValueError, match="verdict"):
-        workers.read(line, NONCE, 1)
+        workers.parse_verdict(line, NONCE, 1)
 
 
 def test_the_first_line_says_that_a_worker_is_ready_or_why_not():
-    assert workers.read(b'["0123", 0, null]', NONCE, 0) is None
-    assert workers.read(b'["0123", 0, "no"]', NONCE, 0) == "no"
+    assert workers.parse_verdict(b'["0123", 0, null]', NONCE, 0) is None
+    assert workers.parse_verdict(b'["0123", 0, "no"]', NONCE, 0) == "no"
     with pytest.raises(ValueError, match="no verdict"):
-        workers.read(b'["0123", 0, 0.5]', NONCE, 0)
+        workers.parse_verdict(b'["0123", 0, 0.5]', NONCE, 0)
 
 
 def test_what_ended_two_workers_is_not_asked_a_third_time(tmp_path):

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.tasks import problems, sources
+from curax.tasks import file_task, sources
 from curax.tasks.layouts import Layout
+from curax.tasks.prompt_format import PromptFormat, padded_rows
 from curax.types import Prompts, Task
 from curax.verify.workers import Verdict
 
@@ -64,8 +65,8 @@ class FileQuestions(Questions):
 
     def __init__(
         self,
-        side: problems.Side,
-        form: problems.Form,
+        side: file_task.ProblemSet,
+        form: PromptFormat,
         name: str,
         grade: Callable[[Sequence[tuple[str, str, Any]]], Sequence[Verdict]],
     ):
@@ -78,7 +79,7 @@ class FileQuestions(Questions):
     def prompts(self, numbers):
         """As `Questions.prompts`."""
         rows = [self._form.prompt(self._side.problem(number)) for number in numbers]
-        return problems.padded(rows, self._side.longest, pad=self.pad, left=True)
+        return self._form.padded(rows, self._side.longest, left=True)
 
     def metadata(self, number):
         """As `Questions.metadata`."""
@@ -146,7 +147,7 @@ class TaskQuestions(Questions):
     def grade(self, numbers, completions):
         """As `Questions.grade`."""
         width = max(map(len, completions))
-        tokens, mask = problems.padded(
+        tokens, mask = padded_rows(
             [list(one) for one in completions], width, pad=self.pad, left=False
         )
         targets = jax.tree.map(
@@ -186,12 +187,12 @@ def _ids(task: Task, ids: np.ndarray) -> Any:
 
 def open_problems(
     path: str,
-    form: problems.Form,
+    form: PromptFormat,
     *,
     layout: Layout,
     longest: int,
     on_error: str,
-) -> problems.Side:
+) -> file_task.ProblemSet:
     """The problems of a file.
 
     Args:
@@ -205,25 +206,31 @@ def open_problems(
         ValueError: the file cannot be read, or a record is broken.
     """
     records = sources.open_records(Path(path), split="test")
-    return problems.Side(records, layout, form, longest=longest, on_error=on_error)
+    return file_task.ProblemSet(
+        records, layout, form, longest=longest, on_error=on_error
+    )
 
 
-def held_out_problems(options: Mapping[str, Any], form: problems.Form) -> problems.Side:
-    """The held-out problems of a run of `problems.task`.
+def held_out_problems(
+    options: Mapping[str, Any], form: PromptFormat
+) -> file_task.ProblemSet:
+    """The held-out problems of a run of `file_task.task`.
 
     Args:
         options: all options of its task.
         form: prompt form.
     """
 
-    def side(records: sources.Records, layout: Layout) -> problems.Side:
+    def side(records: sources.Records, layout: Layout) -> file_task.ProblemSet:
         longest, on_error = options["max_prompt_tokens"], options["on_error"]
-        return problems.Side(records, layout, form, longest=longest, on_error=on_error)
+        return file_task.ProblemSet(
+            records, layout, form, longest=longest, on_error=on_error
+        )
 
     count = options["num_held_out"]
     if options["held_out"] is None:
         whole = side(sources.open_records(options["train"]), options["layout"])
-        return problems.divided(whole, count or -(-len(whole) // 10))[1]
+        return file_task.split_by_digest(whole, count)[1]
     records = sources.open_records(options["held_out"], split="test")
     tested = side(records, options["held_out_layout"] or options["layout"])
-    return tested.only(range(count or len(tested)))
+    return tested.subset(range(count or len(tested)))

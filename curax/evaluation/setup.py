@@ -23,7 +23,8 @@ from curax.runs import checkpoint, policies
 from curax.runs.policies import Policy, errors_as_sentences
 from curax.settings.packages import missing
 from curax.step import mesh as meshes
-from curax.tasks import layouts, problems, text
+from curax.tasks import file_task, layouts, text
+from curax.tasks.prompt_format import PromptFormat
 from curax.verify import graders
 from curax.verify.workers import Workers
 
@@ -74,7 +75,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
         )
     config = _run_config(path, args)
     with errors_as_sentences():
-        if config and not args.data and _unbound(config.task) is not problems.task:
+        if config and not args.data and _unbound(config.task) is not file_task.task:
             _check_no_file_options(path, args)
             policy = policies.load_run(path, config, step=args.step or "latest")
             assert policy.task
@@ -150,7 +151,7 @@ def _check_no_file_options(path: Path, args: Namespace) -> None:
             )
 
 
-def _prompt_form(path: Path, config: Config | None, args: Namespace) -> problems.Form:
+def _prompt_form(path: Path, config: Config | None, args: Namespace) -> PromptFormat:
     """Prompt form of the run or checkpoint, changed by the command line."""
     known = options(config.task) if config else {"tokenizer": str(path)}
     model = option(config.model, "path") if config else None
@@ -173,11 +174,11 @@ def _prompt_form(path: Path, config: Config | None, args: Namespace) -> problems
         )
     names = ("chat", "system", "template", "thinking")
     values = {n: _first_given(getattr(args, n), known.get(n)) for n in names}
-    form = problems.Form(
+    form = PromptFormat(
         tokenizer=tokenizer,
         **{name: value for name, value in values.items() if value is not None},
     )
-    warning = prompt_form.departure(None if config else path, form.described)
+    warning = prompt_form.mismatch(None if config else path, form.description)
     if warning:
         print(f"Warning: {warning}", file=sys.stderr, flush=True)
     return form
@@ -185,7 +186,7 @@ def _prompt_form(path: Path, config: Config | None, args: Namespace) -> problems
 
 def _file_questions(
     config: Config | None,
-    form: problems.Form,
+    form: PromptFormat,
     args: Namespace,
     opened: contextlib.ExitStack,
 ) -> tuple[dict[str, Questions], dict[str, Any]]:
@@ -196,7 +197,7 @@ def _file_questions(
         "grader", graders.mathematics
     )
     longest = _first_given(args.max_prompt_tokens, known.get("max_prompt_tokens"), 1024)
-    sides: dict[str, tuple[str, problems.Side]] = {}
+    sides: dict[str, tuple[str, file_task.ProblemSet]] = {}
     for path in args.data:
         name = stem = Path(path).stem or "data"
         count = 1

@@ -1,11 +1,11 @@
-"""Softmax attention of many queries to many keys: one function, an implementation each.
+"""Grouped-query softmax attention in plain JAX, by cuDNN and by a Pallas TPU kernel.
 
-All take `(q, k, v, seen, *, causal)` and give the same up to rounding:
+All implementations take `(q, k, v, seen, *, causal)` and agree up to rounding:
 
-    o = softmax(q k^T / sqrt(d) where the query may look) v
+    o = softmax(q k^T / sqrt(d) where visible) v
 
-Causal queries are the last Q of the S tokens: query t may look at key s if `seen[s]`
-and s <= t + S - Q. Other queries may look wherever `seen` is True.
+Causal queries are the last Q of the S tokens: key s is visible to query t if `seen[s]`
+and s <= t + S - Q. Otherwise key s is visible to all queries if `seen[s]`.
 """
 
 import math
@@ -17,18 +17,18 @@ from flax.core.spmd import get_logical_axis_rules
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import PartitionSpec
 
-LANES = 128  # of a TPU: blocks of tokens are multiples of it
+LANES = 128  # lanes of a TPU, of which blocks of tokens are multiples
 
 
 def by_platform(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """The fastest implementation for the device and the shapes, chosen while tracing.
+    """Attention by the fastest implementation for device and shapes, chosen in tracing.
 
-    A single query, as in decoding, has nothing to gain from blocks: `plain`.
+    Decoding, with a single query, is done by `plain`. Arguments and result as `plain`.
     """
     platform, (queries, d) = jax.default_backend(), q.shape[-2:]
-    # Rows that are mapped over one by one lie where the compiler puts them.
+    # The compiler places rows that are mapped over: no kernel may assume where.
     mapped = not jax.sharding.get_abstract_mesh().empty and not _rules()
     choice = plain
     if causal and queries > 1 and platform == "gpu" and not mapped:
@@ -43,21 +43,21 @@ def by_platform(
 def plain(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """As it is written; the query heads of a group are rows of one matrix product.
+    """Attention by matrix products; the query heads of a group are rows of one product.
 
     Args:
         q: `[N, heads, Q, d]`.
         k: `[N, kv_heads, S, d]`.
         v: `[N, kv_heads, S, d]`.
-        seen: `[N, S]` bool, which keys may be looked at.
-        causal: whether queries look at keys up to their own alone.
+        seen: `[N, S]` bool, the visible keys.
+        causal: whether a query sees keys up to its own alone.
 
     Returns:
-        `[N, heads, Q, d]`. A query that may look nowhere gets the mean of v.
+        `[N, heads, Q, d]`. A query without visible keys gets the mean of v.
     """
     n, heads, queries, d = q.shape
     kv_heads, length = k.shape[1], k.shape[2]
-    mask = looks(seen, queries, causal=causal)
+    mask = visible(seen, queries, causal=causal)
     q = q.reshape(n, kv_heads, heads // kv_heads * queries, d)
     scores = jnp.einsum("nkqd,nksd->nkqs", q, k, preferred_element_type=jnp.float32)
     scores = scores.reshape(n, kv_heads, -1, queries, length) * d**-0.5
@@ -70,17 +70,17 @@ def plain(
 def flash(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """cuDNN's, for NVIDIA GPUs from Ampere on, in half precision.
+    """Flash attention of cuDNN, for NVIDIA GPUs from Ampere on, in half precision.
 
-    Scores never exist, but the mask does, `[N, 1, Q, S]` in the precision of `q`.
+    Scores are never stored, but the mask is, `[N, 1, Q, S]` in the precision of `q`.
     Arguments and result as `plain`.
     """
     queries, length = q.shape[-2], k.shape[-2]
-    even = (queries + queries % 2, length + length % 2)  # its gradient asks for that
+    even = (queries + queries % 2, length + length % 2)  # as its gradient requires
 
     def run(q, k, v, seen):
-        mask = looks(seen, queries, causal=causal)
-        # Under vmap its mask must be mapped over wherever its queries are.
+        mask = visible(seen, queries, causal=causal)
+        # Under vmap cuDNN needs a mask that is mapped over wherever its queries are.
         mask = mask | ((q[:, 0, :, :1] != q[:, 0, :, :1]) & False)
         mask = jnp.broadcast_to(mask, (q.shape[0], queries, length))
         mask = _padded(_padded(mask, -2, even[0]), -1, even[1])
@@ -109,18 +109,18 @@ def splash(
     causal: bool,
     interpret: bool = False,
 ) -> jax.Array:
-    """The Pallas kernel for TPUs: no scores, no mask, no work above the diagonal.
+    """Splash attention for TPUs: no scores, no mask, no work above the diagonal.
 
-    Rows and heads lie over the mesh, if there is one. Arguments and result as `plain`,
-    but for queries that may look nowhere: they get a mean of some of v.
+    Rows and heads are sharded over the mesh, if there is one. Arguments and result as
+    `plain`, but a query without visible keys gets a mean of some of v.
 
     Args:
         q: `[N, heads, Q, d]`.
         k: `[N, kv_heads, S, d]`.
         v: `[N, kv_heads, S, d]`.
-        seen: `[N, S]` bool, which keys may be looked at.
-        causal: whether queries look at keys up to their own alone.
-        interpret: run the kernel step by step, on any device; slow.
+        seen: `[N, S]` bool, the visible keys.
+        causal: whether a query sees keys up to its own alone.
+        interpret: interpret the kernel, on any device; slow.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
@@ -150,7 +150,7 @@ def splash(
             block_sizes=blocks,
             interpret=interpret,
         )
-        # A query sees the keys of its own segment: all are in 1, hidden keys in 0.
+        # A query sees the keys of its segment: all are in 1, invisible keys in 0.
         ours = jnp.ones((q.shape[0], rows), jnp.int32)
         segments = kernels.SegmentIds(ours, seen.astype(jnp.int32))
         return jax.vmap(kernel)(q, k, v, segments)
@@ -165,8 +165,8 @@ def splash(
     return out[:, :, :queries]
 
 
-def looks(seen: jax.Array, queries: int, *, causal: bool) -> jax.Array:
-    """Where each query may look, `[N, Q, S]` bool; `[N, 1, S]` if that is the same."""
+def visible(seen: jax.Array, queries: int, *, causal: bool) -> jax.Array:
+    """Keys visible to each query, `[N, Q, S]` bool; `[N, 1, S]` if not causal."""
     if not causal:
         return seen[:, None, :]
     length = seen.shape[-1]
@@ -175,7 +175,7 @@ def looks(seen: jax.Array, queries: int, *, causal: bool) -> jax.Array:
 
 
 def _over_mesh(run: Any, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array):
-    """`run` on the rows and heads of each device: a kernel is not split by itself."""
+    """A kernel run by `shard_map` on the rows and heads of each device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return run(q, k, v, seen)
@@ -197,7 +197,7 @@ def _over_mesh(run: Any, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Arr
 
 
 def _padded(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """With zeros, False, behind the end of an axis."""
+    """An array with an axis padded to `size` by zeros or False."""
     pad = [(0, 0)] * x.ndim
     pad[axis] = (0, size - x.shape[axis])
     return jnp.pad(x, pad)
@@ -208,12 +208,12 @@ def _in_lanes(length: int) -> int:
 
 
 def _block(length: int) -> int:
-    """Tokens of a block, that many times as fit without a rest."""
+    """The largest block size that divides the number of tokens."""
     return next(size for size in (512, 256, LANES) if length % size == 0)
 
 
 def _has_cudnn() -> bool:
-    """Whether the kernels of `flash` run on the devices that are here."""
+    """Whether the devices of this process support the kernels of `flash`."""
     chip = getattr(jax.local_devices()[0], "compute_capability", "")
     return str(chip)[:1].isdigit() and float(chip) >= 8  # AMD's begin with letters
 

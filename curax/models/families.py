@@ -1,8 +1,8 @@
-"""What a checkpoint's config.json says, as options of `transformer.model`, and back.
+"""A checkpoint's config.json as options of `transformer.model`, and back.
 
 Both spellings are read: `rope_theta`, `rope_scaling` and `torch_dtype`, and the later
-`rope_parameters` and `dtype`. A field that would change what the model computes, and
-that the transformer cannot follow, is refused rather than ignored.
+`rope_parameters` and `dtype`. A field that would change the model's output in a way
+that the transformer does not implement is refused.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from curax.settings import files
 
 
 class Family(NamedTuple):
-    """What sets an architecture apart."""
+    """The options in which an architecture differs."""
 
     model_type: str
     qk_norm: bool
@@ -36,8 +36,8 @@ SIZES = {
     "head_dim": "head_dim",
     "mlp_width": "intermediate_size",
 }
-# The largest size that is believed; the largest published ones are a tenth of these.
-MOST = {
+# The largest accepted sizes, ten times the largest published ones.
+MAX_SIZES = {
     "vocab_size": 2**24,
     "hidden_size": 2**20,
     "num_hidden_layers": 2**10,
@@ -46,10 +46,10 @@ MOST = {
     "head_dim": 2**14,
     "intermediate_size": 2**22,
 }
-# Numbers that float32 can compute with, and a model can be trained with.
+# Accepted ranges: float32 can compute with these numbers.
 EPS, THETA, FACTOR = (1e-20, 0.1), (1.0, 1e15), (1e-6, 1e6)
 WINDOW = 2**31 - 1
-# Field: the values that change nothing. Absent is always one of them.
+# Field: the values without effect. Absence always is one of them.
 INERT: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
@@ -63,10 +63,10 @@ SCALING = [field.name for field in dataclasses.fields(RopeScaling)]
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The options of `transformer.model` that a config.json stands for.
+    """The options of `transformer.model` in a config.json.
 
     Raises:
-        ValueError: in a sentence, if the file is none, or says what is not supported.
+        ValueError: in a sentence, if the file cannot be read or is not supported.
     """
     try:
         config = files.json_of(files.read(file))
@@ -107,11 +107,11 @@ def read(file: Path) -> dict[str, Any]:
 def written(
     options: dict[str, Any], *, dtype: str, max_positions: int, style: int
 ) -> dict[str, Any]:
-    """The config.json that `read` makes these options of.
+    """The content of the config.json of a model; `read` returns its options.
 
     Args:
-        options: of `transformer.model`, all that `read` gives.
-        dtype: name of what the tensors are kept in, as `float32`.
+        options: of `transformer.model`, all that `read` returns.
+        dtype: of the tensors, as `float32`.
         max_positions: tokens of the longest context.
         style: the spelling, of transformers 4 or 5.
 
@@ -155,20 +155,20 @@ def written(
 
 
 class Fields(NamedTuple):
-    """What a config.json holds."""
+    """The fields of a config.json, with methods that check their values."""
 
     file: Path
     config: dict[str, Any]
 
     def refusal(self, field: str, value: Any, wanted: str) -> ValueError:
-        """The sentence for a value that is not as wanted."""
+        """The error of a field whose value is not as wanted."""
         return ValueError(
             f"{self.file}: {field} is {files.shown(value)}, but must be {wanted}; take "
             "another checkpoint."
         )
 
     def family(self) -> Family:
-        """That of its only architecture; `model_type` may not name another."""
+        """The family of the only architecture, checked against `model_type`."""
         names = self.config.get("architectures")
         if not isinstance(names, list) or names not in [[name] for name in FAMILIES]:
             wanted = " or ".join(json.dumps([name]) for name in FAMILIES)
@@ -205,7 +205,7 @@ class Fields(NamedTuple):
         return bool(value)
 
     def sizes(self, family: Family) -> dict[str, int]:
-        """With what transformers takes where a size is absent."""
+        """The sizes, with the defaults of transformers where one is absent."""
         get = self.config.get
         heads, width = get("num_attention_heads"), get("hidden_size")
         absent = {"num_key_value_heads": heads}
@@ -214,11 +214,11 @@ class Fields(NamedTuple):
         found = {}
         for name, field in SIZES.items():
             size = absent.get(field) if get(field) is None else get(field)
-            found[name] = self.integer(field, size, MOST[field])
+            found[name] = self.integer(field, size, MAX_SIZES[field])
         return found
 
     def rope(self) -> dict[str, Any]:
-        """Base and scaling of the rotary frequencies, however they are spelled."""
+        """`rope_theta` and `rope_scaling`, of either spelling."""
         config = self.config
         empty = config.get("rope_scaling") in (None, {})
         field = "rope_parameters" if empty else "rope_scaling"
@@ -239,7 +239,7 @@ class Fields(NamedTuple):
         }
         if kind == "default":
             return options | {"rope_scaling": None}
-        # The original window may stand outside too, and counts if it does.
+        # The original window may stand outside, and takes precedence there.
         window = "original_max_position_embeddings"
         own: dict[str, Any] = {
             name: self.number(f"{field}.{name}", rope.get(name), *FACTOR)
@@ -254,7 +254,7 @@ class Fields(NamedTuple):
             raise ValueError(f"{self.file}: {error}") from None
 
     def check_windows(self, family: Family, layers: int) -> None:
-        """No layer may look through a sliding window only; Llama's never do."""
+        """Refuse sliding-window attention, which Llama never has."""
         get = self.config.get
         if family.model_type == "llama":
             return
@@ -276,7 +276,7 @@ class Fields(NamedTuple):
 
 
 def check_heads(file: Path, options: dict[str, Any]) -> None:
-    """Refuse heads that cannot be shared out, or turned by halves, in a sentence."""
+    """Refuse query heads that do not share key heads evenly, and an odd head size."""
     heads, kv_heads, head_dim = (options[k] for k in ("heads", "kv_heads", "head_dim"))
     if heads % kv_heads:
         raise ValueError(
@@ -291,7 +291,7 @@ def check_heads(file: Path, options: dict[str, Any]) -> None:
 
 
 def _among(value: Any, wanted: Any) -> bool:
-    """Whether it is one of them; true is not 1."""
+    """Whether a value is one of those wanted, where true is not 1."""
     return any(
         value == one and isinstance(value, bool) == isinstance(one, bool)
         for one in wanted

@@ -1,6 +1,6 @@
-"""What a layer is made of: matrices, with adapters beside them, and norms.
+"""The modules of a layer: matrices with LoRA adapters, and RMSNorm.
 
-Every parameter names its logical axes: `curax.step.mesh` says where they lie.
+Every parameter names its logical axes, which `curax.step.mesh` maps to mesh axes.
 """
 
 import difflib
@@ -15,7 +15,7 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class Dense(nn.Dense):
-    """Flax's, with a low-rank adapter: y = x W + scale (x A) B, where B begins as 0.
+    """Flax's Dense with a low-rank adapter: y = x W + scale (x A) B, B initially 0.
 
     References:
         Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
@@ -42,7 +42,7 @@ class Dense(nn.Dense):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Flax's, which raises bfloat16 to float32: strict promotion would refuse."""
+    """Flax's RMSNorm, which promotes bfloat16 to float32, under strict promotion."""
 
     def __call__(self, x, *, mask=None):
         """`[..., D]` in and out."""
@@ -51,18 +51,18 @@ class RMSNorm(nn.RMSNorm):
 
 
 def rms(eps: float, dtype: Any, param_dtype: Any):
-    """A maker of RMSNorms of a kind; their scales are not sharded."""
+    """A constructor of RMSNorms with these options, whose scales are not sharded."""
     ones = axes_of(initializers.ones, None)
     return partial(RMSNorm, eps, dtype=dtype, param_dtype=param_dtype, scale_init=ones)
 
 
 def is_adapter(path: tuple[str, ...]) -> bool:
-    """Whether the parameter at the path of keys belongs to an adapter."""
+    """Whether the parameter at a path of keys belongs to an adapter."""
     return path[-1].startswith("lora_")
 
 
 def check_matrices(names: tuple[str, ...]) -> None:
-    """Refuse what is no matrix of a layer, and none at all."""
+    """Refuse names that are no matrix of a layer, and an empty tuple."""
     for name in names:
         if name not in MATRICES:
             close = difflib.get_close_matches(name.removesuffix("_proj"), MATRICES, 1)
@@ -78,7 +78,7 @@ def check_matrices(names: tuple[str, ...]) -> None:
 
 
 def fan_in(axis: int, scale: float = 1.0, distribution: Any = "normal"):
-    """Initialiser with variance `scale / size of axis`."""
+    """An initialiser with variance `scale / size of axis`."""
     other = 1 + axis if axis >= 0 else 0
     return initializers.variance_scaling(
         scale, "fan_in", distribution, in_axis=axis, out_axis=other
@@ -86,5 +86,5 @@ def fan_in(axis: int, scale: float = 1.0, distribution: Any = "normal"):
 
 
 def axes_of(initialiser, *names):
-    """The initialiser, with a logical axis name for each dimension of its result."""
+    """An initialiser that names the logical axis of each dimension of its result."""
     return nn.with_logical_partitioning(initialiser, names)

@@ -1,7 +1,6 @@
-"""Policies read from checkpoint folders as transformers writes them.
+"""Policies read from Hugging Face checkpoint folders: config.json and safetensors.
 
-A folder holds a config.json and safetensors files. Parameters are read leaf by leaf,
-and by each device only the part that lies on it.
+Parameters are read leaf by leaf, and of each leaf every device reads its own shard.
 """
 
 import dataclasses
@@ -34,23 +33,23 @@ def model(
     lora_alpha: Positive = 16.0,
     lora_modules: tuple[str, ...] = MATRICES,
 ) -> Model:
-    """The policy of a checkpoint: Qwen2, Qwen2.5, Qwen3 or Llama 3.
+    """The policy of a checkpoint of Qwen2, Qwen2.5, Qwen3 or Llama 3.
 
     Args:
         path: folder with config.json and safetensors files.
-        vocab_size: of the task, at most that of the checkpoint, which is kept: the rows
-            of its embedding are often more than its tokenizer has words.
+        vocab_size: of the task, at most that of the checkpoint, which the model keeps:
+            its embedding often has more rows than its tokenizer has tokens.
         scan_layers: as `transformer.model`, and so are the options that follow.
-        remat: keep no activations within a layer.
+        remat: recompute the activations within a layer.
         dtype: of activations and matrix products.
-        param_dtype: what parameters are kept in, whatever the files have.
+        param_dtype: of the parameters, whatever the files have.
         attend: an implementation of `curax.models.attention`.
         lora_rank: of the adapters, which are not read from the folder.
-        lora_alpha: over the rank, the scale of what adapters add.
-        lora_modules: matrices of each layer that have one.
+        lora_alpha: the adapters' scale is `lora_alpha / lora_rank`.
+        lora_modules: matrices of each layer that have an adapter.
 
     Returns:
-        What `transformer.model` returns, and `load`.
+        The model, with `load`.
 
     Raises:
         ValueError: in a sentence, if the folder holds no checkpoint, one that is not
@@ -59,7 +58,7 @@ def model(
     folder = Path(path).expanduser()
     options = families.read(folder / "config.json")
     families.check_heads(folder / "config.json", options)
-    # What was trained needs the files no more, so they may be gone until `load`.
+    # A resumed run does not need the files: they are read by `load` alone.
     found = tensors.held(folder) if tensors.is_in(folder) else None
     if found is not None:
         tensors.check_some(folder, found, tensors.outline(options), FIX)
@@ -89,7 +88,7 @@ def model(
 
 
 def base(tree: Any) -> Any:
-    """A tree like params without the leaves of adapters."""
+    """A tree of parameters without the adapters."""
     return {
         key: base(node) if isinstance(node, dict) else node
         for key, node in tree.items()
@@ -98,15 +97,15 @@ def base(tree: Any) -> Any:
 
 
 def read(folder: Path, shapes: Any, sharding: Any) -> Any:
-    """The parameters of a folder.
+    """The parameters in a checkpoint folder.
 
     Args:
         folder: of a checkpoint.
-        shapes: tree of shapes and dtypes, that of the params to read.
-        sharding: tree like params, of where each lies, or None for one device.
+        shapes: tree of the shapes and dtypes to read.
+        sharding: tree of shardings like the parameters; None: one device.
 
     Raises:
-        ValueError: in a sentence, if a tensor is missing, too many, or misshapen.
+        ValueError: in a sentence, if a tensor is missing, unexpected or misshapen.
     """
     found, wanted = tensors.held(folder), tensors.parts(shapes)
     tensors.check(folder, found, wanted, FIX)

@@ -1,8 +1,8 @@
-"""How prompts look that a checkpoint was trained on, kept in its folder.
+"""The prompt format that a checkpoint was trained on, as a file in its folder.
 
-A policy answers prompts of another form worse, whatever it has learnt: so an exported
-folder says which form its policy knows, and whoever asks it differently is told. Only
-the standard library is imported.
+A policy answers prompts of another format worse. So an exported folder holds the format
+of its training, and training or evaluating with another one gives a warning. Only the
+standard library is imported.
 """
 
 import json
@@ -12,14 +12,14 @@ from typing import Any
 
 FILE = "curax.json"
 NAMES = ("template", "system", "chat", "thinking")
-LARGEST = 2**20  # bytes; anything longer is not ours
+LARGEST = 2**20  # bytes; a longer file is ignored
 
 
 def write(folder: Path, form: Mapping[str, Any]) -> None:
-    """Write the form into the folder of a checkpoint.
+    """Write the format into the folder of a checkpoint.
 
     Args:
-        folder: that exists.
+        folder: an existing folder.
         form: `Task.prompt_form`.
     """
     page = {"prompt": {name: form[name] for name in NAMES}}
@@ -27,7 +27,7 @@ def write(folder: Path, form: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> Mapping[str, Any] | None:
-    """The form in the folder of a checkpoint; None where it says nothing of it."""
+    """The format in the folder of a checkpoint; None where it holds none."""
     path = folder / FILE
     try:
         if not path.is_file() or path.stat().st_size > LARGEST:
@@ -38,12 +38,12 @@ def read(folder: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def departure(path: str | Path | None, form: Mapping[str, Any] | None) -> str | None:
-    """In a sentence how prompts depart from those a checkpoint knows; None: in nothing.
+def mismatch(path: str | Path | None, form: Mapping[str, Any] | None) -> str | None:
+    """The difference between prompts and those of a checkpoint, in a sentence, or None.
 
     Args:
         path: folder of the checkpoint; None: there is none.
-        form: `Task.prompt_form`; None: prompts are made of no text.
+        form: `Task.prompt_form`; None: prompts are not text.
     """
     known = None if path is None else read(Path(path).expanduser())
     if known is None or form is None:

@@ -1,7 +1,7 @@
-"""Rotary position embeddings, and their rescaling to contexts longer than trained on.
+"""Rotary position embeddings, and their rescaling to longer contexts.
 
-A pair of entries of a query or key is turned by an angle that grows with its position,
-so a product of the two depends on their distance. Pairs differ in how fast they turn.
+A pair of entries of a query or key at position t is rotated by t times the pair's
+frequency, so that their inner product depends on the distance alone.
 """
 
 import dataclasses
@@ -15,14 +15,13 @@ from curax.settings.config_types import Count, Positive
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama 3's: slow pairs turn `factor` times slower, quick ones as before.
+    """The rescaling of Llama 3: low frequencies are divided by `factor`.
 
-    Slow and quick are counted in turns within the original context: at most
-    `low_freq_factor` turns is slow, at least `high_freq_factor` quick. In between the
-    frequency is interpolated.
+    A frequency of at most `low_freq_factor` turns within the original context is low;
+    one of at least `high_freq_factor` turns is kept; in between it is interpolated.
 
     Attributes:
-        factor: longest context over the original one.
+        factor: ratio of the longest context to the original one.
         low_freq_factor: turns.
         high_freq_factor: turns, more than `low_freq_factor`.
         original_max_position_embeddings: tokens of the original context.
@@ -45,7 +44,7 @@ class RopeScaling:
             )
 
     def rescaled(self, frequency: jax.Array) -> jax.Array:
-        """The frequencies after scaling; `[d / 2]` float32, radians per token.
+        """The rescaled frequencies, `[d / 2]` float32, radians per token.
 
         References:
             Grattafiori et al. 2024, "The Llama 3 Herd of Models", arXiv:2407.21783; the
@@ -63,7 +62,10 @@ def rotate(
     theta: float,
     scaling: RopeScaling | None = None,
 ) -> jax.Array:
-    """Rotary embedding of `[N, heads, Q, d]` at `[N, Q]` positions, halves paired."""
+    """`x` `[N, heads, Q, d]` rotated at positions `[N, Q]`; entry i pairs with i + d/2.
+
+    Computed in float32, returned in the dtype of `x`.
+    """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if scaling:

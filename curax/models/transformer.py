@@ -1,11 +1,18 @@
-"""Decoder-only transformer: RoPE, GQA, SwiGLU, as Qwen2, Qwen3 and Llama 3 have them.
+"""Decoder-only transformer with RoPE, GQA and SwiGLU: Qwen2, Qwen3, Llama 3.
 
-A shallow model is unrolled, each layer with parameters of its own. A deep one can scan
-over its layers, whose parameters are then stacked on a leading axis; decoding is
-unrolled all the same, as a cache would go through a scan by copy. Attention is
-head-major (`[N, heads, tokens, d]`), as is the cache: decoding never transposes it.
+| family | `qk_norm` | `qkv_bias` | `rope_scaling` |
+|---|---|---|---|
+| Qwen2, Qwen2.5 | False | True | None |
+| Qwen3 | True | False | None |
+| Llama 3 | False | False | from 3.1 on |
+
+Layers are unrolled, each with parameters of its own, or scanned, with parameters
+stacked on a leading axis. Decoding always unrolls them, as a scan would copy the cache.
+Attention and cache are head-major, `[N, heads, tokens, d]`, so that decoding transposes
+nothing.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +38,8 @@ from curax.models.rotary import RopeScaling, rotate
 from curax.settings.config_types import Count, Natural, Positive
 from curax.types import Model
 
-CAST = ("embed", "head", "kernel", "bias")  # read in `dtype` and no other
+CAST = ("embed", "head", "kernel", "bias")  # parameters that are read in `dtype` only
+Cache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: k, v [N, kv_heads, S, d]
 
 
 def model(
@@ -59,13 +67,7 @@ def model(
     lora_alpha: Positive = 16.0,
     lora_modules: tuple[str, ...] = MATRICES,
 ) -> Model:
-    """A policy of the Qwen3 family, or of a sibling's.
-
-    | family | `qk_norm` | `qkv_bias` | `rope_scaling` |
-    |---|---|---|---|
-    | Qwen2, Qwen2.5 | False | True | None |
-    | Qwen3 | True | False | None |
-    | Llama 3 | False | False | from 3.1 on |
+    """A policy of the Qwen2, Qwen3 or Llama 3 family, with random parameters.
 
     Args:
         vocab_size: V.
@@ -76,7 +78,7 @@ def model(
         head_dim: d, even.
         mlp_width: hidden width of the SwiGLU.
         rope_theta: base of the rotary frequencies.
-        rope_scaling: of the rotary frequencies, to a longer context; None: as they are.
+        rope_scaling: rescaling of these to a longer context; None: none.
         norm_eps: added to the mean square by every RMSNorm.
         qk_norm: an RMSNorm on the queries and keys of every head.
         qkv_bias: a bias on queries, keys and values.
@@ -85,36 +87,23 @@ def model(
             RMSNorm behind it makes their gradients, hence Adam's steps, very large.
         scan_layers: scan over the layers instead of unrolling them, but for decoding:
             the time to compile an update no longer grows with L.
-        remat: keep no activations within a layer for the backward pass, but compute
-            them again: less memory, about a third more work in the update.
+        remat: recompute the activations within a layer in the backward pass: less
+            memory, about a third more work in the update.
         dtype: of activations and matrix products, that with the output head included;
             log-probs are float32 regardless.
-        param_dtype: what parameters are kept in.
+        param_dtype: of the parameters.
         attend: an implementation of `curax.models.attention`.
-        lora_rank: r of the adapters; above 0 they alone are trained. They are float32.
-        lora_alpha: over r, the scale of what adapters add.
-        lora_modules: matrices of each layer that have one, of `MATRICES`.
-
-    Returns:
-        `init`, `features`, `head`, `axes` and `trained`, as `curax.types.Model` says.
+        lora_rank: r of the adapters, float32; above 0 they alone are trained.
+        lora_alpha: the adapters' scale is `lora_alpha / lora_rank`.
+        lora_modules: matrices of each layer that have an adapter, of `MATRICES`.
 
     Raises:
         ValueError: if `kv_heads` does not divide `heads`, `head_dim` is odd or
             `lora_modules` names what is none.
     """
-    if heads % kv_heads:
-        raise ValueError(
-            f"model.heads={heads} is no multiple of kv_heads={kv_heads}; set "
-            f"model.kv_heads to {math.gcd(heads, kv_heads)}."
-        )
-    if head_dim % 2:
-        raise ValueError(
-            f"model.head_dim={head_dim} must be even, for rotary halves; set it to "
-            f"{head_dim + 1}."
-        )
+    check_heads(heads, kv_heads, head_dim)
     if lora_rank:
         check_matrices(lora_modules)
-    dtype, param_dtype = jnp.dtype(dtype), jnp.dtype(param_dtype)
     block = Block(
         width=width,
         heads=heads,
@@ -127,100 +116,149 @@ def model(
         qk_norm=qk_norm,
         qkv_bias=qkv_bias,
         depth=layers,
-        dtype=dtype,
-        param_dtype=param_dtype,
+        dtype=jnp.dtype(dtype),
+        param_dtype=jnp.dtype(param_dtype),
         attend=attend,
         lora_rank=lora_rank,
         lora_scale=lora_alpha / max(lora_rank, 1),
         lora_modules=lora_modules,
     )
-    norm = rms(norm_eps, dtype, param_dtype)()
-    x0 = jnp.zeros((1, 1, width), dtype)
-    at0 = (jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))
+    return Transformer(
+        block=block,
+        vocab_size=vocab_size,
+        tied=tied,
+        embedding_std=embedding_std,
+        scan_layers=scan_layers,
+        remat=remat,
+    ).model()
 
-    def each_layer(init, k_layers):
-        if scan_layers:  # The stacked axis stays unnamed: it is never sharded.
-            return jax.vmap(init)(k_layers)
-        return {str(i): init(k) for i, k in enumerate(k_layers)}
 
-    def apart(params):
-        return {
-            str(i): jax.tree.map(lambda p, i=i: p[i], params) for i in range(layers)
-        }
+def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
+    """Refuse query heads that do not share key heads evenly, and an odd head size."""
+    if heads % kv_heads:
+        raise ValueError(
+            f"model.heads={heads} is no multiple of kv_heads={kv_heads}; set "
+            f"model.kv_heads to {math.gcd(heads, kv_heads)}."
+        )
+    if head_dim % 2:
+        raise ValueError(
+            f"model.head_dim={head_dim} must be even, for rotary halves; set it to "
+            f"{head_dim + 1}."
+        )
 
-    def ready(params):
-        def cast(path, leaf):
-            return leaf.astype(dtype) if path[-1].key in CAST else leaf
 
-        params = jax.tree_util.tree_map_with_path(cast, params)
-        if scan_layers:
-            params = params | {"layers": apart(params["layers"])}
-        return params
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Transformer:
+    """The functions of a `curax.types.Model`; attributes as the options of `model`."""
 
-    def boxed(key):
-        table = initializers.normal(embedding_std)
+    block: "Block"
+    vocab_size: int
+    tied: bool
+    embedding_std: float
+    scan_layers: bool
+    remat: bool
+
+    def model(self) -> Model:
+        """The model: functions, and the logical axes of its parameters."""
+        shapes = jax.eval_shape(self.boxed, jax.random.key(0))
+        return Model(
+            init=lambda key: nn.meta.unbox(self.boxed(key)),
+            features=self.features,
+            head=self.head,
+            axes=jax.tree.map(
+                lambda spec, leaf: (None,) * (leaf.ndim - len(spec)) + tuple(spec),
+                nn.get_partition_spec(shapes),
+                nn.meta.unbox(shapes),
+                is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec),
+            ),
+            trained=is_adapter if self.block.lora_rank else None,
+            ready=self.ready,
+        )
+
+    def boxed(self, key):
+        """Random parameters, each boxed with the names of its logical axes."""
+        block, shape = self.block, (self.vocab_size, self.block.width)
+        x = jnp.zeros((1, 1, block.width), block.dtype)
+        positions, seen = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
         k_embed, k_layers, k_head = jax.random.split(key, 3)
+
+        def init(key):
+            return block.init(key, x, positions, seen)["params"]
+
+        def each_layer(keys):
+            if self.scan_layers:  # The stacked axis stays unnamed: it is never sharded.
+                return jax.vmap(init)(keys)
+            return {str(i): init(k) for i, k in enumerate(keys)}
+
+        def table(key, initialiser):
+            boxed = axes_of(initialiser, "vocab", "embed")
+            return boxed(key, shape, block.param_dtype)
+
         params: dict[str, Any] = {
-            "embed": axes_of(table, "vocab", "embed")(
-                k_embed, (vocab_size, width), param_dtype
-            ),
-            "layers": each_layer(
-                lambda k: block.init(k, x0, *at0)["params"],
-                jax.random.split(k_layers, layers),
-            ),
-            "norm": norm.init(key, x0)["params"],
+            "embed": table(k_embed, initializers.normal(self.embedding_std)),
+            "layers": each_layer(jax.random.split(k_layers, block.depth)),
+            "norm": self.norm.init(key, x)["params"],
         }
-        if not tied:
-            params["head"] = axes_of(fan_in(-1), "vocab", "embed")(
-                k_head, (vocab_size, width), param_dtype
-            )
+        if not self.tied:
+            params["head"] = table(k_head, fan_in(-1))
         return params
 
-    def features(params, tokens, positions, seen, cache=None, column=None):
-        x = params["embed"][tokens].astype(dtype)
+    def features(self, params, tokens, positions, seen, cache=None, column=None):
+        """Features `[N, Q, D]` behind the last norm, and the cache; see `Model`."""
+        layers = self.block.depth
+        x = params["embed"][tokens].astype(self.block.dtype)
         x = with_logical_constraint(x, ("rows", None, None))
-        apply = partial(layer, block, positions, seen, column)
-        if remat:
+        apply = partial(layer, self.block, positions, seen, column)
+        if self.remat:
             apply = jax.checkpoint(apply)
-        if scan_layers and column is None:
+        if self.scan_layers and column is None:
             stacked = cache and jax.tree.map(lambda *c: jnp.stack(c), *cache)
             x, stacked = jax.lax.scan(apply, x, (params["layers"], stacked))
             new = [jax.tree.map(lambda c, i=i: c[i], stacked) for i in range(layers)]
         else:
             new, stack = [], params["layers"]
-            stack = stack if "0" in stack else apart(stack)
+            stack = stack if "0" in stack else unstacked(stack, layers)
             for i in range(layers):
                 x, kv = apply(x, (stack[str(i)], cache and cache[i]))
                 new.append(kv)
-        return norm.apply({"params": params["norm"]}, x), tuple(new)
+        return self.norm.apply({"params": params["norm"]}, x), tuple(new)
 
-    def head(params):
-        return params["embed" if tied else "head"].astype(dtype)
+    def head(self, params):
+        """The matrix `[V, D]` that maps features to logits."""
+        return params["embed" if self.tied else "head"].astype(self.block.dtype)
 
-    shapes = jax.eval_shape(boxed, jax.random.key(0))
-    return Model(
-        init=lambda key: nn.meta.unbox(boxed(key)),
-        features=features,
-        head=head,
-        axes=jax.tree.map(
-            lambda spec, leaf: (None,) * (leaf.ndim - len(spec)) + tuple(spec),
-            nn.get_partition_spec(shapes),
-            nn.meta.unbox(shapes),
-            is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec),
-        ),
-        trained=is_adapter if lora_rank else None,
-        ready=ready,
-    )
+    def ready(self, params):
+        """Parameters for decoding: matrices cast to `dtype`, layers unstacked."""
+
+        def cast(path, leaf):
+            return leaf.astype(self.block.dtype) if path[-1].key in CAST else leaf
+
+        params = jax.tree_util.tree_map_with_path(cast, params)
+        if self.scan_layers:
+            layers = unstacked(params["layers"], self.block.depth)
+            params = params | {"layers": layers}
+        return params
+
+    @property
+    def norm(self):
+        """The RMSNorm behind the last layer."""
+        block = self.block
+        return rms(block.norm_eps, block.dtype, block.param_dtype)()
+
+
+def unstacked(params: Any, layers: int) -> dict[str, Any]:
+    """Parameters stacked on a leading axis, as one tree per layer."""
+    return {str(i): jax.tree.map(lambda p, i=i: p[i], params) for i in range(layers)}
 
 
 def layer(block, positions, seen, column, x, params_and_cache):
-    """One block as the body of a scan: `(x, (params, cache)) -> (x, cache)`."""
+    """A block as the body of a scan: `(x, (params, cache)) -> (x, cache)`."""
     params, cache = params_and_cache
     return block.apply({"params": params}, x, positions, seen, cache, column)
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each behind an RMSNorm and beside a residual path."""
+    """A layer: attention and SwiGLU, each on an RMSNorm and added to the residual."""
 
     width: int
     heads: int
@@ -242,7 +280,11 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, positions, seen, cache=None, column: Any = None):
-        """`[N, Q, D]` in and out; `seen` `[N, S]`; see `Model.features`."""
+        """The residual stream `[N, Q, D]` and the keys and values of the layer.
+
+        Arguments as `Model.features`, but `x` `[N, Q, D]` in place of tokens, and the
+        cache of this layer alone.
+        """
         norm = rms(self.norm_eps, self.dtype, self.param_dtype)
 
         def dense(name, features, *axes, scale=1.0, bias=False):

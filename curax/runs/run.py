@@ -75,7 +75,7 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
             except RuntimeError as error:
                 raise ConfigError(str(error)) from error
         path, form = option(config.model, "path"), loop.parts.task.prompt_form
-        if departs := prompt_form.departure(path, form):
+        if departs := prompt_form.mismatch(path, form):
             print(f"Warning: {departs}", flush=True)
         # A run with a checkpoint has its memory in it.
         loaded = load_memory(loop.parts) if since is None else None

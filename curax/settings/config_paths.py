@@ -33,6 +33,12 @@ from curax.settings.packages import missing
 
 UNSET: Any = object()  # the value of an option without a default
 OF_FILE = "config_"  # prefix of the module name of a config file
+# Modules that older config.json files name, and where their functions are now.
+MOVED = {
+    "curax.content": "curax.monitors.content",
+    "curax.diversity": "curax.monitors.diversity",
+    "curax.tasks.problems": "curax.tasks.file_task",
+}
 
 
 class ConfigError(ValueError):
@@ -105,6 +111,12 @@ def full_name(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def current_name(name: str) -> str:
+    """The full name of a function now, where a description may have an older one."""
+    module, dot, function = name.rpartition(".")
+    return MOVED.get(module, module) + dot + function
+
+
 # Trees as JSON
 
 
@@ -161,7 +173,7 @@ def rebuild(description: Any, kind: Any = Any, name: str = "") -> Any:
         }
         return classes[0](**parts) if classes else parts
     try:
-        function = pkgutil.resolve_name(description["function"])
+        function = pkgutil.resolve_name(current_name(description["function"]))
     except (ImportError, AttributeError, ValueError) as error:
         fix = f"({error}); put its module where Python finds it."
         if not (getattr(error, "name", None) or "").startswith(OF_FILE):
@@ -182,7 +194,8 @@ def rebuild(description: Any, kind: Any = Any, name: str = "") -> Any:
 def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     """Differences of two descriptions as (dotted name, old, new); absent is None.
 
-    A function of a config file equals itself after the file is renamed.
+    A function is the same after its module of curax has moved, or, if the config file
+    defines it, after that file is renamed.
     """
     before, after = dict(_leaves("", old)), dict(_leaves("", new))
     pairs = [(name, before.get(name), after.get(name)) for name in after | before]
@@ -201,7 +214,8 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
         if key == "function":
-            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", str(part))
+            function = current_name(str(part))
+            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", function)
         else:
             yield from _leaves(_join(name, key), part)
 

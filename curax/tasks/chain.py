@@ -1,27 +1,27 @@
-"""Chains of modular arithmetic, and a teacher with bad habits to start from.
+"""Chains of modular arithmetic, with traces of a teacher that makes systematic errors.
 
     7 + 3 - 9 rsub 2 =   ->   10 1 1 end
 
 A prompt is a value and up to `depth` operations on it, modulo 16: add, subtract, and
 reverse subtract (operand minus value). The completion is every running value, then the
-end. It is right only as a whole: judging the last value alone would pay one lucky
-chain in sixteen. The teacher's traces for the warm start are wrong in a systematic
-way: each operation is off by one with its own probability, and the chain goes on from
-the wrong value. So pass rates start anywhere between 0 and 1, and RL has a few shared
-habits to remove.
+end. The outcome is 1 only if all of it is right: the last value alone is right by
+chance in one chain of sixteen. In the teacher's traces for the warm start each
+operation is off by one with a probability of its own, and the chain continues from the
+wrong value. So pass rates start anywhere between 0 and 1, and RL has a few shared
+errors to remove.
 
 As tokens, a prompt is the value, `depth` operators, `depth` operands and a go sign,
-with blanks where the chain is shorter: what step i needs is always equally far back,
-which is what rotary attention finds at once.
+with blanks where the chain is shorter: the inputs of step i are always at the same
+distance, which rotary attention learns at once.
 
-A hint is the head of the solution, in a block of fixed width before the prompt, blank
-where it says nothing: value i of it is equally far from where step i is written.
+A hint is a prefix of the solution, in a block of fixed width before the prompt, padded
+with blanks: value i of it is always at the same distance from step i.
 
     hint: 10 1 . . . . | 7 + 3 - 9 rsub 2 =   ->   10 1 1 end
 
-A policy of this size makes nothing of a hint that it never saw. So the teacher follows
-the hints it is shown, and goes on from there with its bad habits; and behind `ask:`
-and a whole solution it copies that, which is how the policy learns to write hints.
+A policy of this size cannot use hints without training on them. So some traces follow
+a hint and continue with the teacher's errors; others, behind `ask:` and a whole
+solution, copy that solution, from which the policy learns to write hints.
 """
 
 from functools import partial
@@ -38,7 +38,7 @@ MODULUS = 16
 OPERATIONS = ("+", "-", "rsub")
 OPERANDS = (2, 10)  # half-open
 END, PAD, GO, BLANK = range(MODULUS + len(OPERATIONS), MODULUS + len(OPERATIONS) + 4)
-HINT, ASK = BLANK + 1, BLANK + 2  # what a block opens with; known if there are hints
+HINT, ASK = BLANK + 1, BLANK + 2  # first tokens of a block; only with hints
 NAMES = (*map(str, range(MODULUS)), *OPERATIONS, "end", "", "=", "", "hint:", "ask:")
 
 
@@ -54,20 +54,19 @@ def task(
     hinted_traces: Magnitude = 0.25,
     asked_traces: Magnitude = 0.25,
 ) -> Task:
-    """The task; a prompt is a pure function of its id.
+    """The task, whose prompts are pure functions of their ids.
 
     Args:
-        depth: most operations in a prompt; every number from 1 on is equally likely.
+        depth: operations in a prompt, at most; each number from 1 on is equally likely.
         num_prompts: size of the training set.
         num_held_out: size of the held-out set.
-        errors: chance that the teacher is off by one at an add, a subtract, a reverse
+        errors: probability of a teacher's error at an add, a subtract and a reverse
             subtract.
         on_device: verify by a JAX function; otherwise by Python on the host.
-        hints: prompts can be hinted; there are two more tokens in the vocabulary.
-        levels: L, of the hints in one writing of the policy.
-        hinted_traces: share of the traces that are written under a hint, if `hints`.
-        asked_traces: share of them that copy a solution, which is how hints are
-            written, if `hints`.
+        hints: whether prompts can be hinted, which adds two tokens to the vocabulary.
+        levels: L, levels of hints in one completion that writes hints.
+        hinted_traces: share of the traces that follow a hint, if `hints`.
+        asked_traces: share of the traces that copy a solution, if `hints`.
 
     Returns:
         The task; prompts take 2 depth + 2 tokens, right completions at most depth + 1,
@@ -93,7 +92,7 @@ def task(
 
 
 def hinting(*, depth: int, levels: int) -> Hinting:
-    """Hints are running values, the first ones of a solution; `read` finds `levels`."""
+    """The functions of hints, which are the first running values of a solution."""
     return Hinting(
         solution=solution,
         wrap=partial(wrap, depth=depth),
@@ -104,16 +103,16 @@ def hinting(*, depth: int, levels: int) -> Hinting:
 
 
 def prompts(prompt_id: jax.Array, *, depth: int, held_out: bool) -> Prompts:
-    """The prompts with these ids.
+    """The training or held-out prompts with these ids.
 
-    Whether a question is held out is a function of the question itself: everything but
-    its first value is hashed to h, and it is held out iff value + h = 0 mod 8. So the
-    two sides share no question, and the first value alone is chosen to fit the side.
+    A question is held out iff value + h = 0 mod 8, where h is a hash of everything but
+    its first value. So no question is both a training and a held-out one; the first
+    value is chosen accordingly.
 
     Args:
         prompt_id: `[B]` int32.
-        depth: most operations.
-        held_out: which side.
+        depth: operations, at most.
+        held_out: whether these are held-out prompts.
 
     Returns:
         Prompts of 2 depth + 2 tokens; the target is the `[B, depth + 1]` right
@@ -151,11 +150,11 @@ def _prompt(prompt_id, *, depth, held_out):
 
 
 def run(tokens: jax.Array, wrong: jax.Array) -> jax.Array:
-    """Running values of a prompt, then the end, then padding.
+    """The running values of a prompt, then the end, then padding.
 
     Args:
         tokens: `[2 depth + 2]` int32, the prompt.
-        wrong: `[depth]` bool, steps that are off by one.
+        wrong: `[depth]` bool, steps whose result is one too large.
 
     Returns:
         `[depth + 1]` int32.
@@ -179,20 +178,20 @@ def run(tokens: jax.Array, wrong: jax.Array) -> jax.Array:
 def traces(
     key: jax.Array, prompts: Prompts, *, errors: tuple[float, float, float]
 ) -> tuple[jax.Array, jax.Array]:
-    """What the teacher writes for each prompt: `[B, depth + 1]` tokens and mask."""
-    tokens = jax.vmap(run)(prompts.tokens, _wrong(key, prompts, errors))
+    """The teacher's completion of each prompt, `[B, depth + 1]` tokens and mask."""
+    tokens = jax.vmap(run)(prompts.tokens, _errors(key, prompts, errors))
     return tokens, tokens != PAD
 
 
-def _wrong(key, prompts, errors):
-    """`[B, depth]` bool, the steps at which the teacher is off by one."""
+def _errors(key, prompts, errors):
+    """`[B, depth]` bool, the steps at which the teacher errs."""
     depth = prompts.tokens.shape[-1] // 2 - 1
     ops = jnp.clip(prompts.tokens[:, 1 : depth + 1] - MODULUS, 0, len(OPERATIONS) - 1)
     return jax.random.uniform(key, ops.shape) < jnp.asarray(errors)[ops]
 
 
 def solution(prompts: Prompts) -> tuple[jax.Array, jax.Array]:
-    """The right running values: `[B, depth]` tokens and mask."""
+    """The right running values, `[B, depth]` tokens and mask."""
     tokens = prompts.target[:, :-1]
     mask = tokens < MODULUS
     return jnp.where(mask, tokens, PAD), mask
@@ -201,15 +200,15 @@ def solution(prompts: Prompts) -> tuple[jax.Array, jax.Array]:
 def wrap(
     tokens: jax.Array, mask: jax.Array, *, depth: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The block of each hint: its sign, then `depth` places, blank without a value.
+    """The block of each hint: the token `HINT`, then `depth` values or blanks.
 
     Args:
         tokens: `[..., S]` int32, values; those behind the first `depth` are dropped.
-        mask: `[..., S]` bool, nowhere True where there is no hint.
-        depth: most operations.
+        mask: `[..., S]` bool, False throughout where there is no hint.
+        depth: operations, at most.
 
     Returns:
-        `[..., depth + 1]` tokens and mask; True throughout or, without a hint, nowhere.
+        `[..., depth + 1]` tokens and mask, True throughout or, without a hint, False.
     """
     short = [(0, 0)] * (mask.ndim - 1) + [(0, max(depth - mask.shape[-1], 0))]
     tokens, mask = (jnp.pad(x, short)[..., :depth] for x in (tokens, mask))
@@ -224,7 +223,7 @@ def _block(sign, tokens, mask):
 
 
 def leaks(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """`[B, L]` bool: hints `[B, L, S]` that say the last running value at its place."""
+    """`[B, L]` bool, whether hints `[B, L, S]` hold the last running value in place."""
     right, counts = solution(prompts)
     width = min(right.shape[-1], tokens.shape[-1])
     last = jnp.sum(counts, -1) - 1  # [B]
@@ -233,13 +232,13 @@ def leaks(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def ask(prompts: Prompts) -> Contexts:
-    """Contexts that ask for hints: like the block of a hint, all of the solution."""
+    """Contexts that request hints: the solution as a block, then the prompt."""
     tokens, mask = solution(prompts)
     return _before(prompts, *_block(jnp.full(mask.shape[:-1], ASK), tokens, mask))
 
 
 def _before(prompts, block, mask):
-    """Contexts with a block before each prompt, left-padded where there is none."""
+    """Contexts of a block and a prompt, left-padded where the block is missing."""
     return Contexts(
         tokens=jnp.concatenate([block, prompts.tokens], -1),
         mask=jnp.concatenate([mask, prompts.mask], -1),
@@ -249,14 +248,14 @@ def _before(prompts, block, mask):
 def read(
     prompts: Prompts, tokens: jax.Array, mask: jax.Array, *, levels: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The hints in what the policy wrote.
+    """The hints in completions that write hints.
 
-    Level l = 1 .. L is the first round(l n / (L + 1)) of the n values that it wrote
-    before anything else; where that is none, the hint is missing.
+    The hint of level l = 1 .. L is the first round(l n / (L + 1)) of the n values with
+    which a completion begins; where that is 0, the hint is missing.
 
     Args:
-        prompts: `[B]`; what was written says it all, they are not looked at.
-        tokens: `[B, T]` int32, written behind `ask`.
+        prompts: `[B]`, not used.
+        tokens: `[B, T]` int32, completions of the contexts of `ask`.
         mask: `[B, T]` bool.
         levels: L.
 
@@ -279,39 +278,39 @@ def hinted(
     errors: tuple[float, float, float],
     shares: tuple[float, float],
 ) -> tuple[jax.Array, jax.Array]:
-    """What the teacher writes in the contexts that `shown` makes of the same key.
+    """The teacher's completions in the contexts that `shown` makes of the same key.
 
-    It has a hint's values right and makes its errors behind them, the same as without
-    a hint. Behind `ask:` it makes none.
+    The values of a hint are right; behind them the teacher errs as without a hint.
+    Behind `ask:` it makes no error. `[B, depth + 1]` tokens and mask.
     """
     depth = prompts.tokens.shape[-1] // 2 - 1
-    _, given = _kinds(key, prompts, shares)
+    _, given = _hint_lengths(key, prompts, shares)
     free = jnp.arange(depth)[None] >= given[:, None]
-    tokens = jax.vmap(run)(prompts.tokens, _wrong(key, prompts, errors) & free)
+    tokens = jax.vmap(run)(prompts.tokens, _errors(key, prompts, errors) & free)
     return tokens, tokens != PAD
 
 
 def shown(key: jax.Array, prompts: Prompts, *, shares: tuple[float, float]) -> Contexts:
-    """Contexts of the traces of `hinted`: some with a hint, some that ask for one.
+    """The contexts of the traces of `hinted`: some hold a hint, some request one.
 
     Args:
         key: that of the traces.
         prompts: `[B]`.
-        shares: of the contexts with a hint, and of those that ask for one. A hint says
-            1, 2, ... or all of the running values, each number equally likely.
+        shares: of the contexts with a hint, and of those that request one. The number
+            of values in a hint is uniform on 1 .. all.
 
     Returns:
         `[B, 3 depth + 3]`.
     """
     tokens, _ = solution(prompts)
-    asked, given = _kinds(key, prompts, shares)
+    asked, given = _hint_lengths(key, prompts, shares)
     depth = tokens.shape[-1]
-    says = jnp.arange(depth)[None] < given[:, None]
-    return _before(prompts, *_block(jnp.where(asked, ASK, HINT), tokens, says))
+    mask = jnp.arange(depth)[None] < given[:, None]
+    return _before(prompts, *_block(jnp.where(asked, ASK, HINT), tokens, mask))
 
 
-def _kinds(key, prompts, shares):
-    """Which contexts ask for hints, and how many values each gives: 0 without any."""
+def _hint_lengths(key, prompts, shares):
+    """Which contexts request hints, and how many values stand in each: `[B]` both."""
     k_kind, k_given = jax.random.split(jax.random.fold_in(key, 1))
     length = jnp.sum(solution(prompts)[1], -1)
     draw = jax.random.uniform(k_kind, length.shape)
@@ -322,24 +321,24 @@ def _kinds(key, prompts, shares):
 
 
 def verify(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """`[N]` float32: 1 where the completion is the target, end included, else 0."""
+    """`[N]` float32 outcome: 1 where the completion equals the target, else 0."""
     width = max(target.shape[-1], tokens.shape[-1])
 
     def widen(x):
         return jnp.pad(x, ((0, 0), (0, width - x.shape[-1])), constant_values=PAD)
 
-    said = widen(jnp.where(mask, tokens, PAD))
-    return jnp.all(said == widen(target), -1).astype(jnp.float32)
+    completion = widen(jnp.where(mask, tokens, PAD))
+    return jnp.all(completion == widen(target), -1).astype(jnp.float32)
 
 
 def verify_one(target: np.ndarray, tokens: np.ndarray) -> float:
-    """The same for one completion, on the host."""
+    """The outcome of one completion, on the host."""
     want: list[Any] = [int(t) for t in target if t != PAD]
     return float([int(t) for t in tokens] == want)
 
 
 def decode(tokens: Any) -> str:
-    """Readable text of a context or a completion; padding and blanks vanish."""
+    """Readable text of a context or a completion, without padding and blanks."""
     tokens, block = [int(t) for t in tokens], []
     if tokens[-1:] == [GO] and len(tokens) % 3 == 0 and tokens[0] in (HINT, ASK):
         width = len(tokens) // 3

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym: problems that a program makes, and its own verifier."""
+"""Tasks of reasoning-gym: procedurally generated problems with their verifier."""
 
 import difflib
 from collections.abc import Mapping
@@ -6,21 +6,22 @@ from functools import partial
 from typing import Any
 
 from curax.settings.config_types import Count, Natural, Positive, Seed
-from curax.tasks import problems, sources, text
+from curax.tasks import file_task, sources
 from curax.tasks.layouts import Problem
+from curax.tasks.prompt_format import PromptFormat
 from curax.types import Task
 from curax.verify import graders
 from curax.verify.workers import Workers
 
 
-class Made(sources.Records):
-    """The items of a task, each made when it is read; the same for the same seed."""
+class GeneratedRecords(sources.Records):
+    """The items of a reasoning-gym data set, a function of its seed, made when read."""
 
     def __init__(self, dataset: str, size: int, seed: int, options: Mapping[str, Any]):
-        """Check the options.
+        """Create the data set.
 
         Raises:
-            ValueError: no such task, or not with these options.
+            ValueError: there is no such data set, or it refuses the options.
         """
         try:
             import reasoning_gym
@@ -60,7 +61,7 @@ class Made(sources.Records):
 
 
 def layout(record: Mapping[str, Any]) -> Problem:
-    """The whole item is the answer: its verifier wants to see how it was made."""
+    """The problem of an item; its answer is the whole item, as its verifier expects."""
     return Problem(question=record["question"], answer=dict(record))  # pyright: ignore[reportArgumentType]
 
 
@@ -81,19 +82,19 @@ def task(
     deadline: Positive = 5.0,
     memory_mb: Natural = 2048,
 ) -> Task:
-    """The task; outcomes are the scores of the data set's own verifier, in [0, 1].
+    """The task of a reasoning-gym data set, graded in [0, 1] by its own verifier.
 
     Args:
         dataset: its name in reasoning-gym.
         options: of the data set, as pairs of name and value.
         tokenizer: folder of a checkpoint; None: the `path` of the model.
-        size: problems to train on, before what is asked twice is left out.
-        num_held_out: problems held out, made from another seed; no question is on both
-            sides.
+        size: problems to train on, repeated questions included.
+        num_held_out: held-out problems, generated from another seed; their questions
+            are removed from the training problems.
         seed: of the problems.
-        chat: see `problems.task`, as of all that follows.
+        chat: as `file_task.task`, and so are the options that follow.
         system: the system turn.
-        template: what is asked.
+        template: the prompt.
         thinking: the template's `enable_thinking`.
         max_prompt_tokens: longer prompts are left out and counted.
         workers: processes that grade.
@@ -103,19 +104,25 @@ def task(
     Raises:
         ValueError: in a sentence, for an option.
     """
-    form = problems.Form(
-        tokenizer=text.load(problems.named(tokenizer)),
+    prompt_format = PromptFormat(
+        tokenizer=file_task.load_tokenizer(tokenizer),
         chat=chat,
         system=system,
         template=template,
         thinking=thinking,
     )
-    side = partial(
-        problems.Side, form=form, longest=max_prompt_tokens, on_error="raise"
+    problem_set = partial(
+        file_task.ProblemSet,
+        layout=layout,
+        prompt_format=prompt_format,
+        longest=max_prompt_tokens,
+        on_error="raise",
     )
-    learnt = side(Made(dataset, size, seed, dict(options)), layout)
-    tested = side(Made(dataset, num_held_out, seed + 1, dict(options)), layout)
-    learnt, tested = problems.apart(learnt, tested, 0)
+    training = problem_set(GeneratedRecords(dataset, size, seed, dict(options)))
+    testing = GeneratedRecords(dataset, num_held_out, seed + 1, dict(options))
+    training, testing = file_task.without_overlap(training, problem_set(testing), 0)
     grader = partial(graders.reasoning_gym_score, dataset=dataset)
-    judges = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb)
-    return problems.assembled(form, learnt, tested, max_trace_tokens=0, judges=judges)
+    pool = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb)
+    return file_task.FileTask(
+        format=prompt_format, training=training, testing=testing, workers=pool
+    ).task()

@@ -1,9 +1,9 @@
-r"""Hints for problems: asked for, read, kept from giving the answer away, as tokens.
+r"""Hints of a task on files: requested, parsed, checked for the answer, as token ids.
 
     <hint1>Look at the last digit.</hint1> ...  ->  texts by level  ->  [B, L, S] ids
 
-Hints travel between tags, as plain text: a format with escapes of its own would eat the
-backslashes of formulas, and take the first letter of `\frac` and `\neq` with them.
+The policy writes hints between tags, as plain text: JSON would read the backslashes of
+formulas as escapes, and lose the first letter of `\frac` and `\neq`.
 
 References:
     Liao et al. 2026, "Self-Hinting Language Models Enhance Reinforcement Learning",
@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 from curax.tasks import layouts, sources
-from curax.tasks.forms import Form, padded
 from curax.tasks.layouts import Problem
+from curax.tasks.prompt_format import PromptFormat
 from curax.types import Contexts, Hinting, Prompts
 from curax.verify import answers
 
 WORDS = "\n\nHint:\n{hint}"
-SHORT = 2  # characters of an answer that is found in many texts by accident
+SHORT = 2  # characters; answers as short stand in many texts by accident
 STRENGTHS = (
     "names the idea to think of, and nothing else",
     "says which method to use, and what to watch for on the way",
     "leads through most of the steps, and stops before the last ones",
 )
 
-# What gives an answer away, and what may stand between that and the answer.
+# Phrases that state an answer, and what may stand between them and the answer.
 _CLAIM = (
     r"(?:\banswers?\b|\bsolutions?\b|####|\\(?:boxed|fbox)"
     r"|\bfinal (?:result|value|number|count|amount|total)\b)"
@@ -53,14 +53,13 @@ _COMMAS = re.compile(
 
 
 def leaks(hint: str, gold: str) -> bool:
-    r"""Whether a hint gives the answer away.
+    r"""Whether a hint contains the right answer.
 
-    It does if a grader finds the right answer in it, in a box or where an answer is
-    stated. It also does if it says that answer anywhere, as a whole word or number; but
-    answers of one or two characters stand in many texts by accident, and count only in
-    a box or where it is said that they are the answer. How it is spelled does not
-    count: letter case, white space, dollar signs, commas between thousands, and what
-    `answers.normalized` undoes.
+    It does if a grader finds the answer in it, in a box or where an answer is stated,
+    or if the answer stands anywhere in it as a whole word or number. Answers of one or
+    two characters stand in many texts by accident, and count only in a box or where
+    they are stated to be the answer. Letter case, white space, dollar signs, commas
+    between thousands, and what `answers.normalized` undoes make no difference.
 
     Args:
         hint: the text.
@@ -68,31 +67,31 @@ def leaks(hint: str, gold: str) -> bool:
 
     Returns:
         Whether it leaks: for 70, "the answer is 70" and `\boxed{70}` do, "70 students"
-        does not. An empty answer is given away by nothing.
+        does not. False for an empty answer.
     """
-    said, right = _spelled(hint), _spelled(gold)
+    said, right = _comparable(hint), _comparable(gold)
     if not right:
         return False
-    boxes = list(layouts.boxes(hint))
+    boxes = list(layouts.boxed_contents(hint))
     claims = filter(None, [*boxes, answers.final_answer(hint)])
     if any(answers.same(gold, claim) for claim in claims):
         return True
-    whole = _whole(right)
+    whole = _whole_word(right)
     if len(right) > SHORT:
         return re.search(whole, said, re.IGNORECASE) is not None
     claimed = rf"{_CLAIM}(?:{_MARK}|{_LINK}){{0,24}}{whole}"
     after = rf"{whole}(?: [a-z]+){{0,2}}(?:{_MARK})*{_VERB}"
     after += rf"(?:{_MARK}|{_RIGHT}){{0,16}}{_CLAIM}"
-    texts = [(claimed, said), (after, said), *((whole, _spelled(b)) for b in boxes)]
-    return any(re.search(form, text, re.IGNORECASE) for form, text in texts)
+    texts = [(claimed, said), (after, said), *((whole, _comparable(b)) for b in boxes)]
+    return any(re.search(pattern, text, re.IGNORECASE) for pattern, text in texts)
 
 
-def _spelled(text: str) -> str:
+def _comparable(text: str) -> str:
     return answers.normalized(_COMMAS.sub("", text))
 
 
-def _whole(word: str) -> str:
-    """A pattern of a word or number that is no part of a longer one."""
+def _whole_word(word: str) -> str:
+    """A pattern that matches a word or number, but not as part of a longer one."""
     before = r"(?<![^\W_])(?<![0-9]\.)" if word[0].isalnum() else ""
     behind = r"(?![^\W_])(?!\.[0-9])" if word[-1].isalnum() else ""
     if word in ("A", "a"):  # a small one before a word is an article
@@ -100,24 +99,24 @@ def _whole(word: str) -> str:
     return f"{before}{re.escape(word)}{behind}"
 
 
-def parsed(text: str, levels: int) -> list[str | None]:
-    """The hints in what was written, by level.
+def parse_hints(text: str, levels: int) -> list[str | None]:
+    """The hints in a completion, by level; None where there is none.
 
-    Of each level the last that stands between `<hint1>` and `</hint1>`, and so on, with
-    no other tag inside, and with a letter or digit in it; byte for byte, but for white
-    space around it. None where there is none.
+    The hint of level 1 is the last text between `<hint1>` and `</hint1>` that holds a
+    letter or digit and no other hint tag, without white space around it; of level 2
+    that between `<hint2>` and `</hint2>`, and so on.
     """
     found: list[str | None] = []
     for level in range(1, levels + 1):
         inside = rf"<hint{level}>((?:(?!</?hint[0-9]+>).)*)</hint{level}>"
-        said = (match[1].strip() for match in re.finditer(inside, text, re.DOTALL))
-        some = [one for one in said if any(map(str.isalnum, one))]
-        found.append(some[-1] if some else None)
+        texts = (match[1].strip() for match in re.finditer(inside, text, re.DOTALL))
+        hints = [hint for hint in texts if any(map(str.isalnum, hint))]
+        found.append(hints[-1] if hints else None)
     return found
 
 
-def plea(question: str, solution: str, levels: int) -> tuple[str, str]:
-    """What asks for hints of all levels: of the system, and of the user."""
+def hint_request(question: str, solution: str, levels: int) -> tuple[str, str]:
+    """System and user text of the prompt that requests hints of all levels."""
     strengths = [STRENGTHS[0]] + [STRENGTHS[1]] * (levels - 2) + [STRENGTHS[2]]
     lines = [f"- Hint {i} {what}." for i, what in enumerate(strengths[:levels], 1)]
     tags = [f"<hint{i}>...</hint{i}>" for i in range(1, levels + 1)]
@@ -139,8 +138,8 @@ def plea(question: str, solution: str, levels: int) -> tuple[str, str]:
     return system, f"Problem:\n{question}\n\nSolution:\n{solution}"
 
 
-class Filed:
-    """Hints of a file of their own, found by the question. No text is held."""
+class HintFile:
+    """A file of hints, looked up by the question; it keeps no text in memory."""
 
     def __init__(
         self,
@@ -150,16 +149,16 @@ class Filed:
         levels: int,
         on_error: str,
     ):
-        """Scan it.
+        """Scan the file.
 
         Args:
-            path: of records with `question` and `hints`, a list of texts by level.
-            longest: tokens of the longest of a problem's hints.
-            levels: of hints at most.
-            on_error: "raise" a broken record, or "skip" it.
+            path: file of records with `question` and `hints`, a list of texts by level.
+            longest: tokens of the longest hint of a problem.
+            levels: hints per record, at most.
+            on_error: "raise" at a broken record, or "skip" it.
 
         Raises:
-            ValueError: nothing in it can be used, or a record is broken.
+            ValueError: no record is usable, or one is broken.
         """
         self._records = sources.open_records(path)
         self._levels = levels
@@ -170,19 +169,19 @@ class Filed:
         self.longest = index.longest
 
     def __call__(self, problem: Problem) -> tuple[str | None, ...]:
-        """The hints by level; those of the problem's own record where it has none."""
+        """The hints of a problem by level; of its own record if not in the file."""
         row = self._rows.get(sources.digest(problem.question))
         return problem.hints if row is None else self._hints(self._records[row]).hints
 
     def _hints(self, record: layouts.Record) -> Problem:
         problem = layouts.fields(record, answer=None, hints="hints")
-        if wrong := too_many(problem, self._levels):
-            raise layouts.LayoutError(wrong)
+        if error := excess_hints(problem, self._levels):
+            raise layouts.LayoutError(error)
         return problem
 
 
-def too_many(problem: Problem, levels: int) -> str | None:
-    """What is said of more hints than there are levels; None where there are not."""
+def excess_hints(problem: Problem, levels: int) -> str | None:
+    """The sentence on a problem with more than `levels` hints; None if it has not."""
     if len(problem.hints) <= levels:
         return None
     return (
@@ -191,16 +190,16 @@ def too_many(problem: Problem, levels: int) -> str | None:
     )
 
 
-class Tutor:
-    """Makes hints for the problems of a task, as tokens; see `types.Hinting`.
+class HintWriter:
+    """The functions of `types.Hinting` for the problems of a task, of numpy arrays.
 
-    Problems are known by their numbers, the targets of prompts. Those that are not
-    below `count` are held out, and never hinted.
+    The target of a prompt is the number of its problem; problems from `count` on are
+    held out and have no hints.
     """
 
     def __init__(
         self,
-        form: Form,
+        prompt_format: PromptFormat,
         problem: Callable[[int], Problem],
         count: int,
         *,
@@ -210,42 +209,42 @@ class Tutor:
         file: str | None,
         on_error: str,
     ):
-        """Look through all problems, to know the longest of everything.
+        """Measure the longest request, solution and hint of all training problems.
 
         Args:
-            form: of prompts.
-            problem: by its number.
+            prompt_format: of prompts.
+            problem: number to `Problem`.
             count: problems to train on.
-            words: what introduces a hint, with the hint in place of `{hint}`.
-            levels: of hints.
-            longest: tokens of what asks for hints; hints are not asked by longer ones.
-            file: of hints, see `Filed`; None: those in the problems' own records.
-            on_error: what is done about a broken record of that file.
+            words: introduction of a hint, with the hint in place of `{hint}`.
+            levels: L, levels of hints.
+            longest: tokens of a request for hints, at most; longer ones are not made.
+            file: of hints, see `HintFile`; None: those in the problems' own records.
+            on_error: "raise" at a broken record of that file, or "skip" it.
 
         Raises:
-            ValueError: in a sentence, for an option, the chat template or a record;
-                there is nothing to make hints of.
+            ValueError: in a sentence, for an option, the chat template or a record; or
+                no problem has a solution or a hint.
         """
         if "{hint}" not in words:
             raise ValueError(
                 f"task.hint_words={words!r} does not say where the hint stands; put "
                 "{hint} into it."
             )
-        self._form, self._problem, self._count = form, problem, count
+        self._format, self._problem, self._count = prompt_format, problem, count
         self._levels, self._longest = levels, longest
         self._before, _, self._behind = words.partition("{hint}")
         self._file = None
         if file is not None:
-            self._file = Filed(
+            self._file = HintFile(
                 file, self._longest_hint, levels=levels, on_error=on_error
             )
-        pleas, solutions, hints = [], [], [self._file.longest if self._file else 0]
+        requests, solutions, hints = [], [], [self._file.longest if self._file else 0]
         self._hinted = 0
-        for of in map(problem, range(count)):
-            pleas.append(len(self._plea(of)))
-            solutions.append(len(self._ids(of.solution)))
-            hints.append(self._longest_hint(of))
-            self._hinted += any(self._hints(of))
+        for one in map(problem, range(count)):
+            requests.append(len(self._request(one)))
+            solutions.append(len(self._ids(one.solution)))
+            hints.append(self._longest_hint(one))
+            self._hinted += any(self._hints(one))
         if file and not self._hinted:
             raise ValueError(
                 f"{file} has hints for none of the {count} problems to train on; name "
@@ -257,21 +256,21 @@ class Tutor:
                 "name them in task.layout or task.hints_file, or set task.hints to "
                 "False."
             )
-        self._width = {"plea": max(pleas), "solution": max(solutions)}
-        self._width |= {"hint": max(hints)}
-        asked, solved = (sum(map(bool, some)) for some in (pleas, solutions))
-        self.told = (
+        self._request_width, self._solution_width = max(requests), max(solutions)
+        self._hint_width = max(hints)
+        asked, solved = (sum(map(bool, lengths)) for lengths in (requests, solutions))
+        self.summary = (
             f"{solved} solutions to hint with, {asked} of them short enough to ask for "
             f"hints, {self._hinted} with hints of a file"
         )
-        form.tail(problem(0))  # the chat template may have no place for them
+        prompt_format.tail(problem(0))  # raises where the template hides the turn
 
     @property
     def hinting(self) -> Hinting:
-        """The functions, of numpy arrays."""
-        can_ask = self._width["plea"] > 0
+        """The functions; None for those that have nothing to give."""
+        can_ask = self._request_width > 0
         return Hinting(
-            solution=self.solution if self._width["solution"] else None,
+            solution=self.solution if self._solution_width else None,
             wrap=self.wrap,
             leaks=self.leaks,
             ask=self.ask if can_ask else None,
@@ -280,96 +279,94 @@ class Tutor:
         )
 
     def solution(self, prompts: Prompts) -> tuple[Any, Any]:
-        """The reference solutions; an answer is none."""
-        rows = [self._ids(of and of.solution) for of in self._of(prompts)]
-        return self._padded(rows, self._width["solution"])
+        """Reference solutions, `[B, S]` tokens and mask; an answer alone is none."""
+        rows = [self._ids(one and one.solution) for one in self._problems(prompts)]
+        return self._format.padded(rows, self._solution_width)
 
     def wrap(self, tokens: Any, mask: Any) -> tuple[Any, Any]:
-        """Hints with their introduction."""
+        """Hints `[..., S]` between the words of their introduction, `[..., S']`."""
         before, behind = map(self._ids, (self._before, self._behind))
-        rows = [[*before, *row, *behind] if row else [] for row in _rows(tokens, mask)]
+        rows = [
+            [*before, *row, *behind] if row else [] for row in _row_ids(tokens, mask)
+        ]
         *shape, width = np.shape(mask)
-        made = self._padded(rows, width + len(before) + len(behind))
-        return _shaped(made, shape)
+        padded = self._format.padded(rows, width + len(before) + len(behind))
+        return _reshaped(padded, shape)
 
     def leaks(self, prompts: Prompts, tokens: Any, mask: Any) -> Any:
-        """Which hints give the answer away."""
-        shape, rows = np.shape(mask)[:-1], _rows(tokens, mask)
-        golds = [of and of.answer for of in self._of(prompts) for _ in range(shape[1])]
+        """`[B, L]` bool, which hints `[B, L, S]` contain the answer; see `leaks`."""
+        shape, rows = np.shape(mask)[:-1], _row_ids(tokens, mask)
+        problems, decode = self._problems(prompts), self._format.tokenizer.decode
+        golds = [one and one.answer for one in problems for _ in range(shape[1])]
         found = [
-            bool(row and gold) and leaks(self._form.tokenizer.decode(row), str(gold))
+            bool(row and gold) and leaks(decode(row), str(gold))
             for gold, row in zip(golds, rows, strict=True)
         ]
         return np.array(found, bool).reshape(shape)
 
     def ask(self, prompts: Prompts) -> Contexts:
-        """What asks for hints; rows without any token do not."""
-        rows = [self._plea(of) for of in self._of(prompts)]
-        tokens, mask = self._padded(rows, self._width["plea"], left=True)
+        """Contexts that request hints; empty rows where there is no request."""
+        rows = [self._request(one) for one in self._problems(prompts)]
+        tokens, mask = self._format.padded(rows, self._request_width, left=True)
         return Contexts(tokens=tokens, mask=mask)
 
     def read(self, prompts: Prompts, tokens: Any, mask: Any) -> tuple[Any, Any]:
-        """The hints in what was written, none longer in tokens than all of that."""
-        decode, width = self._form.tokenizer.decode, np.shape(mask)[-1]
+        """The hints `[B, L, T]` in completions `[B, T]`; none of over T ids."""
+        decode, width = self._format.tokenizer.decode, np.shape(mask)[-1]
         rows: list[list[int]] = []
-        for row in _rows(tokens, mask):
-            for hint in parsed(decode(row), self._levels):
+        for row in _row_ids(tokens, mask):
+            for hint in parse_hints(decode(row), self._levels):
                 try:
                     ids = self._ids(hint)
-                except ValueError:  # a character that the tokenizer has no text for
+                except ValueError:  # a character that the tokenizer cannot encode
                     ids = []
                 rows.append(ids if len(ids) <= width else [])
         shape = (len(np.asarray(prompts.target)), self._levels)
-        return _shaped(self._padded(rows, width), shape)
+        return _reshaped(self._format.padded(rows, width), shape)
 
     def filed(self, prompts: Prompts) -> tuple[Any, Any]:
-        """The hints of the file, or in the problems' own records."""
+        """Hints `[B, L, S]` of the file, or in the problems' own records."""
         rows: list[list[int]] = []
-        for of in self._of(prompts):
-            some = map(self._ids, () if of is None else self._hints(of))
-            rows += [*some, *[[]] * self._levels][: self._levels]
+        for one in self._problems(prompts):
+            hints = map(self._ids, () if one is None else self._hints(one))
+            rows += [*hints, *[[]] * self._levels][: self._levels]
         shape = (len(np.asarray(prompts.target)), self._levels)
-        return _shaped(self._padded(rows, self._width["hint"]), shape)
+        return _reshaped(self._format.padded(rows, self._hint_width), shape)
 
-    def _of(self, prompts: Prompts) -> list[Problem | None]:
-        """The problems, None for those that are held out."""
+    def _problems(self, prompts: Prompts) -> list[Problem | None]:
+        """The problem of each prompt, None for held-out ones."""
         targets = map(int, np.asarray(prompts.target))
         return [self._problem(i) if i < self._count else None for i in targets]
 
     def _ids(self, text: str | None) -> list[int]:
-        return self._form.tokenizer.encode(text or "", begins=False)
+        return self._format.tokenizer.encode(text or "", begins=False)
 
-    def _padded(
-        self, rows: list[list[int]], width: int, *, left: bool = False
-    ) -> tuple[Any, Any]:
-        return padded(rows, width, pad=self._form.tokenizer.pad, left=left)
-
-    def _plea(self, of: Problem | None) -> list[int]:
-        """What asks for hints; nothing where there is no solution, or it is long."""
-        if of is None or of.solution is None:
+    def _request(self, problem: Problem | None) -> list[int]:
+        """The ids that request hints; empty without a solution, or if too long."""
+        if problem is None or problem.solution is None:
             return []
-        system, user = plea(of.question, of.solution, self._levels)
-        user = user if self._form.in_turns else f"{user}\n\nHints:\n"
-        asked = self._form.asked(user, system=system)
-        return asked if len(asked) <= self._longest else []
+        system, user = hint_request(problem.question, problem.solution, self._levels)
+        user = user if self._format.uses_chat else f"{user}\n\nHints:\n"
+        ids = self._format.encode_turn(user, system=system)
+        return ids if len(ids) <= self._longest else []
 
-    def _hints(self, of: Problem) -> tuple[str | None, ...]:
-        return self._file(of) if self._file else of.hints
+    def _hints(self, problem: Problem) -> tuple[str | None, ...]:
+        return self._file(problem) if self._file else problem.hints
 
-    def _longest_hint(self, of: Problem) -> int:
-        if wrong := too_many(of, self._levels):
-            raise ValueError(wrong)
-        return max(map(len, map(self._ids, of.hints)), default=0)
+    def _longest_hint(self, problem: Problem) -> int:
+        if error := excess_hints(problem, self._levels):
+            raise ValueError(error)
+        return max(map(len, map(self._ids, problem.hints)), default=0)
 
 
-def _rows(tokens: Any, mask: Any) -> list[list[int]]:
-    """The ids of rows `[..., S]` that are there, one row after the other."""
+def _row_ids(tokens: Any, mask: Any) -> list[list[int]]:
+    """The ids of each row of `[..., S]` where the mask is True, rows in order."""
     tokens, mask = np.asarray(tokens), np.asarray(mask)
     where = np.ndindex(mask.shape[:-1])
     return [tokens[place][mask[place]].tolist() for place in where]
 
 
-def _shaped(made: tuple[Any, Any], shape: Sequence[int]) -> tuple[Any, Any]:
-    """Rows, as many as a shape says."""
-    tokens, mask = (x.reshape(*shape, x.shape[-1]) for x in made)
+def _reshaped(padded: tuple[Any, Any], shape: Sequence[int]) -> tuple[Any, Any]:
+    """Tokens and mask `[n, S]` as `[*shape, S]`."""
+    tokens, mask = (x.reshape(*shape, x.shape[-1]) for x in padded)
     return tokens, mask

@@ -1,8 +1,8 @@
-"""How published data sets lay a problem out: a record in, a `Problem` out.
+"""Layouts of published data sets: functions of a record that return a `Problem`.
 
-A layout is a function of one record. `detect` knows the published ones by their keys;
-`fields` reads a record of any other kind by the names of its fields. All records of a
-file have one layout: `of_file` says which.
+`detect` chooses among the published layouts by the keys of a record; `fields` reads any
+other record by the names of its fields. All records of a file have one layout, that of
+`majority_layout`.
 """
 
 import ast
@@ -17,15 +17,15 @@ from typing import Any
 
 _BOXES = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
-# The first and the last words of what stands around a question of DAPO-Math-17k.
+# The instructions before and after a question of DAPO-Math-17k.
 _BEFORE = re.compile(
     r"\A\s*Solve the following math problem step by step\.[^\n]*?"
     r"is the answer to the problem\."
 )
 _BEHIND = re.compile(r"Remember to put your answer on its own line after [^\n]*\s*\Z")
 
-# What a problem with a boxed answer is asked as. Supervised training, reinforcement
-# learning and evaluation ask alike, or each unlearns the prompts of the other.
+# The prompt for problems with a boxed answer. Supervised training, reinforcement
+# learning and evaluation share it, or each unlearns the prompts of the other.
 STEP_BY_STEP = (
     "{question}\nReason step by step, and put the final answer within \\boxed{}."
 )
@@ -37,11 +37,11 @@ class LayoutError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What a task is made of, whatever its file calls it. No text of it is empty."""
+    """A question with its answer, solution and metadata; no text is empty."""
 
     question: str
-    answer: str | None = None  # what a verifier compares with
-    solution: str | None = None  # worked out
+    answer: str | None = None  # the right one, for the verifier
+    solution: str | None = None  # the steps that lead to the answer
     level: str | None = None  # of difficulty, as "5"
     subject: str | None = None
     hints: tuple[str | None, ...] = ()  # by level, the weakest first; None: missing
@@ -52,29 +52,31 @@ Layout = Callable[[Record], Problem]
 
 
 def gsm8k(record: Record) -> Problem:
-    """Of GSM8K: the answer stands behind the last #### of the worked solution.
+    """The problem of a record of GSM8K, whose answer follows the last ####.
 
-    It loses its thousands commas and dollar signs; the solution keeps that line and
-    loses the notes, as <<48/2=24>>, that were meant for a calculator.
+    The answer loses thousands commas and dollar signs; the solution keeps that line and
+    loses calculator annotations, as <<48/2=24>>.
 
     References:
         Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems",
         arXiv:2110.14168.
     """
-    text = _needed(record, "answer")
+    text = _required(record, "answer")
     _, mark, answer = text.rpartition("####")
     answer = re.sub("[,$]", "", answer).strip()
     if not mark or not answer:
-        raise _wrong(f"answer={_short(text)} has no result behind ####")
+        raise _layout_error(f"answer={_short(text)} has no result behind ####")
     return Problem(
-        question=_asked(record, "question"),
+        question=_question(record, "question"),
         answer=answer,
         solution=_CALCULATOR.sub("", text),
     )
 
 
 def math(record: Record) -> Problem:
-    r"""Of MATH and its 500: the answer is a field, or in the solution's last \boxed{}.
+    r"""The problem of a record of MATH or MATH-500.
+
+    The answer is a field, or else stands in the last \boxed{} of the solution.
 
     A level is published as "Level 5" or as 5; both give "5".
 
@@ -84,13 +86,15 @@ def math(record: Record) -> Problem:
     """
     answer, solution = _optional(record, "answer"), _optional(record, "solution")
     if answer is None:
-        solution = _needed(record, "solution")
+        solution = _required(record, "solution")
         answer = last_boxed(solution)
     if answer is None:
-        raise _wrong(f"solution={_short(solution)} has no answer in a \\boxed{{}}")
+        raise _layout_error(
+            f"solution={_short(solution)} has no answer in a \\boxed{{}}"
+        )
     level = _optional(record, "level")
     return Problem(
-        question=_asked(record, "problem"),
+        question=_question(record, "problem"),
         answer=answer,
         solution=solution,
         level=level and level.removeprefix("Level ").strip(),
@@ -99,22 +103,22 @@ def math(record: Record) -> Problem:
 
 
 def aime(record: Record) -> Problem:
-    """Of AIME: an integer, by some published as text of three digits (033 is 33)."""
-    answer = _needed(record, "answer", "Answer")
+    """The problem of a record of AIME; an answer as 033 becomes 33."""
+    answer = _required(record, "answer", "Answer")
     if re.fullmatch("[0-9]+", answer):
         answer = answer.lstrip("0") or "0"
     return Problem(
-        question=_asked(record, "problem", "Problem"),
+        question=_question(record, "problem", "Problem"),
         answer=answer,
         solution=_optional(record, "solution", "Solution"),
     )
 
 
 def dapo_math(record: Record) -> Problem:
-    """Of DAPO-Math-17k and others in its form: a chat, and the truth for its reward.
+    """The problem of a record of DAPO-Math-17k: a chat and a ground truth.
 
-    The question is the last message. The published instructions around it are taken
-    off, for a task brings its own. A truth that is a list of one is that one.
+    The question is the last message without the published instructions around it, as a
+    task adds its own. A ground truth that is a list of one text is that text.
 
     References:
         Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at
@@ -123,10 +127,12 @@ def dapo_math(record: Record) -> Problem:
     chat, name = _at(record, "prompt"), "prompt"
     if isinstance(chat, list | tuple):
         name = f"prompt.{max(len(chat) - 1, 0)}.content"
-    wrapped = _asked(record, name)
+    wrapped = _question(record, name)
     question = _BEHIND.sub("", _BEFORE.sub("", wrapped)).strip()
     if not question:
-        raise _wrong(f"{name}={_short(wrapped)} has no question in its instructions")
+        raise _layout_error(
+            f"{name}={_short(wrapped)} has no question in its instructions"
+        )
     name = "reward_model.ground_truth"
     return Problem(
         question=question, answer=_text(_only(_at(record, name), name), name)
@@ -143,24 +149,25 @@ def fields(
     subject: str | None = None,
     hints: str | None = None,
 ) -> Problem:
-    """Of any record, by the names of its fields.
+    """The problem of any record, by the names of its fields.
 
     Args:
         record: of a file.
         question: dotted path, as `question`, `reward_model.ground_truth` or
             `prompt.0.content`.
-        answer: likewise; None if there is none.
-        solution: likewise; what stands there may be null or empty, here and below.
+        answer: likewise; None: there is none.
+        solution: likewise; here and below the value may be null or empty, and None says
+            that there is none.
         level: likewise.
         subject: likewise.
         hints: likewise, of a list of texts by level, the weakest first; null or empty
             ones are missing.
 
     Returns:
-        The texts at these places; numbers as text, but for the question.
+        The texts of these fields; numbers become text, but for the question.
 
     Raises:
-        LayoutError: there is no such place, or something else stands there.
+        LayoutError: a field is missing or holds something else.
     """
 
     def maybe(name: str | None) -> str | None:
@@ -168,8 +175,8 @@ def fields(
         return None if name is None or _is_blank(value) else _text(value, name)
 
     return Problem(
-        question=_asked(record, question),
-        answer=None if answer is None else _needed(record, answer),
+        question=_question(record, question),
+        answer=None if answer is None else _required(record, answer),
         solution=maybe(solution),
         level=maybe(level),
         subject=maybe(subject),
@@ -178,7 +185,7 @@ def fields(
 
 
 def detect(record: Record) -> Problem:
-    """Of whichever published layout the record has, by its keys; the first of
+    """The problem of a record in a published layout, chosen by its keys; the first of
 
     - `dapo_math`: prompt and reward_model;
     - `gsm8k`: question and answer, with #### in it;
@@ -189,7 +196,7 @@ def detect(record: Record) -> Problem:
     - `math`: problem and solution.
 
     Raises:
-        LayoutError: it has none, or not what that layout says.
+        LayoutError: the record has none of these, or not what its layout says.
     """
     layout = _published(record)
     if layout is not None:
@@ -201,18 +208,18 @@ def detect(record: Record) -> Problem:
     ):
         if question in record and not {*others} & {*record}:
             verb = "is" if len(others) == 1 else "are"
-            raise _wrong(
+            raise _layout_error(
                 f"{' and '.join(others)} {verb} missing, the record has "
-                f"{_inside(record)}"
+                f"{_contents(record)}"
             )
     raise LayoutError(
-        f"a record with {_inside(record)} is not laid out as gsm8k, math, aime or "
+        f"a record with {_contents(record)} is not laid out as gsm8k, math, aime or "
         "dapo_math; name its fields with layouts.fields."
     )
 
 
 def _published(record: Record) -> Layout | None:
-    """The layout of `detect`, by the keys of a record."""
+    """The layout that `detect` chooses for a record; None: there is none."""
     worked = "####" in str(record.get("answer"))
     for needed, some, layout in (
         ({"prompt", "reward_model"}, set(), dapo_math),
@@ -227,28 +234,27 @@ def _published(record: Record) -> Layout | None:
     return None
 
 
-def of_file(records: Iterable[Record]) -> Layout:
-    """The layout of a file by some of its records: what `detect` finds in most of them.
+def majority_layout(records: Iterable[Record]) -> Layout:
+    """The layout that `detect` chooses for most of some records of a file.
 
-    It is the first of those that are found as often. All records are held to it, so
-    that one of another layout is no problem of a strange kind, but broken. `detect`
-    where it finds none.
+    Of equally frequent ones it is the first; `detect` where no record has one. Records
+    of another layout are broken.
     """
     layouts = (_published(record) for record in records)
     found = Counter(layout for layout in layouts if layout is not None)
-    return Held(found.most_common(1)[0][0]) if found else detect
+    return FileLayout(found.most_common(1)[0][0]) if found else detect
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """A layout for all records of a file; another layout's record is told as one."""
+class FileLayout:
+    """One layout for all records of a file; records of another layout are errors."""
 
     layout: Layout
 
     def __call__(self, record: Record) -> Problem:
         """The problem of a record."""
         if self.layout is _plain and "####" in str(record.get("answer")):
-            raise _wrong(
+            raise _layout_error(
                 f"answer={_short(record['answer'])} has a result behind ####, and most "
                 "of its file has not"
             )
@@ -256,10 +262,10 @@ class Held:
             return self.layout(record)
         except LayoutError:
             other = _published(record)
-            # Question and answer are the keys of two layouts: there it says more.
+            # Two layouts share the keys question and answer: the first error says more.
             if other in (None, self.layout) or {other, self.layout} == {gsm8k, _plain}:
                 raise
-            raise _wrong(
+            raise _layout_error(
                 f"it is laid out as {_name(other)}, and most of its file as "
                 f"{_name(self.layout)}"
             ) from None
@@ -270,28 +276,25 @@ def _name(layout: Any) -> str:
 
 
 def _plain(record: Record) -> Problem:
-    """Fields that are called what they are."""
+    """The problem of a record whose fields have the names that `fields` gives them."""
     more = [name for name in ("solution", "level", "subject") if record.get(name)]
-    with contextlib.suppress(LayoutError):  # it may be anything that is called so
+    with contextlib.suppress(LayoutError):  # the field may hold anything
         more += ["hints"] if _texts(record.get("hints"), "hints") else []
     return fields(record, **{name: name for name in more})
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last \boxed{...} or \fbox{...} with balanced braces holds.
+    r"""The content of the last \boxed{...} or \fbox{...} with balanced braces.
 
-    Braces that TeX prints, \{ and \}, do not count. A box without braces, as in
-    `$\boxed 2$`, holds what follows it up to a space or dollar sign. None if there is
-    no box, or nothing in the last.
+    Escaped braces, \{ and \}, do not count. The content of a box without braces, as
+    `$\boxed 2$`, ends at a space or dollar sign. None without a box, or where the last
+    one is empty.
     """
-    return next(boxes(text), None) or None
+    return next(boxed_contents(text), None) or None
 
 
-def boxes(text: str) -> Iterator[str]:
-    """What the boxes of a text hold, the last first; those that are not closed do not.
-
-    See `last_boxed`.
-    """
+def boxed_contents(text: str) -> Iterator[str]:
+    """The contents of the closed boxes of a text, the last first; see `last_boxed`."""
     for box in reversed(list(_BOXES.finditer(text))):
         rest = text[box.end() :]
         inside = _braced(rest) if rest.startswith("{") else _word(rest)
@@ -304,7 +307,7 @@ def _word(text: str) -> str:
 
 
 def _braced(text: str) -> str | None:
-    """What stands between the brace `text` begins with and the one that closes it."""
+    """The text between the brace it begins with and the closing one, if there is."""
     depth = 0
     for part in re.finditer(r"\\.|[{}]", text):
         depth += {"{": 1, "}": -1}.get(part[0], 0)
@@ -314,46 +317,48 @@ def _braced(text: str) -> str | None:
 
 
 def _only(value: Any, name: str) -> Any:
-    """The one entry of a list, or of a list written as text; else the value itself."""
+    """The only entry of a list, or of a list written as text; else the value."""
     entries = value
     if isinstance(value, str) and value.lstrip().startswith(("['", '["')):
         for read in (json.loads, ast.literal_eval):
             try:
                 entries = read(value)
                 break
-            except (ValueError, SyntaxError):  # so far it only looks like a list
+            except (ValueError, SyntaxError):  # it only begins like a list
                 continue
     if not isinstance(entries, list | tuple):
         return value
     if len(entries) != 1:
-        raise _wrong(f"{name}={_short(value)} has {len(entries)} answers, not one")
+        raise _layout_error(
+            f"{name}={_short(value)} has {len(entries)} answers, not one"
+        )
     return entries[0]
 
 
-def _needed(record: Record, *names: str) -> str:
+def _required(record: Record, *names: str) -> str:
     """The text at the first of the names that the record has."""
     name = next((name for name in names if name in record), names[0])
     return _text(_at(record, name), name)
 
 
-def _asked(record: Record, *names: str) -> str:
-    """Likewise, of a question: a number is none."""
+def _question(record: Record, *names: str) -> str:
+    """As `_required`; a number is no question."""
     name = next((name for name in names if name in record), names[0])
     value = _at(record, name)
     if type(value) in (int, float):
-        raise _wrong(f"{name} is {_short(value)}, which is no text")
+        raise _layout_error(f"{name} is {_short(value)}, which is no text")
     return _text(value, name)
 
 
 def _optional(record: Record, *names: str) -> str | None:
-    """Likewise, None if there is nothing at any of them."""
+    """The first text that is not blank at any of the names; None: there is none."""
     filled = (name for name in names if not _is_blank(record.get(name)))
     name = next(filled, None)
     return None if name is None else _text(record[name], name)
 
 
 def _at(record: Record, name: str) -> Any:
-    """What stands at a dotted path."""
+    """The value at a dotted path."""
     value: Any = record
     parts = name.split(".")
     for i, part in enumerate(parts):
@@ -363,32 +368,32 @@ def _at(record: Record, name: str) -> Any:
             value = value[int(part)]
         else:
             above = ".".join(parts[:i]) or "the record"
-            raise _wrong(f"{name} is missing, {above} has {_inside(value)}")
+            raise _layout_error(f"{name} is missing, {above} has {_contents(value)}")
     return value
 
 
 def _text(value: Any, name: str) -> str:
-    """A text that is not empty; a number is written as one."""
+    """A text that is not empty; numbers become text."""
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is int or (type(value) is float and isfinite(value)):
         value = str(value)
     if not isinstance(value, str) or not value.strip():
         kind = "empty" if _is_blank(value) else f"{_short(value)}, which is no text"
-        raise _wrong(f"{name} is {kind}")
+        raise _layout_error(f"{name} is {kind}")
     try:
         value.encode()
     except UnicodeEncodeError:  # JSON can write one half of a pair of surrogates
-        raise _wrong(f"{name}={_short(value)} has half a character") from None
+        raise _layout_error(f"{name}={_short(value)} has half a character") from None
     return value.strip()
 
 
 def _texts(value: Any, name: str) -> tuple[str | None, ...]:
-    """The texts of a list, None for what is blank; none of them if that is blank."""
+    """The texts of a list, None for blank ones; no text for a blank value."""
     if _is_blank(value):
         return ()
     if not isinstance(value, list | tuple):
-        raise _wrong(f"{name} is {_short(value)}, which is no list of texts")
+        raise _layout_error(f"{name} is {_short(value)}, which is no list of texts")
     return tuple(
         None if _is_blank(one) else _text(one, f"{name}.{i}")
         for i, one in enumerate(value)
@@ -399,8 +404,8 @@ def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _inside(value: Any) -> str:
-    """What there is where something was looked for, in words."""
+def _contents(value: Any) -> str:
+    """The keys or the length of a value, in words, for a message."""
     if isinstance(value, Mapping):
         return f"the keys {', '.join(map(str, value))}" if value else "no keys"
     if isinstance(value, list | tuple):
@@ -413,7 +418,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:40]}...{text[-17:]}"
 
 
-def _wrong(found: str) -> LayoutError:
+def _layout_error(found: str) -> LayoutError:
     return LayoutError(
         f"{found}; mend the record, name its fields with layouts.fields, or --set "
         "task.on_error=skip."

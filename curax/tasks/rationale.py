@@ -1,16 +1,16 @@
-"""Chains with an answer in words: nobody verifies, there is a reference answer alone.
+"""Chains answered in words, for training on reference answers without a verifier.
 
     7 + 3 - 9 rsub 2 =   ->   kindly 10 1 1 then well so well 1 well well end
 
-The question is that of `chain`. A completion thinks first: how it means to sound, then
-every running value. Behind `then` it answers: the value that it ended with, among
-words. A word follows the style that the writer chose, most of the time; nothing in the
-question decides the style. So it is with the reference answer, whose value is right.
+The question is that of `chain`. A completion begins with a thought: a style, then every
+running value. Behind `then` comes the answer: the last of these values, among words.
+Most words are those of the style, which is independent of the question. A reference
+answer is written likewise, and its value is right.
 
-One token of an answer depends on what matters about a thought, the others on what does
-not: the sum of the reference's log-probs pays for a lucky style, and the reward has to
-find the token that counts by itself. The teacher's traces for the warm start have the
-systematic errors of `chain`, and state whatever value they ended with.
+One token of a reference answer depends on the values of a thought, all others only on
+its style: the plain sum of their log-probs rewards a lucky style, so that a reward has
+to weight the token that matters. The teacher's traces for the warm start have the
+systematic errors of `chain`, and answer with their own last value.
 """
 
 import dataclasses
@@ -42,18 +42,18 @@ def task(
     num_held_out: Count = 1 << 12,
     errors: tuple[float, float, float] = (0.05, 0.40, 0.85),
 ) -> Task:
-    """The task; a prompt and its reference are pure functions of its id.
+    """The task, whose prompts and reference answers are pure functions of their ids.
 
-    The verifier is for held-out prompts: what trains without one never asks it.
+    Its verifier is for held-out prompts; training on references does not use it.
 
     Args:
-        depth: most operations in a prompt; every number from 1 on is equally likely.
-        words: of an answer, its value and its end apart.
-        follow: chance that a word is one of the style chosen; the others share the
+        depth: operations in a prompt, at most; each number from 1 on is equally likely.
+        words: words of an answer, without its value and its end.
+        follow: probability that a word is that of the style; the other words share the
             rest.
         num_prompts: size of the training set.
         num_held_out: size of the held-out set.
-        errors: chance that the teacher is off by one at an add, a subtract, a reverse
+        errors: probability of a teacher's error at an add, a subtract and a reverse
             subtract.
 
     Returns:
@@ -84,7 +84,7 @@ def prompts(prompt_id: jax.Array, *, depth: int, held_out: bool) -> Prompts:
 
 
 def _last(values):
-    """The last running value of each row, which one of more tokens ends."""
+    """The value before the end of each row, `[B, depth + 1]` to `[B]`."""
     place = jnp.argmax(values == END, -1)[..., None] - 1
     return jnp.take_along_axis(values, place, -1)[..., 0]
 
@@ -97,13 +97,13 @@ def traces(
     follow: float,
     errors: tuple[float, float, float],
 ) -> tuple[jax.Array, jax.Array]:
-    """What the teacher writes for each prompt, in a style drawn at random.
+    """The teacher's completion of each prompt, in a style drawn at random.
 
     Args:
         key: draws styles, words and errors.
         prompts: `[B]`.
         words: of an answer.
-        follow: chance that a word is one of the style.
+        follow: probability that a word is that of the style.
         errors: as `chain.traces`.
 
     Returns:
@@ -129,9 +129,9 @@ def traces(
 def reference(
     prompts: Prompts, *, words: int, follow: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Reference answers, `[B, words + 2]` tokens and mask: the right value in words.
+    """Reference answers, `[B, words + 2]` tokens and mask: the right value among words.
 
-    The style and the words are those of the prompt's id, which says nothing of them.
+    Style and words are drawn by the prompt's id, independently of the question.
     """
     keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(2)))(prompts.id)
     k_style, k_words = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
@@ -149,14 +149,14 @@ def _answers(keys, style, value, *, words, follow):
         other = jax.random.randint(k_other, (words,), 1, len(WORDS))
         return WORD + (style + jnp.where(follows, 0, other)) % len(WORDS)
 
-    said = jax.vmap(draw)(keys, style)
+    drawn = jax.vmap(draw)(keys, style)
     half, end = (words + 1) // 2, jnp.full_like(value, END)
-    parts = [said[:, :half], value[:, None], said[:, half:], end[:, None]]
+    parts = [drawn[:, :half], value[:, None], drawn[:, half:], end[:, None]]
     return jnp.concatenate(parts, -1).astype(jnp.int32)
 
 
 def verify(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """Whether each answer states the right value, and no other.
+    """The outcome of each completion: whether its answer states the right value alone.
 
     Args:
         target: `[N]` int32, the right value.
@@ -164,8 +164,8 @@ def verify(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         mask: `[N, T]` bool.
 
     Returns:
-        `[N]` float32: 1 where there is a value behind the first `then` and all there
-        are right, else 0. Neither the thought nor the words count.
+        `[N]` float32: 1 where at least one value stands behind the first `then` and all
+        of them are right, else 0.
     """
     behind = jnp.cumsum(mask & (tokens == THEN), -1, dtype=jnp.int32) > 0
     stated = mask & behind & (tokens < MODULUS)
@@ -174,7 +174,7 @@ def verify(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def decode(tokens: Any) -> str:
-    """Readable text of a prompt or a completion; padding and blanks vanish."""
+    """Readable text of a prompt or a completion, without padding and blanks."""
     tokens = [int(t) for t in tokens]
     if max(tokens, default=0) < THEN:
         return chain.decode(tokens)

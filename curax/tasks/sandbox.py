@@ -1,7 +1,7 @@
-"""Chat templates rendered in a process of its own, whose time and memory are limited.
+"""The child process that renders chat templates, with limits of time and memory.
 
-A template of a stranger is a program. Jinja's sandbox keeps it from reaching anything;
-that it ends, and how much it makes on the way, only a process can hold it to.
+A template of a stranger is a program. Jinja's sandbox denies it access to objects; only
+the limits of a process bound its time and memory.
 """
 
 import contextlib
@@ -14,22 +14,22 @@ from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
 
-from curax.tasks.engines import reason
+from curax.tasks.tokenizer_backends import error_line
 
-SECONDS = 1.0  # of processor time for a rendering
+SECONDS = 1.0  # of processor time per rendering
 MEMORY = 2**29  # bytes of address space
-MOST = 2**20  # characters of what is rendered
+CHARACTERS = 2**20  # of rendered text, at most
 
 
 @lru_cache(maxsize=8)
 def compiled(template: str) -> Any:
-    """A chat template in a sandbox: it makes text, and reaches nothing else."""
+    """A chat template compiled in Jinja's immutable sandbox, as transformers does."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` says which text is the model's: that stays as it is."""
+        """`{% generation %}` marks the model's text, and renders as its content."""
 
         tags = {"generation"}  # noqa: RUF012 - as the library has it
 
@@ -42,7 +42,7 @@ def compiled(template: str) -> Any:
         raise TemplateError(message)
 
     def tojson(value, ensure_ascii=False, **form):
-        # The library's own escapes what HTML needs escaped, and no tokenizer does.
+        # Jinja's own filter escapes for HTML, which no tokenizer does.
         return json.dumps(value, ensure_ascii=ensure_ascii, **form)
 
     sandbox = ImmutableSandboxedEnvironment(
@@ -55,27 +55,27 @@ def compiled(template: str) -> Any:
 
 
 def rendered(template: str, context: dict[str, Any]) -> dict[str, Any]:
-    """`text`; or `error`, with `line` if that is known, of a template that fails."""
+    """`{"text": ...}`, or `{"error": ..., "line": ...}` of a template that fails."""
     try:
         text = compiled(template).render(context)
-        if len(text) <= MOST:
+        if len(text) <= CHARACTERS:
             return {"text": text}
-        return {"error": f"more than {MOST} characters of text"}
+        return {"error": f"more than {CHARACTERS} characters of text"}
     except MemoryError:
         return {"error": f"MemoryError: more than {MEMORY >> 20} MiB"}
     except Exception as error:  # a template may fail in any way that code may
-        return {"error": reason(error), "line": getattr(error, "lineno", None)}
+        return {"error": error_line(error), "line": getattr(error, "lineno", None)}
 
 
 def serve(number: int) -> None:
-    """Render what is asked for through a pipe until that is closed.
+    """Render the requests of a pipe until it is closed.
 
-    A rendering that takes too long is ended with the process, by a signal that nothing
-    in it handles: whatever it is doing, in Python or not, ends there.
+    A rendering that takes too long ends the process, by a signal that nothing handles,
+    so that code outside Python ends as well.
     """
     import jinja2.sandbox
 
-    assert jinja2.sandbox  # before the limits, which are for templates
+    assert jinja2.sandbox  # imported before the limits, which are for templates
     with contextlib.suppress(OSError, ValueError):  # not every system has all of them
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

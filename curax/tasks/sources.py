@@ -1,6 +1,6 @@
-"""Data files: opened for reading record by record, and scanned once.
+"""Data files opened for random access by record, and the scan for usable problems.
 
-`scan` remembers which records make good prompts: numbers and digests, no text.
+`scan` keeps numbers and digests of the usable records, and no text.
 """
 
 import array
@@ -28,26 +28,26 @@ from curax.tasks.records import (
     no_split,
 )
 
-_SAMPLE = 256  # records that decide on the layout of a file
+_SAMPLE = 256  # records that determine the layout of a file
 _SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 
 
 def open_records(path: str | Path, *, split: str = "train") -> Records:
-    """Open data for reading record by record.
+    """The records of a file, of several files read as one, or of a folder.
 
     Args:
         path: of a file: `.jsonl` or `.json` with an object per line, or `.parquet`; of
             several files of one kind, read as one: a pattern (`data/*.jsonl`), or the
             folder of `.jsonl` or of `.parquet`; or a folder that tensorflow-datasets
             has prepared as array_record.
-        split: which part of a folder. The part is told by the first word of the names
-            of its files; without such words it is all of them.
+        split: part of a folder, the files whose names begin with this word; all files
+            where none begins with the name of a split.
 
     Returns:
         Its records, in the order of the file, of several in the order of their names.
 
     Raises:
-        SourceError: there is nothing there, or nothing that can be read.
+        SourceError: the path does not exist or cannot be read.
     """
     path = Path(path)
     try:
@@ -65,7 +65,7 @@ def open_records(path: str | Path, *, split: str = "train") -> Records:
 
 
 def _files(path: Path, split: str) -> list[Path]:
-    """What a path stands for: one file of a known kind, or several of one kind."""
+    """The files of a path or pattern, all of one known kind."""
     if path.is_dir():
         files = _of_split(path, split)
     elif path.exists() or not glob.has_magic(str(path)):
@@ -92,7 +92,7 @@ def _files(path: Path, split: str) -> list[Path]:
 
 
 def _of_split(folder: Path, split: str) -> list[Path]:
-    """The data files of a folder; its test files do not slip into training."""
+    """The data files of a folder that belong to a split."""
     kinds = {kind: sorted(folder.glob(f"*{kind}")) for kind in (".jsonl", ".parquet")}
     files = [*kinds[".jsonl"], *kinds[".parquet"]]
     if not files:
@@ -114,29 +114,26 @@ def _of_split(folder: Path, split: str) -> list[Path]:
     return chosen
 
 
-def settled(records: Records, layout: Layout) -> Layout:
-    """The layout of these records: where it is to be detected, that of most of them.
-
-    The first records decide, so that nothing is read twice.
-    """
+def resolved_layout(records: Records, layout: Layout) -> Layout:
+    """The layout, or in place of `layouts.detect` that of most of the first records."""
     if layout is not layouts.detect:
         return layout
     some = records.read(0, min(len(records), _SAMPLE))
-    return layouts.of_file(one for one in some if not isinstance(one, Broken))
+    return layouts.majority_layout(one for one in some if not isinstance(one, Broken))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
-    """Which records make the prompts of a task, in the order of the file."""
+    """The usable records of a file, in its order, and counts of the others."""
 
-    rows: np.ndarray  # [n] int64, the number of the record
+    rows: np.ndarray  # [n] int64, record numbers
     longest: int  # tokens of the longest prompt among them
     digests: list[bytes]  # [n], `digest` of the question
     counts: dict[str, int]  # of records: read, duplicate, too_long, broken
 
 
 def digest(question: str) -> bytes:
-    """16 bytes that know a question again, however its white space is laid out."""
+    """A hash of 16 bytes of a question, equal for other white space."""
     words = " ".join(question.split())
     return hashlib.blake2b(words.encode(), digest_size=16).digest()
 
@@ -148,32 +145,29 @@ def scan(
     *,
     longest: int,
     on_error: str,
-    told: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     threads: int = 2,
     block: int = 256,
 ) -> Index:
-    """Read everything once, and remember which records to make prompts of.
+    """The usable records of a file, found in one pass over it.
 
-    Of records that ask the same the first stays, whatever the others answer. The rest
-    are not measured, so copies cost little.
+    Of records with the same question the first is kept, whatever the answers of the
+    others, which are not measured.
 
     Args:
         records: of `open_records`.
-        layout: makes a problem of a record; called from threads.
-        measure: length of the prompt of a problem, in tokens; called in order.
-        longest: tokens; a problem with a longer prompt is left out.
-        on_error: "raise" a broken record, or "skip" and count it.
-        told: called as it goes with the records read and those there are.
-        threads: that read ahead.
-        block: records read at a time.
-
-    Returns:
-        Numbers and digests of what is left, and counts of what is not.
+        layout: record to problem; called from threads.
+        measure: problem to the length of its prompt in tokens; called in order.
+        longest: tokens; problems with longer prompts are left out.
+        on_error: "raise" at a broken record, or "skip" and count it.
+        progress: called with the records read so far and their number.
+        threads: threads that read ahead.
+        block: records per read.
 
     Raises:
-        RecordError: the first broken record is not one of its file.
-        LayoutError: the first broken record is not laid out so.
-        SourceError: nothing is left.
+        RecordError: the first broken record cannot be read.
+        LayoutError: the first broken record does not have the layout.
+        SourceError: no record is usable.
     """
     import grain
 
@@ -202,15 +196,15 @@ def scan(
             digests.append(key)
             top = max(top, length)
         counts["read"] += len(found)
-        if told is not None:
-            told(counts["read"], len(records))
+        if progress is not None:
+            progress(counts["read"], len(records))
     if not rows:
         raise _nothing_left(records, counts, longest)
     return Index(np.array(rows, np.int64), top, digests, counts)
 
 
 class _Blocks:
-    """A source for grain whose elements are many records at a time: far less to do."""
+    """A grain source whose elements are blocks of records, for less overhead."""
 
     def __init__(self, records: Records, layout: Layout, size: int):
         self._records, self._layout, self._size = records, layout, size
@@ -230,7 +224,7 @@ class _Blocks:
             return self._layout(record)
         except LayoutError as error:
             return error
-        except Exception as error:  # of a layout of one's own
+        except Exception as error:  # of a user's layout
             return LayoutError(
                 f"the layout failed ({type(error).__name__}: {error}); mend it or the "
                 "record, or --set task.on_error=skip."

@@ -1,4 +1,4 @@
-"""Chat templates, rendered by a process that cannot take this one with it."""
+"""Chat templates, rendered by a child process whose failure is an error here."""
 
 import atexit
 import contextlib
@@ -14,19 +14,19 @@ from typing import Any
 
 from curax.tasks import sandbox
 
-_MOST = 16 * sandbox.MOST  # bytes of a reply; JSON has at most 12 for a character
+_REPLY_BYTES = 16 * sandbox.CHARACTERS  # JSON has at most 12 bytes per character
 
 
 class TemplateError(ValueError):
-    """A template fails. Its text says how; `line` is where, if that is known."""
+    """A template fails. Its text is the reason; `line` is None where not known."""
 
-    def __init__(self, said: str, line: int | None = None):
-        super().__init__(said)
+    def __init__(self, reason: str, line: int | None = None):
+        super().__init__(reason)
         self.line = line
 
 
 class Renderer:
-    """A process that renders; it is started when it is needed, and again if it died."""
+    """A child process that renders templates, started on demand and after a crash."""
 
     def __init__(self):
         """No process is started yet."""
@@ -35,29 +35,29 @@ class Renderer:
         self._pipe: Any = None
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
-        """The text that a template makes of a context, which JSON can hold.
+        """The text of a template in a context that JSON can hold.
 
         Raises:
             TemplateError: it fails, or takes too much time or memory.
             TypeError: JSON cannot hold the context.
             ValueError: likewise.
         """
-        asked = json.dumps([template, context, sandbox.SECONDS]).encode()
+        request = json.dumps([template, context, sandbox.SECONDS]).encode()
         with self._lock:
-            reply = self._asked(asked) or self._asked(asked)
+            reply = self._reply(request) or self._reply(request)
             if reply is None:
                 raise TemplateError("the process that renders it ended twice")
         if "error" in reply:
             raise TemplateError(reply["error"], reply.get("line"))
         return reply["text"]
 
-    def _asked(self, asked: bytes) -> dict[str, Any] | None:
-        """The reply; None if the process was killed, not by the limit of its time."""
+    def _reply(self, request: bytes) -> dict[str, Any] | None:
+        """The reply; None if the process died, but not of its time limit."""
         try:
             if self._process is None:
                 self._start()
-            self._pipe.send_bytes(asked)
-            return json.loads(self._pipe.recv_bytes(_MOST))
+            self._pipe.send_bytes(request)
+            return json.loads(self._pipe.recv_bytes(_REPLY_BYTES))
         except (EOFError, OSError):
             if self.end(wait=5.0) == -signal.SIGPROF:
                 limit = f"{sandbox.SECONDS:g} s of processor time"
@@ -73,7 +73,7 @@ class Renderer:
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from curax.tasks.sandbox import serve; serve({there.fileno()})"
         )
-        # A group of its own: Ctrl-C is for the parent. It ends when the pipe does.
+        # In its own process group: Ctrl-C is for the parent. It ends with the pipe.
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.DEVNULL,
@@ -85,10 +85,10 @@ class Renderer:
         there.close()
 
     def end(self, *, wait: float = 0.0) -> int | None:
-        """End the process, if there is one; what it returned.
+        """End the process; its exit status, None where there was no process.
 
         Args:
-            wait: seconds that it may take to end by itself.
+            wait: seconds that it gets to end by itself.
         """
         process, self._process = self._process, None
         if process is None:
@@ -100,7 +100,7 @@ class Renderer:
         return process.wait()
 
     def forget(self) -> None:
-        """Leave the process to the one that this was forked from."""
+        """Drop the process after a fork; it belongs to the parent."""
         if self._process is not None:
             self._process.returncode = 0  # not ours to wait for
             self._pipe.close()

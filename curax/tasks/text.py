@@ -2,14 +2,14 @@
 
     "2 + 2 = ?"  ->  <|im_start|> user ... 2 + 2 = ? <|im_end|> ... assistant  ->  ids
 
-What a checkpoint directory says is taken from it: how text is cut into tokens, the chat
-template, which tokens end a completion. Only one thing is stricter here: text is never
-more than text. A prompt may spell out `<|im_end|>`; its encoding then spells it out
-too, in ordinary tokens, and only the chat template makes control tokens. To that end
-such a word is cut after its first character, and the parts are encoded separately.
+Vocabulary, chat template and the tokens that end a completion are the checkpoint's.
+One rule is stricter: text never becomes a control token. A prompt that contains
+`<|im_end|>` is encoded as ordinary tokens which spell it, and only the chat template
+makes control tokens. To that end such a word is cut after its first character by a
+mark, a character that the text does not contain, and its parts are encoded apart.
 
 A control token is any token that was added to the vocabulary (`<think>` is one), but
-for single characters and runs of spaces: these are how some tokenizers write text.
+for single characters and runs of spaces, by which some tokenizers write text.
 """
 
 import json
@@ -20,32 +20,37 @@ from pathlib import Path
 from typing import Any
 
 from curax.settings import files
-from curax.tasks.engines import (
-    MARKS,
-    NAMED,
-    Fast,
-    Pieces,
+from curax.tasks.templates import TemplateError, render
+from curax.tasks.tokenizer_backends import (
+    NAMED_TOKENS,
+    PRIVATE_USE,
+    Backend,
+    SentencePieceBackend,
+    TokenizersBackend,
     json_of,
+    named_tokens,
     short,
     unreadable,
-    words_of,
 )
-from curax.tasks.templates import TemplateError, render
 
-MOST_IDS = 2**24  # as many as a vocabulary of `curax.models` may have
+MAX_VOCAB = 2**24  # ids, as of a model of `curax.models`
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a checkpoint; equal and picklable by its path.
+    """The tokenizer of a checkpoint, compared and pickled by its path.
 
     Attributes:
         path: the checkpoint directory.
-        size: ids are below this, those of added tokens too.
-        pad: what fills rows up; nothing depends on its being a token of its own.
-        end: ids that end a completion, in order; the model stops at any of them.
-        bos: the id that begins a text, where there is one.
-        template: the chat template, where there is one.
+        size: all ids are below this, those of added tokens included.
+        pad: id that fills rows up; it may be that of a token in use.
+        end: ids that end a completion, ascending.
+        bos: the id that begins a text; None: there is none.
+        template: the chat template; None: there is none.
+        template_file: file of the chat template, or where one would be put.
+        named_tokens: tokens by their names, as `bos_token`, for the chat template.
+        hidden: ids that `decode` leaves out.
+        backend: the library that encodes and decodes.
     """
 
     path: Path
@@ -55,20 +60,20 @@ class Tokenizer:
     bos: int | None
     template: str | None = field(repr=False)
     template_file: Path = field(repr=False)
-    words: Mapping[str, str] = field(repr=False, compare=False)  # for the template
-    hidden: frozenset[int] = field(repr=False, compare=False)  # not shown by decode
-    engine: Any = field(repr=False, compare=False)
+    named_tokens: Mapping[str, str] = field(repr=False, compare=False)
+    hidden: frozenset[int] = field(repr=False, compare=False)
+    backend: Backend = field(repr=False, compare=False)
 
     def __reduce__(self):
         return load, (self.path,)
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
-        """The ids of ordinary text; none of them is a control token's.
+        """The ids of ordinary text, none of them a control token's.
 
         Args:
-            text: whatever it spells out.
-            begins: as at the beginning; False: as it is read behind other text, where
-                no tokenizer puts a space before it.
+            text: any text.
+            begins: whether the text begins a prompt; False: it stands behind other
+                text, so that no space is put before it.
 
         Raises:
             ValueError: half a character (a lone surrogate), or one that the tokenizer
@@ -78,28 +83,27 @@ class Tokenizer:
         return self._ids("" if begins else mark, self._cut(text, mark), mark=mark)
 
     def control(self, text: str) -> list[int]:
-        """The ids of text behind other text; control words in it are control tokens."""
-        return self.engine.encode(text, begins=False)
+        """The ids of text behind other text, its control words as control tokens."""
+        return self.backend.encode(text, begins=False)
 
     def decode(self, ids: Iterable[int], *, control: bool = False) -> str:
-        """The text that ids stand for.
+        """The text of token ids.
 
         Args:
-            ids: token ids; those that stand for nothing are left out.
-            control: show what is hidden otherwise: special tokens and those in `end`.
-                Added tokens that are not special, `</think>` mostly, always show.
+            ids: token ids; unknown ones are left out.
+            control: whether special tokens and those in `end` are shown. Added tokens
+                that are not special, as `</think>` mostly, always are.
         """
         hidden = () if control else self.hidden
         known = (i for i in map(int, ids) if 0 <= i < self.size)
-        return self.engine.decode([i for i in known if i not in hidden])
+        return self.backend.decode([i for i in known if i not in hidden])
 
     def prompt(self, text: str) -> list[int]:
-        """The ids of a text that a base model is to go on with.
+        """The ids of a plain-text prompt: the tokenizer's prefix, then the text.
 
-        It begins as the tokenizer begins a text, with `bos` if that is its way, and
-        nothing ends it. Raises what `encode` raises.
+        Raises what `encode` raises.
         """
-        return [*self.engine.opening, *self.encode(text)]
+        return [*self.backend.prefix, *self.encode(text)]
 
     def chat(
         self,
@@ -107,16 +111,16 @@ class Tokenizer:
         *,
         options: Mapping[str, Any] = {},
     ) -> list[int]:
-        """The ids of a conversation in the chat template, up to where the model speaks.
+        """The ids of a conversation in the chat template, up to the model's turn.
 
         Equal to `apply_chat_template(..., add_generation_prompt=True)` of transformers
         if no message spells out a control token.
 
         Args:
-            messages: `role` and `content` of each, and what else the template reads.
-            options: given to the template as JSON has them, `enable_thinking` for
-                example. A template may read the clock; `date_string` fixes it in most
-                that do.
+            messages: `role` and `content` of each, and other fields of the template.
+            options: variables of the template, `enable_thinking` for example, as JSON.
+                A template may read the clock; most such read `date_string` instead if
+                it is given.
 
         Raises:
             ValueError: there is no template, it fails, or takes too much time or
@@ -132,9 +136,9 @@ class Tokenizer:
         *,
         options: Mapping[str, Any] = {},
     ) -> int:
-        """How many of the ids of `chat` stand behind the text of the last message.
+        """Number of the ids of `chat` behind the text of the last message.
 
-        Where a token holds the end of that text and more, those behind that token.
+        A token that holds the end of that text and more does not count.
 
         Args:
             messages: as of `chat`.
@@ -150,9 +154,8 @@ class Tokenizer:
                 f"{self.template_file}: the chat template does not show the last "
                 "message as it is, so that nothing can be put behind it; correct it."
             )
-        return same_end(
-            self.chat(messages, options=options), self._ids(mark, behind, mark=mark)
-        )
+        suffix = self._ids(mark, behind, mark=mark)
+        return common_suffix_length(self.chat(messages, options=options), suffix)
 
     def _rendered(
         self,
@@ -161,10 +164,10 @@ class Tokenizer:
         *,
         ends: bool = False,
     ) -> tuple[str, str, str]:
-        """The conversation in the template, the mark of its cuts, and another mark.
+        """The rendered conversation, the mark of its cuts, and a second mark.
 
-        The other stands at the end of the last message if its end is asked for, before
-        white space, which templates may take off.
+        If `ends`, the second mark stands at the end of the last message, before any
+        white space, which templates may strip.
         """
         if self.template is None:
             raise ValueError(
@@ -179,15 +182,14 @@ class Tokenizer:
                     )
         for name in {"messages", "add_generation_prompt"} & options.keys():
             raise ValueError(f"options: {name} is set by chat itself; leave it out.")
-        said = [text for message in messages for text in message.values()]
-        given = _as_json(options)
-        mark, place = _marks([self.template, given, *said], 2)
+        texts = [text for message in messages for text in message.values()]
+        mark, place = _marks([self.template, _as_json(options), *texts], 2)
         cut = [{k: self._cut(v, mark) for k, v in m.items()} for m in messages]
         if ends:
             text = cut[-1]["content"]
             end = len(text.rstrip())
             cut[-1]["content"] = text[:end] + place + text[end:]
-        context = {"tools": None, "documents": None, **self.words, **options}
+        context = {"tools": None, "documents": None, **self.named_tokens, **options}
         more = {"messages": cut, "add_generation_prompt": True}
         try:
             rendered = render(self.template, {**context, **more})
@@ -200,7 +202,7 @@ class Tokenizer:
         return rendered, mark, place
 
     def _cut(self, text: str, mark: str) -> str:
-        """The text with marks inside all that would become a control token."""
+        """The text with a mark inside everything that would be a control token."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -208,16 +210,20 @@ class Tokenizer:
                 f"character {error.start} of a text is {text[error.start]!a}, half a "
                 "character; remove it."
             ) from error
-        places = [0, *(start + 1 for start, _ in self.engine.spelled(text)), len(text)]
+        places = [
+            0,
+            *(start + 1 for start, _ in self.backend.find_control(text)),
+            len(text),
+        ]
         parts = [text[a:b] for a, b in pairwise(places)]
-        return mark.join(self._apart(part, mark) for part in parts)
+        return mark.join(self._cut_normalized(part, mark) for part in parts)
 
-    def _apart(self, text: str, mark: str) -> str:
-        """The same for text that spells no control token, yet may be read as one.
+    def _cut_normalized(self, text: str, mark: str) -> str:
+        """The text with marks inside what normalization makes a control token.
 
-        Normalization makes `<s>` of wide letters, too. Halving finds the place.
+        It makes `<s>` of wide letters, for example. The place is found by bisection.
         """
-        if self.engine.guarded.isdisjoint(self.engine.encode(text)):
+        if self.backend.forbidden.isdisjoint(self.backend.encode(text)):
             return text
         if len(text) == 1:
             raise ValueError(
@@ -225,33 +231,34 @@ class Tokenizer:
                 "other way to write it; remove it from the text."
             )
         half = len(text) // 2
-        return mark.join(self._apart(t, mark) for t in (text[:half], text[half:]))
+        halves = (text[:half], text[half:])
+        return mark.join(self._cut_normalized(part, mark) for part in halves)
 
     def _ids(self, *texts: str, mark: str) -> list[int]:
-        """The ids of text with marks: nothing is read across a mark."""
+        """The ids of text with marks; no token crosses a mark."""
         first, *rest = "".join(texts).split(mark)
-        ids = self.engine.encode(first)
+        ids = self.backend.encode(first)
         for part in rest:
-            # Up to the next control token, the template's, it goes on inside a text.
-            inside = next(self.engine.spelled(part), (len(part), ""))[0]
-            ids += self.engine.encode(part[:inside], begins=False)
-            ids += self.engine.encode(part[inside:])
+            # Up to the template's next control token it is the inside of a text.
+            inside = next(self.backend.find_control(part), (len(part), ""))[0]
+            ids += self.backend.encode(part[:inside], begins=False)
+            ids += self.backend.encode(part[inside:])
         return ids
 
 
 def load(path: str | Path) -> Tokenizer:
     """The tokenizer of a checkpoint in the layout of Hugging Face.
 
-    Read are `tokenizer.json`, or else `tokenizer.model` or the only `*.model`; and, if
-    they are there, `tokenizer_config.json`, `special_tokens_map.json`, `config.json`,
-    `generation_config.json`, and `chat_template.jinja`, which goes before the template
-    in `tokenizer_config.json`.
+    It is read from `tokenizer.json`, or else `tokenizer.model` or the only `*.model`;
+    and, where they exist, `tokenizer_config.json`, `special_tokens_map.json`,
+    `config.json`, `generation_config.json`, and `chat_template.jinja`, which precedes
+    the template in `tokenizer_config.json`.
 
     Args:
         path: the directory.
 
     Returns:
-        The tokenizer. `end` is what any of the files names as end of a text.
+        The tokenizer. `end` holds the end tokens that any of these files names.
 
     Raises:
         ValueError: something is missing or unreadable.
@@ -260,54 +267,54 @@ def load(path: str | Path) -> Tokenizer:
     if not path.is_dir():
         raise ValueError(f"{path} is no directory; name that of a checkpoint.")
     config = json_of(path / "tokenizer_config.json")
-    engine = _engine(path, config)
-    size = 1 + max(engine.ids.values(), default=-1)
-    if size > MOST_IDS:
+    backend = _backend(path, config)
+    size = 1 + max(backend.ids.values(), default=-1)
+    if size > MAX_VOCAB:
         raise ValueError(
-            f"{engine.path} has the id {size - 1}, but all must be below {MOST_IDS}; "
+            f"{backend.path} has the id {size - 1}, but all must be below {MAX_VOCAB}; "
             "copy it from the checkpoint again."
         )
-    words = engine.words | words_of(path / "special_tokens_map.json")
-    words |= words_of(path / "tokenizer_config.json")
-    named = {}
-    for name in words.keys() & set(NAMED):
-        if words[name] not in engine.ids:
+    named = backend.named_tokens | named_tokens(path / "special_tokens_map.json")
+    named |= named_tokens(path / "tokenizer_config.json")
+    ids = {}
+    for name in named.keys() & set(NAMED_TOKENS):
+        if named[name] not in backend.ids:
             raise ValueError(
-                f"{path}: {name}={short(words[name])} is no token of "
-                f"{engine.path.name}; name one that is in tokenizer_config.json."
+                f"{path}: {name}={short(named[name])} is no token of "
+                f"{backend.path.name}; name one that is in tokenizer_config.json."
             )
-        named[name] = engine.ids[words[name]]
+        ids[name] = backend.ids[named[name]]
     configs = [path / "config.json", path / "generation_config.json"]
-    ends = {i for file in configs for i in _ends(file, size)}
-    end = tuple(sorted(ends | {i for n, i in named.items() if n == "eos_token"}))
-    special = (engine.ids[word] for word in words.values() if word in engine.ids)
+    ends = {i for file in configs for i in _end_ids(file, size)}
+    end = tuple(sorted(ends | {i for n, i in ids.items() if n == "eos_token"}))
+    special = (backend.ids[token] for token in named.values() if token in backend.ids)
     template, template_file = _template(path, config)
     return Tokenizer(
         path=path,
         size=size,
-        pad=named.get("pad_token", end[0] if end else 0),
+        pad=ids.get("pad_token", end[0] if end else 0),
         end=end,
-        bos=named.get("bos_token"),
+        bos=ids.get("bos_token"),
         template=template,
         template_file=template_file,
-        words=words,
-        hidden=frozenset({*engine.hidden, *end, *special}),
-        engine=engine,
+        named_tokens=named,
+        hidden=frozenset({*backend.hidden, *end, *special}),
+        backend=backend,
     )
 
 
-def same_end(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many ids at the end of both are the same."""
-    pairs = zip(reversed(ids), reversed(others), strict=False)
+def common_suffix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common suffix."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 # Files of a checkpoint
 
 
-def _engine(path: Path, config: Mapping[str, Any]) -> Fast | Pieces:
+def _backend(path: Path, config: Mapping[str, Any]) -> Backend:
     if (path / "tokenizer.json").exists():
-        return Fast(path / "tokenizer.json")
+        return TokenizersBackend(path / "tokenizer.json")
     models = [path / "tokenizer.model"]
     if not models[0].exists():
         models = sorted(path.glob("*.model"))
@@ -316,11 +323,11 @@ def _engine(path: Path, config: Mapping[str, Any]) -> Fast | Pieces:
             f"{path} holds neither tokenizer.json nor tokenizer.model, and "
             f"{len(models)} *.model; copy the checkpoint's tokenizer there."
         )
-    return Pieces(models[0], config)
+    return SentencePieceBackend(models[0], config)
 
 
 def _template(path: Path, config: Mapping[str, Any]) -> tuple[str | None, Path]:
-    """The chat template, and the file it is from or may be put in."""
+    """The chat template or None, and the file that holds it or would hold it."""
     file = path / "chat_template.jinja"
     if file.exists():
         try:
@@ -343,8 +350,8 @@ def _template(path: Path, config: Mapping[str, Any]) -> tuple[str | None, Path]:
     return template, file
 
 
-def _ends(path: Path, size: int) -> list[int]:
-    """What a model's config names as the ids that end a completion."""
+def _end_ids(path: Path, size: int) -> list[int]:
+    """The `eos_token_id` of a model's config, as a list of checked ids."""
     value = json_of(path).get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for i in ids:
@@ -357,7 +364,7 @@ def _ends(path: Path, size: int) -> list[int]:
 
 
 def _as_json(options: Mapping[str, Any]) -> str:
-    """The options of a template, written out."""
+    """The options of a template as JSON text."""
     try:
         return json.dumps(dict(options), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -367,6 +374,6 @@ def _as_json(options: Mapping[str, Any]) -> str:
 
 
 def _marks(texts: Iterable[str], count: int) -> list[str]:
-    """So many characters that are in none of the texts."""
-    held = set().union(*texts)
-    return list(islice((mark for mark in map(chr, MARKS) if mark not in held), count))
+    """The first `count` private-use characters that are in none of the texts."""
+    used = set().union(*texts)
+    return list(islice((c for c in map(chr, PRIVATE_USE) if c not in used), count))

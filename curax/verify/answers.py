@@ -1,17 +1,17 @@
-r"""The answer a completion claims, and whether it equals another, exactly.
+r"""Extraction of a completion's final answer, and exact comparison of two answers.
 
-Nothing here computes more than two fractions, so no text makes it slow: time is linear
-in the length, long numbers are not read, no power beyond 10^100 is taken. What needs
-algebra is told apart (`same` returns None) and left to math-verify, which these rules
-follow: a percentage equals its hundredth, so 50% = 1/2 = 0.5, and of two integers the
-percent sign may be missing, so 50% = 50; units and currencies are dropped; `x = 5`
-equals 5. They differ where math-verify misreads what is written: `5.`, `90°`, `1 1/2`,
+Only fractions are computed, in time linear in the length of a text: long numbers and
+powers beyond 10^100 are not read. Where equality needs algebra, `same` returns None and
+`graders.mathematics` asks math-verify, which these rules follow: a percentage equals
+its hundredth, so 50% = 1/2 = 0.5, and of two integers the percent sign may be missing,
+so 50% = 50; units and currencies are dropped; `x = 5` equals 5. They differ where
+math-verify misreads what is written: `5.`, `90°`, `1 1/2`,
 `1\,234`, `1 234`, `\frac12\%`, `-2.5\%`, `\frac{1,000}{3}`, `+1,000`, `x = 1,000`,
 `1,000^\circ`, fractions as `0.00356 \times 10^3`, `1.2e3`, `0.\overline{3}`, "three",
 several words in `\text{}` and signs of Unicode (`unicode_math`) are right here;
 `5\text{ million}` is 5,000,000, `5\text{ percent}` 5%, and `5\text{ or 6}`, which it
-takes for 5, is no number. What mathematicians say of hundreds of answers is a table of
-the tests, `tests/data/answers.jsonl`.
+takes for 5, is no number. `tests/data/answers.jsonl` holds hundreds of pairs of answers
+with the verdict of mathematicians.
 """
 
 import re
@@ -22,10 +22,10 @@ from typing import NamedTuple
 from curax.verify import sizes
 from curax.verify.unicode_math import as_latex
 
-TAIL = 2**17  # characters, the last ones, in which a completion may state its answer
+TAIL = 2**17  # characters at the end of a completion, where an answer is looked for
 DIGITS = 200  # characters of a number at most
 EXPONENT = 100  # of ten, at most
-LARGEST = 2 * (DIGITS + EXPONENT)  # decimal logarithm of any number that is read
+LARGEST = 2 * (DIGITS + EXPONENT)  # decimal logarithm of a number, at most
 
 _BOX = re.compile(
     r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<open>\{)|(?P<bare>[-+]?[0-9.][^\s$\\{}]{0,99}))"
@@ -42,25 +42,25 @@ _FENCES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
 def final_answer(text: str, *, last_number: bool = False) -> str | None:
-    r"""What a completion claims, or None if it claims nothing.
+    r"""The final answer of a completion; None where it states none.
 
-    The last balanced `\boxed{...}` or `\fbox{...}` (or `\boxed 7`) that is not empty;
-    else what follows the last `#### ` (GSM8K), `Answer:` or `The answer is`, to the end
-    of its line; else, if asked for, the last number.
+    It is the content of the last balanced `\boxed{...}` or `\fbox{...}` (or `\boxed 7`)
+    that is not empty; else what follows the last `#### ` (GSM8K), `Answer:` or `The
+    answer is`, to the end of its line; else, with `last_number`, the last number.
 
     Args:
-        text: the completion; only its last 131,072 characters are looked at.
-        last_number: whether a number anywhere is a claim when nothing else is.
+        text: the completion, of which the last 131,072 characters are read.
+        last_number: whether the last number is the answer where nothing else is.
 
     Returns:
-        The claim without dollar signs, stars and full stop around it; never empty.
+        The answer without dollar signs, stars and full stop around it; never empty.
     """
     text = as_latex(text[-TAIL:])
     claim = _boxed(text)
     if claim is None and (stated := last_match(_STATED, text)) is not None:
         rest = text[stated.end() :].lstrip(" \t\r\n*:")
         display = _DISPLAY.match(rest)
-        claim = _bare(display[0] if display else rest.partition("\n")[0])
+        claim = _stripped(display[0] if display else rest.partition("\n")[0])
     if not claim and last_number:
         found = last_match(_LAST_NUMBER, text)
         claim = found and found[0]
@@ -68,13 +68,13 @@ def final_answer(text: str, *, last_number: bool = False) -> str | None:
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The last of the matches that do not overlap, or None."""
+    """The last non-overlapping match; None: there is none."""
     found = deque(pattern.finditer(text), maxlen=1)
     return found[0] if found else None
 
 
 def _boxed(text: str) -> str | None:
-    """The content of the balanced box that starts last, of those not empty."""
+    """The content of the last balanced box that is not empty; None: there is none."""
     if r"\boxed" not in text and r"\fbox" not in text:
         return None
     opened: list[int | None] = []  # where each open brace's box begins, if it is one
@@ -90,13 +90,13 @@ def _boxed(text: str) -> str | None:
             end = token.end() if token["bare"] else token.start()
             # A box within this one has its brace closed first, and begins later.
             if start is not None and start > last:
-                content = _bare(text[start:end])
+                content = _stripped(text[start:end])
                 last, claim = (start, content) if content else (last, claim)
     return claim
 
 
-def _bare(text: str) -> str:
-    """Text without what is written around an answer."""
+def _stripped(text: str) -> str:
+    """Text without surrounding white space, stars, full stops and math delimiters."""
     for _ in range(3):
         text = text.strip().strip("*")
         text = (text if text.endswith("...") else text.rstrip(".")).strip()
@@ -108,9 +108,9 @@ def _bare(text: str) -> str:
 
 
 class Number(NamedTuple):
-    """A number, and how it was written."""
+    """A number and its notation."""
 
-    value: Fraction  # with the percent sign counted
+    value: Fraction  # 1/2 for 50%
     percent: bool
     integer: bool  # digits alone, a percent sign aside
     name: str  # of the variable it was assigned to; empty without one
@@ -135,13 +135,13 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-# Words behind a number that say more than its unit.
+# Words behind a number that are no unit.
 _NO_UNIT = re.compile(
     r"\b(?:and|or|not|per ?cent(?:age)?|pct|dozens?|k"
     r"|(?:hundred|thousand|million|billion|trillion)(?:s|ths?)?)\b",
     re.IGNORECASE,
 )
-# Claims of more than one number.
+# Signs of more than one number.
 _SEVERAL = re.compile(
     r"\b(?:or|and|either|not|oder|und|ou|et)\b|\\(?:lor|vee|land|wedge|pm|mp|cup|to"
     r"|(?:long)?rightarrow|implies|mapsto)(?![A-Za-z])",
@@ -175,7 +175,7 @@ _RELATIONS = re.compile(
     r"|\\(?:stackrel|overset|underset) ?\{[^{}]*\} ?\{=\}"
 )
 _BRACKETED = re.compile(r" *\\?[(\[{](.*)\\?[)\]}] *", re.DOTALL)
-# Of what was measured, where it is not in \text.
+# Units outside \text.
 _MEASURED = re.compile(
     r"(.*[0-9]) ?(?:[kcm]?m|ft|in|yd|mi)(?:\^(?:[23]|\{[23]\})| ?/ ?(?:s|h|min))"
 )
@@ -213,18 +213,19 @@ _LOOSE = re.compile(r" (?![\w. ])|(?<![\w. ]) ")
 
 
 def number(text: str) -> Fraction | None:
-    r"""The number that a text is, or None if it is none that can be read exactly.
+    r"""The number that a text denotes, exactly; None where it denotes none.
 
-    Integers with signs and thousands commas, decimals, percentages (their hundredth),
-    fractions `\frac{a}{b}`, `\frac12` and `a/b`, mixed numbers `1\frac{1}{2}`, `1.2
-    \times 10^{3}` or `1.2e3`; in dollars, degrees or `\text{units}`; also as `x = 5`.
+    Read are integers with signs and thousands commas, decimals, percentages (as their
+    hundredth), fractions `\frac{a}{b}`, `\frac12` and `a/b`, mixed numbers
+    `1\frac{1}{2}`, `1.2 \times 10^{3}` or `1.2e3`; in dollars, degrees or
+    `\text{units}`; also as `x = 5`.
     """
     read = _read(_respelled(text)) if len(text) <= 2 * DIGITS else None
     return read and read.value
 
 
 def normalized(text: str) -> str:
-    r"""A text without what LaTeX may spell in several ways.
+    r"""A text in a canonical LaTeX spelling.
 
     `\dfrac` and `\frac12` become `\frac{1}{2}`; `\left`, `\right`, dollar signs,
     spacing, `\text{}` around words, and a full stop at the end are removed.
@@ -233,18 +234,18 @@ def normalized(text: str) -> str:
 
 
 def same(gold: str, answer: str) -> bool | None:
-    """Whether two answers are the same, where that can be told exactly.
+    """Whether two answers are equal; None where that cannot be decided exactly.
 
-    Two numbers are compared as fractions. Unequal ones that are closer than 1e-5 are
-    not told apart, since decimals may be rounded.
+    Two numbers are compared as fractions. For unequal ones closer than 1e-5 the result
+    is None, since decimals may be rounded.
 
     Args:
         gold: the right answer.
-        answer: what is claimed; the order does not matter.
+        answer: the other; the order does not matter.
 
     Returns:
-        True for equal numbers, or where nothing but the spelling differs; False for
-        unequal numbers; None where it takes algebra to tell.
+        True for equal numbers and for texts that differ in spelling alone; False for
+        unequal numbers; None where the comparison needs algebra.
     """
     gold, answer = _respelled(gold), _respelled(answer)
     a, b = _read(gold), _read(answer)
@@ -266,13 +267,13 @@ def same(gold: str, answer: str) -> bool | None:
 
 
 def _is_number(number: Number, text: str) -> bool | None:
-    """Whether a text that is not read by `_read` is this number."""
+    """Whether a text that `_read` cannot read denotes this number; None: undecided."""
     if _SEVERAL.search(text):
         return False
     other = _read_words(text)
     if other is not None:
         return _same_number(number, other)
-    if _GROUPED.fullmatch(text):  # equal or not told: "1.234,5" may be a list
+    if _GROUPED.fullmatch(text):  # equal or undecided: "1.234,5" may be a list
         digits = re.sub("[ .]", "", text) if "," in text else text.replace(" ", "")
         if number.value == Fraction(digits.replace(",", ".")):
             return True
@@ -292,7 +293,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _read(text: str) -> Number | None:
-    """The number that a text is, once it is respelled."""
+    """The number that a respelled text denotes; None: it denotes none."""
     text = _LOOSE_IN_NUMBER.sub("", text) if len(text) <= 2 * DIGITS else text
     match = _NUMBER.fullmatch(text) if len(text) <= DIGITS else None
     if match is None or _NO_UNIT.search(match["unit"] or ""):
@@ -323,7 +324,7 @@ def _read(text: str) -> Number | None:
 
 
 def _read_words(text: str) -> Number | None:
-    """The number that words say, or digits and a word."""
+    """The number denoted by words, or by digits and a word; None: there is none."""
     if len(text) > DIGITS:
         return None
     repeating = _REPEATING.fullmatch(text)
@@ -348,16 +349,16 @@ def _read_words(text: str) -> Number | None:
 
 
 def matches(gold: str, claim: str) -> bool | None:
-    """As `same`; and `0,5` is right where 0.5 is, though it may be two numbers."""
-    told = same(gold, claim)
-    written = _DECIMAL_COMMA.fullmatch(_respelled(claim)) if told is None else None
-    if written and (value := number(gold)) is not None and value.denominator > 1:
-        told = same(gold, f"{written[1]}.{written[2]}") or None
-    return told
+    """As `same`, but `0,5` also equals 0.5, though it may be two numbers."""
+    equal = same(gold, claim)
+    comma = _DECIMAL_COMMA.fullmatch(_respelled(claim)) if equal is None else None
+    if comma and (value := number(gold)) is not None and value.denominator > 1:
+        equal = same(gold, f"{comma[1]}.{comma[2]}") or None
+    return equal
 
 
-def sides(text: str) -> list[str]:
-    """What stands between the equals signs of a text, outside brackets."""
+def equation_sides(text: str) -> list[str]:
+    """The sides of an equation: a text split at equals signs outside brackets."""
     text = _RELATIONS.sub("=", _respelled(text))
     found = _split(text, "=")
     for _ in range(3):  # (x = 3)
@@ -369,8 +370,8 @@ def sides(text: str) -> list[str]:
     return [side.rstrip(" :") for side in found]
 
 
-def parts(text: str) -> list[str]:
-    """What stands between the commas and semicolons of a text, outside brackets."""
+def list_items(text: str) -> list[str]:
+    """The items of a list: a text split at commas and semicolons outside brackets."""
     return _split(_respelled(text), ",;")
 
 
@@ -385,18 +386,18 @@ def _split(text: str, signs: str) -> list[str]:
 
 
 def is_name(text: str) -> bool:
-    r"""Whether it is a variable, or a function of something: `x_1`, `\angle A`."""
+    r"""Whether a text is a variable or a function application: `x_1`, `\angle A`."""
     return _NAME.fullmatch(_unwrapped(text)) is not None
 
 
 def is_constant(text: str) -> bool:
-    r"""Whether nothing in it stands for something else: `2+2`, `\sqrt{16}`, `\pi`."""
+    r"""Whether a text contains no variable: `2+2`, `\sqrt{16}`, `\pi`."""
     text = _KNOWN.sub("1", _unwrapped(text))
     return any(map(str.isdigit, text)) and not any(map(str.isalpha, text))
 
 
 def _choice(text: str) -> tuple[str, str] | None:
-    """The letter of a choice, and what is written behind it; no other letter is."""
+    """The letter of a multiple choice and the text behind it; None: it is none."""
     found = _CHOICE.fullmatch(text)
     if found is None or re.search(r"\b[A-J]\b", found[2]):
         return None

@@ -1,9 +1,9 @@
-"""Graders: what a completion is worth, given its prompt and the right answer.
+"""Graders: functions of prompt, completion and right answer that return an outcome.
 
 A grader is a plain function `(prompt, completion, answer) -> float | None`, in [0, 1];
-None says that it cannot be told, which is not 0. Options are bound with
-`functools.partial`. A function set as its attribute `start` is called once in each
-process that is to run it, so that what it loads is not counted as time of a check.
+None is a missing outcome, which is not 0. Options are bound with `functools.partial`.
+A function set as its attribute `start` is called once in each worker process, so that
+imports do not count as time of a check.
 """
 
 import difflib
@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from curax.verify import answers, sizes
 from curax.verify.unicode_math import as_latex
 
-LONGEST = 2000  # characters of a claim; one with more is wrong
-SIDES = 16  # constants of an equation; one with more is wrong
-HUGE = 10.0**7  # decimal logarithm of a number that nothing cheap to compute equals
-CACHED = 2**14  # verdicts of math-verify that are kept, and golds that it has parsed
+LONGEST = 2000  # characters of an answer; longer ones are wrong
+SIDES = 16  # constants in an equation; one with more is wrong
+HUGE = 10.0**7  # decimal logarithm beyond which a number equals no cheap one
+CACHED = 2**14  # verdicts of math-verify that are kept, and parsed answers
 
 _T = TypeVar("_T")
 _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
@@ -32,16 +32,16 @@ _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
 
 def exact(prompt: str, completion: str, answer: Any) -> float:
-    """1.0 if the completion is the answer, blanks around them aside; else 0.0."""
+    """1.0 if the completion equals the answer but for outer white space, else 0.0."""
     del prompt
     return float(completion.strip() == _text(answer).strip())
 
 
 def numbers(prompt: str, completion: str, answer: Any) -> float:
-    """1.0 if the completion claims the answer, by the rules of `answers.matches`.
+    """1.0 if the final answer equals the right one by `answers.matches`, else 0.0.
 
-    Its claim is what `answers.final_answer` finds, or else its last number. What these
-    rules cannot tell is worth 0.0: this grader is for answers that are numbers.
+    The final answer is that of `answers.final_answer`, or else the last number. Where
+    `matches` is undecided the outcome is 0.0: this grader is for numeric answers.
     """
     del prompt
     claim = answers.final_answer(completion, last_number=True)
@@ -51,7 +51,7 @@ def numbers(prompt: str, completion: str, answer: Any) -> float:
 
 
 def _load_math_verify() -> None:
-    """Import math-verify, and let it build its tables."""
+    """Import math-verify, and have it build its tables."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of `None` below
     for gold, claim in ((r"\frac{x}{2}", r"0.5x"), ("(x+1)^2", "x^2+2x+1")):
         _equal(gold, claim, 60.0)
@@ -65,38 +65,38 @@ def mathematics(
     seconds: float = 2.0,
     last_number: bool = False,
 ) -> float | None:
-    r"""1.0 if the completion claims the answer, 0.0 if it claims another or none.
+    r"""1.0 if the final answer equals the right one, 0.0 if not or if there is none.
 
-    Equality is told exactly by `answers.matches` where it can, else by math-verify,
-    which needs the main thread of a process.
+    Equality is decided by `answers.matches` where it can, else by math-verify, which
+    needs the main thread of a process.
 
     Args:
-        prompt: not looked at.
-        completion: its claim is what `answers.final_answer` finds.
-        answer: text or a number; of a whole solution, what it claims is taken.
-        seconds: processor time that math-verify may take.
-        last_number: whether a number anywhere is a claim when nothing else is.
+        prompt: not used.
+        completion: its final answer is that of `answers.final_answer`.
+        answer: text or a number; of a whole solution, its final answer is taken.
+        seconds: processor time of math-verify, at most.
+        last_number: whether the last number is the answer where nothing else is.
 
     Returns:
-        None where math-verify did not come to an end in time, and where it would not:
-        it is not asked to compute what has millions of digits.
+        The outcome; None where math-verify exceeds its time, or would have to compute a
+        number of millions of digits.
 
     Raises:
-        ValueError: the answer is empty or of another type, or algebra is asked for
-            outside the main thread.
+        ValueError: the answer is empty or of another type, or algebra is needed outside
+            the main thread.
     """
     del prompt
     gold = _gold(answer)
     claim = answers.final_answer(completion, last_number=last_number)
     if claim is None or len(claim) > LONGEST:
         return 0.0
-    told = answers.matches(gold, claim)
+    equal = answers.matches(gold, claim)
     large = [text for text in (gold, claim) if sizes.costly(text)]
-    if told is None and len(large) == 1 and sizes.log10(large[0]) > HUGE:
-        told = False
-    elif told is None and not large:
-        told = _equal(gold, claim, seconds)
-    return None if told is None else float(told)
+    if equal is None and len(large) == 1 and sizes.log10(large[0]) > HUGE:
+        equal = False
+    elif equal is None and not large:
+        equal = _equal(gold, claim, seconds)
+    return None if equal is None else float(equal)
 
 
 vars(mathematics)["start"] = _load_math_verify
@@ -105,13 +105,13 @@ vars(mathematics)["start"] = _load_math_verify
 def reasoning_gym_score(
     prompt: str, completion: str, answer: dict[str, Any], *, dataset: str
 ) -> float:
-    """What the task of reasoning-gym says of a completion, from 0.0 to 1.0.
+    """The score of reasoning-gym's own verifier, from 0.0 to 1.0.
 
     Args:
-        prompt: not looked at.
-        completion: judged is what stands in its last `<answer>...</answer>`, else what
-            `answers.final_answer` finds, else all of it.
-        answer: the entry of the dataset that the prompt was made from.
+        prompt: not used.
+        completion: its answer is the content of the last `<answer>...</answer>`, else
+            that of `answers.final_answer`, else all of it.
+        answer: the entry of the data set that the prompt was made from.
         dataset: name of the task.
 
     Raises:
@@ -152,7 +152,7 @@ def _text(answer: Any) -> str:
 
 
 def _gold(answer: Any) -> str:
-    """What the right answer is; of a whole solution, what it claims."""
+    """The right answer as text; of a whole solution, its final answer."""
     text = _text(answer)
     gold = answers.final_answer(text) or as_latex(text).strip()
     if not gold:
@@ -162,20 +162,20 @@ def _gold(answer: Any) -> str:
 
 @lru_cache(CACHED)
 def _equal(gold: str, claim: str, seconds: float) -> bool | None:
-    """What math-verify says, or None if it takes too long; that is remembered too."""
-    return _within(seconds, lambda: _holds(gold, claim) and _verified(gold, claim))
+    """The verdict of math-verify, None if it takes too long; cached in either case."""
+    return _within(seconds, lambda: _consistent(gold, claim) and _verified(gold, claim))
 
 
-def _holds(gold: str, claim: str) -> bool:
-    """Whether no equation of a claim is false, and none has another value.
+def _consistent(gold: str, claim: str) -> bool:
+    """Whether all constants in each equation of a claim are equal, and equal to gold.
 
-    Of `4 = 3` and `x = 4 = 3` math-verify looks at the last side alone.
+    Of `4 = 3` and `x = 4 = 3` math-verify compares the last side alone.
     """
-    parts = answers.parts(claim)
-    *names, value = answers.sides(gold)
-    known = [value] if len(parts) == 1 and all(map(answers.is_name, names)) else []
-    for part in parts:
-        sides = answers.sides(part)
+    items = answers.list_items(claim)
+    *names, value = answers.equation_sides(gold)
+    known = [value] if len(items) == 1 and all(map(answers.is_name, names)) else []
+    for item in items:
+        sides = answers.equation_sides(item)
         constants = [*known, *sides] if len(sides) > 1 else []
         constants = list(filter(answers.is_constant, constants))
         if len(constants) > SIDES:
@@ -186,12 +186,12 @@ def _holds(gold: str, claim: str) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    told = answers.same(one, other)
-    return _verified(one, other) if told is None else told
+    equal = answers.same(one, other)
+    return _verified(one, other) if equal is None else equal
 
 
 def _verified(gold: str, claim: str) -> bool:
-    """What math-verify says; it drops degrees, and an inequality is its interval."""
+    """The verdict of math-verify; it drops degrees, and reads inequalities as sets."""
     from math_verify import verify
 
     one, other = _radians(gold, beside=claim), _radians(claim, beside=gold)
@@ -204,7 +204,7 @@ def _verified(gold: str, claim: str) -> bool:
 
 
 def _radians(text: str, *, beside: str) -> str:
-    """Degrees as radians, within functions of angles or beside multiples of pi."""
+    """A text with degrees as radians, in functions of angles or beside pi."""
     if _ANGLES.search(text) or (r"\pi" in beside and r"\pi" not in text):
         return _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     return text
@@ -221,7 +221,7 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _with_i(expression: Any) -> Any:
-    """An expression where i is no variable; as what a sum runs over it stays."""
+    """An expression with the imaginary unit for i, unless i is an index of a sum."""
     import sympy
 
     named = [symbol for symbol in expression.free_symbols if symbol.name == "i"]
@@ -229,14 +229,14 @@ def _with_i(expression: Any) -> Any:
 
 
 class _LateError(BaseException):
-    """Not an Exception: sympy and its parser catch those."""
+    """Time is over. Not an Exception, as sympy and its parser catch these."""
 
 
 def _within(seconds: float, function: Callable[[], _T]) -> _T | None:
-    """What a function returns, or None if it needs more processor time.
+    """The result of a function, None if it needs more processor time.
 
-    The clock of the processor, so that a busy machine does not change what is told.
-    math-verify has timeouts of its own, which it turns into "not equal".
+    Processor time does not depend on the load of the machine. math-verify reports its
+    own timeouts as "not equal".
     """
     if threading.current_thread() is not threading.main_thread():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a worker process does: find its grader, and grade what it is sent."""
+"""The program of a worker process: import the grader, and grade checks from a pipe."""
 
 import contextlib
 import ctypes
@@ -22,33 +22,33 @@ from typing import Any, NamedTuple
 from curax.settings.packages import missing
 
 Grader = Callable[[str, str, Any], float | None]
-Verdict = float | str  # in [0, 1], or why it is missing
+Verdict = float | str  # outcome in [0, 1], or the reason why it is missing
 
 _CHARACTERS = 200  # of an error that are reported
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # options of prctl
 
 
 class Source(NamedTuple):
-    """Where another process finds a grader."""
+    """Module, file and options by which another process imports a grader."""
 
     module: str | None  # imported by this name where that works; None: never
-    called: str  # what it calls itself
-    path: str  # of the file that is executed otherwise; empty: there is none
-    code: bytes  # of that file now, so that workers started later run the same
+    called: str  # its `__name__`
+    path: str  # file that is executed otherwise; empty: there is none
+    code: bytes  # its content now, so that workers started later run the same
     name: str  # of the grader
     bound: bytes  # the arguments that a partial adds, pickled
 
 
 def source_of(grader: Grader) -> Source:
-    """Where another process finds a grader.
+    """The source by which another process imports a grader.
 
     Args:
         grader: a function at the top level of a module or of a config file, with
             options bound by `functools.partial` or not.
 
     Raises:
-        ValueError: it is a lambda, a closure, a method of an object, or otherwise not
-            to be found by its name; or it does not take three arguments.
+        ValueError: it is a lambda, a closure, a method of an object, or otherwise
+            cannot be imported by its name; or it does not take three arguments.
     """
     partial = isinstance(grader, functools.partial)
     function: Any = grader.func if partial else grader
@@ -67,7 +67,8 @@ def source_of(grader: Grader) -> Source:
     except Exception as error:
         raise ValueError(
             f"the options bound to the grader {name!r} cannot be sent to another "
-            f"process ({told(error)}); bind numbers, text or functions of a module."
+            f"process ({error_line(error)}); bind numbers, text or functions of a "
+            "module."
         ) from error
     # A module that was run with -m has its name there alone.
     module, called = spec and spec.name, scope["__name__"]
@@ -77,7 +78,7 @@ def source_of(grader: Grader) -> Source:
 
 
 def _check_call(grader: Grader, name: str) -> None:
-    """Refuse what cannot be called with a prompt, a completion and an answer."""
+    """Refuse a grader that cannot be called with prompt, completion and answer."""
     asynchronous = inspect.iscoroutinefunction(grader)
     if asynchronous or inspect.isgeneratorfunction(grader):
         kind = "is asynchronous" if asynchronous else "yields"
@@ -85,11 +86,11 @@ def _check_call(grader: Grader, name: str) -> None:
             f"the grader {name!r} {kind}; define it with def, and return a number."
         )
     try:
-        # What is called, and not what a decorator says that it wraps.
+        # The signature of what is called, not of what a decorator wraps.
         signature = inspect.signature(grader, follow_wrapped=False)
     except ValueError:
         if not isinstance(grader, functools.partial):
-            return  # of native code, which tells nothing
+            return  # native code has no signature
         fault = "it has no option of a name that is bound"
     else:
         try:
@@ -105,7 +106,7 @@ def _check_call(grader: Grader, name: str) -> None:
 
 
 def _scope(function: Any, name: str) -> dict[str, Any] | None:
-    """The names of the module that has the function under its name, if one has."""
+    """The namespace of the module that holds the function; None: there is none."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     # A config file that was loaded again has another module of the same name.
     for scope in (
@@ -121,8 +122,8 @@ def _scope(function: Any, name: str) -> dict[str, Any] | None:
     return None
 
 
-def _found(source: Source) -> Grader:
-    """The grader, in this process."""
+def _grader(source: Source) -> Grader:
+    """The grader of a source, imported into this process and started."""
     module = _imported(source)
     function: Any = functools.reduce(getattr, source.name.split("."), module)
     getattr(function, "start", lambda: None)()
@@ -147,15 +148,15 @@ def _imported(source: Source) -> types.ModuleType:
 
 
 def serve(pipe: int, lifeline: int, parent: int) -> None:
-    """What a worker runs: a process that grades, and its keeper, which ends it.
+    """Run a worker: fork a process that grades, and end it when the parent asks.
 
     Args:
-        pipe: descriptor of a socket. Comes, each behind its length: the source, the
-            memory and a nonce, pickled; then lists of pickled checks. Goes: lines of
-            JSON, `[nonce, number, verdict]`, numbered from 0. The first has null, or
-            why there is no grader; each other is the verdict of the next check.
+        pipe: descriptor of a socket. It receives, each behind its length, the pickled
+            source, memory limit and nonce, then lists of pickled checks. It sends lines
+            of JSON, `[nonce, number, verdict]`, numbered from 0: first null, or why
+            there is no grader, then the verdict of each check in order.
         lifeline: descriptor of a socket that is closed when the worker is to end.
-        parent: process at the other ends.
+        parent: id of the parent process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _prctl(_SET_SUBREAPER, 1)
@@ -182,7 +183,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _grade(pipe: int) -> None:
-    """Grade what comes through a pipe until it is closed."""
+    """Grade the checks that a pipe receives until it is closed."""
     os.register_at_fork(after_in_child=functools.partial(_close, pipe))
     process, number = os.getpid(), 0
     source, memory_mb, nonce = pickle.loads(_received(pipe))
@@ -195,9 +196,9 @@ def _grade(pipe: int) -> None:
         number += 1
 
     try:
-        grader = _found(source)
+        grader = _grader(source)
     except BaseException as error:
-        send(missing(error) or f"{told(error)}; mend that.")
+        send(missing(error) or f"{error_line(error)}; mend that.")
         return
     _limit(memory_mb)
     send(None)
@@ -212,7 +213,7 @@ def _close(descriptor: int) -> None:
 
 
 def framed(data: bytes) -> bytes:
-    """Data behind its length, as a worker receives it."""
+    """Data behind its length in 8 bytes."""
     return len(data).to_bytes(8, "big") + data
 
 
@@ -236,13 +237,13 @@ def _write(pipe: int, data: bytes) -> None:
 
 
 def _keep(grading: int, lifeline: int, parent: int) -> int:
-    """Wait until a process is to end or has ended; end it and all it has started.
+    """Wait for the end of a process or of the lifeline; kill it and its descendants.
 
-    On Linux its orphans become children of this one, which runs nothing of a grader's.
-    Elsewhere only the group of the process is ended.
+    On Linux orphans of the process become children of this one, which runs no code of a
+    grader. Elsewhere only the group of the process is killed.
 
     Returns:
-        The status of the process as a shell has it, 128 and the number for a signal.
+        The status of the process as of a shell, 128 plus the number of a signal.
     """
     heard, signalled = socket.socketpair()
     heard.setblocking(False)
@@ -274,7 +275,7 @@ def _keep(grading: int, lifeline: int, parent: int) -> int:
 
 
 def _reaped() -> tuple[dict[int, int], bool]:
-    """Statuses of the children that have ended, and whether there are others."""
+    """Exit statuses of the children that have ended, and whether others are left."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -287,7 +288,7 @@ def _reaped() -> tuple[dict[int, int], bool]:
 
 
 def _children() -> list[int]:
-    """Children of this process of one thread, where that can be read."""
+    """Ids of the children of this process; empty where /proc does not list them."""
     process = os.getpid()
     try:
         return [
@@ -299,7 +300,7 @@ def _children() -> list[int]:
 
 
 def _limit(memory_mb: int) -> None:
-    """Limit the memory, for good, to so much more than the imports have reserved."""
+    """Limit memory to `memory_mb` MiB beyond what the imports have reserved."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     reserved = Path("/proc/self/statm")
     if reserved.exists():
@@ -322,11 +323,11 @@ def _verdict(grader: Grader, check: bytes) -> Verdict:
             return f"error: returned {_short(repr(value))}, which is not in [0, 1]"
         return value
     except BaseException as error:  # SystemExit as well
-        return f"error: {told(error)}"
+        return f"error: {error_line(error)}"
 
 
-def told(error: BaseException) -> str:
-    """An error in one line."""
+def error_line(error: BaseException) -> str:
+    """The class and message of an error in one line of at most 200 characters."""
     try:
         text = str(error)
     except Exception:

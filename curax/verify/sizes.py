@@ -1,13 +1,13 @@
-r"""How large the numbers are that powers and factorials say, without computing them.
+r"""Magnitudes of powers and factorials in a text, without computing them.
 
-`9^{9^{9^9}}` and `(10^{10})!` are a few characters, and have more digits than there is
-memory; a library that is asked for them takes all time, and cannot be interrupted.
+`9^{9^{9^9}}` and `(10^{10})!` have more digits than memory can hold; a library that
+computes them does not end, and cannot be interrupted.
 """
 
 import math
 import re
 
-MOST_SITES = 64  # powers and factorials of a text that is looked at
+MAX_OPERATORS = 64  # powers and factorials in a text; one with more is costly
 FACTORIAL, EXPONENT, DIGITS = 4.0, 5.0, 6.0  # largest decimal logarithms that are cheap
 
 _TOKEN = re.compile(r"[0-9]+|[\^!(){}+*]")
@@ -18,27 +18,27 @@ _SPELLINGS = (
     (re.compile(r"\\\{"), "("),
     (re.compile(r"\\\}"), ")"),
 )
-# What makes a number smaller, and need not be cheaper.
+# Operations that make a number smaller, but not cheaper to compute.
 _LARGER = ((re.compile(r"\\[dt]?frac(?![A-Za-z])|\\sqrt(?![A-Za-z])"), ""),)
 _LARGER += ((re.compile("/"), "*"), (re.compile("-"), "+"))
 
 
 def log10(text: str) -> float:
-    """The decimal logarithm of `9^{9^9}`, `2 (10^8)! + 1` and the like, roughly.
+    """The approximate decimal logarithm of a number as `9^{9^9}` or `2 (10^8)! + 1`.
 
-    Read are whole numbers, powers, factorials, sums and products of them.
+    The text may hold integers, powers, factorials, sums and products.
 
     Returns:
-        Infinity for what is beyond 10^(10^300); NaN for any other text.
+        The logarithm; infinity beyond 10^(10^300), NaN for any other text.
     """
     return _log10(_substituted(text, _SPELLINGS))
 
 
 def costly(text: str) -> bool:
-    """Whether computing a power or factorial in it would take long, or all memory."""
+    """Whether computing a power or factorial in a text takes much time or memory."""
     text = _substituted(text, _SPELLINGS + _LARGER)
     sites = [n for n, sign in enumerate(text) if sign in "^!"]
-    if len(sites) > MOST_SITES:
+    if len(sites) > MAX_OPERATORS:
         return True
     for n in sites:
         before = _log10(text[_begin(text, n) : n])
@@ -61,7 +61,7 @@ def _substituted(text: str, spellings: tuple[tuple[re.Pattern[str], str], ...]) 
 
 
 def _begin(text: str, end: int) -> int:
-    """Where the operand begins that ends there: `2^{3}!` of `5 + 2^{3}!`."""
+    """Index where the operand that ends at `end` begins: `2^{3}!` of `5 + 2^{3}!`."""
     while True:
         while end and text[end - 1] == "!":
             end -= 1
@@ -81,7 +81,7 @@ def _begin(text: str, end: int) -> int:
 
 
 def _end(text: str, begin: int) -> int:
-    """Where the exponent ends that begins there: `2^{3}!` of `2^{3}! + 5`."""
+    """Index where the exponent from `begin` on ends: `2^{3}!` of `2^{3}! + 5`."""
     while begin < len(text):
         if text[begin] in "({":
             depth = 0

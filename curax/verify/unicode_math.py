@@ -1,15 +1,15 @@
-r"""Signs of Unicode that people and models write, as the LaTeX that says the same.
+r"""Conversion of mathematical signs of Unicode to LaTeX.
 
-`３½` becomes `3\frac{1}{2}`, `x²` becomes `x^{2}`, `√2` becomes `\sqrt{2}`; signs that
-nobody sees are dropped. Time is linear in the length.
+`３½` becomes `3\frac{1}{2}`, `x²` becomes `x^{2}`, `√2` becomes `\sqrt{2}`; invisible
+signs are dropped. Time is linear in the length.
 """
 # ruff: noqa: RUF001
 
 import re
 import unicodedata
 
-# Soft hyphens, joiners, marks of direction. Those that turn digits around stay.
-_UNSEEN = re.compile(
+# Soft hyphens, joiners and marks of direction, but for those that reverse digits.
+_INVISIBLE = re.compile(
     "[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202c\u2060-\u2069\ufe00-\ufe0f\ufeff]"
 )
 _SPACED_THOUSANDS = re.compile(
@@ -61,10 +61,10 @@ _FIRST, _LAST = str.maketrans(_FRACTIONS | _SETS), str.maketrans(_SIGNS)
 
 
 def as_latex(text: str) -> str:
-    """A text with LaTeX in place of other signs of mathematics."""
+    """A text with its mathematical signs as LaTeX; ASCII text is unchanged."""
     if text.isascii():
         return text
-    text = _SPACED_THOUSANDS.sub(",", _UNSEEN.sub("", text)).translate(_FIRST)
+    text = _SPACED_THOUSANDS.sub(",", _INVISIBLE.sub("", text)).translate(_FIRST)
     text = _RAISED_FRACTION.sub(
         lambda m: rf"\frac{{{m[1].translate(_RAISED)}}}{{{m[2].translate(_LOWERED)}}}",
         text,
@@ -72,7 +72,7 @@ def as_latex(text: str) -> str:
     text = re.sub("[⁰¹²³⁴-⁹⁺-⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
     text = re.sub("[₀-₎ₙᵢₖ]+", lambda m: f"_{{{m[0].translate(_LOWERED)}}}", text)
     text = unicodedata.normalize("NFKC", text)
-    # Between digits a dash says "to".
+    # A dash between digits is a range.
     text = re.sub("(?<![0-9])[\u2012-\u2015]", "-", text)
     text = _ROOT.sub(
         lambda m: (

@@ -1,8 +1,8 @@
-"""Graders in processes of their own, so that no completion can stop a run.
+"""Grading in worker processes, so that no completion can stop a run.
 
-A check that hangs, crashes or takes all memory costs that check, not its neighbours:
-the process is killed and replaced, and what else it was asked is given to others. What
-comes back is a number for each check, or the reason why there is none.
+A check that hangs, crashes or exhausts memory loses its own outcome alone: its worker
+is killed and replaced, and the worker's other checks are graded by others. The result
+of a check is a number, or the reason why there is none.
 """
 
 import contextlib
@@ -24,43 +24,43 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from curax.verify.serve import Grader, Source, Verdict, framed, source_of, told
+from curax.verify.serve import Grader, Source, Verdict, error_line, framed, source_of
 
 Check = tuple[str, str, Any]  # prompt, completion, answer
 
-BATCH = 16  # checks that a worker is given at a time, at most
+BATCH = 16  # checks assigned to a worker at a time, at most
 START_SECONDS = 120.0  # for a worker to import its grader
-STARTS = 3  # workers in a row that may crash while they start
-END_SECONDS = 10.0  # for a worker to end all that its grader has started
+STARTS = 3  # consecutive workers that may crash while they start
+END_SECONDS = 10.0  # for a worker to end all processes of its grader
 LINE = 4096  # bytes of a verdict, at most
-PATIENCE = 2  # workers in a row that equal checks may cost
-REMEMBERED = 2**14  # checks that have cost a worker
+FATAL_TRIES = 2  # consecutive workers that equal checks may end
+REMEMBERED = 2**14  # checks that have ended a worker
 
 
-def read(line: bytes, nonce: str, number: int) -> Verdict | None:
-    """The verdict that a worker writes as JSON, or None as its first word.
+def parse_verdict(line: bytes, nonce: str, number: int) -> Verdict | None:
+    """The verdict in a line of a worker; of its first line None, as it is ready.
 
     Args:
-        line: `[nonce, number, verdict]`.
+        line: `[nonce, number, verdict]` as JSON.
         nonce: that of the worker.
-        number: of this line, from 0: the first says that the worker is ready.
+        number: of this line, from 0.
 
     Returns:
-        A float in [0, 1], "none" or "error: " and more; of the first line None, or why
-        it has no grader. Text is printable.
+        A float in [0, 1], "none" or "error: " and a message; of the first line None, or
+        why the worker has no grader. Text is printable.
 
     Raises:
         ValueError: it is anything else.
     """
     try:
-        said: Any = json.loads(line) if len(line) <= LINE else None
+        message: Any = json.loads(line) if len(line) <= LINE else None
     except (ValueError, RecursionError) as error:
         raise ValueError("no verdict") from error
-    if not isinstance(said, list) or len(said) != 3:
+    if not isinstance(message, list) or len(message) != 3:
         raise ValueError("no verdict")
-    if (said[0], said[1], type(said[1])) != (nonce, number, int):
+    if (message[0], message[1], type(message[1])) != (nonce, number, int):
         raise ValueError("not the verdict of this check")
-    verdict = said[2]
+    verdict = message[2]
     if isinstance(verdict, str):
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in verdict)
         if number == 0 or text == "none" or text.startswith("error: "):
@@ -73,7 +73,7 @@ def read(line: bytes, nonce: str, number: int) -> Verdict | None:
 
 
 class Worker:
-    """A process that grades, and the numbers of the checks it has been given."""
+    """A worker process, and the numbers of the checks that are assigned to it."""
 
     def __init__(self, source: Source, memory_mb: int):
         self.pipe, there = socket.socketpair()
@@ -84,7 +84,7 @@ class Worker:
             f"import sys; sys.path[:] = {sys.path!r}; from curax.verify.serve "
             f"import serve; serve({fds[0]}, {fds[1]}, {os.getpid()})"
         )
-        # A group of its own: Ctrl-C is for the parent.
+        # In its own process group: Ctrl-C is for the parent.
         self.process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.DEVNULL,
@@ -94,19 +94,19 @@ class Worker:
         )
         there.close()
         far.close()
-        self.pipe.setblocking(False)  # a worker may stop reading, or half-way a line
+        self.pipe.setblocking(False)  # a worker may stop reading, or stop within a line
         self.ready = False
-        self.given: deque[int] = deque()
-        self.since = time.monotonic()  # when it began to start, or its first check
+        self.assigned: deque[int] = deque()
+        self.since = time.monotonic()  # of its start, or of its current check
         self._nonce = secrets.token_hex(16)
-        self._number = 0  # of the verdict that comes next
-        self._heard = b""  # of a line that is not complete
+        self._number = 0  # of the next verdict
+        self._partial = b""  # of an incomplete line
         self._unsent = memoryview(b"")
         self._send((source, memory_mb, self._nonce))
 
-    def give(self, numbers: Sequence[int], checks: Sequence[bytes]) -> None:
-        """Ask for the checks of these numbers; it has none now."""
-        self.given.extend(numbers)
+    def assign(self, numbers: Sequence[int], checks: Sequence[bytes]) -> None:
+        """Send checks and note their numbers; none are assigned before."""
+        self.assigned.extend(numbers)
         self.since = time.monotonic()
         self._send(checks)
 
@@ -116,18 +116,18 @@ class Worker:
         self.write()
 
     def write(self) -> None:
-        """Send what it takes now of what is to be sent."""
-        with contextlib.suppress(OSError):  # full; or dead, which is seen in reading
+        """Send as much of the unsent data as the socket takes."""
+        with contextlib.suppress(OSError):  # full; or dead, which reading will show
             while self._unsent:
                 self._unsent = self._unsent[self.pipe.send(self._unsent) :]
 
     @property
-    def waits_for(self) -> int:
-        """The events of its pipe that somebody waits for."""
+    def poll_events(self) -> int:
+        """The events of its socket to wait for."""
         return select.POLLIN | (select.POLLOUT if self._unsent else 0)
 
-    def spoilt(self) -> bool:
-        """Whether it has ended, or said what nobody asked for; it has no checks."""
+    def unusable(self) -> bool:
+        """Whether an idle worker has ended, or has sent unrequested data."""
         if self.process.poll() is not None:
             return True
         try:
@@ -137,12 +137,12 @@ class Worker:
         except OSError:
             return True
 
-    def heard(self) -> Iterator[Verdict | None]:
-        """What it says now: None where it is ready, and verdicts, in their order.
+    def receive(self) -> Iterator[Verdict | None]:
+        """The messages received by now: None when it is ready, then verdicts in order.
 
         Raises:
-            OSError: it has ended.
-            ValueError: that was not asked for, or is none.
+            OSError: the worker has ended.
+            ValueError: a message is no verdict, or was not requested.
         """
         try:
             data = self.pipe.recv(2**16)
@@ -150,26 +150,26 @@ class Worker:
             return
         if not data:
             raise ConnectionError("it has ended")
-        *lines, self._heard = (self._heard + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            if self.ready and not self.given:
+            if self.ready and not self.assigned:
                 raise ValueError("a verdict without a check")
-            yield read(line, self._nonce, self._number)
+            yield parse_verdict(line, self._nonce, self._number)
             self._number += 1
-        if len(self._heard) > LINE:
+        if len(self._partial) > LINE:
             raise ValueError("a line without an end")
 
     def hang_up(self) -> None:
-        """Have it end, with all it has started."""
+        """Close the sockets, upon which it ends with all its processes."""
         self.pipe.close()
         self.lifeline.close()
 
     def kill(self) -> int:
-        """End it and what it has started; what it returned."""
+        """End it with all its processes, and return its exit status."""
         self.hang_up()
         try:
             return self.process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:  # somebody has stopped its keeper
+        except subprocess.TimeoutExpired:  # its keeper is stopped
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             return self.process.wait()
@@ -183,20 +183,19 @@ def _kill_all(workers: list[Worker]) -> None:
 
 
 def _end(workers: list[Worker], lock: threading.Lock) -> None:
-    """Kill them, unless a thread is grading still, which would be surprised.
+    """Kill the workers, unless a thread still grades.
 
-    Then this process is at its end, and the lifelines end the workers.
+    In that case this process is ending, and the lifelines end the workers.
     """
     if lock.acquire(blocking=False):
         _kill_all(workers)
 
 
 class Workers:
-    """Processes that share the checks of a call; a context, closed at its end.
+    """A pool of worker processes that grade checks; a context manager.
 
-    One call is served at a time, others wait. Processes are started by the first call,
-    or by `start`, and end with `close`, with this process, or when nobody holds the
-    object any more.
+    Calls are served one at a time. Processes are started by the first call or by
+    `start`, and end with `close`, with this process, or when the object is collected.
     """
 
     def __init__(
@@ -207,18 +206,18 @@ class Workers:
         deadline: float = 5.0,
         memory_mb: int = 2048,
     ):
-        """No process is started yet.
+        """Prepare a pool without starting a process.
 
         Args:
             grader: `(prompt, completion, answer) -> float | None`, a function at the
                 top level of a module or config file, or a partial of one.
             count: processes.
-            deadline: seconds that a check may take.
-            memory_mb: MiB that a process may take beyond its imports.
+            deadline: seconds per check.
+            memory_mb: MiB per process, beyond its imports.
 
         Raises:
-            ValueError: the grader cannot be found by another process, or a number is
-                not positive.
+            ValueError: another process cannot import the grader, or a number is not
+                positive.
         """
         numbers = {"count": count, "deadline": deadline, "memory_mb": memory_mb}
         for name, value in numbers.items():
@@ -229,13 +228,13 @@ class Workers:
         self._count, self._deadline, self._memory_mb = count, deadline, memory_mb
         self._lock = threading.Lock()
         self._workers: list[Worker] = []
-        self._crashed = 0  # workers in a row, while they started
+        self._crashed = 0  # consecutive workers, while they started
         self._checks: list[bytes] = []
-        self._waiting: deque[int] = deque()  # numbers of checks that nobody has
+        self._waiting: deque[int] = deque()  # numbers of unassigned checks
         self._verdicts: dict[int, Verdict] = {}
-        self._again: set[int] = set()  # checks asked twice, after an unexpected word
-        # By the digest of a check: what it ended a worker by, how often in a row.
-        self._costly: dict[bytes, tuple[str, int]] = {}
+        self._again: set[int] = set()  # checks repeated after an unexpected message
+        # By the digest of a check: how it ended a worker, how many times in a row.
+        self._fatal: dict[bytes, tuple[str, int]] = {}
         weakref.finalize(self, _end, self._workers, self._lock)
 
     def __enter__(self) -> "Workers":
@@ -259,19 +258,19 @@ class Workers:
             self._until(lambda: all(worker.ready for worker in self._workers))
 
     def grade(self, checks: Sequence[Check]) -> list[Verdict]:
-        """Grade each check; equal ones once.
+        """The verdict of each check, in order; equal checks are graded once.
 
-        A check that has ended its worker twice in a row, by "timeout", "crash" or all
-        its memory, is not asked again: it keeps that verdict.
+        A check that has ended its worker twice in a row, by "timeout", "crash" or lack
+        of memory, keeps that verdict and is not graded again.
 
         Args:
-            checks: prompt, completion and right answer of each; the answer is whatever
-                the grader understands and pickle can send.
+            checks: prompt, completion and right answer of each; the answer is any
+                value that the grader understands and pickle can send.
 
         Returns:
-            For each check, in order, a float in [0, 1], or the reason why there is
-            none: "timeout", "crash", "none" where the grader returned None, or
-            "error: " and what it raised, or returned that is not in [0, 1].
+            A float in [0, 1] for each, or the reason why there is none: "timeout",
+            "crash", "none" where the grader returned None, or "error: " and what it
+            raised, or returned outside [0, 1].
 
         Raises:
             RuntimeError: a process cannot start, as where the grader's file fails.
@@ -283,10 +282,10 @@ class Workers:
             self._verdicts = {
                 n: error for error, n in numbers.items() if isinstance(error, str)
             }
-            if self._costly:
+            if self._fatal:
                 for n, check in enumerate(self._checks):
-                    verdict, times = self._costly.get(_digest(check), ("", 0))
-                    if times >= PATIENCE:
+                    verdict, times = self._fatal.get(_digest(check), ("", 0))
+                    if times >= FATAL_TRIES:
                         self._verdicts[n] = verdict
             rest = (n for n in range(len(numbers)) if n not in self._verdicts)
             self._waiting, self._again = deque(rest), set()
@@ -302,14 +301,14 @@ class Workers:
     def _until(self, done: Callable[[], bool]) -> None:
         self._crashed = 0
         try:
-            # One may have been killed, or have spoken, while nothing was asked of it.
-            for worker in [w for w in self._workers if w.spoilt()]:
+            # An idle worker may have been killed, or have sent unrequested data.
+            for worker in [w for w in self._workers if w.unusable()]:
                 self._remove(worker)
             self._fill()
             while not done():
-                self._turn()
+                self._poll_once()
         except BaseException:
-            # Answers to what was asked before must not come to who asks next.
+            # Verdicts of these checks must not reach the next call.
             _kill_all(self._workers)
             raise
 
@@ -317,75 +316,75 @@ class Workers:
         while len(self._workers) < self._count:
             self._workers.append(Worker(self._source, self._memory_mb))
 
-    def _turn(self) -> None:
-        """Give out checks, wait until something happens, and see to it."""
+    def _poll_once(self) -> None:
+        """Assign checks, wait for messages or a deadline, and handle them."""
         for worker in self._workers:
-            if worker.ready and not worker.given and self._waiting:
+            if worker.ready and not worker.assigned and self._waiting:
                 share = math.ceil(len(self._waiting) / (2 * self._count))
                 batch = [self._waiting.popleft() for _ in range(min(share, BATCH))]
-                worker.give(batch, [self._checks[number] for number in batch])
-        busy = [w for w in self._workers if w.given or not w.ready]
+                worker.assign(batch, [self._checks[number] for number in batch])
+        busy = [w for w in self._workers if w.assigned or not w.ready]
         first = min(map(self._limit, busy)) - time.monotonic()
         poll = select.poll()
         for worker in self._workers:
-            poll.register(worker.pipe, worker.waits_for)
-        # Rounded up, so that it is late when it is not heard of.
+            poll.register(worker.pipe, worker.poll_events)
+        # Rounded up, so that a deadline has passed when no message has come.
         poll.poll(math.ceil(1000 * min(max(first, 0.0), 60.0)))
         for worker in list(self._workers):
             worker.write()
-            self._hear(worker)
-            waited_for = worker.given or not worker.ready
-            if worker not in self._workers or not waited_for:
+            self._receive(worker)
+            busy = worker.assigned or not worker.ready
+            if worker not in self._workers or not busy:
                 continue
             if time.monotonic() > self._limit(worker):
-                self._late(worker)
+                self._time_out(worker)
 
     def _limit(self, worker: Worker) -> float:
-        """Until when it may start, or be at its check."""
+        """The time until which it may start, or grade its current check."""
         return worker.since + (self._deadline if worker.ready else START_SECONDS)
 
-    def _hear(self, worker: Worker) -> None:
-        """Take what a worker sent, or what its silence means."""
+    def _receive(self, worker: Worker) -> None:
+        """Handle the messages of a worker, or its end."""
         try:
-            for said in worker.heard():
-                if said is None:
+            for verdict in worker.receive():
+                if verdict is None:
                     worker.ready, self._crashed = True, 0
                 elif not worker.ready:
-                    raise RuntimeError(self._no_start(str(said)))
-                elif str(said).startswith("error: MemoryError"):
-                    self._replace(worker, str(said))  # it may not give back its memory
+                    raise RuntimeError(self._no_start(str(verdict)))
+                elif str(verdict).startswith("error: MemoryError"):
+                    self._replace(worker, str(verdict))  # it may not free its memory
                     return
                 else:
-                    number = worker.given.popleft()
-                    self._verdicts[number] = said
-                    if self._costly:
-                        self._costly.pop(_digest(self._checks[number]), None)
+                    number = worker.assigned.popleft()
+                    self._verdicts[number] = verdict
+                    if self._fatal:
+                        self._fatal.pop(_digest(self._checks[number]), None)
                     worker.since = time.monotonic()
         except OSError:
             self._replace(worker, "crash")
         except ValueError:
-            # An earlier check may have left what spoke: this one is asked once more.
-            again = worker.given and worker.given[0] not in self._again
-            self._again.update(list(worker.given)[:1])
+            # An earlier check may have left a process that sent it: grade once more.
+            again = worker.assigned and worker.assigned[0] not in self._again
+            self._again.update(list(worker.assigned)[:1])
             self._replace(worker, None if again else "crash")
 
-    def _late(self, worker: Worker) -> None:
+    def _time_out(self, worker: Worker) -> None:
         if not worker.ready:
             why = f"it is not ready after {START_SECONDS:g} s; import less in its file."
             raise RuntimeError(self._no_start(why))
         self._replace(worker, "timeout")
 
     def _replace(self, worker: Worker, verdict: str | None) -> None:
-        """Put another in its place; the first check it had gets the verdict."""
-        if verdict and worker.given:
-            number = worker.given.popleft()
+        """Replace a worker; its current check gets the verdict, the rest wait again."""
+        if verdict and worker.assigned:
+            number = worker.assigned.popleft()
             self._verdicts[number] = verdict
             digest = _digest(self._checks[number])
-            _, times = self._costly.pop(digest, ("", 0))
-            self._costly[digest] = verdict, times + 1
-            if len(self._costly) > REMEMBERED:
-                del self._costly[next(iter(self._costly))]
-        self._waiting.extendleft(reversed(worker.given))
+            _, times = self._fatal.pop(digest, ("", 0))
+            self._fatal[digest] = verdict, times + 1
+            if len(self._fatal) > REMEMBERED:
+                del self._fatal[next(iter(self._fatal))]
+        self._waiting.extendleft(reversed(worker.assigned))
         status = self._remove(worker)
         if not worker.ready:
             self._crashed += 1
@@ -408,8 +407,8 @@ def _digest(check: bytes) -> bytes:
 
 
 def _pickled(check: Check) -> bytes | str:
-    """A check as it is sent, or why it cannot be."""
+    """A pickled check, or why it cannot be pickled, as a verdict."""
     try:
         return pickle.dumps(check)
     except Exception as error:
-        return f"error: {told(error)}"
+        return f"error: {error_line(error)}"

@@ -1,8 +1,8 @@
 """Prefix sampling: hints that are the beginning of the policy's own right completion.
 
-The last right completion of every prompt is remembered. Where a later visit goes badly,
-the prompt is asked with a head of it, and a controller moves the cut until about half of
-the completions are right. A prompt that was never solved has no hint.
+The last right completion of every prompt is remembered. Where a later visit goes bad,
+the prompt is drawn with a head of it in its context, and a controller moves the cut
+until about half of the completions are right. A prompt that was never solved has none.
 
     hint of level l = the first l / (L + 1) of the completion remembered
 """

@@ -1,7 +1,6 @@
-"""Two libraries that make ids of text, behind one face, and the files they read.
+"""Two tokenizer libraries, `tokenizers` and `sentencepiece`, behind one interface.
 
-`encode` makes control tokens of control words, `begins=False` puts nothing before the
-text, `opening` is what begins a prompt.
+A backend also reads the files beside the vocabulary that name added and special tokens.
 """
 
 import abc
@@ -15,15 +14,15 @@ from typing import Any
 
 from curax.settings import files
 
-NAMED = ("bos_token", "eos_token", "pad_token")
-# Unicode gives no meaning to these, so a cut can be marked by one that no text holds.
-MARKS = range(0xF0000, 0x10FFFE)
+NAMED_TOKENS = ("bos_token", "eos_token", "pad_token")
+# Private-use characters: a cut is marked by one that the text does not contain.
+PRIVATE_USE = range(0xF0000, 0x10FFFE)
 SPACE = "▁"  # how sentencepiece writes a space
-MODEL_BYTES = 2**28  # of a tokenizer; the largest ones have a tenth of it
+MODEL_BYTES = 2**28  # of a tokenizer file, at most; published ones have a tenth
 
 
-class Spelled:
-    """Where control tokens are spelled out in a text, by start, the longest of each."""
+class WordFinder:
+    """Finds the words of a set in a text: at each start the longest one."""
 
     def __init__(self, words: Iterable[str]):
         self.words = frozenset(filter(None, words))
@@ -32,7 +31,7 @@ class Spelled:
         self.first = re.compile("|".join(map(re.escape, firsts)) or "(?!)")
 
     def __call__(self, text: str) -> Iterator[tuple[int, str]]:
-        """Each start, and what is spelled there."""
+        """Each start and its word, overlapping ones included."""
         for start in (match.start() for match in self.first.finditer(text)):
             parts = (text[start : start + length] for length in self.lengths)
             if word := next((part for part in parts if part in self.words), ""):
@@ -40,47 +39,61 @@ class Spelled:
 
 
 def is_text(added: str) -> bool:
-    """Whether an added token that is not special is but a way to write text."""
+    """Whether an added token is plain text: one character, or a run of spaces."""
     return len(added) == 1 or not added.replace(SPACE, " ").strip()
 
 
-class Engine(abc.ABC):
-    """What both have in common."""
+class Backend(abc.ABC):
+    """A tokenizer library with one vocabulary.
+
+    Attributes:
+        path: file of the vocabulary.
+        ids: id of every token.
+        control: id of every control token: special, or added and not plain text.
+        hidden: ids of special tokens, which a decoded completion does not show.
+        named_tokens: tokens by their names, as `eos_token`.
+        prefix: ids that begin every prompt.
+    """
 
     path: Path
-    ids: dict[str, int]  # of every token
+    ids: dict[str, int]
     control: dict[str, int]
     hidden: set[int]
-    words: dict[str, str]
-    opening: list[int]
+    named_tokens: dict[str, str]
+    prefix: list[int]
 
     @abc.abstractmethod
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
-        """The ids of a text."""
+        """The ids of a text, in which control words become control tokens.
+
+        Args:
+            text: without what begins a prompt.
+            begins: False: behind other text, so no space is put before it.
+        """
 
     @abc.abstractmethod
     def decode(self, ids: list[int]) -> str:
-        """The text of ids."""
+        """The text of ids, control tokens included."""
 
     @cached_property
-    def spelled(self) -> Spelled:
-        """Where a text spells out a control token."""
-        return Spelled(self.control)
+    def find_control(self) -> WordFinder:
+        """Finder of the control words in a text."""
+        return WordFinder(self.control)
 
     @cached_property
-    def guarded(self) -> frozenset[int]:
-        """The ids that no text may get; unknown characters may get theirs."""
-        unknown = self.encode(chr(MARKS[-1]))
+    def forbidden(self) -> frozenset[int]:
+        """The ids of control tokens, but for the one of unknown characters."""
+        unknown = self.encode(chr(PRIVATE_USE[-1]))
         return frozenset(self.control.values()) - set(unknown)
 
 
-class Fast(Engine):
-    """A `tokenizer.json`, run by the library tokenizers."""
+class TokenizersBackend(Backend):
+    """A `tokenizer.json`, run by the library `tokenizers`."""
 
     def __init__(self, path: Path):
         from tokenizers import Tokenizer as Core
 
-        self.path, self.words = path, {}
+        self.path, self.named_tokens = path, {}
         try:
             data = files.read(path, most=MODEL_BYTES)
         except (OSError, ValueError) as error:
@@ -100,19 +113,19 @@ class Fast(Engine):
         texts = (t for t in chain("x", self.ids) if self.encode(t))
         example = self._run(self.core.encode, next(texts, ""))
         pairs = zip(example.ids, example.special_tokens_mask, strict=True)
-        self.opening = [i for i, _ in takewhile(lambda pair: pair[1], pairs)]
+        self.prefix = [i for i, _ in takewhile(lambda pair: pair[1], pairs)]
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
-        """The ids of a text."""
+        """As `Backend.encode`."""
         core = self.core if begins or not text else self.inner
         return self._run(core.encode, text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids."""
+        """As `Backend.decode`."""
         return self._run(self.core.decode, ids, skip_special_tokens=False)
 
     def _run(self, function: Any, *args: Any, **options: Any) -> Any:
-        """What the library does; it panics, or raises what has no narrower class."""
+        """Call the library, which panics or raises bare exceptions."""
         try:
             return function(*args, **options)
         except BaseException as error:
@@ -122,7 +135,7 @@ class Fast(Engine):
 
     @cached_property
     def inner(self) -> Any:
-        """The same, but it puts no space before a text."""
+        """The tokenizer without the step that puts a space before a text."""
         whole = json.loads(self.core.to_str())
         steps = {k: _no_space_before(whole[k]) for k in ("normalizer", "pre_tokenizer")}
         if all(whole[key] == step for key, step in steps.items()):
@@ -131,7 +144,7 @@ class Fast(Engine):
 
 
 def _no_space_before(step: Any) -> Any:
-    """A step of a `tokenizer.json` without what it puts before a text."""
+    """A step of a `tokenizer.json` that puts no space before a text."""
     if isinstance(step, list):
         return [_no_space_before(part) for part in step]
     if not isinstance(step, dict):
@@ -143,8 +156,8 @@ def _no_space_before(step: Any) -> Any:
     return step | {key: value for key, value in never.items() if key in step}
 
 
-class Pieces(Engine):
-    """A sentencepiece model, and tokens that were added to it later."""
+class SentencePieceBackend(Backend):
+    """A sentencepiece model and the tokens that config files add to it."""
 
     def __init__(self, path: Path, config: Mapping[str, Any]):
         from sentencepiece import SentencePieceProcessor
@@ -160,14 +173,14 @@ class Pieces(Engine):
         self.inner = SentencePieceProcessor(model_proto=model.SerializeToString())
         pieces = list(enumerate(model.pieces))
         kinds = type(model).SentencePiece
-        flags = _flags(path.parent / "tokenizer_config.json", config)
-        later = _later(path.parent / "added_tokens.json")
-        later |= {token["content"]: i for i, token in flags.items()}
-        self.ids = {piece.piece: i for i, piece in pieces} | later
+        flags = _added_token_flags(path.parent / "tokenizer_config.json", config)
+        added_later = _added_tokens(path.parent / "added_tokens.json")
+        added_later |= {token["content"]: i for i, token in flags.items()}
+        self.ids = {piece.piece: i for i, piece in pieces} | added_later
         control = {i for i, piece in pieces if piece.type == kinds.CONTROL}
         user = {i for i, piece in pieces if piece.type == kinds.USER_DEFINED}
         unknown = {i for i, piece in pieces if piece.type == kinds.UNKNOWN}
-        listed = _listed(path.parent / "tokenizer_config.json", config)
+        listed = _additional_special(path.parent / "tokenizer_config.json", config)
         flagged = {i for i, token in flags.items() if token.get("special")}
         self.hidden = control | flagged | {self.ids[w] for w in listed if w in self.ids}
         added = {i for w, i in self.ids.items() if i >= len(pieces) or i in user}
@@ -178,23 +191,23 @@ class Pieces(Engine):
         }
         # The library does not print control tokens, and knows none that were added.
         self.names = {i: w for w, i in self.ids.items() if i in control | added - user}
-        given = zip(NAMED, ("bos_id", "eos_id", "pad_id"), strict=True)
+        given = zip(NAMED_TOKENS, ("bos_id", "eos_id", "pad_id"), strict=True)
         own = {name: getattr(self.core, of)() for name, of in given}
-        self.words = {n: model.pieces[i].piece for n, i in own.items() if i >= 0}
-        words = self.words | words_of(path.parent / "tokenizer_config.json")
-        bos = self.ids.get(words.get("bos_token", ""))
+        self.named_tokens = {n: model.pieces[i].piece for n, i in own.items() if i >= 0}
+        named = self.named_tokens | named_tokens(path.parent / "tokenizer_config.json")
+        bos = self.ids.get(named.get("bos_token", ""))
         begins = config.get("add_bos_token", "bos_token" in config)
         if not isinstance(begins, bool | None):
             raise ValueError(
                 f"{path.parent / 'tokenizer_config.json'}: add_bos_token="
                 f"{short(begins)} must be true or false; correct it."
             )
-        self.opening = [bos] if begins and bos is not None else []
+        self.prefix = [bos] if begins and bos is not None else []
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
-        """The ids of a text."""
+        """As `Backend.encode`."""
         ids, done = [], 0
-        for start, word in chain(self.spelled(text), [(len(text), "")]):
+        for start, word in chain(self.find_control(text), [(len(text), "")]):
             if start < done:  # inside the last one
                 continue
             core = self.core if begins and not done else self.inner
@@ -204,7 +217,7 @@ class Pieces(Engine):
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids."""
+        """As `Backend.decode`."""
         text = ""
         known = (i for i in ids if i < len(self.core) or i in self.names)
         for named, group in groupby(known, self.names.__contains__):
@@ -218,8 +231,8 @@ class Pieces(Engine):
 # Files
 
 
-def _later(path: Path) -> dict[str, int]:
-    """Tokens that were added to a model, with their ids."""
+def _added_tokens(path: Path) -> dict[str, int]:
+    """The ids of the tokens in an `added_tokens.json`."""
     found = json_of(path)
     for word, i in found.items():
         if type(i) is not int or i < 0:
@@ -230,8 +243,10 @@ def _later(path: Path) -> dict[str, int]:
     return found
 
 
-def _flags(path: Path, config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """What a config says of added tokens, by their ids."""
+def _added_token_flags(
+    path: Path, config: Mapping[str, Any]
+) -> dict[int, dict[str, Any]]:
+    """A config's `added_tokens_decoder`: content and flags of added tokens by id."""
     found = config.get("added_tokens_decoder")
     found = {} if found is None else found
     good = isinstance(found, dict) and all(
@@ -249,7 +264,7 @@ def _flags(path: Path, config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     return {int(i): token for i, token in found.items()}
 
 
-def _listed(path: Path, config: Mapping[str, Any]) -> list[str]:
+def _additional_special(path: Path, config: Mapping[str, Any]) -> list[str]:
     """The texts of a config's `additional_special_tokens`."""
     found = config.get("additional_special_tokens")
     found = [] if found is None else found
@@ -278,32 +293,32 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def unreadable(path: Path, error: BaseException) -> ValueError:
-    """The error to raise for a file."""
+    """The error of a file that cannot be read, as one sentence."""
     fix = "copy it from the checkpoint again"
-    return ValueError(f"{path} cannot be read: {reason(error)}; {fix}.")
+    return ValueError(f"{path} cannot be read: {error_line(error)}; {fix}.")
 
 
-def reason(error: BaseException) -> str:
-    """What an error says, in one line."""
+def error_line(error: BaseException) -> str:
+    """The class and message of an error, printable and in one line."""
     said = " ".join(str(getattr(error, "message", None) or error)[:1000].split())
     said = "".join(one if one.isprintable() else "?" for one in said)
     return f"{type(error).__name__}: {said}".rstrip(". ")
 
 
 def short(value: Any) -> str:
-    """A value as Python writes it, cut where it is long."""
+    """The repr of a value, shortened if long."""
     return files.cut(repr(value))
 
 
-def words_of(path: Path) -> dict[str, str]:
-    """The tokens that have a name in a config, `eos_token` for example."""
-    words = {}
+def named_tokens(path: Path) -> dict[str, str]:
+    """The tokens that a config names, `eos_token` for example, by name."""
+    named = {}
     for name, value in json_of(path).items():
         word = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(word, str):
-            words[name] = word
-        elif name in NAMED and value is not None:
+            named[name] = word
+        elif name in NAMED_TOKENS and value is not None:
             raise ValueError(
                 f"{path}: {name}={short(value)} is no text; write the token."
             )
-    return words
+    return named

@@ -13,7 +13,7 @@ import words
 
 from curax.runs import memory_io
 from curax.step.build import task_of
-from curax.tasks import problems, text
+from curax.tasks import file_task, text
 from curax.verify import graders
 
 
@@ -30,7 +30,7 @@ def default(there=None):
 
 def task(there=None, **options):
     spoken = {"tokenizer": str(words.folder() / "tokenizer")}
-    return problems.task(**default(there) | spoken | options)
+    return file_task.task(**default(there) | spoken | options)
 
 
 @cache
@@ -290,7 +290,7 @@ def test_a_layout_is_decided_for_a_file_and_told_by_line_where_it_is_not_kept(tm
 def test_the_tokenizer_may_be_that_of_the_model():
     folder = str(words.folder() / "tokenizer")
     config = SimpleNamespace(
-        task=partial(problems.task, **default()),
+        task=partial(file_task.task, **default()),
         model=partial(lambda *, path: path, path=folder),
     )
     assert task_of(config).vocab_size == tokenizer().size  # pyright: ignore[reportArgumentType]

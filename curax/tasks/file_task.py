@@ -1,0 +1,443 @@
+"""A task on a file of problems with answers: prompts, reference solutions, a grader.
+
+    file -> records -> layout -> Problem -> chat template -> tokens
+
+A file is scanned once, when the task is built: repeated questions, prompts that are too
+long and, on request, broken records are left out and counted. Afterwards a problem is
+read and tokenised when its prompt is needed, so a run holds numbers and no text.
+"""
+
+import copy
+import dataclasses
+import functools
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from curax.settings.config_types import Count, Function, Natural, Positive
+from curax.tasks import layouts, sources, text
+from curax.tasks.hints import WORDS, HintWriter
+from curax.tasks.layouts import Problem
+from curax.tasks.prompt_format import PromptFormat
+from curax.types import Prompts, Task
+from curax.verify import graders
+from curax.verify.workers import Workers
+
+CACHED = 4096  # problems kept in memory, the most recently used
+REPORT_SECONDS = 5.0  # between two lines about a slow scan
+_LEFT_OUT = {
+    "duplicate": "asked before",
+    "too_long": "too long",
+    "broken": "broken",
+    "held_out": "held out",
+}
+
+
+class ProblemSet:
+    """The usable problems of one file, numbered from 0 in the order of the file.
+
+    Attributes:
+        rows: `[n]` int64, the record of each problem.
+        digests: n digests of the questions.
+        counts: records read and left out, by reason.
+        longest: tokens of the longest prompt.
+        problem: number to `Problem`, cached.
+    """
+
+    def __init__(
+        self,
+        records: sources.Records,
+        layout: layouts.Layout,
+        prompt_format: PromptFormat,
+        *,
+        longest: int,
+        on_error: str,
+    ):
+        """Scan the file; `layouts.detect` is resolved to one layout for all of it.
+
+        Raises:
+            ValueError: no record is usable, or one is broken and `on_error` is "raise".
+        """
+        self._records = records
+        self._layout = sources.resolved_layout(records, layout)
+        index = sources.scan(
+            records,
+            self._layout,
+            lambda problem: len(prompt_format.prompt(problem)),
+            longest=longest,
+            on_error=on_error,
+            progress=ScanProgress(records.name),
+        )
+        self.rows, self.digests = index.rows, index.digests
+        self.counts, self.longest = index.counts, index.longest
+        self.problem = functools.lru_cache(CACHED)(self._problem)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _problem(self, number: int) -> Problem:
+        return self._layout(self._records[int(self.rows[number])])
+
+    def subset(self, numbers: Sequence[int], **counts: int) -> "ProblemSet":
+        """The problems with these numbers, numbered anew; `counts` are added."""
+        subset = copy.copy(self)
+        subset.rows = self.rows[np.asarray(numbers, np.int64)]
+        subset.digests = [self.digests[i] for i in numbers]
+        subset.counts = self.counts | counts
+        subset.problem = functools.lru_cache(CACHED)(subset._problem)
+        return subset
+
+    def summary(self) -> str:
+        """File name, number of problems and what was left out, as one phrase."""
+        found = f"{self._records.name}: {len(self)} of {self.counts['read']} problems"
+        out = [
+            f"{self.counts[name]} {words}"
+            for name, words in _LEFT_OUT.items()
+            if self.counts.get(name)
+        ]
+        return f"{found} ({', '.join(out)})" if out else found
+
+
+class ScanProgress:
+    """Prints how many records are read, every few seconds of a slow scan."""
+
+    def __init__(self, name: str):
+        """Start the clock.
+
+        Args:
+            name: of the file.
+        """
+        self._name, self._last = name, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Report `done` of `total` records."""
+        if time.monotonic() - self._last > REPORT_SECONDS:
+            self._last = time.monotonic()
+            print(f"{self._name}: {done} of {total} read", file=sys.stderr, flush=True)
+
+
+def task(
+    *,
+    tokenizer: str | None = None,
+    train: str,
+    held_out: str | None = None,
+    num_held_out: Natural = 0,
+    layout: Function = layouts.detect,
+    held_out_layout: Function | None = None,
+    chat: bool | None = None,
+    system: str | None = None,
+    template: str = "{question}",
+    thinking: bool | None = None,
+    trace: str = "{solution}",
+    max_prompt_tokens: Count = 1024,
+    max_trace_tokens: Natural = 0,
+    hints: bool = False,
+    hints_file: str | None = None,
+    hint_levels: Count = 3,
+    hint_words: str = WORDS,
+    max_hint_prompt_tokens: Count = 4096,
+    reference: str | None = None,
+    delimiter: str = "",
+    on_error: str = "raise",
+    grader: Function = graders.mathematics,
+    workers: Count = 2,
+    deadline: Positive = 5.0,
+    memory_mb: Count = 2048,
+) -> Task:
+    """The task of a file of problems, verified on the host by worker processes.
+
+    A prompt's id is the number of its problem in `train`; its target is that number, or
+    for a held-out prompt the number of training problems plus its own.
+
+    Args:
+        tokenizer: folder of a checkpoint, for its tokenizer and chat template; None:
+            the `path` of the model.
+        train: file of problems: JSON lines, parquet, several of one of these, or a
+            folder of array_record.
+        held_out: file of held-out problems; their questions are removed from `train`.
+            None: some of `train`, chosen by a digest of the question.
+        num_held_out: held-out problems; 0: all of the file, or a tenth of `train`.
+        layout: record to `Problem`, of `curax.tasks.layouts`; `layouts.detect` is
+            resolved once for each file.
+        held_out_layout: of the held-out file; None: the same.
+        chat: ask as a turn of the chat template; None: where there is one.
+        system: the system turn.
+        template: the prompt, with the question in place of `{question}`.
+        thinking: the template's `enable_thinking`.
+        trace: the completion to imitate, with fields of the problem in place of
+            `{solution}` and `{answer}`.
+        max_prompt_tokens: longer prompts are left out and counted.
+        max_trace_tokens: longer traces are not imitated; 0: none is, so there can be no
+            warm start.
+        hints: prompts can be hinted, by solutions, by hints that the policy writes from
+            a solution, and by hints of a file, each where there are any.
+        hints_file: file of records with `question` and `hints`, a list of texts by
+            level, the weakest first; None: the hints in the records of `train`.
+        hint_levels: levels of hints, in files and when the policy writes them.
+        hint_words: introduction of a hint at the end of the user's text, with the hint
+            in place of `{hint}`.
+        max_hint_prompt_tokens: the policy writes no hint where the request for it, with
+            question and solution, is longer.
+        reference: answer whose likelihood is the reward, with fields of the problem in
+            place of `{solution}` and `{answer}`; None: there is none.
+        delimiter: end of the thinking part of a completion, as `</think>`; control
+            words in it are control tokens. Empty: completions have no such part.
+        on_error: at a broken record, `raise` before the run begins, or `skip` and count
+            it.
+        grader: `(question, completion, answer) -> outcome in [0, 1] or None`, of
+            `curax.verify.graders` or at the top level of a file of one's own.
+        workers: worker processes.
+        deadline: seconds per completion; beyond, the outcome is missing.
+        memory_mb: MiB per worker; beyond, the outcome is missing.
+
+    Raises:
+        ValueError: in a sentence, for a file, a record or an option.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"task.on_error={on_error!r} must be 'raise' or 'skip'.")
+    if hints_file is not None and not hints:
+        raise ValueError(
+            f"task.hints_file={hints_file!r} is not read without task.hints=True; set "
+            "that, or leave the file out."
+        )
+    prompt_format = PromptFormat(
+        tokenizer=load_tokenizer(tokenizer),
+        chat=chat,
+        system=system,
+        template=template,
+        thinking=thinking,
+        trace=trace,
+        reference=reference,
+    )
+    problem_set = partial(
+        ProblemSet,
+        prompt_format=prompt_format,
+        longest=max_prompt_tokens,
+        on_error=on_error,
+    )
+    training = problem_set(sources.open_records(train), layout)
+    if held_out is None:
+        training, testing = split_by_digest(training, num_held_out)
+    else:
+        records = sources.open_records(held_out, split="test")
+        testing = problem_set(records, held_out_layout or layout)
+        training, testing = without_overlap(training, testing, num_held_out)
+    writer = None
+    if hints:
+        writer = HintWriter(
+            prompt_format,
+            training.problem,
+            len(training),
+            words=hint_words,
+            levels=hint_levels,
+            longest=max_hint_prompt_tokens,
+            file=hints_file,
+            on_error=on_error,
+        )
+    return FileTask(
+        format=prompt_format,
+        training=training,
+        testing=testing,
+        workers=Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb),
+        max_trace_tokens=max_trace_tokens,
+        hint_writer=writer,
+        delimiter=delimiter,
+    ).task()
+
+
+def load_tokenizer(folder: str | None) -> text.Tokenizer:
+    """The tokenizer of a checkpoint; None is refused, as of a model without a path."""
+    if folder is None:
+        raise ValueError("task.tokenizer names no folder; name that of a checkpoint.")
+    return text.load(folder)
+
+
+def split_by_digest(problems: ProblemSet, count: int) -> tuple[ProblemSet, ProblemSet]:
+    """Training and held-out problems of one file, whatever its order.
+
+    Held out are the `count` problems with the smallest digests; 0: a tenth of all.
+
+    Raises:
+        ValueError: no problem would be left to train on.
+    """
+    count = count or -(-len(problems) // 10)
+    if count >= len(problems):
+        raise ValueError(
+            f"task.num_held_out={count} of the {len(problems)} problems in task.train "
+            f"leaves none to train on; set it to at most {len(problems) - 1}."
+        )
+    order = sorted(range(len(problems)), key=problems.digests.__getitem__)
+    testing = problems.subset(sorted(order[:count]))
+    return problems.subset(sorted(order[count:]), held_out=count), testing
+
+
+def without_overlap(
+    training: ProblemSet, testing: ProblemSet, count: int
+) -> tuple[ProblemSet, ProblemSet]:
+    """Training problems whose questions are not held out, and `count` held-out ones.
+
+    The first `count` problems of `testing` are kept, 0: all; the questions of all of
+    them are removed from `training`.
+
+    Raises:
+        ValueError: `testing` has fewer, or no problem is left to train on.
+    """
+    if count > len(testing):
+        raise ValueError(
+            f"task.num_held_out={count} are more than the {len(testing)} problems in "
+            f"task.held_out; set it to at most {len(testing)}."
+        )
+    held_out = {*testing.digests}
+    kept = [i for i, digest in enumerate(training.digests) if digest not in held_out]
+    if not kept:
+        raise ValueError(
+            "every problem in task.train is in task.held_out too; name another file."
+        )
+    testing = testing.subset(range(count or len(testing)))
+    return training.subset(kept, held_out=len(training) - len(kept)), testing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileTask:
+    """The functions of a `Task` on training and held-out problems, of numpy arrays.
+
+    The target of a prompt is the number of its problem, those of `testing` counted on
+    from those of `training`.
+
+    Attributes:
+        format: of prompts and completions.
+        training: problems to train on.
+        testing: held-out problems.
+        workers: grade (question, completion, answer).
+        max_trace_tokens: longer traces are not imitated; 0: none is.
+        hint_writer: makes hints; None: there are none.
+        delimiter: ends the thinking part of a completion; empty: nothing does.
+    """
+
+    format: PromptFormat
+    training: ProblemSet
+    testing: ProblemSet
+    workers: Workers
+    max_trace_tokens: int = 0
+    hint_writer: HintWriter | None = None
+    delimiter: str = ""
+
+    def task(self) -> Task:
+        """The task."""
+        tokenizer, training, testing = (
+            self.format.tokenizer,
+            self.training,
+            self.testing,
+        )
+        writer, told, references = self.hint_writer, self._summary(), None
+        if self.format.reference is not None:
+            references = partial(self.references, width=self._longest_answer())
+        return Task(
+            vocab_size=tokenizer.size,
+            pad=tokenizer.pad,
+            end=tokenizer.end,
+            num_prompts=len(training),
+            num_held_out=len(testing),
+            prompts=partial(self.prompts, first=0),
+            held_out=partial(self.prompts, first=len(training)),
+            traces=self.traces if self.max_trace_tokens else None,
+            verify=lambda target, tokens: self.verify_all([target], [tokens])[0],
+            on_device=False,
+            decode=lambda tokens: tokenizer.decode(map(int, tokens), control=True),
+            in_files=True,
+            verify_all=self.verify_all,
+            start=self.workers.start,
+            told=told,
+            hinting=writer and writer.hinting,
+            reference=references,
+            delimiter=tuple(tokenizer.control(self.delimiter)),
+            prompt_form=self.format.description,
+            mark=zlib.crc32(b"".join([*training.digests, b"|", *testing.digests])),
+        )
+
+    def prompts(self, ids: Any, *, first: int) -> Prompts:
+        """The prompts of problems `first + ids`, left-padded; `tail` only with hints.
+
+        Args:
+            ids: `[B]` integers.
+            first: target of id 0.
+        """
+        ids = np.asarray(ids, np.int32)
+        problems = [self._problem(first + i) for i in ids]
+        width = max(self.training.longest, self.testing.longest)
+        rows = [self.format.prompt(problem) for problem in problems]
+        tokens, mask = self.format.padded(rows, width, left=True)
+        tail: Any = None
+        if self.hint_writer is not None:
+            tail = np.fromiter(map(self.format.tail, problems), np.int32)
+        return Prompts(tokens=tokens, mask=mask, id=ids, target=first + ids, tail=tail)
+
+    def traces(self, _: Any, prompts: Prompts) -> tuple[Any, Any]:
+        """Completions to imitate, `[B, T]` tokens and mask; empty where too long."""
+        most, problems = self.max_trace_tokens, map(self._problem, prompts.target)
+        rows = map(self.format.trace_ids, problems)
+        return self.format.padded([r if len(r) <= most else [] for r in rows], most)
+
+    def references(self, prompts: Prompts, *, width: int) -> tuple[Any, Any]:
+        """Reference answers, `[B, width]` tokens and mask; empty where missing."""
+        problems = map(self._problem, np.asarray(prompts.target))
+        return self.format.padded([*map(self.format.reference_ids, problems)], width)
+
+    def verify_all(self, targets: list[Any], completions: list[Any]) -> Sequence[Any]:
+        """The outcome of each completion, or the reason why there is none."""
+        checks = []
+        for target, tokens in zip(targets, completions, strict=True):
+            problem = self._problem(target)
+            completion = self.format.tokenizer.decode(map(int, tokens))
+            checks.append((problem.question, completion, problem.answer))
+        return self.workers.grade(checks)
+
+    def _problem(self, target: Any) -> Problem:
+        number, first = int(target), len(self.training)
+        if number < first:
+            return self.training.problem(number)
+        return self.testing.problem(number - first)
+
+    def _longest_answer(self) -> int:
+        """Tokens of the longest reference answer.
+
+        Raises:
+            ValueError: no problem has one.
+        """
+        every = map(self._problem, range(len(self.training) + len(self.testing)))
+        longest = max(len(self.format.reference_ids(problem)) for problem in every)
+        if longest == 0:
+            raise ValueError(
+                f"no problem has what task.reference={self.format.reference!r} names; "
+                "name it in task.layout, or set task.reference to None."
+            )
+        return longest
+
+    def _summary(self) -> str:
+        """What the files hold, in one sentence.
+
+        Raises:
+            ValueError: no trace is short enough.
+        """
+        training, most = self.training, self.max_trace_tokens
+        told = f"{training.summary()}; held out: {self.testing.summary()}"
+        if most:
+            every = map(training.problem, range(len(training)))
+            lengths = [len(self.format.trace_ids(problem)) for problem in every]
+            some = sum(0 < length <= most for length in lengths)
+            if not some:
+                raise ValueError(
+                    f"none of the {len(training)} problems to train on has a solution "
+                    f"of at most task.max_trace_tokens={most} tokens (the shortest "
+                    f"has {min(filter(None, lengths), default=0)}); set it higher, or "
+                    "to 0."
+                )
+            told += f"; {some} solutions to imitate"
+        if self.hint_writer is not None:
+            told += f"; {self.hint_writer.summary}"
+        return told + "."

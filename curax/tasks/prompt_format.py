@@ -1,0 +1,164 @@
+"""Problem to token ids: prompt, trace to imitate, reference answer; padded rows."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from curax.tasks import text
+from curax.tasks.layouts import Problem
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptFormat:
+    """The prompt, trace and reference answer of a problem, as token ids.
+
+    Attributes:
+        tokenizer: of the checkpoint.
+        chat: whether a prompt is a turn of the chat template; None: where there is one.
+        system: the system turn; None: none, or what the template puts there.
+        template: the prompt or turn, with the question in place of `{question}`.
+        thinking: the template's `enable_thinking`; None: the template decides.
+        trace: the completion to imitate, with fields of the problem in place of
+            `{solution}` and `{answer}`.
+        reference: the reference answer, likewise; None: there is none.
+    """
+
+    tokenizer: text.Tokenizer
+    chat: bool | None = None
+    system: str | None = None
+    template: str = "{question}"
+    thinking: bool | None = None
+    trace: str = "{solution}"
+    reference: str | None = None
+
+    def __post_init__(self) -> None:
+        if "{question}" not in self.template:
+            raise ValueError(
+                f"task.template={self.template!r} does not say where the question "
+                "stands; put {question} into it."
+            )
+        if self.chat and self.tokenizer.template is None:
+            raise ValueError(
+                f"task.chat=True, and {self.tokenizer.path} has no chat template; set "
+                "task.chat to False."
+            )
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """The ids of a problem's prompt, up to where the completion begins."""
+        return self.encode_turn(self._question(problem), system=self.system)
+
+    def encode_turn(self, content: str, *, system: str | None) -> list[int]:
+        """The ids of a user turn behind a system turn; of plain text without a chat."""
+        if not self.uses_chat:
+            before = f"{system}\n\n" if system else ""
+            return self.tokenizer.prompt(before + content)
+        turns = _messages(content, system)
+        return self.tokenizer.chat(turns, options=self._template_options)
+
+    def tail(self, problem: Problem) -> int:
+        """Number of the prompt's tokens behind the place where a hint is inserted.
+
+        In a chat that place is the end of the user's text; in plain text it is the end
+        of the question. Tokens are not cut: where one holds that end and more, as `?`
+        and a line break may be one token, the place is behind that token.
+
+        Raises:
+            ValueError: the chat template does not show the turn.
+        """
+        if self.uses_chat:
+            turns = _messages(self._question(problem), self.system)
+            return self.tokenizer.tail(turns, options=self._template_options)
+        behind = self.template.rpartition("{question}")[2]
+        suffix = self.tokenizer.encode(behind, begins=False)
+        return text.common_suffix_length(self.prompt(problem), suffix)
+
+    def trace_ids(self, problem: Problem) -> list[int]:
+        """The ids of the trace and the end; empty where the problem lacks a field."""
+        trace = _filled(self.trace, problem)
+        return [] if trace is None else [*self.tokenizer.encode(trace), self.end]
+
+    def reference_ids(self, problem: Problem) -> list[int]:
+        """The ids of the reference answer behind other text, and the end.
+
+        Empty where there is none, or where the problem lacks a field of it.
+        """
+        answer = None if self.reference is None else _filled(self.reference, problem)
+        if answer is None:
+            return []
+        return [*self.tokenizer.encode(answer, begins=False), self.end]
+
+    def padded(
+        self, rows: Sequence[Sequence[int]], width: int, *, left: bool = False
+    ) -> tuple[Any, Any]:
+        """Rows of ids as `[n, width]` tokens and mask; see `padded_rows`."""
+        return padded_rows(rows, width, pad=self.tokenizer.pad, left=left)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The options that prompts depend on, as `Task.prompt_form`."""
+        return {
+            "template": self.template,
+            "system": self.system,
+            "chat": self.uses_chat,
+            "thinking": self.thinking if self.uses_chat else None,
+        }
+
+    @property
+    def uses_chat(self) -> bool:
+        """Whether a chat template is used."""
+        return self.tokenizer.template is not None if self.chat is None else self.chat
+
+    @functools.cached_property
+    def end(self) -> int:
+        """The end-of-sequence token of traces and reference answers.
+
+        Raises:
+            ValueError: the tokenizer names none.
+        """
+        name = self.tokenizer.named_tokens.get("eos_token")
+        if name is not None:
+            return self.tokenizer.backend.ids[name]
+        if not self.tokenizer.end:
+            raise ValueError(
+                f"{self.tokenizer.path} names no token that ends a completion; give "
+                "tokenizer_config.json an eos_token."
+            )
+        return self.tokenizer.end[0]
+
+    def _question(self, problem: Problem) -> str:
+        return self.template.replace("{question}", problem.question)
+
+    @property
+    def _template_options(self) -> dict[str, Any]:
+        return {} if self.thinking is None else {"enable_thinking": self.thinking}
+
+
+def _messages(content: str, system: str | None) -> list[dict[str, str]]:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": content}]
+
+
+def _filled(template: str, problem: Problem) -> str | None:
+    """A template with fields of the problem; None where the problem lacks one."""
+    for name in ("solution", "answer"):
+        value = getattr(problem, name)
+        if value is None and f"{{{name}}}" in template:
+            return None
+        template = template.replace(f"{{{name}}}", str(value))
+    return template
+
+
+def padded_rows(
+    rows: Sequence[Sequence[int]], width: int, *, pad: int, left: bool
+) -> tuple[Any, Any]:
+    """`[n, width]` int32 tokens and bool mask; padded on the left or on the right."""
+    tokens = np.full((len(rows), width), pad, np.int32)
+    mask = np.zeros((len(rows), width), bool)
+    for i, row in enumerate(rows):
+        if row:
+            place = slice(width - len(row), width) if left else slice(0, len(row))
+            tokens[i, place], mask[i, place] = row, True
+    return tokens, mask
