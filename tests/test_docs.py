@@ -123,8 +123,9 @@ def test_links_lead_somewhere(page):
         assert "://" in link or (page.parent / link).exists(), link
 
 
-def test_the_tree_of_the_readme_names_every_module_once():
-    tree = (ROOT / "README.md").read_text().partition("## Where things are")[2]
+def test_the_tree_of_the_architecture_names_every_module_once():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tree = page.partition("## Where things are")[2]
     lines = tree.partition("    curax/\n")[2].splitlines()
     end = next(i for i, line in enumerate(lines) if not line.startswith(" " * 6))
     top = [line for line in lines[:end] if not line.startswith(" " * 8)]
@@ -133,6 +134,22 @@ def test_the_tree_of_the_readme_names_every_module_once():
     there = [path.name for path in package.glob("*.py") if path.stem != "__init__"]
     there += [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
     assert sorted(shown) == sorted(there)
+
+
+def test_the_path_of_the_architecture_links_functions_that_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", page, re.M)
+    stages = re.findall(r"\[(\w+)<br/>", page)
+    assert len(rows) == 20
+    assert len(stages) > 12
+    shown = set()
+    for row in rows:
+        for module, name, file in re.findall(r"\[(\w+)\.(\w+)\]\(\.\./(.*?)\)", row):
+            assert Path(file).stem == module
+            tree = ast.parse((ROOT / file).read_text()).body
+            assert name in {n.name for n in tree if isinstance(n, ast.FunctionDef)}
+            shown.add(module)
+    assert set(stages) <= shown
 
 
 @pytest.mark.parametrize(
