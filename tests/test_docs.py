@@ -12,6 +12,7 @@ import pytest
 from curax.runs import record
 
 ROOT = Path(__file__).parents[1]
+LAWS = (ROOT / "docs" / "laws.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
 
 
@@ -27,31 +28,43 @@ def test_every_test_that_the_table_of_faults_names_exists():
             assert name + ".py" in files or f"def {name}(" in text, name
 
 
-def test_every_test_that_the_table_of_laws_names_exists_and_names_its_law():
-    text = (ROOT / "docs" / "laws.md").read_text()
-    rows = [row.split("|") for row in text.splitlines() if "::" in row]
-    assert len(rows) > 40
-    for _, law, _, tests, _ in rows:
+@cache
+def laws():
+    """`(name, statement, [(file, test)])` of each section of a law."""
+    found = []
+    for section in re.split(r"^### ", LAWS, flags=re.M)[1:]:
+        section, *_ = section.split("\n## ")
+        name, statement, tests = section.strip().split("\n\n")
+        listed = [
+            re.fullmatch(r"- `tests/(test_\w+\.py)::(test_\w+)`", line)
+            for line in tests.split("\n")
+        ]
+        assert all(listed), name
+        pairs = [(line[1], line[2]) for line in listed if line]
+        found.append((name, " ".join(statement.split()), pairs))
+    assert sum(len(pairs) for *_, pairs in found) == LAWS.count("::")
+    return found
+
+
+def test_every_test_that_a_law_lists_exists_and_names_its_law():
+    assert len(laws()) > 40
+    for law, _, tests in laws():
         number = law.split(",")[0].strip()
-        shown = re.findall(r"`tests/(test_\w+\.py)::(test_\w+)`", tests)
-        assert len(shown) == tests.count("::") == len(set(shown))
-        for file, name in shown:
+        assert len(tests) == len(set(tests)) > 0
+        for file, name in tests:
             said = " ".join((docstrings(file)[name] or "").split())
             called = rf"\b{re.escape(number)}(?!\w| of DynaMO| \()"
             assert re.search(called, said), (number, file, name)
 
 
 def test_no_law_is_listed_twice():
-    text = (ROOT / "docs" / "laws.md").read_text()
-    rows = [row.split("|") for row in text.splitlines() if "::" in row]
-    for place in (1, 2):  # its name, its statement
-        shown = [row[place].strip() for row in rows]
+    for place in (0, 1):  # its name, its statement
+        shown = [law[place] for law in laws()]
         assert len(shown) == len(set(shown))
 
 
-def test_every_test_that_the_table_of_laws_names_calls_curax():
-    text = (ROOT / "docs" / "laws.md").read_text()
-    named = set(re.findall(r"`tests/(test_\w+\.py)::(test_\w+)`", text))
+def test_every_test_that_a_law_lists_calls_curax():
+    named = {test for *_, tests in laws() for test in tests}
     assert len(named) > 150
     assert {
         (file, name) for file, name in named if not calls_curax(file, name)
