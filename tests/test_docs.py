@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import curax
+from curax.config import ALIASES, fields_of, load
 from curax.runs import record
 
 ROOT = Path(__file__).parents[1]
@@ -163,6 +165,52 @@ def test_the_path_of_the_architecture_links_functions_that_are_there():
             assert name in {n.name for n in tree if isinstance(n, ast.FunctionDef)}
             shown.add(module)
     assert set(stages) <= shown
+
+
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+
+
+def in_glossary(part):
+    """The cells of the rows below a heading of the glossary."""
+    text = GLOSSARY.partition(f"## {part}")[2].partition("\n## ")[0]
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    return [[c.strip() for c in re.split(r" ?\| ?", row)[1:-1]] for row in rows]
+
+
+@pytest.mark.parametrize(("part", "least"), [("Options", 25), ("Papers", 25)])
+def test_what_the_glossary_calls_by_a_name_of_curax_is_there(part, least):
+    """Fields of a config, functions of a stage, names of `curax`, metrics."""
+    configs = [load(ROOT / f"configs/{name}.py") for name in ("grpo", "sage", "dro")]
+    configs += [load(ROOT / "configs/gvm_raft_published.py")]
+    known = {name for config in configs for name in fields_of(config)}
+    metrics = (ROOT / "docs" / "metrics.md").read_text()
+    rows = in_glossary(part)
+    assert len(rows) > least
+    for *_, here in rows:
+        for name in re.findall(r"`([a-z_]+[./][a-z_0-9.]+)`", here):
+            room, _, function = name.partition(".")
+            if "/" in name:
+                assert f"`{name}`" in metrics
+            elif name not in known:
+                module = curax if room == "curax" else getattr(curax, room)
+                assert hasattr(module, function), name
+
+
+def test_what_a_user_of_another_program_types_is_in_the_glossary():
+    """And leads to the field that the last column of its row names."""
+    rows = in_glossary("Options")
+    for name in ("num_generations", "beta", "epsilon_high", "num_iterations"):
+        assert name in ALIASES
+    found = set()
+    for *others, here in rows:
+        for called in re.findall(r"`([\w.]+)[`=]", " ".join(others)):
+            last = called.rpartition(".")[2]
+            alias = ALIASES.get(".".join(called.split(".")[-2:])) or ALIASES.get(last)
+            if alias and not any(" / " in cell for cell in others):
+                stage = alias.partition(".")[0]
+                assert f"`{alias}`" in here or f"`{stage}." in here, (called, alias)
+                found.add(last)
+    assert len(found) > 35
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ class _Edit(NamedTuple):
     shown: str  # NAME=VALUE
     readings: list[Any]  # what the value may mean; the first that suits is taken
     files: Callable[[], Iterable[str]]
-    alias: str | None  # what the last part of the name is called here
+    alias: str | None  # what the end of the name is called here
 
 
 def assigned(
@@ -279,7 +279,8 @@ def assigned(
     draft = copy.copy(tree)
 
     def edit(name: str, value: object, readings: list[Any]) -> _Edit:
-        alias = aliases.get(name.rpartition(".")[2])
+        *_, last = parts = name.split(".")
+        alias = aliases.get(".".join(parts[-2:])) or aliases.get(last)
         return _Edit(f"{name}={value}", readings, files, alias)
 
     for name in assignments:
