@@ -272,18 +272,13 @@ def test_links_lead_to_headings_that_are_there(name):
         assert anchor in [slug.replace(" ", "-") for slug in slugs]
 
 
-@pytest.mark.parametrize(
-    ("file", "least"), [("README.md", 9), ("docs/recipes.md", 0), ("docs/laws.md", 0)]
-)
-def test_what_a_page_of_indented_commands_says_to_type_is_understood(
-    file, least, monkeypatch
-):
+def test_what_the_readme_says_to_type_is_understood(monkeypatch):
     monkeypatch.chdir(ROOT)
-    text = (ROOT / file).read_text()
+    text = (ROOT / "README.md").read_text()
     typed = re.findall(
         r"^    (?:\.venv/bin/)?python -m (curax\.\w+)((?:.*\\\n)*.*)$", text, re.M
     )
-    assert len(typed) >= least
+    assert len(typed) > 8
     parsers = {"curax.train": train, "curax.evaluate": evaluate, "curax.export": export}
     for module, rest in typed:
         argv = shlex.split(rest.replace("\\\n", " "))

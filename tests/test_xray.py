@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_law import pods, recipes
 
-from curax import advantage, correct, hint, objective, xray
+from curax import advantage, correct, downsample, hint, objective, xray
 from curax.config import ConfigError, Hint, Sampling, Update, load, override
 from curax.tasks import chain
 from curax.theory import predict, stated_objective
@@ -182,6 +182,16 @@ def test_a_limit_in_a_docstring_is_that_of_its_formula_or_of_the_prediction():
             config = load(CONFIGS / f"{recipe}.py")
             (weight,) = predict.predict(config, tiny, EVEN.rates).weight
             assert abs(float(shown) - weight) <= 0.05, recipe
+
+
+def test_the_weight_in_the_docstring_of_a_stage_is_that_of_its_recipe():
+    says = " ".join((downsample.max_variance.__doc__ or "").split())
+    weight, asked = re.findall(
+        r"w = ([\d.]+) at p = \.01, where that asks for (\d+)", says
+    )[0]
+    by_formula = 1 / (2 * 0.01 * 0.99)
+    assert abs(at(of("pods_published"), 0.01, "weight") - float(weight)) <= 0.05
+    assert abs(by_formula - float(asked)) <= 1
 
 
 def test_every_page_with_a_column_of_weights_is_one_that_is_compared():
