@@ -74,6 +74,20 @@ def test_a_run_is_init_and_steps_of_the_same_seed(followed, begun):
     jax.tree.map(np.testing.assert_array_equal, followed["state"].params, state.params)
 
 
+def test_a_run_is_a_function_of_magnitudes_too(followed):
+    """Traced without a program, for what it would return."""
+
+    def trained(rate):
+        config = override(followed["config"], {"optimizer.learning_rate": rate})
+        return curax.run(curax.build(config), 0)
+
+    rates = jax.ShapeDtypeStruct((3,), "float32")
+    state, metrics = jax.eval_shape(jax.vmap(trained), rates)
+    assert metrics["reward/mean"].shape == (3, 10)
+    one = jax.tree.map(lambda x: (3, *x.shape), followed["state"])
+    assert jax.tree.map(lambda x: x.shape, state) == one
+
+
 def test_the_x_ray_as_numbers_is_that_of_the_command(followed):
     del followed  # its programs are compiled
     p = np.array([0.01, 0.5])
