@@ -1,3 +1,83 @@
-"""curax: curate the learning signal of RLVR, in JAX."""
+"""curax: curate the learning signal of RLVR, in JAX.
+
+`curax.load`, `curax.build` and the other names of `__all__` are there once they are
+asked for, and so are the stages, such as `curax.advantage`: `import curax` by itself
+imports no JAX. docs/use_as_a_library.md shows each.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from curax import (
+        advantage,
+        aggregate,
+        allocate,
+        config,
+        correct,
+        data,
+        downsample,
+        gate,
+        hint,
+        loss,
+        memory,
+        modulate,
+        objective,
+        reflect,
+        reward,
+        rollout,
+        score,
+        stop,
+        types,
+        update,
+    )
+    from curax.config import load, override
+    from curax.library import build, init, predict, run, train_step
 
 __version__ = "0.1.0"
+__all__ = [
+    "advantage",
+    "aggregate",
+    "allocate",
+    "build",
+    "config",
+    "correct",
+    "data",
+    "downsample",
+    "gate",
+    "hint",
+    "init",
+    "load",
+    "loss",
+    "memory",
+    "modulate",
+    "objective",
+    "override",
+    "predict",
+    "reflect",
+    "reward",
+    "rollout",
+    "run",
+    "score",
+    "stop",
+    "train_step",
+    "types",
+    "update",
+]
+
+_FUNCTIONS = {"load": "config", "override": "config"} | dict.fromkeys(
+    ("build", "init", "predict", "run", "train_step"), "library"
+)
+
+
+def __getattr__(name: str) -> Any:
+    """A name of `__all__`, imported when it is first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'curax' has no attribute {name!r}")
+    if name not in _FUNCTIONS:
+        return import_module(f"curax.{name}")
+    return getattr(import_module(f"curax.{_FUNCTIONS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

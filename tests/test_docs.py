@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from test_layers import STAGES
 
+import curax
+from curax.config import ALIASES, fields_of, load
 from curax.runs import record
 
 ROOT = Path(__file__).parents[1]
+LAWS = (ROOT / "docs" / "laws.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
 
 
@@ -28,31 +31,43 @@ def test_every_test_that_the_table_of_faults_names_exists():
             assert name + ".py" in files or f"def {name}(" in text, name
 
 
-def test_every_test_that_the_table_of_laws_names_exists_and_names_its_law():
-    text = (ROOT / "docs" / "laws.md").read_text()
-    rows = [row.split("|") for row in text.splitlines() if "::" in row]
-    assert len(rows) > 40
-    for _, law, _, tests, _ in rows:
+@cache
+def laws():
+    """`(name, statement, [(file, test)])` of each section of a law."""
+    found = []
+    for section in re.split(r"^### ", LAWS, flags=re.M)[1:]:
+        section, *_ = section.split("\n## ")
+        name, statement, tests = section.strip().split("\n\n")
+        listed = [
+            re.fullmatch(r"- `tests/(test_\w+\.py)::(test_\w+)`", line)
+            for line in tests.split("\n")
+        ]
+        assert all(listed), name
+        pairs = [(line[1], line[2]) for line in listed if line]
+        found.append((name, " ".join(statement.split()), pairs))
+    assert sum(len(pairs) for *_, pairs in found) == LAWS.count("::")
+    return found
+
+
+def test_every_test_that_a_law_lists_exists_and_names_its_law():
+    assert len(laws()) > 40
+    for law, _, tests in laws():
         number = law.split(",")[0].strip()
-        shown = re.findall(r"`tests/(test_\w+\.py)::(test_\w+)`", tests)
-        assert len(shown) == tests.count("::") == len(set(shown))
-        for file, name in shown:
+        assert len(tests) == len(set(tests)) > 0
+        for file, name in tests:
             said = " ".join((docstrings(file)[name] or "").split())
             called = rf"\b{re.escape(number)}(?!\w| of DynaMO| \()"
             assert re.search(called, said), (number, file, name)
 
 
 def test_no_law_is_listed_twice():
-    text = (ROOT / "docs" / "laws.md").read_text()
-    rows = [row.split("|") for row in text.splitlines() if "::" in row]
-    for place in (1, 2):  # its name, its statement
-        shown = [row[place].strip() for row in rows]
+    for place in (0, 1):  # its name, its statement
+        shown = [law[place] for law in laws()]
         assert len(shown) == len(set(shown))
 
 
-def test_every_test_that_the_table_of_laws_names_calls_curax():
-    text = (ROOT / "docs" / "laws.md").read_text()
-    named = set(re.findall(r"`tests/(test_\w+\.py)::(test_\w+)`", text))
+def test_every_test_that_a_law_lists_calls_curax():
+    named = {test for *_, tests in laws() for test in tests}
     assert len(named) > 150
     assert {
         (file, name) for file, name in named if not calls_curax(file, name)
@@ -124,8 +139,9 @@ def test_links_lead_somewhere(page):
         assert "://" in link or (page.parent / link).exists(), link
 
 
-def test_the_tree_of_the_readme_names_every_module_once():
-    tree = (ROOT / "README.md").read_text().partition("## Where things are")[2]
+def test_the_tree_of_the_architecture_names_every_module_once():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tree = page.partition("## Where things are")[2]
     lines = tree.partition("    curax/\n")[2].splitlines()
     end = next(i for i, line in enumerate(lines) if not line.startswith(" " * 6))
     top = [line for line in lines[:end] if not line.startswith(" " * 8)]
@@ -154,6 +170,68 @@ def test_every_function_of_a_stage_is_used_or_named_by_a_page():
                 shown = re.search(rf"\b{stage}\.{node.name}\b", pages)
                 used = node.name in attributes | names
                 assert shown or used, f"{stage}.{node.name}"
+
+
+def test_the_path_of_the_architecture_links_functions_that_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", page, re.M)
+    stages = re.findall(r"\[(\w+)<br/>", page)
+    assert len(rows) == 20
+    assert len(stages) > 12
+    shown = set()
+    for row in rows:
+        for module, name, file in re.findall(r"\[(\w+)\.(\w+)\]\(\.\./(.*?)\)", row):
+            assert Path(file).stem == module
+            tree = ast.parse((ROOT / file).read_text()).body
+            assert name in {n.name for n in tree if isinstance(n, ast.FunctionDef)}
+            shown.add(module)
+    assert set(stages) <= shown
+
+
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+
+
+def in_glossary(part):
+    """The cells of the rows below a heading of the glossary."""
+    text = GLOSSARY.partition(f"## {part}")[2].partition("\n## ")[0]
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    return [[c.strip() for c in re.split(r" ?\| ?", row)[1:-1]] for row in rows]
+
+
+@pytest.mark.parametrize(("part", "least"), [("Options", 25), ("Papers", 25)])
+def test_what_the_glossary_calls_by_a_name_of_curax_is_there(part, least):
+    """Fields of a config, functions of a stage, names of `curax`, metrics."""
+    configs = [load(ROOT / f"configs/{name}.py") for name in ("grpo", "sage", "dro")]
+    configs += [load(ROOT / "configs/gvm_raft_published.py")]
+    known = {name for config in configs for name in fields_of(config)}
+    metrics = (ROOT / "docs" / "metrics.md").read_text()
+    rows = in_glossary(part)
+    assert len(rows) > least
+    for *_, here in rows:
+        for name in re.findall(r"`([a-z_]+[./][a-z_0-9.]+)`", here):
+            room, _, function = name.partition(".")
+            if "/" in name:
+                assert f"`{name}`" in metrics
+            elif name not in known:
+                module = curax if room == "curax" else getattr(curax, room)
+                assert hasattr(module, function), name
+
+
+def test_what_a_user_of_another_program_types_is_in_the_glossary():
+    """And leads to the field that the last column of its row names."""
+    rows = in_glossary("Options")
+    for name in ("num_generations", "beta", "epsilon_high", "num_iterations"):
+        assert name in ALIASES
+    found = set()
+    for *others, here in rows:
+        for called in re.findall(r"`([\w.]+)[`=]", " ".join(others)):
+            last = called.rpartition(".")[2]
+            alias = ALIASES.get(".".join(called.split(".")[-2:])) or ALIASES.get(last)
+            if alias and not any(" / " in cell for cell in others):
+                stage = alias.partition(".")[0]
+                assert f"`{alias}`" in here or f"`{stage}." in here, (called, alias)
+                found.add(last)
+    assert len(found) > 35
 
 
 @pytest.mark.parametrize(

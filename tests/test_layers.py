@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import curax
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "curax"
 
@@ -32,6 +34,7 @@ MAY_IMPORT = {
     "testbed": BASE | STAGES | {"config", "models", "tasks"},
     "step": BASE | STAGES | {"config", "monitors"},
     "theory": BASE | STAGES | {"config", "step"},
+    "library": {"types", "config", "step", "theory"},
     "runs": BASE | {"config", "step", "theory", "models", "tasks"},
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}
@@ -132,9 +135,28 @@ def test_grids_are_the_business_of_those_who_join_the_stages():
     assert users == {"step"}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=str)
-def test_a_package_holds_nothing_but_its_version(path):
-    doc, *body = ast.parse(path.read_text()).body
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*/**/__init__.py")), ids=str)
+def test_a_room_is_no_module_of_its_own(path):
+    (doc,) = ast.parse(path.read_text()).body
     assert isinstance(doc, ast.Expr)
-    names = [target.id for node in body for target in node.targets]
-    assert names == (["__version__"] if path.parent == PACKAGE else [])
+
+
+def test_the_package_imports_what_it_names_only_when_it_is_asked_for():
+    """Of curax, inside `if TYPE_CHECKING:` alone; the names are those of `__all__`."""
+    _, *body = ast.parse((PACKAGE / "__init__.py").read_text()).body
+    (checked,) = [node for node in body if isinstance(node, ast.If)]
+    assert ast.unparse(checked.test) == "TYPE_CHECKING"
+    assert not checked.orelse
+    taken = {}
+    for node in checked.body:
+        assert isinstance(node, ast.ImportFrom)
+        taken |= {alias.name: node.module for alias in node.names}
+    assert set(taken) == set(curax.__all__)
+    at_once = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {node.module for node in at_once} == {"importlib", "typing"}
+    modules = {name for name, of in taken.items() if of == "curax"}
+    assert modules == STAGES | {"config", "types"}
+    for name in curax.__all__:
+        found = getattr(curax, name)
+        place = found.__name__ if name in modules else found.__module__
+        assert place == (f"curax.{name}" if name in modules else taken[name])

@@ -47,7 +47,7 @@ def test_every_target_that_a_page_names_is_in_the_makefile():
     known = targets()
     phony = set(known.pop(".PHONY"))
     assert phony == {name for name in known if re.fullmatch(r"[a-z-]+", name)}
-    for page in ("README.md", "CONTRIBUTING.md", ".ci/run"):
+    for page in ("README.md", "CONTRIBUTING.md", "docs/benchmarks.md", ".ci/run"):
         spoken = re.findall(r"`make ([a-z-]+)`", text(page))
         assert {*called(text(page)), *spoken} <= phony, page
 

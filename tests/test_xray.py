@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_law import pods, recipes
 
-from curax import advantage, correct, hint, objective, xray
+from curax import advantage, correct, downsample, hint, objective, xray
 from curax.config import ConfigError, Hint, Sampling, Update, load, override
 from curax.runs import xray_picture
 from curax.tasks import chain
@@ -108,14 +108,14 @@ def test_every_recipe_can_be_looked_at(recipe):
         assert f"Note: {note}" in lines
 
 
-# ----- what the README and the docstrings say of w(p)
+# ----- what the pages and the docstrings say of w(p)
 
 
 @cache
 def stated():
-    """Recipe: the words on its w(p) in the README, and the numbers by pass rate."""
+    """Recipe: the words on its w(p) in docs/recipes.md, and numbers by pass rate."""
     head, line, *rows = (
-        (ROOT / "README.md").read_text().partition("| recipe |")[2].splitlines()
+        (ROOT / "docs/recipes.md").read_text().partition("| recipe |")[2].splitlines()
     )
     rates = [float(cell) for cell in head.split("|")[2:-1]]
     assert rates == [0.01, 0.05, 0.1, 0.5, 0.9]
@@ -125,11 +125,11 @@ def stated():
         if not row:
             return found
         link, _, words, *cells = (cell.strip() for cell in row.split("|")[1:-1])
-        name = re.fullmatch(r"\[(\w+)\]\(configs/\1\.py\)", link)[1]
+        name = re.fullmatch(r"\[(\w+)\]\(\.\./configs/\1\.py\)", link)[1]
         found[name] = words, dict(zip(rates, cells, strict=True))
 
 
-def test_the_table_of_the_readme_has_every_recipe():
+def test_the_table_of_recipes_has_every_recipe():
     real = {
         path.stem
         for path in CONFIGS.glob("*.py")
@@ -144,7 +144,7 @@ def test_the_table_of_the_readme_has_every_recipe():
 
 
 @pytest.mark.parametrize("recipe", [r for r in RECIPES if r != "quickstart"])
-def test_the_readme_and_the_docstring_say_the_weight_that_is_predicted(recipe):
+def test_the_table_and_the_docstring_say_the_weight_that_is_predicted(recipe):
     """To the digits that are printed; a formula exactly."""
     words, numbers = stated()[recipe]
     by, formula = columns(of(recipe)), re.match(r"`(.*?)`", words)
@@ -171,6 +171,50 @@ def test_the_readme_and_the_docstring_say_the_weight_that_is_predicted(recipe):
             p: float(cell) for p, cell in numbers.items()
         }
     assert told or formula or words.startswith(UNTOLD[recipe])
+
+
+# p (1 - p) times w(p) where both kinds are plentiful, by what docstrings say of it.
+IN_PROSE = {
+    "ada_seq_balanced_published": {49.5: lambda p: ((1 - p) ** 2 + p**2) / 2},
+    "pods_published": {50.5: lambda p: 1 / 2},
+}
+
+
+def test_a_limit_in_a_docstring_is_that_of_its_formula_or_of_the_prediction():
+    """Of w(p) where both kinds are plentiful, at p = 0.01; and as p tends to 0."""
+    for recipe in RECIPES:
+        says = ast.get_docstring(ast.parse((CONFIGS / f"{recipe}.py").read_text()))
+        law = " ".join((says or "").partition("w(p):")[2].partition("Here:")[0].split())
+        for shown in re.findall(r"at p = 0\.01 that is ([\d.]+\d)", law):
+            weight = IN_PROSE[recipe][float(shown)](0.01) / (0.01 * 0.99)
+            assert abs(float(shown) - weight) <= 0.05, recipe
+        for shown in re.findall(r"([\d.]+) at p -> 0", law):
+            tiny = np.array([1e-6])
+            config = load(CONFIGS / f"{recipe}.py")
+            (weight,) = predict.predict(config, tiny, EVEN.rates).weight
+            assert abs(float(shown) - weight) <= 0.05, recipe
+
+
+def test_the_weight_in_the_docstring_of_a_stage_is_that_of_its_recipe():
+    says = " ".join((downsample.max_variance.__doc__ or "").split())
+    weight, asked = re.findall(
+        r"w = ([\d.]+) at p = \.01, where that asks for (\d+)", says
+    )[0]
+    by_formula = 1 / (2 * 0.01 * 0.99)
+    assert abs(at(of("pods_published"), 0.01, "weight") - float(weight)) <= 0.05
+    assert abs(by_formula - float(asked)) <= 1
+
+
+def test_every_page_with_a_column_of_weights_is_one_that_is_compared():
+    """Columns by five pass rates stand in docs/recipes.md and nowhere else."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/*/*.md")]
+    assert len(pages) > 12
+    with_columns = {
+        page.relative_to(ROOT).as_posix()
+        for page in pages
+        if re.search(r"\| *0?\.01 *\| *0?\.05 *\|", page.read_text())
+    }
+    assert with_columns == {"docs/recipes.md"}
 
 
 # Said in other words: one number for all prompts, and those of other contexts.

@@ -272,7 +272,7 @@ class _Edit(NamedTuple):
     shown: str  # NAME=VALUE
     readings: list[Any]  # possible values of VALUE; the first that matches is taken
     files: Callable[[], Iterable[str]]
-    alias: str | None  # dotted name that the last part of NAME is an alias of
+    alias: str | None  # what the end of the name is called here
 
 
 def assign(
@@ -295,7 +295,8 @@ def assign(
     draft = copy.copy(tree)
 
     def edit(name: str, value: object, readings: list[Any]) -> _Edit:
-        alias = aliases.get(name.rpartition(".")[2])
+        *_, last = parts = name.split(".")
+        alias = aliases.get(".".join(parts[-2:])) or aliases.get(last)
         return _Edit(f"{name}={value}", readings, files, alias)
 
     for name in assignments:

@@ -119,7 +119,25 @@ def repeat(body, state, times, *, most: int):
     return jax.lax.fori_loop(0, times, one, (state, outs))
 
 
-def run(parts: Components, seed: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+def start(parts: Components, seed: jax.Array, loaded: Any = None) -> TrainState:
+    """The state before the first RL step, behind the whole warm start.
+
+    Args:
+        parts: of the run.
+        seed: `[]` uint32.
+        loaded: parameters of a checkpoint, in place of random ones; None: there is none.
+    """
+    warm = initial(parts, seed, loaded)
+    if how := parts.config.warm_start:
+        warm, _ = jax.lax.scan(
+            lambda now, _: warm_step(parts, now), warm, length=how.steps
+        )
+    return begin(parts, warm)
+
+
+def run(
+    parts: Components, seed: jax.Array, loaded: Any = None
+) -> tuple[TrainState, dict[str, jax.Array]]:
     """A whole run, warm start included, as a pure function of its seed.
 
     Build `parts` inside a traced function from a config with traced magnitudes, and
@@ -128,21 +146,18 @@ def run(parts: Components, seed: jax.Array) -> tuple[TrainState, dict[str, jax.A
     Args:
         parts: of the run; its verifier is a JAX function.
         seed: `[]` uint32.
+        loaded: as `start`.
 
     Returns:
         The final state; metrics by name, `[steps]` float32. Counts are per step.
     """
-    warm, count = initial(parts, seed), parts.config.warm_start
-    if count:
-        warm, _ = jax.lax.scan(
-            lambda w, _: warm_step(parts, w), warm, length=count.steps
-        )
 
-    def body(state, _):
+    def one(state, _):
         state, (values, _) = step(drivers.Traced(), parts, state)
         return state, values
 
-    return jax.lax.scan(body, begin(parts, warm), length=parts.config.steps)
+    state = start(parts, seed, loaded)
+    return jax.lax.scan(one, state, length=parts.config.steps)
 
 
 class Loop(abc.ABC):

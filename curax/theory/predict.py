@@ -5,8 +5,8 @@ update of a prompt is w(p) grad p, and its objective is f with f' = w
 (`learn.compute_credit` says how credit becomes w). What a prompt may come to is a
 state: n completions drawn, k of them right, the first right one in place j. The chance
 of every state follows from dynamic programming over the rounds of the stopping rule,
-and what becomes of it from the functions that train. What a pilot or the memory may say of the prompt is summed up
-in the same way.
+and what becomes of it from the functions that train. What a pilot or the memory may
+say of the prompt is summed up in the same way.
 
 Averaged over random draws is only what no table of one prompt's labels can hold: the
 rest of its batch, and a down-sampling that keeps a random number of right ones. Then

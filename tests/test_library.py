@@ -1,0 +1,147 @@
+"""`import curax`: the names it gives, and the page that shows each of them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import small
+
+import curax
+from curax import library
+from curax.config import ConfigError, override
+from curax.theory import predict
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "use_as_a_library.md").read_text()
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+TINY = """
+from dataclasses import replace
+
+import small
+from curax.config import override
+
+
+def get_config():
+    return override(small.get_config(), ["warm_start.steps=2", "warm_start.rows=8"])
+"""
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """What the names of the page hold behind its last line; its quickstart is small."""
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "configs").mkdir()
+    (folder / "configs" / "quickstart.py").write_text(TINY)
+    for name in ("grpo", "maxrl"):
+        text = (ROOT / "configs" / f"{name}.py").read_text()
+        (folder / "configs" / f"{name}.py").write_text(text)
+    names = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for block in BLOCKS:
+            exec(compile(block, "docs/use_as_a_library.md", "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def begun(followed):
+    """The state before the first step of the page."""
+    return curax.init(followed["parts"], seed=0)
+
+
+def test_every_block_of_the_page_runs_as_it_stands(followed):
+    assert len(BLOCKS) == 5
+    assert followed["config"].steps == 10
+    assert int(followed["state"].step) == 3
+    assert followed["metrics"]["reward/mean"].shape == (8, 10)
+    assert np.argmax(followed["logits"]) == 3
+    assert all(len(block.strip().splitlines()) <= 7 for block in BLOCKS)
+
+
+def test_a_run_is_init_and_steps_of_the_same_seed(followed, begun):
+    """Seed 0 of eight; three steps by hand."""
+    state, step = begun, followed["step"]
+    for i in range(3):
+        state, metrics = step(state)
+        for name, value in metrics.items():
+            close = {"rtol": 1e-3, "atol": 1e-3, "err_msg": name}
+            np.testing.assert_allclose(followed["metrics"][name][0, i], value, **close)
+    jax.tree.map(np.testing.assert_array_equal, followed["state"].params, state.params)
+
+
+def test_a_run_is_a_function_of_magnitudes_too(followed):
+    """Traced without a program, for what it would return."""
+
+    def trained(rate):
+        config = override(followed["config"], {"optimizer.learning_rate": rate})
+        return curax.run(curax.build(config), 0)
+
+    rates = jax.ShapeDtypeStruct((3,), "float32")
+    state, metrics = jax.eval_shape(jax.vmap(trained), rates)
+    assert metrics["reward/mean"].shape == (3, 10)
+    one = jax.tree.map(lambda x: (3, *x.shape), followed["state"])
+    assert jax.tree.map(lambda x: x.shape, state) == one
+
+
+def test_the_x_ray_as_numbers_is_that_of_the_command(followed):
+    del followed  # its programs are compiled
+    p = np.array([0.01, 0.5])
+    config = curax.load(ROOT / "configs" / "maxrl.py")
+    want = predict.predict(config, p, np.array([0.2, 0.5, 0.8]))
+    got = curax.predict(config, list(p), [0.2, 0.5, 0.8])
+    np.testing.assert_array_equal(got.weight, want.weight)
+    np.testing.assert_allclose(got.weight, (1 - (1 - p) ** 7) / p, rtol=1e-5)
+
+
+def test_what_needs_a_host_is_refused_in_a_sentence():
+    host = small.get_config()
+    host = curax.build(override(host, {"task.on_device": False}))
+    meshed = curax.build(override(small.get_config(), {"mesh.data": 2}))
+    for call in (curax.init, curax.train_step, curax.run):
+        with pytest.raises(ConfigError, match=r"verified by the host.*curax\.train\.$"):
+            call(host)
+        with pytest.raises(ConfigError, match=r"mesh\.data, .* to 1"):
+            call(meshed)
+    config = override(curax.load(ROOT / "configs" / "dro.py"), {"steps": 1})
+    with pytest.raises(ConfigError, match="set reflection to None"):
+        curax.predict(config, 0.5)
+    with pytest.raises(ConfigError, match="holds out"):
+        curax.build(override(small.get_config(), {"evaluation.prompts": 1000}))
+
+
+def test_import_curax_is_cheap_and_its_names_are_there():
+    code = (
+        "import sys, curax; from curax import load, override, config; dir(curax); "
+        "assert not {'jax', 'numpy', 'flax'} & set(sys.modules), 'heavy'; "
+        "assert callable(curax.predict) and curax.run is curax.run; "
+        "assert all(hasattr(curax, name) for name in curax.__all__); "
+        "assert not hasattr(curax, 'trainer') and not hasattr(curax, '__wrapped__'); "
+        "from curax import advantage; assert advantage is curax.advantage; "
+        "from curax.theory import predict; assert callable(predict.predict); "
+        "assert callable(curax.predict)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_page_has_every_name():
+    functions = set(re.findall(r"^\| `curax\.(\w+)\(", PAGE, re.M))
+    assert functions == {n for n in curax.__all__ if callable(getattr(curax, n))}
+
+
+def test_the_block_of_the_readme_runs_too(followed, begun, monkeypatch):
+    """By the programs of the page, which are compiled; small as its quickstart."""
+    (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+    assert len(block.strip().splitlines()) <= 7
+    small_parts, program = followed["parts"], followed["step"]
+    monkeypatch.setattr(library, "build", lambda config: small_parts)
+    monkeypatch.setattr(library, "init", lambda parts, seed: begun)
+    monkeypatch.setattr(library, "train_step", lambda parts: program)
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert int(names["state"].step) == small_parts.config.steps
+    assert names["metrics"].keys() == followed["metrics"].keys()
