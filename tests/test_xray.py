@@ -821,9 +821,9 @@ def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path, c
     said = "curax.xray: the package nowhere is not installed; run pip install nowhere, "
     assert capsys.readouterr().err.startswith(said)
     recipe.write_text(
-        text.replace("allocate=allocate.uniform", "allocate=allocate.gvm").replace(
-            "group_size=4", "group_size=4, budget=6"
-        )
+        text.replace("import advantage", "import allocate, correct, advantage")
+        .replace("embedded(", "embedded(allocate=allocate.gvm, correct=correct.none,")
+        .replace("group_size=4", "group_size=4, budget=6")
     )
     out = ["--workdir", tmp_path / "c"]
     assert call("--config", recipe, *out, "--set", "allocate.unit=4") == 2
