@@ -125,7 +125,7 @@ def start(parts: Components, seed: jax.Array, loaded: Any = None) -> TrainState:
     Args:
         parts: of the run.
         seed: `[]` uint32.
-        loaded: parameters of a checkpoint, in place of random ones; None: there is none.
+        loaded: parameters of a checkpoint, in place of random ones; None: of none.
     """
     warm = initial(parts, seed, loaded)
     if how := parts.config.warm_start:
