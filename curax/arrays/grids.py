@@ -1,7 +1,6 @@
 """Rows and grids: what is heavy lies in rows, what stages compute on in grids.
 
-Only `draws`, `pipeline` and `reflected` call these. A row is found by its (prompt,
-slot), never by position.
+Only `curax.step` calls these. A row is found by its (prompt, slot), never by position.
 """
 
 from typing import Any
