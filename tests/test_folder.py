@@ -17,7 +17,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 from curax.config import ConfigError, describe, load, override
 from curax.runs import folder, policies, record
-from curax.step.pipeline import Shown
+from curax.step.records import Shown
 from curax.tasks import chain
 from curax.types import Contexts, Prompts
 

@@ -234,6 +234,7 @@ def test_the_policy_that_rl_starts_from_is_kept_where_it_is_needed(changed, kept
         config=config,
         task=SimpleNamespace(num_prompts=4),
         tx=optax.sgd(0.1),
+        methods=(),
     )
     params = {"w": jnp.arange(3.0)}
     warm = loops.Warm(

@@ -5,7 +5,6 @@ same told naively; then with a policy that samples, in both loops. The verifier 
 is luck: a quarter is right, and no warm start is needed.
 """
 
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise, product
@@ -24,12 +23,16 @@ from test_law import STATEMENTS, sides
 from curax import hint, rollout, update
 from curax import memory as memories
 from curax.arrays import metrics
+from curax.arrays.keys import stage_key
 from curax.config import ConfigError, Writing, load, override
 from curax.runs import checkpoint, run
-from curax.step import draws, hinted, loops, optimise, pipeline, validation
+from curax.step import draw, drivers, loops, optimise, validation
 from curax.step.build import build
+from curax.step.learn import compute_credit, learn
+from curax.step.methods import hint_sources, hints
+from curax.step.records import Graded, groups
 from curax.tasks import chain
-from curax.types import Model, Rollouts
+from curax.types import HintMemory, Model, Rollouts
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 B, G, L, DEPTH, T = 4, 4, 3, 4, 3
@@ -159,45 +162,47 @@ def made_up(level, wanted, exists, order):
     )
 
 
+class MadeUp(drivers.Traced):
+    """Nothing is sampled: completions and outcomes of a level are those given."""
+
+    def __init__(self, outcome, exists, orders):
+        """`[L + 1, B, G]` outcomes, and which exist; `[L + 1, B G]` orders of rows."""
+        self.outcome, self.exists, self.orders = outcome, exists, orders
+
+    def draw_and_grade(self, parts, state, request):
+        level = jnp.max(request.level, where=request.wanted, initial=0)
+        order = self.orders[level]
+        rows = made_up(level, request.wanted, self.exists[level], order)
+        outcome = self.outcome[level][rows.prompt, rows.slot]
+        return Graded(rollouts=rows, outcome=outcome, found={})
+
+
 @cache
 def walker(recipe):
     """Compiled and mapped over steps: the search of a recipe on outcomes by level."""
-    state: Any = SimpleNamespace(hints=hinted.forgotten(NUMBER))
+    unhinted = HintMemory(
+        level=jnp.zeros(NUMBER, jnp.int32), hinted=jnp.zeros(NUMBER, bool)
+    )
+    state: Any = SimpleNamespace(
+        seed=jnp.uint32(0), step=jnp.int32(0), methods={hints.NAME: unhinted}
+    )
 
     def walk(outcome, exists, orders, gate, most):
         config = override(shrunk(recipe), {"hint.gate": gate, "hint.most": most})
-        parts = build(config)
-
-        def drawn_at(level, wanted):
-            rows = made_up(level, wanted, exists[level], orders[level])
-            return rows, outcome[level][rows.prompt, rows.slot]
-
-        everyone = jnp.ones(B, bool)
-        rows, right = drawn_at(jnp.int32(0), everyone)
-        sampled = PROMPTS, hint.widened(PROMPTS, WIDTH), rows
+        parts, drive = build(config), MadeUp(outcome, exists, orders)
         memory = memories.forget(NUMBER)
-        first = pipeline.absorb(parts, memory, None, sampled, right)
-        first = hinted.noted(parts, state, first, None)
-        found = hinted.found(parts, first)
-        made = hinted.hints(parts, state, PROMPTS, found)
-
-        def again(search):
-            asked = hinted.ask(search)
-            rows, right = drawn_at(search.tried + 1, asked.wanted)
-            sampled = PROMPTS, asked.contexts, rows
-            return hinted.take(parts, search, asked, sampled, right)
-
-        start = hinted.begin(first, found, made)
-        goes_on = partial(hinted.goes_on, parts)
-        search = jax.lax.while_loop(goes_on, again, start)
-        drawn = search.drawn
-        seen = draws.graded((B, G), drawn.rollouts, drawn.outcome)
+        request = draw.ask(parts, state, memory, PROMPTS, jnp.int32(0))
+        request = draw.allocated(parts, request)
+        graded = drive.draw_and_grade(parts, state, request)
+        first = draw.collect(parts, request, graded, None)
+        drawn = hints.after_draw(drive, parts, state, first)
+        seen = groups((B, G), drawn.rollouts, drawn.outcome)
         return {
             "drawn": drawn,
             "first": first,
             "level": drawn.level,
             "outcome": jnp.where(seen.exists, seen.outcome, jnp.nan),
-            "arrays": (seen.outcome, seen.exists, seen.finished, drawn.history),
+            "arrays": (seen.outcome, seen.exists, seen.finished, drawn.known.pass_rate),
             "tokens": drawn.rollouts.tokens.at[seen.row].get(
                 mode="fill", fill_value=-1
             ),
@@ -257,8 +262,8 @@ def told(outcome, gate=0.0, most=1.0):
 
 @cache
 def assigning(recipe):
-    assign = partial(pipeline.assign, shrunk(recipe), jax.random.key(0))
-    return jax.jit(jax.vmap(assign))
+    credit = partial(compute_credit, shrunk(recipe), jax.random.key(0))
+    return jax.jit(jax.vmap(credit))
 
 
 def credited(got, recipe):
@@ -352,7 +357,7 @@ def test_every_row_and_context_of_a_group_comes_from_the_draw_of_its_level():
                 strict=True,
             ):
                 np.testing.assert_array_equal(new[b], old[b])
-    for name in ("history", "attempts", "memory", "prompts"):
+    for name in ("known", "attempts", "memory", "prompts"):
         jax.tree.map(
             np.testing.assert_array_equal, getattr(drawn, name), getattr(first, name)
         )
@@ -386,10 +391,10 @@ def test_a_pool_that_stopped_early_gives_all_its_places_to_a_longer_one():
 )
 def test_the_first_prompts_are_hinted_as_many_as_may_be(most, size, want):
     everyone = np.ones(size, bool)
-    got = np.asarray(hinted.capped(jnp.asarray(everyone), most))
+    got = np.asarray(hints.limit(jnp.asarray(everyone), most))
     np.testing.assert_array_equal(got, np.arange(size) < want)
     some = np.arange(size) % 2 == 1
-    got = np.asarray(hinted.capped(jnp.asarray(some), most))
+    got = np.asarray(hints.limit(jnp.asarray(some), most))
     np.testing.assert_array_equal(np.flatnonzero(got), np.flatnonzero(some)[:want])
 
 
@@ -447,50 +452,67 @@ def test_every_level_adds_its_own_gradient_and_takes_nothing_from_others(recipe)
 # ----- with a policy that samples
 
 
-class Scripted(loops.Staged):
-    """A staged loop that writes down what it draws, and can be told the outcomes."""
+class Told(drivers.Hosted):
+    """A driver that writes down what it draws, and can be told the outcomes."""
 
-    def __init__(self, config, like=None, own=("_learn",)):
+    def __init__(self, like, own):
         """Programs of another loop that are no different are not compiled again."""
-        super().__init__(build(config))
-        self._learn = jax.jit(self._learn_once)  # nothing is donated
-        for name, value in vars(like).items() if like else ():
-            if hasattr(value, "lower") and name not in own:
-                setattr(self, name, value)
+        super().__init__()
+        self._like, self._own = like, own
+        if like:
+            self._jitted = like.drive._jitted
         self.script: list[Any] | None = None
         self.draws: list[Any] = []
-        self.learnt: list[Any] = []
+        self.learnt: Any = None
 
-    def _verify(self, clock, sampled):
-        self.draws.append(jax.device_get(sampled))
+    def call(self, function, parts, *args):
+        if self._like and function not in self._own:
+            parts = self._like.parts
+        return super().call(function, parts, *args)
+
+    def finish(self, function, parts, *args):
+        """Nothing is donated."""
+        self.learnt = jax.device_get(args[1])
+        return self.call(function, parts, *args)
+
+    def draw_and_grade(self, parts, state, request):
+        graded = super().draw_and_grade(parts, state, request)
+        drawn = request.prompts, request.contexts, graded.rollouts
+        self.draws.append(jax.device_get(drawn))
         if self.script is None:
-            return super()._verify(clock, sampled)
-        rows = sampled[2]
+            return graded
+        rows = self.draws[-1][2]
         grid = np.asarray(self.script[len(self.draws) - 1], np.float32)
-        done: Future = Future()
-        done.set_result(jnp.asarray(grid[rows.prompt, rows.slot]))
-        return done
+        return replace(graded, outcome=jnp.asarray(grid[rows.prompt, rows.slot]))
+
+
+class Scripted(loops.Staged):
+    """A staged loop with such a driver."""
+
+    def __init__(self, config, like=None, own=(learn,)):
+        """Functions in `own` give something else than those of the other loop."""
+        super().__init__(build(config))
+        self.drive = self._drive = Told(like, own)
+        if like:
+            self._initial = like._initial
+        if like and loops.begin not in own:
+            self._begin = like._begin
 
     def step(self, state, script=None):
         """A step; its outcomes by draw `[B, G]`, or those of the verifier."""
-        self.script, self.draws = script, []
-        learn = self._learn
-
-        def spy(state, drawn):
-            self.learnt = [jax.device_get(drawn)]
-            return learn(state, drawn)
-
-        self._learn = spy
-        try:
-            state, (row,), (shown,) = self.advance(state, 1)
-        finally:
-            self._learn = learn
+        self.drive.script, self.drive.draws = script, []
+        state, (row,), (shown,) = self.advance(state, 1)
         return state, row, shown
+
+    @property
+    def draws(self):
+        """Prompts, contexts and rollouts of all draws of the last step."""
+        return self.drive.draws
 
     @property
     def drawn(self):
         """What was learnt from."""
-        return self.learnt[0]
+        return self.drive.learnt
 
 
 def begun(loop):
@@ -508,10 +530,17 @@ def scripted(recipe="sage"):
 NO, MIXED, ALL = [0.0] * G, [1.0, 0, 0, 1], [1.0] * G
 
 
+def prompts_of(loop, state):
+    """The next prompts."""
+    drive, parts = loop.drive, loop.parts
+    ids = drive.call(draw.next_ids, parts, state, jnp.int32(0))
+    return drive.call(draw.prompts_of, parts, ids)
+
+
 def hints_of(loop, prompts):
     """`[B, L]` bool: hints that prompts have."""
-    everyone = jnp.ones(B, bool)
-    made, lost = loop._make_hints(begun(loop), prompts, everyone)
+    args = loop.parts, begun(loop), prompts, jnp.ones(B, bool)
+    made, lost = hint_sources.make(loop.drive, *args)
     return np.asarray(made.mask.any(-1)), jax.device_get(lost)
 
 
@@ -530,7 +559,7 @@ def test_a_batch_of_mixed_groups_is_that_without_hints():
     assert not drawn.level.any()
     assert row["hint/hinted_fraction"] == 0
     assert row["rollout/drawn"] == B * G
-    assert not state.hints.hinted.any()
+    assert not state.methods["hints"].hinted.any()
 
 
 def nothing(hinting, prompts, *, levels, written=None):
@@ -543,7 +572,7 @@ def test_without_hints_to_give_the_update_is_that_of_the_recipe_without():
     """SAGE 2: from the same completions, in contexts padded wider; and it is told."""
     empty = override(shrunk("sage"), {"hint.source": nothing})
     loops_ = [
-        Scripted(empty, scripted(), ("_make_hints",)),
+        Scripted(empty, scripted(), (hint_sources.read,)),
         Scripted(replace(shrunk("sage"), hint=None)),
     ]
     script = [[NO, MIXED, NO, MIXED]]
@@ -566,7 +595,7 @@ def test_only_what_is_unresolved_is_drawn_and_log_probs_see_the_hint():
     """SAGE 5, SAGE 8: and a group under a hint is not the one that was drawn before."""
     loop = scripted()
     first = begun(loop)
-    prompts = loop._next_prompts(first, jnp.int32(0))
+    prompts = prompts_of(loop, first)
     some, _ = hints_of(loop, prompts)
     opens = [MIXED if some[b, 0] else NO for b in range(B)]
     state, row, _ = loop.step(first, [[NO] * B, opens, [NO] * B, [NO] * B])
@@ -581,13 +610,15 @@ def test_only_what_is_unresolved_is_drawn_and_log_probs_see_the_hint():
     drawn = loop.drawn
     hinted_ = drawn.level > 0
     assert hinted_.sum() >= 2
-    np.testing.assert_array_equal(state.hints.hinted[drawn.prompts.id], hinted_)
+    np.testing.assert_array_equal(
+        state.methods["hints"].hinted[drawn.prompts.id], hinted_
+    )
 
     @jax.jit
     def trainer(contexts, rollouts):
         how = optimise.settings(loop.parts.config)
         mask, context = rollouts.mask, rollouts.context
-        model = draws.policy(loop.parts, first)
+        model = draw.policy(loop.parts, first)
         args = contexts, rollouts.tokens, mask, context, how
         return update.logprobs(model, first.params, *args)
 
@@ -611,9 +642,9 @@ def test_training_without_the_hint_follows_the_direct_formula():
     config = override(
         replace(shrunk("sage_exact"), optimizer=sgd), {"update.clip_norm": np.inf}
     )
-    loop = Scripted(config, scripted(), ("_learn", "_begin", "_initial"))
+    loop = Scripted(config, scripted(), (learn, loops.begin))
     first = begun(loop)
-    some, _ = hints_of(loop, loop._next_prompts(first, jnp.int32(0)))
+    some, _ = hints_of(loop, prompts_of(loop, first))
     opens = [MIXED if there else NO for there in some[:, 0]]
     opens[0] = NO
     script = [[MIXED, NO, NO, NO], opens, [NO] * B, [NO] * B]
@@ -666,15 +697,15 @@ def test_writings_of_different_tries_have_noise_of_their_own():
     state = begun(scripted())
     contexts = parts.task.hinting.ask(PROMPTS)
     todo = jnp.array([True, False, True, True])
-    write = jax.jit(partial(hinted.writing, parts))
+    write = jax.jit(partial(hint_sources.sample, parts))
     one, again, two = (write(state, contexts, todo, jnp.int32(n)) for n in (0, 0, 1))
     np.testing.assert_array_equal(one.tokens, again.tokens)
     assert (one.tokens != two.tokens).any(-1)[np.asarray(one.exists)].all()
     assert set(np.asarray(one.prompt)[np.asarray(one.exists)]) == {0, 2, 3}
     later = write(replace(state, step=jnp.int32(1)), contexts, todo, jnp.int32(0))
     assert (one.tokens != later.tokens).any()
-    key = jax.random.fold_in(hinted.stage_key(*draws.at(state), "hint"), 0)
-    other = draws.draw_key(state, jnp.int32(0))
+    key = jax.random.fold_in(stage_key(state.seed, state.step, "hint"), 0)
+    other = draw.draw_key(state, jnp.int32(0))
     assert (jax.random.key_data(other) != jax.random.key_data(key)).any()
 
 
@@ -687,23 +718,25 @@ def test_what_cannot_be_read_is_written_again_and_all_of_it_is_paid():
         parts = build(override(WRITER, {"hint.writing.tries": tries}))
 
         def at(step):
-            return hinted.hints(parts, replace(state, step=step), PROMPTS, wanted)
+            return hint_sources.make(
+                drivers.Traced(), parts, replace(state, step=step), PROMPTS, wanted
+            )
 
         return jax.vmap(at)(jnp.arange(steps))
 
     some, paid, lost = [], [], []
     for tries in (1, 2, 3):
-        hints, tally = jax.device_get(make(tries))
-        some.append(hints)
+        made, tally = jax.device_get(make(tries))
+        some.append(made)
         counts = tally.counts
         np.testing.assert_array_equal(
             counts["rollout/tokens"], counts["hint/written_tokens"]
         )
         assert not counts["rollout/drawn"].any()
-        assert not hints.mask[:, 3].any()
+        assert not made.mask[:, 3].any()
         names = ("missing", "leaked", "overlong")
         reasons = sum(counts[f"hint/{name}"].sum() for name in names)
-        assert reasons == steps * 3 * L - hints.mask.any(-1).sum()
+        assert reasons == steps * 3 * L - made.mask.any(-1).sum()
         paid.append(counts["hint/written_tokens"].sum())
         lost.append(counts["hint/missing"].sum())
     # What can be read stays as it is.
@@ -713,10 +746,10 @@ def test_what_cannot_be_read_is_written_again_and_all_of_it_is_paid():
         np.testing.assert_array_equal(before.mask[there], after.mask[there])
     # So does the host, where prompts lie in files.
     parts = build(override(WRITER, {"hint.writing.tries": 3}))
-    write = jax.jit(partial(hinted.writing, parts, state))
+    parts = replace(parts, task=replace(parts.task, in_files=True))
     given = jax.device_get((PROMPTS, wanted))
-    by_host = hinted.hints_by_host(parts, *given, write)
-    of_device = jax.tree.map(lambda x: x[0], (hints, tally))
+    by_host = hint_sources.make(drivers.Hosted(), parts, state, *given)
+    of_device = jax.tree.map(lambda x: x[0], (made, tally))
     jax.tree.map(np.testing.assert_array_equal, by_host, of_device)
     assert lost[0] > lost[1] > 0
     assert lost[1] >= lost[2]
@@ -730,9 +763,9 @@ def test_what_there_is_no_hint_of_is_counted_by_its_first_reason():
     assert tally.counts["hint/leaked"] == unsaid > 0
     assert tally.counts["hint/missing"] == tally.counts["hint/overlong"] == 0
     narrow = build(override(shrunk("sage"), {"hint.width": DEPTH}))
-    make = jax.jit(partial(hinted.hints, narrow))
-    hints, tally = jax.device_get(make(begun(loop), PROMPTS, jnp.arange(B) < 2))
-    assert not hints.mask.any()
+    make = jax.jit(partial(hint_sources.make, drivers.Traced(), narrow))
+    made, tally = jax.device_get(make(begun(loop), PROMPTS, jnp.arange(B) < 2))
+    assert not made.mask.any()
     assert tally.counts["hint/overlong"] == (SAID[:2] > 0).sum()
     assert tally.counts["hint/leaked"] == (SAID[:2] == 0).sum()
 
@@ -763,7 +796,7 @@ def test_the_level_of_a_visit_is_set_by_the_one_before(tmp_path):
             if meant[b] == 0 or there[b]:
                 p = outcome[b].mean()
                 levels[i] = np.clip(meant[b] + (p <= 0.1) - (p > 0.35), 0, L)
-        np.testing.assert_array_equal(state.hints.level, levels)
+        np.testing.assert_array_equal(state.methods["hints"].level, levels)
         plain = loop.drawn.level == 0
         assert row["hint/hinted_fraction"] == (~plain).mean()
         for k in range(1, L + 1):
@@ -824,7 +857,7 @@ def trained(config, kind):
     loop = kind(build(config))
     with loop.context():
         state, rows, _ = loop.advance(begun(loop), TIMES)
-    return jax.device_get((state.params, state.hints, state.memory)), rows
+    return jax.device_get((state.params, state.methods["hints"], state.memory)), rows
 
 
 def assert_same(got, want):
@@ -847,7 +880,7 @@ def by_hand(recipe):
     for _ in range(TIMES):
         state, row, _ = loop.step(state)
         rows.append(row)
-    return jax.device_get((state.params, state.hints, state.memory)), rows
+    return jax.device_get((state.params, state.methods["hints"], state.memory)), rows
 
 
 @pytest.mark.parametrize("recipe", ["sage", "sage_light"])
@@ -865,6 +898,14 @@ def test_pools_that_stop_between_rounds_of_the_host_are_hinted_alike():
     assert_same(trained(host, loops.Staged), want)
     assert any(row["hint/hinted_fraction"] > 0 for row in want[1])
     assert all(row["group/draws"] < G for row in want[1])
+
+
+@pytest.mark.parametrize(
+    "config", [shrunk("sage_light"), WRITER], ids=["levels", "writings"]
+)
+def test_a_step_of_the_host_with_hints_is_rehearsed(config):
+    """Without a number computed."""
+    loops.Staged(build(config)).rehearse()
 
 
 # ----- what cannot be

@@ -5,8 +5,8 @@ right alone. Then E[sum_j c_j grad log pi(y_j)] = w(p) grad p with
 
     w(p) = E[sum over right ones of c] / p - E[sum over wrong ones of c] / (1 - p) .
 
-Coefficients always come from `pipeline.assign`, the function that trains. L and P are
-the laws of the notes that recipes were derived in, by number.
+Coefficients always come from `learn.compute_credit`, the function that trains. L and P
+are the laws of the notes that recipes were derived in, by number.
 """
 
 import ast
@@ -26,7 +26,7 @@ from test_correct import PUBLISHED
 
 from curax import advantage, aggregate, correct, downsample, gate, loss, objective
 from curax.config import Sampling, Update, load, option, override
-from curax.step import optimise, pipeline
+from curax.step import learn, optimise
 from curax.theory import moments, predict
 from curax.types import Batch
 
@@ -65,11 +65,11 @@ def composed(n, **stages):
 
 @cache
 def assign(config):
-    return jax.jit(partial(pipeline.assign, config))
+    return jax.jit(partial(learn.compute_credit, config))
 
 
 def assigned(config, outcome, exists=True, finished=True, history=0.5):
-    """What `pipeline.assign` keeps of outcomes `[..., B, G]`, and with which credit."""
+    """What `compute_credit` keeps of outcomes `[..., B, G]`, and with which credit."""
     outcome = np.asarray(outcome, np.float32)
     exists, finished = (np.zeros(outcome.shape, bool) | m for m in (exists, finished))
     history = np.full(outcome.shape[:-1], history, np.float32)
@@ -511,7 +511,7 @@ def test_over_the_draws_of_a_selection_its_mean_is_the_pool(rule, undo):
 
     def credit(key):
         arrays = outcome, outcome, everything, everything, history
-        return pipeline.assign(config, key, *arrays).credit / m
+        return learn.compute_credit(config, key, *arrays).credit / m
 
     drawn = jax.jit(jax.vmap(credit))(jax.random.split(KEY, draws))
     mean = np.asarray(drawn, np.float64).mean(0)
@@ -637,7 +637,7 @@ def batch(rows=4, lengths=(3, 8, 1, 5)):
         tokens=zeros.astype(np.int32),
         mask=np.arange(TOKENS) < np.array(lengths)[:, None],
         context=np.arange(rows, dtype=np.int32),
-        credit=np.float32([1.5, -0.5, 0.25, -1.25]),
+        credit=np.float32([[1.5], [-0.5], [0.25], [-1.25]]) + zeros,
         multiplier=zeros + 1,
         logp_behaviour=logp,
         logp_policy=logp,
@@ -659,7 +659,7 @@ def test_at_ratio_one_every_recipe_is_the_policy_gradient(recipe):
     """L2: up to the weights of tokens."""
     config = loaded(recipe)
     logp, rows = batch()
-    want = np.asarray(config.aggregate(rows.mask)) * np.asarray(rows.credit)[:, None]
+    want = np.asarray(config.aggregate(rows.mask)) * np.asarray(rows.credit)
     close(pull(config, rows, logp), want)
 
 
@@ -670,7 +670,7 @@ def test_a_loss_over_a_constant_sums_credit_times_scores():
     score = np.random.default_rng(1).normal(size=(4, TOKENS, 5))  # d logp / d theta
     got = np.einsum("mt,mta->a", pull(config, rows, logp), score)
     whole = (score * rows.mask[..., None]).sum(1)  # of each completion
-    close(got, rows.credit @ whole / (4 * TOKENS), atol=1e-6)
+    close(got, rows.credit[:, 0] @ whole / (4 * TOKENS), atol=1e-6)
 
 
 @pytest.mark.parametrize(

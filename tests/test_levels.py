@@ -5,6 +5,7 @@ from functools import partial
 from itertools import product
 from math import comb
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,11 @@ from test_law import PLAIN
 
 from curax import advantage, hint, stop
 from curax.config import Hint, Sampling, Stop, Update
-from curax.step import draws, hinted, pipeline
+from curax.step import learn
+from curax.step.methods import hint_sources, hints
+from curax.step.records import Graded, StepRollouts, grid_of, groups
 from curax.theory import expect, hint_levels, outcome_states, predict
-from curax.types import Contexts, Hints, Prompts, Rollouts
+from curax.types import Contexts, Difficulty, Hints, Prompts, Rollouts
 
 ALL = np.array([0.2, 0.5, 0.8])  # pass rates of some population
 HINT = Hint(
@@ -159,7 +162,7 @@ def test_as_many_are_hinted_as_may_be(most):
         for place in range(prompts):
             mass = np.prod([chance if one else 1 - chance for one in others])
             wanted = np.insert(others, place, 1).astype(bool)
-            mine = bool(hinted.capped(jnp.asarray(wanted), most)[place])
+            mine = bool(hints.limit(jnp.asarray(wanted), most)[place])
             total += mass * mine / prompts
     close(hint_levels.admitted(most, prompts, chance), total)
 
@@ -198,9 +201,11 @@ def rows(labels, exists, group):
 
 def simulated(config, rates):
     """Levels and outcomes of groups that train, their credit, and what was counted."""
-    prompts, group = draws.grid_of(config)
+    prompts, group = grid_of(config)
     count, how = prompts * group, config.hint
-    parts = SimpleNamespace(config=config, rows=count)
+    parts: Any = SimpleNamespace(config=config, rows=count)
+    state: Any = SimpleNamespace(seed=jnp.uint32(0), step=jnp.int32(0))
+    unread: Any = None
 
     def draw(key, level, wanted):
         noise = jax.random.uniform(key, (prompts, group))
@@ -218,38 +223,44 @@ def simulated(config, rates):
         contexts = Contexts(tokens=jnp.tile(empty, 2), mask=jnp.tile(there, 2))
         none = jnp.zeros(prompts, jnp.int32)
         rollouts, outcome = draw(key, none, jnp.ones(prompts, bool))
-        first = pipeline.Drawn(
+        zero = jnp.zeros(prompts)
+        first = StepRollouts(
             prompts=asked,
             contexts=contexts,
             rollouts=rollouts,
             outcome=outcome,
-            history=jnp.zeros(prompts),
+            known=Difficulty(
+                draws=zero, solved=zero, pass_rate=zero, norm=zero, tokens=zero
+            ),
             level=none,
-            memory=None,
+            memory=unread,
             attempts=jnp.int32(1),
-            tally=hinted.told(how.levels),
+            tally=hint_sources.zero_tally(how.levels),
+            found={},
         )
         every = jnp.ones((prompts, how.levels, 1), bool)
-        hints = Hints(tokens=every.astype(jnp.int32), mask=every)
-        wanted = hinted.found(parts, first)
-        search = hinted.begin(first, wanted, (hints, hinted.told(how.levels)))
+        made = Hints(tokens=every.astype(jnp.int32), mask=every)
+        wanted = hints.collapsed_groups(parts, first)
+        cost = hint_sources.zero_tally(how.levels)
+        search = hints.begin(parts, first, wanted, (made, cost))
         for level in range(1, how.levels + 1):
-            now = hinted.ask(search)
+            now = hints.ask(parts, state, search)
             key_ = jax.random.fold_in(key, level)
             rollouts, outcome = draw(key_, now.level, now.wanted)
-            sampled = asked, now.contexts, rollouts
-            search = hinted.take(parts, search, now, sampled, outcome)
+            graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+            search = hints.take(parts, search, now, graded)
         last = search.drawn
-        now = draws.graded((prompts, group), last.rollouts, last.outcome)
-        arrays = now.outcome, now.outcome, now.exists, now.finished, last.history
-        credit = pipeline.assign(config, key, *arrays).credit
+        now = groups((prompts, group), last.rollouts, last.outcome)
+        arrays = now.outcome, now.outcome, now.exists, now.finished
+        rate = last.known.pass_rate
+        credit = learn.compute_credit(config, key, *arrays, rate).credit
         return last.level, now.outcome, credit, last.tally.counts
 
     return run(jax.random.key(0))
 
 
 def test_the_search_that_trains_ends_as_predicted():
-    """SAGE 3: 8192 prompts through `hinted`; four standard errors, each at most 3%."""
+    """SAGE 3: 8192 prompts are searched; four standard errors, each at most 3%."""
     prompts, group, p = 8192, 5, 0.12
     how = replace(HINT, gate=0.9, most=0.4)
     config = composed(group, how, prompts)

@@ -200,7 +200,7 @@ def draw_and_differentiate(params):
         tokens=rows.tokens,
         mask=rows.mask,
         context=rows.context,
-        credit=jnp.linspace(-1.0, 1.0, 8),
+        credit=jnp.linspace(-1.0, 1.0, rows.mask.size).reshape(rows.mask.shape),
         multiplier=jnp.ones(rows.mask.shape),
         logp_behaviour=rows.logp_behaviour,
         logp_policy=rows.logp_policy,

@@ -501,7 +501,7 @@ def by_hand():
     params, seen = tiny.params(), []
     for first in (True, False):
         logp, every = read_(params)
-        t = tokens_of(every, rows.tokens, rows.credit[:, None], rows.mask)
+        t = tokens_of(every, rows.tokens, rows.credit, rows.mask)
         t = dataclasses.replace(t, logp_old=t.logp if first else rows.logp_old)
         seen.append(t)
         grads = pull(params, ALL(t), np.where(first, logp, rows.logp_old))

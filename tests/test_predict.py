@@ -374,7 +374,7 @@ def test_any_stages_weigh_as_their_credit_of_every_number_of_right_ones(guard):
     def credit(outcome, exists):
         key, history = jax.random.key(1), jnp.full(1, 0.5)
         arrays = outcome, outcome, exists, exists, history
-        return credits.pipeline.assign(config, key, *arrays).credit[0]
+        return credits.learn.compute_credit(config, key, *arrays).credit[0]
 
     rows = moments.rows_per_prompt(config)
     given = np.asarray(jax.jit(credit)(outcome, every), np.float64) / rows
@@ -676,7 +676,7 @@ def every_pair(config, p, others, ends=None):
     def credit(labels, exists):
         labels = jnp.where(exists, labels, 0.0)
         arrays = labels, labels, exists, exists, history
-        return credits.pipeline.assign(config, key, *arrays).credit
+        return credits.learn.compute_credit(config, key, *arrays).credit
 
     credited = np.asarray(jax.jit(jax.vmap(credit))(labels, exists), np.float64)
     for other in others:

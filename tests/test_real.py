@@ -23,7 +23,7 @@ from curax import train
 from curax.config import load, override
 from curax.models import export, pretrained, prompt_form
 from curax.runs import checkpoint, folder, run
-from curax.step import staged
+from curax.step import drivers
 
 ROOT = Path(__file__).parents[1]
 FEW = ["warm_start.steps=6", "steps=4", "evaluation.every=2", "evaluation.prompts=8"]
@@ -82,7 +82,7 @@ def test_the_warm_start_solves_some_and_rl_raises_the_held_out_pass_rate(whole):
     assert rates[60] > rates[0] + 0.25
     for row in told[1:]:
         assert row["sampler/drift_nats"] < 1e-4
-        assert not any(row[f"verify/{kind}"] for kind in staged.KINDS)
+        assert not any(row[f"verify/{kind}"] for kind in drivers.KINDS)
     shown = lines(whole / folder.ROLLOUTS)
     assert all(r["prompt"].startswith("<|im_start|>user\n") for r in shown)
     assert any(r["text"].endswith("<|im_end|>") and r["outcome"] == 1.0 for r in shown)

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 from curax import allocate, gate
 from curax import memory as memories
 from curax.config import Sampling, load
-from curax.step import pipeline
+from curax.step import draw
 from curax.step.build import build
+from curax.step.methods import refill
+from curax.step.records import Graded
 from curax.types import Contexts, Prompts, Rollouts
 
 B, G, T = 4, 3, 2
@@ -73,10 +77,22 @@ def rows(outcomes, rollouts):
     return np.float32(outcomes)[rollouts.prompt, rollouts.slot]
 
 
-FIRST = jax.jit(lambda memory, *new: pipeline.absorb(PARTS, memory, None, *new))
-GOES_ON = jax.jit(partial(pipeline.wants_refill, PARTS))
-GOES_ON_ONCE = jax.jit(partial(pipeline.wants_refill, ONCE))
-LATER = jax.jit(lambda memory, drawn, *new: pipeline.absorb(PARTS, memory, drawn, *new))
+STATE: Any = SimpleNamespace(seed=jnp.uint32(0), step=jnp.int32(0))
+
+
+def collected(memory, drawn, new, outcome):
+    """What an attempt adds: asked for, allocated, drawn, graded and collected."""
+    prompts, contexts, rollouts = new
+    number = jnp.int32(0) if drawn is None else drawn.attempts
+    request = draw.ask(PARTS, STATE, memory, prompts, number)
+    request = draw.allocated(PARTS, replace(request, contexts=contexts))
+    graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+    return draw.collect(PARTS, request, graded, drawn)
+
+
+ANOTHER = jax.jit(collected)
+WANTS = jax.jit(partial(refill.wants, PARTS))
+WANTS_ONCE = jax.jit(partial(refill.wants, ONCE))
 
 
 def absorbed(outcomes, orders=(range(B * G),) * ROUNDS, first_ids=range(B)):
@@ -84,8 +100,7 @@ def absorbed(outcomes, orders=(range(B * G),) * ROUNDS, first_ids=range(B)):
     drawn, memory = None, memories.forget(PARTS.task.num_prompts)
     for attempt, said in enumerate(outcomes):
         new = sampled(attempt, orders[attempt], first_ids)
-        arrays = new, rows(said, new[2])
-        drawn = LATER(memory, drawn, *arrays) if drawn else FIRST(memory, *arrays)
+        drawn = ANOTHER(memory, drawn, new, rows(said, new[2]))
         memory = drawn.memory
     return jax.device_get(drawn)
 
@@ -184,8 +199,8 @@ def test_it_goes_on_until_all_are_open_or_rounds_are_over(outcomes):
         drawn = absorbed(outcomes[:count])
         said = [group for batch in outcomes for group in batch]
         closed = any(said[i] not in OPEN for i in drawn.prompts.id)
-        assert GOES_ON(drawn) == (closed and count < ROUNDS)
-        assert not GOES_ON_ONCE(drawn)
+        assert WANTS(drawn) == (closed and count < ROUNDS)
+        assert not WANTS_ONCE(drawn)
 
 
 def skewed(pass_rate, draws, *, budget):

@@ -15,7 +15,8 @@ import small
 from curax import advantage, downsample, gate, loss, modulate, objective, reward
 from curax.config import KL, ConfigError, Stop
 from curax.runs import run
-from curax.step import pipeline, rehearsal, stages
+from curax.step import draw, rehearsal, stages
+from curax.step.records import Request
 from curax.theory import population, summary
 from curax.types import Difficulty
 
@@ -265,7 +266,18 @@ def test_shipped_stages_keep_their_promises_with_all_their_options():
 def test_what_an_allocator_asks_for_in_vain_is_counted():
     each = jnp.zeros(4, jnp.float32)
     known = Difficulty(draws=each, solved=each, pass_rate=each, norm=each, tokens=each)
-    explored: Any = SimpleNamespace(difficulty=known)
+    unread: Any = None
+    asked = Request(
+        prompts=unread,
+        contexts=unread,
+        level=unread,
+        wanted=unread,
+        known=known,
+        counts=None,
+        memory=unread,
+        key=unread,
+        rows=0,
+    )
 
     def dropped(numbers: list[int], rows: int) -> float:
         def allocate(difficulty, *, budget, most):
@@ -273,8 +285,7 @@ def test_what_an_allocator_asks_for_in_vain_is_counted():
 
         config = replace(CONFIG, allocate=allocate)
         parts: Any = SimpleNamespace(config=config, rows=rows)
-        unread: Any = None
-        return float(pipeline.dropped_rows(parts, unread, unread, explored))
+        return float(draw.dropped_rows(parts, draw.allocated(parts, asked)))
 
     assert dropped([4, 0, 1, 4], 16) == dropped([4, 4, 4, 4], 16) == 0
     assert dropped([100, 100, 100, 100], 16) == 4 * 96

@@ -32,7 +32,7 @@ def batch():
         tokens=rows.tokens,
         mask=mask,
         context=rows.context,
-        credit=random.normal(size=M).astype(np.float32),
+        credit=noise().astype(np.float32),
         multiplier=random.uniform(0.5, 2, (M, tiny.T)).astype(np.float32),
         logp_behaviour=rows.logp_behaviour,
         logp_policy=rows.logp_policy,
@@ -241,7 +241,7 @@ def test_masked_rows_weigh_nothing():
     junk = dataclasses.replace(
         rows,
         tokens=np.where(rows.mask, rows.tokens, 7),
-        credit=np.where(rows.mask.any(-1), rows.credit, np.float32(np.nan)),
+        credit=np.where(rows.mask, rows.credit, np.float32(np.nan)),
         logp_old=np.where(rows.mask, rows.logp_old, np.float32(np.nan)),
     )
     got = compiled(*SETTINGS[0])(tiny.params(), junk, weight, False)
@@ -301,11 +301,12 @@ def test_the_first_ratio_is_exactly_one():
         weight = np.zeros((M, tiny.T), np.float32)
         weight[row, t] = 1
         value, _, _ = run(tiny.params(), rows, weight, True)
-        assert value == -rows.credit[row] * rows.mask[row, t]
+        assert value == -rows.credit[row, t] * rows.mask[row, t]
         later, _, own = run(tiny.params(), rows, weight, False)
         ratio = np.exp(own.logp[row, t] - rows.logp_old[row, t])
         clipped = np.clip(ratio, 0.8, 1.2)
-        want = -min(ratio * rows.credit[row], clipped * rows.credit[row])
+        credit = rows.credit[row, t]
+        want = -min(ratio * credit, clipped * credit)
         close(later, want * rows.mask[row, t])
 
 

@@ -1,7 +1,6 @@
 """Conversion between rows `[N, ...]` of tokens and grids `[B, G, ...]` of outcomes.
 
-Only `draws`, `pipeline` and `reflected` call these. A row is found by its (prompt,
-slot), never by position.
+Only `curax.step` calls these. A row is found by its (prompt, slot), never by position.
 """
 
 from typing import Any
