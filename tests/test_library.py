@@ -23,11 +23,10 @@ TINY = """
 from dataclasses import replace
 
 import small
-from curax.config import override
 
 
 def get_config():
-    return override(small.get_config(), ["warm_start.steps=2", "warm_start.rows=8"])
+    return replace(small.get_config(), warm_start=None)
 """
 
 
@@ -75,10 +74,11 @@ def test_a_run_is_init_and_steps_of_the_same_seed(followed, begun):
 
 
 def test_a_run_is_a_function_of_magnitudes_too(followed):
-    """Traced without a program, for what it would return."""
+    """Traced without a program, for what it would return; with a warm start."""
+    plain = override(small.get_config(), {"steps": 10})
 
     def trained(rate):
-        config = override(followed["config"], {"optimizer.learning_rate": rate})
+        config = override(plain, {"optimizer.learning_rate": rate})
         return curax.run(curax.build(config), 0)
 
     rates = jax.ShapeDtypeStruct((3,), "float32")
