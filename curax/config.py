@@ -82,6 +82,7 @@ __all__ = [
     "transferred",
     "truncates",
     "updates_of",
+    "with_current_fields",
 ]
 
 
@@ -494,13 +495,22 @@ def recalled(path: str | Path) -> Config:
         ConfigError: the file cannot be read, or names a function that does not exist.
     """
     try:
-        return rebuild(json.loads(Path(path).read_text()), Config)
+        return rebuild(with_current_fields(json.loads(Path(path).read_text())), Config)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); name the folder of a run."
         ) from error
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def with_current_fields(description: Any) -> Any:
+    """The description of a config of an older run, with the names that fields have now."""
+    sampling = description.get("sampling") if isinstance(description, dict) else None
+    if not isinstance(sampling, dict) or "parts" not in sampling:
+        return description
+    rest = {name: value for name, value in sampling.items() if name != "parts"}
+    return {**description, "sampling": {**rest, "chunks": sampling["parts"]}}
 
 
 def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> Config:

@@ -799,6 +799,7 @@ STATEMENTS = {
     "rloo": ("1, whatever p", one),
     "sage": (GRPO.format(n=8), grpo_of_all),
     "sage_exact": ("1, whatever p", one),
+    "prefix_sampling": (GRPO.format(n=8), grpo_of_all),
     "sage_light": (GRPO.format(n=8), grpo_of_all),
 }
 

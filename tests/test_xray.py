@@ -220,6 +220,7 @@ def test_every_page_with_a_column_of_weights_is_one_that_is_compared():
 # Said in other words: one number for all prompts, and those of other contexts.
 UNTOLD = {
     "reinforce_plus_plus": "1 / s",
+    "prefix_sampling": "grpo(8) at visits",
     "sage_light": "grpo(8) at visits",
     "sage_exact": "1 to 4",
 }

@@ -19,7 +19,13 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
-from curax.config import Config, ConfigError, changes, describe
+from curax.config import (
+    Config,
+    ConfigError,
+    changes,
+    describe,
+    with_current_fields,
+)
 from curax.runs import record
 from curax.settings.cli import write_whole
 from curax.types import Task
@@ -119,7 +125,7 @@ def _check_same(path: Path, config: Config) -> None:
             f"{path}:1: not a JSON object; the run cannot be resumed, name another "
             "--workdir."
         )
-    for name, was, now in changes(old, describe(config)):
+    for name, was, now in changes(with_current_fields(old), describe(config)):
         if name == "steps" and isinstance(was, int) and was < now:
             continue
         if name in CHANGEABLE or name.startswith("mesh."):

@@ -1,0 +1,119 @@
+"""Prefix sampling: what is remembered of prompts, and the heads of it as hints."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from test_configs import ROOT, shrunk
+
+from curax.config import Writing, load
+from curax.step import build, draw, drivers, learn, loops
+from curax.step.methods import hint_sources, prefixes
+from curax.step.records import Graded
+
+CONFIG = shrunk(load(ROOT / "configs" / "prefix_sampling.py"))
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return build.build(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def state(parts):
+    warm = loops.Warm(
+        params=tiny.random_params(parts.model),
+        opt_state=None,
+        step=jnp.int32(0),
+        seed=jnp.uint32(3),
+    )
+    return loops.begin(parts, warm)
+
+
+def graded_step(parts):
+    """`(state, outcome) -> (drawn, state after the step, metrics)`, compiled."""
+
+    @jax.jit
+    def walk(state, outcome):
+        request = draw.next_request(drivers.Traced(), parts, state)
+        rollouts = draw.draw(parts, state, request)
+        graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+        drawn = draw.collect(parts, request, graded, None)
+        drawn = replace(drawn, found={})
+        after, (values, _) = learn.learn(parts, state, drawn)
+        return drawn, after, values
+
+    return walk
+
+
+def test_the_first_right_completion_of_a_group_is_remembered_without_its_end(
+    parts, state
+):
+    outcome = np.zeros((CONFIG.sampling.prompts, CONFIG.sampling.group_size))
+    outcome[0, 1:3], outcome[1, 0] = 1.0, 0.5  # of prompt 1 nothing is right
+    outcome[2:] = 1.0
+    outcome[2, 0] = np.nan  # and one is missing
+    walk = graded_step(parts)
+    drawn, after, values = walk(state, jnp.asarray(outcome.reshape(-1), jnp.float32))
+    solved = after.methods[prefixes.NAME]
+    ids, tokens, mask = (
+        np.asarray(x)
+        for x in (drawn.prompts.id, drawn.rollouts.tokens, drawn.rollouts.mask)
+    )
+    row = {
+        (int(b), int(s)): n
+        for n, (b, s) in enumerate(
+            zip(drawn.rollouts.prompt, drawn.rollouts.slot, strict=True)
+        )
+    }
+    for b, slot in enumerate((1, None, *[1] * 1, *[0] * (len(ids) - 3))):
+        want = []
+        if slot is not None:
+            said = tokens[row[b, slot]][mask[row[b, slot]]]
+            want = [t for t in said.tolist() if t not in parts.task.end]
+        count = int(solved.length[ids[b]])
+        assert solved.tokens[ids[b], :count].tolist() == want
+    assert values["prefix/known_fraction"] == 0
+    others = np.setdiff1d(np.arange(parts.task.num_prompts), ids)
+    assert not np.asarray(solved.length)[others].any()
+    # What was wrong a second time takes nothing away.
+    again = replace(after, position=state.position, step=state.step)
+    _, later, values = walk(again, jnp.zeros(outcome.size))
+    jax.tree.map(np.testing.assert_array_equal, later.methods[prefixes.NAME], solved)
+    assert 0 < values["prefix/known_fraction"] < 1
+
+
+def test_hints_are_heads_of_what_is_remembered_and_unsolved_prompts_have_none(
+    parts, state
+):
+    count, width = parts.task.num_prompts, CONFIG.sampling.max_tokens
+    prompts = parts.task.prompts(jnp.arange(4, dtype=jnp.int32))
+    length = np.zeros(count, np.int32)
+    length[[0, 1, 3]] = 6, 1, 4
+    tokens = np.arange(1, width + 1, dtype=np.int32) * np.ones((count, 1), np.int32)
+    solved = prefixes.Solved(tokens=jnp.asarray(tokens), length=jnp.asarray(length))
+    there = replace(state, methods={**state.methods, prefixes.NAME: solved})
+    written = prefixes.recall(parts, there, prompts)
+    hints, mask = prefixes.own_prefix(
+        parts.task.hinting, prompts, levels=3, written=written
+    )
+    for b in range(4):
+        for level in range(1, 4):
+            size = int(np.round(np.float32(level / 4) * length[b]))
+            head = tokens[b, : max(size, 1) if length[b] else 0].tolist()
+            assert np.asarray(hints[b, level - 1])[mask[b, level - 1]].tolist() == head
+    made = partial(hint_sources.make, drivers.Traced(), parts)
+    few = jax.tree.map(lambda leaf: leaf[: CONFIG.sampling.prompts], prompts)
+    wanted = jnp.ones(few.id.shape, bool)
+    found, _ = jax.jit(made)(there, few, wanted)
+    assert not np.asarray(found.mask)[2:3].any()
+
+
+def test_the_policy_does_not_write_what_is_remembered():
+    writing = replace(CONFIG.hint, writing=Writing(max_tokens=4))
+    with pytest.raises(ValueError, match="set hint.writing to None"):
+        build.build(replace(CONFIG, hint=writing))
