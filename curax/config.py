@@ -505,7 +505,7 @@ def recalled(path: str | Path) -> Config:
 
 
 def with_current_fields(description: Any) -> Any:
-    """The description of a config of an older run, with the names that fields have now."""
+    """The description of an older run's config, with the names of its fields today."""
     sampling = description.get("sampling") if isinstance(description, dict) else None
     if not isinstance(sampling, dict) or "parts" not in sampling:
         return description
