@@ -173,7 +173,7 @@ def _of(values: Mapping[str, np.ndarray], which: Sequence[bool]) -> dict[str, An
 def _lengths(length: np.ndarray) -> dict[str, Any]:
     mean = float(length.mean()) if length.size else math.nan
     shares = {"mean": mean} | {
-        name: estimates.quantile(length, share)
+        name: float(estimates.quantile(length, share))
         for name, share in (("median", 0.5), ("p95", 0.95))
     }
     return {name: _finite(value) for name, value in shares.items()}
