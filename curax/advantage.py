@@ -12,6 +12,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from curax.arrays import checks, masked
 from curax.arrays.masked import Axis
@@ -292,14 +293,10 @@ def least_positives(n: int, *, accident: float, delta: float = 0.05) -> int:
     if not 0.0 <= delta < 1.0:
         raise ValueError(f"delta={delta} must be in [0, 1); set it to 0.05, say.")
 
-    def chance(least: int) -> float:
-        """P(Binomial(n, accident) >= least)."""
-        return math.fsum(
-            math.comb(n, k) * accident**k * (1.0 - accident) ** (n - k)
-            for k in range(least, n + 1)
-        )
+    from scipy.special import bdtrc
 
-    return next(k for k in range(1, n + 2) if chance(k) <= delta)
+    tails = bdtrc(np.arange(n + 1), n, accident)  # P(more than 0 .. n)
+    return 1 + int(np.argmax(tails <= delta))
 
 
 def _standardised(

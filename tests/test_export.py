@@ -154,7 +154,8 @@ def test_what_fails_leaves_nothing_behind(tmp_path, runs, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tensors, "write", full)
+    monkeypatch.setattr(tensors, "write_like", full)
+    monkeypatch.setattr(tensors, "write_new", full)
     before = snapshot(tmp_path)
     for run in ("lora", "own"):
         new = tmp_path / run

@@ -162,6 +162,16 @@ def test_records_are_a_source_for_grain(opened, threads):
     assert {*got} < {row["question"] for row in ROWS}
 
 
+def test_a_file_is_closed_when_python_has_let_go_of_its_modules(tmp_path, monkeypatch):
+    opened = records.JsonLines(json_lines(tmp_path / "a.jsonl", ROWS))
+    number = opened._file
+    monkeypatch.setattr(records, "os", None)
+    del opened
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
 # JSON lines
 
 

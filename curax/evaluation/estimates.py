@@ -5,6 +5,7 @@ unbiased for each problem; intervals are over problems.
 """
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -75,8 +76,13 @@ def majority(answer: np.ndarray, outcome: np.ndarray, k: int) -> float:
     n = len(answer)
     if n < k:
         return math.nan
+    from scipy.stats import binom
+
+    def chances(count: int) -> np.ndarray:
+        return binom.pmf(np.arange(count + 1), count, k / n)
+
     silent, votes = int(np.sum(answer < 0)), Counter(answer[answer >= 0].tolist())
-    likely = {count: _binomial(count, k / n) for count in {*votes.values(), silent}}
+    likely = {count: chances(count) for count in {*votes.values(), silent}}
     expected, wins = 0.0, dict[int, float]()
     for label, count in votes.items():
         value = float(outcome[answer == label].mean())
@@ -87,7 +93,7 @@ def majority(answer: np.ndarray, outcome: np.ndarray, k: int) -> float:
                 for top in range(1, min(count, k) + 1)
             )
         expected += value and value * wins[count]
-    return expected / float(_binomial(n, k / n)[k])
+    return expected / float(chances(n)[k])
 
 
 def weighted_majority(
@@ -143,16 +149,6 @@ def _win_share(
     return float(np.sum(chance[:, rest] / np.arange(1, len(chance) + 1)))
 
 
-def _binomial(count: int, rate: float) -> np.ndarray:
-    """`[count + 1]` probabilities of 0, 1, ..., `count` under Binomial(count, rate)."""
-    i = np.arange(count + 1)
-    if rate == 1:
-        return np.where(i == count, 1.0, 0.0)
-    ways = [math.lgamma(j + 1) + math.lgamma(count - j + 1) for j in range(count + 1)]
-    log = math.lgamma(count + 1) - np.array(ways)
-    return np.exp(log + i * math.log(rate) + (count - i) * math.log1p(-rate))
-
-
 def answer_labels(
     answers: Sequence[str | None], same: Callable[[str, str], bool | None]
 ) -> np.ndarray:
@@ -199,33 +195,38 @@ def bootstrap(
         Lower and upper end, `[...]` each; NaN where fewer than two problems have a
         value.
     """
+    from scipy import stats
+
     values = np.asarray(values, np.float64)
-    problems, random = values.shape[-1], np.random.default_rng(seed)
     known = np.sum(~np.isnan(values), -1)
-    chunks, at_once = [], max(1, ENTRIES // max(values.size, 1))
-    for start in range(0, draws if problems else 0, at_once):
-        shape = (min(at_once, draws - start), problems)
-        chunks.append(statistic(values[..., random.integers(problems, size=shape)]))
-    drawn = np.concatenate([np.full((*known.shape, 1), np.nan), *chunks], -1)
-    ends = []
-    for share in ((1 - level) / 2, (1 + level) / 2):
-        # A resample of NaN alone has no statistic and is left out.
-        end = _quantile(drawn, share)
-        ends.append(np.where(known > 1, end, np.nan))
-    return ends[0], ends[1]
+    if values.shape[-1] < 2:
+        return np.full(known.shape, np.nan), np.full(known.shape, np.nan)
+    with warnings.catch_warnings(category=stats.DegenerateDataWarning, action="ignore"):
+        drawn = stats.bootstrap(
+            (values,),
+            lambda sample, axis: statistic(sample),
+            n_resamples=draws,
+            batch=max(1, ENTRIES // max(values.size, 1)),
+            vectorized=True,
+            axis=-1,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).bootstrap_distribution
+    low, high = (quantile(drawn, share) for share in ((1 - level) / 2, (1 + level) / 2))
+    return np.where(known > 1, low, np.nan), np.where(known > 1, high, np.nan)
 
 
-def _quantile(values: np.ndarray, share: float) -> np.ndarray:
-    """Quantile over the last axis without NaN, linear between order statistics."""
-    ordered = np.sort(values, -1)  # NaN is last
-    count = np.sum(~np.isnan(values), -1, keepdims=True)
-    place = share * np.maximum(count - 1, 0)
-    below, above = np.floor(place).astype(int), np.ceil(place).astype(int)
-    low, high = (np.take_along_axis(ordered, at, -1) for at in (below, above))
-    return (low + (place - below) * (high - low))[..., 0]
+def quantile(values: np.ndarray, share: float) -> np.ndarray:
+    """Quantile on the last axis of what is not NaN, NaN where all is.
 
+        x_(i) + (t - i) (x_(i+1) - x_(i)),   t = share (n - 1), i = floor(t)
 
-def quantile(values: np.ndarray, share: float) -> float:
-    """Quantile of all values at `share` in [0, 1]; NaN without values."""
+    Args:
+        values: `[..., n]`, may be empty.
+        share: in [0, 1].
+    """
     values = np.asarray(values, np.float64)
-    return float(_quantile(np.append(values, np.nan), share))
+    none = np.isnan(values).all(-1)
+    more = np.where(none, 0.0, np.nan)[..., None]  # no row is empty
+    found = np.nanquantile(np.concatenate([values, more], -1), share, -1)
+    return np.where(none, np.nan, found)

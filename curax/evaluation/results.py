@@ -184,7 +184,7 @@ def _lengths(length: np.ndarray) -> dict[str, Any]:
     """Mean, median and 95th percentile; None without values."""
     mean = float(length.mean()) if length.size else math.nan
     shares = {"mean": mean} | {
-        name: estimates.quantile(length, share)
+        name: float(estimates.quantile(length, share))
         for name, share in (("median", 0.5), ("p95", 0.95))
     }
     return {name: _finite(value) for name, value in shares.items()}

@@ -67,7 +67,7 @@ def export(
     copies = others(source)
     with _folder(destination) as folder:
         for file in sorted({tensor.file for tensor in found.values()}):
-            tensors.write(folder / file.name, tensors.header(file)[0], value)
+            tensors.write_like(folder / file.name, file, value)
         for file in copies:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / file, folder / file)
@@ -124,10 +124,8 @@ def export_adapter(
         "inference_mode": True,
     }
     with _folder(destination) as folder:
-        begin = tensors.new_header({n: m.shape for n, m in halves.items()}, jnp.float32)
-        tensors.write(
-            folder / "adapter_model.safetensors", begin, lambda name: halves[name]
-        )
+        full = {name: half.astype(np.float32) for name, half in halves.items()}
+        tensors.write_new(folder / "adapter_model.safetensors", full)
         _write_json(folder / "adapter_config.json", config)
         if form is not None:
             prompt_form.write(folder, form)
@@ -196,15 +194,16 @@ def write_new(
     config = families.written(
         options, dtype=kind.name, max_positions=max_positions, style=style
     )
-    shapes = {name: part.shape for name, part in wanted.items()}
-    sizes = {name: math.prod(shape) * kind.itemsize for name, shape in shapes.items()}
+    sizes = {
+        name: math.prod(part.shape) * kind.itemsize for name, part in wanted.items()
+    }
     files = tensors.in_files(sizes, shards)
     with _folder(destination) as folder:
         for file, names in files.items():
-            begin = tensors.new_header({name: shapes[name] for name in names}, kind)
-            tensors.write(
-                folder / file, begin, lambda name: _value(params, wanted[name], scale)
-            )
+            values = {
+                name: _value(params, wanted[name], scale).astype(kind) for name in names
+            }
+            tensors.write_new(folder / file, values)
         if shards > 1:
             index = tensors.index(files, sum(sizes.values()))
             (folder / tensors.INDEX).write_text(index)

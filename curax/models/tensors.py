@@ -5,7 +5,6 @@ the file and `[in, out]` in the model; embedding and head are `[V, D]` in both.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ DTYPES = {
     "F16": jnp.dtype(jnp.float16),
     "BF16": jnp.dtype(jnp.bfloat16),
 }
-CODES = {dtype: code for code, dtype in DTYPES.items()}
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
 BUFFER = "rotary_emb.inv_freq"  # older checkpoints hold it; it follows from the config
 NORMS = {
@@ -265,22 +263,18 @@ def header(file: Path) -> tuple[bytes, dict[str, Any]]:
     return size + text, found
 
 
-def new_header(shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> bytes:
-    """The beginning of a file that holds these tensors, one behind the other."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * jnp.dtype(dtype).itemsize
-        code = CODES[jnp.dtype(dtype)]
-        entries[name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the tensors begin aligned
-    return len(text).to_bytes(8, "little") + text
+def write_like(file: Path, source: Path, value: Callable[[str], np.ndarray]) -> None:
+    """Write tensors with the header of another file: its order, dtypes and metadata.
 
+    safetensors writes in an order of its own, and from memory alone: a file of 512 MiB
+    takes as much, where this takes the largest tensor.
 
-def write(file: Path, begin: bytes, value: Callable[[str], np.ndarray]) -> None:
-    """A file with the header `begin`, and the value of each tensor it names."""
-    entries = json.loads(begin[8:])
+    Args:
+        file: to write.
+        source: whose header is copied, byte by byte.
+        value: of each tensor, by name.
+    """
+    begin, entries = header(source)
     entries.pop("__metadata__", None)
     with file.open("wb") as opened:
         opened.write(begin)
@@ -290,6 +284,18 @@ def write(file: Path, begin: bytes, value: Callable[[str], np.ndarray]) -> None:
             array = value(name)
             array = array.astype(DTYPES.get(entry["dtype"], array.dtype), copy=False)
             opened.write(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def write_new(file: Path, values: Mapping[str, np.ndarray]) -> None:
+    """Write tensors to a new file, in the order of safetensors.
+
+    Raises:
+        OSError: it cannot be written; `save_file` of safetensors raises its own error.
+    """
+    from safetensors.numpy import save
+
+    whole = {name: np.ascontiguousarray(value) for name, value in values.items()}
+    file.write_bytes(save(whole, metadata={"format": "pt"}))
 
 
 def in_files(sizes: Mapping[str, int], count: int) -> dict[str, list[str]]:

@@ -280,13 +280,6 @@ def is_supervised(run: Run) -> bool:
 
 # Numbers
 
-# Two-sided 95% points of Student's t for 1 to 30 degrees of freedom.
-_T_95 = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-
 
 def column(rows: Sequence[Row], name: str) -> tuple[np.ndarray, np.ndarray]:
     """A metric over steps: `[K]` steps and `[K, R]` values, float64, for R seeds.
@@ -324,18 +317,13 @@ def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         Mean and half width, `[...]` each.
     """
+    from scipy.special import stdtrit
+
     n = np.sum(np.isfinite(values), axis=-1)
     freedom = np.maximum(n - 1, 1)
     mean = np.nanmean(values, axis=-1)
     variance = np.nansum((values - mean[..., None]) ** 2, axis=-1) / freedom
-    # Beyond the table, t is expanded about the normal quantile z.
-    z = 1.959964
-    beyond = z + (z**3 + z) / (4 * freedom)
-    beyond = beyond + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    last = 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
-    beyond = beyond + last / (384 * freedom**3)
-    within = np.array(_T_95)[np.minimum(freedom, len(_T_95)) - 1]
-    t = np.where(freedom <= len(_T_95), within, beyond)
+    t = stdtrit(freedom, 0.975)
     return mean, np.where(n > 1, t * np.sqrt(variance / np.maximum(n, 1)), np.nan)
 
 

@@ -116,9 +116,9 @@ class JsonLines(Records):
     def _open(self) -> None:
         self._file = os.open(self.name, os.O_RDONLY)
 
-    def __del__(self):
+    def __del__(self, close=os.close):  # bound: at the end of Python `os` is gone
         if hasattr(self, "_file"):
-            os.close(self._file)
+            close(self._file)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"name": self.name, "_begins": self._begins}

@@ -1,6 +1,10 @@
 """Data files opened for random access by record, and the scan for usable problems.
 
-`scan` keeps numbers and digests of the usable records, and no text.
+`scan` keeps numbers and digests of the usable records, and no text; grain reads blocks
+ahead. A step then reads its records by number, in the order that
+`data.prompt_ids` gives on the device, where one integer is all of its state. Of 200 000
+JSON lines, 64 took 0.4 ms so, and through `grain.MapDataset.shuffle` and batches 22 ms,
+with one thread ahead 6 ms, with four 118 ms: the best of 50 steps, on two busy cores.
 """
 
 import array

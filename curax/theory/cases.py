@@ -178,13 +178,10 @@ def known_shares(trials: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(trials + 1) / trials, outcome_states.binomial(trials, p).T
     shares = np.sin(np.linspace(0, np.pi / 2, ATOMS + 1)) ** 2
     k = np.arange(trials + 1)
-    factorial = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
-    ways = factorial[-1] - factorial - factorial[::-1]
     left = np.clip(np.searchsorted(shares, k / trials, "right") - 1, 0, ATOMS - 1)
     right_part = (k / trials - shares[left]) / (shares[left + 1] - shares[left])
     chance = np.zeros((len(p), ATOMS + 1))
-    for row, rate in zip(chance, p, strict=True):
-        each = np.exp(ways + k * np.log(rate) + (trials - k) * np.log1p(-rate))
+    for row, each in zip(chance, outcome_states.binomial(trials, p).T, strict=True):
         row[:-1] += np.bincount(left, each * (1 - right_part), ATOMS)
         row[1:] += np.bincount(left, each * right_part, ATOMS)
     return shares, chance

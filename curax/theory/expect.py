@@ -1,4 +1,4 @@
-"""What the recipe of a run should have measured, from the pass rates it measured.
+"""Expected metrics of a run, predicted from the pass rates that it measured.
 
 The report shows it beside what was measured: where they differ, something other than
 labels is at work, or a stage does not do what it says.
@@ -25,7 +25,7 @@ PER_PROMPT = 8  # pass rates drawn from what is believed of each prompt
 
 
 def spread(rates: np.ndarray, samples: int) -> np.ndarray:
-    """`[K]` pass rates as they are likely to be, given how they were measured.
+    """`[K]` draws from the posterior of the pass rates, given their measurement.
 
     Shares of few completions lie further apart than the pass rates they estimate. Their
     prior is the Beta distribution with the moments of a beta-binomial; each prompt then
@@ -54,7 +54,7 @@ def spread(rates: np.ndarray, samples: int) -> np.ndarray:
 def expected(
     config: Config, rates: np.ndarray, samples: int, *, prompts: int | None = None
 ) -> dict[str, Any]:
-    """Metrics of a step, by name, for a policy with these held-out pass rates.
+    """Expected metrics of a step, by name, for a policy with these held-out pass rates.
 
     Draws leave out the pilots, as the metric does. With hints nothing is expected: how
     much a hint helps is not known before. Nor where rewards are no outcomes.

@@ -1,4 +1,4 @@
-"""What is reached at which distance: the corners of measured policies."""
+"""The frontier of reward over KL: the corners of measured policies."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Frontier(NamedTuple):
-    """The corners of what is reached, both rising, `[F]` float64."""
+    """Corners of the upper hull of (kl, reward), both rising, `[F]` float64."""
 
     kl: np.ndarray  # nats
     reward: np.ndarray
@@ -23,7 +23,7 @@ class Frontier(NamedTuple):
 
 
 def frontier(kl: np.ndarray, reward: np.ndarray) -> Frontier:
-    """The upper left hull of measured policies: most reward for the least distance.
+    """The upper left hull of measured policies: largest reward at each distance.
 
     What lies between two corners is reached as well: a policy that is one of the two by
     the toss of a coin has the mean of their rewards and, as the KL is convex, no more

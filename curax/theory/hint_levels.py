@@ -1,4 +1,4 @@
-"""What a group comes to when prompts are drawn with hints: which level, which labels.
+"""Chances of hint level and outcomes of the group that trains, for prompts with hints.
 
 A prompt draws a group without a hint. If it collapsed it draws another with a hint of
 level 1, and so on, and one group of all trains. Given the pass rate p_l under a hint of
@@ -34,7 +34,7 @@ from curax.theory import outcome_states
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Levels:
-    """What becomes of prompts by level, `[L + 1, R]`: the first row is without a hint.
+    """Chances, weights and draws by level, `[L + 1, R]`; row 0 is without a hint.
 
     With a controller, all is the mean over the visits of a run, the first without a
     hint, and `end` tells what visits tend to.
@@ -43,7 +43,7 @@ class Levels:
     p: np.ndarray  # pass rate under a hint of the level, as it is believed
     drawn: np.ndarray  # chance that a group is drawn at the level
     trains: np.ndarray  # chance that the group that trains is of the level
-    weight: np.ndarray  # coefficient of what `credited` says; NaN where of nothing
+    weight: np.ndarray  # coefficient of the gradient `credited` names; else NaN
     half: np.ndarray  # half of its 95% interval, 0 where it is exact
     signal: np.ndarray  # chance that it is of the level and any completion has credit
     draws: np.ndarray  # expected completions drawn at the level, pilots apart
@@ -54,7 +54,7 @@ class Levels:
 
 
 def lifted(p: np.ndarray, lift: float, levels: int) -> np.ndarray:
-    """Pass rates if every level of a hint adds as much to the log-odds.
+    """Pass rates under hints whose every level adds `lift` to the log-odds.
 
         log(p_l / (1 - p_l)) = log(p / (1 - p)) + l lift
 
@@ -71,7 +71,7 @@ def lifted(p: np.ndarray, lift: float, levels: int) -> np.ndarray:
 
 
 def admitted(most: float, prompts: int, chance: float) -> float:
-    """How likely a prompt that is to be hinted is among the first, as many as may be.
+    """Chance that a prompt to be hinted is among the first `most` B of its batch.
 
     Its place in the batch is any, and the others are to be hinted with this chance.
 
@@ -93,11 +93,11 @@ def admitted(most: float, prompts: int, chance: float) -> float:
 def searched(
     how: Hint, which: np.ndarray, chance: np.ndarray, *, size: tuple[int, int], own: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What groups come to if one that collapsed is drawn again, level by level.
+    """Chances of states by level if a group that collapsed is drawn at the next level.
 
     Args:
         how: triggers, when the search ends, and how many prompts may be hinted.
-        which: `[S, 3]` states that a group may have, as of `chances.states`.
+        which: `[S, 3]` states that a group may have, as of `outcome_states.states`.
         chance: `[L + 1, R, S]` of each, drawn at each level. Of R prompts the last ones
             are a population, whose collapsed groups compete for hints.
         size: (B, G).
@@ -158,7 +158,7 @@ def visited(
     own: int,
     visits: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What groups come to if a controller sets the level of the next visit.
+    """Chances of states by level if a controller sets the level of the next visit.
 
     Args:
         how: the controller, and how many prompts may be hinted.
@@ -200,7 +200,7 @@ _STILL = 1e-12  # a change of chances that is none
 def moves(
     how: Hint, which: np.ndarray, chance: np.ndarray, *, group: int
 ) -> np.ndarray:
-    """`[R, L + 1, L + 1]` chances from the level of a visit to that of the next."""
+    """`[R, L + 1, L + 1]` transition matrix of the level between two visits."""
     assert how.controller
     outcome, exists = _shown(which, group)
     rate = jnp.where(jnp.any(exists, -1), masked.mean(outcome, exists), jnp.nan)
@@ -216,7 +216,7 @@ def moves(
 
 
 def resting(steps: np.ndarray) -> np.ndarray:
-    """`[..., L + 1]` shares of visits at each level in the end, beginning at level 0.
+    """`[..., L + 1]` stationary distribution of the level, from level 0.
 
     The stationary distribution; where there are several, that which level 0 leads to.
 
@@ -235,7 +235,7 @@ _DOUBLINGS = 64  # of the number of visits
 
 
 def credited(how: Hint) -> int | None:
-    """Which grad p hinted groups train: 1 that under the hint, 0 that without, or none.
+    """Level whose grad p hinted groups train: 1 under the hint, 0 without; None: none.
 
     Weighted by the ratio of their sequences, completions drawn with a hint give the
     same coefficient of grad p_0 as they had of grad p_l (`hint.sequence_weighted`).

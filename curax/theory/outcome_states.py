@@ -1,4 +1,4 @@
-"""What a prompt may come to: how many completions, how many right, and how likely.
+"""States of a prompt's group, (drawn, right, place of the first right), and chances.
 
 A state is n completions drawn, k of them right, the first right one in place j. Chances
 follow from dynamic programming over the rounds of a stopping rule.
@@ -18,7 +18,7 @@ def states(
     met: Callable[[np.ndarray, np.ndarray], Any] | None = None,
     first: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a prompt may come to, and how likely that is.
+    """States that a prompt's group may end in, and the chance of each.
 
     Args:
         p: `[R]` pass rates.
@@ -55,7 +55,7 @@ def states(
 def _drawn(
     alive: np.ndarray, p: np.ndarray, start: int, count: int, first: bool
 ) -> np.ndarray:
-    """Chances `[R, k, j]` after `count` more draws, those before being `start`."""
+    """Chances `[R, k, j]` after `count` more draws behind the first `start`."""
     new = np.zeros_like(alive)
     more = binomial(count, p)
     for k, chance in enumerate(more):
@@ -84,10 +84,7 @@ def shown(states: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def binomial(n: int, p: np.ndarray) -> np.ndarray:
-    """`[n + 1, R]` chances of k right among n."""
-    chance = np.zeros((n + 1, len(p)))
-    chance[0] = 1
-    for _ in range(n):
-        chance[1:] = chance[1:] * (1 - p) + chance[:-1] * p
-        chance[0] *= 1 - p
-    return chance
+    """`[n + 1, R]` chances P(k; n, p) of k = 0 .. n right completions among n."""
+    from scipy.stats import binom
+
+    return binom.pmf(np.arange(n + 1)[:, None], n, p)

@@ -1,4 +1,4 @@
-"""What a recipe says it optimises, and which known objective it follows."""
+"""The objective that a recipe claims, and the known one whose slope is nearest."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from curax.theory.predict import Prediction
 
 
 class Claim(NamedTuple):
-    """The objective that a recipe states."""
+    """The objective f that a recipe claims."""
 
     name: str
     slope: Callable[[np.ndarray], np.ndarray] | None  # f'; None: it states none
@@ -25,7 +25,7 @@ class Claim(NamedTuple):
 
 
 def claimed(config: Config) -> Claim:
-    """The objective that a recipe states.
+    """The claimed objective: its name, slope and series.
 
     That is `claim` where it is set, else the f of its objective stage, else what the
     `coefficients` of that stage are a series of. A stage that has neither states none.
@@ -79,7 +79,7 @@ def _short(function: Any) -> str:
 
 
 def _written(function: Any) -> str:
-    """How an objective is written; one that is not ours by the name of its function."""
+    """Formula of an objective; the name of its function where it is not one of ours."""
     short = _short(function).removesuffix("_coefficients")
     bound = dict(getattr(function, "keywords", {}))
     if short in _NAMES:
@@ -89,7 +89,7 @@ def _written(function: Any) -> str:
 
 
 def reached(claim: Claim, seen: Prediction) -> np.ndarray | None:
-    """`[R]` the claimed weight as far as the draws reach it, None without a series.
+    """`[R]` expected partial sums of the claimed series; None without a series.
 
         E[sum_{k < n} d_k (1-p)^k]        n draws made where nothing is right
 
@@ -125,7 +125,7 @@ def family(draws: Sequence[int]) -> dict[str, Callable[[np.ndarray], np.ndarray]
 
 
 def distance(weight: np.ndarray, slope: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """`[R]`, by how much prompts are weighted more than asked for, 1 at p = 0.5."""
+    """`[R]` weight / slope, divided by its value at p = 1/2."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = weight / slope
         return ratio / np.interp(0.5, p, ratio)
@@ -136,7 +136,7 @@ def nearest(
     p: np.ndarray,
     members: Mapping[str, Callable[[np.ndarray], np.ndarray]],
 ) -> tuple[str, float]:
-    """Which slope a weight follows best, up to a factor, and how far it leaves it.
+    """The slope nearest to a weight, up to a factor, and the largest factor between.
 
     Best is the smallest mean square of the logarithm of their ratio, over p; of equally
     good ones the first.
@@ -171,7 +171,7 @@ _TIE = 1e-7  # a factor of 1.0003
 
 
 def integral(weight: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """`[R]` f(p) with f' = weight and f = 0 at the first p.
+    """`[R]` f(p), the integral of a weight from the first p.
 
     By trapezoids over log(p / (1 - p)), where what is integrated is smooth.
     """
@@ -181,7 +181,7 @@ def integral(weight: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def grpo(n: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weight and noise of groups of n that are standardised: what others compare with.
+    """Weight and noise of GRPO with groups of n, to which recipes are compared.
 
         w = E[sqrt(q (1 - q))] / (p (1 - p)),   noise = (1 - p^n - (1-p)^n) / w^2
 
