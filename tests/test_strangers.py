@@ -10,7 +10,6 @@ import shutil
 import time
 from pathlib import Path
 
-import byte_pairs
 import numpy as np
 import pytest
 import real
@@ -40,7 +39,7 @@ def good(tmp_path_factory):
     model = tiny.model(vocab_size=VOCAB)
     options = {"head_dim": 8, "rope_theta": 1e4, "norm_eps": 1e-6, "shards": 2}
     write_new(folder, tiny.random_params(model), **options)
-    byte_pairs.train(folder, ["the end of the end"] * 9, vocab_size=VOCAB)
+    text.train(folder, ["the end of the end"] * 9, vocab_size=VOCAB)
     return folder
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from functools import cache
 
-import byte_pairs
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -274,7 +273,7 @@ def test_a_template_without_the_text_has_no_place(tmp_path):
 
 def together(folder):
     """A tokenizer without a chat template, to which ? and a line break are one."""
-    byte_pairs.train(folder, [], vocab_size=259, chat=False)
+    text.train(folder, [], vocab_size=259, chat=False)
     core = json.loads((folder / "tokenizer.json").read_text())
     core["pre_tokenizer"]["use_regex"] = False
     core["model"]["vocab"]["?Ċ"] = 259

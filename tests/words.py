@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-import byte_pairs
+from curax.tasks import text
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve")
 THINGS = ("apples", "books", "coins", "dice")
@@ -58,5 +58,5 @@ def folder():
     write(there / "train.jsonl", records[:1000])
     write(there / "test.jsonl", records[1000:])
     spoken = (f"{r['question']}\n{r['solution']}" for r in records)
-    byte_pairs.train(there / "tokenizer", spoken, vocab_size=400)
+    text.train(there / "tokenizer", spoken, vocab_size=400)
     return there
