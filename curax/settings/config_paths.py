@@ -36,7 +36,6 @@ UNSET: Any = object()  # the value of an option that has none
 OF_FILE = "config_"  # the module of a config file is called so, and then as the file
 # Modules that older config.json files name, and where their functions are now.
 MOVED = {
-    "curax.content": "curax.monitors.content",
     "curax.diversity": "curax.monitors.diversity",
     "curax.tasks.problems": "curax.tasks.file_task",
 }

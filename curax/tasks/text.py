@@ -315,18 +315,18 @@ def load(path: str | Path) -> Tokenizer:
 def train(
     path: str | Path, texts: Iterable[str], *, vocab_size: int, chat: bool = True
 ) -> Tokenizer:
-    """A byte-pair tokenizer trained on texts, written to a directory.
+    """A small tokenizer for texts like these, written to a directory.
 
-    Pairs are of bytes, so every text is decoded exactly. The same texts give the same
-    files.
+    Byte pairs over bytes, so every text comes back exactly. The same texts give the
+    same files.
 
     Args:
-        path: the directory, created if it does not exist.
-        texts: the training texts.
-        vocab_size: number of ids, control tokens included, at least 259; fewer result
-            where the texts repeat too little.
-        chat: whether to write a chat template, of `<|im_start|>` turns that end in
-            `<|im_end|>`; otherwise `<|endoftext|>` ends a completion.
+        path: the directory; it is made if it is not there.
+        texts: what to learn from.
+        vocab_size: number of ids, control tokens included; fewer if the texts repeat
+            too little. At least 259.
+        chat: with a chat template, of `<|im_start|>` turns that end in `<|im_end|>`;
+            otherwise `<|endoftext|>` ends a completion.
 
     Returns:
         The tokenizer; `<|endoftext|>` is its pad.
