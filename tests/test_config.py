@@ -38,7 +38,6 @@ from curax.settings.declared import declares
 RECIPES = Path(__file__).parents[1] / "configs"
 # One function of each module that has moved.
 MOVED_FUNCTIONS = {
-    "curax.monitors.content": "curax.monitors.content.short",
     "curax.monitors.diversity": "curax.monitors.diversity.kind_of",
     "curax.tasks.file_task": "curax.tasks.file_task.task",
 }
@@ -671,12 +670,9 @@ def test_a_config_is_recalled_from_what_a_run_writes_of_it(path, tmp_path):
 def test_a_config_written_before_its_functions_moved_is_the_same(old, new, tmp_path):
     moved = pkgutil.resolve_name(MOVED_FUNCTIONS[new])
     config = cf.load(RECIPES / "gsm8k_qwen3_0p6b.py")
-    place = {"curax.tasks.file_task": "task", "curax.monitors.content": "gate"}
-    if (field := place.get(new)) is None:
+    if new == "curax.monitors.diversity":
         evaluation = replace(config.evaluation, format=moved)
         config = replace(config, evaluation=evaluation)
-    elif field == "gate":
-        config = replace(config, gate=moved)
     now = cf.describe(config)
     written = json.dumps(now).replace(f'"{new}.', f'"{old}.')
     assert old in written

@@ -1,6 +1,6 @@
-"""Checkpoint folders written: a trained one like its source, adapters, new ones.
+"""Writing of checkpoint folders: like the source, adapters alone, or a new model.
 
-A folder appears under its name only when it is whole.
+A folder gets its name when it is complete.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from curax.models import families, prompt_form, tensors
 from curax.models.modules import MATRICES
 from curax.models.rotary import RopeScaling
 
-# Weights in other formats, and caches: copies of these would be untrained or of no use.
+# Not copied: weights, which would be untrained, and caches.
 LEFT = ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack", ".*")
 
 
@@ -34,11 +34,11 @@ def export(
     lora_alpha: float | None = None,
     form: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write trained parameters as the checkpoint they came from was written.
+    """Write trained parameters in the format of the checkpoint they came from.
 
     Files, tensor names, order, precision and metadata are those of the source, as are
-    config, tokenizer and whatever else stands in its folder. If nothing was trained,
-    every file is equal byte by byte. One tensor is in memory at a time.
+    config, tokenizer and all other files of its folder. Untrained parameters give
+    files that are equal byte by byte. One tensor is in memory at a time.
 
     Args:
         source: folder of the checkpoint that was loaded.
@@ -146,7 +146,7 @@ def write_new(
     style: int = 5,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model that came from no checkpoint as one of its architecture.
+    """Write the checkpoint of a model that came from none.
 
     The architecture and all other sizes follow from the parameters.
 
@@ -214,7 +214,7 @@ def write_new(
 
 
 def _value(params: Any, part: tensors.Part, scale: float) -> np.ndarray:
-    """A tensor as it stands in a file, but for its precision."""
+    """The value of a tensor in a file, adapters merged, before its cast."""
     own = _node(params, part.path[:-1])
     value = _layer(own[part.path[-1]], part.layer)
     if part.turned and "lora_a" in own:
@@ -234,7 +234,7 @@ def _node(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _scale(params: Any, alpha: float | None) -> float:
-    """Of adapters, alpha / r; 0 where there are none."""
+    """The scale of adapters, alpha / r; 0 without adapters."""
     found = jax.tree_util.tree_leaves_with_path(params)
     ranks = [leaf.shape[-1] for path, leaf in found if path[-1].key == "lora_a"]
     if ranks and alpha is None:
@@ -248,7 +248,7 @@ def _scale(params: Any, alpha: float | None) -> float:
 
 
 def others(source: Path, only: Sequence[str] = ("*",)) -> list[Path]:
-    """What is copied of a checkpoint, below its folder: all files but weights.
+    """The files of a checkpoint to copy, relative to its folder: all but weights.
 
     Links to folders are left behind. Those to files are followed inside the folder,
     and to the blobs of a cache, whose snapshots are folders of links.
@@ -286,7 +286,7 @@ def others(source: Path, only: Sequence[str] = ("*",)) -> list[Path]:
 
 @contextlib.contextmanager
 def _folder(destination: str | Path) -> Iterator[Path]:
-    """A folder to write to; it gets its name at the end, or vanishes."""
+    """A temporary folder, renamed to the destination at the end, removed on errors."""
     final = Path(destination).expanduser().absolute()
     if final.exists():
         raise ValueError(f"{final} exists; give the name of a new folder.")

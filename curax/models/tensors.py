@@ -1,4 +1,4 @@
-"""Checkpoint folders of safetensors files: the tensors they hold, and writing more.
+"""Tensors of checkpoint folders in safetensors: names, checks, reading and writing.
 
 The name of a tensor follows from the path of its parameter. A matrix is `[out, in]` in
 the file and `[in, out]` in the model; embedding and head are `[V, D]` in both.
@@ -34,7 +34,7 @@ LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight"}
 
 
 class Part(NamedTuple):
-    """Where a tensor is among the parameters."""
+    """The place of a tensor among the parameters."""
 
     path: tuple[str, ...]
     layer: int | None  # of a stacked parameter
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Where a tensor is on disk."""
+    """The place of a tensor on disk."""
 
     file: Path
     dtype: str
@@ -55,13 +55,13 @@ class Held(NamedTuple):
 
 
 def module_name(module: str) -> str:
-    """What the files call a module of a layer."""
+    """The name in the files of a module of a layer."""
     inside = "self_attn" if module in MATRICES[:4] else "mlp"
     return NORMS.get(module) or f"{inside}.{module}_proj"
 
 
 def parts(params: Any) -> dict[str, Part]:
-    """Every tensor of the parameters, or of their shapes, in order; no adapters."""
+    """Every tensor of a tree of parameters or shapes, by its name; no adapters."""
     found = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = tuple(key.key for key in keys)
@@ -88,7 +88,7 @@ def _name(path: tuple[str, ...], layer: int | None) -> str:
 
 
 def is_in(folder: Path) -> bool:
-    """Whether a folder says where its tensors are."""
+    """Whether a folder holds a safetensors file or an index of such files."""
     return any((folder / name).exists() for name in (SINGLE, INDEX))
 
 
@@ -126,7 +126,7 @@ def held(folder: Path) -> dict[str, Held]:
 
 
 def _places(index: Path) -> dict[str, str]:
-    """The file of each tensor, as the index has it; all of them lie beside it."""
+    """The file of each tensor in an index; all files lie beside it."""
     try:
         places = files.json_of(files.read(index))["weight_map"]
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -188,7 +188,7 @@ def check(
 def check_some(
     folder: Path, found: Mapping[str, Held], wanted: Mapping[str, Part], fix: str
 ) -> None:
-    """The same for some tensors of the model, whatever else there is."""
+    """As `check`, but the folder may hold other tensors."""
     source = SINGLE if (folder / SINGLE).exists() else INDEX
     for name, part in wanted.items():
         if name not in found:
@@ -209,10 +209,9 @@ def check_some(
 
 
 def outline(options: Mapping[str, Any]) -> dict[str, Part]:
-    """A few tensors that have all sizes of a model in their shapes.
+    """A few tensors whose shapes hold all sizes of a model.
 
-    They are looked for before the model is built, which takes long where a size is not
-    that of the files.
+    They are checked before the model is built, which takes long for wrong sizes.
     """
     width = options["width"]
     rows = {
@@ -230,7 +229,7 @@ def outline(options: Mapping[str, Any]) -> dict[str, Part]:
 
 
 def cut(tensor: Held, name: str, index: tuple[slice, ...]) -> np.ndarray:
-    """A part of a tensor; nothing else of it is read, and the file is closed again."""
+    """A slice of a tensor, without reading the rest."""
     from safetensors import safe_open
 
     with safe_open(tensor.file, "np") as opened:

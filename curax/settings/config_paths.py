@@ -35,7 +35,6 @@ UNSET: Any = object()  # the value of an option without a default
 OF_FILE = "config_"  # prefix of the module name of a config file
 # Modules that older config.json files name, and where their functions are now.
 MOVED = {
-    "curax.content": "curax.monitors.content",
     "curax.diversity": "curax.monitors.diversity",
     "curax.tasks.problems": "curax.tasks.file_task",
 }

@@ -1,6 +1,6 @@
-"""The kinds of data file: any record is reached at once, none is kept.
+"""Random access to the records of JSON lines, parquet and array_record files.
 
-Each is a source for grain, and safe to read from threads and after pickling.
+Each class is a source for grain, and safe to read from threads and after pickling.
 """
 
 import abc
@@ -25,7 +25,7 @@ _CACHE_BYTES = 2**28  # of decoded parquet; the row group read last always stays
 
 
 class SourceError(ValueError):
-    """A file cannot be read, or not be used. Its text is one sentence."""
+    """A file cannot be read or used. Its text is one sentence."""
 
 
 class RecordError(SourceError):
@@ -33,13 +33,13 @@ class RecordError(SourceError):
 
 
 class Broken(NamedTuple):
-    """What a record is not, and what is said of it. Its place costs time to find."""
+    """A broken record: the kind it should have, and the reason. It knows no place."""
 
     kind: str
     said: str
 
     def at(self, place: str) -> "RecordError":
-        """The error of the record at `place`."""
+        """The error of a broken record at `place`."""
         return RecordError(
             f"{place}: not {self.kind} ({self.said}); mend or delete this "
             f"{'row' if self.kind == _TEXT else 'line'}, or --set task.on_error=skip."
@@ -47,13 +47,13 @@ class Broken(NamedTuple):
 
 
 class Records(abc.ABC):
-    """The records of a file or of several, a source for `grain.MapDataset`."""
+    """The records of one or several files, a source for `grain.MapDataset`."""
 
     name: str  # of the file, as it was given
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of records."""
 
     @abc.abstractmethod
     def where(self, i: int) -> str:
@@ -87,7 +87,7 @@ class JsonLines(Records):
     """
 
     def __init__(self, path: Path):
-        """Find where the records begin, in one pass."""
+        """Find the first byte of each record, in one pass."""
         self.name = str(path)
         begins, end = array.array("q"), 0
         begin, blank = 0, True  # of the line
@@ -167,7 +167,7 @@ def _parsed(line: bytes) -> Record | Broken:
 
 
 class Several(Records):
-    """The records of several files, one file behind the other."""
+    """The concatenated records of several files."""
 
     def __init__(self, name: str, parts: Sequence[Records]):
         self.name, self._parts = name, list(parts)
@@ -180,12 +180,12 @@ class Several(Records):
         return int(np.searchsorted(self._ends, i, side="right")) - 1
 
     def where(self, i: int) -> str:
-        """The place in its own file."""
+        """The place of a record in its own file."""
         part = self._part_of(i)
         return self._parts[part].where(i - int(self._ends[part]))
 
     def read(self, start: int, stop: int) -> list[Record | Broken]:
-        """Records `start` to `stop`, of as many files as they lie in."""
+        """Records `start` to `stop`, across files."""
         records: list[Record | Broken] = []
         while start < stop:
             part = self._part_of(start)
@@ -196,10 +196,10 @@ class Several(Records):
 
 
 class Parquet(Records):
-    """The rows of parquet files. Row groups are decoded when they are needed."""
+    """The rows of parquet files, whose row groups are decoded on demand."""
 
     def __init__(self, name: str, files: Sequence[Path]):
-        """Read the footers."""
+        """Read the footers of the files."""
         self.name, self._files = name, list(files)
         self._groups: list[tuple[Path, int, int]] = []  # file, group, its first row
         ends = [0]
@@ -236,7 +236,7 @@ class Parquet(Records):
         return f"{file}, row {first + i - int(self._ends[group])}"
 
     def read(self, start: int, stop: int) -> list[Record | Broken]:
-        """Records `start` to `stop`, of as many row groups as they lie in."""
+        """Records `start` to `stop`, across row groups."""
         records: list[Record | Broken] = []
         while start < stop:
             group = self._group_of(start)
@@ -247,7 +247,7 @@ class Parquet(Records):
         return records
 
     def _table(self, group: int) -> Any:
-        """A decoded row group; those not used for long go when there are too many."""
+        """A decoded row group, from a cache that evicts the least recently used."""
         with self._lock:
             if group not in self._cache:
                 self._cache[group] = _decoded(*self._groups[group][:2])
@@ -259,7 +259,7 @@ class Parquet(Records):
 
 
 def _rows(table: Any) -> list[Record | Broken]:
-    """The rows of a decoded table. If one is no text, they are read one by one."""
+    """The rows of a table; those that are not UTF-8 as `Broken`."""
     try:
         return table.to_pylist()
     except UnicodeDecodeError as error:
@@ -282,7 +282,7 @@ def _decoded(file: Path, group: int) -> Any:
 
 @contextlib.contextmanager
 def _parquet(file: Path) -> Iterator[Any]:
-    """An open file; what is wrong with it in one sentence."""
+    """An open parquet file; a context that turns errors into `SourceError`."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -307,7 +307,7 @@ class Prepared(Records):
     """A split of what tensorflow-datasets has prepared as array_record."""
 
     def __init__(self, folder: Path, split: str):
-        """Open the split; tensorflow itself is not needed."""
+        """Open the split, without tensorflow."""
         self.name, self._folder, self._split = f"{folder}/{split}", folder, split
         self._open()
 
@@ -348,7 +348,7 @@ class Prepared(Records):
 
 
 def _in_python(example: Any) -> Record | Broken:
-    """An example of tensorflow-datasets, which are bytes and arrays, as JSON has it."""
+    """An example of tensorflow-datasets with text and lists for bytes and arrays."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -366,7 +366,7 @@ def _in_python(example: Any) -> Record | Broken:
 
 
 def no_split(folder: Path, split: str, there: Iterable[str]) -> SourceError:
-    """What is said where a folder has other splits."""
+    """The error of a folder without the wanted split."""
     return SourceError(
         f"{folder} has no split {split}, only {', '.join(sorted(there))}; name another "
         "folder, or a file."
