@@ -97,6 +97,11 @@ def option(function: Function, name: str, default: Any = None) -> Any:
     return options(function).get(name, default)
 
 
+def unbound(function: Any) -> Any:
+    """A function without the options bound by `partial`."""
+    return function.func if isinstance(function, functools.partial) else function
+
+
 def full_name(function: Any) -> str:
     """Module and qualified name of a function, without bound options."""
     if isinstance(function, functools.partial):
