@@ -141,14 +141,3 @@ def test_openings_of_all_pairs_of_tokens_differ():
 )
 def test_a_text_is_of_the_kind_that_one_sees(text, kind):
     assert diversity.KINDS[diversity.kind_of(text)] == kind
-
-
-def test_shares_and_pass_rates_of_kinds_are_told_apart():
-    kind = np.int32([[3, 3, 0], [3, 9, 0]])
-    outcome = np.float32([[1, 0, np.nan], [np.nan, 1, 0]])
-    exists = np.array([[True, True, True], [True, False, True]])
-    found = diversity.by_kind(kind, outcome, exists)
-    assert list(found) == [0, 3]
-    close(found[0], (0.4, 0.0))
-    close(found[3], (0.6, 0.5))
-    assert np.isnan(diversity.by_kind(kind, outcome * np.nan, exists)[0][1])

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from curax.arrays import checks, masked
 
@@ -173,28 +172,6 @@ def distinct(kind: jax.Array, exists: jax.Array) -> jax.Array:
     """
     kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
     return _distinct(_same_kind_count(kind, exists), exists, axis=-1)
-
-
-def by_kind(
-    kind: np.ndarray, outcome: np.ndarray, exists: np.ndarray
-) -> dict[int, tuple[float, float]]:
-    """(share, mean outcome) of each kind, which tells whether the common one is good.
-
-    Args:
-        kind: `[...]` integer.
-        outcome: `[...]` float, NaN where missing; such completions count in the share.
-        exists: `[...]` bool.
-
-    Returns:
-        By kind, sorted. The mean outcome is NaN where all outcomes are missing.
-    """
-    kind, outcome = np.asarray(kind)[exists], np.asarray(outcome, np.float64)[exists]
-    known, found = ~np.isnan(outcome), {}
-    for label in np.unique(kind):
-        own = kind == label
-        mean = outcome[own & known].mean() if np.any(own & known) else np.nan
-        found[int(label)] = float(own.mean()), float(mean)
-    return found
 
 
 def _same_kind_count(kind: jax.Array, exists: jax.Array) -> jax.Array:
