@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from curax.config import Config, ConfigError, option
 from curax.models import prompt_form
 from curax.settings.cli import Parser, survives_closed_output
+from curax.settings.config_paths import unbound
 
 if TYPE_CHECKING:
     from curax.runs.policies import Policy
@@ -100,7 +101,7 @@ def check(args: Namespace, config: Config) -> None:
     """
     from curax.models import pretrained, transformer
 
-    model = _unbound(config.model)
+    model = unbound(config.model)
     if model not in (pretrained.model, transformer.model):
         raise ConfigError(
             f"{args.run} has a model of {model.__module__}, which has no form of "
@@ -142,7 +143,7 @@ def write(args: Namespace, policy: "Policy") -> None:
     if args.adapter:
         base = option(config.model, "path")
         export.export_adapter(args.out, params, base=base, lora_alpha=alpha, form=form)
-    elif _unbound(config.model) is pretrained.model:
+    elif unbound(config.model) is pretrained.model:
         source = option(config.model, "path")
         export.export(source, params, args.out, lora_alpha=alpha, form=form)
     else:
@@ -179,11 +180,6 @@ def write_new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> Non
         if task.prompt_form is not None:
             prompt_form.write(folder, task.prompt_form)
         folder.rename(out)
-
-
-def _unbound(bound: Any) -> Any:
-    """A function without the options bound by `partial`."""
-    return getattr(bound, "func", bound)
 
 
 if __name__ == "__main__":

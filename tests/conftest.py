@@ -39,7 +39,16 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("curax")
 
-LONGEST = ("train", "pages", "real", "loops", "configs", "workers", "recall", "fields")
+LONGEST = (
+    "train",
+    "pages",
+    "real",
+    "loops",
+    "configs",
+    "workers",
+    "memory_io",
+    "fields",
+)
 
 
 def pytest_collection_modifyitems(items):

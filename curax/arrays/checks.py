@@ -26,7 +26,7 @@ def arrays(**named: tuple[Any, type]) -> list[jax.Array]:
         AssertionError: a value is not an array, has another kind of dtype or another
             shape than the first; the message names function and argument.
     """
-    found: dict[str, jax.Array] = {}
+    checked: dict[str, jax.Array] = {}
     for name, (value, kind) in named.items():
         try:
             array = value if isinstance(value, jax.Array) else jnp.asarray(value)
@@ -39,11 +39,11 @@ def arrays(**named: tuple[Any, type]) -> list[jax.Array]:
                 f"{_called()}: {name} is {given} and must be {word}; give "
                 f"jnp.asarray({name}, {word}), for example."
             )
-        found[name] = array
-    first, *others = found
+        checked[name] = array
+    first, *others = checked
     for name in others:
-        shape(**{name: (found[name], found[first].shape)}, like=first)
-    return list(found.values())
+        shape(**{name: (checked[name], checked[first].shape)}, like=first)
+    return list(checked.values())
 
 
 def shape(*, like: str = "", **named: tuple[jax.Array, tuple[int, ...]]) -> None:

@@ -188,9 +188,9 @@ def within_tokens(
 
         more = raised(_smallest(fits, jnp.int32(0), _int(4.0 * _FIRST)))
         left, rows = afford - _price(more, cost), budget - jnp.sum(more)
-        chosen = _leading(_gain(unit, more), more, open_ & (more < most), left, cost)
-        chosen = _leading(_gain(unit, more), more, chosen, rows)
-        return more + chosen.astype(jnp.int32)
+        receives = _leading(_gain(unit, more), more, open_ & (more < most), left, cost)
+        receives = _leading(_gain(unit, more), more, receives, rows)
+        return more + receives.astype(jnp.int32)
 
     counts = jnp.full(unit.shape, least, jnp.int32)
     return jax.lax.while_loop(lambda n: jnp.any(candidates(n)), give, counts)
@@ -356,8 +356,8 @@ def _handed_out(
 
     def give(counts: jax.Array) -> jax.Array:
         left = number - jnp.sum(counts)
-        chosen = _leading(key(counts), counts, room(counts), left)
-        return counts + chosen.astype(jnp.int32)
+        receives = _leading(key(counts), counts, room(counts), left)
+        return counts + receives.astype(jnp.int32)
 
     return jax.lax.while_loop(missing, give, counts)
 

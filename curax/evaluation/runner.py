@@ -74,7 +74,7 @@ def evaluate(args: Namespace, out: Path, *, command: str) -> int:
             return 1
     for name, result in found.items():
         print(results.table(name, result), end="\n\n")
-    print(f"GradedWriter: {out / RESULTS}", flush=True)
+    print(f"Written: {out / RESULTS}", flush=True)
     return 0
 
 

@@ -7,7 +7,6 @@ an evaluation can be resumed where its file ends, and completions depend neither
 batch size nor on the number of problems.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -25,7 +24,7 @@ import numpy as np
 from curax import rollout, update
 from curax.arrays.keys import stage_key
 from curax.evaluation.questions import Questions
-from curax.runs.folder import NotWrittenError
+from curax.runs.folder import append_rows, write_errors
 from curax.runs.policies import Policy
 from curax.step import mesh as meshes
 from curax.types import Contexts, Model, Plan
@@ -293,7 +292,7 @@ class SamplesFile:
             NotWrittenError: no permission.
         """
         ends = [0, *(end for end, _ in self.blocks())]
-        with self._write_errors():
+        with write_errors(self.path):
             self._file = self.path.open("ab", buffering=0)
             self._file.truncate(ends[-1])
         return len(ends) - 1
@@ -304,15 +303,7 @@ class SamplesFile:
         Raises:
             NotWrittenError: disk full; no row is written.
         """
-        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        with self._write_errors():
-            end = self._file.seek(0, os.SEEK_END)
-            try:
-                while text:
-                    text = text[self._file.write(text) :]
-            except OSError:
-                self._file.truncate(end)
-                raise
+        append_rows(self._file, self.path, rows)
 
     def close(self) -> None:
         """Flush to the disk (fsync) and close.
@@ -320,18 +311,8 @@ class SamplesFile:
         Raises:
             NotWrittenError: it cannot be written.
         """
-        with self._write_errors(), self._file:
+        with write_errors(self.path), self._file:
             os.fsync(self._file.fileno())
-
-    @contextlib.contextmanager
-    def _write_errors(self) -> Iterator[None]:
-        """Turn an OSError into a `NotWrittenError`."""
-        try:
-            yield
-        except OSError as error:
-            raise NotWrittenError(
-                f"{self.path} cannot be written ({error.strerror})"
-            ) from error
 
 
 def _parse_row(line: bytes) -> dict[str, Any]:

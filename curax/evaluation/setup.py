@@ -21,6 +21,7 @@ from curax.evaluation.samples import SamplingSpec
 from curax.models import prompt_form
 from curax.runs import checkpoint, policies
 from curax.runs.policies import Policy, errors_as_sentences
+from curax.settings.config_paths import unbound
 from curax.settings.packages import missing
 from curax.step import mesh as meshes
 from curax.tasks import file_task, layouts, text
@@ -75,7 +76,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
         )
     config = _run_config(path, args)
     with errors_as_sentences():
-        if config and not args.data and _unbound(config.task) is not file_task.task:
+        if config and not args.data and unbound(config.task) is not file_task.task:
             _check_no_file_options(path, args)
             policy = policies.load_run(path, config, step=args.step or "latest")
             assert policy.task
@@ -304,11 +305,6 @@ def _questions_hash(questions: Questions) -> int:
     tokens, mask = questions.prompts([0])
     first = tokens[mask].astype("<i4").tobytes()
     return zlib.crc32(b"".join([*questions.digests, first]))
-
-
-def _unbound(bound: Callable[..., Any]) -> Callable[..., Any]:
-    """A function without the options bound by `partial`."""
-    return getattr(bound, "func", bound)
 
 
 def _first_given(*values: Any) -> Any:

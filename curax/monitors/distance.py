@@ -54,7 +54,7 @@ def from_base(
     )
     some = jnp.any(mask, -1)
     length, count = masked.total(mask, mask), masked.total(some, some)
-    tokens, found = jnp.sum(length, -1), {}
+    tokens, metrics = jnp.sum(length, -1), {}
     for name, estimate in ESTIMATORS.items():
         sums = masked.total(estimate(logp, logp_base), mask)
         mean, ratio = (
@@ -67,6 +67,6 @@ def from_base(
         ):
             square = masked.total(rest**2, some) / (count - 1.0) / count
             error = jnp.where(count > 1, jnp.sqrt(square) / per, jnp.nan)
-            found[f"{name}/{unit}_nats"] = value
-            found[f"{name}/{unit}_error_nats"] = error
-    return found
+            metrics[f"{name}/{unit}_nats"] = value
+            metrics[f"{name}/{unit}_error_nats"] = error
+    return metrics

@@ -88,11 +88,11 @@ def opening(tokens: jax.Array, mask: jax.Array, *, n: int = 4) -> jax.Array:
         The mixing function: Appleby, MurmurHash3, in the public domain.
     """
     tokens, mask = checks.arrays(tokens=(tokens, int), mask=(mask, bool))
-    found = jnp.full(mask.shape[:-1], n, jnp.uint32)
+    digest = jnp.full(mask.shape[:-1], n, jnp.uint32)
     for t in range(min(n, mask.shape[-1])):
         token = jnp.where(mask[..., t], tokens[..., t].astype(jnp.uint32) + 1, 0)
-        found = _mixed(found * jnp.uint32(5) + token)
-    return jax.lax.bitcast_convert_type(found, jnp.int32)
+        digest = _mixed(digest * jnp.uint32(5) + token)
+    return jax.lax.bitcast_convert_type(digest, jnp.int32)
 
 
 def _mixed(x: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,7 @@ class Rows:
             NotWrittenError: no permission.
         """
         self._path, end = path, whole_rows(path, upto=upto, error=error, first=first)
-        with _write_errors(path):
+        with write_errors(path):
             self._file = path.open("ab", buffering=0)
             self._file.truncate(end)
 
@@ -268,15 +269,7 @@ class Rows:
             NotWrittenError: disk full or no permission; no row is written.
         """
         self.check()
-        end = self._file.seek(0, os.SEEK_END)
-        text = "".join(json.dumps(json_value(row)) + "\n" for row in rows).encode()
-        with _write_errors(self._path):
-            try:
-                while text:
-                    text = text[self._file.write(text) :]
-            except OSError:
-                self._file.truncate(end)
-                raise
+        append_rows(self._file, self._path, map(json_value, rows))
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield all rows in order; non-finite values are None."""
@@ -390,7 +383,7 @@ class Files:
             Rows(workdir / name, **checks[name])
             for name in (WARM, METRICS, ROLLOUTS, ALARMS)
         ]
-        with _write_errors(workdir / EVENTS):
+        with write_errors(workdir / EVENTS):
             self._events = Events(workdir / EVENTS, upto=upto)
 
     def write(self, rows: Sequence[dict[str, Any]], shown: Sequence[Any] = ()) -> None:
@@ -409,7 +402,7 @@ class Files:
                 completion_rows(row["step"], some, self._task, self._seeds)
             )
         self._metrics.write(rows)
-        with _write_errors(self._workdir / EVENTS):
+        with write_errors(self._workdir / EVENTS):
             self._events.write(rows)
 
     def write_alarm(self, step: int, kind: str, text: str) -> None:
@@ -441,7 +434,7 @@ class Files:
             "samples": samples,
             "pass_rates": pass_rates.round(6),
         }
-        with _write_errors(path):
+        with write_errors(path):
             write_json(path, known)
 
     def sync(self) -> None:
@@ -461,8 +454,25 @@ class Files:
             file.close()
 
 
+def append_rows(file: FileIO, path: Path, rows: Iterable[Any]) -> None:
+    """Append JSON lines to an unbuffered file, all of them or none.
+
+    Raises:
+        NotWrittenError: disk full or no permission; the file is as it was.
+    """
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    with write_errors(path):
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while text:
+                text = text[file.write(text) :]
+        except OSError:
+            file.truncate(end)
+            raise
+
+
 @contextlib.contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError while writing `path` into a `NotWrittenError`."""
     try:
         yield

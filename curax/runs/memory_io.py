@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from curax.config import ConfigError
-from curax.runs.folder import NotWrittenError
+from curax.runs.folder import write_errors
 from curax.settings.cli import write_whole
 from curax.types import Memory, Task, TrainState
 
@@ -96,11 +96,8 @@ def write(path: Path, task: Task, memory: Memory) -> None:
         # Rounding may leave solved a bit above draws.
         values["solved"] = min(values["solved"], values["draws"])
         lines.append(json.dumps({"prompt": key, **values}) + "\n")
-    try:
+    with write_errors(path):
         write_whole(path, "".join(lines).encode())
-    except OSError as error:
-        why = error.strerror or type(error).__name__
-        raise NotWrittenError(f"{path} cannot be written ({why})") from error
 
 
 def read(path: Path, task: Task) -> LoadedMemory:

@@ -114,7 +114,7 @@ def _pictures(run: Run) -> list[pictures.Picture]:
 
 def _verdict(run: Run) -> str:
     """HTML of two paragraphs: change of the pass rate; cost and confidence interval."""
-    headline, sure = "No pass rate has been measured yet.", ""
+    headline, certainty = "No pass rate has been measured yet.", ""
     for metric, name in (
         ("eval/pass_rate", "held-out pass rate"),
         ("eval/greedy_pass_rate", "held-out greedy pass rate"),
@@ -122,9 +122,9 @@ def _verdict(run: Run) -> str:
     ):
         rates = means(run.rows, metric)
         if rates:
-            headline, sure = _rate_sentence(run, metric, name, rates)
+            headline, certainty = _rate_sentence(run, metric, name, rates)
             break
-    rest = " ".join(filter(None, [_cost_sentences(run), sure.strip()]))
+    rest = " ".join(filter(None, [_cost_sentences(run), certainty.strip()]))
     return f'<p class="lead">{headline}</p>\n<p>{rest}</p>'
 
 
@@ -137,26 +137,26 @@ def _rate_sentence(
     """
     first, last = min(rates), max(rates)
     start, end = f"<b>{rates[first]:.1%}</b>", f"<b>{rates[last]:.1%}</b>"
-    capital, sure = name[0].upper() + name[1:], ""
+    capital, certainty = name[0].upper() + name[1:], ""
     words = _interval_text(run, metric)
     if words and _seeds(run) > 1:
-        sure = f"The last rate is the mean of {_seeds(run)} seeds; the {words}."
+        certainty = f"The last rate is the mean of {_seeds(run)} seeds; the {words}."
     if first == last:
         at = f"at step {last:,.0f}"
         if is_supervised(run):
             at = f"after {plural(run.warm[-1]['step'], 'supervised step')}"
         if words and _seeds(run) == 1:
-            sure = f"The {words}."
-        return f"{capital} is {end} {at}.", sure
+            certainty = f"The {words}."
+        return f"{capital} is {end} {at}.", certainty
     steps = f"in {plural(last - first, 'step')}"
     gains, over = _changes(run, metric)
     mean, half = map(float, t_interval(gains)) if len(gains) else (math.nan, math.nan)
     if len(gains) > 1 and not gains.any():
         return f"{capital} stayed at {end} {steps}.", f"None of {over} moved."
     if not half > 0:
-        sure = sure or "One seed does not tell how sure that is."
+        certainty = certainty or "One seed does not tell how sure that is."
         went = f"went from {start} to {end}" if start != end else f"stayed at {end}"
-        return f"{capital} {went} {steps}.", sure
+        return f"{capital} {went} {steps}.", certainty
     low, high = np.clip([mean - half, mean + half], -100, 100)
     paired = (
         ", each asked before and after; other seeds may differ"
@@ -164,13 +164,13 @@ def _rate_sentence(
         else ""
     )
     note = f"{{}} points [{_signed_tenths(low)}, {_signed_tenths(high)}]"
-    sure += f" In brackets: the 95% t-interval of the change over {over}{paired}."
+    certainty += f" In brackets: the 95% t-interval of the change over {over}{paired}."
     if low > 0 or high < 0:
         note = note.format(f"{'rose' if low > 0 else 'fell'} by {abs(mean):.1f}")
-        return f"{capital} {note}, from {start} to {end}, {steps}.", sure.strip()
+        return f"{capital} {note}, from {start} to {end}, {steps}.", certainty.strip()
     note = note.format(_signed_tenths(mean))
     headline = f"No change that the interval shows: {name} went from {start} to {end} "
-    return f"{headline}{steps}, {note}.", sure.strip()
+    return f"{headline}{steps}, {note}.", certainty.strip()
 
 
 def _signed_tenths(points: float) -> str:
@@ -291,8 +291,8 @@ def _tiles(run: Run) -> Iterator[str]:
             )
             if is_supervised(run):
                 start = "after supervised training"
-            sure = _interval_text(run, metric).replace("t-interval is ", "")
-            note = f"{start}; {sure}" if sure else start
+            certainty = _interval_text(run, metric).replace("t-interval is ", "")
+            note = f"{start}; {certainty}" if certainty else start
             yield _tile(name, f"{rates[last]:.1%}", note)
     if is_supervised(run):
         rows = (run.config.get("warm_start") or {}).get("rows")

@@ -358,31 +358,31 @@ class Times(NamedTuple):
 
 def times(rows: Sequence[Row]) -> Times | None:
     """Seconds of a run by stage; None where nothing was timed."""
-    found = stage_seconds(rows)
+    stages = stage_seconds(rows)
     for hidden in _HIDDEN:
-        found.pop(hidden, None)
-    if not found:
+        stages.pop(hidden, None)
+    if not stages:
         return None
-    firsts = {name: _first_chunk(seconds) for name, (_, seconds) in found.items()}
+    firsts = {name: _first_chunk(seconds) for name, (_, seconds) in stages.items()}
     behind = {
         name: (steps[firsts[name] :], seconds[firsts[name] :])
-        for name, (steps, seconds) in found.items()
+        for name, (steps, seconds) in stages.items()
         if firsts[name] < seconds.size
     }
-    inside = _PARTS & found.keys() if "step" in found else set()
+    inside = _PARTS & stages.keys() if "step" in stages else set()
     counted = {
-        name: seconds for name, (_, seconds) in found.items() if name not in inside
+        name: seconds for name, (_, seconds) in stages.items() if name not in inside
     }
     shown = {name: behind[name] for name in behind if name not in inside}
     if inside & behind.keys():
         shown = {name: behind[name] for name in behind if name != "step"}
-    shown = shown or {name: found[name] for name in counted}
+    shown = shown or {name: stages[name] for name in counted}
     return Times(
         total=float(sum(seconds.sum() for seconds in counted.values())),
         first=float(sum(s[: firsts[name]].sum() for name, s in counted.items())),
         stages=dict(sorted(shown.items(), key=lambda item: -item[1][1].sum())),
         once={
-            name: float(found[name][1][0])
+            name: float(stages[name][1][0])
             for name in sorted(inside - behind.keys())
             if behind
         },

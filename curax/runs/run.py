@@ -75,8 +75,8 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
             except RuntimeError as error:
                 raise ConfigError(str(error)) from error
         path, form = option(config.model, "path"), loop.parts.task.prompt_form
-        if departs := prompt_form.mismatch(path, form):
-            print(f"Warning: {departs}", flush=True)
+        if warning := prompt_form.mismatch(path, form):
+            print(f"Warning: {warning}", flush=True)
         # A run with a checkpoint has its memory in it.
         loaded = load_memory(loop.parts) if since is None else None
         folder.check_questions(workdir, loop.parts.task)
@@ -392,8 +392,8 @@ class Run:
                 saved.clear()
                 found = None
             done = found.step if found else 0
-            begun = found and self._with_frozen(found.state, found.totals)
-            state = begun or loop.initial()
+            resumed = found and self._with_frozen(found.state, found.totals)
+            state = resumed or loop.initial()
             self._open_files(step=None, warm=done)
             self._progress.begin("warm start", done, total, self._compile_note("warm"))
             while done < total and self._interrupt.number is None:

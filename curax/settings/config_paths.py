@@ -102,6 +102,11 @@ def option(function: Function, name: str, default: Any = None) -> Any:
     return options(function).get(name, default)
 
 
+def unbound(function: Any) -> Any:
+    """A function without the options bound by `partial`."""
+    return function.func if isinstance(function, functools.partial) else function
+
+
 def full_name(function: Any) -> str:
     """Module and qualified name of a function, without bound options."""
     if isinstance(function, functools.partial):
@@ -430,7 +435,7 @@ def _signature(function: Any) -> tuple[dict[str, Any], dict[str, inspect.Paramet
 
 def _options(function: Any) -> dict[str, Place]:
     """Options of a function as nodes: keyword-only, with a default, or bound."""
-    (bound, parameters), found = _signature(function), {}
+    (bound, parameters), nodes = _signature(function), {}
     for name, p in parameters.items():
         default = UNSET if p.default is p.empty else p.default
         optional = p.kind is p.POSITIONAL_OR_KEYWORD and default is not UNSET
@@ -438,8 +443,8 @@ def _options(function: Any) -> dict[str, Place]:
             stated = p.annotation is not p.empty and type(p.annotation) is not str
             like = Any if default is UNSET else infer_type(default)
             kind = p.annotation if stated else like
-            found[name] = Place(bound.get(name, default), kind)
-    return found | {k: Place(v) for k, v in bound.items() if k not in found}
+            nodes[name] = Place(bound.get(name, default), kind)
+    return nodes | {k: Place(v) for k, v in bound.items() if k not in nodes}
 
 
 def _is_dataclass(value: Any) -> bool:

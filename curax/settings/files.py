@@ -33,12 +33,12 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     # Without O_NONBLOCK opening a pipe would wait for a writer.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
             raise ValueError(f"it is {kind}, not a file")
         with open(number, "rb", closefd=False) as file:
-            yield file, found.st_size
+            yield file, status.st_size
     finally:
         os.close(number)
 
@@ -94,12 +94,12 @@ def _no_number(name: str) -> Any:
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in value if names.count(name) > 1)
         raise ValueError(f"it names {json.dumps(twice)[:200]} twice in one object")
-    return found
+    return value
 
 
 def shown(value: Any) -> str:

@@ -32,12 +32,12 @@ def missing(error: BaseException) -> str | None:
         The package and the command that installs it; None where the error is another
         one, or where the package is installed and lacks a module.
     """
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, ModuleNotFoundError):
-        seen = seen.__cause__
-    if seen is None or not seen.name:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ModuleNotFoundError):
+        cause = cause.__cause__
+    if cause is None or not cause.name:
         return None
-    name = seen.name.partition(".")[0]
+    name = cause.name.partition(".")[0]
     try:
         if importlib.util.find_spec(name):
             return None
