@@ -90,7 +90,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("curax")
 
-LONGEST = ("train", "pages", "real", "loops", "configs", "workers", "recall", "fields")
+LONGEST = (
+    *("real", "train", "pages", "loops", "fields", "whole_path", "reflected", "hinted"),
+    *("configs", "workers", "recall", "evaluate", "refill", "text_hints", "rollout"),
+    *("reflect", "rehearsal", "law", "allocate", "layouts", "xray", "predict"),
+)
 
 
 def pytest_configure(config):
