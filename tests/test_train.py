@@ -604,7 +604,7 @@ def environment() -> dict[str, str]:
 
 def wait_for_row(path: Path, step: int, process: subprocess.Popen):
     """Until a step is in the metrics; its chunk may still be going on."""
-    for _ in range(3_000):
+    for _ in range(15_000):
         if path.exists() and f'"step": {step},' in path.read_text():
             return
         assert process.poll() is None, process.communicate()
