@@ -57,4 +57,4 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp $(SET_UP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-newest $(PARITY) runs
+	rm -rf $(VENV) .venv-newest $(PARITY) runs .pytest_cache

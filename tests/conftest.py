@@ -1,9 +1,14 @@
 """Strict for all: no silent broadcasting, no silent promotion, eight devices."""
 
+import contextlib
 import gc
+import hashlib
 import importlib.metadata
 import os
+import platform
+import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -23,12 +28,58 @@ if importlib.metadata.version("jaxlib") < "0.11":
     # A third less time to compile; later versions no longer know the option.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
+ROOT = Path(__file__).parents[1]
+CPU = Path("/proc/cpuinfo")
+MOST_BYTES = 2_000_000_000
+
+
+def programs() -> Path:
+    """The folder of compiled programs: of these versions, on such a processor.
+
+    JAX's own key of a program holds neither the processor, whose instructions the
+    program uses, nor the version of JAX.
+    """
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    if CPU.exists():
+        names = ("flags", "Features", "model", "cpu family", "CPU")
+        lines = CPU.read_text().splitlines()
+        which = sorted({line for line in lines if line.startswith(names)})
+    else:
+        which = [platform.processor(), platform.node()]
+    which += [platform.machine(), sys.platform]
+    digest = hashlib.blake2b("\n".join(which).encode(), digest_size=6).hexdigest()
+    return ROOT / ".pytest_cache" / "programs" / "-".join([*versions, digest])
+
+
+# All workers, the next run, and the processes that tests start share one folder. Only
+# this process writes to it: one that a test kills would leave half a program behind.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(programs()))
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
+
 import hypothesis
 import jax
 import pytest
 
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+with contextlib.suppress(ImportError):
+    from jax._src.lru_cache import LRUCache
+
+    def put(self, key, value):
+        """Whole or not at all: workers read what others write."""
+        path = Path(str(self.path)) / f"{key}-cache"
+        if not path.exists():
+            part = path.with_name(f"{key}.{os.getpid()}.part")
+            try:
+                part.write_bytes(value)
+                part.replace(path)
+            except OSError:  # no room, and nothing is lost
+                part.unlink(missing_ok=True)
+
+    LRUCache.put = put
 
 hypothesis.settings.register_profile(
     "curax",
@@ -40,15 +91,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("curax")
 
 LONGEST = (
-    "train",
-    "pages",
-    "real",
-    "loops",
-    "configs",
-    "workers",
-    "memory_io",
-    "fields",
+    *("real", "train", "pages", "loops", "fields", "whole_path", "reflected", "hinted"),
+    *("configs", "workers", "memory_io", "evaluate", "refill", "text_hints", "rollout"),
+    *("reflect", "rehearsal", "law", "allocate", "layouts", "xray", "predict"),
 )
+
+
+def pytest_configure(config):
+    """Programs of other versions and of former code: too many begin anew."""
+    folder = programs().parent
+    if not hasattr(config, "workerinput") and folder.exists():
+        held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        if held > MOST_BYTES:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import small
@@ -106,7 +106,12 @@ def finish(workdir: Path, env: dict[str, str]) -> None:
 
 
 def kill(
-    place: Path, times: int, *, seed: int, env: dict[str, str]
+    place: Path,
+    times: int,
+    *,
+    seed: int,
+    env: dict[str, str],
+    finish: Callable[[Path, dict[str, str]], None] = finish,
 ) -> Iterator[tuple[str, Path, bool]]:
     """Kill processes; after each, the moment, the run, and whether it is at its end.
 
@@ -115,6 +120,7 @@ def kill(
         times: processes to be killed.
         seed: of the moments.
         env: environment of the processes.
+        finish: lets a run come to its end; where not said, another process does.
 
     Yields:
         What happened; a run at its end waits to be compared.

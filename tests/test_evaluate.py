@@ -20,7 +20,6 @@ import real
 import saved
 import small
 import words
-from jax.experimental.compilation_cache import compilation_cache
 from test_folder import files_of_at_most
 
 from curax import evaluate, update
@@ -60,25 +59,6 @@ N, PROBLEMS = 4, 10
 VOCABULARY = 384  # rows of the head of the small checkpoint
 CONFIDENT = ("--confidence", 5, "--window", 3)
 SAMPLING = ["--n", str(N), "--max-tokens", "6", "--batch", "4", "--slots", "6"]
-COMPILING = {
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """Programs are compiled once for all evaluations, in other processes too."""
-    path = tmp_path_factory.mktemp("compiled")
-    settings = COMPILING | {"jax_compilation_cache_dir": str(path)}
-    before = {name: jax.config.values[name] for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield settings
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -750,15 +730,14 @@ def test_a_line_that_was_changed_is_done_again_with_all_behind_it(place, whole):
     assert_same(out, whole[0])
 
 
-def test_a_killed_and_an_interrupted_process_go_on(place, whole, compiled):
+def test_a_killed_and_an_interrupted_process_go_on(place, whole):
     out = place / "killed"
-    env = {name.upper(): str(value) for name, value in compiled.items()}
     path = os.pathsep.join(map(str, (ROOT, place)))
     command = [sys.executable, "-m", "curax.evaluate", *typed(place, out)]
     for number, least in ((signal.SIGKILL, 1), (signal.SIGTERM, 25)):
         process = subprocess.Popen(
             command,
-            env=os.environ | env | {"PYTHONPATH": path, "SLOW": "0.15"},
+            env=os.environ | {"PYTHONPATH": path, "SLOW": "0.15"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -214,6 +214,16 @@ def test_sampling_maps_over_policies_and_keys():
 # ----- stopping
 
 MOST, ALL = 6, allocate.plan(jnp.array([6, 0, 5]), rows=14)
+SHALLOW = tiny.model(layers=1)  # what stops does not depend on the depth
+SOME_STOP = jax.random.key(7)  # draws that meet either rule early, of some prompts
+
+
+@cache
+def unstopped():
+    """The shallow policy's weights, and all completions that it may draw."""
+    params = tiny.random_params(SHALLOW)
+    draw = jax.jit(partial(rollout.sample, SHALLOW, **tiny.SETTINGS))
+    return params, jax.device_get(draw(params, tiny.CONTEXTS, ALL, SOME_STOP))
 
 
 def says(prompt, tokens, mask):
@@ -247,16 +257,14 @@ def naively_stopped(rows, rule, size):
 )
 def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(met, rule, size):
     """Whatever the number of slots, what is drawn is what is drawn without a rule."""
-    whole = jax.device_get(
-        tiny.sampler()(tiny.params(), tiny.CONTEXTS, ALL, KEY),
-    )
+    params, whole = unstopped()
     want = naively_stopped(whole, rule, size)
     assert want.sum() < whole.exists.sum() or size == MOST
     stopping = rollout.Stopping(met=met, outcome=says, size=size, most=MOST)
     for slots in (0, 2):
         options = tiny.SETTINGS | {"slots": slots, "stopping": stopping}
-        draw = jax.jit(partial(rollout.sample, tiny.MODEL, **options))
-        got = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, ALL, KEY))
+        draw = jax.jit(partial(rollout.sample, SHALLOW, **options))
+        got = jax.device_get(draw(params, tiny.CONTEXTS, ALL, SOME_STOP))
         np.testing.assert_array_equal(got.exists, want)
         np.testing.assert_array_equal(got.tokens[want], whole.tokens[want])
         np.testing.assert_array_equal(got.mask[want], whole.mask[want])
@@ -270,13 +278,13 @@ def test_slots_of_a_prompt_that_stopped_go_to_others_at_once():
 
     def spy(params, tokens, *rest):
         jax.debug.callback(lambda: steps.append(tokens.shape))
-        return tiny.MODEL.features(params, tokens, *rest)
+        return SHALLOW.features(params, tokens, *rest)
 
-    spied = dataclasses.replace(tiny.MODEL, features=spy)
+    spied = dataclasses.replace(SHALLOW, features=spy)
     stopping = rollout.Stopping(met=stop.positives, outcome=says, size=1, most=MOST)
     options = tiny.SETTINGS | {"slots": 1, "stopping": stopping}
     draw = jax.jit(partial(rollout.sample, spied, **options))
-    rows = draw(tiny.params(), tiny.CONTEXTS, ALL, KEY)
+    rows = draw(unstopped()[0], tiny.CONTEXTS, ALL, SOME_STOP)
     jax.effects_barrier()
     assert steps.count((1, 1)) == rows.mask.sum()
 
@@ -437,7 +445,8 @@ def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
     "options", [{"scan_layers": True}, {"lora_rank": 2}, {"qkv_bias": True}]
 )
 def test_what_is_made_ready_for_decoding_changes_no_bit(dtype, options):
-    policy = tiny.model(dtype=dtype, **options)
+    layers = 2 if "scan_layers" in options else 1
+    policy = tiny.model(dtype=dtype, layers=layers, **options)
     params = tiny.random_params(policy)
     got, want = (
         jax.jit(partial(rollout.sample, one, **tiny.SETTINGS))(

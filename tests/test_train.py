@@ -20,7 +20,6 @@ import killed
 import numpy as np
 import pytest
 import small
-from jax.experimental.compilation_cache import compilation_cache
 from run_files import assert_same_run, rows, state
 from test_folder import events, files_of_at_most, lines
 
@@ -31,11 +30,6 @@ from curax.runs import checkpoint, folder, lock, run
 from curax.step import loops
 
 ROOT = Path(__file__).parents[1]
-# Every process takes compiled programs from one folder.
-COMPILING = {
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
 FIXED = {
     *("outcome/mean", "group/dead_fraction", "rollout/drawn", "rollout/tokens"),
     *("update/count", "train/tokens", "time/step_s"),
@@ -63,22 +57,12 @@ def remembered(config, build=run.make_loop, **options):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """The folder of compiled programs, shared by workers and subprocesses."""
-    base = tmp_path_factory.getbasetemp()
-    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
-    settings = COMPILING | {"jax_compilation_cache_dir": str(path)}
-    before = {name: jax.config.values[name] for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+def compiled():
+    """Loops that are built are kept, for all runs of this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "make_loop", remembered)
-        yield settings
+        yield
     BUILT.clear()
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(autouse=True)
@@ -612,16 +596,15 @@ def test_a_damaged_warm_start_begins_again(tmp_path, whole, signals):
     assert_same_run(workdir, whole[0])
 
 
-def environment(compiled) -> dict[str, str]:
-    """Of processes: as strict as this one, and with the programs compiled here."""
+def environment() -> dict[str, str]:
+    """Of processes: as strict as this one."""
     strict = ("jax_numpy_rank_promotion", "jax_numpy_dtype_promotion")
-    settings = compiled | {name: jax.config.values[name] for name in strict}
-    return {name.upper(): str(value) for name, value in settings.items()}
+    return {name.upper(): str(jax.config.values[name]) for name in strict}
 
 
 def wait_for_row(path: Path, step: int, process: subprocess.Popen):
     """Until a step is in the metrics; its chunk may still be going on."""
-    for _ in range(3_000):
+    for _ in range(15_000):
         if path.exists() and f'"step": {step},' in path.read_text():
             return
         assert process.poll() is None, process.communicate()
@@ -638,19 +621,26 @@ def long(tmp_path_factory, compiled):
 
 
 def test_a_run_killed_at_any_moment_time_and_again_is_the_run_that_was_not(
-    tmp_path, long, compiled
+    tmp_path, long
 ):
-    moments, env = [], environment(compiled)
-    for moment, workdir, ended in killed.kill(tmp_path, 6, seed=0, env=env):
+    """Once in each of the moments; `killed.py --times 50` kills more often."""
+
+    def finish(workdir, env):
+        assert call(workdir, *killed.WORDS[1:], resume=True)[::2] == (0, "")
+
+    moments, times, env = [], len(killed.MOMENTS), environment()
+    for moment, workdir, ended in killed.kill(
+        tmp_path, times, seed=0, env=env, finish=finish
+    ):
         moments.append(moment)
         if ended:
             assert_same_run(workdir, long, step=killed.STEPS)
     assert set(moments) == {*killed.MOMENTS, "end"}
 
 
-def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, long, compiled):
+def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, long):
     workdir = tmp_path / "run"
-    metrics, env = workdir / "metrics.jsonl", environment(compiled)
+    metrics, env = workdir / "metrics.jsonl", environment()
     command = None
     for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 17)):
         process = killed.start(workdir, env, command)
@@ -674,15 +664,12 @@ def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, long, comp
     ],
 )
 def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
-    tmp_path, long, compiled, room, what, behind
+    tmp_path, long, room, what, behind
 ):
-    workdir, env = tmp_path / "run", environment(compiled)
-    words = ["--config", str(small.FILE), "--workdir", str(workdir), *killed.WORDS]
-    command = [sys.executable, "-m", "curax.train", *words]
-    # No file may grow beyond so many KiB.
-    limited = ["bash", "-c", f"ulimit -f {room} && exec {shlex.join(command)}"]
-    out, err = (process := killed.start(workdir, env, limited)).communicate()
-    assert process.returncode == 1, (out, err)
+    workdir = tmp_path / "run"
+    with files_of_at_most(room << 10):
+        status, out, err = call(workdir, *killed.WORDS[1:])
+    assert status == 1, (out, err)
     told = re.fullmatch(
         rf"curax\.train: {workdir}/{what} cannot be written \(File too large\); mend "
         rf"that and go on with --resume: {behind}\.\n",
