@@ -61,6 +61,27 @@ def test_what_is_restored_is_what_was_saved(opened):
     assert counted == totals
 
 
+METHODS = {
+    "none": {},
+    "hints": {"hints": {"level": jnp.arange(16), "hinted": jnp.zeros(16, bool)}},
+    "the policy scores": {"references": None},
+    "another scores": {
+        "references": {"w": jnp.arange(3.0)},
+        "queries": {"ids": jnp.arange(4), "level": jnp.float32(0.5)},
+    },
+}
+
+
+@pytest.mark.parametrize("which", METHODS)
+def test_a_state_saved_before_methods_had_one_mapping_is_restored(opened, which):
+    now = dataclasses.replace(state(), methods=METHODS[which])
+    opened.save(3, checkpoint.OlderState.of(now), {"update/count": 7})
+    opened.wait()
+    got, totals = opened.restore(3, like(now))
+    assert_identical(got, now)
+    assert totals == {"update/count": 7}
+
+
 def test_the_latest_are_kept(opened, tmp_path):
     assert opened.latest() is None
     for step in (0, 2, 4, 10):

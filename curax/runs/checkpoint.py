@@ -5,6 +5,7 @@ The checksum of the state finds checkpoints that were damaged on the disk.
 """
 
 import copy
+import dataclasses
 import errno
 import gc
 import json
@@ -13,15 +14,20 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from curax.types import TrainState
+
 UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
+# Fields of older states, and the methods that have these as their state.
+METHODS = {"hints": "hints", "scorer": "references", "chosen": "queries"}
 
 
 class NotSavedError(OSError):
@@ -39,6 +45,37 @@ class Restored(NamedTuple):
     state: Any
     totals: dict[str, Any]
     skipped: dict[Path, str]  # new path of each damaged checkpoint, and the reason
+
+
+@flax.struct.dataclass(kw_only=True)
+class OlderState:
+    """A train state as it was saved before methods had their states in one mapping."""
+
+    params: Any
+    frozen: Any
+    opt_state: Any
+    reference: Any
+    memory: Any
+    hints: Any
+    scorer: Any
+    chosen: Any
+    position: Any
+    step: Any
+    seed: Any
+
+    @classmethod
+    def of(cls, state: TrainState) -> "OlderState":
+        """The same state in the order of that time."""
+        own = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+        methods = own.pop("methods")
+        named = {old: methods.get(new) for old, new in METHODS.items()}
+        return cls(**own, **named)
+
+    def current(self, names: Iterable[str]) -> TrainState:
+        """The same state as it is saved now; `names`: of the methods of the run."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        found = {new: own.pop(old) for old, new in METHODS.items()}
+        return TrainState(**own, methods={name: found[name] for name in names})
 
 
 class Checkpoints:
@@ -141,6 +178,10 @@ class Checkpoints:
         Raises:
             DamagedError: the checkpoint cannot be read, or its checksum differs.
         """
+        older, names = isinstance(like, TrainState) and self._is_older(step), ()
+        if older:
+            names = tuple(like.methods)
+            like, sharding = OlderState.of(like), sharding and OlderState.of(sharding)
         if sharding is None:
             first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
             sharding = jax.tree.map(lambda _: first, like)
@@ -164,7 +205,17 @@ class Checkpoints:
         found, reason = _attempt(read)
         if found is None:
             raise DamagedError(reason)
-        return found
+        state, totals = found
+        return (state.current(names) if older else state), totals
+
+    def _is_older(self, step: int) -> bool:
+        """Whether a checkpoint holds an `OlderState`."""
+        try:
+            path = self._folder / str(step) / "state" / "_METADATA"
+            names = json.loads(path.read_text())["tree_metadata"]
+            return any(name.startswith("('scorer'") for name in names)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def newest(self, like: Any, sharding: Any = None) -> Restored | None:
         """Restore the newest readable checkpoint; None where none was saved.
