@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
+from curax.settings.declared import declares
 from curax.types import Contexts, Hinting, Hints, Prompts
 
 _CAP_NATS = 20.0  # of the log of a weight: exp(20) is finite, and so are its sums
@@ -561,6 +562,7 @@ def dropped(
     return jnp.where(exists, jnp.asarray(credit, jnp.float32), 0.0)
 
 
+@declares(trains_prompt=True)
 def sequence_weighted(
     credit: jax.Array,
     outcome: jax.Array,

@@ -38,7 +38,7 @@ class Settings:
 
 
 @flax.struct.dataclass(kw_only=True)
-class Taken:
+class TokenLogprobs:
     """What the policy says of the tokens of a batch."""
 
     logp: jax.Array  # [M, T] float32, nats, of the token taken
@@ -46,7 +46,7 @@ class Taken:
 
 
 @flax.struct.dataclass(kw_only=True)
-class Seen:
+class TokenStats:
     """What the policy says of the tokens of a batch, looked at more closely."""
 
     logp: jax.Array  # [M, T] float32, nats, of the token taken
@@ -136,7 +136,9 @@ def over_parts(
     return total, own
 
 
-def take(model, params, contexts, prefix, tokens, context, settings: Settings) -> Taken:
+def take(
+    model, params, contexts, prefix, tokens, context, settings: Settings
+) -> TokenLogprobs:
     """Log-probs and entropies of the completions of some rows."""
     features = extend(
         model, params, prefix.take(context), contexts.mask[context], tokens
@@ -148,7 +150,7 @@ def take(model, params, contexts, prefix, tokens, context, settings: Settings) -
         temperature=settings.temperature,
         chunk=settings.vocab_chunk,
     )
-    return Taken(logp=logp, entropy=entropy)
+    return TokenLogprobs(logp=logp, entropy=entropy)
 
 
 def logprobs(
@@ -192,7 +194,7 @@ def look(
     mask: jax.Array,
     context: jax.Array,
     settings: Settings,
-) -> Seen:
+) -> TokenStats:
     """All that a multiplier may read of tokens, without a gradient.
 
     Micro-batch by micro-batch, as `logprobs`, whose arguments these are.
@@ -211,7 +213,9 @@ def look(
             temperature=settings.temperature,
             chunk=settings.vocab_chunk,
         )
-        return (), Seen(logp=logp, entropy=entropy, square=square, coupling=coupling)
+        return (), TokenStats(
+            logp=logp, entropy=entropy, square=square, coupling=coupling
+        )
 
     return over_parts(read, (tokens, context), mask, settings)[1]
 
@@ -297,7 +301,7 @@ def gradient(
     settings: Settings,
     *,
     still_old: bool | jax.Array,
-) -> tuple[jax.Array, Any, Taken]:
+) -> tuple[jax.Array, Any, TokenLogprobs]:
     """Loss and gradient of a whole batch.
 
         L = sum over rows and tokens of weight * token_loss(logp, entropy, batch)
@@ -372,7 +376,7 @@ def transformation(
 
 
 @flax.struct.dataclass(kw_only=True)
-class Outcome:
+class UpdateResult:
     """What one optimizer update did."""
 
     loss: jax.Array  # [] float32
@@ -383,7 +387,7 @@ class Outcome:
 
 def apply(
     tx: optax.GradientTransformation, params: Any, opt_state: Any, loss, grads, usable
-) -> tuple[Any, Any, Outcome]:
+) -> tuple[Any, Any, UpdateResult]:
     """Parameters after one optimizer update; before it, if the update is unusable.
 
     An update is skipped as a whole (moments, schedule and weight decay too) where
@@ -414,7 +418,7 @@ def apply(
     # A branch rather than a choice entry by entry: old and new never both exist.
     state = (params, opt_state)
     params, opt_state = jax.lax.cond(applied, change, lambda state: state, state)
-    done = Outcome(loss=loss, gradient_norm=norm, applied=applied, finite=finite)
+    done = UpdateResult(loss=loss, gradient_norm=norm, applied=applied, finite=finite)
     return params, opt_state, done
 
 

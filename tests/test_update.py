@@ -98,7 +98,7 @@ def naive():
 
     run = jax.jit(jax.value_and_grad(run, has_aux=True))
     (value, (logp, entropy)), grads = run(tiny.params())
-    return value, grads, update.Taken(logp=logp, entropy=entropy)
+    return value, grads, update.TokenLogprobs(logp=logp, entropy=entropy)
 
 
 def spread(logits, token):

@@ -5,6 +5,8 @@
     least_group     smallest group with a gradient; or the name of the option that
                     sets it
     constant        a multiplier is 1 for every token
+    trains_prompt   a credit of hinted groups trains the prompt without its hint, by
+                    the coefficient that they had under it
     method          the `step.records.Method` that keeps what a function reads
     recall          the completions that a source of hints reads, of a method's state
     keeps           the option of a down-sampling that is the most it keeps of a prompt

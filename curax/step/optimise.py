@@ -180,8 +180,8 @@ def trains(config: Config, rows: Batch) -> jax.Array:
 def tally_update(
     config: Config,
     rows: Batch,
-    own: update.Taken,
-    done: update.Outcome,
+    own: update.TokenLogprobs,
+    done: update.UpdateResult,
     first,
     tokens: Tokens | None,
 ) -> Tally:

@@ -28,6 +28,7 @@ import numpy as np
 from curax import hint
 from curax.arrays import masked
 from curax.config import Hint
+from curax.settings.declared import declared
 from curax.step.methods import hints
 from curax.theory import outcome_states
 
@@ -240,5 +241,6 @@ def credited(how: Hint) -> int | None:
     Weighted by the ratio of their sequences, completions drawn with a hint give the
     same coefficient of grad p_0 as they had of grad p_l (`hint.sequence_weighted`).
     """
-    credit = getattr(how.credit, "func", how.credit)
-    return {None: 1, hint.sequence_weighted: 0}.get(credit)
+    if how.credit is None:
+        return 1
+    return 0 if declared(how.credit, "trains_prompt", False) else None

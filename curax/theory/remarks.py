@@ -6,6 +6,7 @@ import numpy as np
 
 from curax.config import Config, describe, least_group, option, truncates, updates_of
 from curax.settings.config_paths import full_name
+from curax.settings.declared import declared
 from curax.step import stages
 from curax.theory import hint_levels, visits
 from curax.theory.predict import Prediction
@@ -131,7 +132,7 @@ def _on_the_loss(config: Config) -> list[str]:
         loss = _called(config, "loss")
         found.append(f"{loss} is not the policy gradient, even at ratio 1.")
     modulate = _called(config, "modulate")
-    if modulate != "modulate.none":
+    if not declared(config.modulate, "constant", False):
         found.append(f"{modulate} weighs tokens, which is not counted here.")
     if truncates(config):
         found.append(
