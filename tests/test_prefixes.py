@@ -56,7 +56,7 @@ def test_the_first_right_completion_of_a_group_is_remembered_without_its_end(
     outcome = np.zeros((CONFIG.sampling.prompts, CONFIG.sampling.group_size))
     outcome[0, 1:3], outcome[1, 0] = 1.0, 0.5  # of prompt 1 nothing is right
     outcome[2:] = 1.0
-    outcome[2, 0] = np.nan  # and one is missing
+    outcome[3, 0] = np.nan  # and one is missing
     walk = graded_step(parts)
     drawn, after, values = walk(state, jnp.asarray(outcome.reshape(-1), jnp.float32))
     solved = after.methods[prefixes.NAME]
@@ -70,7 +70,7 @@ def test_the_first_right_completion_of_a_group_is_remembered_without_its_end(
             zip(drawn.rollouts.prompt, drawn.rollouts.slot, strict=True)
         )
     }
-    for b, slot in enumerate((1, None, *[1] * 1, *[0] * (len(ids) - 3))):
+    for b, slot in enumerate((1, None, 0, 1)):
         want = []
         if slot is not None:
             said = tokens[row[b, slot]][mask[row[b, slot]]]

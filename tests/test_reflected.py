@@ -511,8 +511,8 @@ def test_who_scores_is_frozen_synced_or_lags():
 
 def test_candidates_are_measured_as_by_naive_log_probs():
     """The same completions, asked again."""
-    queries = Queries(every=2, draws=8, keep=reflect.null_test)
-    own = built(task=partial(task, delimiter=(7,)), queries=queries)
+    how = Queries(every=2, draws=8, keep=reflect.null_test)
+    own = built(task=partial(task, delimiter=(7,)), queries=how)
     state = with_methods(replace(start(), step=jnp.int32(4)), queries=None)
     ids, number = jnp.asarray(IDS), jnp.int32(3)
 

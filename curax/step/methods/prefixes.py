@@ -59,7 +59,8 @@ def recall(
     del parts
     solved: Solved = state.methods[NAME]
     tokens, length = solved.tokens[prompts.id], solved.length[prompts.id]
-    return tokens, jnp.arange(tokens.shape[-1]) < length[:, None]
+    place = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None]
+    return tokens, place < length[:, None]
 
 
 def after_update(
