@@ -586,6 +586,7 @@ ALIASES = {
     "rollout.n": "sampling.group_size",
     "rollout_n": "sampling.group_size",
     "rollouts": "sampling.group_size",
+    "sampling.parts": "sampling.chunks",
     "save_every": "logging.checkpoint_every",
     "save_freq": "logging.checkpoint_every",
     "save_steps": "logging.checkpoint_every",
