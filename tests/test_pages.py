@@ -407,6 +407,8 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     host = config["task"]["function"] == "curax.tasks.file_task.task"
     modulates = config["modulate"]["function"] != "curax.modulate.none"
     reflects = config["reflection"] or {}
+    source = (config["hint"] or {"source": {"function": ""}})["source"]["function"]
+    own_prefix = source == "curax.step.methods.prefixes.own_prefix"
     return {
         "every row": True,
         "always": not first,
@@ -419,6 +421,7 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "without `stop` and `pilot`": not (config["stop"] or config["pilot"] or first),
         "where `stop` is set": config["stop"] is not None and not first,
         "where `hint` is set": config["hint"] is not None and not first,
+        "where `hint.source` is `own_prefix`": own_prefix and not first,
         "where `pilot` is set": config["pilot"] is not None and not first,
         "where `top_k` or `top_p` truncates": config["sampling"]["top_p"] < 1
         and not first,
@@ -442,6 +445,7 @@ from functools import partial
 import small
 from curax import hint, loss, modulate, reflect, stop
 from curax.config import KL, Hint, Pilot, Queries, Reflection, Stop
+from curax.step.methods import prefixes
 from curax.tasks import chain, rationale
 
 
@@ -453,7 +457,7 @@ CHANGED = {
     "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1), "
     "modulate=modulate.dynamo, evaluation=replace(config.evaluation, distance=True, "
     "confidence=2)",
-    "hints": "hint=Hint(source=hint.reference_prefix, levels=1, width=3, "
+    "hints": "hint=Hint(source=prefixes.own_prefix, levels=1, width=3, "
     "trigger=hint.all_wrong), task=partial(chain.task, depth=2, num_prompts=64, "
     "num_held_out=32, hints=True)",
     "stops": "staged=True, "
