@@ -202,13 +202,14 @@ def test_the_host_verifies_one_part_while_the_next_is_drawn():
     loop = loops.Staged(
         build(replace(PARTS, task=partial(task, **PARTS.task.keywords)))
     )
-    draw = loop._draw_part
+    call = loop._drive.call
 
-    def draw_part(state, all_, part):
-        begun[int(part)].set()
-        return draw(state, all_, part)
+    def spied(function, parts, *args):
+        if function is draw.draw_chunk:
+            begun[int(args[-1])].set()
+        return call(function, parts, *args)
 
-    loop._draw_part = draw_part
+    loop._drive.call = spied
     _, (row,), _ = loop.advance(loop.begin(jax.device_put(warmed(1))), 1)
     assert graded == [0, 1, 2, 3]
     assert row["rollout/drawn"] == 16
