@@ -62,8 +62,11 @@ REFUSED = {
     lambda: aggregate.token_mean(REWARD): wrong(
         "aggregate.token_mean", "mask", "float64", "bool"
     ),
-    lambda: loss.clipped_ratio(REWARD, REWARD, REWARD, TRUE, low=0.2, high=0.2): (
-        "loss.clipped_ratio: advantage has shape (2, 3) and must have (2,)."
+    lambda: loss.clipped_ratio(REWARD, REWARD, REWARD[:1], TRUE, low=0.2, high=0.2): (
+        "loss.clipped_ratio: advantage has shape (1, 3) and must have (2, 3)."
+    ),
+    lambda: loss.clipped_ratio(REWARD, REWARD, REWARD[0], TRUE, low=0.2, high=0.2): (
+        "loss.clipped_ratio: advantage has shape (3,) and must have (2,)."
     ),
     lambda: GVM(Difficulty(pass_rate=np.ones(2), norm=np.ones(2, int))): wrong(
         "allocate.gvm", "difficulty.norm", "int64", "float"
