@@ -67,6 +67,21 @@ def test_a_loss_is_its_definition(loss_, logp, logp_old, advantage, mask):
     close(got, want, rtol=1e-4, atol=1e-5)
 
 
+each_advantage = hnp.arrays(np.float32, (3, 4), elements=st.floats(-2, 2, width=32))
+
+
+@for_every_loss
+@given(logps, logps, each_advantage, masks)
+def test_the_advantage_of_a_token_is_its_own_or_that_of_its_row(
+    loss_, logp, logp_old, advantage, mask
+):
+    """Token by token what a row with that advantage would cost."""
+    got = loss_(logp, logp_old, advantage, mask)
+    for t in range(4):
+        row = loss_(logp, logp_old, advantage[:, t], mask)
+        np.testing.assert_array_equal(got[:, t], row[:, t])
+
+
 @for_every_loss
 @given(logps, logps, advantages, masks)
 def test_what_the_mask_hides_costs_nothing_and_pulls_nowhere(
