@@ -275,7 +275,8 @@ def test_wrong_shapes_and_dtypes_are_refused(loss_):
     for bad in [
         (logp[:1], logp, a, mask),
         (logp, logp, a[:1], mask),
-        (logp, logp, logp, mask),
+        (logp, logp, logp[:1], mask),
+        (logp, logp, logp[0], mask),
         (logp, mask, a, mask),
         (logp, logp, a, logp),
     ]:

@@ -800,7 +800,7 @@ def test_a_folder_of_a_run_killed_before_its_first_write_is_begun(tmp_path):
 def line_of_dtypes() -> int:
     """The line of the transformer that reads its dtypes."""
     lines = Path(transformer.__file__).read_text().splitlines()
-    (at,) = (i for i, line in enumerate(lines, 1) if "= jnp.dtype(dtype)," in line)
+    (at,) = (i for i, line in enumerate(lines, 1) if "=jnp.dtype(dtype)," in line)
     return at
 
 
