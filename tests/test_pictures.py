@@ -76,7 +76,7 @@ def test_curves_are_the_mean_over_seeds_with_its_interval():
     (band,) = axes.collections
     assert band.get_label() == "_mean, 95% t-interval, 3 seeds"
     heights = band.get_paths()[0].vertices[:, 1]
-    half = 4.3027 / np.sqrt(3)  # t of 2 degrees of freedom, s = 1
+    half = 4.302652729696144 / np.sqrt(3)  # t of 2 degrees of freedom, s = 1
     np.testing.assert_allclose([heights.min(), heights.max()], [2 - half, 2 + half])
 
 
