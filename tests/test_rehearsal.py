@@ -15,6 +15,7 @@ import small
 from curax import advantage, downsample, gate, loss, modulate, objective, reward
 from curax.config import KL, ConfigError, Stop
 from curax.runs import run
+from curax.settings.declared import declares
 from curax.step import draw, rehearsal, stages
 from curax.step.records import Request
 from curax.theory import population, summary
@@ -49,6 +50,7 @@ def reopened(key, reward, pool):
     return jnp.ones_like(pool)
 
 
+@declares(keeps="m")
 def all_of_them(key, reward, pool, *, m: int):
     return pool
 
@@ -87,11 +89,11 @@ def lengths(outcome, length):
 
 
 def of_rows(logp, logp_old, advantage, mask):
-    return -advantage * logp.sum(-1)
+    return -advantage[:, 0] * logp.sum(-1)
 
 
 def exploding(logp, logp_old, advantage, mask):
-    return -advantage[:, None] / (logp - logp_old)
+    return -advantage / (logp - logp_old)
 
 
 def by_row(mask):

@@ -382,8 +382,8 @@ def test_permuted_prompts_are_permuted_results(recipe):
     order = np.arange(len(own.ids))[::-1]
     explored = None
     if own.explored:
-        known = jax.tree.map(lambda leaf: leaf[order], own.explored.difficulty)
-        explored = replace(own.explored, difficulty=known)
+        known = jax.tree.map(lambda leaf: leaf[order], own.explored["known"])
+        explored = own.explored | {"known": known}
     prompt = order[rows.prompt].astype(np.int32)
     moved = own(rows.but(prompt=prompt, judge=prompt), own.ids[order], explored)
     np.testing.assert_array_equal(moved.outcome, found.outcome[:, order])
