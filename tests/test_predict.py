@@ -794,7 +794,7 @@ def test_losses_are_the_policy_gradient_or_known_not_to_be():
         assert remarks.is_policy_gradient(replace(PLAIN, loss=rule))
 
     def half(logp, logp_old, advantage, mask):
-        return -0.5 * advantage[:, None] * logp
+        return -0.5 * advantage * logp
 
     assert not remarks.is_policy_gradient(replace(PLAIN, loss=half))
 
