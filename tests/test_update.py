@@ -164,7 +164,7 @@ def test_moments_of_a_softmax_are_the_same_in_chunks(chunk, sharp):
     head = np.float32(random.normal(size=(22, 6)))
     token = random.integers(0, 22, (3, 4)).astype(np.int32)
     options = {"temperature": 0.7, "chunk": chunk}
-    got = reductions.taken_with_spread(features, head, token, **options)
+    got = reductions.token_logprobs_and_moments(features, head, token, **options)
     with jax.enable_x64(True):
         logits = features.astype(float) @ head.astype(float).T / 0.7
         want = spread(logits, token)
@@ -190,7 +190,7 @@ def test_looking_closer_changes_no_gradient():
         return jax.jit(jax.grad(run, (0, 1)))(features, head)
 
     def closely(features, head):
-        return reductions.taken_with_spread(features, head, token, chunk=5)
+        return reductions.token_logprobs_and_moments(features, head, token, chunk=5)
 
     def at_once(features, head):
         return spread(jnp.einsum("td,vd->tv", features, head), token)
