@@ -170,7 +170,7 @@ def test_moments_of_a_softmax_are_the_same_in_chunks(chunk, sharp):
         want = spread(logits, token)
     for one, other in zip(got, want, strict=True):
         close(one, other, rtol=1e-5, atol=3e-6 * sharp)
-    plain = reductions.taken(features, head, token, **options)
+    plain = reductions.token_logprobs(features, head, token, **options)
     for one, other in zip(got[:2], plain, strict=True):
         np.testing.assert_array_equal(one, other)
 
