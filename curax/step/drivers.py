@@ -81,22 +81,26 @@ class Hosted:
 
     def __init__(self, sharding: Any = None):
         """Nothing is compiled yet; `sharding`: of the train state, None on a device."""
-        self._jitted: dict[Callable, Any] = {}
+        self._jitted: dict[tuple[Callable, Components], Any] = {}
         self._sharding = sharding
         self._background = ThreadPoolExecutor(1, "verify")
         self.clock = Clock()  # of the present step
         self.reason: str | None = None  # why outcomes are missing, as last heard
 
-    def jitted(self, function: Callable, **options: Any) -> Any:
-        """The function with its first argument static, the same at every call."""
-        if function not in self._jitted:
-            made = jax.jit(function, static_argnums=0, **options)
-            self._jitted[function] = made
-        return self._jitted[function]
+    def jitted(self, function: Callable, parts: Components, **options: Any) -> Any:
+        """The function of these components, jitted, the same at every call.
+
+        Its programs are freed with this driver, as those of a static argument of a
+        function that lives for ever would not be.
+        """
+        key = function, parts
+        if key not in self._jitted:
+            self._jitted[key] = jax.jit(partial(function, parts), **options)
+        return self._jitted[key]
 
     def call(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Compiled at the first call."""
-        return self.jitted(function)(parts, *args)
+        return self.jitted(function, parts)(*args)
 
     def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
         """On the host where the task lies in files, with numpy arrays."""
@@ -107,11 +111,11 @@ class Hosted:
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Compiled, its first array argument donated; timed as the update."""
         with self.timed("update"):
-            return jax.block_until_ready(self._last(function)(parts, *args))
+            return jax.block_until_ready(self._last(function, parts)(*args))
 
-    def _last(self, function: Callable) -> Any:
+    def _last(self, function: Callable, parts: Components) -> Any:
         where = (self._sharding, None)
-        return self.jitted(function, out_shardings=where, donate_argnums=1)
+        return self.jitted(function, parts, out_shardings=where, donate_argnums=0)
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
         """Python's loop."""
@@ -141,7 +145,7 @@ class Hosted:
         if not request.whole and parts.config.sampling.chunks > 1:
             return self._in_chunks(parts, state, request)
         rollouts = self._draw(draw.draw, parts, state, request)
-        outcome = self._graded(parts, request, [rollouts])
+        outcome = self._outcome_of([self._grade(parts, request, rollouts)])
         return Graded(rollouts=rollouts, outcome=outcome, found={})
 
     def _draw(self, function: Callable, parts: Components, *args: Any) -> Rollouts:
@@ -158,7 +162,7 @@ class Hosted:
 
         def another(pool: draw.Pool | None) -> draw.Pool:
             rollouts = self._draw(draw.draw_round, parts, state, request, pool)
-            outcome = self._graded(parts, request, [rollouts])
+            outcome = self._outcome_of([self._grade(parts, request, rollouts)])
             return self.call(draw.add_round, parts, pool, rollouts, outcome)
 
         wants = partial(self.call, draw.wants_round, parts, request)
@@ -181,20 +185,13 @@ class Hosted:
         rollouts = self.call(_joined, parts, drawn)
         return Graded(rollouts=rollouts, outcome=outcome, found={})
 
-    def _graded(
-        self, parts: Components, request: Request, drawn: list[Rollouts]
-    ) -> jax.Array:
-        return self._outcome_of([self._grade(parts, request, x) for x in drawn])
-
     def _grade(
         self, parts: Components, request: Request, rollouts: Rollouts
     ) -> "Future[jax.Array]":
         """Begin to grade what was drawn."""
         if not parts.task.on_device:
             return self._grade_on_host(parts, request, rollouts)
-        done = Future()
-        done.set_result(self.call(grade, parts, request, rollouts))
-        return done
+        return finished(self.call(grade, parts, request, rollouts))
 
     def _grade_on_host(
         self, parts: Components, request: Request, rollouts: Rollouts
@@ -232,7 +229,7 @@ class Abstract(Hosted):
 
     def call(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Shapes and dtypes of what the function gives."""
-        return self.jitted(function).eval_shape(parts, *args)
+        return self.jitted(function, parts).eval_shape(*args)
 
     def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
         """The function itself where it reads files."""
@@ -243,7 +240,7 @@ class Abstract(Hosted):
 
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Shapes and dtypes."""
-        return self._last(function).eval_shape(parts, *args)
+        return self._last(function, parts).eval_shape(*args)
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
         """The loop once."""
@@ -256,13 +253,18 @@ class Abstract(Hosted):
 
     def _grade_on_host(self, parts, request, rollouts) -> "Future[jax.Array]":
         del parts, request
-        done = Future()
-        done.set_result(jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32))
-        return done
+        return finished(jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32))
 
     def _outcome_of(self, pending: "list[Future[jax.Array]]") -> Any:
         rows = sum(future.result().shape[0] for future in pending)
         return jax.ShapeDtypeStruct((rows,), jnp.float32)
+
+
+def finished(value: Any) -> Future:
+    """A future whose result is known already."""
+    done = Future()
+    done.set_result(value)
+    return done
 
 
 def _joined(parts: Components, drawn: list[Rollouts]) -> Rollouts:
