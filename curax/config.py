@@ -169,9 +169,8 @@ class Hint:
     width: Count = 512  # H, tokens of a hint at most, its introduction included
     writing: Writing | None = None  # None: the policy writes no hints
     trigger: Function  # of curax.hint: (outcome, exists) -> collapsed groups
-    gate: Magnitude = (
-        0.0  # probability of a mixed group that ends the search; 0: any mixed group
-    )
+    stop_probability: Magnitude = 0.0  # of a mixed group, at the share of right ones,
+    # that ends the search; 0: any mixed group does
     controller: Function | None = None  # (level, pass rate) -> level of the next visit;
     # None: each visit starts without a hint and raises the level until a group opens
     most: Share = 0.5  # largest share of the prompts of a step that get hints
@@ -187,10 +186,11 @@ class Hint:
                 "another prompt, and hint asks the same one again; set sampling.rounds "
                 "to 1 or hint to None."
             )
-        if self.controller and self.gate != 0:
+        if self.controller and self.stop_probability != 0:
             yield (
-                "hint.gate ends a search within a visit, and hint.controller sets the "
-                "level between visits; set one of them to its default."
+                "hint.stop_probability ends a search within a visit, and "
+                "hint.controller sets the level between visits; set one of them to "
+                "its default."
             )
 
 
@@ -504,13 +504,23 @@ def recalled(path: str | Path) -> Config:
         raise ConfigError(f"{path}: {error}") from error
 
 
+RENAMED = (  # fields of a group, as they were called and as they are
+    ("sampling", "parts", "chunks"),
+    ("hint", "gate", "stop_probability"),
+)
+
+
 def with_current_fields(description: Any) -> Any:
     """The description of an older run's config, with the names of its fields today."""
-    sampling = description.get("sampling") if isinstance(description, dict) else None
-    if not isinstance(sampling, dict) or "parts" not in sampling:
+    if not isinstance(description, dict):
         return description
-    rest = {name: value for name, value in sampling.items() if name != "parts"}
-    return {**description, "sampling": {**rest, "chunks": sampling["parts"]}}
+    result = dict(description)
+    for group, was, now in RENAMED:
+        if isinstance(fields := result.get(group), dict):
+            result[group] = {
+                now if name == was else name: value for name, value in fields.items()
+            }
+    return result
 
 
 def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> Config:

@@ -188,15 +188,15 @@ def settled(
     exists: jax.Array,
     *,
     trigger: Callable[[jax.Array, jax.Array], jax.Array],
-    gate: float | jax.Array,
+    stop_probability: float | jax.Array,
 ) -> jax.Array:
     """Groups for which the search for a hint has ended.
 
-        not collapsed, and u(share right) >= gate or share right >= 1/2
+        not collapsed, and u(share right) >= stop_probability or share right >= 1/2
 
     A stronger hint would make right completions more frequent still, so from a half on
-    the search has ended whatever the gate. With gate 0, as published, any mixed group
-    ends it. A gate above 0 looks for the weakest hint that reaches it, and then what a
+    the search has ended whatever u is. With 0, as published, any mixed group ends it. A
+    probability above 0 looks for the weakest hint that reaches it, and then what a
     group weighs depends on its own outcomes: the expected update is not that of
     `replaces` any more.
 
@@ -204,7 +204,8 @@ def settled(
         outcome: as `all_wrong`, of the group that a prompt has at present.
         exists: as `all_wrong`.
         trigger: `(outcome, exists) -> [...] bool`, groups that collapsed.
-        gate: smallest u that ends the search, in [0, 1]; u is that of G completions.
+        stop_probability: smallest u that ends the search, in [0, 1]; u is that of G
+            completions.
 
     Returns:
         `[...]` bool; True where nothing exists, for which no hint is sought.
@@ -214,7 +215,9 @@ def settled(
     """
     n, right = _counts(outcome, exists)
     chance = gate_chance(outcome, exists, size=jnp.shape(outcome)[-1])
-    return ~trigger(outcome, exists) & ((chance >= gate) | (2.0 * right >= n))
+    return ~trigger(outcome, exists) & (
+        (chance >= stop_probability) | (2.0 * right >= n)
+    )
 
 
 def replaces(
@@ -229,9 +232,9 @@ def replaces(
 
     A group is replaced as a whole, so it keeps a single context. Of groups all wrong
     the last one tried remains, as published. Where only groups without any signal are
-    asked again (gate 0) and credit is centred on the group, nothing is lost by that
-    and no level is chosen for its luck: per prompt, with w the weight of the
-    estimator,
+    asked again (`stop_probability` 0) and credit is centred on the group, nothing is
+    lost by that and no level is chosen for its luck: per prompt, with w the weight of
+    the estimator,
 
         E[update] = w(p_0) grad p_0 + (1-p_0)^G {w(p_1) grad p_1 + (1-p_1)^G {...}}
 

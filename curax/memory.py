@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.types import Difficulty, Memory
+from curax.types import Difficulty, PromptMemory
 
 
-def forget(num_prompts: int) -> Memory:
+def forget(num_prompts: int) -> PromptMemory:
     """A memory that has seen nothing: `[num_prompts]` zeros."""
-    return Memory(
+    return PromptMemory(
         draws=jnp.zeros(num_prompts, jnp.float32),
         solved=jnp.zeros(num_prompts, jnp.float32),
         square=jnp.zeros(num_prompts, jnp.float32),
@@ -23,7 +23,7 @@ def discount(half_life: float | jax.Array) -> jax.Array:
 
 
 def observe(
-    memory: Memory,
+    memory: PromptMemory,
     prompt_id: jax.Array,
     outcome: jax.Array,
     square: jax.Array,
@@ -31,7 +31,7 @@ def observe(
     exists: jax.Array,
     *,
     discount: float | jax.Array,
-) -> Memory:
+) -> PromptMemory:
     """The memory after a visit: S <- lambda S + n, S+ <- lambda S+ + k.
 
     Squared score norms and lengths are summed likewise; what is not finite, as of a
@@ -63,7 +63,7 @@ def observe(
         new = jnp.sum(values, -1, where=exists & jnp.isfinite(values))
         return (old * keep).at[prompt_id].add(new)
 
-    return Memory(
+    return PromptMemory(
         draws=(memory.draws * keep).at[prompt_id].add(n),
         solved=add(memory.solved, outcome),
         square=add(memory.square, square),
@@ -72,7 +72,7 @@ def observe(
 
 
 def difficulty(
-    memory: Memory, prompt_id: jax.Array, *, prior: tuple[float, float]
+    memory: PromptMemory, prompt_id: jax.Array, *, prior: tuple[float, float]
 ) -> Difficulty:
     """What the memory knows of prompts.
 

@@ -97,7 +97,7 @@ def entropy_change(
         DynaMO, arXiv:2602.19208, equation 29, as its released code cites it.
     """
     tokens = _constant(tokens)
-    return _slope(tokens, low, high) * _change(tokens, tokens.coupling)
+    return _slope(tokens, low, high) * _change(tokens, tokens.entropy_logp_cov)
 
 
 def released_entropy_change(
@@ -113,7 +113,7 @@ def released_entropy_change(
     so that what it does is all in the expectation at its own place.
 
     Args:
-        tokens: `[..., M, T]`; all but square and coupling are read.
+        tokens: `[..., M, T]`; all but score_sq_norm and entropy_logp_cov are read.
         low: as `entropy_change`.
         high: as `entropy_change`.
 
@@ -207,7 +207,7 @@ def state_gain(
     size of the step.
 
     Args:
-        tokens: `[..., M, T]`; logp, square and mask are read.
+        tokens: `[..., M, T]`; logp, score_sq_norm and mask are read.
         most: largest m before it is divided by the mean, positive.
         eps: positive; keeps a state without any choice finite.
 
@@ -221,8 +221,8 @@ def state_gain(
         curax's own; neither `most` nor `eps` is published.
     """
     tokens = _constant(tokens)
-    # 1 - |pi|^2 = 2 (1 - pi_a) - square.
-    spread = jnp.maximum(-2.0 * jnp.expm1(tokens.logp) - tokens.square, 0.0)
+    # 1 - |pi|^2 = 2 (1 - pi_a) - score_sq_norm.
+    spread = jnp.maximum(-2.0 * jnp.expm1(tokens.logp) - tokens.score_sq_norm, 0.0)
     gain = jnp.minimum(most, lax.rsqrt(spread + eps))
     mean = masked.mean(gain, tokens.mask, axis=_BATCH, keepdims=True)
     return jnp.where(tokens.mask, _over(gain, mean), 0.0)
@@ -358,11 +358,11 @@ def told(
     tokens = _constant(tokens)
     mask, credit = tokens.mask, tokens.credit
     multiplier, slope = (jnp.where(mask, value, 0.0) for value in (multiplier, slope))
-    pull = slope**2 * tokens.square
+    pull = slope**2 * tokens.score_sq_norm
     along, plain, modulated = (jnp.sum(pull * multiplier**power) for power in (1, 0, 2))
     moves = (plain > 0) & (modulated > 0)
     cosine = _over(along, jnp.sqrt(plain) * jnp.sqrt(modulated))
-    change = multiplier * slope * _change(tokens, tokens.coupling)
+    change = multiplier * slope * _change(tokens, tokens.entropy_logp_cov)
 
     def mean(values, where):
         return masked.total(values, where, axis=None), masked.total(

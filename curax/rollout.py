@@ -12,6 +12,7 @@ tells which columns belong to a slot's row.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -139,174 +140,81 @@ def sample(
         policy at this temperature. At temperature 0 the former are 0 and the latter are
         taken at temperature 1. Rows that were never opened do not exist.
     """
-    rows, groups = plan.prompt.shape[0], contexts.tokens.shape[0]
-    slots = min(slots or rows, rows)
-    if stopping:  # more than that are never open at a time
-        slots = min(slots, groups * stopping.size)
-    width = contexts.tokens.shape[-1]
-    length = jnp.sum(contexts.mask, -1, dtype=jnp.int32)
-    head = model.head(params)
-    if prefix is None:
-        prefix = prefill(model, params, contexts)
-    # Before the loop, which would do it at every token.
-    swift = model.ready(params) if model.ready else params
-    row_key = keys.row_keys(key, plan.prompt, plan.slot)
-    # The queue: rows that exist, prompt by prompt; `first` is where each one's begin.
-    queue = jnp.lexsort((plan.slot, plan.prompt, ~plan.exists)).astype(jnp.int32)
-    asked = plan.exists.astype(jnp.int32)
-    wanted = jnp.zeros(groups, jnp.int32).at[plan.prompt].add(asked)
-    first = jnp.cumsum(wanted) - wanted
-
-    def logits(features):
-        return jnp.einsum(
-            "nd,vd->nv", features, head, preferred_element_type=jnp.float32
-        )
-
-    def decode(table: Table, token: jax.Array) -> Table:
-        """Run the tokens just chosen through the model, into this step's column."""
-        context = plan.context[table.row]
-        age = (table.time - jnp.arange(max_tokens, dtype=jnp.int32)) % max_tokens
-        own = age[None, :] < table.count[:, None]
-        features, cache = model.features(
-            swift,
-            token[:, None],
-            (length[context] + table.count - 1)[:, None],
-            jnp.concatenate([contexts.mask[context], own], -1),
-            table.cache,
-            width + table.time % max_tokens,
-        )
-        return dataclasses.replace(table, logits=logits(features[:, 0]), cache=cache)
-
-    def grade(table: Table, ended: jax.Array) -> Table:
-        """Take in what has ended; open the next round where the rule is not met."""
-        assert stopping
-        row = jnp.where(ended, table.row, rows)
-        said = stopping.outcome(
-            plan.prompt[table.row],
-            table.out.tokens[table.row],
-            table.out.mask[table.row],
-        )
-        outcome = table.outcome.at[row].set(said, mode="drop")
-        done = table.done.at[row].set(True, mode="drop")
-        place = jnp.arange(stopping.most, dtype=jnp.int32)[None]
-        member = queue[jnp.minimum(first[:, None] + place, rows - 1)]  # [C, G]
-        ours = done[member] & (place < wanted[:, None])
-        graded = ours & ~jnp.isnan(outcome[member])
-        met = stopping.met(jnp.where(graded, outcome[member], 0.0), graded)
-        whole = jnp.sum(ours, -1, dtype=jnp.int32) == table.opened
-        more = jnp.minimum(table.opened + stopping.size, wanted)
-        return dataclasses.replace(
-            table,
-            outcome=outcome,
-            done=done,
-            opened=jnp.where(whole & ~met, more, table.opened),
-        )
-
-    def refill(table: Table) -> Table:
-        """Idle slots take the next rows of the queue that are open."""
-        pending = table.opened - table.started
-        upto = jnp.cumsum(pending)
-        idle = ~table.active
-        ticket = jnp.cumsum(idle, dtype=jnp.int32) - 1
-        fresh = idle & (ticket < upto[-1])
-        prompt = jnp.searchsorted(upto, ticket, side="right").astype(jnp.int32)
-        prompt = jnp.minimum(prompt, groups - 1)
-        place = first + table.started - (upto - pending)  # [C]
-        row = queue[jnp.minimum(place[prompt] + ticket, rows - 1)]
-        row = jnp.where(fresh, row, table.row)
-        context = plan.context[row]
-
-        def copy_prefix(cache):
-            def leaf(old, new):
-                new = jnp.where(fresh[:, None, None, None], new, old[:, :, :width])
-                return old.at[:, :, :width].set(new)
-
-            return jax.tree.map(leaf, cache, prefix.take(context).cache)
-
-        start = logits(prefix.last[context])
-        return dataclasses.replace(
-            table,
-            started=table.started.at[prompt].add(fresh.astype(jnp.int32)),
-            row=row,
-            count=jnp.where(fresh, 0, table.count),
-            active=table.active | fresh,
-            logits=jnp.where(fresh[:, None], start, table.logits),
-            cache=jax.lax.cond(somewhere(fresh), copy_prefix, lambda c: c, table.cache),
-        )
-
-    def step(table: Table) -> Table:
-        token_key = jax.vmap(jax.random.fold_in)(row_key[table.row], table.count)
-        token, *said = choose(
-            token_key, table.logits, temperature=temperature, top_k=top_k, top_p=top_p
-        )
-        stop = jnp.isin(token, jnp.asarray(end, token.dtype))
-        table = dataclasses.replace(
-            table, out=write(table.out, table, token, said, stop), count=table.count + 1
-        )
-        ended = table.active & (stop | (table.count == max_tokens))
-        table = decode(dataclasses.replace(table, active=table.active & ~ended), token)
-        if stopping:
-            table = grade(table, ended)
-        if slots < rows or stopping:
-            table = refill(table)
-        return dataclasses.replace(table, time=table.time + 1)
-
-    # At first the slots hold the head of the queue, or nothing if rounds are opened.
-    row = queue[:slots]
-    start = prefix.take(plan.context[row])
-    inside = jnp.clip(slots - first, 0, wanted)
-    ring = ((0, 0), (0, 0), (0, max_tokens), (0, 0))
-    zeros = jnp.zeros((rows, max_tokens), jnp.float32)
-    out = Rollouts(
-        tokens=jnp.full((rows, max_tokens), pad, jnp.int32),
-        mask=jnp.zeros((rows, max_tokens), bool),
-        logp_behaviour=zeros,
-        logp_policy=zeros,
-        entropy=zeros,
-        square=zeros,
-        finished=jnp.zeros(rows, bool),
-        prompt=plan.prompt,
-        slot=plan.slot,
-        context=plan.context,
-        exists=plan.exists,
+    rows = plan.prompt.shape[0]
+    work = Work(
+        model=model,
+        # Before the loop, which would do it at every token.
+        params=model.ready(params) if model.ready else params,
+        head=model.head(params),
+        contexts=contexts,
+        length=jnp.sum(contexts.mask, -1, dtype=jnp.int32),
+        plan=plan,
+        prefix=prefill(model, params, contexts) if prefix is None else prefix,
+        queue=Queue.of(plan, contexts.tokens.shape[0]),
+        row_key=keys.row_keys(key, plan.prompt, plan.slot),
+        max_tokens=max_tokens,
+        end=end,
+        choose=partial(choose, temperature=temperature, top_k=top_k, top_p=top_p),
+        stopping=stopping,
+        refills=bool(stopping) or 0 < slots < rows,
     )
-    table = Table(
-        time=jnp.int32(0),
-        opened=jnp.minimum(wanted, stopping.size) if stopping else wanted,
-        started=jnp.zeros_like(wanted) if stopping else inside,
-        done=jnp.zeros(rows, bool),
-        outcome=jnp.full(rows, jnp.nan, jnp.float32),
-        row=row,
-        count=jnp.zeros(slots, jnp.int32),
-        active=jnp.arange(slots) < (0 if stopping else jnp.sum(inside)),
-        logits=logits(start.last),
-        cache=jax.tree.map(lambda c: jnp.pad(c, ring), start.cache),
-        out=jax.tree.map(shard_rows, out),
-    )
+    table = first_table(work, min(slots or rows, rows), pad)
     if stopping:
-        table = refill(table)
-    table = jax.lax.while_loop(lambda table: somewhere(table.active), step, table)
-    place = jnp.argsort(queue) - first[plan.prompt]
+        table = refill(work, table)
+    table = jax.lax.while_loop(
+        lambda table: somewhere(table.active), partial(next_token, work), table
+    )
+    place = jnp.argsort(work.queue.row) - work.queue.first[plan.prompt]
     drawn = plan.exists & (place < table.started[plan.prompt])
     out = dataclasses.replace(table.out, exists=drawn)
     return jax.tree.map(shard_rows, out)
 
 
-@jax.custom_batching.custom_vmap
-def somewhere(slots: jax.Array) -> jax.Array:
-    """`[]` bool: whether any slot is; in a batch of samplers, any slot of any of them.
+@flax.struct.dataclass(kw_only=True)
+class Queue:
+    """The rows of a plan that exist, prompt by prompt."""
 
-    Where a condition differs within a batch, old and new would be chosen entry by entry
-    of the cache, in every step. A sampler whose slots are all idle writes nothing, so
-    it may as well go on until the last is done.
-    """
-    return jnp.any(slots)
+    row: jax.Array  # [N] int32, the rows in order; those that do not exist are last
+    first: jax.Array  # [C] int32, the place of the first row of each prompt
+    wanted: jax.Array  # [C] int32, rows of each prompt
+
+    @classmethod
+    def of(cls, plan: Plan, prompts: int) -> "Queue":
+        """The queue of a plan for this many prompts."""
+        row = jnp.lexsort((plan.slot, plan.prompt, ~plan.exists)).astype(jnp.int32)
+        asked = plan.exists.astype(jnp.int32)
+        wanted = jnp.zeros(prompts, jnp.int32).at[plan.prompt].add(asked)
+        return cls(row=row, first=jnp.cumsum(wanted) - wanted, wanted=wanted)
+
+    def at(self, place: jax.Array) -> jax.Array:
+        """The rows at these places, the last one behind the end."""
+        return self.row[jnp.minimum(place, self.row.shape[0] - 1)]
 
 
-@somewhere.def_vmap
-def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
-    del axis_size, in_batched
-    return jnp.any(slots), False
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What the decoding loop reads and never changes."""
+
+    model: Model
+    params: Any  # as `Model.ready` lays them out
+    head: jax.Array  # [V, D]
+    contexts: Contexts  # [C, P]
+    length: jax.Array  # [C] int32, their tokens
+    plan: Plan  # [N]
+    prefix: Prefix  # [C], of the contexts
+    queue: Queue
+    row_key: jax.Array  # [N] PRNG keys
+    max_tokens: int  # T
+    end: tuple[int, ...]  # tokens that end a completion
+    choose: Callable[..., tuple[jax.Array, ...]]  # (keys, logits) -> as `choose`
+    stopping: Stopping | None
+    refills: bool  # slots take other rows when theirs have ended
+
+    def logits(self, features: jax.Array) -> jax.Array:
+        """`[K, V]` float32, of features `[K, D]`."""
+        return jnp.einsum(
+            "nd,vd->nv", features, self.head, preferred_element_type=jnp.float32
+        )
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -326,10 +234,160 @@ class Table:
     out: Rollouts  # [N, T]
 
 
+def first_table(work: Work, slots: int, pad: int) -> Table:
+    """At most this many slots with the head of the queue; idle if rounds are opened."""
+    plan, queue, stopping = work.plan, work.queue, work.stopping
+    rows, prompts = plan.prompt.shape[0], queue.first.shape[0]
+    if stopping:  # more than that are never open at a time
+        slots = min(slots, prompts * stopping.size)
+    row = queue.row[:slots]
+    start = work.prefix.take(plan.context[row])
+    inside = jnp.clip(slots - queue.first, 0, queue.wanted)
+    ring = ((0, 0), (0, 0), (0, work.max_tokens), (0, 0))
+    zeros = jnp.zeros((rows, work.max_tokens), jnp.float32)
+    out = Rollouts(
+        tokens=jnp.full((rows, work.max_tokens), pad, jnp.int32),
+        mask=jnp.zeros((rows, work.max_tokens), bool),
+        logp_behaviour=zeros,
+        logp_policy=zeros,
+        entropy=zeros,
+        score_sq_norm=zeros,
+        finished=jnp.zeros(rows, bool),
+        prompt=plan.prompt,
+        slot=plan.slot,
+        context=plan.context,
+        exists=plan.exists,
+    )
+    wanted = queue.wanted
+    return Table(
+        time=jnp.int32(0),
+        opened=jnp.minimum(wanted, stopping.size) if stopping else wanted,
+        started=jnp.zeros_like(wanted) if stopping else inside,
+        done=jnp.zeros(rows, bool),
+        outcome=jnp.full(rows, jnp.nan, jnp.float32),
+        row=row,
+        count=jnp.zeros(slots, jnp.int32),
+        active=jnp.arange(slots) < (0 if stopping else jnp.sum(inside)),
+        logits=work.logits(start.last),
+        cache=jax.tree.map(lambda c: jnp.pad(c, ring), start.cache),
+        out=jax.tree.map(shard_rows, out),
+    )
+
+
+def next_token(work: Work, table: Table) -> Table:
+    """One step of the loop: every active slot chooses a token and is run on it."""
+    key = jax.vmap(jax.random.fold_in)(work.row_key[table.row], table.count)
+    token, *said = work.choose(key, table.logits)
+    stop = jnp.isin(token, jnp.asarray(work.end, token.dtype))
+    table = dataclasses.replace(
+        table, out=write(table.out, table, token, said, stop), count=table.count + 1
+    )
+    ended = table.active & (stop | (table.count == work.max_tokens))
+    table = dataclasses.replace(table, active=table.active & ~ended)
+    table = decode(work, table, token)
+    if work.stopping:
+        table = grade(work, table, ended)
+    if work.refills:
+        table = refill(work, table)
+    return dataclasses.replace(table, time=table.time + 1)
+
+
+def decode(work: Work, table: Table, token: jax.Array) -> Table:
+    """Run the tokens just chosen through the model, into this step's column."""
+    contexts, steps = work.contexts, work.max_tokens
+    context = work.plan.context[table.row]
+    age = (table.time - jnp.arange(steps, dtype=jnp.int32)) % steps
+    own = age[None, :] < table.count[:, None]
+    features, cache = work.model.features(
+        work.params,
+        token[:, None],
+        (work.length[context] + table.count - 1)[:, None],
+        jnp.concatenate([contexts.mask[context], own], -1),
+        table.cache,
+        contexts.tokens.shape[-1] + table.time % steps,
+    )
+    return dataclasses.replace(table, logits=work.logits(features[:, 0]), cache=cache)
+
+
+def grade(work: Work, table: Table, ended: jax.Array) -> Table:
+    """Take in what has ended; open the next round where the rule is not met."""
+    plan, queue, stopping = work.plan, work.queue, work.stopping
+    assert stopping
+    row = jnp.where(ended, table.row, plan.prompt.shape[0])  # out: dropped
+    said = stopping.outcome(
+        plan.prompt[table.row], table.out.tokens[table.row], table.out.mask[table.row]
+    )
+    outcome = table.outcome.at[row].set(said, mode="drop")
+    done = table.done.at[row].set(True, mode="drop")
+    place = jnp.arange(stopping.most, dtype=jnp.int32)[None]
+    member = queue.at(queue.first[:, None] + place)  # [C, G]
+    ours = done[member] & (place < queue.wanted[:, None])
+    graded = ours & ~jnp.isnan(outcome[member])
+    met = stopping.met(jnp.where(graded, outcome[member], 0.0), graded)
+    whole = jnp.sum(ours, -1, dtype=jnp.int32) == table.opened
+    more = jnp.minimum(table.opened + stopping.size, queue.wanted)
+    return dataclasses.replace(
+        table,
+        outcome=outcome,
+        done=done,
+        opened=jnp.where(whole & ~met, more, table.opened),
+    )
+
+
+def refill(work: Work, table: Table) -> Table:
+    """Idle slots take the next rows of the queue that are open."""
+    queue, width = work.queue, work.contexts.tokens.shape[-1]
+    pending = table.opened - table.started
+    upto = jnp.cumsum(pending)
+    idle = ~table.active
+    ticket = jnp.cumsum(idle, dtype=jnp.int32) - 1
+    fresh = idle & (ticket < upto[-1])
+    prompt = jnp.searchsorted(upto, ticket, side="right").astype(jnp.int32)
+    prompt = jnp.minimum(prompt, queue.first.shape[0] - 1)
+    place = queue.first + table.started - (upto - pending)  # [C]
+    row = jnp.where(fresh, queue.at(place[prompt] + ticket), table.row)
+    context = work.plan.context[row]
+
+    def copy_prefix(cache):
+        def leaf(old, new):
+            new = jnp.where(fresh[:, None, None, None], new, old[:, :, :width])
+            return old.at[:, :, :width].set(new)
+
+        return jax.tree.map(leaf, cache, work.prefix.take(context).cache)
+
+    start = work.logits(work.prefix.last[context])
+    return dataclasses.replace(
+        table,
+        started=table.started.at[prompt].add(fresh.astype(jnp.int32)),
+        row=row,
+        count=jnp.where(fresh, 0, table.count),
+        active=table.active | fresh,
+        logits=jnp.where(fresh[:, None], start, table.logits),
+        cache=jax.lax.cond(somewhere(fresh), copy_prefix, lambda c: c, table.cache),
+    )
+
+
+@jax.custom_batching.custom_vmap
+def somewhere(slots: jax.Array) -> jax.Array:
+    """`[]` bool: whether any slot is; in a batch of samplers, any slot of any of them.
+
+    Where a condition differs within a batch, old and new would be chosen entry by entry
+    of the cache, in every step. A sampler whose slots are all idle writes nothing, so
+    it may as well go on until the last is done.
+    """
+    return jnp.any(slots)
+
+
+@somewhere.def_vmap
+def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
+    del axis_size, in_batched
+    return jnp.any(slots), False
+
+
 def write(out: Rollouts, table: Table, token, said, stop) -> Rollouts:
     """Put the token of every active slot in its place, and what is known of it."""
     row = jnp.where(table.active, table.row, out.finished.shape[0])  # out: dropped
-    behaviour, policy, entropy, square = said
+    behaviour, policy, entropy, score_sq_norm = said
 
     def put(values, new):
         return values.at[row, table.count].set(new, mode="drop")
@@ -341,7 +399,7 @@ def write(out: Rollouts, table: Table, token, said, stop) -> Rollouts:
         logp_behaviour=put(out.logp_behaviour, behaviour),
         logp_policy=put(out.logp_policy, policy),
         entropy=put(out.entropy, entropy),
-        square=put(out.square, square),
+        score_sq_norm=put(out.score_sq_norm, score_sq_norm),
         finished=out.finished.at[row].set(stop, mode="drop"),
     )
 
@@ -382,8 +440,8 @@ def choose(
         cut = truncate(logp, top_k=top_k, top_p=top_p)
         token = jax.vmap(jax.random.categorical)(key, cut).astype(jnp.int32)
         behaviour = pick(cut, token)
-    square = 1.0 - 2.0 * pick(chance, token) + jnp.sum(chance**2, -1)
-    return token, behaviour, pick(logp, token), entropy, jnp.maximum(square, 0.0)
+    score_sq_norm = 1.0 - 2.0 * pick(chance, token) + jnp.sum(chance**2, -1)
+    return token, behaviour, pick(logp, token), entropy, jnp.maximum(score_sq_norm, 0.0)
 
 
 def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:

@@ -161,7 +161,7 @@ def logits(
     temperature: float | jax.Array,
 ) -> jax.Array:
     """`logit_norms` of completions; of the arguments only the rollouts are read."""
-    return logit_norms(rollouts.square, rollouts.mask)
+    return logit_norms(rollouts.score_sq_norm, rollouts.mask)
 
 
 # ----- norms
@@ -335,7 +335,7 @@ def logit_norms(square: jax.Array, mask: jax.Array) -> jax.Array:
     of which the policy is sure add nothing.
 
     Args:
-        square: `[..., T]` float, in [0, 2], `Rollouts.square`.
+        square: `[..., T]` float, in [0, 2], `Rollouts.score_sq_norm`.
         mask: `[..., T]` bool, True on tokens the policy chose.
 
     Returns:

@@ -56,7 +56,7 @@ class Rollouts:
     logp_behaviour: jax.Array  # [N, T] float32, nats, of the distribution drawn from
     logp_policy: jax.Array  # [N, T] float32, nats, before top-k and top-p cut it
     entropy: jax.Array  # [N, T] float32, nats, of the policy at that token
-    square: jax.Array  # [N, T] float32, |d logp_policy / d logits|^2, in [0, 2]
+    score_sq_norm: jax.Array  # [N, T] float32, |d logp_policy / d logits|^2, in [0, 2]
     finished: jax.Array  # [N] bool, False where max_tokens cut the completion off
     prompt: jax.Array  # [N] int32 in [0, B)
     slot: jax.Array  # [N] int32 in [0, G)
@@ -98,12 +98,14 @@ class Tokens:
     logp: jax.Array  # [M, T] float32, nats, of the token taken
     logp_old: jax.Array  # [M, T] float32, nats, at the start of the step
     entropy: jax.Array  # [M, T] float32, nats
-    square: jax.Array  # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
-    coupling: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
+    score_sq_norm: (
+        jax.Array
+    )  # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
+    entropy_logp_cov: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
 
 
 @flax.struct.dataclass(kw_only=True)
-class Memory:
+class PromptMemory:
     """Discounted sums per prompt id, over the completions of its earlier visits."""
 
     draws: jax.Array  # [num_prompts] float32, completions
@@ -161,7 +163,7 @@ class TrainState:
     frozen: Any = None  # nested dict of the others; None: all are trained
     opt_state: Any  # optax state
     reference: Any  # params the KL refers to, or None
-    memory: Memory
+    memory: PromptMemory
     methods: dict[str, Any] = flax.struct.field(default_factory=dict)  # states by name
     position: jax.Array  # [] int32, training prompts taken so far
     step: jax.Array  # [] int32, steps done

@@ -51,8 +51,10 @@ class TokenStats:
 
     logp: jax.Array  # [M, T] float32, nats, of the token taken
     entropy: jax.Array  # [M, T] float32, nats
-    square: jax.Array  # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
-    coupling: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
+    score_sq_norm: (
+        jax.Array
+    )  # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
+    entropy_logp_cov: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
 
 
 def split(tree: Any, parts: int) -> Any:
@@ -206,15 +208,22 @@ def look(
 
     def read(rows):
         tokens, context = rows
-        logp, entropy, square, coupling = masked.token_logprobs_and_moments(
-            extend(model, params, prefix.take(context), contexts.mask[context], tokens),
-            model.head(params),
-            tokens,
-            temperature=settings.temperature,
-            chunk=settings.vocab_chunk,
+        logp, entropy, score_sq_norm, entropy_logp_cov = (
+            masked.token_logprobs_and_moments(
+                extend(
+                    model, params, prefix.take(context), contexts.mask[context], tokens
+                ),
+                model.head(params),
+                tokens,
+                temperature=settings.temperature,
+                chunk=settings.vocab_chunk,
+            )
         )
         return (), TokenStats(
-            logp=logp, entropy=entropy, square=square, coupling=coupling
+            logp=logp,
+            entropy=entropy,
+            score_sq_norm=score_sq_norm,
+            entropy_logp_cov=entropy_logp_cov,
         )
 
     return over_parts(read, (tokens, context), mask, settings)[1]

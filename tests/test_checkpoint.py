@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_folder import files_of_at_most
 
 from curax.runs import checkpoint
-from curax.types import Memory, TrainState
+from curax.types import PromptMemory, TrainState
 
 
 def state(seed=0):
@@ -23,7 +23,7 @@ def state(seed=0):
         params=params,
         opt_state=optax.adam(0.1).init(params),
         reference=None,
-        memory=Memory(
+        memory=PromptMemory(
             draws=jnp.arange(16.0),
             solved=jnp.zeros(16),
             square=jnp.ones(16),

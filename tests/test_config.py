@@ -187,7 +187,7 @@ BOUNDS = {
     "stop.round_size": ("at least 1", 0, 1),
     "hint.levels": ("at least 1", 0, 1),
     "hint.width": ("at least 1", 0, 1),
-    "hint.gate": ("at least 0.0", -0.5, 0.0),
+    "hint.stop_probability": ("at least 0.0", -0.5, 0.0),
     "hint.most": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
     "hint.writing.max_tokens": ("at least 1", 0, 1),
     "hint.writing.temperature": ("at least 0.0", -1.0, 0.0),
@@ -333,9 +333,11 @@ CONFLICTS = {
         "hint": Hint(source=plain, trigger=plain),
         "sampling": Sampling(rounds=2),
     },
-    "hint.gate ends a search within a visit, and hint.controller sets the level "
-    "between visits; set one of them to its default.": {
-        "hint": Hint(source=plain, trigger=plain, controller=plain, gate=0.9)
+    "hint.stop_probability ends a search within a visit, and hint.controller sets the "
+    "level between visits; set one of them to its default.": {
+        "hint": Hint(
+            source=plain, trigger=plain, controller=plain, stop_probability=0.9
+        )
     },
     "sampling.top_p=0.9 draws from another distribution than the policy that trains, "
     "and nothing corrects that bias; set sampling.top_p to 1.0, or accept the bias "

@@ -36,7 +36,7 @@ def rollouts(counts, order):
         logp_behaviour=zeros,
         logp_policy=zeros,
         entropy=zeros,
-        square=zeros,
+        score_sq_norm=zeros,
         finished=jnp.ones(ROWS, bool),
         prompt=prompt,
         slot=slot,

@@ -23,8 +23,8 @@ from hypothesis.extra import numpy as hnp
 from curax import advantage, hint
 from curax.types import Hinting, Prompts
 
-reaching = partial(hint.settled, trigger=hint.all_wrong, gate=0.7)
-any_mixed = partial(hint.settled, trigger=hint.no_signal, gate=0.0)
+reaching = partial(hint.settled, trigger=hint.all_wrong, stop_probability=0.7)
+any_mixed = partial(hint.settled, trigger=hint.no_signal, stop_probability=0.0)
 gate_of_four = partial(hint.gate_chance, size=4)
 
 outcomes = hnp.arrays(
@@ -172,10 +172,14 @@ def test_all_wrong_is_asked_again_and_all_right_is_not():
     assert hint.all_wrong(outcome, exists).tolist() == [True, False, False]
     assert hint.no_signal(outcome, exists).tolist() == [True, True, False]
     for gate, mixed in ((0.0, True), (0.7, False)):
-        got = hint.settled(outcome, exists, trigger=hint.all_wrong, gate=gate)
+        got = hint.settled(
+            outcome, exists, trigger=hint.all_wrong, stop_probability=gate
+        )
         assert got.tolist() == [False, True, mixed]
     half = np.float32([[0, 1, 0, 1]])  # no hint is better than that, whatever the gate
-    assert hint.settled(half, exists[:1], trigger=hint.all_wrong, gate=1.0).all()
+    assert hint.settled(
+        half, exists[:1], trigger=hint.all_wrong, stop_probability=1.0
+    ).all()
 
 
 def test_right_and_wrong_exchanged_make_the_same_gate_to_the_last_bit():
@@ -262,7 +266,9 @@ def searched(*tries):
         takes = open_ & hint.replaces(new, exists, group, exists)
         group = jnp.where(takes[:, None], new, group)
         level += takes.astype(jnp.int32)
-        open_ &= ~hint.settled(group, exists, trigger=hint.all_wrong, gate=0.0)
+        open_ &= ~hint.settled(
+            group, exists, trigger=hint.all_wrong, stop_probability=0.0
+        )
     return group, level, 1 + drawn_groups, advantage.standardised(group, exists)
 
 

@@ -153,7 +153,7 @@ def made_up(level, wanted, exists, order):
         logp_behaviour=-value,
         logp_policy=-value,
         entropy=value,
-        square=value / 1000,
+        score_sq_norm=value / 1000,
         finished=name % 2 == 0,
         prompt=prompt,
         slot=slot,
@@ -188,7 +188,9 @@ def walker(recipe):
     )
 
     def walk(outcome, exists, orders, gate, most):
-        config = override(shrunk(recipe), {"hint.gate": gate, "hint.most": most})
+        config = override(
+            shrunk(recipe), {"hint.stop_probability": gate, "hint.most": most}
+        )
         parts, drive = build(config), MadeUp(outcome, exists, orders)
         memory = memories.forget(NUMBER)
         request = draw.ask(parts, state, memory, PROMPTS, jnp.int32(0))
@@ -342,7 +344,13 @@ def test_every_row_and_context_of_a_group_comes_from_the_draw_of_its_level():
             level[b], jnp.ones(B, bool), jnp.ones((B, G), bool), jnp.arange(B * G)
         )
         mine = np.arange(B * G) // G == b
-        for name in ("tokens", "logp_behaviour", "logp_policy", "entropy", "square"):
+        for name in (
+            "tokens",
+            "logp_behaviour",
+            "logp_policy",
+            "entropy",
+            "score_sq_norm",
+        ):
             np.testing.assert_array_equal(
                 getattr(drawn.rollouts, name)[mine], getattr(rows, name)[mine]
             )

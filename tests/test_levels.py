@@ -112,7 +112,7 @@ def opened(n, k, group):
 def test_a_search_is_that_of_all_sequences_of_groups(trigger, gate, rule):
     """SAGE 8: which level trains, in which state, and how many are drawn."""
     group, rates = 5, np.array([0.1, 0.3, 0.65])
-    how = replace(HINT, trigger=trigger, gate=gate)
+    how = replace(HINT, trigger=trigger, stop_probability=gate)
 
     def collapsed(n, k):
         return k == 0 or (trigger is hint.no_signal and k == n)
@@ -190,7 +190,7 @@ def rows(labels, exists, group):
         logp_behaviour=zero,
         logp_policy=zero,
         entropy=zero,
-        square=zero,
+        score_sq_norm=zero,
         finished=exists.reshape(-1),
         prompt=place // group,
         slot=place % group,
@@ -262,7 +262,7 @@ def simulated(config, rates):
 def test_the_search_that_trains_ends_as_predicted():
     """SAGE 3: 8192 prompts are searched; four standard errors, each at most 3%."""
     prompts, group, p = 8192, 5, 0.12
-    how = replace(HINT, gate=0.9, most=0.4)
+    how = replace(HINT, stop_probability=0.9, most=0.4)
     config = composed(group, how, prompts)
     want = seen(config, p, 0.8, population=np.array([p])).hints
     *found, counts = simulated(config, want.p[:, 0])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from curax import memory as memory_
-from curax.types import Memory
+from curax.types import PromptMemory
 
 B, G, IDS = 4, 3, 6
 observe = jax.jit(memory_.observe)
@@ -23,7 +23,7 @@ def some_memory():
     draws = np.random.default_rng(0).integers(1, 20, IDS).astype(np.float32)
     parts = {"solved": 0.3, "square": 1.7, "tokens": 40.0}
     sums = {key: np.float32(part) * draws for key, part in parts.items()}
-    return Memory(draws=draws, **sums)
+    return PromptMemory(draws=draws, **sums)
 
 
 def visit(memory, prompt_id, n, k, discount=0.9):
@@ -79,7 +79,9 @@ def test_observing_is_its_definition(ids, outcome, square, tokens, exists, disco
 
 def test_prompts_that_are_not_visited_keep_their_counts_bit_for_bit():
     draws = np.random.default_rng(0).random(IDS).astype(np.float32)
-    memory = Memory(draws=draws, solved=draws / 3, square=draws * 7, tokens=draws * 9)
+    memory = PromptMemory(
+        draws=draws, solved=draws / 3, square=draws * 7, tokens=draws * 9
+    )
     got = visit(memory, 1, 4, 2)
     others = np.arange(IDS) != 1
     for name in ("draws", "solved", "square", "tokens"):
@@ -128,7 +130,7 @@ def test_prompts_without_visits_are_like_the_whole_memory():
     close(fresh.norm, 1)
     close(fresh.tokens, 1)
     close(fresh.draws, 0)
-    memory = Memory(
+    memory = PromptMemory(
         draws=np.float32([2, 6, 0, 0, 0, 0]),
         solved=np.float32([1, 0, 0, 0, 0, 0]),
         square=np.float32([2 * 9, 6 * 1, 0, 0, 0, 0]),

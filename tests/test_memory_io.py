@@ -29,7 +29,7 @@ from curax.config import ConfigError, Mesh, load, override
 from curax.runs import checkpoint, folder, memory_io
 from curax.step import loops, mesh
 from curax.tasks import chain
-from curax.types import Memory, Prompts, TrainState
+from curax.types import PromptMemory, Prompts, TrainState
 
 compiled, quick, signals = test_train.compiled, test_train.quick, test_train.signals
 
@@ -65,7 +65,7 @@ def table(memory):
 
 
 def memory_of(sums):
-    return Memory(**dict(zip(memory_io.SUMS, np.float32(sums), strict=True)))
+    return PromptMemory(**dict(zip(memory_io.SUMS, np.float32(sums), strict=True)))
 
 
 any_sums = st.floats(0, 100, width=32)
@@ -83,7 +83,9 @@ def memories(draw, shape=(N,), elements=any_sums):
 
 
 def test_a_file_has_every_sum_of_a_memory():
-    assert sorted(memory_io.SUMS) == sorted(field.name for field in fields(Memory))
+    assert sorted(memory_io.SUMS) == sorted(
+        field.name for field in fields(PromptMemory)
+    )
 
 
 def test_a_key_is_a_digest_of_the_tokens():

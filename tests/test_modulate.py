@@ -56,8 +56,8 @@ def numbers(logits, token):
         p=p,
         logp=logp,
         entropy=entropy,
-        square=1 - 2 * np.exp(logp) + (p**2).sum(-1),
-        coupling=(p**2 * (every + entropy[..., None])).sum(-1),
+        score_sq_norm=1 - 2 * np.exp(logp) + (p**2).sum(-1),
+        entropy_logp_cov=(p**2 * (every + entropy[..., None])).sum(-1),
     )
 
 
@@ -74,8 +74,8 @@ def tokens_of(logits, token, credit=1.0, mask=True, moved=0.0):
         logp=wide(of.logp),
         logp_old=wide(of.logp - moved),
         entropy=wide(of.entropy),
-        square=wide(of.square),
-        coupling=wide(of.coupling),
+        score_sq_norm=wide(of.score_sq_norm),
+        entropy_logp_cov=wide(of.entropy_logp_cov),
     )
 
 
@@ -110,7 +110,7 @@ def slope(t):
 
 
 def change(t):
-    return -slope(t) * (np.exp(t.logp) * (t.logp + t.entropy) - t.coupling)
+    return -slope(t) * (np.exp(t.logp) * (t.logp + t.entropy) - t.entropy_logp_cov)
 
 
 def released_change(t):
@@ -135,7 +135,7 @@ def of_forking(t, share=0.2):
 
 
 def of_gain(t):
-    norm = t.square - 1 + 2 * np.exp(t.logp)
+    norm = t.score_sq_norm - 1 + 2 * np.exp(t.logp)
     m = np.minimum(1.5, (1 - norm + 1e-6) ** -0.5)
     return m / m[t.mask].mean()
 
@@ -286,7 +286,7 @@ def test_the_published_vectors_of_both_modes():
     logits, token = np.log([[[0.7, 0.2, 0.1]] * 3]), np.arange(3)[None]
     of = numbers(logits, token)
     close(of.entropy[0, 0], 0.801819)
-    close(of.coupling[0, 0], 0.170808, rtol=3e-6)
+    close(of.entropy_logp_cov[0, 0], 0.170808, rtol=3e-6)
     got = modulate.entropy_change(tokens_of(logits, token))
     close(got[0], [-0.140793, 0.332332, 0.320885], rtol=3e-6)
 
@@ -363,7 +363,7 @@ def test_softmax_identities():
     logits, token, of = states()
     pa = np.exp(of.logp)
     norm = ((np.eye(7) - of.p) ** 2).sum(-1)
-    close(of.square, norm)
+    close(of.score_sq_norm, norm)
     root = np.sqrt(norm)
     assert (root >= (1 - pa) * np.sqrt(7 / 6) - 1e-9).all()
     assert (root <= (1 - pa) * np.sqrt(2) + 1e-9).all()
@@ -373,8 +373,8 @@ def test_softmax_identities():
     surprise = of.logp + of.entropy
     close((pa * surprise).sum(-1), 0)
     centred = (pa - (pa**2).sum(-1, keepdims=True)) * of.logp
-    close(of.coupling[:, 0], (pa * centred).sum(-1))
-    assert (of.coupling >= 0).all()
+    close(of.entropy_logp_cov[:, 0], (pa * centred).sum(-1))
+    assert (of.entropy_logp_cov >= 0).all()
     credit = np.random.default_rng(3).normal(size=token.shape)
     got = np.asarray(modulate.entropy_change(tokens_of(logits, token, credit)))
     gap = credit - (pa * credit).sum(-1, keepdims=True)

@@ -62,7 +62,7 @@ def sampled(attempt, order=range(B * G), first_ids=range(B)):
             logp_behaviour=-grid,
             logp_policy=-grid,
             entropy=grid,
-            square=grid,
+            score_sq_norm=grid,
             finished=name % 2 > 1,
             prompt=prompt,
             slot=slot,

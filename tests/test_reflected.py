@@ -189,7 +189,7 @@ def rows(delimiter=DELIMITER, seed=0):
         logp_behaviour=nothing,
         logp_policy=nothing,
         entropy=nothing,
-        square=nothing,
+        score_sq_norm=nothing,
         finished=jnp.asarray(exists & ((prompt > 0) | (slot != 3))),
         prompt=jnp.asarray(prompt),
         slot=jnp.asarray(slot),

@@ -35,7 +35,7 @@ def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False)):
         logp_behaviour=zeros,
         logp_policy=zeros,
         entropy=zeros,
-        square=zeros,
+        score_sq_norm=zeros,
         finished=np.ones(n, bool),
         prompt=prompt,
         slot=np.zeros(n, np.int32),

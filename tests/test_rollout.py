@@ -16,7 +16,7 @@ from jax.extend.core import jaxprs_in_params
 from curax import allocate, rollout, stop, update
 
 KEY = jax.random.key(1)
-FIELDS = ("logp_behaviour", "logp_policy", "entropy", "square")
+FIELDS = ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm")
 logprobs = jax.jit(
     lambda params, rows, temperature: update.logprobs(
         tiny.MODEL,
@@ -294,7 +294,7 @@ def test_the_norm_of_the_score_in_the_logits_is_its_definition():
     chance = np.exp(log_softmax(rows))
     away = np.eye(tiny.V)[rows.tokens] - chance
     want = np.where(rows.mask, (away**2).sum(-1), 0)
-    close(rows.square, want, rtol=0, atol=1e-5)
+    close(rows.score_sq_norm, want, rtol=0, atol=1e-5)
 
 
 # ----- what is drawn

@@ -70,7 +70,7 @@ def rows():
         logp_behaviour=zeros,
         logp_policy=zeros,
         entropy=zeros,
-        square=random.uniform(0, 2, (N, T)).astype(np.float32) * mask,
+        score_sq_norm=random.uniform(0, 2, (N, T)).astype(np.float32) * mask,
         finished=LENGTHS > 0,
         prompt=np.zeros(N, np.int32),
         slot=np.arange(N, dtype=np.int32),
@@ -390,7 +390,7 @@ def test_with_orthogonal_features_of_one_length_the_cheap_form_is_the_closed_for
 
 def test_the_rule_reads_what_the_sampler_stored():
     got = score.logits(tiny.MODEL, tiny.params(), CONTEXTS, rows(), TEMPERATURE)
-    close(got, np.sqrt(np.float64(rows().square).sum(-1)))
+    close(got, np.sqrt(np.float64(rows().score_sq_norm).sum(-1)))
 
 
 # ----- every rule
@@ -430,7 +430,7 @@ def test_what_stands_behind_the_end_and_under_the_padding_changes_nothing(rule):
     junk = dataclasses.replace(
         rows(),
         tokens=np.where(mask, rows().tokens, random.integers(0, V, (N, T), np.int32)),
-        square=np.where(mask, rows().square, np.float32(np.nan)),
+        score_sq_norm=np.where(mask, rows().score_sq_norm, np.float32(np.nan)),
     )
     want = of(rule, rows())
     close(of(rule, junk), want)

@@ -149,7 +149,7 @@ def test_a_closer_look_is_that_of_a_naive_forward(settings):
     look = jax.jit(partial(update.look, tiny.MODEL, settings=how(*settings)))
     got = look(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
     logits = tiny.full_logits(tiny.MODEL, tiny.params(), sequence, place) / TEMPERATURE
-    names = "logp", "entropy", "square", "coupling"
+    names = "logp", "entropy", "score_sq_norm", "entropy_logp_cov"
     for name, want in zip(names, spread(logits, rows.tokens), strict=True):
         seen = np.where(rows.mask, getattr(got, name), 0)
         close(seen, np.where(rows.mask, want, 0), rtol=0, atol=1e-5, err_msg=name)

@@ -29,8 +29,8 @@ from curax.step.records import Graded
 from curax.step.step import step as one_step
 from curax.types import (
     Difficulty,
-    Memory,
     Model,
+    PromptMemory,
     Prompts,
     Rollouts,
     Task,
@@ -109,7 +109,7 @@ def tabular(recipe, **changes):
 def start(parts):
     """The first state, with something to remember of every prompt."""
     params = parts.model.init(jax.random.key(0))
-    memory = Memory(
+    memory = PromptMemory(
         draws=jnp.array([2.0, 1.0, 4.0, 1.5]),
         solved=jnp.array([0.75, 0.5, 0.1, 1.5]),
         square=jnp.array([0.5, 0.75, 3.0, 1.0]),
@@ -196,7 +196,7 @@ class Path:
             logp_behaviour=own,
             logp_policy=own,
             entropy=entropy,
-            square=square,
+            score_sq_norm=square,
             finished=rows["exists"],
             prompt=rows["prompt"],
             slot=rows["slot"],

@@ -19,9 +19,10 @@ import numpy as np
 from curax.config import ConfigError
 from curax.runs.folder import write_errors
 from curax.settings.cli import write_whole
-from curax.types import Memory, Task, TrainState
+from curax.types import PromptMemory, Task, TrainState
 
-SUMS = ("draws", "solved", "square", "tokens")  # fields of Memory, in a line's order
+# Fields of PromptMemory, in the order of a line.
+SUMS = ("draws", "solved", "square", "tokens")
 CHUNK = 4096  # prompts made by one call
 LARGEST = 1e30  # largest sum that is read; float32 holds the total of many
 
@@ -29,7 +30,7 @@ LARGEST = 1e30  # largest sum that is read; float32 holds the total of many
 class LoadedMemory(NamedTuple):
     """A difficulty memory read from a file."""
 
-    memory: Memory  # [num_prompts] numpy
+    memory: PromptMemory  # [num_prompts] numpy
     lines: int  # lines of the file
     unknown: int  # lines whose prompt is not in the task; they are left out
 
@@ -61,7 +62,7 @@ def prompt_keys(task: Task) -> list[str]:
     return result[: task.num_prompts]
 
 
-def write(path: Path, task: Task, memory: Memory) -> None:
+def write(path: Path, task: Task, memory: PromptMemory) -> None:
     """Write a memory file atomically.
 
     Sums of equal prompts, and of seeds, are added: up to discounts, the memory of one
@@ -142,7 +143,7 @@ def read(path: Path, task: Task) -> LoadedMemory:
     table = np.array([added.get(key, nothing) for key in wanted], np.float32)
     there = set(wanted)
     return LoadedMemory(
-        memory=Memory(**dict(zip(SUMS, table.T, strict=True))),
+        memory=PromptMemory(**dict(zip(SUMS, table.T, strict=True))),
         lines=len(names),
         unknown=sum(name not in there for name in names),
     )
@@ -179,7 +180,7 @@ def _parse_line(line: bytes) -> tuple[str, np.ndarray]:
     return key, np.array([row[name] for name in SUMS], np.float64)
 
 
-def with_memory(state: TrainState, memory: Memory) -> TrainState:
+def with_memory(state: TrainState, memory: PromptMemory) -> TrainState:
     """The state with its memory replaced, by the same one for all seeds.
 
     Args:

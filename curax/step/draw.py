@@ -34,9 +34,9 @@ from curax.step.records import (
     groups,
 )
 from curax.types import (
-    Memory,
     Model,
     Plan,
+    PromptMemory,
     Prompts,
     Rollouts,
     TrainState,
@@ -115,7 +115,7 @@ def prompts_of(parts: Components, ids: jax.Array) -> Prompts:
 def ask(
     parts: Components,
     state: TrainState,
-    memory: Memory,
+    memory: PromptMemory,
     prompts: Prompts,
     number: jax.Array,
 ) -> Request:
@@ -381,19 +381,19 @@ def collect(
 
 def observe(
     parts: Components,
-    memory: Memory,
+    memory: PromptMemory,
     prompts: Prompts,
     seen: Groups,
     *,
     again: bool = False,
-) -> Memory:
+) -> PromptMemory:
     """The memory with graded completions; `again`: within the same visit."""
     forgets = 1.0 if again else memories.discount(parts.config.memory.half_life)
     return memories.observe(
         memory,
         prompts.id,
         seen.outcome,
-        seen.square,
+        seen.score_sq_norm,
         seen.length,
         seen.exists,
         discount=forgets,

@@ -123,8 +123,8 @@ def tokens_of(
         logp=seen.logp,
         logp_old=logp_old,
         entropy=seen.entropy,
-        square=seen.square,
-        coupling=seen.coupling,
+        score_sq_norm=seen.score_sq_norm,
+        entropy_logp_cov=seen.entropy_logp_cov,
     )
 
 

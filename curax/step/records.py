@@ -19,8 +19,8 @@ from curax.config import Config
 from curax.types import (
     Contexts,
     Difficulty,
-    Memory,
     Model,
+    PromptMemory,
     Prompts,
     Rollouts,
     Task,
@@ -125,7 +125,9 @@ class Request:
     wanted: jax.Array  # [B] bool, False: nothing is drawn of this prompt
     known: Difficulty  # [B], of the prompts before these completions
     counts: jax.Array | None  # [B] int32, completions of each; None: not allocated yet
-    memory: Memory  # before these completions, with those that explored the prompts
+    memory: (
+        PromptMemory  # before these completions, with those that explored the prompts
+    )
     key: jax.Array  # all noise of the draw derives from it
     explored: Tally | None = None  # of what was drawn to find this out, if anything was
     visited: bool = flax.struct.field(pytree_node=False, default=False)  # the memory
@@ -154,7 +156,7 @@ class StepRollouts:
     outcome: jax.Array  # [N] float32, NaN where missing
     known: Difficulty  # [B], of the prompts before they were drawn
     level: jax.Array  # [B] int32, of the hint they were drawn with; 0: none
-    memory: Memory  # after all prompts that were tried
+    memory: PromptMemory  # after all prompts that were tried
     attempts: jax.Array  # [] int32, batches of prompts tried
     tally: Tally  # of all prompts that were tried
     found: dict[str, Any]  # by method, what it found in this step
@@ -172,7 +174,7 @@ class Groups:
     outcome: jax.Array  # float32 in [0, 1], 0 where it does not exist
     finished: jax.Array  # bool, ended by itself
     length: jax.Array  # int32 tokens
-    square: jax.Array  # float32, squared norm of the score in the logits
+    score_sq_norm: jax.Array  # float32, squared norm of the score in the logits
 
 
 def grid_of(config: Config) -> tuple[int, int]:
@@ -192,7 +194,7 @@ def groups(shape: tuple[int, int], rollouts: Rollouts, outcome: jax.Array) -> Gr
         outcome=jnp.where(exists, outcome, 0.0),
         finished=grids.grid(rollouts.finished, row, fill=False),
         length=grids.grid(length, row, fill=0),
-        square=grids.grid(jnp.sum(rollouts.square, -1), row, fill=0.0),
+        score_sq_norm=grids.grid(jnp.sum(rollouts.score_sq_norm, -1), row, fill=0.0),
     )
 
 

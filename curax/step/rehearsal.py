@@ -157,8 +157,8 @@ def _check_tokens(config: Config) -> None:
             logp=logp,
             logp_old=logp,
             entropy=spread,
-            square=spread,
-            coupling=-spread,
+            score_sq_norm=spread,
+            entropy_logp_cov=-spread,
         )
         found = {
             "loss": loss,

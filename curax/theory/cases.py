@@ -18,7 +18,7 @@ from curax.config import Config, rows_of
 from curax.step import stages
 from curax.theory import outcome_states
 from curax.theory.credits import SAMPLES, Reads, in_chunks
-from curax.types import Difficulty, Memory
+from curax.types import Difficulty, PromptMemory
 
 BATCHES = 256  # of prompts drawn at random, where anything depends on that
 ATOMS = 256  # pass rates that a memory of many draws is taken to tell apart
@@ -204,7 +204,7 @@ def allocator(
                 norm=jnp.where(found, 1.0, 0.0),
                 tokens=jnp.full_like(solved, sizes.max_tokens),
             )
-        memory = Memory(
+        memory = PromptMemory(
             draws=each, solved=solved, square=each, tokens=each * sizes.max_tokens
         )
         ids = jnp.arange(sizes.prompts, dtype=jnp.int32)

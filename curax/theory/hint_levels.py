@@ -114,7 +114,9 @@ def searched(
     first = np.minimum(kinds[:, 1:], 1)
     seen = _shown(np.concatenate([kinds, first], 1), group)
     collapsed = np.asarray(how.trigger(*seen))
-    ends = np.asarray(hint.settled(*seen, trigger=how.trigger, gate=how.gate))
+    ends = np.asarray(
+        hint.settled(*seen, trigger=how.trigger, stop_probability=how.stop_probability)
+    )
     swaps = _swaps(*seen)
     each = chance @ np.eye(len(kinds))[of]  # [L + 1, R, kinds]
 

@@ -262,7 +262,10 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
         seen.outcome, seen.exists, before.outcome, before.exists
     )
     opens = mine & hint.settled(
-        seen.outcome, seen.exists, trigger=how.trigger, gate=how.gate
+        seen.outcome,
+        seen.exists,
+        trigger=how.trigger,
+        stop_probability=how.stop_probability,
     )
 
     # A prompt that stopped early left places free, which are its own.
@@ -434,7 +437,12 @@ def begin_metrics(
     assert how
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
     plain = drawn.level == 0
-    opens = hint.settled(seen.outcome, seen.exists, trigger=how.trigger, gate=how.gate)
+    opens = hint.settled(
+        seen.outcome,
+        seen.exists,
+        trigger=how.trigger,
+        stop_probability=how.stop_probability,
+    )
     before = plain & state.methods[NAME].hinted[drawn.prompts.id]
     tally = level_metrics(parts, drawn.level, ~plain, opens, seen)
     for name, which in (("plain", plain), ("transfer", before)):
