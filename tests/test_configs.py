@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import real
 import test_testbed
+import tiny
 
 from curax import train
 from curax.config import describe, load, option, override
@@ -23,7 +24,6 @@ from curax.step import loops
 from curax.step.build import build
 from curax.tasks import chain, layouts
 from curax.testbed import embedded
-from curax.types import Model
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("experiments/*/config.py")])
@@ -57,23 +57,6 @@ def task(*, hints=False):
     return replace(strict, verify=verify, end=tuple(range(chain.MODULUS)))
 
 
-def model(*, vocab_size):
-    """What comes next depends on the last token alone: quick to compile."""
-
-    def init(key):
-        return {"embed": 0.3 * jax.random.normal(key, (vocab_size, 8))}
-
-    def features(params, tokens, positions, seen, cache=None, column=None):
-        return params["embed"][tokens], cache
-
-    return Model(
-        init=init,
-        features=features,
-        head=lambda params: params["embed"],
-        axes={"embed": ("vocab", "embed")},
-    )
-
-
 def shrunk(config):
     """The config with its functions and its structure, but few and small arrays."""
     group = min(config.sampling.group_size, 4)
@@ -94,7 +77,7 @@ def shrunk(config):
         if option(getattr(config, stage), key) or (stage == "stop" and config.stop):
             small[name] = value
     own = partial(task, hints=config.hint is not None)
-    config = replace(config, task=own, model=model, warm_start=None)
+    config = replace(config, task=own, model=tiny.table, warm_start=None)
     return override(config, small)
 
 

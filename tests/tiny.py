@@ -8,7 +8,7 @@ import numpy as np
 
 from curax import allocate, rollout
 from curax.models import transformer
-from curax.types import Contexts
+from curax.types import Contexts, Model
 
 V, P, T = 11, 6, 5
 END, PAD = (9, 10), 0
@@ -23,6 +23,23 @@ model = partial(
     mlp_width=24,
 )
 MODEL = model()
+
+
+def table(*, vocab_size):
+    """What comes next depends on the last token alone: quick to compile."""
+
+    def init(key):
+        return {"embed": 0.3 * jax.random.normal(key, (vocab_size, 8))}
+
+    def features(params, tokens, positions, seen, cache=None, column=None):
+        return params["embed"][tokens], cache
+
+    return Model(
+        init=init,
+        features=features,
+        head=lambda params: params["embed"],
+        axes={"embed": ("vocab", "embed")},
+    )
 
 
 def left_padded(length: tuple[int, ...]) -> Contexts:
