@@ -308,11 +308,12 @@ class Mesh:
     data: Devices = 1  # rows are sharded, parameters replicated
     fsdp: Devices = 1  # rows and parameters are sharded
     tensor: Devices = 1  # each layer is sharded
+    cut_sampler: bool = False  # sampling leaves layers sharded over fsdp and gathers
+    # them at every token: for models that do not fit otherwise
 
     def conflicts(self) -> Iterator[str]:
         """Several axes that take what the others leave."""
-        names = [f.name for f in dataclasses.fields(self)]
-        rest = [name for name in names if getattr(self, name) < 0]
+        rest = [name for name in ("data", "fsdp", "tensor") if getattr(self, name) < 0]
         if len(rest) > 1:
             both = " and ".join(f"mesh.{name}=-1" for name in rest)
             fix = f"set mesh.{rest[0]} to 1"

@@ -18,9 +18,9 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-from flax.linen.spmd import with_logical_constraint
 
 from curax.arrays import keys
+from curax.arrays.sharding import constrain, shard_rows
 from curax.types import Contexts, Model, Plan, Rollouts
 
 
@@ -34,6 +34,15 @@ class Prefix:
     def take(self, context: jax.Array) -> "Prefix":
         """The prefix of each row, `[N, ...]`."""
         return jax.tree.map(lambda leaf: leaf[context], self)
+
+    def everywhere(self) -> "Prefix":
+        """The prefix of all contexts on all devices, so that slots refill from it."""
+        return Prefix(
+            cache=jax.tree.map(
+                lambda leaf: constrain(leaf, (None, "heads", None, None)), self.cache
+            ),
+            last=constrain(self.last, (None, None)),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,22 +150,26 @@ def sample(
         taken at temperature 1. Rows that were never opened do not exist.
     """
     rows = plan.prompt.shape[0]
+    # Before the loop, which would do it at every token.
+    ready = model.ready(params) if model.ready else params
+    if prefix is None:
+        prefix = prefill(model, params, contexts)
+    refills = bool(stopping) or 0 < slots < rows
     work = Work(
         model=model,
-        # Before the loop, which would do it at every token.
-        params=model.ready(params) if model.ready else params,
-        head=model.head(params),
+        params=ready,
+        head=model.head(ready),
         contexts=contexts,
         length=jnp.sum(contexts.mask, -1, dtype=jnp.int32),
         plan=plan,
-        prefix=prefill(model, params, contexts) if prefix is None else prefix,
+        prefix=prefix.everywhere() if refills else prefix,
         queue=Queue.of(plan, contexts.tokens.shape[0]),
         row_key=keys.row_keys(key, plan.prompt, plan.slot),
         max_tokens=max_tokens,
         end=end,
         choose=partial(choose, temperature=temperature, top_k=top_k, top_p=top_p),
         stopping=stopping,
-        refills=bool(stopping) or 0 < slots < rows,
+        refills=refills,
     )
     table = first_table(work, min(slots or rows, rows), pad)
     if stopping:
@@ -473,8 +486,3 @@ def cut_mass(rollouts: Rollouts) -> jax.Array:
 def pick(values: jax.Array, index: jax.Array) -> jax.Array:
     """`values[n, index[n]]`."""
     return jnp.take_along_axis(values, index[:, None], -1)[:, 0]
-
-
-def shard_rows(x: jax.Array) -> jax.Array:
-    """Rows lie over the data axes of the mesh, if there is one."""
-    return with_logical_constraint(x, ("rows",) + (None,) * (x.ndim - 1))

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from flax.core.spmd import logical_axis_rules
 
 from curax.arrays import checks, masked
-from curax.rollout import extend, prefill, shard_rows
+from curax.arrays.sharding import shard_rows
+from curax.rollout import extend, prefill
 from curax.settings.config_types import Count, Natural
 from curax.types import Contexts, Model, Rollouts
 from curax.update import join, split

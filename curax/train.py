@@ -8,7 +8,7 @@ from pathlib import Path
 from curax.config import ConfigError, load, override
 from curax.settings.cli import Parser, survives_closed_output
 
-DEFAULT = "configs/quickstart.py"
+DEFAULT = "quickstart"
 
 
 def parser() -> Parser:

@@ -98,9 +98,8 @@ class Tokens:
     logp: jax.Array  # [M, T] float32, nats, of the token taken
     logp_old: jax.Array  # [M, T] float32, nats, at the start of the step
     entropy: jax.Array  # [M, T] float32, nats
-    score_sq_norm: (
-        jax.Array
-    )  # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
+    # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
+    score_sq_norm: jax.Array
     entropy_logp_cov: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
 
 
@@ -186,7 +185,8 @@ class Model:
         axes: tree like params of logical axis names, one per dimension.
         trained: whether the parameter at a path of keys is trained; None: all are.
         ready: `params -> params` as decoding reads them best: layers apart, matrices
-            cast once. Only `features` with a column takes them. None: as they are.
+            cast once, on a mesh laid out so that no token moves them. Only `head`, and
+            `features` with a column, take them. None: as they are.
         load: `sharding -> params`, read from a checkpoint instead of drawn, all or
             some; the sharding is a tree like params, None for one device. None:
             nothing is read.

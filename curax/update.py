@@ -18,8 +18,9 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
+from curax.arrays.sharding import shard_rows
 from curax.monitors import confidence
-from curax.rollout import Prefix, extend, prefill, shard_rows
+from curax.rollout import Prefix, extend, prefill
 from curax.types import Batch, Contexts, Model, Rollouts
 
 TOKENS = 2**13  # of completions that are scored at a time
@@ -51,9 +52,8 @@ class TokenStats:
 
     logp: jax.Array  # [M, T] float32, nats, of the token taken
     entropy: jax.Array  # [M, T] float32, nats
-    score_sq_norm: (
-        jax.Array
-    )  # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
+    # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
+    score_sq_norm: jax.Array
     entropy_logp_cov: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
 
 

@@ -22,7 +22,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ import test_reflected
 
 from curax.config import Config, load, override
 from curax.step import build, loops
+from curax.tasks import file_task
 
 RECORD = Path(__file__).parent / "data" / "recorded.json"
 STEPS = 5
@@ -94,7 +95,17 @@ def for_files(name: str):
     checkpoint = {"model.path": str(real.checkpoint(small=True))}
     changes = SHOWN | test_configs.FILES_ON_DISK | test_configs.named() | checkpoint
     config = override(test_configs.with_recipe(FILES, name), changes)
-    return replace(config, task=partial(config.task, grader=lucky)), loops.Staged
+    make = partial(config.task, grader=lucky)
+    if config.reflection:
+        config = override(config, {"sampling.max_tokens": 24})
+        make = partial(thinking, **make.keywords)
+    return replace(config, task=make), loops.Staged
+
+
+@wraps(file_task.task)
+def thinking(**options: Any):
+    """The task, but one token ends a thought: a random policy has some."""
+    return replace(file_task.task(**options), delimiter=(7,))
 
 
 def digest(tree: Any) -> str:

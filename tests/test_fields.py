@@ -24,6 +24,7 @@ import optax
 import pytest
 import small
 import tiny
+from flax.core.spmd import get_logical_axis_rules
 from jax.interpreters import partial_eval
 
 from curax import (
@@ -254,6 +255,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "mesh.data": (2, "loop only"),
     "mesh.fsdp": (2, "loop only"),
     "mesh.tensor": (2, "loop only"),
+    "mesh.cut_sampler": (True, "loop with mesh"),
     "logging.every": (3, "host only"),
     "logging.rollout_prompts": (1, "step only"),
     "logging.checkpoint_every": (3, "host only"),
@@ -299,6 +301,7 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
 WITH: dict[str, Any] = {
     "confidence": {"evaluation.confidence": 3},
     "hints": {"task.hints": True},
+    "mesh": {"mesh.fsdp": 2},
     "truncation": {"sampling.top_p": 0.9, "sampling.accept_truncation": True},
     "writing": ALTERNATIVES["hint"] | {"hint.source": hint.self_written},
 }
@@ -507,7 +510,9 @@ class Seen:
         if where == "loop":
             loop = self.loop
             shape = loop.mesh and dict(loop.mesh.shape)
-            return type(loop), loop.seeds.tolist(), shape
+            with loop.context():
+                rules = get_logical_axis_rules()
+            return type(loop), loop.seeds.tolist(), shape, rules
         if where == "host":
             return self.host()
         return self.programs[where]()

@@ -63,7 +63,7 @@ STANDARD_LIBRARY_ONLY = {
 }
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a room may take of another, where that is not all of it.
-TAKES = {("update", "rollout"): {"Prefix", "extend", "prefill", "shard_rows"}}
+TAKES = {("update", "rollout"): {"Prefix", "extend", "prefill"}}
 
 
 def imports(path):

@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 
+import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from contracts import close
 from curax import allocate, loss, memory, rollout, update
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
+from curax.models.modules import MATRICES
 from curax.step import mesh
 from curax.types import Batch, TrainState
 
@@ -242,3 +244,75 @@ def test_sampling_and_gradients_on_eight_devices_are_those_on_one():
     got = jax.device_get(got)
     np.testing.assert_array_equal(got[0].tokens, want[0].tokens)
     jax.tree.map(partial(close, rtol=1e-5, atol=1e-5), got, jax.device_get(want))
+
+
+# ----- what moves between devices at every token
+
+CONTEXTS = tiny.left_padded((6, 3, 1, 5, 4, 6, 2, 6))
+ROWS = allocate.plan(jnp.full(8, 4), rows=32)
+MESHES = {(2, 2, 2): 2, (1, 8, 1): 1, (2, 1, 4): 1, (8, 1, 1): 2}  # to heads of keys
+
+
+def compiled(sizes, kv_heads, *, slots, cut=False, stopping=None):
+    """The text of a sampler, compiled for a mesh, and its policy."""
+    policy = tiny.model(vocab_size=V, heads=4, kv_heads=kv_heads)
+    made = mesh.make(Sizes(**dict(zip(mesh.AXES, sizes, strict=True))))
+    assert made is not None
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    where = mesh.of_params(made, policy.axes, shapes)
+
+    def sample(params, key):
+        options = {"slots": slots, "stopping": stopping, **tiny.SETTINGS}
+        return rollout.sample(policy, params, CONTEXTS, ROWS, key, **options)
+
+    jitted = jax.jit(sample, in_shardings=(where, None))
+    with mesh.use(made, cut_sampler=cut):
+        program = jitted.lower(shapes, jax.random.key(0)).compile()
+    return policy, where, program
+
+
+def gathers(program):
+    """All-gathers of the decoding loop, what refills its slots included."""
+    found = hlo.in_loops(program.as_text())
+    assert found, "the loop exchanges something: its tokens at least"
+    return [one for one in found if one.kind == "all-gather"]
+
+
+@pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
+def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
+    slots = 8
+    for one in gathers(compiled(sizes, kv_heads, slots=slots)[2]):
+        assert one.entries <= slots * V, one
+
+
+def test_a_cut_sampler_gathers_layers_at_every_token_and_never_the_head():
+    program = compiled((2, 2, 2), 2, slots=8, cut=True)[2]
+    large = [one for one in gathers(program) if one.entries > 8 * V]
+    assert {one.source.split("/")[-2] for one in large} == set(MATRICES)
+
+
+def test_rounds_that_open_slots_move_no_cache_either():
+    rule = rollout.Stopping(
+        met=lambda outcome, exists: jnp.any(outcome > 0, -1),
+        outcome=lambda prompt, tokens, mask: (tokens[:, 0] % 2).astype(jnp.float32),
+        size=2,
+        most=4,
+    )
+    for one in gathers(compiled((2, 2, 2), 2, slots=8, stopping=rule)[2]):
+        assert one.entries <= 8 * V, one
+
+
+@pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
+def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads):
+    policy, where, program = compiled(sizes, kv_heads, slots=8)
+    params = tiny.random_params(policy)
+    want = jax.jit(
+        lambda params, key: rollout.sample(
+            policy, params, CONTEXTS, ROWS, key, **tiny.SETTINGS
+        )
+    )(params, jax.random.key(5))
+    got = program(jax.device_put(params, where), jax.random.key(5))
+    for name in ("tokens", "mask", "finished", "exists"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+    for name in ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm"):
+        close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-5)

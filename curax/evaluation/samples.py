@@ -26,7 +26,6 @@ from curax.arrays.keys import stage_key
 from curax.evaluation.questions import Questions
 from curax.runs.folder import append_rows, write_errors
 from curax.runs.policies import Policy
-from curax.step import mesh as meshes
 from curax.types import Contexts, Model, Plan
 from curax.verify import answers
 
@@ -116,7 +115,7 @@ class Sampler:
         digests = [self._questions.digests[number] for number in filled]
         words = np.frombuffer(b"".join(digests), "<u4").reshape(len(filled), -1)
         exists = np.arange(self.batch) < len(numbers)
-        with meshes.use(self._policy.mesh):
+        with self._policy.context():
             out = self._call_compiled(self._policy.params, tokens, mask, words, exists)
         parts = jax.device_get(out)
         result = []

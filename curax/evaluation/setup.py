@@ -288,7 +288,7 @@ def _settings(
     del options["batch"], options["slots"]  # completions do not depend on them
     if not sampling.confidence:
         del options["confidence"], options["window"]
-    with meshes.use(policy.mesh):
+    with policy.context():
         weights = int(checkpoint.fingerprint(policy.params))
         head = jax.eval_shape(policy.model.head, policy.params)
     return {

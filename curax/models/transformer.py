@@ -15,15 +15,15 @@ nothing.
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.spmd import with_logical_constraint
 from jax.nn import initializers
 
+from curax.arrays.sharding import constrain
 from curax.models import attention
 from curax.models.modules import (
     MATRICES,
@@ -160,19 +160,24 @@ class Transformer:
 
     def model(self) -> Model:
         """The model: functions, and the logical axes of its parameters."""
-        shapes = jax.eval_shape(self.boxed, jax.random.key(0))
         return Model(
             init=lambda key: nn.meta.unbox(self.boxed(key)),
             features=self.features,
             head=self.head,
-            axes=jax.tree.map(
-                lambda spec, leaf: (None,) * (leaf.ndim - len(spec)) + tuple(spec),
-                nn.get_partition_spec(shapes),
-                nn.meta.unbox(shapes),
-                is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec),
-            ),
+            axes=self.axes,
             trained=is_adapter if self.block.lora_rank else None,
             ready=self.ready,
+        )
+
+    @cached_property
+    def axes(self) -> Any:
+        """Tree like the parameters of the names of their logical axes."""
+        shapes = jax.eval_shape(self.boxed, jax.random.key(0))
+        return jax.tree.map(
+            lambda spec, leaf: (None,) * (leaf.ndim - len(spec)) + tuple(spec),
+            nn.get_partition_spec(shapes),
+            nn.meta.unbox(shapes),
+            is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec),
         )
 
     def boxed(self, key):
@@ -207,7 +212,7 @@ class Transformer:
         """Features `[N, Q, D]` behind the last norm, and the cache; see `Model`."""
         layers = self.block.depth
         x = params["embed"][tokens].astype(self.block.dtype)
-        x = with_logical_constraint(x, ("rows", None, None))
+        x = constrain(x, ("rows", None, None))
         apply = partial(layer, self.block, positions, seen, column)
         if self.remat:
             apply = jax.checkpoint(apply)
@@ -228,12 +233,22 @@ class Transformer:
         return params["embed" if self.tied else "head"].astype(self.block.dtype)
 
     def ready(self, params):
-        """Parameters for decoding: matrices cast to `dtype`, layers unstacked."""
+        """Parameters for decoding: matrices cast to `dtype`, layers unstacked.
 
-        def cast(path, leaf):
-            return leaf.astype(self.block.dtype) if path[-1].key in CAST else leaf
+        On a mesh they are whole along `fsdp`, or every token would gather them; with
+        `mesh.cut_sampler` those of layers stay cut, and every token does.
+        """
 
-        params = jax.tree_util.tree_map_with_path(cast, params)
+        def lay(path, leaf, names):
+            own = "sampled" if path[0].key == "layers" else None
+            names = tuple(own if name == "embed" else name for name in names)
+            cast = leaf.astype(self.block.dtype) if path[-1].key in CAST else leaf
+            return constrain(cast, names)
+
+        # The compiler may not move this into the loop that reads them.
+        params = jax.lax.optimization_barrier(
+            jax.tree_util.tree_map_with_path(lay, params, self.axes)
+        )
         if self.scan_layers:
             layers = unstacked(params["layers"], self.block.depth)
             params = params | {"layers": layers}
@@ -324,6 +339,8 @@ class Block(nn.Module):
         q, k = (
             rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
         )
+        # Heads of keys that do not divide over the mesh are copied, never cut in two.
+        q, k, v = (constrain(z, ("rows", "heads", None, None)) for z in (q, k, v))
         if cache is not None and column is None:
             k, v = (
                 jnp.concatenate(pair, -2) for pair in zip(cache, (k, v), strict=True)
@@ -341,4 +358,4 @@ class Block(nn.Module):
         gate = dense("gate", self.mlp_width, "embed", "mlp")(y)
         y = nn.silu(gate) * dense("up", self.mlp_width, "embed", "mlp")(y)
         x = x + dense("down", self.width, "mlp", "embed", scale=small)(y)
-        return with_logical_constraint(x, ("rows", None, None)), (k, v)
+        return constrain(x, ("rows", None, None)), (k, v)

@@ -55,6 +55,11 @@ class Policy:
     task: Task | None = None
     step: int | None = None
 
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        """Everything is traced and run inside this: it sets the mesh."""
+        cut = self.config is not None and self.config.mesh.cut_sampler
+        return meshes.use(self.mesh, cut_sampler=cut)
+
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run folder; a Hugging Face config.json has other keys."""

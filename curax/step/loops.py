@@ -204,7 +204,7 @@ class Loop(abc.ABC):
 
     def context(self):
         """Everything is traced and run inside this: it sets the mesh."""
-        return meshes.use(self.mesh)
+        return meshes.use(self.mesh, cut_sampler=self.parts.config.mesh.cut_sampler)
 
     def rehearse(self) -> None:
         """Trace every program without running it; the traces are kept for the run."""

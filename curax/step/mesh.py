@@ -66,13 +66,19 @@ def _product(shape: Sequence[int]) -> str:
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh | None) -> Iterator[None]:
-    """Trace and run inside this: constraints by logical axis take effect."""
+def use(mesh: Mesh | None, *, cut_sampler: bool = False) -> Iterator[None]:
+    """Trace and run inside this: constraints by logical axis take effect.
+
+    Args:
+        mesh: of the run; None: one device.
+        cut_sampler: `mesh.cut_sampler` of the config.
+    """
     if mesh is None:
         yield
-    else:
-        with jax.set_mesh(mesh), logical_axis_rules(RULES):
-            yield
+        return
+    sampled = ("sampled", "fsdp" if cut_sampler else None)
+    with jax.set_mesh(mesh), logical_axis_rules((*RULES, sampled)):
+        yield
 
 
 def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
