@@ -425,7 +425,7 @@ def load(path: str | Path) -> Config:
 
 
 def recipes() -> dict[str, Path]:
-    """Files of recipes by name, in ./configs or else beside the package."""
+    """Files of recipes by name, in ./configs or else next to the package."""
     for folder in (Path("configs"), Path(__file__).parents[1] / "configs"):
         if files := {file.stem: file for file in sorted(folder.glob("*.py"))}:
             return files

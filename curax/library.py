@@ -99,7 +99,7 @@ def predict(
 ) -> theory.Prediction:
     """Predicted weight w(p), signal, draws and noise of a recipe: the x-ray as numbers.
 
-    `weight` is w(p) of E[update] = w(p) grad p; beside it stand the chance of a signal,
+    `weight` is w(p) of E[update] = w(p) grad p; other fields are the signal,
     expected draws and noise. Nothing is trained.
 
     Args:

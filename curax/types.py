@@ -17,8 +17,8 @@ class Prompts:
     mask: jax.Array  # [B, P] bool, True on real tokens
     id: jax.Array  # [B] int32 in [0, num_prompts), identifies the question
     target: Any  # tree of [B, ...], read by the verifier alone
-    tail: jax.Array | None = None  # [B] int32, tokens behind the place of a hint; None:
-    # it stands before all of them
+    tail: jax.Array | None = None  # [B] int32, tokens after the place of a hint; None:
+    # hints go before all of them
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -178,7 +178,7 @@ class Model:
         init: `key -> params`.
         features: `(params, tokens [N, Q] int32, positions [N, Q] int32,
             seen [N, S] bool, cache, column) -> (features [N, Q, D], cache)`.
-            Keys and values of the tokens join those of the cache: behind them where
+            Keys and values of the tokens join those of the cache: after them where
             `column` is None (S grows by Q; no cache: S = Q), else written in place
             from `column` on (S is the cache's length). Queries look at the keys `seen`
             names; without a column, of these at their own and those before.
@@ -237,7 +237,7 @@ class Task:
 
     Attributes:
         vocab_size: V.
-        pad: token behind the end of a completion.
+        pad: token after the end of a completion.
         end: tokens that end a completion.
         num_prompts: training prompts have ids below this.
         num_held_out: held-out prompts have ids below this; no question is on both

@@ -277,7 +277,7 @@ class Clock:
     """Seconds of each stage of a step, and missing outcomes of its host verifier."""
 
     def __init__(self):
-        """All zero."""
+        """Start all times at zero."""
         self._seconds: dict[str, float] = {"rollout": 0.0, "verify": 0.0, "update": 0.0}
         self._grading, self._missing = 0.0, Counter[str]()
 

@@ -27,8 +27,8 @@ def frontier(kl: np.ndarray, reward: np.ndarray) -> Frontier:
 
     Points between two corners are reached as well: a random mixture of the two policies
     has the mean of their rewards and, as the KL is convex, at most the mean of their
-    distances. So runs are compared at equal reward or at equal
-    distance, on their frontiers, and not at equal steps.
+    distances. So runs are compared at equal reward or at equal distance, on their
+    frontiers, and not at equal steps.
 
     Args:
         kl: `[K]` nats, distances of policies, as checkpoints of a run; NaN: not
