@@ -1,7 +1,7 @@
 """curax: curate the learning signal of RLVR, in JAX.
 
-`curax.load`, `curax.build` and the other names of `__all__` are there once they are
-asked for, and so are the stages, such as `curax.advantage`: `import curax` by itself
+`curax.load`, `curax.build` and the other names of `__all__` are imported when first
+used, and so are the stages, such as `curax.advantage`: `import curax` by itself
 imports no JAX. docs/use_as_a_library.md shows each.
 """
 
@@ -71,7 +71,7 @@ _FUNCTIONS = {"load": "config", "override": "config"} | dict.fromkeys(
 
 
 def __getattr__(name: str) -> Any:
-    """A name of `__all__`, imported when it is first asked for."""
+    """A name of `__all__`, imported when it is first used."""
     if name not in __all__:
         raise AttributeError(f"module 'curax' has no attribute {name!r}")
     if name not in _FUNCTIONS:

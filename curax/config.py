@@ -111,7 +111,7 @@ class Stop:
     round_size: Count = 8  # completions of a prompt between two tests of the rule
 
     def conflicts(self, config: "Config") -> Iterator[str]:
-        """What else says how much a prompt draws."""
+        """Sentences about other options that also decide how much a prompt draws."""
         sizes = config.sampling
         others = {
             "sampling.rounds": sizes.rounds > 1,
@@ -141,7 +141,7 @@ class Pilot:
     root_mean_square: bool = True  # root mean square of the norms; False: their mean
 
     def conflicts(self, config: "Config") -> Iterator[str]:
-        """Pilots that leave nothing of the budget."""
+        """A sentence if pilots use up the budget."""
         rows, prompts = rows_of(config), config.sampling.prompts
         if rows < 1:
             yield (
@@ -178,7 +178,7 @@ class Hint:
     # hint; None: train with the hint, as drawn
 
     def conflicts(self, config: "Config") -> Iterator[str]:
-        """What else asks for other prompts, or for other levels."""
+        """Sentences about other options that replace groups or choose hint levels."""
         rounds = config.sampling.rounds
         if rounds > 1:
             yield (
@@ -223,7 +223,7 @@ class Reflection:
     queries: Queries | None = None  # None: all prompts in turn
 
     def conflicts(self, config: "Config") -> Iterator[str]:
-        """What follows the verdicts of a verifier, of which there are none."""
+        """Sentences about options that need a verifier, which R3 replaces."""
         for name in ("hint", "stop", "pilot", "shape_reward"):
             if getattr(config, name):
                 yield (
@@ -268,7 +268,7 @@ class WarmStart:
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
 
     def conflicts(self, config: "Config") -> Iterator[str]:
-        """Micro-batches that do not divide the rows."""
+        """A sentence if micro-batches do not divide the rows."""
         del config
         rows, parts = self.rows, self.micro_batches
         if isinstance(rows, int) and isinstance(parts, int) and rows % parts:
@@ -312,7 +312,7 @@ class Mesh:
     # them at every token: for models that do not fit otherwise
 
     def conflicts(self) -> Iterator[str]:
-        """Several axes that take what the others leave."""
+        """A sentence if several axes are -1, the devices that others leave."""
         rest = [name for name in ("data", "fsdp", "tensor") if getattr(self, name) < 0]
         if len(rest) > 1:
             both = " and ".join(f"mesh.{name}=-1" for name in rest)
@@ -426,7 +426,7 @@ def load(path: str | Path) -> Config:
 
 
 def recipes() -> dict[str, Path]:
-    """Files of recipes by name, in ./configs or else beside the package."""
+    """Files of recipes by name, in ./configs or else next to the package."""
     for folder in (Path("configs"), Path(__file__).parents[1] / "configs"):
         if files := {file.stem: file for file in sorted(folder.glob("*.py"))}:
             return files
@@ -512,7 +512,7 @@ RENAMED = (  # fields of a group, as they were called and as they are
 
 
 def with_current_fields(description: Any) -> Any:
-    """The description of an older run's config, with the names of its fields today."""
+    """Description of an older run's config with the present names of its fields."""
     if not isinstance(description, dict):
         return description
     result = dict(description)
@@ -618,7 +618,7 @@ _STAGES = (
 
 
 def _conflicts(config: Config) -> Iterator[str]:
-    """Fields that are right one by one, and wrong together."""
+    """Sentences about fields that are valid one by one and impossible together."""
     if config.staged and config.seeds > 1:
         fix = "set seeds to 1 or staged to False"
         yield f"seeds={config.seeds} cannot run side by side with staged=True; {fix}."
@@ -642,7 +642,7 @@ def _conflicts(config: Config) -> Iterator[str]:
 
 
 def _too_many(config: Config) -> Iterator[str]:
-    """Completions asked for that a step does not have."""
+    """Sentences about options that need more completions than a step has."""
     sizes, kept, rows = config.sampling, kept_of(config), rows_of(config)
     group, prompts = sizes.group_size, sizes.prompts
     draws = config.pilot.draws if config.pilot else 0
@@ -675,7 +675,7 @@ def _too_many(config: Config) -> Iterator[str]:
 
 
 def _said_elsewhere(config: Config) -> Iterator[str]:
-    """Options of corrections that repeat what the config says of its sizes."""
+    """Sentences about options of corrections that contradict sizes of the config."""
     prompts = config.sampling.prompts
     must = {
         "rows_per_prompt": (
@@ -695,7 +695,7 @@ def _said_elsewhere(config: Config) -> Iterator[str]:
 
 
 def _undivided(config: Config) -> Iterator[str]:
-    """Rows of a step that its updates cannot share out."""
+    """A sentence if updates do not divide the rows trained per step."""
     parts = (config.update.minibatches, config.update.micro_batches)
     rows = min(rows_of(config), config.sampling.prompts * kept_of(config))
     if rows % math.prod(parts):
@@ -785,7 +785,7 @@ def declared_option(function: Function, name: str, default: Any = None) -> Any:
 
 
 def kept_of(config: Config) -> Any:
-    """m, completions of a prompt that train at most."""
+    """m, the largest number of completions of a prompt that train."""
     return declared_option(config.downsample, "keeps", config.sampling.group_size)
 
 

@@ -46,7 +46,7 @@ OPTION_TYPES: dict[str, Any] = {
 
 
 def parser() -> Parser:
-    """The command line of an evaluation."""
+    """Argument parser of `python -m curax.evaluate`."""
     result = Parser(
         prog="python -m curax.evaluate",
         allow_abbrev=False,
@@ -66,7 +66,7 @@ def parser() -> Parser:
 
 
 def _add_policy_options(parser: Parser) -> None:
-    """Options that name the policy."""
+    """Add the options that name the policy."""
     group = parser.add_argument_group("what is measured")
     group.add_argument(
         "--model",
@@ -99,7 +99,7 @@ def _add_policy_options(parser: Parser) -> None:
 
 
 def _add_question_options(parser: Parser) -> None:
-    """Options of the questions and their prompt form."""
+    """Add the options of the questions and their prompt form."""
     group = parser.add_argument_group(
         "what is asked",
         "Defaults are those of the run's task, if it has files of problems.",
@@ -142,7 +142,7 @@ def _add_question_options(parser: Parser) -> None:
 
 
 def _add_sampling_options(parser: Parser) -> None:
-    """Options of sampling, and the estimators of its completions."""
+    """Add the options of sampling, and of the estimators of its completions."""
     group = parser.add_argument_group(
         "how completions are drawn", "Defaults are those of the run's sampling."
     )
@@ -189,7 +189,7 @@ def _add_sampling_options(parser: Parser) -> None:
 
 
 def _add_grading_options(parser: Parser) -> None:
-    """Options of the grader and its processes."""
+    """Add the options of the grader and its processes."""
     group = parser.add_argument_group("how they are graded")
     group.add_argument(
         "--grader",

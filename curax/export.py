@@ -29,7 +29,7 @@ TOKENIZER = (
 
 
 def parser() -> Parser:
-    """The command line of an export."""
+    """Argument parser of `python -m curax.export`."""
     result = Parser(
         prog="python -m curax.export",
         allow_abbrev=False,

@@ -1,8 +1,8 @@
-"""A recipe as functions: for notebooks, and for loops of one's own.
+"""Functions of a recipe, for notebooks and for loops of one's own.
 
-`curax` gives these names itself: `curax.build(curax.load("grpo"))`. All of it is for
-one device and for tasks whose verifier is a JAX function; other runs need a host that
-drives them, which is `python -m curax.train`.
+`curax` exports these names: `curax.build(curax.load("grpo"))`. They are for one device
+and for tasks whose verifier is a JAX function; other runs need a host that drives them,
+which is `python -m curax.train`.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ LIFT = 1.0  # nats that a level of a hint adds to the log-odds of p, as for the 
 
 
 def build(config: Config) -> Components:
-    """The config with its task, model and optimizer made: what every step needs.
+    """Components of a run: its config with task, model and optimizer built.
 
     Raises:
         ConfigError: in a sentence, if they cannot be made or do not fit each other.
@@ -37,7 +37,7 @@ def build(config: Config) -> Components:
 
 
 def init(parts: Components, seed: int | jax.Array = 0) -> TrainState:
-    """The state before the first RL step, behind the warm start if there is one.
+    """The state before the first RL step, after the warm start if there is one.
 
     Args:
         parts: of the run.
@@ -97,9 +97,9 @@ def predict(
     *,
     lift: float = LIFT,
 ) -> theory.Prediction:
-    """What the recipe makes of prompts by their pass rate: the x-ray, as numbers.
+    """Predicted weight w(p), signal, draws and noise of a recipe: the x-ray as numbers.
 
-    `weight` is w(p) of E[update] = w(p) grad p; beside it stand the chance of a signal,
+    `weight` is w(p) of E[update] = w(p) grad p; other fields are the signal,
     expected draws and noise. Nothing is trained.
 
     Args:
@@ -111,8 +111,8 @@ def predict(
             hints.
 
     Raises:
-        ConfigError: its functions do not take what they are given, or its rewards are
-            no outcomes.
+        ConfigError: its functions fail on made-up outcomes, or its rewards are not
+            outcomes.
     """
     if config.reflection:
         raise ConfigError(
@@ -140,7 +140,7 @@ def _loaded(parts: Components) -> Any:
 
 
 def _check(parts: Components) -> None:
-    """Refuse what one program on one device cannot do.
+    """Raise a ConfigError if one program on one device cannot make the run.
 
     Raises:
         ConfigError: the task is verified by the host, or there is a mesh.

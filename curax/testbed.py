@@ -1,6 +1,6 @@
-"""The test beds of configs/: what a recipe is tried on, and how it is measured.
+"""Test beds of configs/: task, model, warm start and evaluation for a recipe.
 
-A recipe states its method; its task, model, warm start and evaluation stand here, once.
+A recipe states its method; everything else stands here, once.
 """
 
 from dataclasses import replace
@@ -48,8 +48,8 @@ def embedded(
     undone.
 
     Args:
-        sampling: completions, of how many prompts, of at most how many tokens; right
-            ones take up to 7.
+        sampling: numbers of prompts, completions and tokens; right completions take up
+            to 7 tokens.
         advantage: credit of a completion.
         loss: loss of a token.
         aggregate: weight of a token.

@@ -12,7 +12,7 @@ DEFAULT = "quickstart"
 
 
 def parser() -> Parser:
-    """The command line of training."""
+    """Argument parser of `python -m curax.train`."""
     result = Parser(
         prog="python -m curax.train",
         allow_abbrev=False,

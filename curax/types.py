@@ -1,4 +1,4 @@
-"""The arrays that travel from stage to stage. Shapes: see CONTRIBUTING, "Words"."""
+"""Arrays that pass between stages. Shapes: see CONTRIBUTING, "Words"."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +11,19 @@ import numpy as np
 
 @flax.struct.dataclass(kw_only=True)
 class Prompts:
-    """Questions, and whatever their verifier needs to know."""
+    """Prompts as tokens, with the targets of their verifier."""
 
     tokens: jax.Array  # [B, P] int32, left-padded
     mask: jax.Array  # [B, P] bool, True on real tokens
-    id: jax.Array  # [B] int32 in [0, num_prompts), names the question for ever
+    id: jax.Array  # [B] int32 in [0, num_prompts), identifies the question
     target: Any  # tree of [B, ...], read by the verifier alone
-    tail: jax.Array | None = None  # [B] int32, tokens behind the place of a hint; None:
-    # it stands before all of them
+    tail: jax.Array | None = None  # [B] int32, tokens after the place of a hint; None:
+    # hints go before all of them
 
 
 @flax.struct.dataclass(kw_only=True)
 class Contexts:
-    """What completions are conditioned on: a prompt, and a hint where there is one."""
+    """Contexts of completions: a prompt, with its hint where there is one."""
 
     tokens: jax.Array  # [C, P] int32, left-padded
     mask: jax.Array  # [C, P] bool, True on real tokens
@@ -31,25 +31,25 @@ class Contexts:
 
 @flax.struct.dataclass(kw_only=True)
 class Hints:
-    """What is put into prompts, by level: 0 is the weakest."""
+    """Hints of prompts by level, the weakest first."""
 
     tokens: jax.Array  # [B, L, H] int32, as they stand in the context; right-padded
-    mask: jax.Array  # [B, L, H] bool; nowhere True: there is no hint of that level
+    mask: jax.Array  # [B, L, H] bool; all False: there is no hint of that level
 
 
 @flax.struct.dataclass(kw_only=True)
 class Plan:
-    """Which rows are to be drawn. (prompt, slot) names a row; its position does not."""
+    """Rows to draw. (prompt, slot) identifies a row; its position does not."""
 
     prompt: jax.Array  # [N] int32 in [0, B), the row's prompt; B is at most C
     slot: jax.Array  # [N] int32 in [0, G), the row's place in its group
-    context: jax.Array  # [N] int32 in [0, C), what the row is conditioned on
-    exists: jax.Array  # [N] bool, False on rows of the budget that nobody asked for
+    context: jax.Array  # [N] int32 in [0, C), context of the row
+    exists: jax.Array  # [N] bool, False on rows of the budget that are not used
 
 
 @flax.struct.dataclass(kw_only=True)
 class Rollouts:
-    """Completions and how they came about. Log-probs are taken after temperature."""
+    """Completions and the log-probs they were sampled with, after temperature."""
 
     tokens: jax.Array  # [N, T] int32, `pad` after the end
     mask: jax.Array  # [N, T] bool, True on tokens the policy chose, end token included
@@ -66,7 +66,7 @@ class Rollouts:
 
 @flax.struct.dataclass(kw_only=True)
 class Batch:
-    """The M rows an update trains on. Masked rows weigh nothing."""
+    """The M rows that an update trains on. Masked rows have no weight."""
 
     tokens: jax.Array  # [M, T] int32
     mask: jax.Array  # [M, T] bool
@@ -77,21 +77,21 @@ class Batch:
     logp_policy: jax.Array  # [M, T] float32, nats
     logp_old: jax.Array | None  # [M, T] float32, nats; None: the policy is still old
     logp_ref: jax.Array | None  # [M, T] float32, nats; None: no KL to a reference
-    imitated: "Imitated | None" = None  # what is imitated beside; None: nothing is
+    imitated: "Imitated | None" = None  # completions to imitate besides; None: none
 
 
 @flax.struct.dataclass(kw_only=True)
 class Imitated:
-    """Completions to be imitated in the contexts of the same rows."""
+    """Completions to imitate, in the contexts of the same rows."""
 
     tokens: jax.Array  # [M, T'] int32
     mask: jax.Array  # [M, T'] bool, tokens that are imitated
-    weight: jax.Array  # [M, T'] float32, of each of them
+    weight: jax.Array  # [M, T'] float32, weight of each token
 
 
 @flax.struct.dataclass(kw_only=True)
 class Tokens:
-    """What the policy says of the tokens that an update trains on; constants."""
+    """Log-probs and statistics of the policy at the tokens of an update; constants."""
 
     mask: jax.Array  # [M, T] bool
     credit: jax.Array  # [M, T] float32, multiplies the token's gradient
@@ -108,9 +108,9 @@ class PromptMemory:
     """Discounted sums per prompt id, over the completions of its earlier visits."""
 
     draws: jax.Array  # [num_prompts] float32, completions
-    solved: jax.Array  # [num_prompts] float32, of their outcomes
-    square: jax.Array  # [num_prompts] float32, of their squared score norms
-    tokens: jax.Array  # [num_prompts] float32, of their lengths
+    solved: jax.Array  # [num_prompts] float32, sum of their outcomes
+    square: jax.Array  # [num_prompts] float32, sum of their squared score norms
+    tokens: jax.Array  # [num_prompts] float32, sum of their lengths
 
 
 _0, _HALF, _1 = (cast(jax.Array, np.float32(x)) for x in (0.0, 0.5, 1.0))
@@ -118,45 +118,45 @@ _0, _HALF, _1 = (cast(jax.Array, np.float32(x)) for x in (0.0, 0.5, 1.0))
 
 @flax.struct.dataclass(kw_only=True)
 class Difficulty:
-    """What is known of each prompt before its completions are drawn.
+    """Estimated difficulty of each prompt before its completions are drawn.
 
-    A run gives every field. A field left out is what a run begins with, one number for
+    A run sets every field. The defaults are those of an empty memory, one number for
     all prompts: `Difficulty(pass_rate=p)` is enough for an allocator that reads p.
     """
 
-    draws: jax.Array = _0  # [B] float32, completions behind it, discounted
+    draws: jax.Array = _0  # [B] float32, completions behind the estimate, discounted
     solved: jax.Array = _0  # [B] float32, the sum of their outcomes
-    pass_rate: jax.Array = _HALF  # [B] float32 in [0, 1], the estimate made of these
-    norm: jax.Array = _1  # [B] float32, of a completion's score, up to a common factor
-    tokens: jax.Array = _1  # [B] float32, mean length, up to a common factor
+    pass_rate: jax.Array = _HALF  # [B] float32 in [0, 1], estimated from these
+    norm: jax.Array = _1  # [B] float32, score norm of completions, up to a factor
+    tokens: jax.Array = _1  # [B] float32, mean length of completions, up to a factor
 
     @property
     def prompts(self) -> int:
-        """B, how many there are."""
+        """B, the number of prompts."""
         return max(np.size(getattr(self, f.name)) for f in dataclasses.fields(self))
 
 
 @flax.struct.dataclass(kw_only=True)
 class HintMemory:
-    """What is remembered of the hints of each prompt id."""
+    """Memory of hints by prompt id: the next level, and whether it ever had a hint."""
 
-    level: jax.Array  # [num_prompts] int32, of the next visit; read by SAGE-light alone
-    hinted: jax.Array  # [num_prompts] bool, a group of it stood under a hint
+    level: jax.Array  # [num_prompts] int32, level of the next visit (SAGE-light)
+    hinted: jax.Array  # [num_prompts] bool, a group of it has trained with a hint
 
 
 @flax.struct.dataclass(kw_only=True)
 class Chosen:
-    """Prompts that were found worth training on, in the order they are taken."""
+    """Prompts selected for training, in the order of use, and the state of the rule."""
 
-    ids: jax.Array  # [K] int32; below 0: not looked for yet
-    level: jax.Array  # [] float32, what the rule that chose remembers; NaN: nothing
-    kept: jax.Array  # [] float32, share of the candidates that stayed
-    tokens: jax.Array  # [] float32, drawn to look at all of them
+    ids: jax.Array  # [K] int32; negative: not selected yet
+    level: jax.Array  # [] float32, state of the selection rule; NaN: none
+    kept: jax.Array  # [] float32, share of the candidates that were kept
+    tokens: jax.Array  # [] float32, tokens drawn to probe the candidates
 
 
 @flax.struct.dataclass(kw_only=True)
 class TrainState:
-    """All that a run is. Saved as one tree; resumed, it goes on bit for bit."""
+    """State of a run. It is saved as one tree; a resumed run continues bit for bit."""
 
     params: Any  # nested dict of arrays, those that are trained
     frozen: Any = None  # nested dict of the others; None: all are trained
@@ -166,7 +166,7 @@ class TrainState:
     methods: dict[str, Any] = flax.struct.field(default_factory=dict)  # states by name
     position: jax.Array  # [] int32, training prompts taken so far
     step: jax.Array  # [] int32, steps done
-    seed: jax.Array  # [] uint32, every key derives from it
+    seed: jax.Array  # [] uint32, from which every random key derives
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,15 +177,15 @@ class Model:
         init: `key -> params`.
         features: `(params, tokens [N, Q] int32, positions [N, Q] int32,
             seen [N, S] bool, cache, column) -> (features [N, Q, D], cache)`.
-            Keys and values of the tokens join those of the cache: behind them where
+            Keys and values of the tokens join those of the cache: after them where
             `column` is None (S grows by Q; no cache: S = Q), else written in place
             from `column` on (S is the cache's length). Queries look at the keys `seen`
             names; without a column, of these at their own and those before.
         head: `params -> [V, D]`, the matrix that turns features into logits.
         axes: tree like params of logical axis names, one per dimension.
         trained: whether the parameter at a path of keys is trained; None: all are.
-        ready: `params -> params` as decoding reads them best: layers apart, matrices
-            cast once, on a mesh laid out so that no token moves them. Only `head`, and
+        ready: `params -> params` in the layout for decoding: layers apart, matrices
+            cast once, on a mesh sharded so that no token moves them. Only `head`, and
             `features` with a column, take them. None: as they are.
         load: `sharding -> params`, read from a checkpoint instead of drawn, all or
             some; the sharding is a tree like params, None for one device. None:
@@ -203,7 +203,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hinting:
-    """How the prompts of a task are hinted: JAX functions, or of numpy if `in_files`.
+    """Functions that hint the prompts of a task, in JAX, or in numpy if `in_files`.
 
     A hint is tokens `[B, L, S]` with a mask, right-padded, L levels, the weakest first;
     one without any True is missing.
@@ -211,13 +211,13 @@ class Hinting:
     Attributes:
         solution: reference solutions, `Prompts -> (tokens [B, S] int32,
             mask [B, S] bool)`, right-padded, without the end.
-        wrap: puts the words around hints that introduce them, `(tokens [B, L, S],
+        wrap: hints with the words that introduce them, `(tokens [B, L, S],
             mask) -> (tokens [B, L, S'], mask)`; what is missing stays so.
         leaks: `(Prompts, tokens [B, L, S], mask) -> [B, L] bool`, hints that give the
             answer away.
-        ask: prompts at which the policy writes hints, `Prompts -> Contexts`; None: it
+        ask: contexts in which the policy writes hints, `Prompts -> Contexts`; None: it
             cannot.
-        read: the hints in what it wrote, `(Prompts, tokens [B, T], mask [B, T]) ->
+        read: the hints in a written text, `(Prompts, tokens [B, T], mask [B, T]) ->
             (tokens [B, L, S], mask)`; None: it cannot.
         filed: hints of a file, `Prompts -> (tokens [B, L, S], mask)`; None: there is
             no such file.
@@ -233,11 +233,11 @@ class Hinting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """Questions without end, their verifier, and how to show both to a person.
+    """Prompts, their verifier, and functions that show both to a person.
 
     Attributes:
         vocab_size: V.
-        pad: token behind the end of a completion.
+        pad: token after the end of a completion.
         end: tokens that end a completion.
         num_prompts: training prompts have ids below this.
         num_held_out: held-out prompts have ids below this; no question is on both
@@ -248,22 +248,22 @@ class Task:
         traces: completions to imitate, `(key, Prompts) -> (tokens [B, T] int32,
             mask [B, T] bool)`; None where there are none. A row without any True is
             not imitated.
-        verify: outcome of each completion, in [0, 1], NaN where it cannot be told.
+        verify: outcome of each completion, in [0, 1], NaN where it is missing.
             On the device `(target [N, ...], tokens [N, T], mask [N, T]) -> [N]`; on
             the host one at a time, `(target, tokens) -> float | None`.
         on_device: whether `verify` is a JAX function.
         decode: token ids to readable text.
         in_files: whether prompts and traces are made on the host, as numpy arrays.
         verify_all: on the host all at once instead of one at a time, `(targets,
-            completions) -> outcomes`: a float, None, or why it is missing in words,
-            the first of which names the kind (`timeout`, `error: ...`).
-        start: makes ready to verify, before a run begins; raises RuntimeError, in a
-            sentence, where that cannot be. None: there is nothing to do.
-        prompt_form: what prompts look like, ready for JSON: `template`, `system`,
-            `chat` and `thinking`, as options of `tasks.file_task`; None: they are made
-            of no text.
-        told: what was found in the files, in words, said once when a run begins.
-        mark: changes with the questions in the files, and with their order.
+            completions) -> outcomes`: a float, None, or the reason why it is missing,
+            whose first word names the kind (`timeout`, `error: ...`).
+        start: prepares the verifier before a run begins; raises RuntimeError, in a
+            sentence, where that fails. None: there is nothing to do.
+        prompt_form: format of prompts as JSON values: `template`, `system`,
+            `chat` and `thinking`, as options of `tasks.file_task`; None: prompts are
+            not made of text.
+        told: summary of the files, printed once when a run begins.
+        mark: digest of the questions in the files and of their order.
         hinting: how prompts are hinted; None: they cannot be.
         reference: reference answers, `Prompts -> (tokens [B, Y] int32, mask [B, Y]
             bool)`, right-padded, the end included; None: there are none.

@@ -18,7 +18,7 @@ STRONG = 20.0  # nats; a larger lift is refused
 
 
 def parser() -> Parser:
-    """Parser of the command line."""
+    """Argument parser of `python -m curax.xray`."""
     result = Parser(
         prog="python -m curax.xray",
         allow_abbrev=False,
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checked_lift(config: Config, lift: float | None) -> float:
-    """Nats that each level of a hint adds to the log-odds of p; None gives LIFT.
+    """The lift in nats per hint level, checked; LIFT if it is None.
 
     Raises:
         ConfigError: if it is beyond STRONG, or the recipe has no hints.
@@ -118,7 +118,7 @@ def checked_lift(config: Config, lift: float | None) -> float:
 
 
 def make_folder(workdir: Path) -> None:
-    """Make the folder, before the work is done.
+    """Make the output folder before any work is done.
 
     Raises:
         ConfigError: it cannot be made, or not be written to.
@@ -135,10 +135,10 @@ def make_folder(workdir: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole.
+    """Write a file atomically: a failed write leaves the old file.
 
     Raises:
-        ConfigError: it cannot be written; what was there is as it was.
+        ConfigError: it cannot be written.
     """
     try:
         write_whole(path, content)

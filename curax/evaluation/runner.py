@@ -154,7 +154,7 @@ class EvaluationProgress(Progress):
     """Display of problems done, mean outcome, tokens per second and time left."""
 
     def stopping(self, again: bool) -> None:
-        """As `Progress.stopping`, with the words of an evaluation."""
+        """As `Progress.stopping`, worded for an evaluation."""
         if again:
             super().stopping(again)
         else:

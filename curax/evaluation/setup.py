@@ -38,7 +38,7 @@ FILE_OPTIONS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationSetup:
-    """Everything that an evaluation needs.
+    """Policy, questions, sampling options and settings of an evaluation.
 
     Attributes:
         policy: policy that is evaluated.

@@ -65,14 +65,14 @@ class OlderState:
 
     @classmethod
     def of(cls, state: TrainState) -> "OlderState":
-        """The same state in the order of that time."""
+        """A train state in the older layout."""
         own = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
         methods = own.pop("methods")
         named = {old: methods.get(new) for old, new in METHODS.items()}
         return cls(**own, **named)
 
     def current(self, names: Iterable[str]) -> TrainState:
-        """The same state as it is saved now; `names`: of the methods of the run."""
+        """The state in the present layout; `names`: methods of the run."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         found = {new: own.pop(old) for old, new in METHODS.items()}
         return TrainState(**own, methods={name: found[name] for name in names})
@@ -130,8 +130,8 @@ class Checkpoints:
     ) -> None:
         """Start saving a checkpoint in the background.
 
-        State and totals are copied before this returns. It waits for the checkpoint
-        before, and does nothing for a step that is saved already.
+        State and totals are copied before this returns. It waits for the previous
+        checkpoint, and does nothing for a step that is saved already.
 
         Args:
             step: number of the step.

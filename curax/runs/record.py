@@ -79,7 +79,7 @@ def read(folder: Path) -> Run:
 def _numbered_rows(
     path: Path, error: Callable[[Row], str | None], *, once: bool = True
 ) -> list[tuple[int, Row]]:
-    """All rows of a file as (line number, row)."""
+    """Rows of a file as (line number, row)."""
     return [(line.number, line.row) for line in read_lines(path, error, once=once)]
 
 

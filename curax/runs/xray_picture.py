@@ -1,4 +1,4 @@
-"""A summary as a picture: weight, objective, signal with draws, and noise."""
+"""Picture of a summary: weight, objective, signal with draws, and noise."""
 
 import io
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ def picture(name: str, found: Mapping[str, Any]) -> bytes:
     """Four panels over the pass rate, as PNG; the same summary gives the same bytes.
 
     Args:
-        name: of the recipe.
-        found: of `summary.summarise`.
+        name: name of the recipe.
+        found: result of `summary.summarise`.
     """
     from matplotlib.figure import Figure
 
@@ -64,7 +64,7 @@ def picture(name: str, found: Mapping[str, Any]) -> bytes:
 
 
 def _draw_weight(weight: "Axes", objective: "Axes", by: Columns) -> None:
-    """Weight over w(1/2) with its interval, and objective from 0 to 1."""
+    """Draw the weight over w(1/2) with its interval, and the objective from 0 to 1."""
     style, p = LIGHT, by["p"]
     middle = int(np.flatnonzero(p == 0.5)[0])
     for kind, color, dashes, text in (
@@ -91,7 +91,7 @@ def _draw_weight(weight: "Axes", objective: "Axes", by: Columns) -> None:
 def _draw_signal(
     signal: "Axes", by: Columns, share: np.ndarray, plain: np.ndarray | None
 ) -> None:
-    """Share of groups with signal, histogram of the prompts, and draws on the right.
+    """Draw signal and histogram of the prompts, and draws on the right.
 
     Args:
         signal: the panel.

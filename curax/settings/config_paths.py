@@ -116,7 +116,7 @@ def full_name(function: Any) -> str:
 
 
 def current_name(name: str) -> str:
-    """The full name of a function now, where a description may have an older one."""
+    """The present full name of a function that an older description names."""
     module, dot, function = name.rpartition(".")
     return MOVED.get(module, module) + dot + function
 

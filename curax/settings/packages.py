@@ -1,4 +1,4 @@
-"""Messages for packages that are not installed.
+"""Messages about packages that are not installed.
 
 Only the standard library is imported.
 """

@@ -1,1 +1,1 @@
-"""One step of training, and the loops that make it."""
+"""The training step, its drivers and the training loops."""

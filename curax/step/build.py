@@ -1,4 +1,4 @@
-"""The components of a run: its config with the functions called."""
+"""Components of a run, built from its config."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from curax.types import Task
 
 
 def build(config: Config) -> Components:
-    """Call the config's task, model and optimizer.
+    """Components of a run: its config with task, model, optimizer and methods called.
 
     Raises:
         ValueError: if a combination is impossible, in a sentence.
@@ -39,7 +39,7 @@ def build(config: Config) -> Components:
 
 
 def task_of(config: Config) -> Task:
-    """The task. Where it names no tokenizer, it is that of the model's checkpoint."""
+    """The config's task; without a tokenizer of its own, with the model's."""
     path = option(config.model, "path")
     named = options(config.task)
     if path is not None and "tokenizer" in named and named["tokenizer"] is None:
@@ -48,9 +48,9 @@ def task_of(config: Config) -> Task:
 
 
 def methods_of(config: Config) -> tuple[Method, ...]:
-    """Methods with a state or with draws of their own, in the order they take part.
+    """Methods that a config uses, in the order in which they take part in a step.
 
-    Those that fields of the config ask for, and those that functions in it declare.
+    Those that its fields enable, and those that its functions declare.
     """
     reflection = config.reflection
     named = (
@@ -70,7 +70,7 @@ def methods_of(config: Config) -> tuple[Method, ...]:
 
 
 def _lacks(config: Config, task: Task) -> Iterator[str]:
-    """What the config asks of a task that the task does not have."""
+    """Sentences about what the config needs and the task does not have."""
     chunks = config.sampling.chunks
     if config.warm_start and task.traces is None:
         yield (

@@ -1,11 +1,11 @@
-"""Completions of a step: which prompts, how many, in which contexts, and their rows.
+"""Draws of a step: prompt ids, allocation, sampling, and collection of completions.
 
     next_ids -> ask -> (methods) -> allocated -> draw and grade -> collect
 
-`attempt` is these in order, `next_request` those in front of the draw; a driver says
-how completions are drawn and graded. Prompts come in turn, or as a method chose them;
-pilots or the memory say how hard they are; the allocator says how many completions each
-gets; the sampler draws them, all at once, in chunks, or in rounds between which a
+`attempt` runs all of these, `next_request` those before the draw; a driver decides how
+completions are drawn and graded. Prompts come in order, or as a method selects them;
+pilots or the memory estimate their difficulty; the allocator gives each a number of
+completions; the sampler draws these at once, in chunks, or in rounds between which a
 stopping rule is tested.
 """
 
@@ -46,13 +46,13 @@ from curax.types import (
 def attempt(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts | None
 ) -> StepRollouts:
-    """Completions of the next B prompts, drawn, graded and collected.
+    """Graded completions of the next B prompts, merged with those of earlier attempts.
 
     Args:
-        drive: how functions are called, completions drawn and graded.
-        parts: of the run.
-        state: at the start of the step.
-        drawn: what the attempts before gave; None: this is the first of the step.
+        drive: driver that calls functions, draws and grades completions.
+        parts: components of the run.
+        state: train state at the start of the step.
+        drawn: of earlier attempts in this step; None: this is the first.
     """
     request = next_request(drive, parts, state, drawn)
     graded = drive.draw_and_grade(parts, state, request)
@@ -65,7 +65,7 @@ def next_request(
     state: TrainState,
     drawn: StepRollouts | None = None,
 ) -> Request:
-    """The request for completions of the next B prompts; arguments as `attempt`."""
+    """Request for completions of the next B prompts; arguments as `attempt`."""
     number = drawn.attempts if drawn else jnp.int32(0)
     memory = drawn.memory if drawn else state.memory
     ids = drive.call(next_ids, parts, state, number)
@@ -86,12 +86,12 @@ def policy(parts: Components, state: TrainState) -> Model:
 
 
 def in_turn(parts: Components) -> bool:
-    """Whether prompts come in turn, none chosen by a method."""
+    """Whether prompts come in the order of the data, not selected by a method."""
     return not any(method.prompt_ids for method in parts.methods)
 
 
 def next_ids(parts: Components, state: TrainState, attempt: jax.Array) -> jax.Array:
-    """`[B]` int32, ids of the prompts of an attempt."""
+    """`[B]` int32 ids of the prompts of an attempt."""
     for method in parts.methods:
         if method.prompt_ids:
             return method.prompt_ids(parts, state)
@@ -105,7 +105,7 @@ def next_ids(parts: Components, state: TrainState, attempt: jax.Array) -> jax.Ar
 
 
 def prompts_of(parts: Components, ids: jax.Array) -> Prompts:
-    """The training prompts of these ids."""
+    """Training prompts with these ids."""
     return parts.task.prompts(ids)
 
 
@@ -119,16 +119,16 @@ def ask(
     prompts: Prompts,
     number: jax.Array,
 ) -> Request:
-    """The request for completions of these prompts, not allocated yet.
+    """Request for completions of these prompts, before allocation.
 
-    Contexts are without hints, but as wide as any hint makes them.
+    Contexts are without hints, but padded to the width of the widest hint.
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
-        memory: with what earlier attempts of this step observed.
+        parts: components of the run.
+        state: train state at the start of the step.
+        memory: difficulty memory, updated by earlier attempts of this step.
         prompts: B of them.
-        number: `[]` int32, of the attempt; each has its own noise.
+        number: `[]` int32, number of the attempt, folded into the random key.
     """
     how, count = parts.config.hint, parts.config.sampling.prompts
     prior = parts.config.memory.prior
@@ -146,20 +146,20 @@ def ask(
 
 
 def draw_key(state: TrainState, number: jax.Array) -> jax.Array:
-    """From which the noise of all completions of an attempt derives."""
+    """Random key of all draws of an attempt."""
     key = stage_key(state.seed, state.step, "rollout")
     return jax.random.fold_in(key, number)
 
 
 def allocated(parts: Components, request: Request) -> Request:
-    """The request with the completions that the allocator gives each prompt."""
+    """The request with `counts`, the completions that the allocator gives prompts."""
     most = parts.config.sampling.group_size
     counts = stages.counts(parts.config, request.known, budget=parts.rows, most=most)
     return dataclasses.replace(request, counts=counts)
 
 
 def plan_of(request: Request) -> Plan:
-    """The `request.rows` rows of a request."""
+    """Plan of a request: its `request.rows` rows."""
     assert request.counts is not None
     counts = jnp.where(request.wanted, request.counts, 0)
     return allocate.plan(counts, rows=request.rows)
@@ -169,10 +169,10 @@ def plan_of(request: Request) -> Plan:
 
 
 def draw(parts: Components, state: TrainState, request: Request) -> Rollouts:
-    """`[N]` completions of a request, drawn by the policy at the start of the step.
+    """`[N]` completions of a request, sampled from the policy at the start of the step.
 
-    The stopping rule is tested while sampling, by the task's verifier as a JAX
-    function; `draw_round` is for other verifiers.
+    The stopping rule is tested during sampling, with the task's verifier as a JAX
+    function; `draw_round` is for host verifiers.
     """
     stops = parts.config.stop and not request.whole
     plan = plan_of(request)
@@ -188,7 +188,10 @@ def draw_plan(
     stops: bool = False,
     prefix: rollout.Prefix | None = None,
 ) -> Rollouts:
-    """The rows of a plan; `prefix`: `rollout.prefill` of the contexts, if known."""
+    """Completions of the rows of a plan.
+
+    `prefix` is `rollout.prefill` of the contexts, where it was computed before.
+    """
     sizes, stop = parts.config.sampling, parts.config.stop
 
     def outcome(prompt, tokens, mask):
@@ -226,7 +229,7 @@ def draw_plan(
 
 
 def prefill(parts: Components, state: TrainState, request: Request) -> rollout.Prefix:
-    """The keys and values of the contexts of a request, for all its chunks."""
+    """KV cache of the contexts of a request, shared by its chunks."""
     return rollout.prefill(policy(parts, state), state.params, request.contexts)
 
 
@@ -237,9 +240,9 @@ def draw_chunk(
     prefix: rollout.Prefix,
     number: jax.Array,
 ) -> Rollouts:
-    """Chunk `number` of the rows of a request: N over `sampling.chunks` of them.
+    """Completions of chunk `number` of a request: N / `sampling.chunks` rows.
 
-    The same completions as of one draw: their keys are a function of prompt and slot.
+    Equal to the same rows of one draw: their keys are a function of prompt and slot.
     """
     size = parts.rows // parts.config.sampling.chunks
     plan = jax.tree.map(
@@ -260,10 +263,10 @@ class Pool:
 def draw_round(
     parts: Components, state: TrainState, request: Request, pool: Pool | None
 ) -> Rollouts:
-    """The next round of every prompt that goes on.
+    """Completions of the next round, for prompts whose stopping rule is not met.
 
-    What `draw` gives where the stopping rule is tested while it samples: keys are a
-    function of prompt and slot.
+    Equal to those of `draw`, which tests the rule during sampling: keys are a function
+    of prompt and slot.
     """
     sizes, stop = parts.config.sampling, parts.config.stop
     assert stop
@@ -280,7 +283,7 @@ def draw_round(
 def add_round(
     parts: Components, pool: Pool | None, rollouts: Rollouts, outcome: jax.Array
 ) -> Pool:
-    """The pool with another round in it."""
+    """The pool with the graded completions of another round."""
     most = parts.config.sampling.group_size
     if pool is None:
         place = jnp.arange(parts.rows, dtype=jnp.int32)
@@ -309,7 +312,7 @@ def add_round(
 
 
 def next_round(parts: Components, pool: Pool) -> tuple[jax.Array, jax.Array]:
-    """`[B]` int32: completions drawn so far, and how many more in the next round."""
+    """`[B]` int32: completions drawn so far, and completions of the next round."""
     sizes, stop = parts.config.sampling, parts.config.stop
     assert stop
     seen = groups(grid_of(parts.config), pool.rollouts, pool.outcome)
@@ -320,27 +323,26 @@ def next_round(parts: Components, pool: Pool) -> tuple[jax.Array, jax.Array]:
 
 
 def wants_round(parts: Components, request: Request, pool: Pool) -> jax.Array:
-    """`[]` bool: a prompt wants another round."""
+    """`[]` bool: whether any prompt has a next round."""
     return jnp.any((next_round(parts, pool)[1] > 0) & request.wanted)
 
 
-# ----- what was drawn, collected
+# ----- collection
 
 
 def collect(
     parts: Components, request: Request, graded: Graded, drawn: StepRollouts | None
 ) -> StepRollouts:
-    """All that is known of the step's completions, with those of another attempt.
+    """The step's completions with metrics and the updated memory, merged with `drawn`.
 
-    What was drawn with a hint says nothing of the prompt, neither to the memory nor in
-    the metrics of outcomes.
+    Completions drawn with a hint enter neither the memory nor the metrics of outcomes.
 
     Args:
-        parts: of the run.
-        request: what was asked for.
-        graded: what came of it.
-        drawn: of the attempts before, whose closed groups give their places to open
-            new ones; None: there were none.
+        parts: components of the run.
+        request: the request.
+        graded: its completions and outcomes.
+        drawn: of earlier attempts, whose closed groups are replaced by open new ones;
+            None: there were none.
     """
     cfg, rollouts, outcome = parts.config, graded.rollouts, graded.outcome
     seen = groups(grid_of(cfg), rollouts, outcome)
@@ -387,7 +389,7 @@ def observe(
     *,
     again: bool = False,
 ) -> PromptMemory:
-    """The memory with graded completions; `again`: within the same visit."""
+    """Difficulty memory updated by graded completions; `again`: without discount."""
     forgets = 1.0 if again else memories.discount(parts.config.memory.half_life)
     return memories.observe(
         memory,
@@ -401,9 +403,9 @@ def observe(
 
 
 def dropped_rows(parts: Components, request: Request) -> jax.Array:
-    """`[]` float32, completions that an allocator asked for beyond what a step has.
+    """`[]` float32, completions that the allocator requests and a step cannot draw.
 
-    Beyond the group size, beyond the rows of a step, or fewer than none of a prompt.
+    Those beyond the group size or beyond the rows of a step, and negative counts.
     """
     assert request.counts is not None
     given = jnp.clip(request.counts, 0, parts.config.sampling.group_size)
@@ -415,9 +417,10 @@ def dropped_rows(parts: Components, request: Request) -> jax.Array:
 def forecast(
     parts: Components, request: Request, seen: Groups
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Dead groups as the memory expects them of prompts it knows, and the surprise.
+    """Predicted fraction of dead groups, and the z-score of the observed number.
 
-    Nothing where an outcome is neither right nor wrong: counts cannot foretell that.
+    Over prompts with earlier draws; the weight is 0 where any outcome is fractional,
+    which counts of right and wrong completions cannot predict.
     """
     known = request.known
     right, wrong = parts.config.memory.prior
@@ -439,7 +442,7 @@ def forecast(
 
 
 def open_groups(config: Config, seen: Groups) -> jax.Array:
-    """`[B]` bool: groups of which the gate lets something train."""
+    """`[B]` bool: groups with a completion that passes the gate."""
     pool = stages.gated(config, seen.outcome, seen.exists, seen.finished)
     return jnp.any(pool, -1)
 
@@ -447,15 +450,15 @@ def open_groups(config: Config, seen: Groups) -> jax.Array:
 def replace_closed(
     config: Config, old: StepRollouts, new: StepRollouts, seen: Groups
 ) -> StepRollouts:
-    """The i-th closed old group gives its place to the i-th open new one.
+    """Completions in which the i-th open new group replaces the i-th closed old one.
 
-    Places keep their number, hence their rows; what stands in them changes.
+    Replaced groups keep their place in the batch, and so their rows.
 
     Args:
-        config: of the run.
-        old: of the attempts before.
+        config: config of the run.
+        old: of earlier attempts.
         new: of another attempt.
-        seen: the groups of `new`.
+        seen: groups of `new`.
     """
     fresh = open_groups(config, seen)
     before = groups(grid_of(config), old.rollouts, old.outcome)

@@ -1,8 +1,8 @@
-"""Three ways to drive a step: traced into one program, from the host, for shapes alone.
+"""Drivers of a step: traced into one program, from the host, or for shapes alone.
 
-A step says what is computed from what; a driver says how. Whatever differs between a
-verifier in JAX and one in Python, between prompts that are made and prompts that are
-read, stands here and nowhere else.
+A step defines what is computed from what; a driver defines how. All differences between
+verifiers in JAX and in Python, and between generated prompts and prompts read from
+files, are in this module.
 """
 
 import contextlib
@@ -22,39 +22,39 @@ from curax.step import draw
 from curax.step.records import Components, Graded, Method, Request
 from curax.types import Rollouts, TrainState
 
-KINDS = ("none", "error", "timeout", "crash")  # of outcomes that the host cannot tell
+KINDS = ("none", "error", "timeout", "crash")  # reasons for missing outcomes
 
 
 def grader(parts: Components) -> Method | None:
-    """The method that grades in place of the task's verifier, if there is one."""
+    """The method that grades in place of the task's verifier; None without one."""
     return next((method for method in parts.methods if method.grade), None)
 
 
 def grade(parts: Components, request: Request, rollouts: Rollouts) -> jax.Array:
-    """`[N]` outcomes by a verifier that is a JAX function."""
+    """`[N]` outcomes by the task's verifier as a JAX function."""
     return reward.on_device(parts.task, request.prompts, rollouts)
 
 
 class Traced:
-    """Everything inline: the step is one pure function, to be jitted, scanned, vmapped.
+    """Driver of a traced step: one pure function, to be jitted, scanned or vmapped.
 
-    Prompts are made and outcomes computed by JAX functions.
+    Prompts and outcomes are computed by JAX functions.
     """
 
     def call(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """The function itself."""
+        """Call the function itself."""
         return function(parts, *args)
 
     call_task = finish = call
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
-        """A loop of the program."""
+        """Run `jax.lax.while_loop`."""
         return jax.lax.while_loop(wants, body, start)
 
     def draw_and_grade(
         self, parts: Components, state: TrainState, request: Request
     ) -> Graded:
-        """One draw, in which the stopping rule is tested; the verifier in JAX."""
+        """Draw all completions, testing the stopping rule meanwhile, and grade them."""
         rollouts = draw.draw(parts, state, request)
         if method := grader(parts):
             assert method.grade
@@ -66,32 +66,32 @@ class Traced:
         return Graded(rollouts=rollouts, outcome=outcome, found={})
 
     def timed(self, stage: str) -> contextlib.AbstractContextManager[None]:
-        """Nothing is timed inside a program."""
+        """A null context: nothing can be timed inside a program."""
         del stage
         return contextlib.nullcontext()
 
 
 class Hosted:
-    """Function by function from the host, which may read prompts and verify.
+    """Driver from the host, for prompts in files and host verifiers.
 
-    Functions are jitted once; loops are Python's. While the device draws one chunk the
-    host grades the chunk before, and a stopping rule is tested between rounds where the
-    host alone can verify.
+    Each function is jitted once; loops are Python's. The host grades a chunk while the
+    device draws the next. With a host verifier a stopping rule is tested between
+    rounds.
     """
 
     def __init__(self, sharding: Any = None):
-        """Nothing is compiled yet; `sharding`: of the train state, None on a device."""
+        """Set the sharding of the train state, None on one device; compile nothing."""
         self._jitted: dict[tuple[Callable, Components], Any] = {}
         self._sharding = sharding
         self._background = ThreadPoolExecutor(1, "verify")
-        self.clock = Clock()  # of the present step
-        self.reason: str | None = None  # why outcomes are missing, as last heard
+        self.clock = Clock()  # times of the present step
+        self.reason: str | None = None  # latest reason for missing outcomes
 
     def jitted(self, function: Callable, parts: Components, **options: Any) -> Any:
-        """The function of these components, jitted, the same at every call.
+        """The jitted function with `parts` bound, cached by (function, parts).
 
-        Its programs are freed with this driver, as those of a static argument of a
-        function that lives for ever would not be.
+        Its programs are freed with this driver; with `parts` as a static argument of a
+        global jitted function they would be kept forever.
         """
         key = function, parts
         if key not in self._jitted:
@@ -99,17 +99,17 @@ class Hosted:
         return self._jitted[key]
 
     def call(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """Compiled at the first call."""
+        """Call the jitted function; it compiles at the first call."""
         return self.jitted(function, parts)(*args)
 
     def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """On the host where the task lies in files, with numpy arrays."""
+        """Call a function on the host with numpy arrays if the task is in files."""
         if not parts.task.in_files:
             return self.call(function, parts, *args)
         return function(parts, *jax.device_get(args))
 
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """Compiled, its first array argument donated; timed as the update."""
+        """Call the jitted function, donating its first array; timed as the update."""
         with self.timed("update"):
             return jax.block_until_ready(self._last(function, parts)(*args))
 
@@ -118,19 +118,19 @@ class Hosted:
         return self.jitted(function, parts, out_shardings=where, donate_argnums=0)
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
-        """Python's loop."""
+        """Run a Python loop."""
         while wants(start):
             start = body(start)
         return start
 
     def timed(self, stage: str) -> contextlib.AbstractContextManager[None]:
-        """Add what runs inside to the time of a stage of this step."""
+        """A context that adds the time of its block to a stage of this step."""
         return self.clock.times(stage)
 
     def draw_and_grade(
         self, parts: Components, state: TrainState, request: Request
     ) -> Graded:
-        """A draw as the config says: at once, in chunks, or in rounds."""
+        """Draw as the config says, at once, in chunks or in rounds, and grade."""
         if method := grader(parts):
             assert method.grade
             rollouts = self._draw(draw.draw, parts, state, request)
@@ -158,7 +158,7 @@ class Hosted:
     def _in_rounds(
         self, parts: Components, state: TrainState, request: Request
     ) -> Graded:
-        """A draw whose prompts stop between rounds."""
+        """Draw in rounds, between which the stopping rule is tested."""
 
         def another(pool: draw.Pool | None) -> draw.Pool:
             rollouts = self._draw(draw.draw_round, parts, state, request, pool)
@@ -172,7 +172,7 @@ class Hosted:
     def _in_chunks(
         self, parts: Components, state: TrainState, request: Request
     ) -> Graded:
-        """A draw in chunks: the host verifies one while the device draws the next."""
+        """Draw in chunks; the host verifies one while the device draws the next."""
         pending, drawn = [], []
         with self.timed("rollout"):
             prefix = self.call(draw.prefill, parts, state, request)
@@ -188,7 +188,7 @@ class Hosted:
     def _grade(
         self, parts: Components, request: Request, rollouts: Rollouts
     ) -> "Future[jax.Array]":
-        """Begin to grade what was drawn."""
+        """Future of the outcomes; a host verifier runs in the background."""
         if not parts.task.on_device:
             return self._grade_on_host(parts, request, rollouts)
         return finished(self.call(grade, parts, request, rollouts))
@@ -209,41 +209,41 @@ class Hosted:
         return self._background.submit(graded)
 
     def _outcome_of(self, pending: "list[Future[jax.Array]]") -> jax.Array:
-        """`[N]` outcomes, when all of them are known."""
+        """`[N]` outcomes of all futures; waits for them."""
         with self.timed("verify"):
             outcomes = [future.result() for future in pending]
         return jnp.concatenate(outcomes) if len(outcomes) > 1 else outcomes[0]
 
 
 class Abstract(Hosted):
-    """Shapes alone, through the programs of a hosted driver: nothing is computed.
+    """Driver that computes shapes alone, through the programs of a hosted driver.
 
-    What cannot be traced fails here, and the traces are kept for the run. Loops are
-    entered once. Functions that read files are called, with zeros.
+    Functions that cannot be traced fail here, and the traces are kept for the run. The
+    body of a loop is traced once. Functions that read files are called, with zeros.
     """
 
     def __init__(self, of: Hosted):
-        """For the programs of this driver."""
+        """Share the jitted functions of a hosted driver."""
         super().__init__(of._sharding)
         self._jitted = of._jitted
 
     def call(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """Shapes and dtypes of what the function gives."""
+        """Shapes and dtypes of the function's outputs."""
         return self.jitted(function, parts).eval_shape(*args)
 
     def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """The function itself where it reads files."""
+        """Call the function on zeros if the task is in files, else as `call`."""
         if not parts.task.in_files:
             return self.call(function, parts, *args)
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), args)
         return function(parts, *zeros)
 
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """Shapes and dtypes."""
+        """Shapes and dtypes of the function's outputs."""
         return self._last(function, parts).eval_shape(*args)
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
-        """The loop once."""
+        """Trace condition and body once."""
         wants(start)
         body(start)
         return start
@@ -261,40 +261,40 @@ class Abstract(Hosted):
 
 
 def finished(value: Any) -> Future:
-    """A future whose result is known already."""
+    """A completed future with this result."""
     done = Future()
     done.set_result(value)
     return done
 
 
 def _joined(parts: Components, drawn: list[Rollouts]) -> Rollouts:
-    """The rows of all chunks."""
+    """Rows of all chunks, concatenated."""
     del parts
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *drawn)
 
 
 class Clock:
-    """Seconds that the stages of a step take, and what its verifier could not say."""
+    """Seconds of each stage of a step, and missing outcomes of its host verifier."""
 
     def __init__(self):
-        """All zero."""
+        """Start all times at zero."""
         self._seconds: dict[str, float] = {"rollout": 0.0, "verify": 0.0, "update": 0.0}
         self._grading, self._missing = 0.0, Counter[str]()
 
     @contextlib.contextmanager
     def times(self, stage: str) -> Iterator[None]:
-        """Time the stage that runs inside; for verify, how long others wait for it."""
+        """A context that times a stage; for verify, the time spent waiting for it."""
         start = time.perf_counter()
         yield
         self._seconds[stage] += time.perf_counter() - start
 
     def graded(self, seconds: float, missing: Counter[str]) -> None:
-        """Add a grading on the host, whoever waited for it or not."""
+        """Add the seconds and missing outcomes of a grading on the host."""
         self._grading += seconds
         self._missing += missing
 
     def row(self, on_device: bool) -> dict[str, Any]:
-        """Metrics of the step by name."""
+        """Times, and counts of missing outcomes by reason, as metrics by name."""
         row: dict[str, Any] = {f"time/{k}_s": took for k, took in self._seconds.items()}
         if on_device:
             return row

@@ -1,4 +1,4 @@
-"""From graded completions to new parameters: everything behind the verifier.
+"""From graded completions to new parameters: all stages after the verifier.
 
     gate -> downsample -> correct -> advantage -> objective -> (methods) -> optimise
 
@@ -35,7 +35,7 @@ from curax.types import Batch, TrainState
 def learn(
     parts: Components, state: TrainState, drawn: StepRollouts
 ) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
-    """The state after a step; its metrics and what is to be shown of it."""
+    """The train state after the update, with metrics and logged completions."""
     cfg = parts.config
     seen = groups(grid_of(cfg), drawn.rollouts, drawn.outcome)
     reward = reward_of(parts, drawn, seen)
@@ -86,7 +86,7 @@ def learn(
 
 
 def reward_of(parts: Components, drawn: StepRollouts, seen: Groups) -> jax.Array:
-    """`[B, G]` float32 rewards: a method's, or the outcomes, shaped."""
+    """`[B, G]` float32 rewards: a method's, else outcomes after `shape_reward`."""
     for method in parts.methods:
         if method.reward:
             return method.reward(parts, drawn.found[method.name], seen)
@@ -102,29 +102,29 @@ def compute_credit(
     finished: jax.Array,
     history: jax.Array,
 ) -> Credit:
-    """From outcomes to the coefficient of each completion: the learning signal.
+    """Credit of each completion, the coefficient of its gradient, from the outcomes.
 
         credit = advantage * correction * weight of the objective   where kept
 
     With 0/1 outcomes and tokens summed and divided by a constant, the expected gradient
-    is w(p) grad p,
+    is w(p) grad p:
 
         w(p) = (E[sum of credit over right ones] / p
                 - E[sum of credit over wrong ones] / (1 - p)) / R ,
 
-    where R, the rows trained per prompt, is what the sum over rows is divided by.
+    where the sum over rows is divided by R, the rows trained per prompt.
 
     Args:
-        config: names the stages.
-        key: for down-sampling.
+        config: the recipe; its stages are called.
+        key: random key of down-sampling.
         outcome: `[B, G]` float32 in [0, 1].
-        reward: `[B, G]` float32, outcome and shaping.
+        reward: `[B, G]` float32, outcomes after shaping.
         exists: `[B, G]` bool, drawn and graded.
         finished: `[B, G]` bool, ended by itself.
-        history: `[B]` float32, pass rates as they were known before the draw.
+        history: `[B]` float32, pass rates known before the draw.
 
     Returns:
-        What is kept, and with which credit.
+        Which completions are kept, and their credit.
     """
     pool = stages.gated(config, outcome, exists, finished)
     keep = stages.selected(config, key, reward, pool)
@@ -141,14 +141,14 @@ def advantage_credit(
     keep: jax.Array,
     factor: jax.Array,
 ) -> jax.Array:
-    """`[B, G]` float32: the advantage of what is kept, times the factor."""
+    """`[B, G]` float32: advantage times `factor` of kept completions, 0 of others."""
     sees = exists if config.pool_statistics else keep
     advantage = stages.advantages(config, reward, sees)
     return jnp.where(keep, advantage * factor, 0.0)
 
 
 def rows_to_train(parts: Components, seen: Groups, given: Credit) -> TrainRows:
-    """The M rows of what is kept, in grid order."""
+    """Rows of the kept completions, in grid order, padded to M."""
     place, used = grids.compact(given.keep, rows=parts.train_rows)
     row = jnp.minimum(seen.row.reshape(-1)[place], parts.rows - 1)
     return TrainRows(place=place, row=row, used=used)
@@ -161,12 +161,13 @@ def batch_of(
     rows: TrainRows,
     credit: jax.Array,
 ) -> Batch:
-    """The M rows to train on, with the log-probs that ratios and penalties refer to.
+    """The M rows to train on, with log-probs of the old and reference policies.
 
     Args:
-        parts: of the run.
-        state: at the start of the step: its policy is old, its reference the reference.
-        drawn: of the step.
+        parts: components of the run.
+        state: train state at the start of the step: its policy is old, its reference
+            the reference.
+        drawn: completions of the step.
         rows: which of them train.
         credit: `[B, G]` float32, the same for all tokens of a completion.
     """
@@ -198,7 +199,7 @@ def batch_of(
 def group_metrics(
     parts: Components, drawn: StepRollouts, seen: Groups, given: Credit
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Metrics of what was drawn and decided per prompt.
+    """Metrics per prompt: pass rates, draws, groups with signal, sums of credit.
 
     They are what `xray` predicts: the sums of credit are C+ and C- of the law.
     """
@@ -233,7 +234,7 @@ def show(
     reward: jax.Array,
     given: Credit,
 ) -> Shown:
-    """The first `logging.rollout_prompts` prompts with what became of them."""
+    """Completions, outcomes, credit of the first `logging.rollout_prompts` prompts."""
     rollouts, reference = drawn.rollouts, None
     for method in parts.methods:
         if method.shown:

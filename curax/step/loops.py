@@ -1,9 +1,10 @@
-"""Runs: a pure function of a seed, chunks of steps as one program, steps from the host.
+"""Training loops: a run as a pure function, in jitted chunks, or step by step.
 
 `run` is a whole run as one pure function of a seed: jit it, vmap it over seeds, or over
 magnitudes of the config. `Jitted` is the same run cut into chunks of steps, so that the
-host gets metrics, progress and checkpoints between chunks. `Staged` goes step by step
-and lets the host read prompts and verify. All of them are `step.step` under a driver.
+host gets metrics, progress and checkpoints between chunks. `Staged` makes one step at a
+time and lets the host read prompts and verify. All of them call `step.step` with a
+driver.
 """
 
 import abc
@@ -32,7 +33,7 @@ from curax.types import Prompts, TrainState
 
 @flax.struct.dataclass(kw_only=True)
 class Warm:
-    """A policy in its warm start."""
+    """State of the warm start."""
 
     params: Any
     frozen: Any = None  # parameters that are not trained
@@ -42,14 +43,14 @@ class Warm:
 
 
 def saved(state: Any) -> Any:
-    """What a checkpoint holds: frozen parameters can be had again. None stays None."""
+    """A state as a checkpoint holds it: without frozen parameters. None stays None."""
     if state is None or state.frozen is None:
         return state
     return dataclasses.replace(state, frozen=None)
 
 
 def initial(parts: Components, seed: jax.Array, loaded: Any = None) -> Warm:
-    """Parameters before any training: those of a checkpoint, the others random."""
+    """State before any training: random parameters, overridden by those in `loaded`."""
     params = parts.model.init(stage_key(seed, jnp.int32(0), "init"))
     params, rest = frozen.split(parts.model, frozen.join(params, loaded))
     warm = parts.config.warm_start
@@ -64,7 +65,10 @@ def initial(parts: Components, seed: jax.Array, loaded: Any = None) -> Warm:
 
 
 def warm_step(parts: Components, state: Warm, traces=None) -> tuple[Warm, jax.Array]:
-    """One warm-start step on traces, made here if None; its loss in nats per token."""
+    """State after one warm-start step, and its loss in nats per token.
+
+    `traces` are those of `sft.next_traces`; None: they are generated here.
+    """
     if traces is None:
         ids = sft.next_ids(parts, state.seed, state.step)
         traces = sft.next_traces(parts, state.seed, state.step, ids)
@@ -98,7 +102,7 @@ def begin(parts: Components, warm: Warm) -> TrainState:
 
 
 def refers(parts: Components) -> bool:
-    """Whether the policy that RL starts from is kept."""
+    """Whether the policy at the start of RL is kept, for a KL or a distance to it."""
     return bool(parts.config.kl) or parts.config.evaluation.distance
 
 
@@ -120,12 +124,13 @@ def repeat(body, state, times, *, most: int):
 
 
 def start(parts: Components, seed: jax.Array, loaded: Any = None) -> TrainState:
-    """The state before the first RL step, behind the whole warm start.
+    """The state before the first RL step, after the whole warm start.
 
     Args:
-        parts: of the run.
+        parts: components of the run.
         seed: `[]` uint32.
-        loaded: parameters of a checkpoint, in place of random ones; None: of none.
+        loaded: parameters of a checkpoint, in place of random ones; None: there are
+            none.
     """
     warm = initial(parts, seed, loaded)
     if how := parts.config.warm_start:
@@ -144,7 +149,7 @@ def run(
     runs can be vmapped over these too.
 
     Args:
-        parts: of the run; its verifier is a JAX function.
+        parts: components of the run; its verifier is a JAX function.
         seed: `[]` uint32.
         loaded: as `start`.
 
@@ -161,13 +166,13 @@ def run(
 
 
 class Loop(abc.ABC):
-    """A run, driven from the host. With many seeds all values have an axis of seeds.
+    """A run driven from the host; with several seeds all values have a seed axis.
 
-    Subclasses say how steps are made, in `advance`.
+    Subclasses implement `advance`.
     """
 
     def __init__(self, parts: Components):
-        """Nothing is compiled yet."""
+        """Set up mesh, seeds and jitted functions; nothing is compiled yet."""
         self.parts, cfg = parts, parts.config
         self.mesh = meshes.make(cfg.mesh)
         seeds = jnp.uint32(cfg.seed) + jnp.arange(cfg.seeds, dtype=jnp.uint32)
@@ -200,10 +205,10 @@ class Loop(abc.ABC):
         self._measured = jax.jit(self._each(self._measure, 0, 0))
         self.abstract_warm, self.abstract = warm, state
         self._background = ThreadPoolExecutor(1, "verify")
-        self.reason: str | None = None  # why outcomes are missing, as last heard
+        self.reason: str | None = None  # latest reason for missing outcomes
 
     def context(self):
-        """Everything is traced and run inside this: it sets the mesh."""
+        """Context that sets the mesh; all programs are traced and run inside it."""
         return meshes.use(self.mesh, cut_sampler=self.parts.config.mesh.cut_sampler)
 
     def rehearse(self) -> None:
@@ -218,15 +223,15 @@ class Loop(abc.ABC):
             self._rehearse_step(state)
 
     def _rehearse_warm(self, warm):
-        """Trace what a step of the warm start runs."""
+        """Trace a step of the warm start."""
         jax.eval_shape(self._warm, warm, 1)
 
     @abc.abstractmethod
     def _rehearse_step(self, state):
-        """Trace what a step runs."""
+        """Trace an RL step."""
 
     def initial(self) -> Warm:
-        """Parameters before any training."""
+        """State before any training, with the parameters of a checkpoint if any."""
         model, where = self.parts.model, None
         if model.load and self.mesh:
             like = jax.eval_shape(model.init, jax.random.key(0))
@@ -234,13 +239,16 @@ class Loop(abc.ABC):
         return self._initial(self.seeds, model.load(where) if model.load else None)
 
     def whole(self, state: Any) -> Any:
-        """A state as it was `saved`, with its frozen parameters."""
+        """A `saved` state with its frozen parameters added again."""
         if self.parts.model.trained is None:
             return state
         return dataclasses.replace(state, frozen=self.initial().frozen)
 
     def warm(self, state: Warm, times: int) -> tuple[Warm, np.ndarray]:
-        """`times` warm-start steps, at most `logging.every`; losses, `[times, ...]`."""
+        """State and losses of `times` warm-start steps, at most `logging.every`.
+
+        Losses are `[times, ...]` nats per token.
+        """
         state, losses = self._warm(state, times)
         return state, np.moveaxis(np.asarray(losses), -1, 0)[:times]
 
@@ -253,7 +261,7 @@ class Loop(abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """`[..., E]` held-out pass rates, sampled and greedy; metrics of the former.
 
-        The host verifies the former while the latter are drawn.
+        The host verifies sampled completions while greedy ones are drawn.
         """
         parts, given = self.parts, self._held_out_prompts()
         drawn, graded, said = [], [], {}
@@ -281,10 +289,11 @@ class Loop(abc.ABC):
     def advance(
         self, state: TrainState, times: int
     ) -> tuple[TrainState, list[dict[str, Any]], list[Shown]]:
-        """`times` RL steps, at most `logging.every`.
+        """State after `times` RL steps, at most `logging.every`, and their metrics.
 
         Returns:
-            The state, donated; for each step its metrics and what is to be shown.
+            The new state (the old one is donated); for each step its metrics and logged
+            completions.
         """
 
     def _warm_many(self, state, times):
@@ -292,13 +301,13 @@ class Loop(abc.ABC):
         return repeat(body, state, times, most=self.parts.config.logging.every)
 
     def _held_out_prompts(self) -> tuple[Prompts, ...]:
-        """Those that a draw of held-out completions cannot make by itself."""
+        """The held-out prompts if the host reads them; empty if a draw makes them."""
         task, count = self.parts.task, self.parts.config.evaluation.prompts
         ids = np.arange(count, dtype=np.int32)
         return (task.held_out(ids),) if task.in_files else ()
 
     def _begun(self, grade: Callable[[], Any]) -> Future:
-        """Grading goes on in the background, if it is the host's."""
+        """Future of `grade()`; a host verifier runs in the background."""
         if not self.parts.task.on_device:
             return self._background.submit(grade)
         return drivers.finished(grade())
@@ -310,7 +319,7 @@ class Loop(abc.ABC):
         )
 
     def _measure(self, state, prompts, rollouts):
-        """What takes another look at held-out completions, as far as it is asked."""
+        """Metrics of distance and confidence on held-out completions, if configured."""
         model, how = frozen.over(self.parts.model, state.frozen), self.parts.config
         said = {}
         if how.evaluation.distance:
@@ -338,7 +347,7 @@ class Jitted(Loop):
     """Chunks of steps as one program, for verifiers that are JAX functions."""
 
     def __init__(self, parts: Components):
-        """Nothing is compiled yet."""
+        """Jit a chunk of steps; nothing is compiled yet."""
         super().__init__(parts)
         self._chunk = jax.jit(
             self._each(self._many, None),
@@ -377,10 +386,10 @@ class Jitted(Loop):
 
 
 class Staged(Loop):
-    """Step by step from the host, which may read prompts and verify; one seed."""
+    """One step at a time from the host, which may read prompts and verify; one seed."""
 
     def __init__(self, parts: Components):
-        """Nothing is compiled yet."""
+        """Set up the driver and the warm start; nothing is compiled yet."""
         super().__init__(parts)
         self._drive = drivers.Hosted(self.sharding)
         self._warm_ids = jax.jit(partial(sft.next_ids, parts))
@@ -412,7 +421,7 @@ class Staged(Loop):
         return state, np.asarray(jax.device_get(losses))
 
     def _traces(self, seed, step):
-        """Traces that the host reads."""
+        """Traces of a warm-start step, read by the host."""
         ids = np.asarray(self._warm_ids(seed, step))
         return sft.next_traces(self.parts, seed, step, ids)
 

@@ -1,4 +1,4 @@
-"""The optimizer updates of a step: mini-batches, the loss of a recipe, its metrics."""
+"""Optimizer updates of a step: mini-batches, loss, gradient and metrics of each."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ from curax.types import Batch, Contexts, Tokens, TrainState
 
 
 def settings(config: Config) -> update.Settings:
-    """How the trainer computes log-probs."""
+    """Settings of the trainer's log-probs: temperature, micro-batches, chunks."""
     return update.Settings(
         temperature=config.sampling.temperature,
         micro_batches=config.update.micro_batches,
@@ -29,7 +29,7 @@ def settings(config: Config) -> update.Settings:
 
 
 def token_loss(config: Config) -> update.TokenLoss:
-    """The per-token loss of a recipe: policy term, KL to the reference, entropy."""
+    """Per-token loss of a recipe, a function: policy term, KL to reference, entropy."""
 
     def objective(logp, entropy, rows: Batch):
         value = policy_loss(config, logp, rows) * rows.multiplier
@@ -43,18 +43,19 @@ def token_loss(config: Config) -> update.TokenLoss:
 
 
 def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
-    """`[M, T]` float32, the loss of the recipe."""
+    """`[M, T]` float32, policy term of the loss of each token."""
     return stages.token_losses(config, logp, rows.logp_old, rows.credit, rows.mask)
 
 
 def optimise(
     parts: Components, state: TrainState, contexts: Contexts, batch: Batch
 ) -> tuple[Any, Any, Tally]:
-    """All optimizer updates of a step: epochs times mini-batches.
+    """New parameters, optimizer state and metrics after all updates of a step.
 
-    The weight of a token is its share of its own update, so an update means the same
-    however many there are; each epoch shuffles the rows anew. A multiplier is that of
-    the policy as the update finds it, over all rows of the update at once.
+    There are epochs times mini-batches of them; each epoch shuffles the rows anew.
+    Token weights are shares of an update, so its size does not depend on the number of
+    updates. Multipliers are those of the policy at the start of an update, computed
+    over all its rows at once.
     """
     cfg = parts.config
     rows, how = parts.train_rows, cfg.update
@@ -105,7 +106,7 @@ def tokens_of(
     rows: Batch,
     first,
 ) -> Tokens:
-    """What a multiplier reads of the rows of an update; `first`: the policy is old."""
+    """Token statistics that multipliers depend on; `first`: the policy is old."""
     seen = update.look(
         policy(parts, state),
         params,
@@ -131,11 +132,11 @@ def tokens_of(
 def imitation(
     parts: Components, state: TrainState, params: Any, contexts: Contexts, rows: Batch
 ) -> tuple[jax.Array, Any]:
-    """The loss of what is imitated beside, and its gradient.
+    """Loss of the references that are imitated besides, and its gradient.
 
         - mean over rows of sum_j weight_j log pi(y_j | context, y_<j)
 
-    at temperature 1 and with weights that are constants.
+    at temperature 1 and with constant weights.
     """
     imitated, how = rows.imitated, settings(parts.config)
     assert imitated is not None
@@ -165,9 +166,9 @@ def imitation(
 
 
 def trains(config: Config, rows: Batch) -> jax.Array:
-    """`[]` bool: whether anything in the rows has a gradient.
+    """`[]` bool: whether the rows have any gradient.
 
-    Without credit only a KL, an entropy term or a reference has one. An update without
+    Without credit only a KL, an entropy bonus or imitation has one. An update without
     any would still move the parameters, by the optimizer's momentum and weight decay.
     """
     bonus = config.entropy_bonus
@@ -185,9 +186,9 @@ def tally_update(
     first,
     tokens: Tokens | None,
 ) -> Tally:
-    """What one optimizer update says; `first`: sampler and trainer share parameters.
+    """Metrics of one optimizer update; `first`: sampler and trainer share parameters.
 
-    `tokens`: what its multiplier was made of, None where nothing is modulated.
+    `tokens`: inputs of its multipliers, None without modulation.
     """
     rows = update.with_old(rows, own.logp, first)
     pull = jax.grad(lambda logp: jnp.sum(policy_loss(config, logp, rows)))(own.logp)

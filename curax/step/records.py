@@ -1,4 +1,4 @@
-"""What a step is made of: its components, its methods, and what travels between them.
+"""Records of a step: components, methods, drivers, and the data between its parts.
 
 A step draws and grades completions as `Request`s ask for them, collects them as
 `StepRollouts`, and learns from these. A `Method` takes part where it has a function.
@@ -31,7 +31,7 @@ from curax.types import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Components:
-    """A config with its functions called: what every step needs, all of it static."""
+    """A config with its task, model and methods built; static during a run."""
 
     config: Config
     task: Task
@@ -44,22 +44,22 @@ class Components:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Method:
-    """A method with a state or with draws of its own: where it takes part in a step.
+    """A method with a state or with draws of its own: functions called during a step.
 
-    All functions are pure but for what they ask of the driver, and all are optional.
-    Their first argument is the driver where it draws, then the components and the
-    train state at the start of the step; a method's own state is
-    `state.methods[name]`, and what it found in a step `drawn.found[name]`.
+    All functions are optional, and pure except for calls of the driver. Their first
+    argument is the driver where they draw, then come the components and the train state
+    at the start of the step. A method's own state is `state.methods[name]`, its results
+    of the grading `drawn.found[name]`.
 
     Attributes:
-        name: of its entries in both mappings.
-        needs: `(config, task) -> sentences`, what the method lacks in a task.
+        name: key of the method in both mappings.
+        needs: `(config, task) -> sentences`, why the method cannot run on a task.
         init: `(parts, params) -> state`, before the first step; None: it has no state.
         before_step: `(drive, parts, state) -> state`, before prompts are taken.
         prompt_ids: `(parts, state) -> [B] int32`, the prompts of the step, in place of
-            those whose turn it is.
-        before_draw: `(drive, parts, state, request) -> request`, what is known of the
-            prompts, or how they are asked, before they are drawn.
+            the next ones of the data.
+        before_draw: `(drive, parts, state, request) -> request`, changes difficulty or
+            contexts of the prompts before they are drawn.
         after_draw: `(drive, parts, state, drawn) -> drawn`, draws more.
         grade: `(drive, parts, state, request, rollouts) -> (outcome, found)`, in place
             of the verifier of the task.
@@ -68,7 +68,7 @@ class Method:
         batch: `(parts, state, drawn, seen, credit, rows, batch) -> batch`.
         after_update: `(parts, state, params, drawn, seen) -> state`, its own.
         metrics: `(parts, state, drawn, seen) -> Tally`, added to those of the step.
-        shown: `(drawn, seen) -> tree of [B, ...]`, to be read by a person.
+        shown: `(found, seen) -> tree of [B, ...]`, logged with the completions.
     """
 
     name: str
@@ -88,48 +88,46 @@ class Method:
 
 
 class Driver(Protocol):
-    """How a step is driven: `curax.step.drivers` has three."""
+    """How a step is executed; `curax.step.drivers` has three."""
 
     def call(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """A pure function of the components and of arrays."""
+        """Call a pure function of the components and of arrays."""
 
     def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """The same of a function that calls those of the task, which may read files."""
+        """As `call`, for functions that call the task's, which may read files."""
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
-        """`x = body(x)` from `start` on, while `wants(x)`, a `[]` bool."""
+        """Apply `x = body(x)` from `start` on, while `wants(x)`, a `[]` bool."""
 
     def draw_and_grade(
         self, parts: Components, state: Any, request: "Request"
     ) -> "Graded":
-        """Completions as they are asked for, with their outcomes."""
+        """Completions of a request, with their outcomes."""
         ...
 
     def timed(self, stage: str) -> Any:
-        """A context manager: what runs inside is time of this stage."""
+        """A context manager that adds the time of its block to a stage."""
 
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
-        """`call` for the last time in a step: the train state is not needed again."""
+        """As `call`, for the last call of a step: the train state may be donated."""
 
 
-# ----- what is asked for, and what comes back
+# ----- requests and their completions
 
 
 @flax.struct.dataclass(kw_only=True)
 class Request:
-    """Completions to be drawn: of which prompts, how many, in which contexts."""
+    """A request for completions: of which prompts, how many, in which contexts."""
 
     prompts: Prompts  # B of them
-    contexts: Contexts  # theirs, with a hint where there is one
-    level: jax.Array  # [B] int32, of the hint; 0: none
+    contexts: Contexts  # of the prompts, with hints where there are any
+    level: jax.Array  # [B] int32, level of the hint; 0: none
     wanted: jax.Array  # [B] bool, False: nothing is drawn of this prompt
-    known: Difficulty  # [B], of the prompts before these completions
+    known: Difficulty  # [B], estimated before these completions
     counts: jax.Array | None  # [B] int32, completions of each; None: not allocated yet
-    memory: (
-        PromptMemory  # before these completions, with those that explored the prompts
-    )
-    key: jax.Array  # all noise of the draw derives from it
-    explored: Tally | None = None  # of what was drawn to find this out, if anything was
+    memory: PromptMemory  # before these completions, pilots included
+    key: jax.Array  # random key of the draw
+    explored: Tally | None = None  # metrics of pilots and of hint writing
     visited: bool = flax.struct.field(pytree_node=False, default=False)  # the memory
     # holds completions of this visit already
     rows: int = flax.struct.field(pytree_node=False)  # completions at most
@@ -139,35 +137,35 @@ class Request:
 
 @flax.struct.dataclass(kw_only=True)
 class Graded:
-    """What a request gave."""
+    """Completions of a request and their outcomes."""
 
     rollouts: Rollouts  # [N]
     outcome: jax.Array  # [N] float32 in [0, 1], NaN where missing
-    found: dict[str, Any]  # by method, what else the grading gave
+    found: dict[str, Any]  # other results of the grading, by method
 
 
 @flax.struct.dataclass(kw_only=True)
 class StepRollouts:
-    """Prompts with graded completions. What the gate closed may have been replaced."""
+    """Graded completions of a step; closed groups may have been replaced."""
 
     prompts: Prompts
     contexts: Contexts
     rollouts: Rollouts
     outcome: jax.Array  # [N] float32, NaN where missing
-    known: Difficulty  # [B], of the prompts before they were drawn
-    level: jax.Array  # [B] int32, of the hint they were drawn with; 0: none
-    memory: PromptMemory  # after all prompts that were tried
-    attempts: jax.Array  # [] int32, batches of prompts tried
-    tally: Tally  # of all prompts that were tried
-    found: dict[str, Any]  # by method, what it found in this step
+    known: Difficulty  # [B], estimated before the draw
+    level: jax.Array  # [B] int32, level of the hint in the context; 0: none
+    memory: PromptMemory  # after all attempts
+    attempts: jax.Array  # [] int32, batches of prompts drawn
+    tally: Tally  # metrics of all attempts
+    found: dict[str, Any]  # results of the first grading, by method
 
 
-# ----- what stages compute on
+# ----- outcomes and credit on the grid
 
 
 @flax.struct.dataclass(kw_only=True)
 class Groups:
-    """What stages compute on, `[B, G]`."""
+    """Outcomes, lengths and existence of completions, `[B, G]`: the input of stages."""
 
     row: jax.Array  # int32, the row of each completion; N where there is none
     exists: jax.Array  # bool, drawn and graded: a missing outcome is absent
@@ -178,12 +176,12 @@ class Groups:
 
 
 def grid_of(config: Config) -> tuple[int, int]:
-    """(B, G)."""
+    """Shape (B, G) of the grid of completions."""
     return config.sampling.prompts, config.sampling.group_size
 
 
 def groups(shape: tuple[int, int], rollouts: Rollouts, outcome: jax.Array) -> Groups:
-    """Rows `[N]` and their outcomes as grids of this shape."""
+    """Rows `[N]` and their outcomes as grids `[B, G]`."""
     row = grids.index(rollouts, shape)
     outcome = grids.grid(outcome, row, fill=jnp.nan)
     exists = ~jnp.isnan(outcome)
@@ -200,16 +198,16 @@ def groups(shape: tuple[int, int], rollouts: Rollouts, outcome: jax.Array) -> Gr
 
 @flax.struct.dataclass(kw_only=True)
 class Credit:
-    """What becomes of each completion, `[B, G]`."""
+    """Selection and credit of each completion, `[B, G]`."""
 
     keep: jax.Array  # bool, trains
     credit: jax.Array  # float32, multiplies the completion's gradient; 0 if not kept
-    factor: jax.Array  # float32, of it what the advantage was multiplied by
+    factor: jax.Array  # float32, credit over advantage: correction times weight
 
 
 @flax.struct.dataclass(kw_only=True)
 class TrainRows:
-    """Which M completions train, and where they stand."""
+    """The M rows that train: their places in the grid and among the rows drawn."""
 
     place: jax.Array  # [M] int32 in [0, B G), in the flat grid
     row: jax.Array  # [M] int32 in [0, N), among those drawn
@@ -218,7 +216,7 @@ class TrainRows:
 
 @flax.struct.dataclass(kw_only=True)
 class Shown:
-    """A few prompts with all their completions, to be read by a person."""
+    """A few prompts with all their completions, logged for a person to read."""
 
     prompts: Prompts  # [K, ...]
     tokens: jax.Array  # [K, G, T] int32
@@ -228,6 +226,6 @@ class Shown:
     credit: jax.Array  # [K, G] float32
     keep: jax.Array  # [K, G] bool
     exists: jax.Array  # [K, G] bool, drawn
-    level: jax.Array  # [K] int32, of the hint
-    contexts: Contexts  # [K, ...], with it
+    level: jax.Array  # [K] int32, level of the hint
+    contexts: Contexts  # [K, ...], with the hint
     reference: tuple[jax.Array, ...] | None  # [K, Y] tokens, mask, weights in R3

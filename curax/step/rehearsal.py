@@ -1,7 +1,7 @@
-"""Every stage of a config on made-up outcomes, before anything is drawn or trained.
+"""Check of every stage of a config on made-up outcomes, before anything is drawn.
 
-Training and the x-ray both begin with this, so that neither accepts what the other
-refuses. What `stages` says of shapes and dtypes is said here too, for it calls them.
+Training and the x-ray both begin with it, so both refuse the same configs. Shapes and
+dtypes are checked by `stages`, values here.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from curax.step.records import grid_of
 from curax.types import Difficulty, Tokens
 
 TRIALS = 4  # batches of made-up outcomes
-ROWS, TOKENS = 4, 6  # of the losses that are looked at
+ROWS, TOKENS = 4, 6  # shape of the per-token arrays
 
 
 def check(config: Config) -> None:
-    """Call the stages, and look at what they give.
+    """Call every stage on made-up outcomes and check the values it returns.
 
         allocate      integers in [0, group_size], sum at most the completions of a step
         gate          a subset of what exists
@@ -28,8 +28,8 @@ def check(config: Config) -> None:
         the others    finite numbers where they count
 
     Raises:
-        ConfigError: in a sentence with field, function and fix, for the first that
-            fails, or gives what it must not.
+        ConfigError: in a sentence with field, function and fix, for the first stage
+            that fails or returns a value out of range.
     """
     _check_counts(config)
     if not config.reflection:
@@ -43,7 +43,7 @@ def _refused(field: str, function: Any, what: str) -> ConfigError:
 
 
 def _check_counts(config: Config) -> None:
-    """Of prompts of which nothing is known, or anything."""
+    """Check the allocator's counts, on prompts with and without draws in memory."""
     sizes, budget = config.sampling, rows_of(config)
     prompts, most = sizes.prompts, sizes.group_size
 
@@ -81,7 +81,7 @@ def _check_counts(config: Config) -> None:
 
 
 def _check_credit(config: Config) -> None:
-    """Of groups that are whole or not, with any number of right completions."""
+    """Check gate to advantage on whole and partial groups with random outcomes."""
     shape = grid_of(config)
     most = kept_of(config)
 
@@ -141,7 +141,7 @@ def _check_credit(config: Config) -> None:
 
 
 def _check_tokens(config: Config) -> None:
-    """Of rows that are long, short and empty."""
+    """Check the per-token stages on long, short and empty rows."""
     mask = np.arange(TOKENS) < np.array([TOKENS, 3, 1, 0])[:, None]
     logp = np.where(mask, -np.linspace(0.1, 2.0, mask.size).reshape(mask.shape), 0)
 

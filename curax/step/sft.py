@@ -13,7 +13,7 @@ from curax.types import Batch, Contexts, Model
 
 
 def next_ids(parts: Components, seed: jax.Array, step: jax.Array) -> jax.Array:
-    """`[rows]` int32, the prompts whose traces the next update imitates.
+    """`[rows]` int32, ids of the prompts whose traces the next update imitates.
 
     Every prompt comes once before any comes again, in another order than RL's.
     """
@@ -30,7 +30,7 @@ def next_ids(parts: Components, seed: jax.Array, step: jax.Array) -> jax.Array:
 def next_traces(
     parts: Components, seed: jax.Array, step: jax.Array, ids: Any
 ) -> tuple[Contexts, Any, Any]:
-    """Contexts of these prompts; a trace for each, `[rows, T]` tokens and mask."""
+    """Contexts of prompts, and a trace for each: `[rows, T]` tokens and mask."""
     task, key = parts.task, stage_key(seed, step, "traces")
     assert task.traces is not None
     prompts = task.prompts(ids)
@@ -45,12 +45,12 @@ def update(
     opt_state: Any,
     traces: tuple[Contexts, jax.Array, jax.Array],
 ) -> tuple[Any, Any, jax.Array]:
-    """One supervised update on traces: the same trainer, credit 1 for every row.
+    """Parameters after one supervised update on traces, with credit 1 for every token.
 
     Args:
-        parts: of the run.
-        model: the policy, as a function of
-        params: its parameters.
+        parts: components of the run.
+        model: the policy.
+        params: its trained parameters.
         opt_state: of the warm start's own optimizer.
         traces: contexts, tokens and mask, of `next_traces`.
 

@@ -1,8 +1,8 @@
-"""The functions that a config names, called and held to what they promise.
+"""Checked calls of the stage functions that a config names.
 
-Whoever joins the stages calls them here, so that a function of a user's own that fails,
-or gives what no stage gives, is told by its name and by the field that names it. Shapes
-and dtypes are checked while tracing, at no cost later; `rehearsal` looks at values.
+Stages are called through this module, so that an error of a user's function, or an
+output of the wrong shape, names the function and its field in the config. Shapes and
+dtypes are checked while tracing, at no cost later; `rehearsal` checks values.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ KINDS: dict[str, Any] = {
     "float": jnp.floating,
 }
 PACKAGE = str(Path(__file__).parents[1])
-LONGEST = 600  # characters of an error that are told
+LONGEST = 600  # characters of an error that are shown
 
 Array = jax.Array | np.ndarray
 
@@ -40,15 +40,15 @@ def called(
     kind: str,
     **options: Any,
 ) -> jax.Array:
-    """What a function gives for arrays.
+    """Output of a function, checked for shape and dtype.
 
     Args:
         field: dotted name of the function in the config.
-        function: what stands there.
-        *arrays: it is called with these.
-        shape: that its output must have.
-        kind: that its dtype must be, of `KINDS`.
-        **options: it is called with these too.
+        function: the function.
+        *arrays: its positional arguments.
+        shape: required shape of the output.
+        kind: required dtype of the output, a key of `KINDS`.
+        **options: its keyword arguments.
 
     Raises:
         ConfigError: it fails, or its output has another shape or dtype.
@@ -64,14 +64,14 @@ def several(
     outputs: Sequence[tuple[tuple[int, ...], str]],
     **options: Any,
 ) -> tuple[jax.Array, ...]:
-    """What a function of several outputs gives, as `called`.
+    """Outputs of a function that returns a tuple, each checked as by `called`.
 
     Args:
         field: dotted name of the function in the config.
-        function: what stands there.
-        *arrays: it is called with these.
-        outputs: shape and kind of each output.
-        **options: it is called with these too.
+        function: the function.
+        *arrays: its positional arguments.
+        outputs: required shape and kind of each output.
+        **options: its keyword arguments.
 
     Raises:
         ConfigError: as `called`, or the outputs are more or fewer.
@@ -90,7 +90,7 @@ def several(
 
 
 def _value(field: str, function: Callable[..., Any], *arrays: Any, **options: Any):
-    """What a function gives, or a sentence on how it failed."""
+    """Output of a function; any exception becomes a ConfigError."""
     try:
         return function(*arrays, **options)
     except ConfigError:
@@ -103,7 +103,7 @@ def _value(field: str, function: Callable[..., Any], *arrays: Any, **options: An
 def _held(
     field: str, function: Any, value: Any, shape: tuple[int, ...], kind: str
 ) -> jax.Array:
-    """A value of this shape and kind, or a sentence on what it is."""
+    """The value as an array; a ConfigError if its shape or dtype is another."""
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     if not (
         is_array
@@ -119,12 +119,12 @@ def _held(
 
 
 def named(field: str, function: Any) -> str:
-    """A field and the function that it names, in short."""
+    """Field and function as text: `field=module.function`."""
     return f"{field}={full_name(function).removeprefix('curax.')}"
 
 
 def failure(field: str, function: Any, error: Exception) -> str:
-    """In a sentence that a function of a config failed, where, and why."""
+    """Sentence about a function of a config that failed: which, where, and why."""
     text, frames = _text(error), _frames(error)
     theirs = [frame for frame in frames if PACKAGE not in frame.filename]
     last = (theirs or frames)[-1]
@@ -144,12 +144,7 @@ def failure(field: str, function: Any, error: Exception) -> str:
 
 @contextlib.contextmanager
 def config_errors(config: Config) -> Iterator[None]:
-    """Whatever is raised while a config is built or traced becomes a ConfigError.
-
-    Raises:
-        ConfigError: in a sentence with the package that is missing, the option that the
-            error quotes, or else the line that failed.
-    """
+    """Context that turns exceptions while building or tracing into a ConfigError."""
     try:
         yield
     except ConfigError:
@@ -169,12 +164,12 @@ def config_errors(config: Config) -> Iterator[None]:
 
 
 def _text(error: Exception) -> str:
-    """What an error says, in one line without a full stop."""
+    """Message of an error in one line, without a full stop."""
     return " ".join(str(error).split())[:LONGEST].rstrip(".") or "no message"
 
 
 def _frames(error: Exception) -> list[traceback.FrameSummary]:
-    """The calls that led to an error, but for those inside other libraries."""
+    """Stack frames of an error, without those inside other libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     return [
         frame
@@ -184,12 +179,12 @@ def _frames(error: Exception) -> list[traceback.FrameSummary]:
 
 
 def _is_sentence(error: Exception, last: traceback.FrameSummary) -> bool:
-    """Whether an error was raised by hand, as a sentence about an option."""
+    """Whether an error is a ValueError raised by hand, with a sentence as its text."""
     return isinstance(error, ValueError) and (last.line or "").startswith("raise")
 
 
 def culprit(config: Config, text: str) -> str | None:
-    """The option whose text an error quotes, as `name='text'`; None: there is none."""
+    """The option whose value an error quotes, as `name='text'`; None without one."""
     for name, place in Place(config).walk():
         value = place.value
         if isinstance(value, str) and len(value) > 1 and repr(value) in text:
@@ -206,7 +201,7 @@ def _article(value: Any) -> str:
 
 
 def counts(config: Config, known: Difficulty, *, budget: int, most: int) -> jax.Array:
-    """`[B]` int32, completions of each prompt, as `allocate` gives them."""
+    """`[B]` int32, completions of each prompt, by `allocate`."""
     shape, options = known.draws.shape, {"budget": budget, "most": most}
     given = called(
         "allocate", config.allocate, known, shape=shape, kind="integer", **options
@@ -215,7 +210,7 @@ def counts(config: Config, known: Difficulty, *, budget: int, most: int) -> jax.
 
 
 def met(config: Config, outcome: Array, exists: Array) -> jax.Array:
-    """`[..., B]` bool, prompts that draw no more."""
+    """`[..., B]` bool, prompts whose `stop.rule` is met."""
     assert config.stop
     shape = exists.shape[:-1]
     rule = config.stop.rule
@@ -223,7 +218,7 @@ def met(config: Config, outcome: Array, exists: Array) -> jax.Array:
 
 
 def pilot_norms(config: Config, *given: Any, rows: int) -> jax.Array:
-    """`[rows]` float, norms of the scores of pilots."""
+    """`[rows]` float, score norms of pilots, by `pilot.norm`."""
     assert config.pilot
     norm = config.pilot.norm
     assert norm
@@ -234,7 +229,7 @@ def pilot_norms(config: Config, *given: Any, rows: int) -> jax.Array:
 
 
 def shaped(config: Config, outcome: Array, length: Array) -> jax.Array:
-    """`[..., B, G]` float, rewards of outcomes; the outcomes where nothing shapes."""
+    """`[..., B, G]` float, rewards by `shape_reward`; the outcomes where it is None."""
     if config.shape_reward is None:
         return jnp.asarray(outcome)
     return called(
@@ -250,13 +245,13 @@ def shaped(config: Config, outcome: Array, length: Array) -> jax.Array:
 def gated(
     config: Config, outcome: Array, exists: Array, finished: jax.Array
 ) -> jax.Array:
-    """`[..., B, G]` bool, completions that may train."""
+    """`[..., B, G]` bool, completions that may train, by `gate`."""
     arrays = outcome, exists, finished
     return called("gate", config.gate, *arrays, shape=exists.shape, kind="bool")
 
 
 def selected(config: Config, key: Array, reward: Array, pool: jax.Array) -> jax.Array:
-    """`[..., B, G]` bool, completions that train."""
+    """`[..., B, G]` bool, completions that train, by `downsample`."""
     arrays = key, reward, pool
     return called(
         "downsample", config.downsample, *arrays, shape=pool.shape, kind="bool"
@@ -266,7 +261,7 @@ def selected(config: Config, key: Array, reward: Array, pool: jax.Array) -> jax.
 def correction(
     config: Config, reward: Array, pool: Array, keep: jax.Array
 ) -> jax.Array:
-    """`[..., B, G]` float, what undoes the selection."""
+    """`[..., B, G]` float, factors that undo the selection's bias, by `correct`."""
     arrays = reward, pool, keep
     return called("correct", config.correct, *arrays, shape=keep.shape, kind="float")
 
@@ -274,7 +269,7 @@ def correction(
 def prompt_weight(
     config: Config, outcome: Array, exists: Array, history: jax.Array
 ) -> jax.Array:
-    """`[..., B, G]` float, the weight of the objective."""
+    """`[..., B, G]` float, weight of each prompt, by `objective`."""
     arrays = outcome, exists, history
     return called(
         "objective", config.objective, *arrays, shape=exists.shape, kind="float"
@@ -282,7 +277,7 @@ def prompt_weight(
 
 
 def advantages(config: Config, reward: Array, exists: Array) -> jax.Array:
-    """`[..., B, G]` float, credit before corrections and weights."""
+    """`[..., B, G]` float, advantages, not corrected or weighted, by `advantage`."""
     arrays = reward, exists
     return called(
         "advantage", config.advantage, *arrays, shape=exists.shape, kind="float"
@@ -293,7 +288,7 @@ def advantages(config: Config, reward: Array, exists: Array) -> jax.Array:
 
 
 def multipliers(config: Config, tokens: Tokens) -> jax.Array:
-    """`[M, T]` float, what multiplies the policy term of each token."""
+    """`[M, T]` float, multiplier of the policy term of each token, by `modulate`."""
     shape = tokens.mask.shape
     return called("modulate", config.modulate, tokens, shape=shape, kind="float")
 
@@ -305,18 +300,18 @@ def token_losses(
     credit: Array | None,
     mask: Array,
 ) -> jax.Array:
-    """`[M, T]` float, the loss of each token."""
+    """`[M, T]` float, loss of each token, by `loss`."""
     arrays = logp, logp_old, credit, mask
     return called("loss", config.loss, *arrays, shape=mask.shape, kind="float")
 
 
 def token_weights(config: Config, mask: Array) -> jax.Array:
-    """`[M, T]` float, what each token weighs."""
+    """`[M, T]` float, weight of each token, by `aggregate`."""
     return called("aggregate", config.aggregate, mask, shape=mask.shape, kind="float")
 
 
 def distances(config: Config, logp: Array, logp_ref: Array | None) -> jax.Array:
-    """`[M, T]` float, nats to the reference."""
+    """`[M, T]` float, KL to the reference in nats, by `kl.estimator`."""
     assert config.kl
     estimator = config.kl.estimator
     return called(
@@ -324,11 +319,11 @@ def distances(config: Config, logp: Array, logp_ref: Array | None) -> jax.Array:
     )
 
 
-# ----- rewards by reference answers, and the prompts that are worth their draws
+# ----- rewards by reference answers, and the selection of prompts
 
 
 def reference_weights(config: Config, spread: Any, mask: Array) -> jax.Array:
-    """`[..., Y]` float, what each token of a reference weighs."""
+    """`[..., Y]` float, weight of each reference token, by `reflection.weights`."""
     assert config.reflection
     weights, shape = config.reflection.weights, mask.shape
     return called(
@@ -337,7 +332,7 @@ def reference_weights(config: Config, spread: Any, mask: Array) -> jax.Array:
 
 
 def length_reward(config: Config, length: jax.Array, wanted: Array) -> jax.Array:
-    """`[B, G]` float, the reward of how long an answer is."""
+    """`[B, G]` float, reward of the length of an answer, by `reflection.length`."""
     assert config.reflection
     reward = config.reflection.length
     assert reward
@@ -349,7 +344,7 @@ def length_reward(config: Config, length: jax.Array, wanted: Array) -> jax.Array
 def apply_rubric(
     config: Config, reward: jax.Array, exists: jax.Array, fit: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """`[B, G]` float rewards and bool, by a rubric."""
+    """`[B, G]` float rewards and bool existence, by `reflection.rubric`."""
     assert config.reflection
     rubric, shape = config.reflection.rubric, reward.shape
     assert rubric
@@ -360,7 +355,7 @@ def apply_rubric(
 def select_prompts(
     config: Config, looks: Sequence[jax.Array], level: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """`[F]` bool, candidates that stay; `[]` float, the new state of what decides."""
+    """`[F]` bool, candidates that are kept; `[]` float, new state of the rule."""
     assert config.reflection
     queries = config.reflection.queries
     assert queries

@@ -1,4 +1,4 @@
-"""One step of training: the order of what is drawn, graded and learnt, once."""
+"""One step of training: prompts selected, groups drawn and graded, policy updated."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ from curax.types import TrainState
 def step(
     drive: Driver, parts: Components, state: TrainState
 ) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
-    """One step: methods choose prompts; groups are drawn, and more; the policy learns.
+    """The train state after one step: prompts selected, groups drawn, policy updated.
 
     Args:
-        drive: how functions are called, loops made, completions drawn and graded.
-        parts: of the run.
-        state: before the step; not to be used again.
+        drive: driver that calls functions, loops, draws and grades completions.
+        parts: components of the run.
+        state: train state before the step; donated, not to be used again.
 
     Returns:
-        The state after the step; its metrics, and what is to be shown of it.
+        The state after the step; its metrics and its logged completions.
     """
     for method in parts.methods:
         if method.before_step:

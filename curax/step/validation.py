@@ -1,6 +1,7 @@
-"""What is measured on held-out prompts: pass rates, sampled and greedy; more beside.
+"""Evaluation on held-out prompts during training: pass rates and monitors.
 
-Forms of the sampled completions, and how far the policy is from where RL began.
+Pass rates are sampled and greedy. Monitors are the diversity of sampled completions,
+the confidence of the policy in them, and its KL to the policy at the start of RL.
 """
 
 import operator
@@ -25,7 +26,7 @@ _opening, _spread = jax.jit(diversity.opening), jax.jit(diversity.spread)
 
 
 class FormatError(RuntimeError):
-    """`evaluation.format` failed on a completion. Its text says how, and on which."""
+    """`evaluation.format` failed on a completion, which the message quotes."""
 
 
 def draw(
@@ -40,12 +41,12 @@ def draw(
     """Completions of the held-out prompts, always without hints.
 
     Args:
-        parts: of the run.
-        model: the policy, as a function of
-        params: its parameters.
+        parts: components of the run.
+        model: the policy.
+        params: its trained parameters.
         seed: `[]` uint32; the same seed draws with the same noise at every call.
-        prompts: of the first ids, if the host has made them.
-        samples: completions per prompt; 0 takes one, greedily.
+        prompts: the held-out prompts, if the host has read them; None: generated here.
+        samples: completions per prompt; 0: one greedy completion.
 
     Returns:
         E prompts, always the same, and E * max(samples, 1) rows.
@@ -73,11 +74,11 @@ def draw(
 
 
 def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
-    """How varied held-out completions are in form, prompt by prompt and in all.
+    """Diversity of the forms of held-out completions: entropy, effective number, share.
 
     Args:
-        parts: of the run; its `evaluation.format` tells forms apart by the text, and
-            without it the first four tokens do.
+        parts: components of the run; `evaluation.format` gives the form of a text;
+            None: its first four tokens do.
         rollouts: of `draw`, sampled; leading axes, as of seeds, are kept.
 
     Returns:
@@ -107,7 +108,7 @@ def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
 
 
 def _form(classify: Callable[[str], Any], text: str) -> int:
-    """What a function of the user's makes of a text, or a sentence about it."""
+    """Form of a text by the user's function; a FormatError where it fails."""
     shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
     try:
         form = classify(text)
@@ -134,19 +135,19 @@ def distance(
     prompts: Prompts,
     rollouts: Rollouts,
 ) -> dict[str, jax.Array]:
-    """KL of the policy to a base on held-out completions, by three estimators.
+    """KL of the policy to a base policy on held-out completions, by three estimators.
 
     Args:
-        parts: of the run.
-        model: the policy, as a function of
-        params: its parameters.
-        base: those of the base.
+        parts: components of the run.
+        model: the policy.
+        params: its trained parameters.
+        base: trained parameters of the base policy.
         prompts: of `draw`.
         rollouts: of `draw`, sampled at a temperature.
 
     Returns:
         By name, `[]` float32, of `distance.from_base`, under that temperature;
-        top_k and top_p are left out of account, as they are in training.
+        top_k and top_p are ignored, as they are in training.
     """
     count = rollouts.tokens.shape[0]
     least = min(count, -(-count // parts.train_rows))
@@ -168,12 +169,12 @@ def distance(
 def confidence(
     parts: Components, model: Model, params: Any, prompts: Prompts, rollouts: Rollouts
 ) -> dict[str, jax.Array]:
-    """How sure the policy was of held-out completions, means over them.
+    """Mean confidence scores of the policy on held-out completions.
 
     Args:
-        parts: of the run.
-        model: the policy, as a function of
-        params: its parameters.
+        parts: components of the run.
+        model: the policy.
+        params: its trained parameters.
         prompts: of `draw`.
         rollouts: of `draw`, sampled at a temperature.
 
@@ -200,7 +201,7 @@ def confidence(
 def outcomes(
     parts: Components, prompts: Prompts, rollouts: Rollouts
 ) -> reward.Verdicts:
-    """`[..., N]` outcomes; leading axes, as of seeds, are kept."""
+    """`[..., N]` outcomes of completions; leading axes, as of seeds, are kept."""
     if not parts.task.on_device:
         prompts, rollouts = jax.device_get((prompts, rollouts))
         return reward.on_host(parts.task, prompts, rollouts)
@@ -213,7 +214,7 @@ def outcomes(
 def pass_rates(
     parts: Components, rollouts: Rollouts, outcome: np.ndarray
 ) -> np.ndarray:
-    """`[..., E]` share of right completions per prompt, among those that were graded.
+    """`[..., E]` pass rate per prompt over the completions that were graded.
 
     NaN where none was. Leading axes, as of seeds, are kept.
     """

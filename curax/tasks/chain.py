@@ -20,7 +20,7 @@ with blanks: value i of it is always at the same distance from step i.
     hint: 10 1 . . . . | 7 + 3 - 9 rsub 2 =   ->   10 1 1 end
 
 A policy of this size cannot use hints without training on them. So some traces follow
-a hint and continue with the teacher's errors; others, behind `ask:` and a whole
+a hint and continue with the teacher's errors; others, after `ask:` and a whole
 solution, copy that solution, from which the policy learns to write hints.
 """
 
@@ -203,7 +203,7 @@ def wrap(
     """The block of each hint: the token `HINT`, then `depth` values or blanks.
 
     Args:
-        tokens: `[..., S]` int32, values; those behind the first `depth` are dropped.
+        tokens: `[..., S]` int32, values; those after the first `depth` are dropped.
         mask: `[..., S]` bool, False throughout where there is no hint.
         depth: operations, at most.
 
@@ -280,8 +280,8 @@ def hinted(
 ) -> tuple[jax.Array, jax.Array]:
     """The teacher's completions in the contexts that `shown` makes of the same key.
 
-    The values of a hint are right; behind them the teacher errs as without a hint.
-    Behind `ask:` it makes no error. `[B, depth + 1]` tokens and mask.
+    The values of a hint are right; after them the teacher errs as without a hint.
+    After `ask:` it makes no error. `[B, depth + 1]` tokens and mask.
     """
     depth = prompts.tokens.shape[-1] // 2 - 1
     _, given = _hint_lengths(key, prompts, shares)

@@ -251,7 +251,7 @@ def task(
 
 
 def load_tokenizer(folder: str | None) -> text.Tokenizer:
-    """The tokenizer of a checkpoint; None is refused, as of a model without a path."""
+    """The tokenizer of a checkpoint; ValueError for None, a model without a path."""
     if folder is None:
         raise ValueError("task.tokenizer names no folder; name that of a checkpoint.")
     return text.load(folder)
@@ -306,8 +306,8 @@ def without_overlap(
 class FileTask:
     """The functions of a `Task` on training and held-out problems, of numpy arrays.
 
-    The target of a prompt is the number of its problem, those of `testing` counted on
-    from those of `training`.
+    The target of a prompt is the number of its problem; numbers of `testing` continue
+    those of `training`.
 
     Attributes:
         format: of prompts and completions.
@@ -419,7 +419,7 @@ class FileTask:
         return longest
 
     def _summary(self) -> str:
-        """What the files hold, in one sentence.
+        """Sentence that summarises the files.
 
         Raises:
             ValueError: no trace is short enough.

@@ -181,7 +181,7 @@ class HintFile:
 
 
 def excess_hints(problem: Problem, levels: int) -> str | None:
-    """The sentence on a problem with more than `levels` hints; None if it has not."""
+    """Sentence about a problem with more than `levels` hints; None for others."""
     if len(problem.hints) <= levels:
         return None
     return (

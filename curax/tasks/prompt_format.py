@@ -51,7 +51,7 @@ class PromptFormat:
         return self.encode_turn(self._question(problem), system=self.system)
 
     def encode_turn(self, content: str, *, system: str | None) -> list[int]:
-        """The ids of a user turn behind a system turn; of plain text without a chat."""
+        """The ids of a user turn after a system turn; of plain text without a chat."""
         if not self.uses_chat:
             before = f"{system}\n\n" if system else ""
             return self.tokenizer.prompt(before + content)
@@ -59,11 +59,11 @@ class PromptFormat:
         return self.tokenizer.chat(turns, options=self._template_options)
 
     def tail(self, problem: Problem) -> int:
-        """Number of the prompt's tokens behind the place where a hint is inserted.
+        """Number of the prompt's tokens after the place where a hint is inserted.
 
         In a chat that place is the end of the user's text; in plain text it is the end
         of the question. Tokens are not cut: where one holds that end and more, as `?`
-        and a line break may be one token, the place is behind that token.
+        and a line break may be one token, the place is after that token.
 
         Raises:
             ValueError: the chat template does not show the turn.
@@ -81,7 +81,7 @@ class PromptFormat:
         return [] if trace is None else [*self.tokenizer.encode(trace), self.end]
 
     def reference_ids(self, problem: Problem) -> list[int]:
-        """The ids of the reference answer behind other text, and the end.
+        """The ids of the reference answer as it follows other text, and the end.
 
         Empty where there is none, or where the problem lacks a field of it.
         """

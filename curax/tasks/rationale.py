@@ -3,7 +3,7 @@
     7 + 3 - 9 rsub 2 =   ->   kindly 10 1 1 then well so well 1 well well end
 
 The question is that of `chain`. A completion begins with a thought: a style, then every
-running value. Behind `then` comes the answer: the last of these values, among words.
+running value. After `then` comes the answer: the last of these values, among words.
 Most words are those of the style, which is independent of the question. A reference
 answer is written likewise, and its value is right.
 
@@ -164,7 +164,7 @@ def verify(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         mask: `[N, T]` bool.
 
     Returns:
-        `[N]` float32: 1 where at least one value stands behind the first `then` and all
+        `[N]` float32: 1 where at least one value stands after the first `then` and all
         of them are right, else 0.
     """
     behind = jnp.cumsum(mask & (tokens == THEN), -1, dtype=jnp.int32) > 0

@@ -33,7 +33,7 @@ class RecordError(SourceError):
 
 
 class Broken(NamedTuple):
-    """A broken record: the kind it should have, and the reason. It knows no place."""
+    """A broken record: its expected kind and the reason, without its place."""
 
     kind: str
     said: str
@@ -304,7 +304,7 @@ def _not_installed(package: str, path: Path) -> SourceError:
 
 
 class Prepared(Records):
-    """A split of what tensorflow-datasets has prepared as array_record."""
+    """A split of a data set that tensorflow-datasets prepared as array_record."""
 
     def __init__(self, folder: Path, split: str):
         """Open the split, without tensorflow."""

@@ -1,6 +1,6 @@
 """The child process that renders chat templates, with limits of time and memory.
 
-A template of a stranger is a program. Jinja's sandbox denies it access to objects; only
+An untrusted template is a program. Jinja's sandbox denies it access to objects; only
 the limits of a process bound its time and memory.
 """
 

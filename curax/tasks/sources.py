@@ -137,7 +137,7 @@ class Index:
 
 
 def digest(question: str) -> bytes:
-    """A hash of 16 bytes of a question, equal for other white space."""
+    """16-byte hash of a question, independent of its white space."""
     words = " ".join(question.split())
     return hashlib.blake2b(words.encode(), digest_size=16).digest()
 

@@ -72,7 +72,7 @@ class Tokenizer:
 
         Args:
             text: any text.
-            begins: whether the text begins a prompt; False: it stands behind other
+            begins: whether the text begins a prompt; False: it follows other
                 text, so that no space is put before it.
 
         Raises:
@@ -83,7 +83,7 @@ class Tokenizer:
         return self._ids("" if begins else mark, self._cut(text, mark), mark=mark)
 
     def control(self, text: str) -> list[int]:
-        """The ids of text behind other text, its control words as control tokens."""
+        """The ids of text that follows other text, control words as control tokens."""
         return self.backend.encode(text, begins=False)
 
     def decode(self, ids: Iterable[int], *, control: bool = False) -> str:
@@ -136,7 +136,7 @@ class Tokenizer:
         *,
         options: Mapping[str, Any] = {},
     ) -> int:
-        """Number of the ids of `chat` behind the text of the last message.
+        """Number of the ids of `chat` after the text of the last message.
 
         A token that holds the end of that text and more does not count.
 

@@ -1,6 +1,7 @@
 """Two tokenizer libraries, `tokenizers` and `sentencepiece`, behind one interface.
 
-A backend also reads the files beside the vocabulary that name added and special tokens.
+A backend also reads the files next to the vocabulary that name added and special
+tokens.
 """
 
 import abc
@@ -68,7 +69,7 @@ class Backend(abc.ABC):
 
         Args:
             text: without what begins a prompt.
-            begins: False: behind other text, so no space is put before it.
+            begins: False: it follows other text, so no space is put before it.
         """
 
     @abc.abstractmethod

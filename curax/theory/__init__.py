@@ -1,1 +1,1 @@
-"""What a recipe optimises, computed before any training."""
+"""Predictions of what a recipe optimises, computed before any training."""

@@ -1,8 +1,8 @@
-"""What is known of a prompt before its draws, and the rest of its batch.
+"""Cases of a prompt: its known pass rate, its count, and the rest of its batch.
 
-A pilot or the memory tells of a prompt one of A shares of right completions; an
-allocator turns those of a batch into counts. Batches are random where counts or credit
-depend on other prompts.
+A pilot or the memory reports one of A shares of right completions of a prompt; an
+allocator turns those of a batch into counts. Batches are drawn at random where counts
+or credit depend on other prompts, else they are enumerated.
 """
 
 import dataclasses
@@ -20,30 +20,30 @@ from curax.theory import outcome_states
 from curax.theory.credits import SAMPLES, Reads, in_chunks
 from curax.types import Difficulty, PromptMemory
 
-BATCHES = 256  # of prompts drawn at random, where anything depends on that
-ATOMS = 256  # pass rates that a memory of many draws is taken to tell apart
-WORK = 2**25  # credits computed, about, where the number of batches is free
+BATCHES = 256  # random batches, where counts or credit depend on other prompts
+ATOMS = 256  # distinct pass rates that a memory of many draws can report
+WORK = 2**25  # approximate number of credits, where the number of batches is free
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cases:
     """T distinct cases among A known shares of a prompt in each of S batches.
 
-    In a case all is settled but how many completions of the prompt are right.
+    Within a case only the number of right completions of the prompt is random.
     """
 
     count: np.ndarray  # [T] completions that the prompt may draw
-    number: np.ndarray  # [T, B] that each prompt of the batch draws, ours the first
-    history: np.ndarray  # [T, B]
-    batch: np.ndarray  # [T] in [0, S)
-    labels: np.ndarray  # [S, B, G] bool, of the others
-    place: np.ndarray  # [A, S] in [0, T)
-    chance: np.ndarray  # [R, A] of what is known
-    known: float  # draws behind that; 0 where nothing reads it
-    how: tuple[str, ...]  # why the batches are random ones; empty: these are all
+    number: np.ndarray  # [T, B] that each prompt of the batch draws, this one first
+    history: np.ndarray  # [T, B] known pass rates
+    batch: np.ndarray  # [T] in [0, S), batch of the case
+    labels: np.ndarray  # [S, B, G] bool, outcomes of the other prompts
+    place: np.ndarray  # [A, S] in [0, T), case of each share in each batch
+    chance: np.ndarray  # [R, A] probability of each share
+    known: float  # draws behind the known share; 0 where nothing reads it
+    how: tuple[str, ...]  # why batches are random; empty: they are enumerated
 
     def most(self, group: int) -> np.ndarray:
-        """`[R, G + 1]` chances of each number that the prompt may draw."""
+        """`[R, G + 1]` probability of each number that the prompt may draw."""
         each = self.count[self.place][..., None] == np.arange(group + 1)
         return self.chance @ each.mean(1)
 
@@ -55,14 +55,14 @@ def cases_of(
     population: np.ndarray,
     held: tuple[float, int],
 ) -> Cases:
-    """The distinct cases of prompts with these pass rates, and their chances.
+    """The distinct cases of prompts with these pass rates, and their probabilities.
 
     Args:
         config: the recipe.
-        reads: what credit depends on.
+        reads: dependences of its credit.
         p: `[R]` pass rates.
         population: `[K]` pass rates of the other prompts, all equally likely.
-        held: of `visits.memory_draws`.
+        held: draws and trials, of `visits.memory_draws`.
     """
     sizes = config.sampling
     prompts = sizes.prompts
@@ -70,7 +70,7 @@ def cases_of(
     draws, trials = held
     shares, chance = known_shares(trials, p)
     allocated = allocator(config, draws)
-    # Pass rates of all kinds, so that whatever the counts may depend on shows.
+    # Random pass rates show whether counts depend on them.
     counts, _ = allocated(random.integers(0, 11, (SAMPLES, prompts)) / 10)
     shared = bool(np.ptp(counts, axis=0).any())
     how = _reasons(reads, shared, prompts)
@@ -80,13 +80,13 @@ def cases_of(
     if how:
         batches = _random_batches(config, reads, len(shares))
 
-    # What is known of every batch, for all that may be known of the prompt in it.
+    # Known shares of every batch, for every share that the prompt itself may have.
     rates = random.choice(population, (batches, prompts))
     known = random.binomial(trials, rates) / trials
     known = np.repeat(known[None], len(shares), 0)
     own = np.arange(batches) * prompts // batches
     known[:, np.arange(batches), own] = shares[:, None]
-    first = (own[:, None] + np.arange(prompts)) % prompts  # ours, then the others
+    first = (own[:, None] + np.arange(prompts)) % prompts  # the prompt, then the others
     counts, history = (
         np.take_along_axis(part.reshape(known.shape), first[None], -1)
         for part in allocated(known.reshape(-1, prompts))
@@ -113,10 +113,10 @@ def cases_of(
 
 
 def _reasons(reads: Reads, shared: bool, prompts: int) -> tuple[str, ...]:
-    """Why batches are drawn at random; empty if they need not be.
+    """Reasons why batches are drawn at random; empty if they need not be.
 
     Args:
-        reads: what credit depends on.
+        reads: dependences of credit.
         shared: whether a prompt's count depends on other prompts.
         prompts: B.
     """
@@ -131,7 +131,7 @@ def _reasons(reads: Reads, shared: bool, prompts: int) -> tuple[str, ...]:
 
 
 def _random_batches(config: Config, reads: Reads, shares: int) -> int:
-    """S, the number of random batches that WORK credits are enough for."""
+    """S, the number of random batches for which about WORK credits are computed."""
     prompts, group = config.sampling.prompts, config.sampling.group_size
     rows = group * shares * (group if reads.first else 1)
     rows *= group * (prompts if reads.batch else 1)
@@ -142,10 +142,10 @@ def _random_batches(config: Config, reads: Reads, shares: int) -> int:
 def _distinct(
     reads: Reads, counts: np.ndarray, history: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`[T]` one flat index of each distinct case, and `[A, S]` the case of each entry.
+    """`[T]` flat index of each distinct case, and `[A, S]` the case of each entry.
 
     Args:
-        reads: what credit depends on.
+        reads: dependences of credit.
         counts: `[A, S]` completions that the prompt may draw.
         history: `[A, S]` its known pass rate.
     """
@@ -167,12 +167,12 @@ def _distinct(
 
 
 def known_shares(trials: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of right completions in a number of trials `[A]`, their chances `[R, A]`.
+    """Shares of right completions in some trials `[A]`, their probabilities `[R, A]`.
 
         P(k / trials),   k ~ Binomial(trials, p)
 
-    Of more trials than ATOMS, each share counts as its two neighbours, in proportion:
-    nothing is then known better than 30 000 draws would tell it.
+    Of more trials than ATOMS, each share is split between its two neighbours on a grid,
+    in proportion: no pass rate is then known better than by 30 000 draws.
     """
     if trials <= ATOMS:
         return np.arange(trials + 1) / trials, outcome_states.binomial(trials, p).T
@@ -190,7 +190,10 @@ def known_shares(trials: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def allocator(
     config: Config, draws: float
 ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Function of shares of right ones `[N, B]`: counts and known rates, `[N, B]`."""
+    """Function from shares of right completions to counts and known pass rates.
+
+    All three are `[N, B]`.
+    """
     sizes = config.sampling
 
     def known(solved: jax.Array) -> Difficulty:

@@ -1,4 +1,4 @@
-"""Credit of one prompt in many batches, by the functions that train, and what it reads.
+"""Credit of one prompt in many batches, by the stage functions, and its dependences.
 
 A group that a gate closes has credit 0, as in a step.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from curax.config import Config
 from curax.step import learn, stages
 
-SAMPLES = 64  # random labels by which it is found out what credit depends on
+SAMPLES = 64  # random batches by which dependences of credit are found
 CHUNK = 2**21  # pairs of completions at a time: some corrections compare all
 
 
@@ -36,13 +36,14 @@ class Credits:
         """Credit and kept completions of the first prompt; whether its gate is open.
 
         Args:
-            seed: `[N]`, of the keys for down-sampling.
+            seed: `[N]`, of the random keys of down-sampling.
             outcome: `[N, B, G]`.
             exists: `[N, B, G]` bool.
-            history: `[N, B]`.
-            least: prompts that a batch is filled up to, by ones without completions.
-            ends: whether completions end by themselves; as `exists`, or for all.
-            length: their tokens; as `exists`, or for all.
+            history: `[N, B]`, known pass rates.
+            least: smallest number of prompts in a batch, reached by prompts without
+                completions.
+            ends: whether completions end by themselves; as `exists`, or one for all.
+            length: their tokens; as `exists`, or one for all.
 
         Returns:
             `[N, G]` float64, `[N, G]` bool, `[N]` bool.
@@ -75,7 +76,7 @@ OPEN = MOMENTS.index("open")
 
 
 def moments(credit, open_, outcome, exists, per_prompt: float) -> np.ndarray:
-    """`[N, moments]` float64, MOMENTS of one prompt, without an expectation.
+    """`[N, moments]` float64, MOMENTS of one prompt in each batch, not averaged.
 
     C+ and C- are sums of credit over right and wrong completions, over `per_prompt`.
 
@@ -99,19 +100,19 @@ def moments(credit, open_, outcome, exists, per_prompt: float) -> np.ndarray:
 
 
 class Reads(NamedTuple):
-    """Dependences of a prompt's credit, besides how many of its n are right."""
+    """What a prompt's credit depends on, besides how many of its n are right."""
 
-    history: bool  # the pass rate that was known before
+    history: bool  # the pass rate known before the draw
     batch: bool  # the other prompts
-    blind: bool  # how many right ones are kept, by a lot that sees no labels
-    key: bool  # the same, by any other lot
-    first: bool  # the place of the first right one
-    order: bool  # the places of others
+    blind: bool  # a random selection that is independent of outcomes
+    key: bool  # any other random selection, by the random key
+    first: bool  # the place of the first right completion
+    order: bool  # the places of the others
     lengths: bool  # how completions end, or how long they are
 
 
 def reads_of(config: Config, credits: Credits) -> Reads:
-    """Dependences found by changing one input at a time, with random labels."""
+    """Dependences of credit, found by changing one input at a time."""
     random, group = np.random.default_rng(0), config.sampling.group_size
     shape = (SAMPLES, 2, group)
     number = random.integers(1, group + 1, shape[:2])
@@ -134,7 +135,7 @@ def reads_of(config: Config, credits: Credits) -> Reads:
         return bool((np.abs(sums(**changed) - plain) > scale).any())
 
     def differ(moved: np.ndarray) -> bool:
-        """Whether the first prompt is another with its labels in these places."""
+        """Whether credit changes if the first prompt's outcomes are permuted."""
         at = np.where(drawn, moved, place)
         labels = np.take_along_axis(outcome[:, 0], at, -1)
         return differs(outcome=np.stack([labels, outcome[:, 1]], 1))
@@ -145,7 +146,7 @@ def reads_of(config: Config, credits: Credits) -> Reads:
     lots = random.random((SAMPLES, group))
     key, blind = differs(seed=seeds), False
     if key:
-        # Of whole groups the same set is kept whatever is right in them, and order
+        # Blind: the same set of whole groups is kept whatever their outcomes, and order
         # matters neither inside nor outside of it.
         whole = np.arange(SAMPLES) < SAMPLES // 2
         keep = credits(same, outcome, exists, history)[1][whole]
@@ -170,7 +171,7 @@ def reads_of(config: Config, credits: Credits) -> Reads:
         batch=differs(**rest),
         blind=blind,
         key=lottery,
-        # Where lots decide, order cannot be told from them.
+        # Under random selection, effects of order cannot be separated from it.
         first=lottery or (not key and differ(sorted_by(lots))),
         order=not key and differ(sorted_by(np.where(before, place - group, lots))),
         lengths=differs(ends=random.random(shape) < 0.5) or differs(length=some),
@@ -178,7 +179,7 @@ def reads_of(config: Config, credits: Credits) -> Reads:
 
 
 def in_chunks(function: Callable[..., Any], size: int, *arrays: Any) -> Any:
-    """Outputs for `[N, ...]` arrays, of a function compiled for `size` rows alone."""
+    """Outputs for `[N, ...]` arrays, by calls of a function on exactly `size` rows."""
     total, found = len(arrays[0]), []
     for start in range(0, total, size):
         at = np.minimum(np.arange(start, start + size), total - 1)

@@ -1,7 +1,7 @@
-"""Expected metrics of a run, predicted from the pass rates that it measured.
+"""Metrics of a run that theory predicts from the pass rates it measured.
 
-The report shows it beside what was measured: where they differ, something other than
-labels is at work, or a stage does not do what it says.
+The report shows them beside the measured ones: where they differ, credit depends on
+something other than 0/1 outcomes, or a stage does not do what it says.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from curax.config import Config
 from curax.theory.predict import predict
 
-# Metric of a step: field of a prediction.
+# Metric of a step, and the field of a prediction that predicts it.
 METRICS = {
     "group/draws": "draws",
     "group/signal_fraction": "signal",
@@ -21,7 +21,7 @@ METRICS = {
 }
 RATES = np.array([0.002, 0.01, 0.03, 0.08, 0.15, 0.25, 0.4, 0.5, 0.6, 0.75, 0.85])
 RATES = np.concatenate([RATES, [0.92, 0.97, 0.99, 0.998]])
-PER_PROMPT = 8  # pass rates drawn from what is believed of each prompt
+PER_PROMPT = 8  # draws from the posterior of each prompt
 
 
 def spread(rates: np.ndarray, samples: int) -> np.ndarray:
@@ -54,16 +54,16 @@ def spread(rates: np.ndarray, samples: int) -> np.ndarray:
 def expected(
     config: Config, rates: np.ndarray, samples: int, *, prompts: int | None = None
 ) -> dict[str, Any]:
-    """Expected metrics of a step, by name, for a policy with these held-out pass rates.
+    """Predicted metrics of a step by name, for a policy with these held-out pass rates.
 
-    Draws leave out the pilots, as the metric does. With hints nothing is expected: how
-    much a hint helps is not known before. Nor where rewards are no outcomes.
+    Draws leave out the pilots, as the metric does. Empty with hints, whose effect is
+    not known before, and with rewards by reference answers.
 
     Args:
-        config: of the run.
+        config: config of the run.
         rates: `[E]` held-out pass rates.
         samples: completions behind each.
-        prompts: of the task, which say how often each comes back.
+        prompts: number of prompts of the task, from which visits per prompt follow.
     """
     if config.hint or config.reflection:
         return {}

@@ -12,12 +12,12 @@ class Frontier(NamedTuple):
     reward: np.ndarray
 
     def reward_at(self, kl: float | np.ndarray) -> np.ndarray:
-        """The reward reached at this distance; NaN outside of what was measured."""
+        """Reward on the frontier at this KL; NaN outside the measured range."""
         found = np.interp(kl, self.kl, self.reward, left=np.nan, right=np.nan)
         return np.asarray(found)
 
     def kl_at(self, reward: float | np.ndarray) -> np.ndarray:
-        """The distance it takes to this reward; NaN outside of what was measured."""
+        """KL at which the frontier has this reward; NaN outside the measured range."""
         found = np.interp(reward, self.reward, self.kl, left=np.nan, right=np.nan)
         return np.asarray(found)
 
@@ -25,10 +25,10 @@ class Frontier(NamedTuple):
 def frontier(kl: np.ndarray, reward: np.ndarray) -> Frontier:
     """The upper left hull of measured policies: largest reward at each distance.
 
-    What lies between two corners is reached as well: a policy that is one of the two by
-    the toss of a coin has the mean of their rewards and, as the KL is convex, no more
-    than the mean of their distances. So runs are compared at equal reward or at equal
-    distance, on their frontiers, and not at equal steps.
+    Points between two corners are reached as well: a random mixture of the two policies
+    has the mean of their rewards and, as the KL is convex, at most the mean of their
+    distances. So runs are compared at equal reward or at equal distance, on their
+    frontiers, and not at equal steps.
 
     Args:
         kl: `[K]` nats, distances of policies, as checkpoints of a run; NaN: not
@@ -66,6 +66,6 @@ def frontier(kl: np.ndarray, reward: np.ndarray) -> Frontier:
 def _is_below(
     left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]
 ) -> bool:
-    """Whether the middle one lies on the line of the other two or below it."""
+    """Whether `middle` lies on the line from `left` to `right` or below it."""
     rise, run = right[1] - left[1], right[0] - left[0]
     return (middle[1] - left[1]) * run <= rise * (middle[0] - left[0])

@@ -1,21 +1,21 @@
-"""Chances of hint level and outcomes of the group that trains, for prompts with hints.
+"""Probabilities of hint level and outcomes of the group that trains, with hints.
 
-A prompt draws a group without a hint. If it collapsed it draws another with a hint of
-level 1, and so on, and one group of all trains. Given the pass rate p_l under a hint of
-each level, the chance of every end follows from the chances of what each group may come
-to, step by step, by the functions that decide: `hint.settled`, `hint.replaces`, or the
-controller that sets the level between visits.
+A prompt draws a group without a hint. If it collapses it draws another with a hint of
+level 1, and so on, and one of these groups trains. Given the pass rate p_l under a hint
+of each level, the probability of every end follows from those of the states of each
+group, by the functions that decide: `hint.settled`, `hint.replaces`, or the controller
+that sets the level between visits.
 
-All decisions look at how many completions are right and at nothing else. Then the group
-that trains adds a coefficient times grad p_l, whatever it was chosen for:
+All decisions depend on the number of right completions alone. Then the group that
+trains adds a coefficient times grad p_l, whatever it was chosen for:
 
     E[update] = sum_l {E[C+; l] / p_l - E[C-; l] / (1 - p_l)} grad p_l
 
 with C+ and C- as in `learn.compute_credit` and the sums over groups that train at
 level l.
 
-Taken for granted: every prompt has a hint of every level, and triggers and controllers
-look at counts alone.
+Assumptions: every prompt has a hint of every level, and triggers and controllers depend
+on counts alone.
 """
 
 import dataclasses
@@ -35,33 +35,33 @@ from curax.theory import outcome_states
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Chances, weights and draws by level, `[L + 1, R]`; row 0 is without a hint.
+    """Probabilities, weights and draws by hint level, `[L + 1, R]`; row 0 has no hint.
 
-    With a controller, all is the mean over the visits of a run, the first without a
-    hint, and `end` tells what visits tend to.
+    With a controller, all are means over the visits of a run, the first without a hint;
+    `end` is the stationary distribution of the visits.
     """
 
-    p: np.ndarray  # pass rate under a hint of the level, as it is believed
-    drawn: np.ndarray  # chance that a group is drawn at the level
-    trains: np.ndarray  # chance that the group that trains is of the level
+    p: np.ndarray  # pass rate under a hint of the level, as assumed
+    drawn: np.ndarray  # probability that a group is drawn at the level
+    trains: np.ndarray  # probability that the group that trains is of the level
     weight: np.ndarray  # coefficient of the gradient `credited` names; else NaN
     half: np.ndarray  # half of its 95% interval, 0 where it is exact
-    signal: np.ndarray  # chance that it is of the level and any completion has credit
+    signal: np.ndarray  # probability that it is, and any completion has credit
     draws: np.ndarray  # expected completions drawn at the level, pilots apart
     right: np.ndarray  # [R] E[C+] of groups without a hint that train
     wrong: np.ndarray  # [R] E[C-] of them
-    end: np.ndarray | None  # share of visits in the end; None without a controller
-    end_weight: np.ndarray | None  # the same then
+    end: np.ndarray | None  # stationary share of visits; None without a controller
+    end_weight: np.ndarray | None  # stationary weight
 
 
 def lifted(p: np.ndarray, lift: float, levels: int) -> np.ndarray:
-    """Pass rates under hints whose every level adds `lift` to the log-odds.
+    """Pass rates by hint level, if every level adds `lift` to the log-odds.
 
         log(p_l / (1 - p_l)) = log(p / (1 - p)) + l lift
 
     Args:
         p: `[R]` pass rates without a hint, in (0, 1).
-        lift: nats per level; what it makes of p is kept within 25 nats of even odds.
+        lift: nats per level; log-odds are clipped to 25 nats.
         levels: L.
 
     Returns:
@@ -72,17 +72,18 @@ def lifted(p: np.ndarray, lift: float, levels: int) -> np.ndarray:
 
 
 def admitted(most: float, prompts: int, chance: float) -> float:
-    """Chance that a prompt to be hinted is among the first `most` B of its batch.
+    """Probability that a prompt to be hinted is among the first `most` B of its batch.
 
-    Its place in the batch is any, and the others are to be hinted with this chance.
+    Its place in the batch is uniform; every other prompt is to be hinted with
+    probability `chance`.
 
     Args:
         most: share of the prompts of a batch that may be hinted.
         prompts: B.
-        chance: that a prompt is to be hinted.
+        chance: probability that a prompt is to be hinted.
     """
     places = int(np.sum(hints.limit(jnp.ones(prompts, bool), most)))
-    before = np.zeros(places + 1)  # chances of so many before it; the last: too many
+    before = np.zeros(places + 1)  # probability of each number before it; last: more
     before[0], total = 1, 0.0
     for _ in range(prompts):
         total += before[:places].sum()
@@ -94,7 +95,7 @@ def admitted(most: float, prompts: int, chance: float) -> float:
 def searched(
     how: Hint, which: np.ndarray, chance: np.ndarray, *, size: tuple[int, int], own: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chances of states by level if a group that collapsed is drawn at the next level.
+    """Probabilities of states by level, if collapsed groups are drawn at the next one.
 
     Args:
         how: triggers, when the search ends, and how many prompts may be hinted.
@@ -102,12 +103,12 @@ def searched(
         chance: `[L + 1, R, S]` of each, drawn at each level. Of R prompts the last ones
             are a population, whose collapsed groups compete for hints.
         size: (B, G).
-        own: prompts that are not of the population.
+        own: number of prompts that are not of the population.
 
     Returns:
-        `[L + 1, R, S]`, the chance that the group that trains is of this level and
+        `[L + 1, R, S]`, probability that the group that trains is of this level and
         state, which sums to 1; the same of every group that is drawn, of which a
-        level's sum is the chance that it is asked.
+        level's sum is the probability that the level is drawn.
     """
     prompts, group = size
     kinds, of = np.unique(which[:, :2], axis=0, return_inverse=True)
@@ -128,7 +129,7 @@ def searched(
     for level in range(1, len(each)):
         asked[level] = open_.sum((0, -1))
         new = each[level]
-        over = new * (open_.sum(0) @ swaps.T)  # takes the place of what there was
+        over = new * (open_.sum(0) @ swaps.T)  # replaces the old group
         done = done + open_ * ((new * ends) @ ~swaps)
         open_ = open_ * ((new * ~ends) @ ~swaps)
         done[level] += over * ends
@@ -161,7 +162,7 @@ def visited(
     own: int,
     visits: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chances of states by level if a controller sets the level of the next visit.
+    """Probabilities of states by level, if a controller sets that of the next visit.
 
     Args:
         how: the controller, and how many prompts may be hinted.
@@ -172,8 +173,8 @@ def visited(
         visits: of a run to each prompt; the first is at level 0.
 
     Returns:
-        `[L + 1, R, S]`, the share of visits at this level and in this state, which sums
-        to 1; the same in the end, if all that are to be hinted may be.
+        `[L + 1, R, S]`, share of visits at this level and in this state, which sums to
+        1; the same of the stationary distribution, if every prompt may be hinted.
     """
     steps = moves(how, which, chance, group=size[1])
     level = np.zeros(steps.shape[:2])
@@ -183,7 +184,7 @@ def visited(
     for visit in range(visits):
         share = admitted(how.most, size[0], float(level[own:, later].sum(1).mean()))
         at = level * np.where(later, share, 1)
-        waits = level - at  # drawn without a hint, and as before the next time
+        waits = level - at  # drawn without a hint; their level stays
         drawn = at.copy()
         drawn[:, 0] += waits.sum(1)
         after = waits + np.einsum("rl,rlm->rm", at, steps)
@@ -197,7 +198,7 @@ def visited(
     return trains, others
 
 
-_STILL = 1e-12  # a change of chances that is none
+_STILL = 1e-12  # changes of probabilities below this have converged
 
 
 def moves(
@@ -219,14 +220,14 @@ def moves(
 
 
 def resting(steps: np.ndarray) -> np.ndarray:
-    """`[..., L + 1]` stationary distribution of the level, from level 0.
+    """`[..., L + 1]` stationary distribution of the level.
 
-    The stationary distribution; where there are several, that which level 0 leads to.
+    Where there are several, the one that level 0 leads to.
 
     Args:
-        steps: `[..., L + 1, L + 1]` chances from each level to each, by row.
+        steps: `[..., L + 1, L + 1]` transition probabilities, from rows to columns.
     """
-    # Half of the time nothing moves: this rests in the same and never goes in circles.
+    # The lazy chain has the same stationary distribution and is aperiodic.
     lazy = (steps + np.eye(steps.shape[-1])) / 2
     for _ in range(_DOUBLINGS):
         lazy = lazy @ lazy

@@ -1,4 +1,4 @@
-"""Expected moments of a prompt's credit: sums over what its group may come to."""
+"""Expected moments of a prompt's credit, summed over the states of its group."""
 
 import math
 from functools import partial
@@ -11,11 +11,11 @@ from curax.theory import hint_levels, outcome_states
 from curax.theory.cases import Cases
 from curax.theory.credits import MOMENTS, Credits, Reads, moments
 
-OUTCOMES = 2**22  # labels held at a time
+OUTCOMES = 2**22  # outcomes in memory at a time
 
 
 def rows_per_prompt(config: Config) -> float:
-    """Rows trained per prompt, M / B, which sums over its rows are divided by."""
+    """Rows trained per prompt, M / B, by which sums over rows are divided."""
     sizes = config.sampling
     kept = kept_of(config)
     return min(rows_of(config), sizes.prompts * kept) / sizes.prompts
@@ -35,7 +35,7 @@ def expected_moments(
     Args:
         config: the recipe.
         credits: its credit function.
-        reads: what that depends on.
+        reads: dependences of its credit.
         cases: of `cases.cases_of`.
         p: `[R]` pass rates.
         under: `[L + 1, R + K]` pass rates under hints, of prompts and of a population;
@@ -46,7 +46,7 @@ def expected_moments(
         `[S, K, R, moments]`, K as in `_group_chances`.
     """
     random = np.random.default_rng(1)
-    # A blind lot is as good as any other: labels lie at random under it.
+    # Selections that are independent of outcomes are equivalent: one seed is enough.
     seeds = np.arange(len(cases.labels)) * (not reads.blind)
 
     def credit_of(part: np.ndarray, own: np.ndarray, drawn: np.ndarray):
@@ -58,7 +58,7 @@ def expected_moments(
         outcome *= exists
         batch = np.repeat(cases.batch[part], len(own))
         history = np.repeat(cases.history[part], len(own), axis=0)
-        # Where others do not matter, two are a size that is compiled already.
+        # `reads_of` has compiled credit for two prompts already.
         least = 1 if reads.batch else 2
         result = credits(seeds[batch], outcome, exists, history, least=least)
         return result, outcome[:, 0], exists[:, 0]
@@ -79,7 +79,7 @@ def expected_moments(
             rest = open_, labels, exists, rows_per_prompt(config)
             result[part] = _averaged(chance, moments(credit, *rest))
             if many and config.hint and config.hint.credit:
-                # Only whether it is 0 is read of this, and no ratio decides that.
+                # Only whether credit is 0 is read, which does not depend on the ratio.
                 credit = config.hint.credit(
                     credit.astype(np.float32),
                     labels,
@@ -99,12 +99,12 @@ def expected_moments(
 def _batch_labels(
     cases: Cases, part: np.ndarray, own: np.ndarray, drawn: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Outcomes `[N, B, G]` float32 and existence, for all labels of ours in some cases.
+    """Outcomes `[N, B, G]` float32 and existence: all states of a prompt in some cases.
 
     Args:
         cases: all cases.
-        part: `[n]` places of some.
-        own: `[S, G]` outcomes of our prompt; N = n S.
+        part: `[n]` indices of some.
+        own: `[S, G]` outcomes of the prompt; N = n S.
         drawn: `[S, G]` bool, its completions.
     """
     outcome = cases.labels[np.repeat(cases.batch[part], len(own))].astype(np.float32)
@@ -116,7 +116,7 @@ def _batch_labels(
 
 
 def _averaged(chance: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """`[T, K, R, moments]` means of values `[T S, moments]` by chances `[K, R, S]`."""
+    """`[T, K, R, moments]` means of values `[T S, moments]` by weights `[K, R, S]`."""
     value = value.reshape(-1, chance.shape[-1], len(MOMENTS))
     return np.einsum("krs,tsm->tkrm", chance, value)
 
@@ -129,11 +129,11 @@ def _group_chances(
     first: bool,
     often: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """States that a group may end in `[S, 3]`, and their chances `[K, R, S]`.
+    """Final states of a group `[S, 3]`, and their probabilities `[K, R, S]`.
 
-    Of the K the first is without hints. With pass rates under each level, of prompts
-    and of a population, as many follow as there are levels, for groups that train, and
-    once more, for all groups, or those in the end (`hint_levels`).
+    The first of K is without hints. With pass rates `under` hints L + 1 follow for the
+    groups that train, by level, and L + 1 for all groups that are drawn or, with a
+    controller, for the stationary distribution (`hint_levels`).
     """
     sizes, stop, how = config.sampling, config.stop, config.hint
     met = partial(stages.met, config)
@@ -155,15 +155,15 @@ def _group_chances(
 def _split_by_kept(
     which: np.ndarray, keep: np.ndarray, drawn: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """States split by how many right ones are kept, a hypergeometric share.
+    """States split by how many right completions are kept, with hypergeometric shares.
 
     Args:
         which: `[S, 3]` states.
-        keep: `[S, G]` bool, what a lot keeps; of a pool that is closed nothing.
+        keep: `[S, G]` bool, what a random selection keeps; nothing of a closed pool.
         drawn: `[S, G]` bool.
 
     Returns:
-        `[U, G]` outcomes and existence; `[U]` the share and the place of their state.
+        `[U, G]` outcomes and existence; `[U]` the share and the index of their state.
     """
     kept = {n: keep[which[:, 0] == n].any(0) for n in np.unique(which[:, 0])}
     rows, shares, of = [], [], []

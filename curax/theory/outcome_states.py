@@ -1,7 +1,7 @@
-"""States of a prompt's group, (drawn, right, place of the first right), and chances.
+"""States of a prompt's group, (drawn, right, place of the first right).
 
-A state is n completions drawn, k of them right, the first right one in place j. Chances
-follow from dynamic programming over the rounds of a stopping rule.
+A state is n completions drawn, k of them right, the first right one in place j. Their
+probabilities follow from dynamic programming over the rounds of a stopping rule.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ def states(
     met: Callable[[np.ndarray, np.ndarray], Any] | None = None,
     first: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """States that a prompt's group may end in, and the chance of each.
+    """Final states of a prompt's group, and the probability of each.
 
     Args:
         p: `[R]` pass rates.
-        most: completions at which it stops in any case.
+        most: completions after which it stops in any case.
         size: completions between two tests of the rule.
         met: rule of counts, `(outcome [S, most], exists [S, most]) -> [S]`; None draws
             `most`.
-        first: tell states apart by the place of the first right one; if not, it is 1.
+        first: distinguish states by the place of the first right one; if not, it is 1.
 
     Returns:
         `[S, 3]` int: n drawn, k right, j the place of the first right one from 1 on,
-        0 without one. `[R, S]` chances; they sum to 1 over S.
+        0 without one. `[R, S]` probabilities; they sum to 1 over S.
     """
     ends = [*range(size, most, size), most] if met else [most]
     over = {most: np.ones(most + 1, bool)}
@@ -55,7 +55,7 @@ def states(
 def _drawn(
     alive: np.ndarray, p: np.ndarray, start: int, count: int, first: bool
 ) -> np.ndarray:
-    """Chances `[R, k, j]` after `count` more draws behind the first `start`."""
+    """Probabilities `[R, k, j]` after `count` more draws than the first `start`."""
     new = np.zeros_like(alive)
     more = binomial(count, p)
     for k, chance in enumerate(more):
@@ -73,7 +73,7 @@ def _drawn(
 
 
 def shown(states: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Outcomes `[S, width]` float32 and existence `[S, width]` that have these states.
+    """Example of each state: outcomes `[S, width]` float32, existence `[S, width]`.
 
     From the first right one on, right ones stand before wrong ones.
     """
@@ -84,7 +84,7 @@ def shown(states: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def binomial(n: int, p: np.ndarray) -> np.ndarray:
-    """`[n + 1, R]` chances P(k; n, p) of k = 0 .. n right completions among n."""
+    """`[n + 1, R]` probabilities P(k; n, p) of k = 0 .. n right completions among n."""
     from scipy.stats import binom
 
     return binom.pmf(np.arange(n + 1)[:, None], n, p)

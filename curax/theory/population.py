@@ -1,4 +1,4 @@
-"""The pass rates of the prompts that a recipe is examined with.
+"""Pass rates of the prompts for which a recipe is examined.
 
 They are quantiles of a Beta distribution, or those that the memory of a run measured.
 """
@@ -20,14 +20,14 @@ LIFT = 1.0  # nats that each level of a hint adds to the log-odds of a pass rate
 class Population(NamedTuple):
     """Pass rates of K prompts, all equally likely."""
 
-    source: str  # where they come from
+    source: str  # where the pass rates come from, as text
     rates: np.ndarray  # [K] float64 in [LOWEST, 1 - LOWEST]
-    draws: np.ndarray | None = None  # [K] completions that a memory holds of each
-    tokens: np.ndarray | None = None  # [K] the sum of their lengths
+    draws: np.ndarray | None = None  # [K] completions in memory
+    tokens: np.ndarray | None = None  # [K] tokens of these completions
 
 
 def of_beta(a: float, b: float, count: int = 200) -> Population:
-    """The quantiles of Beta(a, b) at (i + 1/2) / K, i = 0 .. K - 1.
+    """Quantiles of Beta(a, b) at (i + 1/2) / K, i = 0 .. K - 1, as pass rates.
 
     Args:
         a: as of Beta(a, b), in (0, 1e6).
@@ -48,7 +48,7 @@ def of_beta(a: float, b: float, count: int = 200) -> Population:
 
 
 def of_memory(path: Path) -> Population:
-    """The pass rates in a memory.jsonl, smoothed by Beta(1, 1): (solved + 1) / (n + 2).
+    """Pass rates of a memory.jsonl, smoothed by Beta(1, 1): (solved + 1) / (n + 2).
 
     Raises:
         ConfigError: in a sentence with file, line and fix, if it cannot be read.
@@ -82,7 +82,7 @@ def of_memory(path: Path) -> Population:
 
 
 def _sums(line: str) -> list[float] | None:
-    """Draws, solved and tokens of a line; None if it is not one of a memory."""
+    """Draws, solved and tokens of a line; None if it is not a line of a memory."""
     try:
         row = json.loads(line)
         sums = [row[name] for name in ("draws", "solved", "tokens")]
@@ -93,7 +93,7 @@ def _sums(line: str) -> list[float] | None:
 
 
 def mean_lengths(population: Population, p: np.ndarray) -> np.ndarray | None:
-    """`[R]` mean tokens per completion near each pass rate; None if they are not known.
+    """`[R]` mean tokens per completion near each pass rate; None if not known.
 
     The mean is over a tenth of the prompts, 20 at least: those whose pass rates are
     nearest.

@@ -1,21 +1,21 @@
-"""The effective weight w(p) of a recipe, computed from its own stage functions.
+"""Effective weight w(p) of a recipe, computed from its own stage functions.
 
 A completion is right or wrong, and coefficients depend on that alone. Then the expected
 update of a prompt is w(p) grad p, and its objective is f with f' = w
-(`learn.compute_credit` says how credit becomes w). What a prompt may come to is a
-state: n completions drawn, k of them right, the first right one in place j. The chance
-of every state follows from dynamic programming over the rounds of the stopping rule,
-and what becomes of it from the functions that train. What a pilot or the memory may
-say of the prompt is summed up in the same way.
+(`learn.compute_credit` gives w from credit). The group of a prompt ends in a state: n
+completions drawn, k of them right, the first right one in place j. The probability of
+every state follows from dynamic programming over the rounds of the stopping rule, and
+its credit from the stage functions. What a pilot or the memory may report of the prompt
+is summed over in the same way.
 
-Averaged over random draws is only what no table of one prompt's labels can hold: the
-rest of its batch, and a down-sampling that keeps a random number of right ones. Then
-`Prediction.how` names it, and `Prediction.half` is the 95% interval.
+Two things are averaged over random draws, because they are no function of one prompt's
+outcomes: the rest of its batch, and a down-sampling that keeps a random number of right
+completions. Then `Prediction.how` names it, and `Prediction.half` is the 95% interval.
 
-Taken for granted: outcomes are 0 or 1 and none is missing; completions end by
-themselves, and are as short as can be where the reward is shaped; to an allocator their
-norms are all alike, and so are their lengths; the memory has seen every prompt as often
-as the run comes to it, at the pass rate it has now.
+Assumptions: outcomes are 0 or 1 and none is missing; completions end by themselves, and
+are as short as can be where the reward is shaped; allocators see equal norms and equal
+lengths; the memory has seen every prompt as often as the run visits it, at its present
+pass rate.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from curax.theory.visits import memory_draws, visits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Weight, credit, signal, draws, noise by pass rate: `[R]` down to `spread`.
+    """Predicted weight, credit, signal, draws, noise by pass rate; `[R]` to `spread`.
 
     The trace of the covariance of a prompt's update is
 
@@ -48,18 +48,18 @@ class Prediction:
     half: np.ndarray  # half of its 95% interval, 0 where it is exact
     right: np.ndarray  # E[C+], credit of right completions over rows per prompt
     wrong: np.ndarray  # E[C-]
-    signal: np.ndarray  # chance that any completion of the prompt has credit
+    signal: np.ndarray  # probability that any completion of the prompt has credit
     draws: np.ndarray  # expected completions, pilots included
     rate: np.ndarray  # E[share of right ones among those drawn, if any were]
     noise: np.ndarray  # draws times E[sum of squared coefficients] / w^2, pilots too
     spread: np.ndarray  # Var(C+ / p - C- / (1 - p)) / w^2
-    most: np.ndarray  # [R, G + 1] chance that it may draw so many, and no more
-    attempts: float  # expected batches of prompts drawn per step, to replace closed
-    placed: float  # share of the open groups in them that finds a place
+    most: np.ndarray  # [R, G + 1] probability of each number that it may draw
+    attempts: float  # expected batches of prompts drawn per step, with refilling
+    placed: float  # share of the open groups in them that is used
     lengths: bool  # credit depends on how completions end, or on how long they are
-    known: float  # draws behind what was known of a prompt; 0 where nothing reads it
+    known: float  # draws behind the known pass rate; 0 where nothing reads it
     how: tuple[str, ...]  # what was averaged over random draws; empty: exact
-    hints: hint_levels.Levels | None = None  # the rest is as if there were none
+    hints: hint_levels.Levels | None = None  # all other fields are without hints
 
 
 def predict(
@@ -71,20 +71,20 @@ def predict(
     lift: float | None = None,
     prompts: int | None = None,
 ) -> Prediction:
-    """The prediction of a recipe for prompts of pass rate p among a population.
+    """Prediction of a recipe for prompts of pass rate p among a population.
 
-    Groups that a gate closes count as drawn, not as what replaces them: that multiplies
-    w of all prompts by one factor, `attempts * placed`.
+    Refilling of closed groups is not in w: it multiplies w of all prompts by one
+    factor, `attempts * placed`.
 
     Args:
         config: the recipe.
         p: `[R]` pass rates in (0, 1).
-        population: `[K]` pass rates, all equally likely; what an allocator compares
-            with, statistics that span the batch see, and closed groups follow from.
+        population: `[K]` pass rates, all equally likely; allocators and statistics over
+            the batch depend on them, and so does the number of closed groups.
         remembered: draws that the memory holds of a prompt; None: as many as it can.
         lift: nats that each level of a hint adds to the log-odds of p; None: hints are
-            not looked at.
-        prompts: of the task, as of `visits`.
+            not predicted.
+        prompts: number of prompts of the task, as of `visits`.
     """
     p = np.asarray(p, np.float64)
     population = np.asarray(population, np.float64)
@@ -145,7 +145,7 @@ def with_hints(config: Config, seen: Prediction) -> Prediction:
     """The prediction with the weight of grad p, signal and draws under hints.
 
     Credit is that of groups without a hint. Noise, spread and the pass rate of what is
-    drawn stay as if there were no hints.
+    drawn stay as they are without hints.
     """
     hints = seen.hints
     if hints is None or config.hint is None:
@@ -165,7 +165,10 @@ def with_hints(config: Config, seen: Prediction) -> Prediction:
 def _levels(
     config: Config, under: np.ndarray, parts: np.ndarray, *, exact: bool
 ) -> hint_levels.Levels:
-    """Levels from moments `[S, 2 (L + 1), R, moments]`: those that train, others."""
+    """Predictions by hint level, from moments `[S, 2 (L + 1), R, moments]`.
+
+    The first L + 1 are of groups that train; for the others see `_group_chances`.
+    """
     assert config.hint
     p = under[:, : parts.shape[2]]
     trains, others = (
@@ -200,11 +203,11 @@ def _levels(
 def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:
     """Expected batches drawn to fill one, and the share of open groups that is used.
 
-    Every batch has a binomial number of them; batches are drawn until their sum fills
-    one, at most `rounds`.
+    Every batch has a binomial number of open groups; batches are drawn until their sum
+    fills one, at most `rounds`.
 
     Args:
-        chance: that the gate leaves a group open.
+        chance: probability that the gate leaves a group open.
         prompts: B, places.
         rounds: batches drawn at most.
 

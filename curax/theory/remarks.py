@@ -1,4 +1,4 @@
-"""Sentences on a prediction: departures from the claim, and what was assumed."""
+"""Sentences on a prediction: departures from the claim, and assumptions."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ UNEQUAL = 0.005  # a larger relative change of a weight by hints is a note
 
 
 def differences(p: np.ndarray, over: np.ndarray, name: str) -> list[str]:
-    """Ends of sentences on weights that are FAR from those of the claimed objective.
+    """Phrases on weights that differ from those of the claimed objective by over FAR.
 
     Args:
         p: `[R]` pass rates.
@@ -39,7 +39,7 @@ def differences(p: np.ndarray, over: np.ndarray, name: str) -> list[str]:
 
 
 def warnings(claim: Claim, seen: Prediction) -> list[str]:
-    """Ends of sentences on weights at or below 0, a missing claim, biased pools."""
+    """Phrases on weights at or below 0, a missing claim, and biased pass rates."""
     p, found = seen.p, []
     inside = (p >= SIDES[0]) & (p <= SIDES[1])
     backwards = p[inside & ~(seen.weight > 0)]
@@ -66,7 +66,7 @@ def warnings(claim: Claim, seen: Prediction) -> list[str]:
 def assumptions(
     config: Config, seen: Prediction, num_prompts: int | None = None
 ) -> list[str]:
-    """Sentences on what the prediction of a recipe takes for granted.
+    """Sentences on the assumptions of the prediction of a recipe.
 
     Args:
         config: the recipe.
@@ -91,7 +91,7 @@ def assumptions(
 def _on_knowledge(
     config: Config, seen: Prediction, num_prompts: int | None
 ) -> list[str]:
-    """Sentences on pilots and memory: what an allocator knows of a prompt."""
+    """Sentences on pilots and memory, the allocator's knowledge of a prompt."""
     found = []
     if seen.known:
         source = "pilots" if config.pilot else "remembered draws"
@@ -120,7 +120,7 @@ def _on_knowledge(
 
 
 def _on_the_loss(config: Config) -> list[str]:
-    """Sentences on what is not counted: aggregation, loss, token weights, penalties."""
+    """Sentences on effects left out: aggregation, loss, token weights, penalties."""
     found = []
     if not sums_tokens(config):
         found.append(
@@ -167,11 +167,11 @@ def _on_the_update(config: Config) -> list[str]:
 def hint_assumptions(
     config: Config, seen: Prediction, num_prompts: int | None = None
 ) -> list[str]:
-    """Sentences on what the prediction of hints takes for granted; none without hints.
+    """Sentences on the assumptions of the prediction of hints; none without hints.
 
     Args:
         config: the recipe.
-        seen: as if there were no hints, but for `hints`.
+        seen: prediction without hints, with `hints` filled in.
         num_prompts: of the task, as of `visits.visits`.
     """
     how, hints = config.hint, seen.hints
@@ -223,7 +223,7 @@ def _called(config: Config, field: str) -> str:
 
 
 def sums_tokens(config: Config) -> bool:
-    """Whether the weight of a token does not depend on the rest of the batch."""
+    """Whether the weight of a token is independent of the rest of the batch."""
     whole = np.ones((4, 8), bool)
     short = whole.copy()
     short[0, 4:], short[1] = False, False

@@ -17,19 +17,19 @@ from curax.theory.predict import Prediction
 
 
 class Claim(NamedTuple):
-    """The objective f that a recipe claims."""
+    """The objective f that a recipe claims to optimise."""
 
     name: str
-    slope: Callable[[np.ndarray], np.ndarray] | None  # f'; None: it states none
+    slope: Callable[[np.ndarray], np.ndarray] | None  # f'; None: no objective stated
     series: Callable[[int], np.ndarray] | None  # d_k of f' = sum_k d_k (1-p)^k, if any
 
 
 def claimed(config: Config) -> Claim:
-    """The claimed objective: its name, slope and series.
+    """The claimed objective of a recipe: its name, slope and series.
 
-    That is `claim` where it is set, else the f of its objective stage, else what the
-    `coefficients` of that stage are a series of. A stage that has neither states none.
-    Its slope raises a ConfigError if f cannot be differentiated.
+    It is `claim` where that is set, else the option `f` of the objective stage, else
+    the series of its option `coefficients`. A stage with neither states none. The slope
+    raises a ConfigError if f cannot be differentiated.
     """
     f = config.claim or option(config.objective, "f")
     if f is not None:
@@ -79,7 +79,7 @@ def _short(function: Any) -> str:
 
 
 def _written(function: Any) -> str:
-    """Formula of an objective; the name of its function where it is not one of ours."""
+    """Formula of an objective of curax; for any other function, its name."""
     short = _short(function).removesuffix("_coefficients")
     bound = dict(getattr(function, "keywords", {}))
     if short in _NAMES:
@@ -93,7 +93,7 @@ def reached(claim: Claim, seen: Prediction) -> np.ndarray | None:
 
         E[sum_{k < n} d_k (1-p)^k]        n draws made where nothing is right
 
-    No estimate from n draws has another expectation than a polynomial of degree n - 1.
+    An estimate from n draws has a polynomial of degree n - 1 as its expectation.
     """
     if claim.series is None:
         return None
@@ -104,7 +104,7 @@ def reached(claim: Claim, seen: Prediction) -> np.ndarray | None:
 
 
 def family(draws: Sequence[int]) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """Slopes of objectives that recipes are known to follow, by name.
+    """Slopes of objectives that known recipes follow, by name.
 
     Args:
         draws: group sizes whose finite forms are among them.
@@ -136,10 +136,10 @@ def nearest(
     p: np.ndarray,
     members: Mapping[str, Callable[[np.ndarray], np.ndarray]],
 ) -> tuple[str, float]:
-    """The slope nearest to a weight, up to a factor, and the largest factor between.
+    """Name of the slope nearest to a weight up to a factor, and the largest ratio.
 
-    Best is the smallest mean square of the logarithm of their ratio, over p; of equally
-    good ones the first.
+    Nearest is the smallest mean square of the logarithm of their ratio, over p; of
+    equally good ones the first.
 
     Args:
         weight: `[R]`.
@@ -147,8 +147,8 @@ def nearest(
         members: of `family`.
 
     Returns:
-        Its name, and the largest factor between both for p in [0.05, 0.95]; infinite
-        if the weight is not positive everywhere.
+        Its name, and the largest ratio of both for p in [0.05, 0.95]; infinite if the
+        weight is not positive everywhere.
     """
     if not (weight > 0).all():
         return next(iter(members)), math.inf
@@ -173,7 +173,7 @@ _TIE = 1e-7  # a factor of 1.0003
 def integral(weight: np.ndarray, p: np.ndarray) -> np.ndarray:
     """`[R]` f(p), the integral of a weight from the first p.
 
-    By trapezoids over log(p / (1 - p)), where what is integrated is smooth.
+    By trapezoids over log(p / (1 - p)), where the integrand is smooth.
     """
     slope, place = weight * p * (1 - p), np.log(p) - np.log1p(-p)
     steps = (slope[1:] + slope[:-1]) / 2 * np.diff(place)
@@ -181,7 +181,7 @@ def integral(weight: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def grpo(n: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weight and noise of GRPO with groups of n, to which recipes are compared.
+    """Weight and noise of GRPO with groups of n, a reference for other recipes.
 
         w = E[sqrt(q (1 - q))] / (p (1 - p)),   noise = (1 - p^n - (1-p)^n) / w^2
 

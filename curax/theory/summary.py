@@ -19,7 +19,7 @@ from curax.theory.population import (
 from curax.theory.predict import Prediction
 from curax.theory.stated_objective import Claim
 
-CLOSE = 1.2  # within this, a weight is what the draws leave of what was asked for
+CLOSE = 1.2  # a weight within this factor follows a slope
 BINS = 20  # of the histogram of pass rates
 
 
@@ -43,15 +43,15 @@ def summarise(
         config: the recipe.
         population: pass rates of the prompts it is examined with.
         lift: nats that each level of a hint adds to the log-odds of a pass rate.
-        num_prompts: of the task, as of `visits.visits`.
+        num_prompts: number of prompts of the task, as of `visits.visits`.
 
     Returns:
         Numbers, texts, and by name the columns `[R]` over `pass_rates`; None stands for
         what is not finite. With hints there are columns by level, under "hints".
 
     Raises:
-        ConfigError: in a sentence, if its functions do not take what they are given, or
-            if its rewards are no outcomes.
+        ConfigError: in a sentence, if its functions fail on made-up outcomes, or its
+            rewards are not outcomes.
     """
     if config.reflection:
         raise ConfigError(
@@ -121,11 +121,11 @@ def _shares(population: Population) -> np.ndarray:
 def _columns(
     seen: Prediction, asked: np.ndarray, group: int, tokens: int | np.ndarray
 ) -> dict[str, np.ndarray]:
-    """`[R]` columns by name.
+    """`[R]` columns by name, over the pass rates of the prediction.
 
     Args:
         seen: prediction, with hints.
-        asked: `[R]` the slope of the claimed objective; NaN: none.
+        asked: `[R]` slope of the claimed objective; NaN: none.
         group: completions of the GRPO group that noise is divided by.
         tokens: `[R]` or `[]` tokens per completion.
     """
@@ -157,7 +157,7 @@ def _nearest(
     reach: np.ndarray | None,
     group: int,
 ) -> tuple[str, float]:
-    """Name of the known objective whose slope is nearest, and the largest factor."""
+    """Name of the known objective whose slope is nearest, and the largest ratio."""
     known = stated_objective.family((config.sampling.group_size, group))
     if reach is not None:
         known[f"{claim.name} as far as its draws reach"] = lambda _: reach
@@ -165,7 +165,7 @@ def _nearest(
 
 
 def _follows(seen: Prediction, slope: np.ndarray) -> bool:
-    """Whether the weight is this slope within a factor CLOSE, up to a constant."""
+    """Whether the weight is proportional to this slope, within a factor CLOSE."""
     low, high = remarks.SIDES
     rest = stated_objective.distance(seen.weight, slope, seen.p)
     rest = rest[(seen.p >= low) & (seen.p <= high)]
@@ -212,5 +212,5 @@ def _hints(
 
 
 def _number(value: float) -> float | None:
-    """A number of JSON: None where it is not finite."""
+    """A number for JSON: None where it is not finite."""
     return float(value) if math.isfinite(value) else None

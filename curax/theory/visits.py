@@ -1,4 +1,4 @@
-"""How often a run comes back to a prompt, and what its memory then holds of it."""
+"""Visits of a run to each prompt, and the draws that its memory then holds."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def remembers(config: Config) -> bool:
 
 
 def num_prompts(config: Config) -> int | None:
-    """Number of prompts in the options of the task; None if they do not say it."""
+    """Number of prompts in the options of the task; None if they do not contain it."""
     prompts = option(config.task, "num_prompts")
     return prompts if isinstance(prompts, int) else None
 
@@ -25,8 +25,8 @@ def visits(config: Config, prompts: int | None = None) -> int:
 
     Args:
         config: the recipe.
-        prompts: of the task; None: what its options say. Where these do not say it,
-            every prompt is taken to come back in every step.
+        prompts: number of prompts of the task; None: from its options. If these do not
+            contain it, every prompt returns in every step.
     """
     prompts = num_prompts(config) if prompts is None else prompts
     drawn = config.steps * config.sampling.prompts
@@ -38,11 +38,11 @@ def visits(config: Config, prompts: int | None = None) -> int:
 def memory_draws(
     config: Config, remembered: float | None, often: int
 ) -> tuple[float, int]:
-    """Draws that a pilot or the memory holds of a prompt, and as many equal trials.
+    """Draws of a prompt in a pilot or in the memory, and the equivalent equal trials.
 
-    A memory holds D = n sum_i lambda^i draws after visits of n. Their share of right
-    ones has the variance of n (sum_i lambda^i)^2 / sum_i lambda^2i. Before any visit it
-    holds nothing.
+    After visits of n draws a memory holds D = n sum_i lambda^i discounted ones. Their
+    share of right ones has the variance of n (sum_i lambda^i)^2 / sum_i lambda^2i equal
+    trials. Before any visit it holds nothing.
     """
     if config.pilot:
         return float(config.pilot.draws), config.pilot.draws

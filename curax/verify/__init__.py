@@ -1,1 +1,1 @@
-"""What judges a completion outside JAX: answers, graders, and processes for them."""
+"""Verifiers outside JAX: comparison of answers, graders, and processes for them."""

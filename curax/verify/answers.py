@@ -135,7 +135,7 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-# Words behind a number that are no unit.
+# Words after a number that are no unit.
 _NO_UNIT = re.compile(
     r"\b(?:and|or|not|per ?cent(?:age)?|pct|dozens?|k"
     r"|(?:hundred|thousand|million|billion|trillion)(?:s|ths?)?)\b",
@@ -397,7 +397,7 @@ def is_constant(text: str) -> bool:
 
 
 def _choice(text: str) -> tuple[str, str] | None:
-    """The letter of a multiple choice and the text behind it; None: it is none."""
+    """The letter of a multiple choice and the text after it; None: it is none."""
     found = _CHOICE.fullmatch(text)
     if found is None or re.search(r"\b[A-J]\b", found[2]):
         return None

@@ -229,7 +229,7 @@ def _with_i(expression: Any) -> Any:
 
 
 class _LateError(BaseException):
-    """Time is over. Not an Exception, as sympy and its parser catch these."""
+    """Processor time is over. Not an Exception, as sympy and its parser catch these."""
 
 
 def _within(seconds: float, function: Callable[[], _T]) -> _T | None:

@@ -213,7 +213,7 @@ def _close(descriptor: int) -> None:
 
 
 def framed(data: bytes) -> bytes:
-    """Data behind its length in 8 bytes."""
+    """Data preceded by its length in 8 bytes."""
     return len(data).to_bytes(8, "big") + data
 
 

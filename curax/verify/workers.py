@@ -105,7 +105,7 @@ class Worker:
         self._send((source, memory_mb, self._nonce))
 
     def assign(self, numbers: Sequence[int], checks: Sequence[bytes]) -> None:
-        """Send checks and note their numbers; none are assigned before."""
+        """Send checks and store their numbers; none are assigned before."""
         self.assigned.extend(numbers)
         self.since = time.monotonic()
         self._send(checks)

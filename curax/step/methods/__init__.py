@@ -1,1 +1,1 @@
-"""Methods with a state, or with draws of their own: a file each."""
+"""Methods that add a state or draws of their own to a step, a file each."""

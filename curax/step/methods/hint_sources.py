@@ -1,4 +1,4 @@
-"""Where hints come from: read from the task, or written by the policy in hint mode."""
+"""Sources of hints: the task, or the policy itself in hint mode."""
 
 import dataclasses
 from typing import Any
@@ -25,14 +25,14 @@ def make(
     prompts: Prompts,
     wanted: jax.Array,
 ) -> tuple[Hints, Tally]:
-    """Hints of all levels for the prompts that are wanted; what they cost.
+    """Hints of all levels for selected prompts, and metrics of their cost.
 
     Args:
-        drive: calls, and repeats.
-        parts: of the run.
-        state: at the start of the step: its policy writes.
+        drive: driver of the step.
+        parts: components of the run.
+        state: train state at the start of the step: its policy writes hints.
         prompts: B of them.
-        wanted: `[B]` bool; the others have no hints.
+        wanted: `[B]` bool, prompts that get hints.
     """
     how = parts.config.hint
     assert how
@@ -52,7 +52,10 @@ def write(
     wanted: jax.Array,
     cost: Tally,
 ) -> tuple[Written, Tally]:
-    """What the policy writes, again and again where it cannot be read."""
+    """Hint texts written by the policy, and metrics of their cost.
+
+    Those that cannot be parsed are written again, up to `hint.writing.tries` times.
+    """
     contexts = drive.call_task(contexts_of, parts, prompts)
 
     def unread(carry: tuple[jax.Array, Written, Tally]) -> jax.Array:
@@ -76,14 +79,14 @@ def write(
 
 
 def wants_try(parts: Components, number: jax.Array, todo: jax.Array) -> jax.Array:
-    """`[]` bool: hints of a prompt cannot be read and there are tries left."""
+    """`[]` bool: some text cannot be parsed, and tries are left."""
     assert parts.config.hint
     assert parts.config.hint.writing
     return (number < parts.config.hint.writing.tries) & jnp.any(todo)
 
 
 def contexts_of(parts: Components, prompts: Prompts) -> Contexts:
-    """Prompts in hint mode, as the task asks for hints."""
+    """Contexts in which the policy writes hints, by the task."""
     assert parts.task.hinting
     assert parts.task.hinting.ask
     return parts.task.hinting.ask(prompts)
@@ -96,14 +99,14 @@ def sample(
     todo: jax.Array,
     number: jax.Array,
 ) -> Rollouts:
-    """One writing of each prompt in hint mode.
+    """Completions that write hints, one per selected prompt.
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
-        contexts: `[B, ...]`, prompts in hint mode.
-        todo: `[B]` bool, those for which it is to write.
-        number: `[]` int32, the try; each has its own noise.
+        parts: components of the run.
+        state: train state at the start of the step.
+        contexts: `[B, ...]`, of `contexts_of`.
+        todo: `[B]` bool, prompts to write hints for.
+        number: `[]` int32, number of the try, folded into the random key.
     """
     how, sizes = parts.config.hint, parts.config.sampling
     assert how
@@ -125,7 +128,7 @@ def sample(
 
 
 def blank(parts: Components, contexts: Contexts) -> Written:
-    """`[B, T]` tokens and mask of writings, before any."""
+    """Empty hint texts: `[B, T]` tokens and mask."""
     assert parts.config.hint
     assert parts.config.hint.writing
     shape = (contexts.tokens.shape[0], parts.config.hint.writing.max_tokens)
@@ -135,7 +138,7 @@ def blank(parts: Components, contexts: Contexts) -> Written:
 def rewrite(
     parts: Components, old: Written, cost: Tally, new: Rollouts
 ) -> tuple[Written, Tally]:
-    """Writings with those that were written anew; the cost with their tokens."""
+    """Hint texts updated by new ones, and the cost with their tokens."""
     del parts
     count = old[0].shape[0]
     where = jnp.where(new.exists, new.prompt, count)  # out: dropped
@@ -153,7 +156,7 @@ def rewrite(
 def unreadable(
     parts: Components, prompts: Prompts, wanted: Any, written: Any
 ) -> jax.Array:
-    """`[B]` bool: prompts whose hints cannot be read, of those wanted."""
+    """`[B]` bool: selected prompts whose text contains no hint."""
     how, hinting = parts.config.hint, parts.task.hinting
     assert how
     assert hinting
@@ -164,14 +167,14 @@ def unreadable(
 def read(
     parts: Components, prompts: Prompts, wanted: Any, written: Any, cost: Tally
 ) -> tuple[Hints, Tally]:
-    """What hints say, and what of them may be used.
+    """Hints of all levels, parsed and filtered, and metrics with those left out.
 
     Args:
-        parts: of the run.
+        parts: components of the run.
         prompts: B of them.
-        wanted: `[B]` bool; the others have no hints.
+        wanted: `[B]` bool; the others get no hints.
         written: `[B, T]` tokens and mask of what the policy wrote, if it did.
-        cost: of that.
+        cost: metrics of the writing.
     """
     how, hinting = parts.config.hint, parts.task.hinting
     assert how
@@ -185,7 +188,7 @@ def read(
 
 
 def zero_tally(levels: int) -> Tally:
-    """The metrics of hints before any, so that loops have all of them."""
+    """Metrics of hints, all zero, so that the carry of a loop has every name."""
     zero = jnp.float32(0)
     names = ["rollout/drawn", "rollout/tokens", "outcome/missing"]
     names += [f"hint/{x}" for x in ("written_tokens", "leaked", "overlong", "missing")]

@@ -1,10 +1,10 @@
-"""Hints: groups that collapsed are drawn again with a hint, until one opens. SAGE.
+"""Hints (SAGE): groups that collapsed are drawn again with a hint, until one opens.
 
     collapsed -> make hints -> ask -> (draw, grade) -> take -> ask -> ...
 
-Only prompts that still have no signal are drawn, and a group is replaced as a whole:
-all its completions share one context. Nothing of it stays for the next visit, unless a
-controller sets the level of hints between visits.
+Only prompts without a signal are drawn again, and a group is replaced as a whole: all
+its completions share one context. Each visit starts without a hint, unless a controller
+sets the level of hints between visits.
 
 References:
     SAGE, arXiv:2602.03143, algorithm 1; SAGE-light, equation 12.
@@ -46,7 +46,7 @@ NAME = "hints"
 
 
 def needs(config: Config, task: Task) -> Iterator[str]:
-    """A task that gives hints, and one that can be asked for them."""
+    """Sentences if the task has no hints, or the policy cannot be asked for them."""
     assert config.hint
     if task.hinting is None:
         yield (
@@ -61,25 +61,25 @@ def needs(config: Config, task: Task) -> Iterator[str]:
 
 
 def init(parts: Components, params: Any) -> HintMemory:
-    """The memory of hints when no prompt was ever hinted."""
+    """Memory of hints before any prompt had one."""
     del params
     count = parts.task.num_prompts
     return HintMemory(level=jnp.zeros(count, jnp.int32), hinted=jnp.zeros(count, bool))
 
 
 def limit(wanted: jax.Array, most: float | jax.Array) -> jax.Array:
-    """`[B]` bool, the first of those wanted, as many as the share `most` allows."""
+    """`[B]` bool, the first of the wanted prompts, at most the share `most` of all."""
     rank = jnp.cumsum(wanted, dtype=jnp.float32)
     return wanted & (rank <= jnp.floor(most * wanted.shape[0] + 1e-4))
 
 
-# ----- a level that is set between visits
+# ----- hint levels set by a controller between visits
 
 
 def before_draw(
     drive: Driver, parts: Components, state: TrainState, request: Request
 ) -> Request:
-    """The request in contexts with hints of the level that a controller has set."""
+    """The request with hints of the level that a controller planned in its contexts."""
     assert parts.config.hint
     if not parts.config.hint.controller:
         return request
@@ -91,10 +91,10 @@ def before_draw(
 def planned_level(
     parts: Components, state: TrainState, prompts: Prompts
 ) -> tuple[jax.Array, jax.Array]:
-    """The level that a controller has set, and which prompts are hinted by it.
+    """Hint level that a controller planned for each prompt, and which prompts get it.
 
     Returns:
-        `[B]` int32, 0 beyond the most allowed; `[B]` bool.
+        `[B]` int32, 0 for prompts beyond the share `hint.most`; `[B]` bool.
     """
     assert parts.config.hint
     level = state.methods[NAME].level[prompts.id]
@@ -105,7 +105,7 @@ def planned_level(
 def with_hints(
     parts: Components, request: Request, hints: Hints, level: jax.Array, cost: Tally
 ) -> Request:
-    """The request in contexts with hints of these levels; what making them cost."""
+    """The request with hints of these levels in its contexts, and their cost."""
     del parts
     asked = at_level(request.prompts, hints, level)
     if request.explored:
@@ -115,23 +115,23 @@ def with_hints(
     )
 
 
-# ----- levels tried one after the other within a visit
+# ----- hint levels tried in turn within a visit
 
 
 @flax.struct.dataclass(kw_only=True)
 class HintedContexts:
-    """Prompts with hints, and which of them are to be drawn."""
+    """Contexts of prompts with hints, and which of them are drawn."""
 
     contexts: Contexts
-    level: jax.Array  # [B] int32, of the hint; 0: there is none
+    level: jax.Array  # [B] int32, level of the hint; 0: there is none
     wanted: jax.Array  # [B] bool, False: nothing is drawn
 
 
 @flax.struct.dataclass(kw_only=True)
 class Search:
-    """The state of the search for hints that open groups."""
+    """State of the search for the hint level at which each group opens."""
 
-    drawn: StepRollouts  # groups as they stand
+    drawn: StepRollouts  # with the groups replaced so far
     open: jax.Array  # [B] bool, still without a signal
     tried: jax.Array  # [] int32, levels tried so far
     hints: Hints
@@ -140,7 +140,7 @@ class Search:
 def after_draw(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> StepRollouts:
-    """Groups that collapsed, drawn again with hints level by level."""
+    """Completions with collapsed groups drawn again, with hints level by level."""
     assert parts.config.hint
     drawn = drive.call(begin_metrics, parts, state, drawn)
     if parts.config.hint.controller:
@@ -160,7 +160,7 @@ def after_draw(
 
 
 def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
-    """`[B]` bool: groups that collapsed; the first of them, if they are too many."""
+    """`[B]` bool: collapsed groups, the first ones up to the share `hint.most`."""
     how = parts.config.hint
     assert how
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
@@ -184,10 +184,10 @@ def begin(
     """The search before its first level.
 
     Args:
-        parts: of the run.
-        drawn: without hints.
+        parts: components of the run.
+        drawn: completions without hints.
         wanted: `[B]` bool, `collapsed_groups`.
-        made: hints of all levels, and what making them cost.
+        made: hints of all levels, and metrics of their cost.
     """
     del parts
     hints, cost = made
@@ -196,7 +196,7 @@ def begin(
 
 
 def wants_level(parts: Components, search: Search) -> jax.Array:
-    """`[]` bool: a group is without a signal and has a hint that was not tried."""
+    """`[]` bool: some group has no signal and a hint that was not tried."""
     assert parts.config.hint
     level = jnp.arange(parts.config.hint.levels, dtype=jnp.int32)
     some = jnp.any(search.hints.mask, -1) & (level >= search.tried)[None]
@@ -204,7 +204,7 @@ def wants_level(parts: Components, search: Search) -> jax.Array:
 
 
 def ask(parts: Components, state: TrainState, search: Search) -> Request:
-    """The request for prompts without a signal, with hints of the next level."""
+    """Request for the prompts without a signal, with hints of the next level."""
     drawn, number = search.drawn, search.tried + 1
     asked = at_level(drawn.prompts, search.hints, number)
     return Request(
@@ -221,11 +221,11 @@ def ask(parts: Components, state: TrainState, search: Search) -> Request:
 
 
 def at_level(prompts: Prompts, hints: Hints, level: jax.Array) -> HintedContexts:
-    """Prompts with hints of a level, each its own; where there is none, without.
+    """Contexts of prompts with their hints of a level; without where one is missing.
 
     Args:
         prompts: B of them.
-        hints: theirs.
+        hints: of these prompts.
         level: `[]` or `[B]` int32; 0: no hint.
     """
     level = jnp.broadcast_to(level, hints.mask.shape[:1])
@@ -243,13 +243,15 @@ def at_level(prompts: Prompts, hints: Hints, level: jax.Array) -> HintedContexts
 
 
 def take(parts: Components, search: Search, request: Request, graded: Graded) -> Search:
-    """The search with what was drawn at a level: groups are replaced whole, by place.
+    """The search after a level: groups drawn with its hint replace the old ones.
+
+    A group is replaced as a whole, if `hint.replaces` says so, and keeps its place.
 
     Args:
-        parts: of the run.
-        search: before.
-        request: `ask`.
-        graded: what came of it.
+        parts: components of the run.
+        search: state before the level.
+        request: of `ask`.
+        graded: its completions.
     """
     how, shape = parts.config.hint, grid_of(parts.config)
     assert how
@@ -268,7 +270,7 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
         stop_probability=how.stop_probability,
     )
 
-    # A prompt that stopped early left places free, which are its own.
+    # A prompt that stopped early has free places, which it may fill.
     place = old.rollouts
     free = place.exists if parts.config.stop is None else jnp.ones_like(place.exists)
     row = seen.row[place.prompt, place.slot]  # [N], the new row for each old one
@@ -312,7 +314,7 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
     )
 
 
-# ----- credit of what trains without the hint it was drawn with
+# ----- credit for training without the hint of the draw
 
 
 def credit(
@@ -323,19 +325,19 @@ def credit(
     given: Credit,
     rows: TrainRows,
 ) -> tuple[StepRollouts, Credit]:
-    """What trains without the hints it was drawn with, and the credit that undoes that.
+    """Completions in contexts without hints, and credit reweighted for that change.
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
-        drawn: of the step.
-        seen: the same on the grid.
-        given: credit as if nothing had been hinted.
+        parts: components of the run.
+        state: train state at the start of the step.
+        drawn: completions of the step.
+        seen: `drawn` on the grid.
+        given: credit before the reweighting.
         rows: which completions train.
 
     Returns:
-        Drawn, in contexts without hints, with log-probs taken there; the credit. Both
-        as they are where `hint.credit` is None.
+        `drawn` with contexts and log-probs without hints; the credit. Both unchanged
+        if `hint.credit` is None.
     """
     how = parts.config.hint
     assert how
@@ -385,7 +387,7 @@ def credit(
     return drawn, dataclasses.replace(given, credit=undone)
 
 
-# ----- what is remembered
+# ----- memory
 
 
 def after_update(
@@ -395,7 +397,7 @@ def after_update(
     drawn: StepRollouts,
     seen: Groups,
 ) -> HintMemory:
-    """The memory of hints after a step.
+    """Memory of hints after a step: the level of the next visit, and who had a hint.
 
     A prompt that was not drawn at the level planned for it keeps that level.
     """
@@ -426,11 +428,11 @@ def after_update(
 def begin_metrics(
     parts: Components, state: TrainState, drawn: StepRollouts
 ) -> StepRollouts:
-    """What was drawn first, with the metrics of hints begun.
+    """Completions of the first draw, with metrics of hints added.
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
+        parts: components of the run.
+        state: train state at the start of the step.
         drawn: of the first draw, with hints where a controller has set their level.
     """
     how = parts.config.hint
@@ -458,7 +460,7 @@ def level_metrics(
     opens: jax.Array,
     seen: Groups,
 ) -> Tally:
-    """Of prompts at their levels: how many were asked, and how many opened."""
+    """Metrics by level: pass rate with hints, and counts of groups asked and opened."""
     assert parts.config.hint
     tally = zero_tally(parts.config.hint.levels)
     rate = metrics.mean(seen.outcome, seen.exists & asked[:, None])
@@ -473,7 +475,7 @@ def level_metrics(
 def metrics_of(
     parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
 ) -> Tally:
-    """The share of prompts that trained with a hint."""
+    """Metric: share of prompts that trained with a hint."""
     del parts, state, seen
     hinted = drawn.level > 0
     share = metrics.mean(hinted, jnp.ones_like(hinted))

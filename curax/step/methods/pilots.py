@@ -1,4 +1,4 @@
-"""Pilots: completions that tell how hard the prompts of a step are, and do not train.
+"""Pilots: completions that estimate the difficulty of prompts, and do not train.
 
 References:
     GVM-RAFT, arXiv:2505.02391, stage 1 of algorithm 1.
@@ -18,14 +18,14 @@ from curax.types import Difficulty, TrainState
 def before_draw(
     drive: Driver, parts: Components, state: TrainState, request: Request
 ) -> Request:
-    """The request with what pilots of its prompts say."""
+    """The request with difficulty estimated by pilot completions of its prompts."""
     pilots = drive.call(ask, parts, state, request)
     graded = drive.draw_and_grade(parts, state, pilots)
     return drive.call(explored, parts, state, request, graded)
 
 
 def ask(parts: Components, state: TrainState, request: Request) -> Request:
-    """`pilot.draws` completions of each prompt."""
+    """Request for `pilot.draws` completions of each prompt."""
     assert parts.config.pilot
     count, draws = parts.config.sampling.prompts, parts.config.pilot.draws
     return dataclasses.replace(
@@ -40,13 +40,13 @@ def ask(parts: Components, state: TrainState, request: Request) -> Request:
 def explored(
     parts: Components, state: TrainState, request: Request, graded: Graded
 ) -> Request:
-    """The request with pass rates of its pilots as they are, without a prior.
+    """The request with the difficulty that pilots measured: no prior is added.
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
-        request: before its prompts were explored.
-        graded: the pilots.
+        parts: components of the run.
+        state: train state at the start of the step.
+        request: before the pilots.
+        graded: completions and outcomes of the pilots.
     """
     cfg, rollouts, outcome = parts.config, graded.rollouts, graded.outcome
     assert cfg.pilot

@@ -1,10 +1,10 @@
-"""Prefix sampling: hints that are the beginning of the policy's own right completion.
+"""Prefix sampling: hints that are a prefix of the policy's own right completion.
 
-The last right completion of every prompt is remembered. Where a later visit goes bad,
+The last right completion of every prompt is stored. Where a later visit goes bad,
 the prompt is drawn with a head of it in its context, and a controller moves the cut
 until about half of the completions are right. A prompt that was never solved has none.
 
-    hint of level l = the first l / (L + 1) of the completion remembered
+    hint of level l = the first l / (L + 1) of the stored completion
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Solved:
 
 
 def needs(config: Config, task: Task) -> Iterator[str]:
-    """Hints that are not written by the policy as well."""
+    """A sentence if the policy is also to write hints."""
     del task
     if config.hint and config.hint.writing:
         yield (
@@ -44,7 +44,7 @@ def needs(config: Config, task: Task) -> Iterator[str]:
 
 
 def init(parts: Components, params: Any) -> Solved:
-    """No prompt was solved yet."""
+    """Memory without any solved prompt."""
     del params
     count, most = parts.task.num_prompts, parts.config.sampling.max_tokens
     return Solved(
@@ -55,7 +55,7 @@ def init(parts: Components, params: Any) -> Solved:
 def recall(
     parts: Components, state: TrainState, prompts: Prompts
 ) -> tuple[jax.Array, jax.Array]:
-    """`[B, T]` int32 tokens and bool mask of the completions remembered of prompts."""
+    """`[B, T]` int32 tokens and bool mask of the stored completions of prompts."""
     del parts
     solved: Solved = state.methods[NAME]
     tokens, length = solved.tokens[prompts.id], solved.length[prompts.id]
@@ -93,7 +93,7 @@ def after_update(
 def metrics_of(
     parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
 ) -> Tally:
-    """The share of the step's prompts that were solved before it."""
+    """Metric: share of the step's prompts that were solved before it."""
     del parts, seen
     known = state.methods[NAME].length[drawn.prompts.id] > 0
     share = metrics.mean(known, jnp.ones_like(known))
@@ -118,14 +118,14 @@ def own_prefix(
     shares: tuple[float, ...] | None = None,
     written: tuple[Any, Any] | None,
 ) -> tuple[Any, Any]:
-    """The beginning of a right completion of the policy's own: a `hint.source`.
+    """Prefixes of the policy's own right completions as hints, a `hint.source`.
 
     Args:
-        hinting: not read.
-        prompts: not read.
+        hinting: not used.
+        prompts: not used.
         levels: L, levels of hints; static.
         shares: of the completion, by level, as of `hint.reference_prefix`.
-        written: `[B, T]` int32 tokens and bool mask, the completions remembered.
+        written: `[B, T]` int32 tokens and bool mask, the stored completions.
 
     Returns:
         `[B, L, T]` int32 tokens, `[B, L, T]` bool mask; a prompt that was never solved

@@ -1,7 +1,7 @@
-"""Choosing prompts: candidates are looked at before they are trained on.
+"""Selection of prompts: candidates are probed before they are trained on.
 
-Every `reflection.queries.every` steps some completions of each candidate are drawn and
-scored; a rule keeps the prompts that have something to teach.
+Every `reflection.queries.every` steps a few completions of each candidate are drawn and
+scored; a rule keeps the prompts from which the policy can learn.
 
 References:
     Xu et al. 2025, "Direct Reasoning Optimization", arXiv:2506.13351, data filtering.
@@ -30,14 +30,14 @@ Looks = tuple[jax.Array, ...]  # [F / B, B] float32 each
 
 
 def rule(parts: Components) -> Queries:
-    """How prompts are chosen."""
+    """Options of the selection: `config.reflection.queries`."""
     assert parts.config.reflection
     assert parts.config.reflection.queries
     return parts.config.reflection.queries
 
 
 def init(parts: Components, params: Any) -> Chosen:
-    """No candidate was looked at yet."""
+    """State of the selection before any candidate was probed."""
     del params
     count = rule(parts).every * parts.config.sampling.prompts
     return Chosen(
@@ -49,14 +49,14 @@ def init(parts: Components, params: Any) -> Chosen:
 
 
 def prompt_ids(parts: Components, state: TrainState) -> jax.Array:
-    """`[B]` int32, the next of those chosen."""
+    """`[B]` int32, ids of the next selected prompts."""
     count, ids = parts.config.sampling.prompts, state.methods[NAME].ids
     start = (state.step * count) % ids.shape[0]
     return jax.lax.dynamic_slice_in_dim(ids, start, count)
 
 
 def before_step(drive: Driver, parts: Components, state: TrainState) -> TrainState:
-    """The state with prompts chosen anew, where that is due."""
+    """The train state with a new selection of prompts, where one is due."""
 
     def due(carry: tuple[jax.Array, Chosen, jax.Array]) -> jax.Array:
         return carry[0]
@@ -78,12 +78,12 @@ def before_step(drive: Driver, parts: Components, state: TrainState) -> TrainSta
 
 
 def is_due(parts: Components, state: TrainState) -> jax.Array:
-    """`[]` bool: prompts are to be chosen anew before this step."""
+    """`[]` bool: whether prompts are selected anew before this step."""
     return state.step % rule(parts).every == 0
 
 
 def candidates(parts: Components, state: TrainState) -> jax.Array:
-    """`[F / B, B]` int32: ids of the next candidates."""
+    """`[F / B, B]` int32 ids of the next candidates."""
     how, count = rule(parts), parts.config.sampling.prompts
     ids = data.prompt_ids(
         state.seed,
@@ -95,10 +95,10 @@ def candidates(parts: Components, state: TrainState) -> jax.Array:
 
 
 def looks(drive: Driver, parts: Components, state: TrainState, ids: jax.Array) -> Looks:
-    """How hard and how flat all candidates are, B of them at a time.
+    """Probe scores of all candidates, B at a time.
 
     Returns:
-        `[F / B, B]` float32 each, as `look` gives them.
+        `[F / B, B]` float32 each, as of `look`.
     """
     blocks = ids.shape[0]
 
@@ -119,13 +119,13 @@ def looks(drive: Driver, parts: Components, state: TrainState, ids: jax.Array) -
 
 
 def block(parts: Components, ids: jax.Array, number: jax.Array) -> jax.Array:
-    """`[B]` int32, one row of the candidates."""
+    """`[B]` int32, row `number` of the candidates."""
     del parts
     return ids[number]
 
 
 def put(parts: Components, found: Looks, new: Looks, number: jax.Array) -> Looks:
-    """The looks with those of another row."""
+    """The scores with row `number` set."""
     del parts
     return tuple(x.at[number].set(y) for x, y in zip(found, new, strict=True))
 
@@ -137,19 +137,19 @@ def look(
     reference: References,
     number: jax.Array,
 ) -> Looks:
-    """How hard and how flat some candidates are.
+    """Probe scores of B candidates: difficulty, spread, its significance, and cost.
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
+        parts: components of the run.
+        state: train state at the start of the step.
         prompts: B candidates.
         reference: `[B, Y]` tokens and mask, their answers.
-        number: `[]` int32, which B of the candidates these are.
+        number: `[]` int32, row of the candidates, folded into the random key.
 
     Returns:
-        `[B]` float32 each: the worst ranks of the reference after the best thought; the
-        largest spread of a token, nats; how likely noise alone makes one as large; the
-        tokens drawn to find that out.
+        `[B]` float32 each: worst rank of the reference after the best thought; largest
+        spread of a token, nats; probability that noise alone gives one as large; tokens
+        drawn.
     """
     how, count = rule(parts), prompts.tokens.shape[0]
     key = jax.random.fold_in(stage_key(state.seed, state.step, "queries"), number)
@@ -188,11 +188,11 @@ def look(
 def chosen(
     parts: Components, state: TrainState, ids: jax.Array, found: Looks
 ) -> tuple[Chosen, jax.Array]:
-    """The prompts of the next steps; the position behind the candidates.
+    """Prompts selected for the next steps, and the data position after the candidates.
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
+        parts: components of the run.
+        state: train state at the start of the step.
         ids: `[F / B, B]` int32, `candidates`.
         found: `[F / B, B]` float32 each, `looks`.
     """
@@ -215,7 +215,7 @@ def chosen(
 def metrics_of(
     parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
 ) -> Tally:
-    """The share of candidates that stayed, and the tokens drawn to look at them."""
+    """Metrics: share of candidates that were kept, and tokens drawn to probe them."""
     del drawn, seen
     now: Chosen = state.methods[NAME]
     paid = jnp.where(is_due(parts, state), now.tokens, 0.0)

@@ -1,4 +1,4 @@
-"""R3: completions rewarded by how likely their thought makes the reference answer.
+"""R3: rewards by the log-prob of the reference answer after a completion's thought.
 
 The scorer runs over context, thought and reference with the same model as sampler and
 trainer; the answer of the policy itself is discarded.
@@ -51,7 +51,7 @@ References = tuple[jax.Array, jax.Array]  # [B, Y] int32 tokens and bool mask
 
 
 def needs(config: Config, task: Task) -> Iterator[str]:
-    """A task with reference answers behind a delimiter."""
+    """A sentence if the task has no reference answers or no delimiter before them."""
     del config
     if task.reference is None or not task.delimiter:
         yield (
@@ -61,11 +61,11 @@ def needs(config: Config, task: Task) -> Iterator[str]:
         )
 
 
-# ----- who scores
+# ----- the scorer
 
 
 def init(parts: Components, params: Any) -> Any:
-    """A copy of the policy that scores references; None where it does so itself."""
+    """Parameters of the scorer, a copy of the policy; None: the policy itself."""
     assert parts.config.reflection
     if parts.config.reflection.scorer_every == 1:
         return None
@@ -79,7 +79,7 @@ def after_update(
     drawn: StepRollouts,
     seen: Groups,
 ) -> Any:
-    """Who scores references in the next step; None: the policy."""
+    """Parameters of the scorer in the next step; None: the policy's."""
     del drawn, seen
     scorer = state.methods[NAME]
     assert parts.config.reflection
@@ -95,14 +95,14 @@ def after_update(
 
 @flax.struct.dataclass(kw_only=True)
 class Thoughts:
-    """Where the thinking part of completions ends."""
+    """Lengths of the thinking parts of completions."""
 
     length: jax.Array  # [N] int32 tokens, the delimiter included
     found: jax.Array  # [N] bool, False: there is no delimiter
 
 
 def thoughts(rollouts: Rollouts, delimiter: tuple[int, ...]) -> Thoughts:
-    """The thinking parts of completions: up to the first delimiter."""
+    """Lengths of the thinking parts, which end with the first delimiter."""
     tokens, mask = rollouts.tokens, rollouts.mask
     width, size = tokens.shape[-1], len(delimiter)
     here = jnp.ones((tokens.shape[0], width), bool)
@@ -115,7 +115,7 @@ def thoughts(rollouts: Rollouts, delimiter: tuple[int, ...]) -> Thoughts:
 
 
 def references_of(parts: Components, prompts: Prompts) -> References:
-    """The reference answers of prompts."""
+    """Reference answers of prompts."""
     assert parts.task.reference
     return parts.task.reference(prompts)
 
@@ -131,20 +131,20 @@ def logprobs(
     *,
     ranks: bool = False,
 ) -> jax.Array:
-    """Log-probs of references behind thoughts, under the scorer, at temperature 1.
+    """Log-probs of references after thoughts, under the scorer, at temperature 1.
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
+        parts: components of the run.
+        state: train state at the start of the step.
         contexts: `[C, P]`.
-        context: `[N]` int32 in [0, C).
+        context: `[N]` int32 in [0, C), context of each row.
         tokens: `[N, T]` int32, completions.
-        length: `[N]` int32, of their thoughts.
+        length: `[N]` int32, tokens of their thoughts.
         reference: `[N, Y]` tokens and mask.
-        ranks: ranks in the vocabulary instead, 1 the likeliest.
+        ranks: return ranks in the vocabulary instead, 1 the likeliest.
 
     Returns:
-        `[N, Y]` float32 nats, or ranks; anything finite off the mask.
+        `[N, Y]` float32 nats, or int32 ranks; any finite value off the mask.
     """
     tokens, mask, columns = grids.append_after(tokens, length, *reference)
     how = settings(parts.config)
@@ -175,10 +175,10 @@ def logprobs(
 
 @flax.struct.dataclass(kw_only=True)
 class Scored:
-    """Rewards by how likely completions make the reference answer."""
+    """Rewards by the likelihood of the reference answer, and their components."""
 
-    reward: jax.Array  # [N] float32, nats per token, all in all
-    rest: jax.Array  # [N] float32, of that what the answer itself earned
+    reward: jax.Array  # [N] float32, total, nats per token
+    rest: jax.Array  # [N] float32, of that the part of length reward and rubric
     thought: jax.Array  # [N] int32, tokens up to the end of the delimiter
     certainty: reflect.Certainty  # [B, G]
     reference: jax.Array  # [B, Y] int32
@@ -192,7 +192,7 @@ def grade(
     request: Request,
     rollouts: Rollouts,
 ) -> tuple[jax.Array, Scored]:
-    """Outcomes and rewards by reference answers, which the host may read."""
+    """Outcomes and rewards by reference answers; the host may read these."""
     reference = drive.call_task(references_of, parts, request.prompts)
     return drive.call(score, parts, state, request.contexts, rollouts, reference)
 
@@ -204,20 +204,20 @@ def score(
     rollouts: Rollouts,
     reference: References,
 ) -> tuple[jax.Array, Scored]:
-    """Rewards of what was drawn.
+    """Outcomes and rewards of completions by reference answers.
 
         reward = R3 + length_weight * length(answer, reference), then the rubric
 
     Args:
-        parts: of the run.
-        state: at the start of the step.
-        contexts: that completions were drawn in.
+        parts: components of the run.
+        state: train state at the start of the step.
+        contexts: of the completions.
         rollouts: `[N]`.
         reference: `[B, Y]` tokens and mask.
 
     Returns:
         `[N]` float32 outcomes in [0, 1], exp of the certainty, NaN where there is no
-        thought; the rewards and what they are made of.
+        thought; the rewards and their components.
     """
     how = parts.config.reflection
     assert how
@@ -277,12 +277,12 @@ def score(
 
 
 def reward(parts: Components, scored: Scored, seen: Groups) -> jax.Array:
-    """`[B, G]` float32 rewards, 0 where there is none."""
+    """`[B, G]` float32 rewards, 0 where no completion exists."""
     del parts
     return jnp.where(seen.exists, grids.grid(scored.reward, seen.row, fill=0.0), 0.0)
 
 
-# ----- what trains
+# ----- the batch
 
 
 def batch(
@@ -294,11 +294,11 @@ def batch(
     rows: TrainRows,
     batch: Batch,
 ) -> Batch:
-    """The rows to train on, with credit for thought and answer apart.
+    """The batch with separate credit for thought and answer tokens.
 
     R3 does not depend on the answer of the policy itself: its tokens get the credit of
-    what the answer earned, centred as the recipe does. With `reflection.direct` the
-    reference behind the thought is imitated beside.
+    length reward and rubric alone, centred as the recipe does. With `reflection.direct`
+    the reference after the thought is imitated besides.
     """
     del state
     how, scored = parts.config.reflection, drawn.found[NAME]
@@ -328,13 +328,13 @@ def batch(
     return dataclasses.replace(batch, imitated=imitated)
 
 
-# ----- what is seen of it
+# ----- metrics and logs
 
 
 def metrics_of(
     parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
 ) -> Tally:
-    """Certainty, spread and weights, and how long thoughts and answers are."""
+    """Metrics: certainty, spread, weights, and lengths of thoughts and answers."""
     del parts, state
     scored: Scored = drawn.found[NAME]
     found, some = scored.certainty, jnp.any(seen.exists, -1)
@@ -353,7 +353,7 @@ def metrics_of(
 
 
 def shown(scored: Scored, seen: Groups) -> tuple[jax.Array, ...]:
-    """Reference answers, tokens and mask, and what each token weighs in the mean."""
+    """Reference answers for the log: tokens, mask and mean weight of each token."""
     weight = jnp.moveaxis(scored.certainty.weight, -1, -2)  # [B, Y, G]
     exists = jnp.broadcast_to(seen.exists[:, None], weight.shape)
     return scored.reference, scored.reference_mask, masked.mean(weight, exists)

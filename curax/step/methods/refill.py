@@ -1,7 +1,7 @@
-"""Refilling: groups that the gate closed give their places to other prompts' groups.
+"""Refilling: groups that the gate closed are replaced by groups of other prompts.
 
-DAPO's dynamic sampling. Batches of prompts are drawn until every place of the step
-holds an open group, at most `sampling.rounds` of them.
+DAPO's dynamic sampling. Batches of prompts are drawn until every group of the step is
+open, at most `sampling.rounds` of them.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from curax.types import Task, TrainState
 
 
 def needs(config: Config, task: Task) -> Iterator[str]:
-    """Groups of one size: a group takes the place of another, row by row."""
+    """Sentences if groups cannot be swapped: sizes differ, or there are pilots."""
     del task
     sizes = config.sampling
     unequal = not declared(config.allocate, "equal_groups", False) or sizes.budget
@@ -43,7 +43,7 @@ def needs(config: Config, task: Task) -> Iterator[str]:
 
 
 def wants(parts: Components, drawn: StepRollouts) -> jax.Array:
-    """`[]` bool: a group is closed and there are attempts left."""
+    """`[]` bool: some group is closed, and attempts are left."""
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
     closed = ~jnp.all(draw.open_groups(parts.config, seen))
     return closed & (drawn.attempts < parts.config.sampling.rounds)
@@ -52,7 +52,7 @@ def wants(parts: Components, drawn: StepRollouts) -> jax.Array:
 def after_draw(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> StepRollouts:
-    """Groups of the next prompts in the places of those that are closed."""
+    """Completions with closed groups replaced by groups of the next prompts."""
     again = partial(draw.attempt, drive, parts, state)
     return drive.repeat(partial(drive.call, wants, parts), again, drawn)
 
