@@ -434,7 +434,7 @@ def self_written(
         prompts: B prompts.
         levels: L, levels of hints; static.
         written: `[B, T]` int32 tokens and `[B, T]` bool mask of what the policy wrote
-            when it was asked with `hinting.ask`.
+            when it was asked with `hinting.writing_contexts`.
 
     Returns:
         `[B, L, S]` int32 tokens, `[B, L, S]` bool mask; hints that cannot be read are
@@ -447,12 +447,12 @@ def self_written(
     References:
         arXiv:2602.03143; one writing for all levels as in the released code.
     """
-    if hinting.read is None or written is None:
+    if hinting.parse is None or written is None:
         raise ValueError(
             "hint.source=self_written needs hint.writing and a task at which the "
             "policy can write hints; set hint.writing, or choose another source."
         )
-    return _of_levels(hinting.read(prompts, *written), levels)
+    return _of_levels(hinting.parse(prompts, *written), levels)
 
 
 def from_file(
@@ -465,7 +465,7 @@ def from_file(
     """Hints made once and kept in a file, by a teacher or by the policy of the start.
 
     Args:
-        hinting: whose `filed` is read.
+        hinting: whose `from_file` is read.
         prompts: B prompts.
         levels: L, levels of hints; static.
         written: not read.
@@ -476,12 +476,12 @@ def from_file(
     Raises:
         ValueError: if the task has no such file, or its levels are not L.
     """
-    if hinting.filed is None:
+    if hinting.from_file is None:
         raise ValueError(
             "hint.source=from_file needs a file of hints, and this task has none; name "
             "it in the task, or choose another source."
         )
-    return _of_levels(hinting.filed(prompts), levels)
+    return _of_levels(hinting.from_file(prompts), levels)
 
 
 def ready(

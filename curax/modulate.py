@@ -334,7 +334,7 @@ def every(
     return multiplier
 
 
-def told(
+def multiplier_metrics(
     tokens: Tokens, multiplier: jax.Array, slope: jax.Array
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
     """What a multiplier does, as sums and weights of metrics.

@@ -215,20 +215,20 @@ class Hinting:
             mask) -> (tokens [B, L, S'], mask)`; what is missing stays so.
         leaks: `(Prompts, tokens [B, L, S], mask) -> [B, L] bool`, hints that give the
             answer away.
-        ask: contexts in which the policy writes hints, `Prompts -> Contexts`; None: it
-            cannot.
-        read: the hints in a written text, `(Prompts, tokens [B, T], mask [B, T]) ->
+        writing_contexts: contexts in which the policy writes hints, `Prompts ->
+            Contexts`; None: it cannot.
+        parse: the hints in a written text, `(Prompts, tokens [B, T], mask [B, T]) ->
             (tokens [B, L, S], mask)`; None: it cannot.
-        filed: hints of a file, `Prompts -> (tokens [B, L, S], mask)`; None: there is
-            no such file.
+        from_file: hints of a file, `Prompts -> (tokens [B, L, S], mask)`; None: there
+            is no such file.
     """
 
     solution: Callable[[Prompts], tuple[Any, Any]] | None
     wrap: Callable[[Any, Any], tuple[Any, Any]]
     leaks: Callable[[Prompts, Any, Any], Any]
-    ask: Callable[[Prompts], Contexts] | None = None
-    read: Callable[[Prompts, Any, Any], tuple[Any, Any]] | None = None
-    filed: Callable[[Prompts], tuple[Any, Any]] | None = None
+    writing_contexts: Callable[[Prompts], Contexts] | None = None
+    parse: Callable[[Prompts, Any, Any], tuple[Any, Any]] | None = None
+    from_file: Callable[[Prompts], tuple[Any, Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,15 +262,15 @@ class Task:
         prompt_form: format of prompts as JSON values: `template`, `system`,
             `chat` and `thinking`, as options of `tasks.file_task`; None: prompts are
             not made of text.
-        told: summary of the files, printed once when a run begins.
-        mark: digest of the questions in the files and of their order.
+        summary: summary of the files, printed once when a run begins.
+        fingerprint: digest of the questions in the files and of their order.
         hinting: how prompts are hinted; None: they cannot be.
         reference: reference answers, `Prompts -> (tokens [B, Y] int32, mask [B, Y]
             bool)`, right-padded, the end included; None: there are none.
         delimiter: tokens, one after the other, that end the thinking part of a
             completion; empty: completions have no parts.
-        shown: contexts of the traces, `(key, Prompts) -> Contexts`, the key being that
-            of the traces; None: the prompts themselves.
+        trace_contexts: contexts of the traces, `(key, Prompts) -> Contexts`, the key
+            being that of the traces; None: the prompts themselves.
     """
 
     vocab_size: int
@@ -290,9 +290,9 @@ class Task:
     ) = None
     start: Callable[[], None] | None = None
     prompt_form: Mapping[str, Any] | None = None
-    told: str = ""
-    mark: int = 0
+    summary: str = ""
+    fingerprint: int = 0
     hinting: Hinting | None = None
     reference: Callable[[Prompts], tuple[Any, Any]] | None = None
     delimiter: tuple[int, ...] = ()
-    shown: Callable[[Any, Prompts], Contexts] | None = None
+    trace_contexts: Callable[[Any, Prompts], Contexts] | None = None

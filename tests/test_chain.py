@@ -309,10 +309,13 @@ def test_the_teacher_follows_a_hint_and_goes_on_with_the_errors_it_would_have_ma
 
 @pytest.mark.parametrize("given", [False, True])
 def test_the_warm_start_imitates_traces_in_the_contexts_they_were_written_in(given):
+    def shown(key, prompts):
+        return "shown", key, prompts.id
+
     made = dataclasses.replace(
         TASK,
         prompts=lambda ids: jax.tree.map(lambda leaf: leaf[ids], some()),
-        shown=(lambda key, prompts: ("shown", key, prompts.id)) if given else None,
+        trace_contexts=shown if given else None,
         traces=lambda key, prompts: (key, prompts.id),
     )
     parts, ids = SimpleNamespace(task=made), np.arange(3)

@@ -363,7 +363,7 @@ class Diary:
 
     def __init__(self, config: Config):
         self.told: list[tuple] = []
-        self.parts = SimpleNamespace(config=config, task=SimpleNamespace(told=""))
+        self.parts = SimpleNamespace(config=config, task=SimpleNamespace(summary=""))
         self.seeds = np.uint32(0)
         self.abstract = self.abstract_warm = self.sharding = self.warm_sharding = None
 

@@ -441,12 +441,15 @@ def test_hints_are_read_where_they_are_written_and_kept():
         return tokens + prompts.id[:, None, None], mask
 
     hinting = Hinting(
-        solution=None, wrap=between, leaks=names_eighty, read=read, filed=solutions
+        solution=None, wrap=between, leaks=names_eighty, parse=read, from_file=solutions
     )
     tokens, _ = hint.self_written(hinting, prompts, levels=3, written=levels)
     assert tokens[:, 0, 0].tolist() == [2, 3]
     filed = Hinting(
-        solution=None, wrap=between, leaks=names_eighty, filed=lambda prompts: levels
+        solution=None,
+        wrap=between,
+        leaks=names_eighty,
+        from_file=lambda prompts: levels,
     )
     assert hint.from_file(filed, prompts, levels=3, written=None) is levels
     for source, task in ((hint.self_written, hinting), (hint.from_file, filed)):

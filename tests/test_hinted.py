@@ -703,7 +703,7 @@ def test_writings_of_different_tries_have_noise_of_their_own():
     """They are not greedy, and a second try is not the first one again."""
     parts = build(WRITER)
     state = begun(scripted())
-    contexts = parts.task.hinting.ask(PROMPTS)
+    contexts = parts.task.hinting.writing_contexts(PROMPTS)
     todo = jnp.array([True, False, True, True])
     write = jax.jit(partial(hint_sources.sample, parts))
     one, again, two = (write(state, contexts, todo, jnp.int32(n)) for n in (0, 0, 1))
@@ -927,7 +927,7 @@ def test_a_task_must_be_able_to_hint_as_it_is_asked_to():
 
     def mute():
         made = task()
-        return replace(made, hinting=replace(made.hinting, ask=None))
+        return replace(made, hinting=replace(made.hinting, writing_contexts=None))
 
     with pytest.raises(ValueError, match=r"^hint\.writing asks the policy for hints"):
         build(replace(WRITER, task=mute))

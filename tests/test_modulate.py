@@ -437,7 +437,10 @@ def test_the_cosine_is_that_of_gradients_in_the_logits():
     plain = (np.where(t.mask, slope, 0)[..., None] * score).ravel()
     turned = (np.where(t.mask, multiplier * slope, 0)[..., None] * score).ravel()
     cosine = plain @ turned / np.sqrt(plain @ plain * (turned @ turned))
-    got = {k: s / w for k, (s, w) in modulate.told(t, multiplier, slope).items()}
+    got = {
+        k: s / w
+        for k, (s, w) in modulate.multiplier_metrics(t, multiplier, slope).items()
+    }
     m, a = multiplier[t.mask], t.credit[t.mask]
     moved = 0.5 * multiplier * np.asarray(modulate.entropy_change(t))
     want = {
@@ -450,10 +453,10 @@ def test_the_cosine_is_that_of_gradients_in_the_logits():
     assert got.keys() == want.keys()
     for metric, value in want.items():
         close(got[metric], value, rtol=1e-4, err_msg=metric)
-    plain = modulate.told(t, np.ones_like(multiplier), slope)
+    plain = modulate.multiplier_metrics(t, np.ones_like(multiplier), slope)
     close(plain["modulate/cosine"], 1)
     close(plain["modulate/damped_fraction"][0], 0)
-    close(modulate.told(t, multiplier, 0 * slope)["modulate/cosine"], 0)
+    close(modulate.multiplier_metrics(t, multiplier, 0 * slope)["modulate/cosine"], 0)
 
 
 # ----- on the path

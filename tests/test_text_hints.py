@@ -358,7 +358,7 @@ def test_a_solution_is_what_the_file_says_and_never_the_answer(made):
 
 
 def test_hints_are_asked_for_with_question_and_solution_by_a_tutor(made):
-    asked = made.hinting.ask(made.prompts(np.int32([3, 1, 0])))
+    asked = made.hinting.writing_contexts(made.prompts(np.int32([3, 1, 0])))
     said = says(asked.tokens, asked.mask)
     assert said[1] is None
     assert not asked.mask[1].any()
@@ -373,7 +373,7 @@ def test_hints_are_asked_for_with_question_and_solution_by_a_tutor(made):
     assert counts == [2, 2]
     assert asked.mask[0, -1]  # left-padded
     assert (np.diff(asked.mask.astype(int)) >= 0).all()
-    one = made.hinting.ask(made.prompts(np.int32([1])))
+    one = made.hinting.writing_contexts(made.prompts(np.int32([1])))
     assert one.tokens.shape[1] == asked.tokens.shape[1]
     assert len(asked.tokens[2][asked.mask[2]]) <= asked.tokens.shape[1]
 
@@ -393,10 +393,10 @@ def test_there_are_as_many_levels_as_are_wanted():
 
 def test_what_is_too_long_to_ask_is_not_asked_and_not_cut(tmp_path, made):
     ids = np.int32([0, 2, 3])
-    lengths = made.hinting.ask(made.prompts(ids)).mask.sum(-1)
+    lengths = made.hinting.writing_contexts(made.prompts(ids)).mask.sum(-1)
     limit = int(sorted(lengths)[1])
     fewer = task(tmp_path, max_hint_prompt_tokens=limit)
-    asked = fewer.hinting.ask(fewer.prompts(ids))
+    asked = fewer.hinting.writing_contexts(fewer.prompts(ids))
     kept = np.where(lengths <= limit, lengths, 0)
     assert (kept > 0).sum() == 2
     np.testing.assert_array_equal(asked.mask.sum(-1), kept)
@@ -410,7 +410,7 @@ def test_what_is_too_long_to_ask_is_not_asked_and_not_cut(tmp_path, made):
 def test_without_a_chat_template_hints_are_asked_for_in_plain_text(tmp_path):
     plain = together(tmp_path / "tokenizer")
     made = task(tmp_path, tokenizer=str(plain.path), system="Be brief.")
-    asked = made.hinting.ask(made.prompts(np.int32([3])))
+    asked = made.hinting.writing_contexts(made.prompts(np.int32([3])))
     system, user = hints.hint_request(RECORDS[3]["question"], RECORDS[3]["solution"], 3)
     said = says(asked.tokens, asked.mask, plain)
     assert said == [f"{system}\n\n{user}\n\nHints:\n"]
@@ -430,7 +430,7 @@ def test_what_the_policy_wrote_is_read_byte_for_byte_as_text(made):
     tokens, mask = written([latex, " a <|im_end|>\n", "b"], ["x", "", "z"], [])
     end = mask.sum(-1)
     tokens[0, end[0]], mask[0, end[0]] = tokenizer().end[0], True
-    got, there = made.hinting.read(prompts, tokens, mask)
+    got, there = made.hinting.parse(prompts, tokens, mask)
     assert got.shape == there.shape == (3, 3, 160)
     assert says(got, there) == [
         [latex, "a <|im_end|>", "b"],
@@ -452,7 +452,7 @@ def test_a_hint_that_takes_more_tokens_than_were_written_is_missing(tmp_path, ge
     assert len(ids) < need
     for width, there in ((len(ids), False), (need, True)):
         tokens, mask = prompt_format.padded_rows([ids], width, pad=0, left=False)
-        got, exists = made.hinting.read(made.prompts(np.int32([0])), tokens, mask)
+        got, exists = made.hinting.parse(made.prompts(np.int32([0])), tokens, mask)
         assert exists[0, 0].any() == there
         assert got.shape == (1, 3, width)
 
@@ -473,15 +473,15 @@ def test_what_is_held_out_is_never_hinted(tmp_path):
     held = made.held_out(np.int32([0]))
     assert held.target[0] == made.num_prompts
     assert not made.hinting.solution(held)[1].any()
-    assert not made.hinting.ask(held).mask.any()
-    assert not made.hinting.filed(held)[1].any()
+    assert not made.hinting.writing_contexts(held).mask.any()
+    assert not made.hinting.from_file(held)[1].any()
 
 
 # ----- hints of a file
 
 
 def test_hints_may_stand_in_the_records(made):
-    got, there = made.hinting.filed(made.prompts(np.int32([3, 0])))
+    got, there = made.hinting.from_file(made.prompts(np.int32([3, 0])))
     assert says(got, there) == [[None] * 3, HINTS]
     assert got.shape[-1] == max(len(tokenizer().encode(h)) for h in HINTS if h)
     assert "1 with hints of a file" in made.told
@@ -495,17 +495,17 @@ def test_hints_may_stand_in_a_file_of_their_own(tmp_path):
     ]
     file = words.write(tmp_path / "hints.jsonl", some)
     made = task(tmp_path, hints_file=str(file))
-    got, there = made.hinting.filed(made.prompts(np.int32([0, 1, 3])))
+    got, there = made.hinting.from_file(made.prompts(np.int32([0, 1, 3])))
     want = [[None, r"Take \xi.", None], [None] * 3, ["Two twos.", None, None]]
     assert says(got, there) == want
     own = task(tmp_path, hints_file=str(words.write(file, some[1:])))
-    got, there = own.hinting.filed(own.prompts(np.int32([0])))
+    got, there = own.hinting.from_file(own.prompts(np.int32([0])))
     assert says(got, there) == [HINTS]
     # Without solutions these are all there is.
     bare = [{k: v for k, v in r.items() if k != "solution"} for r in RECORDS]
     alone = task(tmp_path, bare, hints_file=str(file)).hinting
     assert alone.solution is alone.ask is alone.read is None
-    assert task(tmp_path, RECORDS[1:]).hinting.filed is None
+    assert task(tmp_path, RECORDS[1:]).hinting.from_file is None
 
 
 @pytest.mark.parametrize(
@@ -530,7 +530,7 @@ def test_a_broken_line_of_hints_is_named_or_skipped(tmp_path, line, said):
         task(tmp_path, hints_file=str(file))
     assert "\n" not in str(caught.value)
     made = task(tmp_path, hints_file=str(file), on_error="skip")
-    assert made.hinting.filed(made.prompts(np.int32([3])))[1].any()
+    assert made.hinting.from_file(made.prompts(np.int32([3])))[1].any()
 
 
 def test_a_layout_names_hints_and_detects_lists_of_texts():
@@ -614,6 +614,6 @@ def test_a_delimiter_is_control_tokens_or_text_behind_other_text(tmp_path, get, 
 def test_prompts_of_the_device_are_read_as_well(made):
     prompts = made.prompts(np.int32([0]))
     moved = dataclasses.replace(prompts, target=jnp.asarray(prompts.target))
-    for make in (made.hinting.solution, made.hinting.filed):
+    for make in (made.hinting.solution, made.hinting.from_file):
         for one, two in zip(make(prompts), make(moved), strict=True):
             np.testing.assert_array_equal(one, two)

@@ -164,7 +164,7 @@ def check_questions(workdir: Path, task: Task) -> None:
     if (
         task.in_files
         and path.exists()
-        and record.read_json(path).get("mark") != task.mark
+        and record.read_json(path).get("mark") != task.fingerprint
     ):
         raise ConfigError(
             f"--resume: the questions in the files of the task are not those in {path} "
@@ -177,7 +177,7 @@ def write_questions(workdir: Path, task: Task) -> None:
     path = workdir / QUESTIONS
     if task.in_files and not path.exists():
         sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
-        write_json(path, {"mark": task.mark, **sizes, "told": task.told})
+        write_json(path, {"mark": task.fingerprint, **sizes, "told": task.summary})
 
 
 def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:

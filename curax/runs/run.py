@@ -263,7 +263,7 @@ class Run:
             contextlib.ExitStack() as self._open,
         ):
             self._open.callback(self._checkpoints.close)
-            if description := self._loop.parts.task.told:
+            if description := self._loop.parts.task.summary:
                 self._progress.say(description)
             found = self._restore()
             state = found.state if found else self._start()

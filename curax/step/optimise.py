@@ -214,5 +214,5 @@ def tally_update(
         distance = loss.k3(own.logp, rows.logp_ref)
         tally.means["kl/ref_nats"] = metrics.mean(distance, rows.mask)
     if tokens is not None:
-        tally.means.update(modulate.told(tokens, rows.multiplier, -pull))
+        tally.means.update(modulate.multiplier_metrics(tokens, rows.multiplier, -pull))
     return tally

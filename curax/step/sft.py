@@ -34,7 +34,9 @@ def next_traces(
     task, key = parts.task, stage_key(seed, step, "traces")
     assert task.traces is not None
     prompts = task.prompts(ids)
-    contexts = task.shown(key, prompts) if task.shown else hint.none(prompts)
+    contexts = (
+        task.trace_contexts(key, prompts) if task.trace_contexts else hint.none(prompts)
+    )
     return contexts, *task.traces(key, prompts)
 
 

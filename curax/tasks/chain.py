@@ -87,7 +87,7 @@ def task(
         on_device=on_device,
         decode=decode,
         hinting=hinting(depth=depth, levels=levels) if hints else None,
-        shown=partial(shown, shares=shares) if hints else None,
+        trace_contexts=partial(shown, shares=shares) if hints else None,
     )
 
 
@@ -97,8 +97,8 @@ def hinting(*, depth: int, levels: int) -> Hinting:
         solution=solution,
         wrap=partial(wrap, depth=depth),
         leaks=leaks,
-        ask=ask,
-        read=partial(read, levels=levels),
+        writing_contexts=ask,
+        parse=partial(read, levels=levels),
     )
 
 

@@ -334,7 +334,7 @@ class FileTask:
             self.training,
             self.testing,
         )
-        writer, told, references = self.hint_writer, self._summary(), None
+        writer, summary, references = self.hint_writer, self._summary(), None
         if self.format.reference is not None:
             references = partial(self.references, width=self._longest_answer())
         return Task(
@@ -352,12 +352,14 @@ class FileTask:
             in_files=True,
             verify_all=self.verify_all,
             start=self.workers.start,
-            told=told,
+            summary=summary,
             hinting=writer and writer.hinting,
             reference=references,
             delimiter=tuple(tokenizer.control(self.delimiter)),
             prompt_form=self.format.description,
-            mark=zlib.crc32(b"".join([*training.digests, b"|", *testing.digests])),
+            fingerprint=zlib.crc32(
+                b"".join([*training.digests, b"|", *testing.digests])
+            ),
         )
 
     def prompts(self, ids: Any, *, first: int) -> Prompts:
@@ -425,7 +427,7 @@ class FileTask:
             ValueError: no trace is short enough.
         """
         training, most = self.training, self.max_trace_tokens
-        told = f"{training.summary()}; held out: {self.testing.summary()}"
+        summary = f"{training.summary()}; held out: {self.testing.summary()}"
         if most:
             every = map(training.problem, range(len(training)))
             lengths = [len(self.format.trace_ids(problem)) for problem in every]
@@ -437,7 +439,7 @@ class FileTask:
                     f"has {min(filter(None, lengths), default=0)}); set it higher, or "
                     "to 0."
                 )
-            told += f"; {some} solutions to imitate"
+            summary += f"; {some} solutions to imitate"
         if self.hint_writer is not None:
-            told += f"; {self.hint_writer.summary}"
-        return told + "."
+            summary += f"; {self.hint_writer.summary}"
+        return summary + "."

@@ -273,9 +273,9 @@ class HintWriter:
             solution=self.solution if self._solution_width else None,
             wrap=self.wrap,
             leaks=self.leaks,
-            ask=self.ask if can_ask else None,
-            read=self.read if can_ask else None,
-            filed=self.filed if self._hinted else None,
+            writing_contexts=self.ask if can_ask else None,
+            parse=self.read if can_ask else None,
+            from_file=self.filed if self._hinted else None,
         )
 
     def solution(self, prompts: Prompts) -> tuple[Any, Any]:

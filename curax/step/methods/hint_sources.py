@@ -88,8 +88,8 @@ def wants_try(parts: Components, number: jax.Array, todo: jax.Array) -> jax.Arra
 def contexts_of(parts: Components, prompts: Prompts) -> Contexts:
     """Contexts in which the policy writes hints, by the task."""
     assert parts.task.hinting
-    assert parts.task.hinting.ask
-    return parts.task.hinting.ask(prompts)
+    assert parts.task.hinting.writing_contexts
+    return parts.task.hinting.writing_contexts(prompts)
 
 
 def sample(

@@ -53,7 +53,7 @@ def needs(config: Config, task: Task) -> Iterator[str]:
             "hint needs a task that can give hints and this one cannot; set hint "
             "to None, or the task's option for hints."
         )
-    elif config.hint.writing and task.hinting.ask is None:
+    elif config.hint.writing and task.hinting.writing_contexts is None:
         yield (
             "hint.writing asks the policy for hints, and this task does not know "
             "how; set hint.writing to None and choose another hint.source."
