@@ -96,6 +96,14 @@ def test_too_large_a_mesh_is_refused_in_a_sentence():
         mesh.make(Sizes(data=4, fsdp=3))
 
 
+def test_a_mesh_that_leaves_out_devices_of_a_process_is_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for sizes in (Sizes(), Sizes(data=4)):
+        with pytest.raises(ConfigError, match="of the 8 devices of 2 processes"):
+            mesh.make(sizes)
+    assert mesh.make(Sizes(fsdp=-1)) is not None
+
+
 # ----- shardings
 
 

@@ -28,11 +28,17 @@ def make(sizes: Sizes) -> Mesh | None:
     """The mesh of these sizes on the first devices there are; None for one device.
 
     Raises:
-        ConfigError: if there are fewer devices than the mesh takes, or what is left of
-            them does not divide.
+        ConfigError: if there are fewer devices than the mesh takes, what is left of
+            them does not divide, or some of several processes would not take part.
     """
     shape, devices = _shape(sizes, len(jax.devices())), jax.devices()
-    wanted = math.prod(shape)
+    wanted, processes = math.prod(shape), jax.process_count()
+    if processes > 1 and wanted != len(devices):
+        raise ConfigError(
+            f"{_product(shape)} takes {wanted} of the {len(devices)} devices of "
+            f"{processes} processes, and all must take part in one run; set one of the "
+            "sizes to -1."
+        )
     if wanted == 1:
         return None
     if wanted > len(devices):
