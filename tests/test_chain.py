@@ -168,7 +168,7 @@ def test_a_teacher_without_errors_writes_the_targets():
 
 HINTED = chain.task(hints=True, hinted_traces=0.3, asked_traces=0.2)
 HINTING = HINTED.hinting
-wrap, leaks, read = map(jax.jit, (HINTING.wrap, HINTING.leaks, HINTING.read))
+wrap, leaks, read = map(jax.jit, (HINTING.wrap, HINTING.leaks, HINTING.parse))
 BLOCK = DEPTH + 1
 
 
@@ -180,7 +180,7 @@ def lengths():
 def shown():
     """Contexts of traces, the traces under them, and those without any hint."""
     key = jax.random.key(5)
-    contexts = jax.jit(HINTED.shown)(key, some())
+    contexts = jax.jit(HINTED.trace_contexts)(key, some())
     with_hints = jax.jit(HINTED.traces)(key, some())
     return jax.device_get((contexts, with_hints, jax.jit(TASK.traces)(key, some())))
 
@@ -195,7 +195,7 @@ def blocks():
 
 def test_a_task_has_no_hints_unless_it_is_asked_for_them():
     assert TASK.hinting is None
-    assert TASK.shown is None
+    assert TASK.trace_contexts is None
     assert TASK.vocab_size == 23
     assert HINTED.vocab_size == len(chain.NAMES) == 25
 
@@ -253,7 +253,7 @@ def test_read_asks_for_any_number_of_levels():
 
 
 def test_who_is_asked_for_a_hint_sees_the_solution_as_a_block():
-    asked = jax.device_get(HINTING.ask(some()))
+    asked = jax.device_get(HINTING.writing_contexts(some()))
     assert asked.mask.all()
     np.testing.assert_array_equal(asked.tokens[:, BLOCK:], some().tokens)
     for block, target, n in zip(asked.tokens, some().target, lengths(), strict=True):

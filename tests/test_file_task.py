@@ -111,7 +111,7 @@ def test_no_question_is_on_both_sides(tmp_path):
     words.write(tmp_path / "test.jsonl", [*records[30:], spaced, records[7]])
     made = task(tmp_path)
     assert (made.num_prompts, made.num_held_out) == (28, 12)
-    assert "28 of 31 problems (1 asked before, 2 held out)" in made.told
+    assert "28 of 31 problems (1 asked before, 2 held out)" in made.summary
     left = [asked(made.prompts(np.int32([i])), 0) for i in range(28)]
     held = [asked(made.held_out(np.int32([i])), 0) for i in range(12)]
     assert len({" ".join(q.split()) for q in left + held}) == 40
@@ -159,7 +159,7 @@ def test_a_solution_that_is_too_long_is_not_imitated_and_not_cut(tmp_path):
     lengths = [len(tokenizer().encode(r["solution"])) + 1 for r in records[:30]]
     limit = min(lengths[::3]) - 1
     made = task(tmp_path, max_trace_tokens=limit)
-    assert "; 20 solutions to imitate." in made.told
+    assert "; 20 solutions to imitate." in made.summary
     _, mask = made.traces(None, made.prompts(np.arange(30)))
     kept = np.where(np.array(lengths) <= limit, lengths, 0)
     np.testing.assert_array_equal(mask.sum(-1), kept)
@@ -217,8 +217,8 @@ def test_the_mark_changes_with_questions_and_their_order(tmp_path):
         words.write(tmp_path / str(i) / "train.jsonl", some[:10])
         words.write(tmp_path / str(i) / "test.jsonl", some[10:])
         made = task(tmp_path / str(i))
-        assert made.mark == task(tmp_path / str(i)).mark
-        marks.add(made.mark)
+        assert made.fingerprint == task(tmp_path / str(i)).fingerprint
+        marks.add(made.fingerprint)
     assert len(marks) == 3
 
 
@@ -273,7 +273,7 @@ def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
     path.write_text(path.read_text() + '{"question": \n')
     with pytest.raises(ValueError, match=rf"{path}:5: not a JSON object"):
         task(tmp_path)
-    assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").told
+    assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").summary
 
 
 def test_a_layout_is_decided_for_a_file_and_told_by_line_where_it_is_not_kept(tmp_path):
@@ -284,7 +284,7 @@ def test_a_layout_is_decided_for_a_file_and_told_by_line_where_it_is_not_kept(tm
     said = rf"{path}:5: answer='\d+' has no result behind ####"
     with pytest.raises(ValueError, match=said):
         task(tmp_path)
-    assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").told
+    assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").summary
 
 
 def test_the_tokenizer_may_be_that_of_the_model():

@@ -35,7 +35,7 @@ def test_problems_are_the_same_for_a_seed_and_on_one_side_alone():
     assert not {*left} & {*held}
     assert len({*left}) == made.num_prompts
     assert "<answer></answer>" in left[0]
-    assert made.mark == again.mark != other.mark
+    assert made.fingerprint == again.fingerprint != other.fingerprint
     assert made.traces is None
 
 

@@ -401,9 +401,9 @@ def test_what_is_too_long_to_ask_is_not_asked_and_not_cut(tmp_path, made):
     assert (kept > 0).sum() == 2
     np.testing.assert_array_equal(asked.mask.sum(-1), kept)
     assert asked.tokens.shape[1] == limit
-    assert "3 solutions to hint with, 2 of them short enough" in fewer.told
+    assert "3 solutions to hint with, 2 of them short enough" in fewer.summary
     none = task(tmp_path, max_hint_prompt_tokens=3).hinting
-    assert none.ask is none.read is None
+    assert none.writing_contexts is none.parse is None
     assert none.solution is not None
 
 
@@ -484,7 +484,7 @@ def test_hints_may_stand_in_the_records(made):
     got, there = made.hinting.from_file(made.prompts(np.int32([3, 0])))
     assert says(got, there) == [[None] * 3, HINTS]
     assert got.shape[-1] == max(len(tokenizer().encode(h)) for h in HINTS if h)
-    assert "1 with hints of a file" in made.told
+    assert "1 with hints of a file" in made.summary
 
 
 def test_hints_may_stand_in_a_file_of_their_own(tmp_path):
@@ -504,7 +504,7 @@ def test_hints_may_stand_in_a_file_of_their_own(tmp_path):
     # Without solutions these are all there is.
     bare = [{k: v for k, v in r.items() if k != "solution"} for r in RECORDS]
     alone = task(tmp_path, bare, hints_file=str(file)).hinting
-    assert alone.solution is alone.ask is alone.read is None
+    assert alone.solution is alone.writing_contexts is alone.parse is None
     assert task(tmp_path, RECORDS[1:]).hinting.from_file is None
 
 
