@@ -9,9 +9,9 @@ column, that of the loop's step modulo the ring, so the cache is updated in plac
 one scalar index although slots are at different tokens of different rows; a mask by age
 tells which columns belong to a slot's row.
 
-On a mesh slots and their caches are sharded by rows. Parameters are laid out once, before
-the loop, and slots refill from a prefix that all devices have, so that a token moves
-neither; what devices exchange is activations over `tensor` and a few numbers per row.
+On a mesh slots and their caches are sharded by rows. Parameters are laid out once,
+before the loop, and slots refill from a prefix that all devices have, so that a token
+moves neither: devices exchange activations over `tensor` and a few numbers per row.
 """
 
 import dataclasses
