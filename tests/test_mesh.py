@@ -14,7 +14,6 @@ from contracts import close
 from curax import allocate, loss, memory, rollout, update
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
-from curax.models.modules import MATRICES
 from curax.step import mesh
 from curax.types import Batch, TrainState
 
@@ -294,9 +293,11 @@ def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
 
 
 def test_a_cut_sampler_gathers_layers_at_every_token_and_never_the_head():
-    program = compiled((2, 2, 2), 2, slots=8, cut=True)[2]
-    large = [one for one in gathers(program) if one.entries > 8 * V]
-    assert {one.source.split("/")[-2] for one in large} == set(MATRICES)
+    policy, _, program = compiled((2, 2, 2), 2, slots=4, cut=True)
+    layers = jax.eval_shape(policy.init, jax.random.key(0))["layers"]
+    halves = [leaf.size // 2 for leaf in jax.tree.leaves(layers) if leaf.ndim == 2]
+    got = [one.entries for one in gathers(program) if one.entries > 4 * V]
+    assert sorted(got) == sorted(halves)  # a half: `tensor` stays
 
 
 def test_rounds_that_open_slots_move_no_cache_either():
