@@ -18,7 +18,7 @@ import test_testbed
 import tiny
 
 from curax import train
-from curax.config import describe, load, option, override
+from curax.config import describe, load, option, override, recipes
 from curax.runs import run
 from curax.step import loops
 from curax.step.build import build
@@ -104,7 +104,7 @@ def test_a_docstring_says_which_paper_how_to_run_it_and_what_it_optimises(path):
     python, module, name, *arguments = shlex.split(parts["Command"])
     assert (python, module, name) == ("python", "-m", train.__name__)
     args = train.parser().parse_args(arguments)
-    assert ROOT / args.config == path
+    assert recipes().get(args.config, ROOT / args.config).resolve() == path
 
 
 @for_each(EMBEDDED)
