@@ -301,6 +301,9 @@ class Memory:
     prior: tuple[Positive, Positive] = (1.0, 1.0)  # prior counts (solved, failed)
 
 
+AXES = ("data", "fsdp", "tensor")  # of a mesh
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
     """Devices along each axis of the mesh; one axis may be -1: all that are left."""
@@ -313,7 +316,7 @@ class Mesh:
 
     def conflicts(self) -> Iterator[str]:
         """A sentence if several axes are -1, the devices that others leave."""
-        rest = [name for name in ("data", "fsdp", "tensor") if getattr(self, name) < 0]
+        rest = [name for name in AXES if getattr(self, name) < 0]
         if len(rest) > 1:
             both = " and ".join(f"mesh.{name}=-1" for name in rest)
             fix = f"set mesh.{rest[0]} to 1"

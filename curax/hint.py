@@ -195,7 +195,7 @@ def settled(
         not collapsed, and u(share right) >= stop_probability or share right >= 1/2
 
     A stronger hint would make right completions more frequent still, so from a half on
-    the search has ended whatever u is. With 0, as published, any mixed group ends it. A
+    the search has ended in any case. With 0, as published, any mixed group ends it. A
     probability above 0 looks for the weakest hint that reaches it, and then what a
     group weighs depends on its own outcomes: the expected update is not that of
     `replaces` any more.

@@ -39,8 +39,11 @@ class Prefix:
         """The prefix of each row, `[N, ...]`."""
         return jax.tree.map(lambda leaf: leaf[context], self)
 
-    def everywhere(self) -> "Prefix":
-        """The prefix of all contexts on all devices, so that slots refill from it."""
+    def replicated(self) -> "Prefix":
+        """The prefix copied to all data shards; heads stay sharded over `tensor`.
+
+        So slots refill from it without moving it between devices.
+        """
         return Prefix(
             cache=jax.tree.map(
                 lambda leaf: constrain(leaf, (None, "heads", None, None)), self.cache
@@ -158,15 +161,16 @@ def sample(
     ready = model.ready(params) if model.ready else params
     if prefix is None:
         prefix = prefill(model, params, contexts)
-    refills = bool(stopping) or 0 < slots < rows
-    work = Work(
+    slots = min(slots or rows, rows)
+    refills = bool(stopping) or slots < rows
+    fixed = LoopInputs(
         model=model,
         params=ready,
         head=model.head(ready),
         contexts=contexts,
         length=jnp.sum(contexts.mask, -1, dtype=jnp.int32),
         plan=plan,
-        prefix=prefix.everywhere() if refills else prefix,
+        prefix=prefix.replicated() if refills else prefix,
         queue=Queue.of(plan, contexts.tokens.shape[0]),
         row_key=keys.row_keys(key, plan.prompt, plan.slot),
         max_tokens=max_tokens,
@@ -175,13 +179,13 @@ def sample(
         stopping=stopping,
         refills=refills,
     )
-    table = first_table(work, min(slots or rows, rows), pad)
+    table = initial_table(fixed, slots, pad)
     if stopping:
-        table = refill(work, table)
+        table = refill(fixed, table)
     table = jax.lax.while_loop(
-        lambda table: somewhere(table.active), partial(next_token, work), table
+        lambda table: somewhere(table.active), partial(next_token, fixed), table
     )
-    place = jnp.argsort(work.queue.row) - work.queue.first[plan.prompt]
+    place = jnp.argsort(fixed.queue.row) - fixed.queue.first[plan.prompt]
     drawn = plan.exists & (place < table.started[plan.prompt])
     out = dataclasses.replace(table.out, exists=drawn)
     return jax.tree.map(shard_rows, out)
@@ -197,20 +201,20 @@ class Queue:
 
     @classmethod
     def of(cls, plan: Plan, prompts: int) -> "Queue":
-        """The queue of a plan for this many prompts."""
+        """The queue of a plan for this many prompts, C."""
         row = jnp.lexsort((plan.slot, plan.prompt, ~plan.exists)).astype(jnp.int32)
         asked = plan.exists.astype(jnp.int32)
         wanted = jnp.zeros(prompts, jnp.int32).at[plan.prompt].add(asked)
         return cls(row=row, first=jnp.cumsum(wanted) - wanted, wanted=wanted)
 
     def at(self, place: jax.Array) -> jax.Array:
-        """The rows at these places, the last one behind the end."""
+        """Rows at these places of the queue, int32; past its end, the last one."""
         return self.row[jnp.minimum(place, self.row.shape[0] - 1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
-    """What the decoding loop reads and never changes."""
+class LoopInputs:
+    """Constants of the decoding loop: parameters, prefix, queue, keys and options."""
 
     model: Model
     params: Any  # as `Model.ready` lays them out
@@ -251,20 +255,23 @@ class Table:
     out: Rollouts  # [N, T]
 
 
-def first_table(work: Work, slots: int, pad: int) -> Table:
-    """At most this many slots with the head of the queue; idle if rounds are opened."""
-    plan, queue, stopping = work.plan, work.queue, work.stopping
+def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
+    """The table before the first token, with at most `slots` slots.
+
+    They hold the first rows of the queue; with a stopping rule all are idle.
+    """
+    plan, queue, stopping = fixed.plan, fixed.queue, fixed.stopping
     rows, prompts = plan.prompt.shape[0], queue.first.shape[0]
     if stopping:  # more than that are never open at a time
         slots = min(slots, prompts * stopping.size)
     row = queue.row[:slots]
-    start = work.prefix.take(plan.context[row])
+    start = fixed.prefix.take(plan.context[row])
     inside = jnp.clip(slots - queue.first, 0, queue.wanted)
-    ring = ((0, 0), (0, 0), (0, work.max_tokens), (0, 0))
-    zeros = jnp.zeros((rows, work.max_tokens), jnp.float32)
+    ring = ((0, 0), (0, 0), (0, fixed.max_tokens), (0, 0))
+    zeros = jnp.zeros((rows, fixed.max_tokens), jnp.float32)
     out = Rollouts(
-        tokens=jnp.full((rows, work.max_tokens), pad, jnp.int32),
-        mask=jnp.zeros((rows, work.max_tokens), bool),
+        tokens=jnp.full((rows, fixed.max_tokens), pad, jnp.int32),
+        mask=jnp.zeros((rows, fixed.max_tokens), bool),
         logp_behaviour=zeros,
         logp_policy=zeros,
         entropy=zeros,
@@ -285,50 +292,50 @@ def first_table(work: Work, slots: int, pad: int) -> Table:
         row=row,
         count=jnp.zeros(slots, jnp.int32),
         active=jnp.arange(slots) < (0 if stopping else jnp.sum(inside)),
-        logits=work.logits(start.last),
+        logits=fixed.logits(start.last),
         cache=jax.tree.map(lambda c: jnp.pad(c, ring), start.cache),
         out=jax.tree.map(shard_rows, out),
     )
 
 
-def next_token(work: Work, table: Table) -> Table:
-    """One step of the loop: every active slot chooses a token and is run on it."""
-    key = jax.vmap(jax.random.fold_in)(work.row_key[table.row], table.count)
-    token, *said = work.choose(key, table.logits)
-    stop = jnp.isin(token, jnp.asarray(work.end, token.dtype))
+def next_token(fixed: LoopInputs, table: Table) -> Table:
+    """The table after one token: every active slot samples it and reads it."""
+    key = jax.vmap(jax.random.fold_in)(fixed.row_key[table.row], table.count)
+    token, *said = fixed.choose(key, table.logits)
+    stop = jnp.isin(token, jnp.asarray(fixed.end, token.dtype))
     table = dataclasses.replace(
         table, out=write(table.out, table, token, said, stop), count=table.count + 1
     )
-    ended = table.active & (stop | (table.count == work.max_tokens))
+    ended = table.active & (stop | (table.count == fixed.max_tokens))
     table = dataclasses.replace(table, active=table.active & ~ended)
-    table = decode(work, table, token)
-    if work.stopping:
-        table = grade(work, table, ended)
-    if work.refills:
-        table = refill(work, table)
+    table = decode(fixed, table, token)
+    if fixed.stopping:
+        table = grade(fixed, table, ended)
+    if fixed.refills:
+        table = refill(fixed, table)
     return dataclasses.replace(table, time=table.time + 1)
 
 
-def decode(work: Work, table: Table, token: jax.Array) -> Table:
-    """Run the tokens just chosen through the model, into this step's column."""
-    contexts, steps = work.contexts, work.max_tokens
-    context = work.plan.context[table.row]
+def decode(fixed: LoopInputs, table: Table, token: jax.Array) -> Table:
+    """The table after the model has read the chosen tokens: logits and this column."""
+    contexts, steps = fixed.contexts, fixed.max_tokens
+    context = fixed.plan.context[table.row]
     age = (table.time - jnp.arange(steps, dtype=jnp.int32)) % steps
     own = age[None, :] < table.count[:, None]
-    features, cache = work.model.features(
-        work.params,
+    features, cache = fixed.model.features(
+        fixed.params,
         token[:, None],
-        (work.length[context] + table.count - 1)[:, None],
+        (fixed.length[context] + table.count - 1)[:, None],
         jnp.concatenate([contexts.mask[context], own], -1),
         table.cache,
         contexts.tokens.shape[-1] + table.time % steps,
     )
-    return dataclasses.replace(table, logits=work.logits(features[:, 0]), cache=cache)
+    return dataclasses.replace(table, logits=fixed.logits(features[:, 0]), cache=cache)
 
 
-def grade(work: Work, table: Table, ended: jax.Array) -> Table:
-    """Take in what has ended; open the next round where the rule is not met."""
-    plan, queue, stopping = work.plan, work.queue, work.stopping
+def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
+    """The table with ended rows graded, and rounds opened where the rule is not met."""
+    plan, queue, stopping = fixed.plan, fixed.queue, fixed.stopping
     assert stopping
     row = jnp.where(ended, table.row, plan.prompt.shape[0])  # out: dropped
     said = stopping.outcome(
@@ -351,9 +358,9 @@ def grade(work: Work, table: Table, ended: jax.Array) -> Table:
     )
 
 
-def refill(work: Work, table: Table) -> Table:
-    """Idle slots take the next rows of the queue that are open."""
-    queue, width = work.queue, work.contexts.tokens.shape[-1]
+def refill(fixed: LoopInputs, table: Table) -> Table:
+    """The table with idle slots filled by the next open rows of the queue."""
+    queue, width = fixed.queue, fixed.contexts.tokens.shape[-1]
     pending = table.opened - table.started
     upto = jnp.cumsum(pending)
     idle = ~table.active
@@ -363,16 +370,16 @@ def refill(work: Work, table: Table) -> Table:
     prompt = jnp.minimum(prompt, queue.first.shape[0] - 1)
     place = queue.first + table.started - (upto - pending)  # [C]
     row = jnp.where(fresh, queue.at(place[prompt] + ticket), table.row)
-    context = work.plan.context[row]
+    context = fixed.plan.context[row]
 
     def copy_prefix(cache):
         def leaf(old, new):
             new = jnp.where(fresh[:, None, None, None], new, old[:, :, :width])
             return old.at[:, :, :width].set(new)
 
-        return jax.tree.map(leaf, cache, work.prefix.take(context).cache)
+        return jax.tree.map(leaf, cache, fixed.prefix.take(context).cache)
 
-    start = work.logits(work.prefix.last[context])
+    start = fixed.logits(fixed.prefix.last[context])
     return dataclasses.replace(
         table,
         started=table.started.at[prompt].add(fresh.astype(jnp.int32)),

@@ -141,7 +141,7 @@ class HintMemory:
     """Memory of hints by prompt id: the next level, and whether it ever had a hint."""
 
     level: jax.Array  # [num_prompts] int32, level of the next visit (SAGE-light)
-    hinted: jax.Array  # [num_prompts] bool, a group of it has trained with a hint
+    hinted: jax.Array  # [num_prompts] bool, a group of it was drawn with a hint
 
 
 @flax.struct.dataclass(kw_only=True)

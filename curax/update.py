@@ -208,22 +208,18 @@ def look(
 
     def read(rows):
         tokens, context = rows
-        logp, entropy, score_sq_norm, entropy_logp_cov = (
-            masked.token_logprobs_and_moments(
-                extend(
-                    model, params, prefix.take(context), contexts.mask[context], tokens
-                ),
-                model.head(params),
-                tokens,
-                temperature=settings.temperature,
-                chunk=settings.vocab_chunk,
-            )
+        features = extend(
+            model, params, prefix.take(context), contexts.mask[context], tokens
+        )
+        logp, entropy, norm, covariance = masked.token_logprobs_and_moments(
+            features,
+            model.head(params),
+            tokens,
+            temperature=settings.temperature,
+            chunk=settings.vocab_chunk,
         )
         return (), TokenStats(
-            logp=logp,
-            entropy=entropy,
-            score_sq_norm=score_sq_norm,
-            entropy_logp_cov=entropy_logp_cov,
+            logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
         )
 
     return over_parts(read, (tokens, context), mask, settings)[1]

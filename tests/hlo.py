@@ -15,11 +15,11 @@ BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 
 class Collective(NamedTuple):
-    """One of them, as it stands in a computation."""
+    """An operation that moves arrays between devices."""
 
     kind: str
     entries: int  # of the largest array that it makes
-    source: str  # the operation it was made for
+    source: str  # the operation it was made for; empty where the text has none
 
 
 def computations(text: str) -> dict[str, list[str]]:

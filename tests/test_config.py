@@ -686,6 +686,20 @@ def test_a_config_written_before_its_functions_moved_is_the_same(old, new, tmp_p
     folder.check(tmp_path, config, resume=True)
 
 
+@pytest.mark.parametrize(("group", "old", "new"), cf.RENAMED)
+def test_a_config_written_before_a_field_was_renamed_is_the_same(
+    group, old, new, tmp_path
+):
+    config = cf.load(RECIPES / "sage_light.py")
+    now = cf.describe(config)
+    written = json.loads(json.dumps(now))
+    written[group][old] = written[group].pop(new)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(written))
+    assert cf.describe(cf.recalled(path)) == now
+    folder.check(tmp_path, config, resume=True)
+
+
 def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):
     path = tmp_path / "config.json"
     with pytest.raises(ConfigError, match=r"cannot be read .*; name the folder of a"):

@@ -260,6 +260,7 @@ ROWS = allocate.plan(jnp.full(8, 4), rows=32)
 MESHES = {(2, 2, 2): 2, (1, 8, 1): 1, (2, 1, 4): 1, (8, 1, 1): 2}  # to heads of keys
 
 
+@cache
 def compiled(sizes, kv_heads, *, slots, cut=False, stopping=None):
     """The text of a sampler, compiled for a mesh, and its policy."""
     policy = tiny.model(vocab_size=V, heads=4, kv_heads=kv_heads)

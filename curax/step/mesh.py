@@ -11,10 +11,9 @@ from flax.core.spmd import logical_axis_rules
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from curax.config import ConfigError
+from curax.config import AXES, ConfigError
 from curax.config import Mesh as Sizes
 
-AXES = ("data", "fsdp", "tensor")
 RULES = (
     ("rows", ("data", "fsdp")),
     ("vocab", "tensor"),

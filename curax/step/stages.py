@@ -144,7 +144,12 @@ def failure(field: str, function: Any, error: Exception) -> str:
 
 @contextlib.contextmanager
 def config_errors(config: Config) -> Iterator[None]:
-    """Context that turns exceptions while building or tracing into a ConfigError."""
+    """Context that turns exceptions while building or tracing into a ConfigError.
+
+    Raises:
+        ConfigError: a sentence with the missing package, the option that the error
+            quotes, or the line that failed.
+    """
     try:
         yield
     except ConfigError:
