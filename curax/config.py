@@ -429,8 +429,9 @@ def load(path: str | Path) -> Config:
 
 
 def recipes() -> dict[str, Path]:
-    """Files of recipes by name, in ./configs or else next to the package."""
-    for folder in (Path("configs"), Path(__file__).parents[1] / "configs"):
+    """Files of recipes by name: of ./configs, else of the package or beside it."""
+    here = Path(__file__).parent
+    for folder in (Path("configs"), here / "configs", here.parent / "configs"):
         if files := {file.stem: file for file in sorted(folder.glob("*.py"))}:
             return files
     return {}

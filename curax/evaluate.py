@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from curax.config import ConfigError
-from curax.settings.cli import Parser, survives_closed_output
+from curax.settings.cli import Parser, program, survives_closed_output
 from curax.settings.config_types import (
     Count,
     Devices,
@@ -48,7 +48,7 @@ OPTION_TYPES: dict[str, Any] = {
 def parser() -> Parser:
     """Argument parser of `python -m curax.evaluate`."""
     result = Parser(
-        prog="python -m curax.evaluate",
+        prog=program("evaluate"),
         allow_abbrev=False,
         description="Measure a policy on problems with answers.",
         epilog="The folder gets settings.json, results.json, and the completions of "

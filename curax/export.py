@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from curax.config import Config, ConfigError, option
 from curax.models import prompt_form
-from curax.settings.cli import Parser, survives_closed_output
+from curax.settings.cli import Parser, program, survives_closed_output
 from curax.settings.config_paths import unbound
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TOKENIZER = (
 def parser() -> Parser:
     """Argument parser of `python -m curax.export`."""
     result = Parser(
-        prog="python -m curax.export",
+        prog=program("export"),
         allow_abbrev=False,
         description="Write the policy of a run as a Hugging Face checkpoint.",
         epilog="The folder appears under its name when it is whole.",

@@ -275,6 +275,10 @@ def power(p: jax.Array, *, alpha: float | jax.Array) -> jax.Array:
     n draws reach the first n terms of its series in 1 - p: for alpha = 1/2, n = 6 the
     weight at p = 0.3135 is 0.8597 instead of 0.8930, and 1.3535 at most, at p = 0.
 
+    Args:
+        p: pass rates in [0, 1], float32.
+        alpha: exponent in (0, 1]; 1 is the pass rate itself.
+
     References:
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996.
     """

@@ -1,29 +1,35 @@
 """python -m curax.report RUN: draw the pictures of a run and write report.html."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from curax.config import ConfigError
 from curax.runs import page, record
-from curax.settings.cli import survives_closed_output
+from curax.settings.cli import Parser, program, survives_closed_output
+
+
+def parser() -> Parser:
+    """Argument parser of `python -m curax.report`."""
+    result = Parser(
+        prog=program("report"),
+        allow_abbrev=False,
+        description="Draw the pictures of a run and write its page, report.html.",
+    )
+    result.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    result.add_argument(
+        "--title", help="headline of the page; default: the folder's name"
+    )
+    return result
 
 
 @survives_closed_output
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 the folder cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m curax.report",
-        description="Draw the pictures of a run and write its page, report.html.",
-    )
-    parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument(
-        "--title", help="headline of the page; default: the folder's name"
-    )
-    options = parser.parse_args(arguments)
     try:
+        options = parser().parse_args(arguments)
         path = page.write(options.run, title=options.title)
-    except (record.RecordError, OSError) as error:
+    except (ConfigError, record.RecordError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     print(path)

@@ -92,7 +92,18 @@ def gradient(
     micro_batches: Count = 1,
     vocab_chunk: Natural = 0,
 ) -> jax.Array:
-    """`gradient_norms` of completions: `[N]` float32, 0 for rows without tokens."""
+    """`gradient_norms` of completions: `[N]` float32, 0 for rows without tokens.
+
+    Args:
+        model: the policy.
+        params: its parameters.
+        contexts: `[C, P]`.
+        rollouts: `[N, T]` completions.
+        temperature: of the policy.
+        parameters: by which it differentiates, a function of this module.
+        micro_batches: parts that the rows are run in; changes memory only.
+        vocab_chunk: columns of the vocabulary at a time; 0: all V.
+    """
     return gradient_norms(
         model,
         params,

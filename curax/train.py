@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from curax.config import ConfigError, load, override
-from curax.settings.cli import Parser, survives_closed_output
+from curax.settings import field_help
+from curax.settings.cli import Parser, program, recipe_of, survives_closed_output
 
 DEFAULT = "quickstart"
 
@@ -14,19 +15,20 @@ DEFAULT = "quickstart"
 def parser() -> Parser:
     """Argument parser of `python -m curax.train`."""
     result = Parser(
-        prog="python -m curax.train",
+        prog=program("train"),
         allow_abbrev=False,
+        add_help=False,
         description="Train a policy by reinforcement learning from verifiable rewards.",
         epilog="The run folder gets config.json, metrics.jsonl, rollouts.jsonl, "
         "memory.jsonl, "
         "TensorBoard events, checkpoints, pictures and report.html.",
     )
+    result.add_recipe(DEFAULT)
     result.add_argument(
-        "--config",
-        default=DEFAULT,
-        metavar="FILE",
-        help="Python file with get_config(), or the name of one in configs/, such as "
-        f"grpo (default: {DEFAULT})",
+        "-h",
+        "--help",
+        action="store_true",
+        help="show this, and all fields of the recipe if one is named",
     )
     result.add_argument(
         "--workdir",
@@ -37,6 +39,11 @@ def parser() -> Parser:
     result.add_argument(
         "--resume", action="store_true", help="go on with the run in the run folder"
     )
+    result.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print every field with its value and where that came from, and stop",
+    )
     return result
 
 
@@ -46,8 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         args = parser().parse_args(argv)
-        workdir = Path(args.workdir or Path("runs") / Path(args.config).stem)
-        config = override(load(args.config), args.assignments)
+        if args.help and not (args.recipe or args.config):
+            parser().print_help()
+            return 0
+        recipe = recipe_of(args, DEFAULT)
+        config = override(load(recipe), args.assignments)
+        if args.help:
+            print(f"{parser().format_help()}\nfields of {recipe}:")
+            print(field_help.explained(config))
+            return 0
+        if args.print_config:
+            print(field_help.resolved(config, names_of(args.assignments)))
+            return 0
+        workdir = Path(args.workdir or Path("runs") / Path(recipe).stem)
         # These import jax, which takes seconds; wrong input is reported before.
         from curax.runs import folder, lock, run
 
@@ -63,10 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def names_of(assignments: Sequence[str]) -> list[str]:
+    """The dotted names that `NAME=VALUE` words set."""
+    return [word.partition("=")[0].strip() for word in assignments]
+
+
 def resuming(argv: Sequence[str]) -> str:
     """The command line that resumes the run started with `argv`."""
     rest = [word for word in argv if word != "--resume"]
-    return shlex.join([sys.orig_argv[0], "-m", "curax.train", *rest, "--resume"])
+    begin = [sys.orig_argv[0], "-m", "curax.train"]
+    if Path(sys.argv[0]).stem == "curax":  # the command that pip installed
+        begin = [sys.argv[0], "train"]
+    return shlex.join([*begin, *rest, "--resume"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from curax.config import Config, ConfigError, load, override
-from curax.settings.cli import Parser, survives_closed_output, write_whole
+from curax.settings.cli import (
+    Parser,
+    program,
+    recipe_of,
+    survives_closed_output,
+    write_whole,
+)
 from curax.theory import population
 from curax.theory.population import LIFT
 
@@ -20,17 +26,12 @@ STRONG = 20.0  # nats; a larger lift is refused
 def parser() -> Parser:
     """Argument parser of `python -m curax.xray`."""
     result = Parser(
-        prog="python -m curax.xray",
+        prog=program("xray"),
         allow_abbrev=False,
         description="Compute which objective a recipe really optimises.",
         epilog="The folder gets xray.json and xray.png.",
     )
-    result.add_argument(
-        "--config",
-        required=True,
-        metavar="FILE",
-        help="the recipe, a Python file or the name of one in configs/",
-    )
+    result.add_recipe()
     result.add_assignments()
     prompts = result.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         args = parser().parse_args(argv)
-        path = Path(args.config)
+        path = Path(recipe := recipe_of(args))
         name = path.parent.name if path.stem == "config" else path.stem
         workdir = Path(args.workdir or Path("runs", "xray", name))
         config = override(load(path), args.assignments)
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         size = population.task_size(config)
         found = summarise(config, prompts, lift, num_prompts=size)
-        page = {"recipe": name, "config": args.config, "set": args.assignments} | found
+        page = {"recipe": name, "config": recipe, "set": args.assignments} | found
         data = json.dumps(page, indent=1, allow_nan=False) + "\n"
         files = {"xray.json": data.encode(), "xray.png": picture(name, found)}
         for file, content in files.items():

@@ -16,7 +16,7 @@ STAGES = {
     *("reward", "reflect", "gate", "downsample", "correct", "advantage", "modulate"),
     *("loss", "aggregate", "update"),
 }
-COMMANDS = {"train", "evaluate", "export", "xray", "report"}
+COMMANDS = {"train", "evaluate", "export", "xray", "report", "env", "__main__"}
 
 # Room: what it may import. A room is a package or a module of curax; STAGES stands for
 # each of them, and stages import no other stage but for those of BETWEEN_STAGES.

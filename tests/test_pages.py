@@ -28,10 +28,11 @@ import words
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import evaluate, export, train, xray
+from curax import __main__, evaluate, export, train, xray
 from curax.config import fields_of, load, option, override
 from curax.models import prompt_form
 from curax.runs import run
+from curax.settings.cli import recipe_of
 from curax.tasks import file_task
 from curax.theory import population, summary
 from curax.verify import graders
@@ -79,7 +80,7 @@ def fewer(argv: list[str]) -> list[str]:
     Steps are a hundredth, so that a longer run stays longer.
     """
     args = train.parser().parse_args(argv)
-    config = override(load(args.config), args.assignments)
+    config = override(load(recipe_of(args, train.DEFAULT)), args.assignments)
     small: dict[str, Any] = {
         "steps": config.steps // 100,
         "sampling.prompts": 4,
@@ -276,18 +277,17 @@ def test_links_lead_to_headings_that_are_there(name):
 def test_what_the_readme_says_to_type_is_understood(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = (ROOT / "README.md").read_text()
-    typed = re.findall(
-        r"^    (?:\.venv/bin/)?python -m (curax\.\w+)((?:.*\\\n)*.*)$", text, re.M
-    )
-    assert len(typed) > 8
-    parsers = {"curax.train": train, "curax.evaluate": evaluate, "curax.export": export}
-    for module, rest in typed:
+    called = r"^    (?:\.venv/bin/)?(?:python -m curax\.|curax )(\w+)((?:.*\\\n)*.*)$"
+    typed = re.findall(called, text, re.M)
+    assert len(typed) > 9
+    parsers = {"train": train, "evaluate": evaluate, "export": export, "xray": xray}
+    for command, rest in typed:
         argv = shlex.split(rest.replace("\\\n", " "))
-        if "--help" in argv:
+        if "--help" in argv or command in __main__.HERE:
             continue
-        args = (parsers | {"curax.xray": xray})[module].parser().parse_args(argv)
-        if module in ("curax.train", "curax.xray"):
-            override(load(args.config), args.assignments)
+        args = parsers[command].parser().parse_args(argv)
+        if command in ("train", "xray"):
+            override(load(recipe_of(args, train.DEFAULT)), args.assignments)
 
 
 # ----- names

@@ -757,7 +757,7 @@ def test_the_name_of_an_experiment_is_that_of_its_folder(recipe, tmp_path, monke
 
 MEMORY = json.dumps(row(4, 2, 9)) + "\n"
 WRONG = {
-    "misspelt": (["--betta", "1", "1"], "unrecognized arguments: --betta 1 1; "),
+    "misspelt": (["--betta", "1", "1"], "unrecognized arguments: --betta 1; "),
     "needed": ([], None),
     "beta": (["--beta", "0", "1"], "--beta 0 1: both must be above 0, and below "),
     "nan": (["--beta", "nan", "1"], "--beta nan 1: both must be above 0"),
@@ -798,7 +798,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("curax.xray: ")
-    assert (says or "the following arguments are required: --config") in said.err
+    assert (says or "no recipe is named; name one, such as grpo.") in said.err
     assert said.err.count("\n") == 1
     assert said.err.endswith(".\n")
     assert sorted(tmp_path.rglob("*")) == before

@@ -12,12 +12,34 @@ from typing import Any, NoReturn
 from curax.settings.config_paths import ConfigError
 
 
+def program(command: str) -> str:
+    """How a command is called: `curax NAME`, or as a module of Python."""
+    path = Path(sys.argv[0])
+    if path.stem == "curax":  # the script that pip installed
+        return f"curax {command}"
+    if path.parts[-2:] == ("curax", "__main__.py"):
+        return f"python -m curax {command}"
+    return f"python -m curax.{command}"
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises a ConfigError of one sentence, without usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the ConfigError of a parsing error."""
         raise ConfigError(f"{message}; {self.prog} --help lists what there is.")
+
+    def add_recipe(self, default: str | None = None) -> None:
+        """Add `RECIPE`, and `--config FILE`, which names one too; see `recipe_of`."""
+        otherwise = f" (default: {default})" if default else ""
+        self.add_argument(
+            "recipe",
+            nargs="?",
+            metavar="RECIPE",
+            help="a recipe by its name, such as grpo, or a Python file with "
+            f"get_config(){otherwise}",
+        )
+        self.add_argument("--config", metavar="FILE", help="the same as RECIPE")
 
     def add_assignments(self) -> None:
         """Add `--set NAME=VALUE`, which changes fields and options of a config."""
@@ -31,6 +53,22 @@ class Parser(argparse.ArgumentParser):
             help="change a field or an option of a function, for example steps=400 "
             "sampling.group_size=16 loss.high=0.3 seeds=8",
         )
+
+
+def recipe_of(args: argparse.Namespace, default: str | None = None) -> str:
+    """The recipe that a command line names.
+
+    Raises:
+        ConfigError: it names two, or none and there is no default.
+    """
+    named = [name for name in (args.recipe, args.config) if name is not None]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{named[0]} and --config {named[1]} are two recipes; leave one out."
+        )
+    if not named and default is None:
+        raise ConfigError("no recipe is named; name one, such as grpo.")
+    return named[0] if named else str(default)
 
 
 class _Quiet:

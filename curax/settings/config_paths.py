@@ -311,6 +311,8 @@ def assign(
             text, sign, value = (part.strip() for part in name.partition("="))
             if not (text and sign):
                 fix = "write --set NAME=VALUE, for example --set steps=200"
+                if text in files():
+                    fix = "name the recipe in front of --set"
                 raise ConfigError(f"{name!r} sets nothing; {fix}.")
             name, this = text, edit(text, value, [_literal(value), value])
         field, value = _assign_below("", Place(draft), name.split("."), this)

@@ -1,0 +1,108 @@
+"""The command curax: `curax train grpo`, `curax xray grpo`, `curax recipes`, ..."""
+
+import argparse
+import ast
+import importlib
+import sys
+from collections.abc import Sequence
+
+from curax import __version__
+from curax.config import ConfigError, recipes
+from curax.settings.cli import Parser, survives_closed_output
+
+ABOUT = "Curate the learning signal of RLVR, in JAX."
+MODULES = {
+    "train": "train a policy by a recipe, or resume a run",
+    "xray": "compute which objective a recipe really optimises",
+    "evaluate": "measure a policy on problems with answers",
+    "export": "write the policy of a run as a Hugging Face checkpoint",
+    "report": "draw the pictures of a run and write its page",
+    "env": "print versions and devices, for a bug report",
+}
+HERE = {
+    "recipes": "list the recipes, a line each",
+    "completion": "print a script that completes these commands in a shell",
+}
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def parser() -> Parser:
+    """Argument parser of `curax`; what follows the command is the command's own."""
+    rows = [f"  {name:<12}{text}" for name, text in (MODULES | HERE).items()]
+    result = Parser(
+        prog="curax",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="\n".join([ABOUT, "", "commands:", *rows]),
+        epilog="curax COMMAND --help says what a command takes.",
+    )
+    result.add_argument("--version", action="version", version=__version__)
+    result.add_argument("command", choices=[*MODULES, *HERE], metavar="COMMAND")
+    result.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return result
+
+
+@survives_closed_output
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: that of the command; 2 for bad input."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        if not argv:
+            parser().print_help()
+            return 0
+        command = parser().parse_args(argv[:1]).command
+        if command == "recipes":
+            Parser(prog="curax recipes", description=HERE[command]).parse_args(argv[1:])
+            print(listed())
+            return 0
+        if command == "completion":
+            print(completion(argv[1:]))
+            return 0
+    except ConfigError as error:
+        print(f"curax: {error}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"curax.{command}").main(argv[1:])
+
+
+def listed() -> str:
+    """A line for each recipe: its name and the first line of its file."""
+    known = recipes()
+    width = max(map(len, known), default=0)
+    docs = {
+        name: ast.get_docstring(ast.parse(path.read_text())) or ""
+        for name, path in known.items()
+    }
+    return "\n".join(
+        f"{name:<{width}}  {text.partition(chr(10))[0].rstrip('.')}"
+        for name, text in docs.items()
+    )
+
+
+def completion(argv: Sequence[str]) -> str:
+    """A script that completes commands, options and recipes.
+
+    Raises:
+        ConfigError: the shell is none of SHELLS.
+    """
+    import shtab
+
+    words = Parser(prog="curax completion", description=HERE["completion"])
+    words.add_argument("shell", choices=SHELLS, help="the shell it is for")
+    shell = words.parse_args(argv).shell
+    whole = argparse.ArgumentParser(prog="curax")
+    commands = whole.add_subparsers()
+    for name, text in HERE.items():
+        commands.add_parser(name, help=text)
+    for name, text in MODULES.items():
+        inner = importlib.import_module(f"curax.{name}").parser()
+        for action in inner._actions:
+            if action.dest == "recipe":
+                action.choices = [*recipes()]
+        commands.add_parser(
+            name, help=text, parents=[inner], add_help=False, conflict_handler="resolve"
+        )
+    return shtab.complete(whole, shell=shell)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

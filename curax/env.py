@@ -1,0 +1,103 @@
+"""curax env: versions, devices and settings of this machine, for a bug report."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from curax import __version__
+from curax.config import ConfigError
+from curax.settings.cli import Parser, program, survives_closed_output
+
+PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "numpy"),
+    *("scipy", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"),
+)
+SETTINGS = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "CUDA_VISIBLE", "NVIDIA_VISIBLE")
+EXTENSIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
+GIB = 2**30
+
+
+def parser() -> Parser:
+    """Argument parser of `curax env`."""
+    return Parser(
+        prog=program("env"),
+        allow_abbrev=False,
+        description="Print versions, devices and settings, for a bug report.",
+    )
+
+
+@survives_closed_output
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 bad input."""
+    try:
+        parser().parse_args(argv)
+    except ConfigError as error:
+        print(f"curax.env: {error}", file=sys.stderr)
+        return 2
+    rows = list(described())
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        print(f"{name:<{width}}  {text}")
+    return 0
+
+
+def described() -> Iterator[tuple[str, str]]:
+    """(name, text) of what results and speed depend on; nothing secret."""
+    yield "curax", f"{__version__} in {Path(__file__).parent}"
+    yield "python", f"{platform.python_version()} {platform.python_implementation()}"
+    yield "system", platform.platform()
+    yield "processor", processor()
+    yield "memory", f"{memory_gib():.1f} GiB"
+    yield "disk free here", f"{shutil.disk_usage('.').free / GIB:.1f} GiB"
+    for name in PACKAGES:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    yield "devices", devices()
+    for name in sorted(os.environ):
+        if name.startswith(SETTINGS):
+            yield name, os.environ[name]
+
+
+def processor() -> str:
+    """Cores that this process may use, and the vector instructions they have."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    path, found = Path("/proc/cpuinfo"), []
+    if path.exists():
+        words = {*path.read_text().replace(":", " ").split()}
+        found = [name for name in EXTENSIONS if name in words]
+    return f"{cores} cores, {platform.machine()}, {' '.join(found) or 'unknown'}"
+
+
+def memory_gib() -> float:
+    """GiB of main memory, NaN where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    except (AttributeError, ValueError, OSError):
+        return float("nan")
+
+
+def devices() -> str:
+    """The devices that JAX finds, or why it finds none."""
+    try:
+        import jax
+
+        found = jax.devices()
+    except (ImportError, RuntimeError) as error:
+        return f"none: {' '.join(str(error).split())}"
+    kinds = sorted({device.device_kind for device in found})
+    return (
+        f"{len(found)} of {found[0].platform} ({', '.join(kinds)}), "
+        f"{jax.process_count()} process{'es' * (jax.process_count() > 1)}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The command curax, from a wheel that is installed outside of the clone."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import small
+
+from curax import __main__ as commands
+from curax import config as cf
+from curax import env, train
+from curax.settings import config_paths, field_help
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "configs").glob("*.py"))
+TAKES = ("curax", "configs", "pyproject.toml", "README.md", "LICENSE")
+
+
+def pip(*words):
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [sys.executable, "-m", "pip", words[0], *quiet, *words[1:]]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Runs the script of an installed wheel, in a folder that holds nothing."""
+    here = tmp_path_factory.mktemp("wheel")
+    source, site, elsewhere = (here / name for name in ("source", "site", "elsewhere"))
+    for folder in (source, elsewhere):
+        folder.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in TAKES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, source)
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(here), str(source))
+    (wheel,) = here.glob("*.whl")
+    pip("install", "--target", str(site), str(wheel))
+    shutil.rmtree(source)
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, str(site / "bin" / "curax"), *words],
+            cwd=elsewhere,
+            env=os.environ | {"PYTHONPATH": str(site)},
+            capture_output=True,
+            text=True,
+        )
+
+    return run, elsewhere, site
+
+
+def test_the_wheel_has_every_module_and_every_recipe(installed):
+    _, _, site = installed
+    want = {
+        *(path.relative_to(ROOT) for path in (ROOT / "curax").rglob("*.py")),
+        *(path.relative_to(ROOT) for path in (ROOT / "curax").rglob("*.tmpl")),
+        *(Path("curax", path.relative_to(ROOT)) for path in RECIPES),
+    }
+    files = (path.relative_to(site) for path in (site / "curax").rglob("*.*"))
+    assert {path for path in files if path.suffix != ".pyc"} == want
+
+
+def test_the_wheel_trains_by_the_name_of_a_recipe(installed):
+    run, elsewhere, site = installed
+    listed = run("recipes")
+    names = [line.split()[0] for line in listed.stdout.splitlines()]
+    assert (listed.returncode, names) == (0, [path.stem for path in RECIPES])
+    sizes = [*small.SIZES.split(), "steps=2", "evaluation.every=2"]
+    done = run("train", "quickstart", "--set", *sizes)
+    assert done.returncode == 0, done.stderr
+    assert (elsewhere / "runs" / "quickstart" / "report.html").exists()
+    shown = run("env").stdout
+    assert re.search(rf"^curax +\S+ in {site}/curax$", shown, re.MULTILINE)
+    wrong = run("train", "grpoo")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == (
+        "curax.train: grpoo: there is no such file, nor recipe; did you mean grpo or "
+        "rloo or gspo?\n"
+    )
+
+
+def test_every_package_is_in_the_wheel():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found = {path.parent for path in (ROOT / "curax").rglob("__init__.py")}
+    names = {".".join(path.relative_to(ROOT).parts) for path in found}
+    assert {*project["tool"]["setuptools"]["packages"]} == names | {"curax.configs"}
+
+
+def said(capsys, *argv):
+    status = commands.main(argv)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_every_recipe_has_a_line(capsys):
+    status, out, _ = said(capsys, "recipes")
+    assert status == 0
+    for line, path in zip(out.splitlines(), RECIPES, strict=True):
+        name, text = line.split(maxsplit=1)
+        assert name == path.stem
+        assert text.rstrip() in path.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("shell", commands.SHELLS)
+def test_a_shell_completes_commands_options_and_recipes(capsys, shell):
+    status, out, _ = said(capsys, "completion", shell)
+    assert status == 0
+    for word in (*commands.MODULES, *commands.HERE, "print-config", "gvm_raft_exact"):
+        assert word in out
+
+
+def test_an_unknown_command_or_shell_is_told_in_a_line(capsys):
+    for argv in (["trian"], ["completion", "fish"], ["recipes", "dapo"]):
+        status, out, err = said(capsys, *argv)
+        assert (status, out, err.count("\n")) == (2, "", 1), argv
+        assert err.startswith("curax: ")
+    assert said(capsys, "train", "dapo", "--config", "grpo") == (
+        2,
+        "",
+        "curax.train: dapo and --config grpo are two recipes; leave one out.\n",
+    )
+    status, out, err = said(capsys, "train", "--set", "steps=3", "grpo")
+    assert "'grpo' sets nothing; name the recipe in front of --set." in err
+
+
+def test_a_bug_report_names_versions_devices_and_settings(capsys, monkeypatch):
+    monkeypatch.setenv("JAX_SOMETHING", "7")
+    status, out, _ = said(capsys, "env")
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert status == 0
+    assert rows["JAX_SOMETHING"] == "7"
+    assert rows["devices"] == "8 of cpu (cpu), 1 process"
+    assert {"python", "jaxlib", "flax", "processor"} <= {*rows}
+    assert "cores" in env.processor()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_field_is_shown_once_with_what_it_means(path):
+    config = cf.load(path)
+    found = field_help.fields(config)
+    names = [field.name for field in found]
+    assert len(names) == len({*names})
+    listed = {*config_paths.fields_of(config)}
+    values = {re.sub(r"(\.\d+)+$", "", name) for name in listed}
+    assert {*names} <= values | listed
+    for name in values:  # lists of plain values are one field
+        assert name in names or any(n.startswith(f"{name}.") for n in names), name
+    third = ("optimizer.", "warm_start.optimizer.")  # optax's own arguments
+    for field in found:
+        if not field.name.startswith(third):
+            assert field.comment or field.name[-1].isdigit(), field.name
+
+
+def test_where_a_value_came_from_is_told(capsys):
+    argv = ["grpo", "--print-config", "--set", "kl.coefficient=.25", "seed=0"]
+    assert train.main(argv) == 0
+    out = capsys.readouterr().out
+    lines = {line.split(" = ")[0]: line for line in out.splitlines()}
+    config = cf.load("grpo")
+    want = {
+        "kl.coefficient": ("0.25", "--set"),
+        "seed": ("0", "--set"),  # although it is the default too
+        "loss": ("loss.clipped_ratio", "recipe"),
+        "sampling.max_tokens": (str(config.sampling.max_tokens), "recipe"),
+        "mesh.data": ("1", "default"),
+        "pilot": ("none", "default"),
+        "optimizer": ("optax.adam", "recipe"),
+    }
+    for name, (value, source) in want.items():
+        shown, came = lines[name].split("#")
+        assert shown.split(" = ")[1].strip() == value
+        assert came.strip() == source
+
+
+def test_the_help_of_a_recipe_has_its_fields_and_their_defaults(capsys):
+    assert train.main(["grpo", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "fields of grpo:\n  task=tasks.chain.task\n" in shown
+    assert "  sampling.group_size=8\n      G, completions per prompt at most\n" in shown
+    steps = cf.load("grpo").steps
+    assert f"  steps={steps}\n      RL steps; 0: the warm start alone" in shown
+    assert all(len(line) <= field_help.WIDTH for line in shown.splitlines())
