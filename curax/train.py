@@ -1,5 +1,6 @@
 """python -m curax.train: train a policy from a config, or resume a run."""
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,13 @@ def parser() -> Parser:
         "--resume", action="store_true", help="go on with the run in the run folder"
     )
     result.add_argument(
+        "--profile",
+        type=steps_of,
+        default=0,
+        metavar="N",
+        help="trace N steps behind the first, for TensorBoard and Perfetto",
+    )
+    result.add_argument(
         "--print-config",
         action="store_true",
         help="print every field with its value and where that came from, and stop",
@@ -73,12 +81,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         with lock.hold(workdir, "--workdir"):
             folder.check(workdir, config, resume=args.resume)
             command = resuming(argv)
-            return run.train(config, workdir, resume=args.resume, command=command)
+            return run.train(
+                config,
+                workdir,
+                resume=args.resume,
+                command=command,
+                profile=args.profile,
+            )
     except ConfigError as error:
         print(f"curax.train: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the first step or after the last
         return 130
+
+
+def steps_of(text: str) -> int:
+    """The value of --profile, an integer of at least 1."""
+    if text.isdecimal() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is no number of steps from 1 on")
 
 
 def names_of(assignments: Sequence[str]) -> list[str]:

@@ -838,3 +838,22 @@ def test_the_default_is_the_quickstart_in_a_folder_of_its_name(monkeypatch):
     assert main("--config", str(small.FILE)) == (0, "", "")
     assert [str(workdir) for _, workdir in seen] == ["runs/quickstart", "runs/small"]
     assert describe(seen[0][0]) == describe(load(small.QUICKSTART))
+
+
+def test_a_profile_traces_some_steps_and_changes_none(whole, tmp_path):
+    workdir, _ = whole
+    status, out, err = main(
+        *("--config", str(small.FILE), "--workdir", str(tmp_path / "run")),
+        *("--profile", "3"),
+    )
+    assert (status, err) == (0, "")
+    assert f"A trace of 3 steps is written to {tmp_path}/run/profile.\n" in out
+    files = {path.name for path in (tmp_path / "run" / "profile").rglob("*.*")}
+    assert "perfetto_trace.json.gz" in files
+    assert any(name.endswith(".xplane.pb") for name in files)
+    config = load(small.FILE)
+    assert_same_run(tmp_path / "run", workdir, step=6, config=config)
+    for wrong in ("0", "-1", "two"):
+        status, out, err = main("quickstart", f"--profile={wrong}")
+        assert (status, out) == (2, "")
+        assert f"argument --profile: {wrong} is no number of steps from 1 on;" in err

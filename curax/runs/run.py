@@ -19,6 +19,7 @@ from curax.models import prompt_form
 from curax.runs import alarms, checkpoint, folder, memory_io, page, record
 from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
+from curax.runs.profile import Profile
 from curax.runs.progress import Progress
 from curax.step import build, loops, rehearsal, stages, validation
 from curax.step.loops import Warm
@@ -42,7 +43,9 @@ class RunError(RuntimeError):
     """The run cannot continue. The message is one sentence."""
 
 
-def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
+def train(
+    config: Config, workdir: Path, *, resume: bool, command: str, profile: int = 0
+) -> int:
     """Train to the last step or a signal, then write the report and print a summary.
 
     Args:
@@ -50,6 +53,7 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         workdir: run folder, accepted by `folder.check`.
         resume: continue from the newest checkpoint of `workdir`.
         command: command line that resumes the run, printed when a signal stops it.
+        profile: steps to trace, as `Profile`; 0: none.
 
     Returns:
         Exit status: 0 done, 1 stopped by a failure, 128 + n by signal n.
@@ -83,7 +87,7 @@ def train(config: Config, workdir: Path, *, resume: bool, command: str) -> int:
         folder.make(workdir, config)
         folder.write_questions(workdir, loop.parts.task)
         try:
-            stopped = Run(loop, workdir, loaded).run()
+            stopped = Run(loop, workdir, loaded, profile=profile).run()
         except (RunError, checkpoint.NotSavedError) as error:
             print(f"curax.train: {error}", file=sys.stderr)
             return 1
@@ -222,6 +226,8 @@ class Run:
         loop: loops.Loop,
         workdir: Path,
         loaded: memory_io.LoadedMemory | None = None,
+        *,
+        profile: int = 0,
     ):
         """Open the checkpoints; no other file is touched.
 
@@ -229,9 +235,11 @@ class Run:
             loop: training loop.
             workdir: run folder.
             loaded: difficulty memory of another run, for the state of step 0.
+            profile: steps to trace, as `Profile`; 0: none.
         """
         self._loop, self._config = loop, loop.parts.config
         self._loaded = loaded
+        self._profile = Profile(workdir, profile)
         self._workdir, keep = workdir, self._config.logging.keep
         self._checkpoints = checkpoint.Checkpoints(
             workdir / folder.CHECKPOINTS, keep=keep
@@ -263,6 +271,7 @@ class Run:
             contextlib.ExitStack() as self._open,
         ):
             self._open.callback(self._checkpoints.close)
+            self._open.callback(self._profile.close)
             if description := self._loop.parts.task.summary:
                 self._progress.say(description)
             found = self._restore()
@@ -420,8 +429,10 @@ class Run:
             self._progress.begin("RL", step, config.steps, self._compile_note("step"))
         due = (log.every, log.checkpoint_every, config.evaluation.every)
         score: float | None = None
+        begun = step
         while step < config.steps and self._interrupt.number is None:
             times = min(*(n - step % n for n in due), config.steps - step)
+            times = self._profile.begin(step - begun, times)
             with self._timed("step"):
                 state, rows, shown = self._loop.advance(state, times)
             rows = [
@@ -430,6 +441,8 @@ class Run:
             ]
             step += times
             score = None
+            if said := self._profile.end(step - begun):
+                self._progress.say(said)
             if step == config.steps or step % config.evaluation.every == 0:
                 evaluated, score = self._evaluate(state, step)
                 rows[-1] |= evaluated

@@ -1,0 +1,46 @@
+"""A trace of some steps of a run, for TensorBoard and Perfetto."""
+
+from pathlib import Path
+
+import jax
+
+
+class Profile:
+    """Trace of `steps` steps behind the first, which compiles; 0: no trace.
+
+    `profile/plugins/profile/TIME/` of the run folder gets an `.xplane.pb`, which the
+    profile plugin of TensorBoard reads, and `perfetto_trace.json.gz`, which
+    ui.perfetto.dev opens.
+    """
+
+    def __init__(self, workdir: Path, steps: int):
+        """Set folder and number of steps; nothing is traced yet."""
+        self._folder, self._steps = workdir / "profile", steps
+        self._on = False
+
+    def begin(self, done: int, times: int) -> int:
+        """Length of the next chunk; the trace begins here if it is due.
+
+        Args:
+            done: steps that this process has made.
+            times: steps of the next chunk at most.
+        """
+        if done > self._steps or not self._steps:
+            return times
+        if done and not self._on:
+            jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
+            self._on = True
+        return min(times, self._steps + 1 - done) if done else 1
+
+    def end(self, done: int) -> str | None:
+        """Write the trace if its steps are made; a sentence that says where."""
+        if not self._on or done <= self._steps:
+            return None
+        self.close()
+        return f"A trace of {self._steps} steps is written to {self._folder}."
+
+    def close(self) -> None:
+        """Write what was traced, if anything is."""
+        if self._on:
+            self._on = False
+            jax.profiler.stop_trace()
