@@ -1,12 +1,14 @@
 """python -m curax.train: train a policy from a config, or resume a run."""
 
 import argparse
+import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from curax.config import ConfigError, load, override
+from curax.processes import clusters
 from curax.settings import field_help
 from curax.settings.cli import Parser, program, recipe_of, survives_closed_output
 
@@ -52,6 +54,16 @@ def parser() -> Parser:
         action="store_true",
         help="print every field with its value and where that came from, and stop",
     )
+    group = result.add_argument_group(
+        "many processes", "one for each machine or GPU; a cluster is detected"
+    )
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="where process 0 can be reached"
+    )
+    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    group.add_argument(
+        "--process", type=int, metavar="I", help="number of this one, from 0 to N - 1"
+    )
     return result
 
 
@@ -61,38 +73,118 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         args = parser().parse_args(argv)
-        if args.help and not (args.recipe or args.config):
-            parser().print_help()
+        if args.help or args.print_config:
+            print(described(args))
             return 0
-        recipe = recipe_of(args, DEFAULT)
-        config = override(load(recipe), args.assignments)
-        if args.help:
-            print(f"{parser().format_help()}\nfields of {recipe}:")
-            print(field_help.explained(config))
-            return 0
-        if args.print_config:
-            print(field_help.resolved(config, names_of(args.assignments)))
-            return 0
-        workdir = Path(args.workdir or Path("runs") / Path(recipe).stem)
-        # These import jax, which takes seconds; wrong input is reported before.
-        from curax.runs import folder, lock, run
-
-        folder.check_writable(workdir)
-        with lock.hold(workdir, "--workdir"):
-            folder.check(workdir, config, resume=args.resume)
-            command = resuming(argv)
-            return run.train(
-                config,
-                workdir,
-                resume=args.resume,
-                command=command,
-                profile=args.profile,
-            )
+        if not is_one_of_many(args):
+            return train(args, argv)
     except ConfigError as error:
-        print(f"curax.train: {error}", file=sys.stderr)
-        return 2
+        return refused(error)
     except KeyboardInterrupt:  # before the first step or after the last
         return 130
+    return train_with_others(args, argv)
+
+
+def described(args: argparse.Namespace) -> str:
+    """The text of --help, with the fields of a recipe that is named, or the config.
+
+    Raises:
+        ConfigError: the recipe cannot be loaded.
+    """
+    text = parser().format_help()
+    if args.help and not (args.recipe or args.config):
+        return text
+    recipe = recipe_of(args, DEFAULT)
+    config = override(load(recipe), args.assignments)
+    if args.help:
+        return f"{text}\nfields of {recipe}:\n{field_help.explained(config)}"
+    return field_help.resolved(config, names_of(args.assignments))
+
+
+def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Exit status of the run that the arguments describe.
+
+    Raises:
+        ConfigError: wrong input.
+    """
+    recipe = recipe_of(args, DEFAULT)
+    workdir = Path(args.workdir or Path("runs") / Path(recipe).stem)
+    config = override(load(recipe), args.assignments)
+    # These import jax, which takes seconds; wrong input is reported before.
+    from curax.processes import peers
+    from curax.runs import folder, lock, run
+
+    folder.check_writable(workdir)
+    with contextlib.ExitStack() as held:
+        peers.on_first(lambda: held.enter_context(lock.hold(workdir, "--workdir")))
+        peers.on_first(folder.check, workdir, config, resume=args.resume)
+        folder.check_shared(workdir)
+        command = resuming(argv)
+        return run.train(
+            config,
+            workdir,
+            resume=args.resume,
+            command=command,
+            profile=args.profile,
+        )
+
+
+def train_with_others(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Exit status of one of several processes; after an error it ends here."""
+    from curax.processes import peers
+
+    status = 130
+    try:
+        peers.start(args.coordinator, args.processes, args.process)
+        status = train(args, argv)
+        peers.finish(status)
+    except ConfigError as error:
+        status = refused(error)
+        peers.leave(status)
+    except KeyboardInterrupt:
+        peers.leave(status)
+    except Exception as error:
+        peers.fail(error)
+    return status
+
+
+def is_one_of_many(args: argparse.Namespace) -> bool:
+    """Whether several processes make this run, as the arguments or a cluster say.
+
+    Raises:
+        ConfigError: the arguments are incomplete or contradict each other.
+    """
+    given = {
+        "--coordinator": args.coordinator,
+        "--processes": args.processes,
+        "--process": args.process,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return clusters.detected()
+    if missing:
+        raise ConfigError(
+            f"{missing[0]} is missing; name the processes of a run by --coordinator "
+            "HOST:PORT --processes N --process I, or leave all three to the cluster."
+        )
+    host, _, port = args.coordinator.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(
+            f"--coordinator {args.coordinator} is no HOST:PORT; name the machine of "
+            "process 0 and a free port of it, such as 10.0.0.2:8476."
+        )
+    if not 0 <= args.process < args.processes:
+        raise ConfigError(
+            f"--process {args.process} is not from 0 to {args.processes - 1}; number "
+            f"the --processes {args.processes} of the run from 0 on."
+        )
+    return args.processes > 1
+
+
+def refused(error: ConfigError) -> int:
+    """Exit status of wrong input, after its sentence."""
+    print(f"curax.train: {error}", file=sys.stderr)
+    return 2
 
 
 def steps_of(text: str) -> int:

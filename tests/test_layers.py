@@ -26,16 +26,17 @@ MAY_IMPORT = {
     "types": set(),
     "arrays": {"types", "settings"},
     "config": {"settings"},
+    "processes": {"settings"},
     **dict.fromkeys(STAGES, BASE),
     "monitors": BASE | {"loss"},
     "verify": {"settings"},
     "tasks": BASE | {"verify"},
     "models": BASE,
     "testbed": BASE | STAGES | {"config", "models", "tasks"},
-    "step": BASE | STAGES | {"config", "monitors"},
+    "step": BASE | STAGES | {"config", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "config", "step", "theory"},
-    "runs": BASE | {"config", "step", "theory", "models", "tasks"},
+    "runs": BASE | {"config", "step", "theory", "models", "tasks", "processes"},
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}
     | {"tasks", "verify"},
@@ -48,7 +49,7 @@ BETWEEN_STAGES = {
     "score": {"rollout", "update"},
     "update": {"rollout", "monitors"},
 }
-COMMANDS_BESIDE = {"export": {"models"}}
+COMMANDS_BESIDE = {"export": {"models"}, "train": {"processes"}}
 for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
     MAY_IMPORT[room] = MAY_IMPORT[room] | more
 
@@ -56,10 +57,11 @@ NO_JAX = {
     *("settings", "config", "models/prompt_form", "runs/xray_picture"),
     *(f"theory/{name}" for name in ("frontier", "population", "table")),
     *(f"runs/{name}" for name in ("record", "pictures", "page", "progress", "alarms")),
-    *("runs/interrupt", "runs/lock"),
+    *("runs/interrupt", "runs/lock", "processes/watch", "processes/clusters"),
 }
 STANDARD_LIBRARY_ONLY = {
     *("settings", "config", "runs/interrupt", "runs/lock", "models/prompt_form"),
+    *("processes/watch", "processes/clusters"),
 }
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a room may take of another, where that is not all of it.

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from curax.processes import peers
 from curax.types import TrainState
 
 UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
@@ -196,7 +197,10 @@ class Checkpoints:
         )
 
         def read():
-            loaded = self._manager.restore(step, args=items)
+            loaded, reason = _attempt(self._manager.restore, step, args=items)
+            # Each process reads its own shards, and all or none go on.
+            if reason := next(filter(None, peers.gather(reason)), None):
+                raise DamagedError(reason)
             state, beside = loaded["state"], loaded["totals"]
             if _checksum(state, beside["totals"]) != beside["mark"]:
                 raise DamagedError("contents differ from what was saved")
@@ -230,7 +234,8 @@ class Checkpoints:
             DamagedError: no checkpoint can be read; none is renamed.
         """
         damaged: dict[int, DamagedError] = {}
-        for step in sorted(self._manager.all_steps(), reverse=True):
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in peers.broadcast(steps):
             try:
                 state, totals = self.restore(step, like, sharding)
             except DamagedError as error:
@@ -247,8 +252,10 @@ class Checkpoints:
     def _rename_unreadable(self, step: int) -> Path:
         there = self._folder / str(step)
         aside = there.with_name(there.name + UNREADABLE)
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(there, aside)
+        if peers.is_first():
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(there, aside)
+        peers.barrier()
         self._manager.reload()
         return aside
 
@@ -281,8 +288,10 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        for step in self._manager.all_steps():
-            shutil.rmtree(self._folder / str(step))
+        if peers.is_first():
+            for step in self._manager.all_steps():
+                shutil.rmtree(self._folder / str(step))
+        peers.barrier()
         self._manager.reload()
 
     def _write(self, function: Callable, *args: Any, **named: Any) -> Any:

@@ -8,6 +8,8 @@ import contextlib
 import json
 import math
 import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import FileIO
@@ -27,6 +29,7 @@ from curax.config import (
     describe,
     with_current_fields,
 )
+from curax.processes import peers
 from curax.runs import record
 from curax.settings.cli import write_whole
 from curax.types import Task
@@ -44,6 +47,9 @@ CHANGEABLE = (
     *("update.micro_batches", "update.vocab_chunk", "warm_start.micro_batches"),
     *("logging.checkpoint_every", "logging.keep", "logging.drift_nats"),
 )
+
+
+LOOKS = 15.0  # seconds for a file to be seen on the other machines
 
 
 class NotWrittenError(OSError):
@@ -136,6 +142,40 @@ def _check_same(path: Path, config: Config) -> None:
             f"--resume: {name}={now} differs from {was} in {path}; {rule}, so set "
             f"{name} back or name another --workdir."
         )
+
+
+def check_shared(workdir: Path) -> None:
+    """Check that all processes see one run folder, which process 0 has made.
+
+    Raises:
+        ConfigError: another process has a folder of its own there, or none.
+    """
+    if peers.count() == 1:
+        return
+    mark = workdir / peers.broadcast(f"shared-{secrets.token_hex(8)}")
+    peers.on_first(_write_mark, mark)
+    end = time.monotonic() + LOOKS
+    while not (seen := mark.exists()) and time.monotonic() < end:
+        time.sleep(0.2)
+    names = peers.gather((seen, socket.gethostname()))
+    if peers.is_first():
+        mark.unlink(missing_ok=True)
+    for process, (seen, name) in enumerate(names):
+        if not seen:
+            raise ConfigError(
+                f"--workdir {workdir} of process {process} on {name} is not that of "
+                f"process 0 on {names[0][1]}; name a folder that all processes share."
+            )
+
+
+def _write_mark(path: Path) -> None:
+    try:
+        path.touch()
+    except OSError as error:
+        raise ConfigError(
+            f"--workdir {path.parent} cannot be written: {error.strerror}; name "
+            "another folder."
+        ) from error
 
 
 def make(workdir: Path, config: Config) -> None:
@@ -452,6 +492,37 @@ class Files:
         """Flush and close."""
         for file in (*self._rows, self._events):
             file.close()
+
+
+class NoFiles:
+    """In place of `Files` on all processes but 0, which alone writes."""
+
+    class Warm:
+        """In place of the rows of the warm start."""
+
+        def write(self, rows: Iterable[dict[str, Any]]) -> None:
+            """Write nothing."""
+
+    warm = Warm()
+
+    def write(self, rows: Sequence[dict[str, Any]], shown: Sequence[Any] = ()) -> None:
+        """Write nothing."""
+
+    def write_alarm(self, step: int, kind: str, text: str) -> None:
+        """Write nothing."""
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """Yield nothing."""
+        return iter(())
+
+    def write_evaluation(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
+        """Write nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def append_rows(file: FileIO, path: Path, rows: Iterable[Any]) -> None:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from curax.config import ConfigError
+from curax.processes import peers
 from curax.runs.folder import write_errors
 from curax.settings.cli import write_whole
 from curax.types import PromptMemory, Task, TrainState
@@ -55,7 +56,7 @@ def prompt_keys(task: Task) -> list[str]:
         ids = np.arange(start, start + size, dtype=np.int32)
         # The last chunk is padded, so that one program serves all chunks.
         made = tokens_and_mask(np.minimum(ids, np.int32(task.num_prompts - 1)))
-        tokens, mask = jax.device_get(made)
+        tokens, mask = peers.fetch(made)
         for row, counts in zip(tokens.astype("<i4"), mask, strict=True):
             digest = hashlib.blake2b(row[counts].tobytes(), digest_size=16)
             result.append(digest.hexdigest())
@@ -63,7 +64,7 @@ def prompt_keys(task: Task) -> list[str]:
 
 
 def write(path: Path, task: Task, memory: PromptMemory) -> None:
-    """Write a memory file atomically.
+    """Write a memory file atomically; of several processes the first writes.
 
     Sums of equal prompts, and of seeds, are added: up to discounts, the memory of one
     run that had seen all of these completions. Sums that were loaded from a file count
@@ -97,6 +98,8 @@ def write(path: Path, task: Task, memory: PromptMemory) -> None:
         # Rounding may leave solved a bit above draws.
         values["solved"] = min(values["solved"], values["draws"])
         lines.append(json.dumps({"prompt": key, **values}) + "\n")
+    if not peers.is_first():
+        return
     with write_errors(path):
         write_whole(path, "".join(lines).encode())
 

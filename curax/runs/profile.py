@@ -13,9 +13,16 @@ class Profile:
     ui.perfetto.dev opens.
     """
 
-    def __init__(self, workdir: Path, steps: int):
-        """Set folder and number of steps; nothing is traced yet."""
+    def __init__(self, workdir: Path, steps: int, *, writes: bool = True):
+        """Set folder and number of steps; nothing is traced yet.
+
+        Args:
+            workdir: run folder.
+            steps: steps to trace; the same on all processes of a run.
+            writes: whether this process traces; chunks are the same if it does not.
+        """
         self._folder, self._steps = workdir / "profile", steps
+        self._writes = writes
         self._on = False
 
     def begin(self, done: int, times: int) -> int:
@@ -27,7 +34,7 @@ class Profile:
         """
         if done > self._steps or not self._steps:
             return times
-        if done and not self._on:
+        if done and self._writes and not self._on:
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
             self._on = True
         return min(times, self._steps + 1 - done) if done else 1

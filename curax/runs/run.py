@@ -7,15 +7,18 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
 
 from curax.config import Config, ConfigError, describe, option
 from curax.models import prompt_form
+from curax.processes import peers
 from curax.runs import alarms, checkpoint, folder, memory_io, page, record
 from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
@@ -67,10 +70,13 @@ def train(
         # Orbax logs failed saves at length here; the run reports each in a sentence.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
+    since = peers.broadcast(since)
+    peers.on_loss(partial(last_checkpoint, workdir))
+    peers.same("the config", describe(config))
     if resume:
-        check_files(workdir, since, finished=since == config.steps)
+        peers.on_first(check_files, workdir, since, finished=since == config.steps)
     if since == config.steps:
-        print(f"Complete at step {since}; to go on, --set a higher steps.")
+        say(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
         loop = make_loop(config)
         if make_ready := loop.parts.task.start:
@@ -80,22 +86,35 @@ def train(
                 raise ConfigError(str(error)) from error
         path, form = option(config.model, "path"), loop.parts.task.prompt_form
         if warning := prompt_form.mismatch(path, form):
-            print(f"Warning: {warning}", flush=True)
+            say(f"Warning: {warning}")
         # A run with a checkpoint has its memory in it.
         loaded = load_memory(loop.parts) if since is None else None
-        folder.check_questions(workdir, loop.parts.task)
-        folder.make(workdir, config)
-        folder.write_questions(workdir, loop.parts.task)
+        task = loop.parts.task
+        peers.same("the problems in the files of the task", task.fingerprint)
+        peers.on_first(folder.check_questions, workdir, task)
+        peers.on_first(folder.make, workdir, config)
+        peers.on_first(folder.write_questions, workdir, task)
         try:
             stopped = Run(loop, workdir, loaded, profile=profile).run()
         except (RunError, checkpoint.NotSavedError) as error:
             print(f"curax.train: {error}", file=sys.stderr)
             return 1
         if stopped is not None:
-            print(f"Stopped; to go on: {command}", flush=True)
+            say(f"Stopped; to go on: {command}")
             return 128 + stopped
         steps = f", the last {config.steps - since} steps" if since else ""
         took = f"{steps} in {record.duration_text(time.monotonic() - start)}"
+    return write_report(config, workdir, took) if peers.is_first() else 0
+
+
+def write_report(config: Config, workdir: Path, took: str) -> int:
+    """Exit status, after the report of a complete run is written and told.
+
+    Args:
+        config: config of the run.
+        workdir: run folder.
+        took: what was done and how long it took; empty where nothing was.
+    """
     try:
         if took or not (workdir / folder.EXPECTED).exists():
             write_predictions(config, workdir)
@@ -112,6 +131,20 @@ def train(
         return 1
     print(f"{line}{took}.\nReport: {path}", flush=True)
     return 0
+
+
+def say(text: str) -> None:
+    """Print a line, of several processes in the first alone."""
+    if peers.is_first():
+        print(text, flush=True)
+
+
+def last_checkpoint(workdir: Path) -> str:
+    """Phrase that names the last checkpoint in a run folder."""
+    last = checkpoint.latest(workdir / folder.CHECKPOINTS)
+    if last is None:
+        return "there is no checkpoint yet, so it will start again"
+    return f"the checkpoint of step {last} is intact"
 
 
 def check_files(workdir: Path, since: int | None, *, finished: bool) -> None:
@@ -239,7 +272,7 @@ class Run:
         """
         self._loop, self._config = loop, loop.parts.config
         self._loaded = loaded
-        self._profile = Profile(workdir, profile)
+        self._profile = Profile(workdir, profile, writes=peers.is_first())
         self._workdir, keep = workdir, self._config.logging.keep
         self._checkpoints = checkpoint.Checkpoints(
             workdir / folder.CHECKPOINTS, keep=keep
@@ -253,6 +286,7 @@ class Run:
             Path(cache) if cache else None, describe(self._config)
         )
         self._compiled: set[str] = set()  # programs that this process has run
+        self._signal: int | None = None  # that all processes have agreed to stop at
 
     def run(self) -> int | None:
         """Train to the last step or a signal.
@@ -266,7 +300,7 @@ class Run:
         with (
             self._errors_as_sentences(),
             self._loop.context(),
-            Progress() as self._progress,
+            Progress(_console()) as self._progress,
             Interrupt(self._progress.stopping) as self._interrupt,
             contextlib.ExitStack() as self._open,
         ):
@@ -277,10 +311,17 @@ class Run:
             found = self._restore()
             state = found.state if found else self._start()
             if state is not None:
-                done = self._workdir / folder.WARM_CHECKPOINTS
-                shutil.rmtree(done, ignore_errors=True)
+                if peers.is_first():
+                    done = self._workdir / folder.WARM_CHECKPOINTS
+                    shutil.rmtree(done, ignore_errors=True)
                 self._train(state, found.step if found else 0)
-        return self._interrupt.number
+        return self._stopping()
+
+    def _stopping(self) -> int | None:
+        """Number of the first signal that any process has got, agreed on by all."""
+        if self._signal is None:
+            self._signal = peers.stop_signal(self._interrupt.number)
+        return self._signal
 
     @contextlib.contextmanager
     def _errors_as_sentences(self) -> Iterator[None]:
@@ -293,10 +334,6 @@ class Run:
             validation.FormatError,
             record.RecordError,
         ) as error:
-            last = checkpoint.latest(self._workdir / folder.CHECKPOINTS)
-            saved = "there is no checkpoint yet, so it will start again"
-            if last is not None:
-                saved = f"the checkpoint of step {last} is intact"
             if isinstance(error.__context__, folder.RemovedError):
                 error = error.__context__  # the cause: the folder was removed
             if isinstance(error, folder.RemovedError):
@@ -306,7 +343,8 @@ class Run:
                 ) from error
             what = str(error).rstrip(".")
             raise RunError(
-                f"{what}; mend that and go on with --resume: {saved}."
+                f"{what}; mend that and go on with --resume: "
+                f"{last_checkpoint(self._workdir)}."
             ) from error
 
     def _restore(self) -> checkpoint.Restored | None:
@@ -356,7 +394,9 @@ class Run:
     def _open_files(self, *, step: int | None, warm: int = 0) -> None:
         """Open the files of rows; rows after the checkpoint are cut off."""
         task, seeds = self._loop.parts.task, self._loop.seeds
-        self._files = folder.Files(self._workdir, task, seeds, step=step, warm=warm)
+        self._files: folder.Files | folder.NoFiles = folder.NoFiles()
+        if peers.is_first():
+            self._files = folder.Files(self._workdir, task, seeds, step=step, warm=warm)
         self._open.callback(self._files.close)
 
     def _start(self) -> TrainState | None:
@@ -405,7 +445,7 @@ class Run:
             state = resumed or loop.initial()
             self._open_files(step=None, warm=done)
             self._progress.begin("warm start", done, total, self._compile_note("warm"))
-            while done < total and self._interrupt.number is None:
+            while done < total and self._stopping() is None:
                 due = (log.every, log.checkpoint_every)
                 times = min(*(n - done % n for n in due), total - done)
                 with self._timed("warm"):
@@ -416,11 +456,10 @@ class Run:
                 )
                 done += times
                 self._progress.warm(done, losses[-1])
-                stopped = self._interrupt.number is not None
-                if stopped or done % log.checkpoint_every == 0:
+                if self._stopping() is not None or done % log.checkpoint_every == 0:
                     self._files.sync()
                     saved.save(done, loops.saved(state), self._frozen_mark(state))
-        return None if self._interrupt.number is not None else state
+            return None if self._stopping() is not None else state
 
     def _train(self, state: TrainState, step: int) -> None:
         """Train in chunks that end at each log, checkpoint and evaluation step."""
@@ -430,7 +469,7 @@ class Run:
         due = (log.every, log.checkpoint_every, config.evaluation.every)
         score: float | None = None
         begun = step
-        while step < config.steps and self._interrupt.number is None:
+        while step < config.steps and self._stopping() is None:
             times = min(*(n - step % n for n in due), config.steps - step)
             times = self._profile.begin(step - begun, times)
             with self._timed("step"):
@@ -572,6 +611,11 @@ def drift_bound(config: Config) -> float:
     dtype = jnp.dtype(option(config.model, "dtype", jnp.float32))
     # Accelerators round float32 products to fewer bits.
     return 1e-4 if dtype == jnp.float32 and jax.default_backend() == "cpu" else 0.2
+
+
+def _console() -> Console | None:
+    """Where progress is shown: None is the terminal; of several processes the first."""
+    return None if peers.is_first() else Console(quiet=True)
 
 
 def _fingerprint(state: Any) -> int | None:

@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from curax import reward
-from curax.step import draw
+from curax.processes import peers
+from curax.step import draw, grading
 from curax.step.records import Components, Graded, Method, Request
 from curax.types import Rollouts, TrainState
 
@@ -106,7 +107,7 @@ class Hosted:
         """Call a function on the host with numpy arrays if the task is in files."""
         if not parts.task.in_files:
             return self.call(function, parts, *args)
-        return function(parts, *jax.device_get(args))
+        return function(parts, *peers.fetch(args))
 
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Call the jitted function, donating its first array; timed as the update."""
@@ -187,7 +188,7 @@ class Hosted:
 
     def _grade(
         self, parts: Components, request: Request, rollouts: Rollouts
-    ) -> "Future[jax.Array]":
+    ) -> "Future[Any]":
         """Future of the outcomes; a host verifier runs in the background."""
         if not parts.task.on_device:
             return self._grade_on_host(parts, request, rollouts)
@@ -195,24 +196,34 @@ class Hosted:
 
     def _grade_on_host(
         self, parts: Components, request: Request, rollouts: Rollouts
-    ) -> "Future[jax.Array]":
-        task, clock = parts.task, self.clock
-        prompts, rollouts = jax.device_get((request.prompts, rollouts))
+    ) -> "Future[Timed]":
+        prompts, rollouts = peers.fetch((request.prompts, rollouts))
 
         def graded():
             start = time.perf_counter()
-            verdicts = reward.on_host(task, prompts, rollouts)
-            clock.graded(time.perf_counter() - start, verdicts.missing)
-            self.reason = verdicts.reason or self.reason
-            return jnp.asarray(verdicts.outcome)
+            verdicts = reward.on_host(parts.task, prompts, grading.own(rollouts))
+            return Timed(verdicts, time.perf_counter() - start)
 
         return self._background.submit(graded)
 
-    def _outcome_of(self, pending: "list[Future[jax.Array]]") -> jax.Array:
-        """`[N]` outcomes of all futures; waits for them."""
+    def _outcome_of(self, pending: "list[Future[Any]]") -> Any:
+        """`[N]` outcomes of all futures; waits for them, and for other processes."""
         with self.timed("verify"):
-            outcomes = [future.result() for future in pending]
-        return jnp.concatenate(outcomes) if len(outcomes) > 1 else outcomes[0]
+            found = [future.result() for future in pending]
+            if not isinstance(found[0], Timed):
+                return jnp.concatenate(found) if len(found) > 1 else found[0]
+            verdicts = grading.join([graded.verdicts for graded in found])
+        for graded, verdict in zip(found, verdicts, strict=True):
+            self.clock.graded(graded.seconds, verdict.missing)
+            self.reason = verdict.reason or self.reason
+        return np.concatenate([verdict.outcome for verdict in verdicts])
+
+
+class Timed(NamedTuple):
+    """Verdicts of this process, and the seconds they took."""
+
+    verdicts: reward.Verdicts
+    seconds: float
 
 
 class Abstract(Hosted):
@@ -251,11 +262,11 @@ class Abstract(Hosted):
     def _waited_for(self, arrays: Any) -> Any:
         return arrays
 
-    def _grade_on_host(self, parts, request, rollouts) -> "Future[jax.Array]":
+    def _grade_on_host(self, parts, request, rollouts) -> "Future[Any]":
         del parts, request
         return finished(jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32))
 
-    def _outcome_of(self, pending: "list[Future[jax.Array]]") -> Any:
+    def _outcome_of(self, pending: "list[Future[Any]]") -> Any:
         rows = sum(future.result().shape[0] for future in pending)
         return jax.ShapeDtypeStruct((rows,), jnp.float32)
 

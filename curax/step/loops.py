@@ -10,7 +10,6 @@ driver.
 import abc
 import dataclasses
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -21,14 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import memory as memories
-from curax import reward, update
+from curax import update
 from curax.arrays import frozen
 from curax.arrays.keys import stage_key
-from curax.step import drivers, sft, validation
+from curax.processes import peers
+from curax.step import drivers, grading, sft, validation
 from curax.step import mesh as meshes
 from curax.step.records import Components, Shown
 from curax.step.step import step
-from curax.types import Prompts, TrainState
+from curax.types import Prompts, Rollouts, TrainState
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -250,7 +250,7 @@ class Loop(abc.ABC):
         Losses are `[times, ...]` nats per token.
         """
         state, losses = self._warm(state, times)
-        return state, np.moveaxis(np.asarray(losses), -1, 0)[:times]
+        return state, np.moveaxis(np.asarray(peers.fetch(losses)), -1, 0)[:times]
 
     def begin(self, warm: Warm) -> TrainState:
         """The state before the first RL step."""
@@ -267,17 +267,16 @@ class Loop(abc.ABC):
         drawn, graded, said = [], [], {}
         for draw in self._held_out:
             prompts, rollouts = jax.block_until_ready(draw(state, *given))
-            grade = partial(validation.outcomes, parts, prompts, rollouts)
-            drawn.append(rollouts)
-            graded.append(self._begun(grade))
+            graded.append(self._begun(prompts, rollouts))
+            drawn.append(peers.fetch(rollouts))
             if not said:
-                said = validation.formats(parts, rollouts)
+                said = validation.formats(parts, drawn[0])
                 if (
                     parts.config.evaluation.distance
                     or parts.config.evaluation.confidence
                 ):
-                    said |= jax.device_get(self._measured(state, prompts, rollouts))
-        verdicts: list[reward.Verdicts] = [outcome.result() for outcome in graded]
+                    said |= peers.fetch(self._measured(state, prompts, rollouts))
+        verdicts = grading.join([outcome.result() for outcome in graded])
         sampled, greedy = (
             validation.pass_rates(parts, rollouts, verdict.outcome)
             for rollouts, verdict in zip(drawn, verdicts, strict=True)
@@ -306,11 +305,13 @@ class Loop(abc.ABC):
         ids = np.arange(count, dtype=np.int32)
         return (task.held_out(ids),) if task.in_files else ()
 
-    def _begun(self, grade: Callable[[], Any]) -> Future:
-        """Future of `grade()`; a host verifier runs in the background."""
-        if not self.parts.task.on_device:
-            return self._background.submit(grade)
-        return drivers.finished(grade())
+    def _begun(self, prompts: Prompts, rollouts: Rollouts) -> Future:
+        """Future of the outcomes; a host verifier runs in the background."""
+        if self.parts.task.on_device:
+            verdicts = validation.outcomes(self.parts, prompts, rollouts)
+            return drivers.finished(verdicts)
+        here = peers.fetch((prompts, rollouts))
+        return self._background.submit(validation.outcomes, self.parts, *here)
 
     def _evaluate(self, state, prompts=None, *, samples):
         model = frozen.over(self.parts.model, state.frozen)
@@ -371,7 +372,7 @@ class Jitted(Loop):
         start = time.perf_counter()
         state, (values, shown) = jax.block_until_ready(self._chunk(state, times))
         step_s = (time.perf_counter() - start) / times
-        values, shown = jax.device_get((values, shown))
+        values, shown = peers.fetch((values, shown))
         rows = []
         for i in range(times):
             row = {name: value[..., i] for name, value in values.items()}
@@ -418,11 +419,11 @@ class Staged(Loop):
             traces = self._traces(state.seed, state.step)
             state, loss = self._warm_once(state, traces)
             losses.append(loss)
-        return state, np.asarray(jax.device_get(losses))
+        return state, np.asarray(peers.fetch(losses))
 
     def _traces(self, seed, step):
         """Traces of a warm-start step, read by the host."""
-        ids = np.asarray(self._warm_ids(seed, step))
+        ids = np.asarray(peers.fetch(self._warm_ids(seed, step)))
         return sft.next_traces(self.parts, seed, step, ids)
 
     def advance(self, state, times):
@@ -431,7 +432,7 @@ class Staged(Loop):
         for _ in range(times):
             self._drive.clock = drivers.Clock()
             state, out = step(self._drive, self.parts, state)
-            values, shown = jax.device_get(out)
+            values, shown = peers.fetch(out)
             rows.append(values | self._drive.clock.row(self.parts.task.on_device))
             all_shown.append(shown)
             self.reason = self._drive.reason or self.reason

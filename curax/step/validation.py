@@ -18,6 +18,8 @@ from curax.arrays import masked
 from curax.arrays.keys import stage_key
 from curax.monitors import diversity
 from curax.monitors.distance import from_base
+from curax.processes import peers
+from curax.step import grading
 from curax.step.records import Components
 from curax.types import Model, Prompts, Rollouts
 
@@ -201,14 +203,18 @@ def confidence(
 def outcomes(
     parts: Components, prompts: Prompts, rollouts: Rollouts
 ) -> reward.Verdicts:
-    """`[..., N]` outcomes of completions; leading axes, as of seeds, are kept."""
+    """`[..., N]` outcomes of completions; leading axes, as of seeds, are kept.
+
+    A host verifier gets numpy arrays, and gives the outcomes of the completions that
+    this process grades.
+    """
     if not parts.task.on_device:
-        prompts, rollouts = jax.device_get((prompts, rollouts))
-        return reward.on_host(parts.task, prompts, rollouts)
+        return reward.on_host(parts.task, prompts, grading.own(rollouts))
     grade = jax.jit(lambda p, r: reward.on_device(parts.task, p, r))
     for _ in range(rollouts.prompt.ndim - 1):
         grade = jax.vmap(grade)
-    return reward.Verdicts(np.asarray(grade(prompts, rollouts)), Counter())
+    outcome = np.asarray(peers.fetch(grade(prompts, rollouts)))
+    return reward.Verdicts(outcome, Counter())
 
 
 def pass_rates(

@@ -1,0 +1,222 @@
+"""The border to the other processes of a run; everything that is exchanged passes here.
+
+All processes run one program over all devices, so what one of them decides by itself
+would part them: signals, files and outcomes go through `gather` first. Every function
+but `is_first` and `leave` is called by all processes, in the same order, and in the
+main thread. With one process each gives at once what went in.
+"""
+
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from curax.processes.watch import GRACE, Watch
+from curax.settings.config_paths import ConfigError
+
+HEARTBEAT = 50  # seconds after which JAX ends a process whose peer is silent
+_watch: Watch | None = None
+
+
+def start(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+) -> None:
+    """Start `jax.distributed`, before JAX has done anything else.
+
+    Args:
+        coordinator: HOST:PORT of process 0; None: of the cluster that JAX detects.
+        processes: number of processes; None: of the cluster.
+        process: number of this one, from 0; None: of the cluster.
+
+    Raises:
+        ConfigError: no cluster was detected, or the other processes were not reached.
+    """
+    global _watch
+    # Signals are agreed on by `stop_signal`; JAX would keep SIGTERM to itself.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT
+        )
+    except (ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200].rstrip(".")
+        raise ConfigError(
+            f"the processes of this run did not find each other ({why}); start all of "
+            "them with the same --coordinator HOST:PORT and --processes, each with its "
+            "own --process from 0 on."
+        ) from error
+    if count() == 1:
+        return
+    watch = Watch(jax.process_index(), count())
+    address = gather(watch.listen() if is_first() else None)[0]
+    try:
+        if is_first():
+            watch.accept()
+        else:
+            watch.connect(_host(), address)
+    except OSError as error:
+        raise ConfigError(
+            f"process 0 listens on port {address.port} of {_host()}, and not all of "
+            f"the {count()} processes have reached it ({error}); let the machines of a "
+            "run connect with each other on every port."
+        ) from error
+    _watch = watch
+
+
+def _host() -> str:
+    """The machine of process 0."""
+    from jax._src import distributed  # no public name
+
+    address = distributed.global_state.coordinator_address
+    assert address
+    return address.rpartition(":")[0].strip("[]")
+
+
+def count() -> int:
+    """Number of processes of the run."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Whether this is process 0, which writes the run folder and speaks."""
+    return count() == 1 or jax.process_index() == 0
+
+
+# ----- exchange
+
+
+def fetch(tree: Any) -> Any:
+    """The arrays of a tree as numpy arrays, whole on every process."""
+    if count() == 1:
+        return jax.device_get(tree)
+
+    def leaf(x: Any) -> Any:
+        whole = not isinstance(x, jax.Array) or x.is_fully_replicated
+        if whole or x.is_fully_addressable:
+            return jax.device_get(x)
+        return multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.tree.map(leaf, tree)
+
+
+def gather(value: Any) -> list[Any]:
+    """What every process gave, in their order; anything that can be pickled."""
+    if count() == 1:
+        return [value]
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(data)))
+    size = 1 << int(sizes.max()).bit_length()  # few programs
+    found = multihost_utils.process_allgather(np.pad(data, (0, size - len(data))))
+    return [
+        pickle.loads(row[:n].tobytes()) for row, n in zip(found, sizes, strict=True)
+    ]
+
+
+def broadcast(value: Any) -> Any:
+    """What process 0 gave."""
+    return gather(value)[0]
+
+
+def stop_signal(number: int | None) -> int | None:
+    """The first signal that any process has got, the same on all; None: no signal."""
+    if count() == 1:
+        return number
+    numbers = multihost_utils.process_allgather(np.int32(number or 0))
+    return next((int(n) for n in numbers if n), None)
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    if count() > 1:
+        multihost_utils.sync_global_devices("curax")
+
+
+def on_first(function: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Call a function on process 0 alone; the others wait until it has returned.
+
+    Raises:
+        ConfigError: on every process, what the function raised.
+    """
+    if count() == 1:
+        function(*args, **named)
+        return
+    text = None
+    if is_first():
+        try:
+            function(*args, **named)
+        except ConfigError as error:
+            text = str(error)
+    if text := broadcast(text):
+        raise ConfigError(text)
+
+
+def same(what: str, value: Any) -> None:
+    """Check that every process has the same of something.
+
+    Raises:
+        ConfigError: it differs; the sentence begins with `what`.
+    """
+    found = gather(value)
+    for other, theirs in enumerate(found):
+        if theirs != found[0]:
+            raise ConfigError(
+                f"{what} of process {other} differs from that of process 0; start all "
+                "processes with the same command, code and files."
+            )
+
+
+def share(rows: np.ndarray) -> np.ndarray:
+    """The rows that this process grades: each row is one process's."""
+    return rows if count() == 1 else rows[jax.process_index() :: count()]
+
+
+# ----- the end
+
+
+def on_loss(saved: Callable[[], str]) -> None:
+    """Set the phrase on what is saved, for the sentence that tells of a lost one."""
+    if _watch:
+        _watch.saved = saved
+
+
+def finish(status: int) -> None:
+    """Before a process returns its exit status: wait for the others, or leave at once.
+
+    Where the run is complete or was stopped, all wait for each other. After an error a
+    process leaves without the others, which notice.
+
+    Args:
+        status: 0, 128 + n of an agreed signal n, or that of an error.
+    """
+    if _watch is None:
+        return
+    if status == 0 or status > 128:
+        barrier()
+        _watch.done()
+    else:
+        _watch.leave(status)
+
+
+def leave(status: int) -> None:
+    """End this process with a status; the others notice. With one, nothing."""
+    if _watch:
+        _watch.leave(status)
+
+
+def fail(error: BaseException) -> None:
+    """End after an exception that nothing caught; with one process, raise it.
+
+    Where it came of the end of another process, the watch says that instead.
+    """
+    if _watch is None:
+        raise error
+    time.sleep(5 * GRACE)
+    traceback.print_exception(error)
+    _watch.leave(1)

@@ -1,0 +1,178 @@
+"""Connections that tell a process when another process of its run has ended.
+
+Process 0 has a connection with each of the others. The kernel closes the connections of
+a process that dies, so its end is noticed at once; both ends send a byte every two
+seconds, so a machine that is gone is noticed as well. JAX notices either by itself, but
+then ends the process without a word of ours, or waits.
+"""
+
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+EVERY, SILENCE = 2.0, 30.0  # seconds between two bytes; without any, until one is lost
+GRACE = 3.0  # seconds in which a process may say by itself why it ends
+CONNECT = 60.0  # seconds for all to connect
+BEAT, DONE, FAILED = b".", b"q", b"x"
+
+
+class Address(NamedTuple):
+    """Where process 0 listens; the token tells its own processes from strangers."""
+
+    port: int
+    token: bytes
+
+
+class Watch:
+    """The connections of one process, and what it does when another has ended.
+
+    With a lost process the run is lost: this one says so and ends with status 1. A
+    process that fails says why before it ends; the others give it `GRACE` to do so, and
+    use that time to say what went wrong with themselves, which may be the same.
+    """
+
+    def __init__(self, index: int, count: int):
+        """Set the number of this process and of all; nothing is opened.
+
+        Args:
+            index: number of this process, from 0.
+            count: processes of the run.
+        """
+        self._index, self._count = index, count
+        self._links: dict[int, socket.socket] = {}  # by the other process
+        self._threads: dict[int, threading.Thread] = {}
+        self._lock, self._leaving = threading.Lock(), False
+        self.saved: Callable[[], str] = lambda: (
+            "there is no checkpoint yet, so it will start again"
+        )
+
+    # ----- begin
+
+    def listen(self) -> Address:
+        """Listen on any port; of process 0."""
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._server = socket.create_server(
+            ("", 0), family=family, backlog=self._count, dualstack_ipv6=both
+        )
+        self._token = secrets.token_bytes(16)
+        return Address(self._server.getsockname()[1], self._token)
+
+    def accept(self) -> None:
+        """Wait until all others have connected; of process 0.
+
+        Raises:
+            TimeoutError: some have not.
+        """
+        end = time.monotonic() + CONNECT
+        with self._server as server:
+            while len(self._links) < self._count - 1:
+                server.settimeout(max(end - time.monotonic(), 0.01))
+                link, _ = server.accept()
+                link.settimeout(CONNECT)
+                said = link.recv(20, socket.MSG_WAITALL)
+                if said[:16] == self._token:
+                    self._links[int.from_bytes(said[16:])] = link
+                else:
+                    link.close()
+        self._begin()
+
+    def connect(self, host: str, address: Address) -> None:
+        """Connect with process 0.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        link = socket.create_connection((host, address.port), timeout=CONNECT)
+        link.sendall(address.token + self._index.to_bytes(4))
+        self._links[0] = link
+        self._begin()
+
+    def _begin(self) -> None:
+        for peer, link in self._links.items():
+            link.settimeout(SILENCE)
+            thread = threading.Thread(target=self._hear, args=(peer, link), daemon=True)
+            self._threads[peer] = thread
+        beats = threading.Thread(target=self._beat, daemon=True)
+        for thread in (*self._threads.values(), beats):
+            thread.start()
+
+    # ----- while the run goes on
+
+    def _beat(self) -> None:
+        while not self._leaving:
+            self._say(BEAT)
+            time.sleep(EVERY)
+
+    def _say(self, what: bytes) -> None:
+        for link in self._links.values():
+            try:
+                link.sendall(what)
+            except OSError:  # it has ended, which its own thread notices
+                continue
+
+    def _hear(self, peer: int, link: socket.socket) -> None:
+        """Read what another process says until it is done or lost."""
+        while True:
+            try:
+                said = link.recv(64)
+            except TimeoutError:
+                return self._lost(peer, f"was not heard of for {SILENCE:.0f} s", GRACE)
+            except OSError:
+                said = b""
+            if DONE in said:
+                return None
+            if FAILED in said:
+                return self._lost(peer, "has failed", GRACE)
+            if not said:
+                # JAX ends this process at once where process 0 has died.
+                return self._lost(peer, "has ended", GRACE if peer else 0.0)
+
+    def _lost(self, peer: int, what: str, grace: float) -> None:
+        """Say that a process is lost and end, unless this one is ending already."""
+        time.sleep(grace)
+        with self._lock:
+            if self._leaving:
+                return
+            self._leaving = True
+        text = (
+            f"curax.train: process {peer} of {self._count} {what}, so process "
+            f"{self._index} ends; go on with --resume: {self.saved()}.\n"
+        )
+        os.write(2, text.encode())
+        self._end(1)
+
+    # ----- the end
+
+    def done(self) -> None:
+        """Tell the others that this process has come to its end as it should."""
+        self._leaving = True
+        self._say(DONE)
+
+    def leave(self, status: int) -> None:
+        """End this process with a status, without waiting for what JAX would wait for.
+
+        A process that fails by itself has said why.
+        """
+        with self._lock:
+            if self._leaving:  # a thread of this object ends the process
+                time.sleep(2 * CONNECT)
+            self._leaving = True
+        self._end(status)
+
+    def _end(self, status: int) -> None:
+        """End; process 0, without which JAX ends the others at once, is the last."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if self._index == 0:
+            self._say(FAILED)
+            end = time.monotonic() + 2 * GRACE
+            for thread in self._threads.values():
+                if thread is not threading.current_thread():
+                    thread.join(max(end - time.monotonic(), 0.0))
+        os._exit(status)

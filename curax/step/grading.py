@@ -1,0 +1,51 @@
+"""Verdicts of host verifiers, where several processes share the grading.
+
+    own -> reward.on_host, in a thread -> join, in the main thread
+
+Each completion is graded by one process. A verifier may be slow or answer at random, so
+what it said is exchanged before anything depends on it: all processes then have equal
+outcomes, and equal states after the update.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from curax.processes import peers
+from curax.reward import Verdicts
+from curax.types import Rollouts
+
+
+def own(rollouts: Rollouts) -> Rollouts:
+    """The rollouts, `exists` only where this process grades; with one process as given.
+
+    Args:
+        rollouts: `[N]` numpy arrays, the same on all processes.
+    """
+    if peers.count() == 1:
+        return rollouts
+    exists = np.zeros_like(rollouts.exists)
+    exists[peers.share(np.flatnonzero(rollouts.exists))] = True
+    return dataclasses.replace(rollouts, exists=exists)
+
+
+def join(verdicts: Sequence[Verdicts]) -> list[Verdicts]:
+    """Verdicts on all completions, from those of each process on its own.
+
+    Args:
+        verdicts: of this process; as many, of the same rollouts, on every process.
+    """
+    return [merged(each) for each in zip(*peers.gather(list(verdicts)), strict=True)]
+
+
+def merged(parts: Sequence[Verdicts]) -> Verdicts:
+    """One verdict of those of all processes, which know different outcomes."""
+    first, *others = parts
+    outcome = first.outcome
+    for other in others:
+        outcome = np.where(np.isnan(outcome), other.outcome, outcome)
+    missing = sum((part.missing for part in parts), Counter[str]())
+    reason = next((part.reason for part in parts if part.reason), None)
+    return Verdicts(outcome, missing if others else first.missing, reason)
