@@ -150,6 +150,12 @@ class Checkpoints:
             raise NotSavedError(f"{self._folder} was removed or renamed")
         totals = copy.deepcopy(totals)
         mark = _checksum(state, totals)
+        if len(marks := set(peers.gather(mark))) > 1:
+            self._failed = True
+            raise NotSavedError(
+                f"the states of the processes differ at step {step} (fingerprints "
+                f"{', '.join(map(str, sorted(marks)))})"
+            )
         if jax.default_backend() == "cpu":
             # On a CPU the writer reads the buffers themselves, which may be donated.
             state = jax.tree.map(jnp.copy, state)

@@ -1,0 +1,113 @@
+"""Runs of several processes, one device each: their config, and how they are started."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import small
+import tiny
+
+from curax.config import Config, override
+from curax.types import Task
+
+FILE = Path(__file__)
+ROOT = FILE.parents[1]
+SECONDS = 240  # until a process is given up
+
+
+def task(*, on_device: bool = True, moody: bool = False, slow: float = 0.0) -> Task:
+    """The task of `small`, where a completion is right that begins with an odd token.
+
+    Args:
+        on_device: verify by a JAX function.
+        moody: the verifier on the host is slow at times, and answers at random:
+            no two processes would agree.
+        slow: seconds that it takes to decode one text.
+    """
+    built = small.task(on_device=on_device, slow=slow)
+
+    def by_mood(target, tokens):
+        time.sleep(0.05 * (random.random() < 0.1))
+        return random.choice([0.0, 1.0, None])
+
+    def odd(target, tokens, mask=None):
+        return (tokens[..., 0] % 2).astype("float32")
+
+    return replace(built, verify=by_mood if moody else odd)
+
+
+def get_config() -> Config:
+    """The small config with a policy that takes seconds to compile."""
+    config = replace(
+        small.get_config(), task=partial(task), model=partial(tiny.table)
+    )
+    return override(config, ["mesh.data=-1", "steps=4", "warm_start.steps=3"])
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("localhost", 0))
+        return sock.getsockname()[1]
+
+
+def start(
+    workdirs: list[Path],
+    *assignments: str,
+    devices: int = 1,
+    env: dict[str, str] | None = None,
+    resume: bool = False,
+    config: Path = FILE,
+) -> list[subprocess.Popen]:
+    """The processes of a run, one for each folder; these are one and the same."""
+    port, count = free_port(), len(workdirs)
+    flags = [
+        flag
+        for flag in os.environ.get("XLA_FLAGS", "").split()
+        if "device_count" not in flag
+    ]
+    flags.append(f"--xla_force_host_platform_device_count={devices}")
+    path = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    started = []
+    for process, workdir in enumerate(workdirs):
+        argv = [sys.executable, "-m", "curax.train", "--config", str(config)]
+        argv += ["--workdir", str(workdir)]
+        argv += ["--set", *assignments] if assignments else []
+        if count > 1:
+            argv += ["--coordinator", f"localhost:{port}"]
+            argv += ["--processes", str(count), "--process", str(process)]
+        started.append(
+            subprocess.Popen(
+                [*argv, "--resume"] if resume else argv,
+                env=os.environ
+                | {"PYTHONPATH": path, "XLA_FLAGS": " ".join(flags)}
+                | {"JAX_PLATFORMS": "cpu"}
+                | (env or {}),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return started
+
+
+def ends(
+    processes: list[subprocess.Popen], seconds: float = SECONDS
+) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of each; none is left behind."""
+    end, found = time.monotonic() + seconds, []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=max(end - time.monotonic(), 0.1))
+            found.append((process.returncode, out, err))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return found
