@@ -1,4 +1,4 @@
-"""Runs of several processes, one device each: their config, and how they are started."""
+"""Runs of several processes, one device each: their config, and how they start."""
 
 import os
 import random
@@ -44,9 +44,7 @@ def task(*, on_device: bool = True, moody: bool = False, slow: float = 0.0) -> T
 
 def get_config() -> Config:
     """The small config with a policy that takes seconds to compile."""
-    config = replace(
-        small.get_config(), task=partial(task), model=partial(tiny.table)
-    )
+    config = replace(small.get_config(), task=partial(task), model=partial(tiny.table))
     return override(config, ["mesh.data=-1", "steps=4", "warm_start.steps=3"])
 
 

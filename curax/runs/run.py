@@ -445,7 +445,8 @@ class Run:
             state = resumed or loop.initial()
             self._open_files(step=None, warm=done)
             self._progress.begin("warm start", done, total, self._compile_note("warm"))
-            while done < total and self._stopping() is None:
+            stopped = self._stopping() is not None
+            while done < total and not stopped:
                 due = (log.every, log.checkpoint_every)
                 times = min(*(n - done % n for n in due), total - done)
                 with self._timed("warm"):
@@ -456,10 +457,11 @@ class Run:
                 )
                 done += times
                 self._progress.warm(done, losses[-1])
-                if self._stopping() is not None or done % log.checkpoint_every == 0:
+                stopped = self._stopping() is not None
+                if stopped or done % log.checkpoint_every == 0:
                     self._files.sync()
                     saved.save(done, loops.saved(state), self._frozen_mark(state))
-            return None if self._stopping() is not None else state
+        return None if stopped else state
 
     def _train(self, state: TrainState, step: int) -> None:
         """Train in chunks that end at each log, checkpoint and evaluation step."""

@@ -1,0 +1,190 @@
+"""Several processes make one run: the same one, in one folder, or none."""
+
+import contextlib
+import io
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import killed_many
+import many
+import numpy as np
+import pytest
+from run_files import rows
+from test_folder import lines
+
+from curax import train
+from curax.processes import clusters
+from curax.reward import Verdicts
+from curax.runs import checkpoint, folder, run
+from curax.step import grading
+
+NAMES = (folder.METRICS, folder.ROLLOUTS, folder.WARM, folder.ALARMS)
+WORDS = ("logging.checkpoint_every=50",)
+STAGED = (*WORDS, "task.on_device=false", "sampling.chunks=2")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Pictures take a second; other tests look at them."""
+    monkeypatch.setattr(run.page, "write", lambda workdir: workdir / "report.html")
+
+
+def call(workdir, *words, resume=False):
+    """Exit status and stderr of a run in this process, of eight devices."""
+    argv = ["--config", str(many.FILE), "--workdir", str(workdir)]
+    argv += ["--set", *words] if words else []
+    err = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        status = train.main([*argv, "--resume"] if resume else argv)
+    return status, err.getvalue()
+
+
+def wait_for(path: Path, processes):
+    """Until a folder is there, or a row in a file."""
+    for _ in range(15_000):
+        if path.is_dir() or (path.exists() and path.read_bytes()):
+            return
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+    raise TimeoutError
+
+
+def assert_same_files(got, want):
+    for name in NAMES:
+        assert rows(got, name) == rows(want, name), name
+    for name in (folder.EVALUATION, folder.MEMORY):
+        assert (got / name).read_text() == (want / name).read_text()
+
+
+def statuses(ends):
+    return [(status, err) for status, _, err in ends]
+
+
+# ----- the same run
+
+
+def test_two_processes_one_of_them_interrupted_make_the_run_of_one(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    words = (*WORDS, "warm_start.steps=100")
+    assert call(one, *words, "mesh.data=2") == (0, "")
+    processes = many.start([two, two], *words)
+    wait_for(two / folder.WARM, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    first, second = many.ends(processes)
+    assert statuses((first, second)) == [(143, ""), (143, "")]
+    assert "Stopped; to go on: " in first[1]
+    assert "Stopped" not in second[1]
+    saved = checkpoint.latest(two / folder.WARM_CHECKPOINTS)
+    assert saved == lines(two / folder.WARM)[-1]["step"] < 100
+    ends = many.ends(many.start([two, two], *words, resume=True))
+    assert statuses(ends) == [(0, ""), (0, "")]
+    assert_same_files(two, one)
+
+
+def test_two_processes_share_the_grading_and_one_goes_on_with_their_run(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert call(one, *STAGED, "mesh.data=2") == (0, "")
+    ends = many.ends(many.start([two, two], *STAGED))
+    assert statuses(ends) == [(0, ""), (0, "")]
+    assert_same_files(two, one)
+    shown = {}
+    for path, mesh in ((one, "mesh.data=2"), (two, "mesh.data=1")):
+        assert call(path, *STAGED, mesh, "steps=6", resume=True) == (0, "")
+        shown[path] = [
+            (row["step"], row["tokens"], row["outcome"])
+            for row in lines(path / folder.ROLLOUTS)
+        ]
+    assert shown[one] == shown[two]
+
+
+# ----- none
+
+
+def test_a_process_that_is_killed_ends_the_others_in_a_sentence(tmp_path):
+    """Their verifiers answer at random, and until then the processes are equal."""
+    words = ("task.on_device=false", "task.moody=true", "steps=500")
+    processes = many.start([tmp_path, tmp_path], *words)
+    wait_for(tmp_path / folder.CHECKPOINTS / "4", processes)
+    processes[0].kill()
+    start = time.monotonic()
+    _, (status, _, err) = many.ends(processes)
+    assert time.monotonic() - start < 60
+    assert status == 1
+    told = killed_many.SENTENCE.search(err)
+    assert told
+    last = checkpoint.latest(tmp_path / folder.CHECKPOINTS)
+    assert told[1] == f"the checkpoint of step {last} is intact"
+
+
+def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):
+    ends = many.ends(many.start([tmp_path / "0", tmp_path / "1"]))
+    for process, (status, _, err) in enumerate(ends):
+        place = tmp_path / str(process)
+        assert status == 2
+        assert err.startswith(f"curax.train: --workdir {place} of process 1 on ")
+        assert err.endswith("; name a folder that all processes share.\n")
+        assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (
+            "--processes 2 --process 0",
+            "--coordinator is missing; name the processes of a run by --coordinator "
+            "HOST:PORT --processes N --process I, or leave all three to the cluster.",
+        ),
+        (
+            "--coordinator localhost --processes 2 --process 0",
+            "--coordinator localhost is no HOST:PORT; name the machine of process 0 "
+            "and a free port of it, such as 10.0.0.2:8476.",
+        ),
+        (
+            "--coordinator a:1 --processes 2 --process 2",
+            "--process 2 is not from 0 to 1; number the --processes 2 of the run from "
+            "0 on.",
+        ),
+    ],
+)
+def test_processes_that_are_named_by_halves_are_refused(typed, said, capsys):
+    assert train.main(typed.split()) == 2
+    assert capsys.readouterr().err == f"curax.train: {said}\n"
+
+
+# ----- pieces
+
+
+@pytest.mark.parametrize(
+    ("env", "many"),
+    [
+        ({}, False),
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2"}, True),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "1"}, False),
+        ({"SLURM_NTASKS": "2"}, False),  # of a batch script, not of srun
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
+        ({"KUBERNETES_SERVICE_HOST": "1", "JOB_COMPLETION_INDEX": "0"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "1"}, False),
+    ],
+)
+def test_a_cluster_is_detected_where_it_started_several_processes(env, many, tmp_path):
+    assert clusters.detected(env, ()) is many
+    tpu = (str(tmp_path),)  # a file that is there
+    assert clusters.detected(env | {"JAX_PLATFORMS": "cpu"}, tpu) is many
+    if not env:
+        assert clusters.detected(env, tpu)
+
+
+def test_verdicts_of_processes_are_those_of_one():
+    nan = np.float32(np.nan)
+    parts = [
+        Verdicts(np.array([1, nan, nan, 0], np.float32), Counter(), None),
+        Verdicts(np.array([nan, 0, nan, nan], np.float32), Counter(error=1), "error"),
+    ]
+    outcome, missing, reason = grading.merged(parts)
+    np.testing.assert_array_equal(outcome, np.array([1, 0, nan, 0], np.float32))
+    assert (missing, reason) == (Counter(error=1), "error")
+    (alone,) = grading.join(parts[:1])
+    assert alone.outcome is parts[0].outcome
