@@ -6,8 +6,10 @@ seconds, so a machine that is gone is noticed as well. JAX notices either by its
 then ends the process without a word of ours, or waits.
 """
 
+import ctypes
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -26,6 +28,15 @@ class Address(NamedTuple):
 
     port: int
     token: bytes
+
+
+def _delay_abort(_: int) -> None:
+    """Handler of SIGABRT, which JAX raises as soon as it has lost process 0.
+
+    It runs in the thread that aborts, unlike Python's handlers, and gives the thread
+    that hears of process 0 the time to say so and to end this process.
+    """
+    time.sleep(2 * GRACE)
 
 
 class Watch:
@@ -98,6 +109,8 @@ class Watch:
             link.settimeout(SILENCE)
             thread = threading.Thread(target=self._hear, args=(peer, link), daemon=True)
             self._threads[peer] = thread
+        self._delay = ctypes.CFUNCTYPE(None, ctypes.c_int)(_delay_abort)
+        ctypes.CDLL(None).signal(signal.SIGABRT, self._delay)
         beats = threading.Thread(target=self._beat, daemon=True)
         for thread in (*self._threads.values(), beats):
             thread.start()
