@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import re
+import shlex
 import signal
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ from run_files import rows
 from test_folder import lines
 
 from curax import train
+from curax.config import load, override
 from curax.processes import clusters
 from curax.reward import Verdicts
 from curax.runs import checkpoint, folder, run
@@ -67,7 +70,7 @@ def statuses(ends):
 
 def test_two_processes_one_of_them_interrupted_make_the_run_of_one(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    words = (*WORDS, "warm_start.steps=100")
+    words = (*WORDS, "warm_start.steps=20")
     assert call(one, *words, "mesh.data=2") == (0, "")
     processes = many.start([two, two], *words)
     wait_for(two / folder.WARM, processes)
@@ -77,7 +80,7 @@ def test_two_processes_one_of_them_interrupted_make_the_run_of_one(tmp_path):
     assert "Stopped; to go on: " in first[1]
     assert "Stopped" not in second[1]
     saved = checkpoint.latest(two / folder.WARM_CHECKPOINTS)
-    assert saved == lines(two / folder.WARM)[-1]["step"] < 100
+    assert saved == lines(two / folder.WARM)[-1]["step"] < 20
     ends = many.ends(many.start([two, two], *words, resume=True))
     assert statuses(ends) == [(0, ""), (0, "")]
     assert_same_files(two, one)
@@ -188,3 +191,16 @@ def test_verdicts_of_processes_are_those_of_one():
     assert (missing, reason) == (Counter(error=1), "error")
     (alone,) = grading.join(parts[:1])
     assert alone.outcome is parts[0].outcome
+
+
+def test_what_the_page_says_to_type_is_understood(monkeypatch):
+    monkeypatch.chdir(many.ROOT)
+    text = (many.ROOT / "docs" / "run_on_a_pod.md").read_text()
+    text = text.replace("\\\n", " ").replace("$resume", "--resume")
+    typed = re.findall(r"python -m curax\.train ([^\"\n]*)", text)
+    assert len(typed) > 5
+    for words in typed:
+        argv = shlex.split(words.replace("&", " "))
+        args = train.parser().parse_args(argv)
+        override(load(args.config), args.assignments)
+        assert train.is_one_of_many(args) == (args.process is not None)

@@ -7,6 +7,7 @@ main thread. With one process each gives at once what went in.
 """
 
 import pickle
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -35,8 +36,11 @@ def start(
         processes: number of processes; None: of the cluster.
         process: number of this one, from 0; None: of the cluster.
 
+    Where a cluster seemed to be there and JAX finds none, this process is warned and
+    alone; the lock of the run folder keeps several such processes apart.
+
     Raises:
-        ConfigError: no cluster was detected, or the other processes were not reached.
+        ConfigError: the other processes were not reached.
     """
     global _watch
     # Signals are agreed on by `stop_signal`; JAX would keep SIGTERM to itself.
@@ -46,6 +50,9 @@ def start(
             coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT
         )
     except (ValueError, RuntimeError) as error:
+        if coordinator is None and isinstance(error, ValueError):
+            print(f"Warning: no other processes were found ({error})", file=sys.stderr)
+            return
         why = " ".join(str(error).split())[:200].rstrip(".")
         raise ConfigError(
             f"the processes of this run did not find each other ({why}); start all of "
