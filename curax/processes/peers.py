@@ -217,6 +217,12 @@ def leave(status: int) -> None:
         _watch.leave(status)
 
 
+def settle() -> None:
+    """Before an error is told: if it came of a lost process, the watch says that."""
+    if _watch:
+        _watch.settle()
+
+
 def fail(error: BaseException) -> None:
     """End after an exception that nothing caught; with one process, raise it.
 

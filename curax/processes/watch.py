@@ -58,6 +58,7 @@ class Watch:
         self._links: dict[int, socket.socket] = {}  # by the other process
         self._threads: dict[int, threading.Thread] = {}
         self._lock, self._leaving = threading.Lock(), False
+        self._dead = threading.Event()  # a process is gone that did not say so
         self.saved: Callable[[], str] = lambda: (
             "there is no checkpoint yet, so it will start again"
         )
@@ -135,6 +136,7 @@ class Watch:
             try:
                 said = link.recv(64)
             except TimeoutError:
+                self._dead.set()
                 return self._lost(peer, f"was not heard of for {SILENCE:.0f} s", GRACE)
             except OSError:
                 said = b""
@@ -143,6 +145,7 @@ class Watch:
             if FAILED in said:
                 return self._lost(peer, "has failed", GRACE)
             if not said:
+                self._dead.set()
                 # JAX ends this process at once where process 0 has died.
                 return self._lost(peer, "has ended", GRACE if peer else 0.0)
 
@@ -167,6 +170,14 @@ class Watch:
         self._leaving = True
         self._say(DONE)
 
+    def settle(self) -> None:
+        """Return if an error is this process's own, not of one that is gone.
+
+        The watch says what is gone, and ends this process meanwhile.
+        """
+        if self._dead.wait(1.0):
+            time.sleep(4 * GRACE)
+
     def leave(self, status: int) -> None:
         """End this process with a status, without waiting for what JAX would wait for.
 
@@ -182,8 +193,8 @@ class Watch:
         """End; process 0, without which JAX ends the others at once, is the last."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        self._say(FAILED)
         if self._index == 0:
-            self._say(FAILED)
             end = time.monotonic() + 2 * GRACE
             for thread in self._threads.values():
                 if thread is not threading.current_thread():

@@ -97,6 +97,7 @@ def train(
         try:
             stopped = Run(loop, workdir, loaded, profile=profile).run()
         except (RunError, checkpoint.NotSavedError) as error:
+            peers.settle()
             print(f"curax.train: {error}", file=sys.stderr)
             return 1
         if stopped is not None:
