@@ -108,7 +108,8 @@ def test_two_processes_share_the_grading_and_one_goes_on_with_their_run(tmp_path
 def test_a_process_that_is_killed_ends_the_others_in_a_sentence(tmp_path):
     """Their verifiers answer at random, and until then the processes are equal."""
     words = ("task.on_device=false", "task.moody=true", "steps=500")
-    processes = many.start([tmp_path, tmp_path], *words)
+    env = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9"}  # nor a half program
+    processes = many.start([tmp_path, tmp_path], *words, env=env)
     wait_for(tmp_path / folder.CHECKPOINTS / "4", processes)
     processes[0].kill()
     start = time.monotonic()
