@@ -21,6 +21,7 @@ from curax.config import load, override
 from curax.processes import clusters
 from curax.reward import Verdicts
 from curax.runs import checkpoint, folder, run
+from curax.settings.cli import recipe_of
 from curax.step import grading
 
 NAMES = (folder.METRICS, folder.ROLLOUTS, folder.WARM, folder.ALARMS)
@@ -203,5 +204,5 @@ def test_what_the_page_says_to_type_is_understood(monkeypatch):
     for words in typed:
         argv = shlex.split(words.replace("&", " "))
         args = train.parser().parse_args(argv)
-        override(load(args.config), args.assignments)
+        override(load(recipe_of(args, train.DEFAULT)), args.assignments)
         assert train.is_one_of_many(args) == (args.process is not None)
