@@ -107,7 +107,7 @@ def measured(work: Workload, how: argparse.Namespace) -> dict[str, Any]:
     from curax.runs import run
 
     dtype = getattr(jnp, how.dtype)
-    recipe = config(work, micro_batches=how.micro_batches, vocab_chunk=how.vocab_chunk)
+    recipe = config(work, micro_batches=how.micro_batches, token_chunk=how.token_chunk)
     options = {"scan_layers": True, "remat": True, "dtype": how.dtype}
     named = {f"model.{name}": value for name, value in options.items()}
     limits = floor(dtype)
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--vocab-chunk", type=int, default=16384)
+    parser.add_argument("--token-chunk", type=int, default=512)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--steps", type=int, default=3, help="measured")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = ("prompts", "group_size", "prompt_tokens", "max_tokens", "layers")
     sizes = {name: getattr(how, name) for name in names}
     work = SHAPE(**sizes, slots=sizes["prompts"] * sizes["group_size"])
-    more = ("micro_batches", "vocab_chunk", "steps", "dtype")
+    more = ("micro_batches", "token_chunk", "steps", "dtype")
     found = sizes | {name: getattr(how, name) for name in more}
     found |= measured(work, how)
     print(json.dumps(found, indent=1))

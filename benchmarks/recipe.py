@@ -69,7 +69,7 @@ def config(
     heard: Callable[[int], None] = lambda _: None,
     *,
     micro_batches: int = 0,
-    vocab_chunk: int = 0,
+    token_chunk: int = 0,
 ) -> Config:
     """GRPO, as `configs/grpo.py` but without its KL term and its warm start.
 
@@ -77,7 +77,7 @@ def config(
         work: shapes.
         heard: see `task`.
         micro_batches: of gradients; 0: as many as was found fastest.
-        vocab_chunk: see `curax.config.Update`.
+        token_chunk: see `curax.config.Update`.
     """
     return Config(
         task=partial(task, work=work, heard=heard),
@@ -115,7 +115,7 @@ def config(
         update=Update(
             micro_batches=micro_batches or work.rows // ROWS_PER_MICRO_BATCH,
             length_buckets=LENGTH_BUCKETS if work.ends else 1,
-            vocab_chunk=vocab_chunk,
+            token_chunk=token_chunk,
             clip_norm=workload.CLIP_NORM,
         ),
         evaluation=Evaluation(prompts=1),

@@ -31,7 +31,7 @@ MODEL = Workload(
     mlp_width=512,
     vocab_size=512,
 )
-CHUNK = 2048  # vocabulary entries at a time, where chunks are used
+CHUNK = 64  # tokens whose logits exist at a time, where chunks are used
 REPEATS = 3
 STEPS = 8  # of the vmapped run, and of its warm start
 
@@ -138,7 +138,7 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
     from curax.step import build, draw, drivers, learn, loops
     from curax.step.records import Graded, StepRollouts
 
-    built = build.build(config(work, micro_batches=1, vocab_chunk=chunk))
+    built = build.build(config(work, micro_batches=1, token_chunk=chunk))
     state = jax.jit(lambda seed: loops.begin(built, loops.initial(built, seed)))(
         jnp.uint32(0)
     )

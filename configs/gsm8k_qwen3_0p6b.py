@@ -27,7 +27,7 @@ def get_config() -> Config:
         recipe,
         path="models/Qwen3-0.6B",
         max_tokens=512,
-        micro_batches=8,
+        tokens_per_micro_batch=4096,
         task=partial(
             file_task.task,
             train="data/gsm8k/train.jsonl",

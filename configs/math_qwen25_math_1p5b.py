@@ -28,7 +28,7 @@ def get_config() -> Config:
         recipe,
         path="models/Qwen2.5-Math-1.5B",
         max_tokens=2048,
-        micro_batches=16,
+        tokens_per_micro_batch=8192,
         task=partial(
             file_task.task,
             train="data/math/train.jsonl",

@@ -28,7 +28,7 @@ def get_config() -> Config:
         load(Path(__file__).with_name("dr_grpo.py")),
         path="models/Qwen3-0.6B",
         max_tokens=512,
-        micro_batches=8,
+        tokens_per_micro_batch=4096,
         task=partial(
             file_task.task,
             train="data/gsm8k/train.jsonl",
@@ -43,7 +43,6 @@ def get_config() -> Config:
         warm_start=WarmStart(
             steps=STEPS,
             rows=64,
-            micro_batches=8,
             optimizer=partial(
                 optax.adamw, learning_rate=RATE, b2=0.95, weight_decay=0.0
             ),

@@ -286,9 +286,12 @@ class Update:
     epochs: Count = 1  # passes over the rows of a step
     minibatches: Count = 1  # optimizer updates per pass
     micro_batches: Count = 1  # gradients added up per update; changes memory only
+    tokens_per_micro_batch: Natural = 0  # tokens that each shard of the rows scores at
+    # a time, in the warm start too; micro-batches follow. 0: micro_batches says it
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
     length_buckets: Count = 1  # lengths T, T/2, ... that micro-batches are cut to
-    vocab_chunk: Natural = 0  # vocabulary entries per log-prob chunk; 0: all at once
+    token_chunk: Natural = 0  # tokens whose logits exist at a time, on each shard of
+    # the rows; 0: those of a micro-batch
     patience: Count = 5  # steps in a row without a finite gradient that stop the run
 
 
@@ -512,6 +515,7 @@ def recalled(path: str | Path) -> Config:
 RENAMED = (  # fields of a group, as they were called and as they are
     ("sampling", "parts", "chunks"),
     ("hint", "gate", "stop_probability"),
+    ("update", "vocab_chunk", "token_chunk"),
 )
 
 
@@ -598,6 +602,7 @@ ALIASES = {
     "num_steps": "steps",
     "per_device_train_batch_size": "sampling.prompts",
     "ppo_epochs": "update.epochs",
+    "ppo_max_token_len_per_gpu": "update.tokens_per_micro_batch",
     "rollout.n": "sampling.group_size",
     "rollout_n": "sampling.group_size",
     "rollouts": "sampling.group_size",
@@ -611,6 +616,7 @@ ALIASES = {
     "total_steps": "steps",
     "total_training_steps": "steps",
     "train_batch_size": "sampling.prompts",
+    "vocab_chunk": "update.token_chunk",
 }
 
 
@@ -631,6 +637,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     sizes, update = config.sampling, config.update
     numbers = (sizes.group_size, sizes.prompts, sizes.budget, kept_of(config))
     numbers += (update.minibatches, update.micro_batches)
+    numbers += (update.tokens_per_micro_batch,)
     if not all(isinstance(count, int) for count in numbers):
         return
     yield from _too_many(config)
@@ -641,6 +648,7 @@ def _conflicts(config: Config) -> Iterator[str]:
         if part:
             yield from part.conflicts(config)
     yield from _said_elsewhere(config)
+    yield from _sized_twice(config)
     yield from _undivided(config)
     yield from _too_small_groups(config, kept_of(config))
 
@@ -696,6 +704,21 @@ def _said_elsewhere(config: Config) -> Iterator[str]:
                 full = f"{name}.{own}"
                 fix = f"set {full} to {right:g}"
                 yield f"{full}={value} must be {what}, {right:g}; {fix}."
+
+
+def _sized_twice(config: Config) -> Iterator[str]:
+    """Sentences about micro-batches whose number and size are both given."""
+    tokens, warm = config.update.tokens_per_micro_batch, config.warm_start
+    counts = {"update.micro_batches": config.update.micro_batches}
+    if warm:
+        counts["warm_start.micro_batches"] = warm.micro_batches
+    for name, count in counts.items():
+        if tokens and isinstance(count, int) and count > 1:
+            yield (
+                f"{name}={count} and update.tokens_per_micro_batch={tokens} both say "
+                f"how large a micro-batch is; set {name} to 1, or "
+                "update.tokens_per_micro_batch to 0."
+            )
 
 
 def _undivided(config: Config) -> Iterator[str]:

@@ -90,7 +90,7 @@ def gradient(
     *,
     parameters: Callable[[Any], Chosen] = embedding,
     micro_batches: Count = 1,
-    vocab_chunk: Natural = 0,
+    token_chunk: Natural = 0,
 ) -> jax.Array:
     """`gradient_norms` of completions: `[N]` float32, 0 for rows without tokens.
 
@@ -114,7 +114,7 @@ def gradient(
         parameters=parameters,
         temperature=temperature,
         micro_batches=micro_batches,
-        vocab_chunk=vocab_chunk,
+        token_chunk=token_chunk,
     )
 
 
@@ -190,7 +190,7 @@ def gradient_norms(
     parameters: Callable[[Any], Chosen],
     temperature: float | jax.Array = 1.0,
     micro_batches: Count = 1,
-    vocab_chunk: Natural = 0,
+    token_chunk: Natural = 0,
 ) -> jax.Array:
     """Norm of the gradient of each completion's log-prob, over chosen parameters.
 
@@ -212,7 +212,7 @@ def gradient_norms(
             `embedding`, `head`, `last_block`, `everything`, or any other.
         temperature: of the policy.
         micro_batches: rows are run N / micro_batches at a time.
-        vocab_chunk: columns of the vocabulary at a time; 0: all V.
+        token_chunk: tokens of a row whose logits exist at a time; 0: all T.
 
     Returns:
         `[N]` float32, at least 0; 0 for rows without tokens.
@@ -240,13 +240,13 @@ def gradient_norms(
         with logical_axis_rules(()):
             prefix = prefill(model, theta, own)
             features = extend(model, theta, prefix, own.mask, tokens)
-        logp, _ = masked.token_logprobs(
-            features,
-            model.head(theta),
-            tokens,
-            temperature=temperature,
-            chunk=vocab_chunk,
-        )
+            logp, _ = masked.token_logprobs(
+                features,
+                model.head(theta),
+                tokens,
+                temperature=temperature,
+                chunk=token_chunk,
+            )
         return masked.total(logp, mask, axis=None)
 
     def norm(row):

@@ -98,21 +98,27 @@ def embedded(
 
 
 def from_checkpoint(
-    recipe: Config, *, path: str, max_tokens: int, micro_batches: int, **fields: Any
+    recipe: Config,
+    *,
+    path: str,
+    max_tokens: int,
+    tokens_per_micro_batch: int,
+    **fields: Any,
 ) -> Config:
     """A recipe on a Hugging Face checkpoint and a task of one's own.
 
     The stages of the recipe stay, and so do its numbers of completions and of updates
     per batch (`transferred`). The policy computes in bfloat16 and recomputes
-    activations; RL is 200 steps of AdamW at a rate of 1e-6, with log-probs in chunks
-    of 16,384 vocabulary entries and rows in three lengths. 256 held-out prompts are
+    activations; RL is 200 steps of AdamW at a rate of 1e-6, with the logits of 512
+    tokens at a time and rows in three lengths. 256 held-out prompts are
     evaluated every 20 steps, 4 completions each, and there is no warm start.
 
     Args:
         recipe: what `load` gives of a file in configs/.
         path: folder of the checkpoint.
         max_tokens: of a completion.
-        micro_batches: gradients added up per update; more take less memory.
+        tokens_per_micro_batch: that each device, or group of devices that share its
+            rows, scores at a time; fewer take less memory.
         **fields: of `Config`, in place of what is said above; `task` is needed.
 
     Returns:
@@ -128,8 +134,8 @@ def from_checkpoint(
         ),
         "update": replace(
             recipe.update,
-            micro_batches=micro_batches,
-            vocab_chunk=16384,
+            tokens_per_micro_batch=tokens_per_micro_batch,
+            token_chunk=512,
             length_buckets=3,
         ),
         "evaluation": Evaluation(every=20, prompts=256, samples=4),

@@ -18,7 +18,7 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
-from curax.arrays.sharding import shard_rows
+from curax.arrays.sharding import constrain, shard_rows, shards, spread
 from curax.monitors import confidence
 from curax.rollout import Prefix, extend, prefill
 from curax.types import Batch, Contexts, Model, Rollouts
@@ -34,8 +34,21 @@ class Settings:
 
     temperature: float | jax.Array = 1.0  # of the policy that is trained
     micro_batches: int = flax.struct.field(pytree_node=False, default=1)
+    # Of each shard of the rows; 0: `micro_batches` says how many there are.
+    tokens_per_micro_batch: int = flax.struct.field(pytree_node=False, default=0)
     length_buckets: int = flax.struct.field(pytree_node=False, default=1)
-    vocab_chunk: int = flax.struct.field(pytree_node=False, default=0)  # 0: all V
+    token_chunk: int = flax.struct.field(pytree_node=False, default=0)  # 0: all
+
+    def parts(self, rows: int, steps: int) -> int:
+        """Micro-batches of `[rows, steps]` tokens; each spreads over all shards."""
+        if not self.tokens_per_micro_batch:
+            return self.micro_batches
+        return spread(rows, -(-rows * steps // self._tokens))
+
+    @property
+    def _tokens(self) -> int:
+        """Of a micro-batch, on all shards of the rows together."""
+        return self.tokens_per_micro_batch * shards("rows")
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -105,7 +118,7 @@ def over_parts(
         Sums in float32, so that their order hardly matters; the `[M, T]` tree, 0 where
         rows were cut.
     """
-    steps, parts = mask.shape[-1], settings.micro_batches
+    steps, parts = mask.shape[-1], settings.parts(*mask.shape)
     lengths = cuts(steps, settings.length_buckets)
     ends = jnp.max(jnp.where(mask, jnp.arange(1, steps + 1, dtype=jnp.int32), 0), -1)
     order = None
@@ -150,7 +163,7 @@ def take(
         model.head(params),
         tokens,
         temperature=settings.temperature,
-        chunk=settings.vocab_chunk,
+        chunk=settings.token_chunk,
     )
     return TokenLogprobs(logp=logp, entropy=entropy)
 
@@ -216,7 +229,7 @@ def look(
             model.head(params),
             tokens,
             temperature=settings.temperature,
-            chunk=settings.vocab_chunk,
+            chunk=settings.token_chunk,
         )
         return (), TokenStats(
             logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
@@ -338,7 +351,7 @@ def gradient(
         (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
             params, prefix, *rows_and_weight
         )
-        return (loss, *grads), own
+        return (loss, like_params(model, grads[0]), grads[1]), own
 
     rows = (batch, weight)
     (loss, grads, pulled), own = over_parts(pull, rows, batch.mask, settings)
@@ -361,16 +374,21 @@ def pull_back(
     has, so that activations of all of them never exist together.
     """
     count, width = contexts.tokens.shape
-    tokens = batch.tokens.size // settings.micro_batches
-    fewest = min(count, -(-count * width // tokens))
-    parts = next(n for n in range(fewest, count + 1) if count % n == 0)
+    tokens = batch.tokens.size // settings.parts(*batch.tokens.shape)
+    parts = spread(count, -(-count * width // tokens))
 
     def add(total, part):
         contexts, pulled = part
         _, pull = jax.vjp(lambda p: prefill(model, p, contexts), params)
-        return jax.tree.map(jnp.add, total, pull(pulled)[0]), None
+        more = like_params(model, pull(pulled)[0])
+        return jax.tree.map(jnp.add, total, more), None
 
     return jax.lax.scan(add, grads, split((contexts, pulled), parts))[0]
+
+
+def like_params(model: Model, grads: Any) -> Any:
+    """Gradients laid out on the mesh like the parameters."""
+    return jax.tree.map(constrain, grads, model.axes)
 
 
 def transformation(

@@ -1,7 +1,10 @@
 """What a compiled program moves between devices, read from its text."""
 
+import contextlib
 import math
+import os
 import re
+import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -77,3 +80,24 @@ def in_loops(text: str) -> list[Collective]:
     }
     inside = set().union(*(reached(every, body) for body in bodies))
     return [one for name in sorted(inside) for one in collectives(every[name])]
+
+
+def everywhere(text: str) -> list[Collective]:
+    """All collectives of a program."""
+    return [one for lines in computations(text).values() for one in collectives(lines)]
+
+
+@contextlib.contextmanager
+def compiler_log() -> Iterator[list[str]]:
+    """Lines that the compiler, which is no Python, writes to the standard error."""
+    lines: list[str] = []
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").splitlines()

@@ -66,7 +66,7 @@ def get_config() -> Config:
             optimizer=partial(optax.adamw, learning_rate=warm),
         ),
         optimizer=partial(optax.adam, learning_rate=4e-4, b2=0.99),
-        update=Update(minibatches=2, vocab_chunk=128),
+        update=Update(minibatches=2, token_chunk=128),
         evaluation=Evaluation(every=30, prompts=64, samples=4),
         logging=Logging(every=1, checkpoint_every=20),
         steps=60,

@@ -170,7 +170,8 @@ BOUNDS = {
     "update.micro_batches": ("at least 1", 0, 1),
     "update.clip_norm": ("greater than 0.0", 0.0, 1.0),
     "update.length_buckets": ("at least 1", 0, 1),
-    "update.vocab_chunk": ("at least 0", -1, 0),
+    "update.tokens_per_micro_batch": ("at least 0", -1, 0),
+    "update.token_chunk": ("at least 0", -1, 0),
     "update.patience": ("at least 1", 0, 1),
     "memory.half_life": ("greater than 0.0", 0.0, 1.0),
     "memory.prior.0": ("greater than 0.0", 0.0, 1.0),
@@ -267,6 +268,15 @@ CONFLICTS = {
     },
     "update.minibatches=1 times update.micro_batches=100 must divide the 64 rows "
     "trained per step; set them to 1 and 64.": {"update": Update(micro_batches=100)},
+    "update.micro_batches=2 and update.tokens_per_micro_batch=64 both say how large a "
+    "micro-batch is; set update.micro_batches to 1, or update.tokens_per_micro_batch "
+    "to 0.": {"update": Update(micro_batches=2, tokens_per_micro_batch=64)},
+    "warm_start.micro_batches=4 and update.tokens_per_micro_batch=64 both say how "
+    "large a micro-batch is; set warm_start.micro_batches to 1, or "
+    "update.tokens_per_micro_batch to 0.": {
+        "update": Update(tokens_per_micro_batch=64),
+        "warm_start": WarmStart(steps=1, rows=64, micro_batches=4, optimizer=plain),
+    },
     "seeds=2 cannot run side by side with staged=True; "
     "set seeds to 1 or staged to False.": {"seeds": 2, "staged": True},
     f"downsample.m is not set, but {HERE}.largest needs it; "

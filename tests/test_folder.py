@@ -433,7 +433,8 @@ def test_a_run_is_resumed_with_its_own_config_and_with_more_steps(tmp_path):
     [
         ["mesh.data=8"],
         ["mesh.fsdp=2", "mesh.tensor=2"],
-        ["update.micro_batches=2", "update.vocab_chunk=4"],
+        ["update.micro_batches=2", "update.token_chunk=4"],
+        ["update.tokens_per_micro_batch=8"],
         ["warm_start.micro_batches=2"],
         ["logging.checkpoint_every=1", "logging.keep=9", "logging.drift_nats=0.1"],
     ],

@@ -320,7 +320,8 @@ def test_eight_devices_give_what_one_gives(kind):
     [
         ["update.micro_batches=4"],
         ["update.micro_batches=4", "update.length_buckets=3"],
-        ["update.vocab_chunk=5"],
+        ["update.token_chunk=5"],
+        ["update.tokens_per_micro_batch=12"],
         ["sampling.slots=3"],
     ],
     ids=str,

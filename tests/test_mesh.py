@@ -228,7 +228,7 @@ def draw_and_differentiate(params):
         batch,
         jnp.where(rows.mask, 0.1, 0.0),
         token_loss,
-        update.Settings(micro_batches=2, vocab_chunk=6),
+        update.Settings(micro_batches=2, token_chunk=6),
         still_old=False,
     )
     return rows, value, grads, own
@@ -326,3 +326,100 @@ def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads
         np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
     for name in ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm"):
         close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-5)
+
+
+# ----- what moves between devices in an update
+
+LARGE = 256  # of a vocabulary, so that the head is the largest array
+UPDATES = {(2, 2, 2): 2, (1, 2, 4): 1}  # sizes of a mesh, to heads of keys
+SCORED = update.Settings(tokens_per_micro_batch=10, token_chunk=4)
+
+
+@cache
+def scored():
+    """Rows of all contexts, two of each, and the weight of each token."""
+    random = np.random.default_rng(0)
+    shape = (2 * len(CONTEXTS.tokens), tiny.T)
+    noise = partial(random.normal, size=shape)
+    mask = np.arange(tiny.T) < random.integers(1, tiny.T + 1, (shape[0], 1))
+    logp = -jnp.abs(jnp.asarray(noise(), jnp.float32))
+    rows = Batch(
+        tokens=jnp.asarray(random.integers(0, LARGE, shape), jnp.int32),
+        mask=jnp.asarray(mask),
+        context=jnp.arange(shape[0], dtype=jnp.int32) // 2,
+        credit=jnp.asarray(noise(), jnp.float32),
+        multiplier=jnp.ones(shape, jnp.float32),
+        logp_behaviour=logp,
+        logp_policy=logp,
+        logp_old=None,
+        logp_ref=None,
+    )
+    return rows, jnp.where(rows.mask, 0.1, 0.0)
+
+
+def differentiate(policy, params, rows, weight):
+    """Loss, gradient and log-probs of an update."""
+
+    def token_loss(logp, entropy, rows):
+        value = loss.clipped_ratio(logp, rows.logp_policy, rows.credit, rows.mask)
+        return value - 0.01 * entropy
+
+    args = CONTEXTS, rows, weight, token_loss, SCORED
+    return update.gradient(policy, params, *args, still_old=True)
+
+
+@cache
+def updating(sizes, kv_heads):
+    """An update compiled for a mesh: policy, layout, program, words of the compiler."""
+    policy = tiny.model(vocab_size=LARGE, heads=4, kv_heads=kv_heads, remat=True)
+    made = mesh.make(Sizes(**dict(zip(mesh.AXES, sizes, strict=True))))
+    assert made is not None
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    where = mesh.of_params(made, policy.axes, shapes)
+    jitted = jax.jit(
+        partial(differentiate, policy),
+        in_shardings=(where, None, None),
+        out_shardings=(None, where, None),
+    )
+    # A program that is not kept is compiled each time, and warned of each time.
+    name = "jax_persistent_cache_min_compile_time_secs"
+    kept = getattr(jax.config, name)
+    jax.config.update(name, 1e9)
+    try:
+        with mesh.use(made), hlo.compiler_log() as said:
+            program = jitted.lower(shapes, *scored()).compile()
+    finally:
+        jax.config.update(name, kept)
+    return policy, where, program, said
+
+
+@pytest.mark.parametrize(("sizes", "kv_heads"), UPDATES.items())
+def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads):
+    policy, _, compiled, said = updating(sizes, kv_heads)
+    program = compiled.as_text() or ""
+    shape = jax.eval_shape(policy.init, jax.random.key(0))["head"].shape
+    head = np.prod(shape) // sizes[-1]  # of a device, once gathered over `fsdp`
+    large = [one for one in hlo.everywhere(program) if one.entries >= head]
+    assert [one.kind for one in large] == ["all-gather"], large
+    assert large[0] in hlo.in_loops(program)  # once for each micro-batch
+    remade = [line for line in said if "full rematerialization" in line]
+    assert not remade
+
+
+@pytest.mark.parametrize(("sizes", "kv_heads"), UPDATES.items())
+def test_loss_and_gradient_are_those_of_one_device(sizes, kv_heads):
+    policy, where, program, _ = updating(sizes, kv_heads)
+    params = tiny.random_params(policy)
+    want = jax.jit(partial(differentiate, policy))(params, *scored())
+    got = program(jax.device_put(params, where), *scored())
+    assert jax.tree.map(lambda x: x.sharding, got[1]) == where
+    jax.tree.map(partial(close, rtol=1e-5, atol=1e-5), got, want)
+
+
+def test_micro_batches_follow_from_tokens_and_lie_on_all_shards_of_the_rows():
+    few = update.Settings(tokens_per_micro_batch=10)
+    assert [few.parts(16, steps) for steps in (1, 5, 7, 100)] == [2, 8, 16, 16]
+    with mesh.use(cube()):  # four shards
+        assert [few.parts(16, steps) for steps in (1, 5, 7, 100)] == [1, 2, 4, 4]
+        assert few.parts(24, 5) == 3  # 20 tokens on each; 4 parts would be 15 rows
+        assert few.parts(6, 20) == 3  # rows that do not divide anyway

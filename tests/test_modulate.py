@@ -473,7 +473,7 @@ def optimised(modulator, params, batch):
         modulate=modulator,
         loss=partial(loss.clipped_ratio, low=LOW, high=HIGH),
         aggregate=aggregate.token_mean,
-        update=Update(epochs=2, micro_batches=2, vocab_chunk=5, clip_norm=np.inf),
+        update=Update(epochs=2, micro_batches=2, token_chunk=5, clip_norm=np.inf),
     )
     tx = update.transformation(partial(optax.sgd, RATE), np.inf)
     parts = SimpleNamespace(config=config, model=tiny.MODEL, train_rows=8, tx=tx)

@@ -86,7 +86,7 @@ def fewer(argv: list[str]) -> list[str]:
         "sampling.prompts": 4,
         "sampling.group_size": 4,
         "sampling.max_tokens": 8,
-        "update.micro_batches": 2,
+        "update.tokens_per_micro_batch": 16,
         "evaluation.every": 2,
         "evaluation.prompts": 4,
         "evaluation.samples": 2,
@@ -97,7 +97,7 @@ def fewer(argv: list[str]) -> list[str]:
     elif config.warm_start:
         small |= {"warm_start": None}
     either = {"downsample.m": 2, "aggregate.length": 8, "task.workers": 1}
-    either |= {"update.vocab_chunk": 128 * (config.update.vocab_chunk > 0)}
+    either |= {"update.token_chunk": 8 * (config.update.token_chunk > 0)}
     # One layer takes longer to compile as a loop, and with buckets.
     either |= {"model.scan_layers": False, "update.length_buckets": 1}
     # A policy that comes from no checkpoint.

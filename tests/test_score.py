@@ -125,7 +125,7 @@ def naive(group, policy="plain"):
 
 def rule_of(group, micro, chunk, policy):
     own = {} if group == "embedding" else {"parameters": GROUPS[group][0]}
-    options = own | {"micro_batches": micro, "vocab_chunk": chunk}
+    options = own | {"micro_batches": micro, "token_chunk": chunk}
     return partial(score.gradient, POLICIES[policy], **options)
 
 
@@ -184,7 +184,7 @@ def test_what_is_chosen_makes_the_whole_parameters_again(group):
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1:])
-def test_micro_batches_and_vocabulary_chunks_change_nothing(settings):
+def test_micro_batches_and_chunks_change_nothing(settings):
     close(measured("head", *settings), measured("head", *SETTINGS[0]))
     close(last_layer(*settings), last_layer(*SETTINGS[0]))
 
@@ -395,10 +395,9 @@ def test_the_rule_reads_what_the_sampler_stored():
 
 # ----- every rule
 
-OPTIONS = dict(zip(("micro_batches", "vocab_chunk"), SETTINGS[0], strict=True))
 RULES = {
-    "gradient": partial(score.gradient, **OPTIONS),
-    "last_layer": partial(score.last_layer, **OPTIONS),
+    "gradient": score.gradient,
+    "last_layer": score.last_layer,
     "logits": score.logits,
 }
 COMPILED = {

@@ -49,7 +49,7 @@ def token_loss(logp, entropy, rows):
 
 
 def how(micro, chunk, buckets):
-    options = {"micro_batches": micro, "vocab_chunk": chunk, "length_buckets": buckets}
+    options = {"micro_batches": micro, "token_chunk": chunk, "length_buckets": buckets}
     return update.Settings(temperature=TEMPERATURE, **options)
 
 
@@ -274,7 +274,7 @@ def test_no_array_of_rows_by_tokens_by_vocabulary_exists_in_chunks(
     policy = tiny.model(vocab_size=large)
 
     def run(params):
-        settings = update.Settings(vocab_chunk=chunk)
+        settings = update.Settings(token_chunk=chunk)
         if closely:
             rows = batch()[0]
             args = tiny.CONTEXTS, rows.tokens, rows.mask, rows.context, settings

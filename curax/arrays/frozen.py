@@ -38,5 +38,6 @@ def over(model: Model, frozen: Any) -> Model:
         model,
         features=lambda params, *args: model.features(join(frozen, params), *args),
         head=lambda params: model.head(join(frozen, params)),
+        axes=split(model, model.axes)[0],
         ready=ready and (lambda params: ready(join(frozen, params))),
     )

@@ -3,8 +3,15 @@
 Entries that are masked out may hold anything, even NaN.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from curax.arrays import sharding
 
 Axis = int | tuple[int, ...] | None
 
@@ -92,15 +99,17 @@ def token_logprobs(
         z = features head^T / temperature,  logp = z[token] - logsumexp z,
         H = logsumexp z - sum softmax(z) z
 
-    With `chunk`, forward and backward passes read that many columns of the vocabulary
-    at a time and make no `[..., V]` array; results agree up to rounding.
+    With `chunk`, forward and backward passes make the logits of about that many tokens
+    at a time, and no `[..., V]` array of all; results agree up to rounding. The
+    vocabulary stays sharded as the head is, and so does the head's gradient.
 
     Args:
-        features: `[..., D]` float.
+        features: `[..., D]` float; on a mesh the first axis are rows.
         head: `[V, D]` float.
         tokens: `[...]` int32 in [0, V).
         temperature: positive; logits are divided by it.
-        chunk: columns of the vocabulary at a time; 0 means all V.
+        chunk: tokens of a shard of the rows at a time, at least one of each row; the
+            last axis is cut. 0 means all.
 
     Returns:
         `[...]` float32 log-probs in nats, `[...]` float32 entropies in nats.
@@ -149,6 +158,9 @@ def token_logprobs_and_moments(
     return logp, entropy, score_sq_norm, jnp.maximum(entropy_logp_cov, 0.0)
 
 
+# Sums over the vocabulary, of logits z = features head^T / temperature
+
+
 def _sums(
     features: jax.Array,
     head: jax.Array,
@@ -162,56 +174,206 @@ def _sums(
 
     With `squares` also sum e^2 and sum e^2 z. All `[...]` float32.
     """
-    vocab = head.shape[0]
-    size = min(chunk or vocab, vocab)
-    count = -(-vocab // size)
-    padded = jnp.pad(head, ((0, count * size - vocab), (0, 0)))
-    parts = padded.reshape(count, size, -1)
-    # Gradients of chunks are summed in float32, whatever the dtype of the products.
-    wide = jnp.asarray(features, jnp.float32)
-    first_columns = jnp.arange(size, dtype=tokens.dtype)
-    first_columns = first_columns.reshape(*(1,) * tokens.ndim, -1)
+    shape = tokens.shape
+    steps = shape[-1] if shape else 1
+    by_row = (
+        features.reshape(-1, steps, features.shape[-1]),
+        tokens.reshape(-1, steps),
+    )
+    temperature = jnp.asarray(temperature, jnp.float32)
+    how = _How(chunk, squares, _Places.of(head) if sharding.active() else None)
 
-    @jax.checkpoint
-    def read(carry, part):
-        """Update the sums with a chunk of columns."""
-        top, total, first, own, *more = carry
-        start, weight = part
-        column = start + first_columns
-        z = jnp.einsum(
-            "...d,vd->...v",
-            wide.astype(features.dtype),
-            weight,
-            preferred_element_type=jnp.float32,
-        )
-        z = z / temperature
-        z = jnp.where(column < vocab, z, jnp.finfo(jnp.float32).min)
-        higher = jax.lax.stop_gradient(jnp.maximum(top, jnp.max(z, -1)))
-        e, shrink = jnp.exp(z - higher[..., None]), jnp.exp(top - higher)
-        here = tokens[..., None] == column
-        finite = jnp.where(e > 0, z, 0.0)
-        sums = (
-            higher,
-            total * shrink + jnp.sum(e, -1),
-            first * shrink + jnp.sum(e * finite, -1),
-            own + jnp.sum(jnp.where(here, z, 0.0), -1),
-        )
-        if squares:
-            second, slope = more
-            sums += (
-                second * shrink**2 + jnp.sum(e**2, -1),
-                slope * shrink**2 + jnp.sum(e**2 * finite, -1),
+    def run(features, tokens):
+        return _row_sums(how, features, head, tokens, temperature)
+
+    sums = sharding.padded_rows(run, *by_row)
+    return tuple(x.reshape(shape) for x in sums)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _row_sums(how, features, head, tokens, temperature):
+    """`_sums` of `[N, T, D]` features and `[N, T]` tokens, a few tokens at a time.
+
+    On a mesh every device has its rows and its part of the vocabulary. The head is
+    gathered along `embed`, once for both passes; its gradient is summed in float32,
+    first over chunks, then between devices, each of which gets its own part.
+    """
+    return _row_sums_forward(how, features, head, tokens, temperature)[0]
+
+
+def _row_sums_forward(how, features, head, tokens, temperature):
+    """The sums, and what the backward pass reads."""
+    places = how.places or _Places()
+
+    def run(features, head, tokens, temperature):
+        if places.embed:
+            head = jax.lax.all_gather(head, places.embed, axis=1, tiled=True)
+        first = places.first_column(head)
+
+        def read(part):
+            features, tokens = part
+            z = _logits(features, head, temperature)
+            top = jnp.max(z, -1)
+            if places.vocab:
+                top = jax.lax.pmax(top, places.vocab)
+            sums = _sums_below(z, top, tokens - first, how.squares)
+            return top, *(jax.lax.psum(sums, places.vocab) if places.vocab else sums)
+
+        return _in_chunks(read, (features, tokens), how.chunk), head
+
+    rows, whole, part = places.rows, places.whole, places.part
+    run = how.on_mesh(run, (rows, part, rows, P()), (rows, whole))
+    sums, head = run(features, head, tokens, temperature)
+    return sums, (features, head, tokens, temperature, sums[0])
+
+
+def _row_sums_backward(how, saved, slopes):
+    """Gradients of features, head and temperature; the maximum has none."""
+    features, head, tokens, temperature, top = saved
+    places = how.places or _Places()
+
+    def run(features, head, tokens, temperature, top, slopes):
+        first = places.first_column(head)
+
+        def pull(part):
+            features, tokens, top, slopes = part
+
+            def sums(wide, head):
+                z = _logits(wide.astype(features.dtype), head, temperature)
+                return _sums_below(z, top, tokens - first, how.squares)
+
+            wide = features.astype(jnp.float32)
+            own, whole = jax.vjp(sums, wide, head)[1](slopes)
+            return own, whole.astype(jnp.float32)
+
+        parts = (features, tokens, top, slopes)
+        own, whole = _in_chunks(pull, parts, how.chunk, summed=head.shape)
+        if places.vocab:
+            own = jax.lax.psum(own, places.vocab)
+        others = places.row
+        if places.embed:
+            whole = jax.lax.psum_scatter(
+                whole, places.embed, scatter_dimension=1, tiled=True
             )
-        return sums, None
+            others = tuple(axis for axis in others if axis not in places.embed)
+        return own, jax.lax.psum(whole, others) if others else whole
 
-    zeros = jnp.zeros(tokens.shape, jnp.float32)
-    carry = (zeros + jnp.finfo(jnp.float32).min, *(zeros,) * (5 if squares else 3))
-    starts = jnp.arange(count, dtype=tokens.dtype) * size
-    if count == 1:
-        carry, _ = read(carry, (starts[0], parts[0]))
-    else:
-        carry, _ = jax.lax.scan(read, carry, (starts, parts))
-    return carry
+    rows, whole, part = places.rows, places.whole, places.part
+    run = how.on_mesh(run, (rows, whole, rows, P(), rows, rows), (rows, part))
+    own, slope = run(features, head, tokens, temperature, top, slopes[1:])
+    # Logits depend on features / temperature alone.
+    heat = -jnp.sum(features.astype(jnp.float32) * own) / temperature
+    return own.astype(features.dtype), slope.astype(head.dtype), None, heat
+
+
+_row_sums.defvjp(_row_sums_forward, _row_sums_backward)
+
+
+def _logits(features, head, temperature):
+    """`[..., V]` float32."""
+    z = jnp.einsum("...d,vd->...v", features, head, preferred_element_type=jnp.float32)
+    return z / temperature
+
+
+def _sums_below(z, top, column, squares):
+    """Sums over the last axis of z; `column` of the token, maybe of another device."""
+    columns = jnp.arange(z.shape[-1], dtype=column.dtype)
+    here = column[..., None] == columns.reshape(*(1,) * column.ndim, -1)
+    e = jnp.exp(z - top[..., None])
+    finite = jnp.where(e > 0, z, 0.0)
+    sums = (
+        jnp.sum(e, -1),
+        jnp.sum(e * finite, -1),
+        jnp.sum(jnp.where(here, z, 0.0), -1),
+    )
+    if squares:
+        sums += (jnp.sum(e**2, -1), jnp.sum(e**2 * finite, -1))
+    return sums
+
+
+class _Places(NamedTuple):
+    """Axes of the mesh along which rows and the head lie."""
+
+    row: tuple[str, ...] = ()
+    vocab: tuple[str, ...] = ()
+    embed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, head: jax.Array) -> "_Places":
+        """Those of a head `[V, D]`."""
+        vocab, embed = zip(("vocab", "embed"), head.shape, strict=True)
+        axes = sharding.mesh_axes
+        return cls(axes("rows"), axes(*vocab), axes(*embed))
+
+    @property
+    def rows(self) -> P:
+        """Of `[N, ...]`."""
+        return P(self.row or None)
+
+    @property
+    def part(self) -> P:
+        """Of the head."""
+        return P(self.vocab or None, self.embed or None)
+
+    @property
+    def whole(self) -> P:
+        """Of the head that is gathered along `embed`."""
+        return P(self.vocab or None)
+
+    def first_column(self, head: jax.Array) -> jax.Array | int:
+        """Token of the first row of a device's part of the head."""
+        return jax.lax.axis_index(self.vocab) * head.shape[0] if self.vocab else 0
+
+
+class _How(NamedTuple):
+    """Options of `_row_sums`; where its arrays lie holds for both passes."""
+
+    chunk: int
+    squares: bool
+    places: _Places | None  # None: no mesh
+
+    def on_mesh(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Any:
+        """The function of what each device has."""
+        if self.places is None:
+            return function
+        return jax.shard_map(
+            function, in_specs=inputs, out_specs=outputs, check_vma=False
+        )
+
+
+def _in_chunks(
+    function: Callable[[Any], Any], rows: Any, chunk: int, summed: Any = None
+) -> Any:
+    """A function of leaves `[N, t, ...]` over all of `[N, T, ...]`, chunk by chunk.
+
+    Args:
+        function: returns leaves `[N, t, ...]`; with `summed`, and an array beside them.
+        rows: leaves `[N, T, ...]`.
+        chunk: N t at most, where that leaves a token of each row; 0: all.
+        summed: shape of that array, which is summed over chunks in float32.
+    """
+    count, steps = jax.tree.leaves(rows)[0].shape[:2]
+    size = min(max(1, chunk // max(count, 1)), steps) if chunk else steps
+    number = -(-steps // max(size, 1))
+    if number <= 1:
+        return function(rows)
+
+    def cut(x):
+        x = jnp.pad(x, ((0, 0), (0, number * size - steps)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(count, number, size, *x.shape[2:]), 1, 0)
+
+    def add(total, part):
+        if summed is None:
+            return total, function(part)
+        own, more = function(part)
+        return total + more, own
+
+    start = jnp.zeros(summed or (), jnp.float32)
+    total, own = jax.lax.scan(add, start, jax.tree.map(cut, rows))
+    own = jax.tree.map(
+        lambda x: jnp.moveaxis(x, 0, 1).reshape(count, -1, *x.shape[3:])[:, :steps], own
+    )
+    return own if summed is None else (own, total)
 
 
 def rank(
@@ -220,31 +382,28 @@ def rank(
     """Rank of each token by likelihood: 1 + the number of likelier tokens.
 
     Args:
-        features: `[..., D]` float.
+        features: `[N, T, D]` float.
         head: `[V, D]` float.
-        tokens: `[...]` int32 in [0, V).
-        chunk: columns of the vocabulary at a time; 0 means all V.
+        tokens: `[N, T]` int32 in [0, V).
+        chunk: as `token_logprobs`.
 
     Returns:
-        `[...]` int32, at least 1; ties share the best rank.
+        `[N, T]` int32, at least 1; ties share the best rank.
     """
-    vocab = head.shape[0]
-    size = min(chunk or vocab, vocab)
-    count = -(-vocab // size)
-    parts = jnp.pad(head, ((0, count * size - vocab), (0, 0))).reshape(count, size, -1)
     own = jnp.einsum(
         "...d,...d->...", features, head[tokens], preferred_element_type=jnp.float32
     )
+    head = sharding.constrain(head, ("vocab", None))
 
     def above(part):
-        start, weight = part
+        features, tokens, own = part
         z = jnp.einsum(
-            "...d,vd->...v", features, weight, preferred_element_type=jnp.float32
+            "...d,vd->...v", features, head, preferred_element_type=jnp.float32
         )
-        column = start + jnp.arange(size, dtype=jnp.int32)
-        other = column.reshape(*(1,) * tokens.ndim, -1)
-        more = (z > own[..., None]) & (other < vocab) & (other != tokens[..., None])
-        return jnp.sum(more, -1, dtype=jnp.int32)
+        column = jnp.arange(head.shape[0], dtype=jnp.int32)
+        other = column.reshape(*(1,) * tokens.ndim, -1) != tokens[..., None]
+        return jnp.sum((z > own[..., None]) & other, -1, dtype=jnp.int32)
 
-    starts = jnp.arange(count, dtype=jnp.int32) * size
-    return 1 + jnp.sum(jax.lax.map(above, (starts, parts)), 0, dtype=jnp.int32)
+    return 1 + _in_chunks(
+        above, (features, tokens, own), chunk * sharding.shards("rows")
+    )

@@ -1,15 +1,58 @@
 """Arrays sharded by the names of their axes, which the rules of a mesh give places."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax.core.spmd import get_logical_axis_rules
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import PartitionSpec
 
+Names = tuple[str | None, ...]
 
-def constrain(x: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
+
+def active() -> bool:
+    """Whether arrays are sharded: inside of `curax.step.mesh.use`, over a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and bool(get_logical_axis_rules())
+
+
+def mesh_axes(name: str | None, size: int | None = None) -> tuple[str, ...]:
+    """Axes of the mesh that a logical axis lies along; none without a mesh.
+
+    Args:
+        name: of the logical axis.
+        size: of the dimension; one that does not divide over its axes is copied.
+    """
+    if not active():
+        return ()
+    shape = jax.sharding.get_abstract_mesh().shape
+    places = (logical_to_mesh_axes((name,)) or (None,))[0] or ()
+    places = places if isinstance(places, tuple) else (places,)
+    axes = tuple(axis for axis in places if shape[axis] > 1)
+    parts = math.prod(shape[axis] for axis in axes)
+    return axes if size is None or size % parts == 0 else ()
+
+
+def shards(name: str, size: int | None = None) -> int:
+    """Parts into which a logical axis is cut; 1 without a mesh."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return math.prod(shape[axis] for axis in mesh_axes(name, size))
+
+
+def spec(names: Names, shape: tuple[int, ...]) -> PartitionSpec:
+    """Places of dimensions with these names: rows always, others if they divide."""
+    places = (
+        mesh_axes(name, None if name == "rows" else size) if name else ()
+        for name, size in zip(names, shape, strict=True)
+    )
+    return PartitionSpec(*(axes or None for axes in places))
+
+
+def constrain(x: jax.Array, names: Names) -> jax.Array:
     """The array sharded by logical axes over the mesh; without one, as it is.
 
     A dimension that does not divide over its axes of the mesh is copied; rows are
@@ -19,22 +62,107 @@ def constrain(x: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
         x: any array, inside of `curax.step.mesh.use`.
         names: a logical axis for each dimension; None: copied.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not get_logical_axis_rules():
+    if not active():
         return x
-
-    def fits(name: str | None, size: int, axes: Any) -> bool:
-        several = axes if isinstance(axes, tuple) else (axes,)
-        return name == "rows" or size % math.prod(mesh.shape[a] for a in several) == 0
-
-    places = logical_to_mesh_axes(names) or ()
-    spec = [
-        axes if axes and fits(name, size, axes) else None
-        for name, size, axes in zip(names, x.shape, places, strict=True)
-    ]
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+    return jax.lax.with_sharding_constraint(x, spec(names, x.shape))
 
 
 def shard_rows(x: jax.Array) -> jax.Array:
     """Rows lie over the data axes of the mesh, if there is one."""
     return constrain(x, ("rows",) + (None,) * (x.ndim - 1))
+
+
+def spread(count: int, fewest: int) -> int:
+    """Number of equal parts of some rows such that each lies on all shards of rows.
+
+    Args:
+        count: rows.
+        fewest: parts there should be at least. Fewer are made where more would leave
+            devices without rows of a part.
+
+    Returns:
+        A divisor of `count`.
+    """
+    each = shards("rows")
+    each = each if count % each == 0 else 1
+    fine = [n for n in range(1, count // each + 1) if count % (n * each) == 0]
+    return next((n for n in fine if n >= fewest), fine[-1])
+
+
+def gathered(x: jax.Array, names: Names, dtype: Any) -> jax.Array:
+    """A parameter in the compute type, whole along `embed`; its gradient is not.
+
+    What fully sharded data parallelism does before a layer: the cast comes before the
+    gathering, and the gradient lies like the parameter. Without a mesh: as it is.
+
+    Args:
+        x: the parameter.
+        names: its logical axes.
+        dtype: in which it is read.
+    """
+    if "embed" not in names or not active():
+        return x
+    own = x.dtype
+    whole = tuple(None if name == "embed" else name for name in names)
+
+    @jax.custom_vjp
+    def gather(x):
+        return constrain(constrain(x.astype(dtype), names), whole)
+
+    gather.defvjp(
+        lambda x: (gather(x), None),
+        lambda _, slope: (constrain(slope, names).astype(own),),
+    )
+    return gather(x)
+
+
+def rows_of(table: jax.Array, index: jax.Array, dtype: Any) -> jax.Array:
+    """`table[index]` in a type, where the table is sharded by `vocab` and `embed`.
+
+    The table stays where it lies, and so does its gradient: devices exchange indices
+    and what was found, a part of each row.
+
+    Args:
+        table: `[V, D]`.
+        index: `[N, Q]` int32 in [0, V).
+        dtype: of the result.
+
+    Returns:
+        `[N, Q, D]`, sharded by rows.
+    """
+    if not active():
+        return table[index].astype(dtype)
+    vocab = mesh_axes("vocab", table.shape[0])
+    embed = mesh_axes("embed", table.shape[1])
+    rows = mesh_axes("rows")
+
+    def find(table, index):
+        if embed:
+            index = jax.lax.all_gather(index, embed, tiled=True)
+        first = jax.lax.axis_index(vocab) * table.shape[0] if vocab else 0
+        place = index - first
+        here = (place >= 0) & (place < table.shape[0])
+        found = table[jnp.where(here, place, 0)].astype(dtype)
+        found = jnp.where(here[..., None], found, 0)
+        if vocab:
+            found = jax.lax.psum(found, vocab)
+        if embed:
+            found = jax.lax.all_to_all(found, embed, 0, 2, tiled=True)
+        return found
+
+    run = jax.shard_map(
+        find,
+        in_specs=(PartitionSpec(vocab or None, embed or None), PartitionSpec(rows)),
+        out_specs=PartitionSpec(rows),
+    )
+    return padded_rows(partial(run, table), index)
+
+
+def padded_rows(function: Callable[..., Any], *rows: jax.Array) -> Any:
+    """A function of arrays `[N, ...]` on as many rows as divide over their shards."""
+    count = rows[0].shape[0]
+    more = -count % shards("rows")
+    if not more:
+        return function(*rows)
+    wide = (jnp.pad(x, ((0, more),) + ((0, 0),) * (x.ndim - 1)) for x in rows)
+    return jax.tree.map(lambda x: x[:count], function(*wide))

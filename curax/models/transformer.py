@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
-from curax.arrays.sharding import constrain
+from curax.arrays.sharding import constrain, gathered, rows_of
 from curax.models import attention
 from curax.models.modules import (
     MATRICES,
@@ -211,9 +211,13 @@ class Transformer:
     def features(self, params, tokens, positions, seen, cache=None, column=None):
         """Features `[N, Q, D]` behind the last norm, and the cache; see `Model`."""
         layers = self.block.depth
-        x = params["embed"][tokens].astype(self.block.dtype)
+        if column is None:
+            x = rows_of(params["embed"], tokens, self.block.dtype)
+        else:
+            x = params["embed"][tokens].astype(self.block.dtype)
         x = constrain(x, ("rows", None, None))
-        apply = partial(layer, self.block, positions, seen, column)
+        axes = None if column is not None else self.axes["layers"]
+        apply = partial(layer, self.block, axes, positions, seen, column)
         if self.remat:
             apply = jax.checkpoint(apply)
         if self.scan_layers and column is None:
@@ -266,9 +270,18 @@ def unstacked(params: Any, layers: int) -> dict[str, Any]:
     return {str(i): jax.tree.map(lambda p, i=i: p[i], params) for i in range(layers)}
 
 
-def layer(block, positions, seen, column, x, params_and_cache):
-    """A block as the body of a scan: `(x, (params, cache)) -> (x, cache)`."""
+def layer(block, axes, positions, seen, column, x, params_and_cache):
+    """A block as the body of a scan: `(x, (params, cache)) -> (x, cache)`.
+
+    With the logical axes of all layers, parameters are gathered here, one layer's.
+    """
     params, cache = params_and_cache
+    if axes is not None:
+        params = jax.tree.map(
+            lambda p, names: gathered(p, names[-p.ndim :], block.dtype),
+            params,
+            axes.get("0", axes),
+        )
     return block.apply({"params": params}, x, positions, seen, cache, column)
 
 
@@ -327,7 +340,9 @@ class Block(nn.Module):
         inner, inner_kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
 
         def split(y, heads):  # [N, Q, heads * d] -> [N, heads, Q, d]
-            return jnp.swapaxes(y.reshape(*y.shape[:-1], heads, -1), -3, -2)
+            y = jnp.swapaxes(y.reshape(*y.shape[:-1], heads, -1), -3, -2)
+            # Heads that do not divide over the mesh are copied, never cut in two.
+            return constrain(y, ("rows", "heads", None, None))
 
         y = norm(name="attention_norm")(x)
         into = partial(dense, bias=self.qkv_bias)
@@ -339,8 +354,6 @@ class Block(nn.Module):
         q, k = (
             rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
         )
-        # Heads of keys that do not divide over the mesh are copied, never cut in two.
-        q, k, v = (constrain(z, ("rows", "heads", None, None)) for z in (q, k, v))
         if cache is not None and column is None:
             k, v = (
                 jnp.concatenate(pair, -2) for pair in zip(cache, (k, v), strict=True)

@@ -44,7 +44,8 @@ EVENTS = "tensorboard"
 # Options, with mesh.*, that a resumed run may change: results depend on them by
 # rounding at most.
 CHANGEABLE = (
-    *("update.micro_batches", "update.vocab_chunk", "warm_start.micro_batches"),
+    *("update.micro_batches", "update.tokens_per_micro_batch", "update.token_chunk"),
+    "warm_start.micro_batches",
     *("logging.checkpoint_every", "logging.keep", "logging.drift_nats"),
 )
 

@@ -23,8 +23,9 @@ def settings(config: Config) -> update.Settings:
     return update.Settings(
         temperature=config.sampling.temperature,
         micro_batches=config.update.micro_batches,
+        tokens_per_micro_batch=config.update.tokens_per_micro_batch,
         length_buckets=config.update.length_buckets,
-        vocab_chunk=config.update.vocab_chunk,
+        token_chunk=config.update.token_chunk,
     )
 
 

@@ -83,8 +83,9 @@ def update(
         lambda logp, _, rows: loss.reinforce(logp, logp, rows.credit, rows.mask),
         updates.Settings(
             micro_batches=warm.micro_batches,
+            tokens_per_micro_batch=how.tokens_per_micro_batch,
             length_buckets=how.length_buckets,
-            vocab_chunk=how.vocab_chunk,
+            token_chunk=how.token_chunk,
         ),
         still_old=True,
     )

@@ -157,7 +157,8 @@ def distance(
     how = update.Settings(
         temperature=parts.config.sampling.temperature,
         micro_batches=cuts,
-        vocab_chunk=parts.config.update.vocab_chunk,
+        tokens_per_micro_batch=parts.config.update.tokens_per_micro_batch,
+        token_chunk=parts.config.update.token_chunk,
     )
     rows = rollouts.tokens, rollouts.mask, rollouts.context
 

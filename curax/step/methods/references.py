@@ -163,7 +163,7 @@ def logprobs(
         tokens, context = rows
         seen = contexts.mask[context]
         features = extend(model, params, prefix.take(context), seen, tokens)
-        head, chunk = model.head(params), how.vocab_chunk
+        head, chunk = model.head(params), how.token_chunk
         return (), masked.rank(features, head, tokens, chunk=chunk)
 
     rank = update.over_parts(read, (tokens, context), mask, how)[1]
