@@ -517,19 +517,37 @@ RENAMED = (  # fields of a group, as they were called and as they are
     ("hint", "gate", "stop_probability"),
     ("update", "vocab_chunk", "token_chunk"),
 )
+RENAMED_OPTIONS = (  # the same of a function
+    ("curax.score.gradient", "vocab_chunk", "token_chunk"),
+)
 
 
 def with_current_fields(description: Any) -> Any:
     """Description of an older run's config with the present names of its fields."""
-    if not isinstance(description, dict):
-        return description
-    result = dict(description)
+    result = _with_current_options(description)
+    if not isinstance(result, dict):
+        return result
     for group, was, now in RENAMED:
         if isinstance(fields := result.get(group), dict):
-            result[group] = {
-                now if name == was else name: value for name, value in fields.items()
-            }
+            result[group] = _renamed(fields, was, now)
     return result
+
+
+def _with_current_options(description: Any) -> Any:
+    """The description with the present names of options of functions."""
+    if isinstance(description, list):
+        return [_with_current_options(part) for part in description]
+    if not isinstance(description, dict):
+        return description
+    result = {k: _with_current_options(part) for k, part in description.items()}
+    for function, was, now in RENAMED_OPTIONS:
+        if result.get("function") == function:
+            result = _renamed(result, was, now)
+    return result
+
+
+def _renamed(fields: dict[str, Any], was: str, now: str) -> dict[str, Any]:
+    return {now if name == was else name: value for name, value in fields.items()}
 
 
 def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> Config:

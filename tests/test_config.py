@@ -696,14 +696,23 @@ def test_a_config_written_before_its_functions_moved_is_the_same(old, new, tmp_p
     folder.check(tmp_path, config, resume=True)
 
 
-@pytest.mark.parametrize(("group", "old", "new"), cf.RENAMED)
+RENAMED = [("sage_light", *names) for names in cf.RENAMED]
+RENAMED += [
+    ("gvm_grpo_exact", "pilot.norm", *names[1:]) for names in cf.RENAMED_OPTIONS
+]
+
+
+@pytest.mark.parametrize(("recipe", "group", "old", "new"), RENAMED)
 def test_a_config_written_before_a_field_was_renamed_is_the_same(
-    group, old, new, tmp_path
+    recipe, group, old, new, tmp_path
 ):
-    config = cf.load(RECIPES / "sage_light.py")
+    config = cf.load(RECIPES / f"{recipe}.py")
     now = cf.describe(config)
     written = json.loads(json.dumps(now))
-    written[group][old] = written[group].pop(new)
+    fields = written
+    for name in group.split("."):
+        fields = fields[name]
+    fields[old] = fields.pop(new)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(written))
     assert cf.describe(cf.recalled(path)) == now
