@@ -14,6 +14,7 @@ ABOUT = "Curate the learning signal of RLVR, in JAX."
 MODULES = {
     "train": "train a policy by a recipe, or resume a run",
     "xray": "compute which objective a recipe really optimises",
+    "plan": "say whether a run fits a slice of chips that is not here",
     "evaluate": "measure a policy on problems with answers",
     "export": "write the policy of a run as a Hugging Face checkpoint",
     "report": "draw the pictures of a run and write its page",

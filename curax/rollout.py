@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import keys
-from curax.arrays.sharding import constrain, shard_rows
+from curax.arrays.sharding import constrain, platform, shard_rows
 from curax.types import Contexts, Model, Plan, Rollouts
 
 
@@ -96,16 +96,19 @@ def extend(
     n, steps = tokens.shape
     if steps == 1:
         return prefix.last[:, None]
-    t = jnp.arange(steps - 1, dtype=jnp.int32)
+    # The last token predicts none. TPUs read it all the same: their tiles of 8 tokens
+    # would not fit T - 1, and every layer would lay its arrays out anew.
+    read = steps if platform() == "tpu" else steps - 1
+    t = jnp.arange(read, dtype=jnp.int32)
     length = jnp.sum(seen, -1, dtype=jnp.int32)
     features, _ = model.features(
         params,
-        tokens[:, :-1],
+        tokens[:, :read],
         length[:, None] + t[None, :],
-        jnp.concatenate([seen, jnp.ones((n, steps - 1), bool)], -1),
+        jnp.concatenate([seen, jnp.ones((n, read), bool)], -1),
         prefix.cache,
     )
-    return jnp.concatenate([prefix.last[:, None], features], 1)
+    return jnp.concatenate([prefix.last[:, None], features[:, : steps - 1]], 1)
 
 
 def sample(

@@ -102,7 +102,7 @@ def gradient(
         temperature: of the policy.
         parameters: by which it differentiates, a function of this module.
         micro_batches: parts that the rows are run in; changes memory only.
-        vocab_chunk: columns of the vocabulary at a time; 0: all V.
+        token_chunk: tokens whose logits exist at a time; 0: all of a part.
     """
     return gradient_norms(
         model,

@@ -12,10 +12,11 @@ from pathlib import Path
 from curax.config import Config, ConfigError, load, override
 from curax.settings.cli import (
     Parser,
+    make_folder,
     program,
     recipe_of,
     survives_closed_output,
-    write_whole,
+    write_file,
 )
 from curax.theory import population
 from curax.theory.population import LIFT
@@ -116,37 +117,6 @@ def checked_lift(config: Config, lift: float | None) -> float:
             f"--lift {lift:g}: it must be within {STRONG:g} nats of 0; write {LIFT:g}."
         )
     return lift
-
-
-def make_folder(workdir: Path) -> None:
-    """Make the output folder before any work is done.
-
-    Raises:
-        ConfigError: it cannot be made, or not be written to.
-    """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not os.access(workdir, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise ConfigError(
-            f"--workdir {workdir} cannot be written to ({error.strerror}); name a "
-            "folder that can."
-        ) from error
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: a failed write leaves the old file.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); name another --workdir."
-        ) from error
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from contracts import close
 
+from curax.arrays import sharding
 from curax.config import Mesh
 from curax.models import attention
 from curax.step import mesh as meshes
@@ -192,7 +193,7 @@ def taken(monkeypatch, platform, q, length=200, causal=True, chip="9.0"):
 
         monkeypatch.setattr(attention, name, spy)
     device = type("Device", (), {"compute_capability": chip})
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(attention, "platform", lambda: platform)
     monkeypatch.setattr(jax, "local_devices", lambda: [device()])
     k = jnp.zeros((*q.shape[:2], length, q.shape[-1]), q.dtype)
     seen = jnp.ones((q.shape[0], length), bool)
@@ -229,6 +230,14 @@ def test_the_implementation_follows_device_and_shapes(
     platform, q, options, want, monkeypatch
 ):
     assert taken(monkeypatch, platform, q, **options) == [want]
+
+
+def test_the_platform_is_that_of_the_mesh_in_context_else_the_default(monkeypatch):
+    assert sharding.platform() == "cpu"
+    with meshes.use(meshes.make(Mesh(data=2))):
+        monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+        assert sharding.platform() == "cpu"
+    assert sharding.platform() == "tpu"
 
 
 def test_rows_that_are_mapped_one_by_one_over_a_mesh_take_the_plain_one(monkeypatch):

@@ -16,7 +16,8 @@ STAGES = {
     *("reward", "reflect", "gate", "downsample", "correct", "advantage", "modulate"),
     *("loss", "aggregate", "update"),
 }
-COMMANDS = {"train", "evaluate", "export", "xray", "report", "env", "__main__"}
+COMMANDS = {"train", "evaluate", "export", "xray", "plan", "report", "env"}
+COMMANDS |= {"__main__"}
 
 # Room: what it may import. A room is a package or a module of curax; STAGES stands for
 # each of them, and stages import no other stage but for those of BETWEEN_STAGES.
@@ -37,6 +38,7 @@ MAY_IMPORT = {
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "config", "step", "theory"},
     "runs": BASE | {"config", "step", "theory", "models", "tasks", "processes"},
+    "planning": BASE | {"rollout", "config", "step", "models"},
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}
     | {"tasks", "verify"},
@@ -49,7 +51,11 @@ BETWEEN_STAGES = {
     "score": {"rollout", "update"},
     "update": {"rollout", "monitors"},
 }
-COMMANDS_BESIDE = {"export": {"models"}, "train": {"processes"}}
+COMMANDS_BESIDE = {
+    "export": {"models"},
+    "train": {"processes"},
+    "plan": {"planning"},
+}
 for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
     MAY_IMPORT[room] = MAY_IMPORT[room] | more
 

@@ -14,6 +14,7 @@ from contracts import close
 from curax import allocate, loss, memory, rollout, update
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
+from curax.planning.hlo import in_loops
 from curax.step import mesh
 from curax.types import Batch, TrainState
 
@@ -281,7 +282,7 @@ def compiled(sizes, kv_heads, *, slots, cut=False, stopping=None):
 
 def gathers(program):
     """All-gathers of the decoding loop, what refills its slots included."""
-    found = hlo.in_loops(program.as_text())
+    found = in_loops(program.as_text())
     assert found, "the loop exchanges something: its tokens at least"
     return [one for one in found if one.kind == "all-gather"]
 
@@ -401,7 +402,7 @@ def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads)
     head = np.prod(shape) // sizes[-1]  # of a device, once gathered over `fsdp`
     large = [one for one in hlo.everywhere(program) if one.entries >= head]
     assert [one.kind for one in large] == ["all-gather"], large
-    assert large[0] in hlo.in_loops(program)  # once for each micro-batch
+    assert large[0] in in_loops(program)  # once for each micro-batch
     remade = [line for line in said if "full rematerialization" in line]
     assert not remade
 

@@ -455,3 +455,14 @@ def test_what_is_made_ready_for_decoding_changes_no_bit(dtype, options):
         for one in (policy, dataclasses.replace(policy, ready=None))
     )
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_a_tpu_reads_the_last_token_too_and_finds_the_same(monkeypatch):
+    prefix = rollout.prefill(tiny.MODEL, tiny.params(), tiny.CONTEXTS)
+    tokens = jnp.arange(3 * tiny.T, dtype=jnp.int32).reshape(3, -1) % tiny.V
+    given = tiny.params(), prefix, tiny.CONTEXTS.mask, tokens
+    found = []
+    for platform in ("cpu", "tpu"):
+        monkeypatch.setattr(rollout, "platform", lambda platform=platform: platform)
+        found.append(jax.jit(partial(rollout.extend, tiny.MODEL))(*given))
+    close(found[1], found[0], rtol=1e-5, atol=1e-6)

@@ -349,10 +349,11 @@ def test_ratios_off_one_before_any_update_are_told_with_the_likely_cause(
 
 def test_the_bound_of_the_alarm_is_the_rounding_of_the_dtype():
     config = small.get_config()
-    assert run.drift_bound(config) == 1e-4
-    assert run.drift_bound(override(config, ["logging.drift_nats=0.3"])) == 0.3
+    assert run.drift_bound(config, "cpu") == 1e-4
+    assert run.drift_bound(override(config, ["logging.drift_nats=0.3"]), "cpu") == 0.3
+    assert run.drift_bound(config, "tpu") == 0.2
     coarse = partial(config.model, dtype=jax.numpy.bfloat16)
-    assert run.drift_bound(replace(config, model=coarse)) == 0.2
+    assert run.drift_bound(replace(config, model=coarse), "cpu") == 0.2
 
 
 # Stopped and resumed

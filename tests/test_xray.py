@@ -16,6 +16,7 @@ from test_law import pods, recipes
 from curax import advantage, correct, downsample, hint, objective, xray
 from curax.config import ConfigError, Hint, Sampling, Update, load, override
 from curax.runs import xray_picture
+from curax.settings import cli
 from curax.tasks import chain
 from curax.theory import (
     cases,
@@ -840,7 +841,7 @@ def test_what_cannot_be_written_leaves_what_was_there(recipe, tmp_path, monkeypa
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(xray, "write_whole", full)
+    monkeypatch.setattr(cli, "write_whole", full)
     assert call("--config", recipe, "--workdir", out) == 2
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 

@@ -14,6 +14,16 @@ from jax.sharding import PartitionSpec
 Names = tuple[str | None, ...]
 
 
+def platform() -> str:
+    """Platform that a program is traced for, as `tpu`: of the mesh in context, if any.
+
+    A mesh may be one of devices that are not here. Without one it is the default.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    device = None if mesh.empty else mesh.abstract_device
+    return device.platform if device else jax.default_backend()
+
+
 def active() -> bool:
     """Whether arrays are sharded: inside of `curax.step.mesh.use`, over a mesh."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -17,6 +17,8 @@ from flax.core.spmd import get_logical_axis_rules
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import PartitionSpec
 
+from curax.arrays.sharding import platform
+
 LANES = 128  # lanes of a TPU, of which blocks of tokens are multiples
 
 
@@ -25,17 +27,18 @@ def by_platform(
 ) -> jax.Array:
     """Attention by the fastest implementation for device and shapes, chosen in tracing.
 
-    Decoding, with a single query, is done by `plain`. Arguments and result as `plain`.
+    The device is that of the mesh in context, which need not be here. Decoding, with a
+    single query, is done by `plain`. Arguments and result as `plain`.
     """
-    platform, (queries, d) = jax.default_backend(), q.shape[-2:]
+    kind, (queries, d) = platform(), q.shape[-2:]
     # The compiler places rows that are mapped over: no kernel may assume where.
     mapped = not jax.sharding.get_abstract_mesh().empty and not _rules()
     choice = plain
-    if causal and queries > 1 and platform == "gpu" and not mapped:
+    if causal and queries > 1 and kind == "gpu" and not mapped:
         half = q.dtype in (jnp.bfloat16, jnp.float16)
         if half and d % 8 == 0 and d <= 128 and _has_cudnn():
             choice = flash
-    if causal and queries >= LANES and platform == "tpu" and not mapped:
+    if causal and queries >= LANES and kind == "tpu" and not mapped:
         choice = splash if d % 64 == 0 else plain
     return choice(q, k, v, seen, causal=causal)
 

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from curax.arrays.sharding import platform
 from curax.processes import peers
 from curax.types import TrainState
 
@@ -156,7 +157,7 @@ class Checkpoints:
                 f"the states of the processes differ at step {step} (fingerprints "
                 f"{', '.join(map(str, sorted(marks)))})"
             )
-        if jax.default_backend() == "cpu":
+        if platform() == "cpu":
             # On a CPU the writer reads the buffers themselves, which may be donated.
             state = jax.tree.map(jnp.copy, state)
         items = ocp.args.Composite(

@@ -279,7 +279,8 @@ class Run:
             workdir / folder.CHECKPOINTS, keep=keep
         )
         self._alarms = alarms.Alarms(
-            patience=self._config.update.patience, drift_nats=drift_bound(self._config)
+            patience=self._config.update.patience,
+            drift_nats=drift_bound(self._config, loop.platform),
         )
         self._totals: dict[str, Any] = {}
         cache = jax.config.values["jax_compilation_cache_dir"]
@@ -603,7 +604,7 @@ class Run:
         return row, float(np.mean(row["eval/pass_rate"]))
 
 
-def drift_bound(config: Config) -> float:
+def drift_bound(config: Config, platform: str) -> float:
     """Largest difference of log-probs, sampler against trainer, without an alarm, nats.
 
     `logging.drift_nats`, or the rounding to expect: 1e-4 where the model computes in
@@ -613,7 +614,7 @@ def drift_bound(config: Config) -> float:
         return float(config.logging.drift_nats)
     dtype = jnp.dtype(option(config.model, "dtype", jnp.float32))
     # Accelerators round float32 products to fewer bits.
-    return 1e-4 if dtype == jnp.float32 and jax.default_backend() == "cpu" else 0.2
+    return 1e-4 if dtype == jnp.float32 and platform == "cpu" else 0.2
 
 
 def _console() -> Console | None:

@@ -138,3 +138,34 @@ def write_whole(path: Path, data: bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def make_folder(workdir: Path) -> None:
+    """Make the output folder before any work is done.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written to.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not os.access(workdir, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise ConfigError(
+            f"--workdir {workdir} cannot be written to ({error.strerror}); name a "
+            "folder that can."
+        ) from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically: a failed write leaves the old file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); name another --workdir."
+        ) from error

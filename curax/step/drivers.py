@@ -112,9 +112,10 @@ class Hosted:
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Call the jitted function, donating its first array; timed as the update."""
         with self.timed("update"):
-            return jax.block_until_ready(self._last(function, parts)(*args))
+            return jax.block_until_ready(self.finishing(function, parts)(*args))
 
-    def _last(self, function: Callable, parts: Components) -> Any:
+    def finishing(self, function: Callable, parts: Components) -> Any:
+        """The jitted function that ends a step, with the sharding of its state."""
         where = (self._sharding, None)
         return self.jitted(function, parts, out_shardings=where, donate_argnums=0)
 
@@ -251,7 +252,7 @@ class Abstract(Hosted):
 
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Shapes and dtypes of the function's outputs."""
-        return self._last(function, parts).eval_shape(*args)
+        return self.finishing(function, parts).eval_shape(*args)
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
         """Trace condition and body once."""

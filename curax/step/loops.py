@@ -23,6 +23,7 @@ from curax import memory as memories
 from curax import update
 from curax.arrays import frozen
 from curax.arrays.keys import stage_key
+from curax.arrays.sharding import platform
 from curax.processes import peers
 from curax.step import drivers, grading, sft, validation
 from curax.step import mesh as meshes
@@ -99,6 +100,14 @@ def begin(parts: Components, warm: Warm) -> TrainState:
         step=jnp.int32(0),
         seed=warm.seed,
     )
+
+
+def sharding_of(parts: Components, mesh: Any, state: Any) -> Any:
+    """The sharding of a state, warm or of RL; None without a mesh."""
+    if mesh is None:
+        return None
+    axes, rest = frozen.split(parts.model, parts.model.axes)
+    return meshes.of_state(mesh, axes, state, rest)
 
 
 def refers(parts: Components) -> bool:
@@ -183,8 +192,8 @@ class Loop(abc.ABC):
         with self.context():
             warm = jax.eval_shape(self._each(partial(initial, parts)), self.seeds)
             state = jax.eval_shape(self._each(partial(begin, parts)), warm)
-            self.warm_sharding = self._sharding(warm)
-            self.sharding = self._sharding(state)
+            self.warm_sharding = sharding_of(parts, self.mesh, warm)
+            self.sharding = sharding_of(parts, self.mesh, state)
         self._initial = jax.jit(
             self._each(partial(initial, parts), None),
             out_shardings=self.warm_sharding,
@@ -210,6 +219,12 @@ class Loop(abc.ABC):
     def context(self):
         """Context that sets the mesh; all programs are traced and run inside it."""
         return meshes.use(self.mesh, cut_sampler=self.parts.config.mesh.cut_sampler)
+
+    @property
+    def platform(self) -> str:
+        """Platform of the devices that the run takes, as `cpu`."""
+        with self.context():
+            return platform()
 
     def rehearse(self) -> None:
         """Trace every program without running it; the traces are kept for the run."""
@@ -336,12 +351,6 @@ class Loop(abc.ABC):
         if self.parts.config.seeds == 1:
             return function
         return jax.vmap(function, in_axes=(0, *rest))
-
-    def _sharding(self, state):
-        if self.mesh is None:
-            return None
-        axes, rest = frozen.split(self.parts.model, self.parts.model.axes)
-        return meshes.of_state(self.mesh, axes, state, rest)
 
 
 class Jitted(Loop):

@@ -23,46 +23,64 @@ RULES = (
 )
 
 
-def make(sizes: Sizes) -> Mesh | None:
+def make(sizes: Sizes, devices: Sequence[Any] | None = None) -> Mesh | None:
     """The mesh of these sizes on the first devices there are; None for one device.
 
+    Args:
+        sizes: devices along each axis.
+        devices: of a topology that is not here, of which one makes a mesh as well;
+            None: those of this machine.
+
     Raises:
-        ConfigError: if there are fewer devices than the mesh takes, what is left of
-            them does not divide, or some of several processes would not take part.
+        ConfigError: as `shape_on`, or some of several processes would not take part.
     """
-    shape, devices = _shape(sizes, len(jax.devices())), jax.devices()
-    wanted, processes = math.prod(shape), jax.process_count()
-    if processes > 1 and wanted != len(devices):
+    here, processes = devices is None, jax.process_count()
+    devices = list(jax.devices() if devices is None else devices)
+    shape = shape_on(sizes, len(devices))
+    wanted = math.prod(shape)
+    if here and processes > 1 and wanted != len(devices):
         raise ConfigError(
             f"{_product(shape)} takes {wanted} of the {len(devices)} devices of "
             f"{processes} processes, and all must take part in one run; set one of the "
             "sizes to -1."
         )
-    if wanted == 1:
+    if here and wanted == 1:
         return None
-    if wanted > len(devices):
+    kinds = (AxisType.Auto,) * len(AXES)
+    try:
+        return jax.make_mesh(shape, AXES, devices=devices[:wanted], axis_types=kinds)
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"{_product(shape)} does not lie on this slice of chips: each size must be "
+            "the product of some of its axes; python -m curax.plan tries those that do."
+        ) from error
+
+
+def shape_on(sizes: Sizes, devices: int) -> tuple[int, ...]:
+    """Devices along each axis, of so many; -1 is what the others leave of them.
+
+    Raises:
+        ConfigError: if there are fewer devices than the mesh takes, or what is left of
+            them does not divide.
+    """
+    shape = tuple(getattr(sizes, axis) for axis in AXES)
+    if -1 in shape:
+        others = math.prod(size for size in shape if size != -1)
+        if devices % others:
+            few = range(1, min(others, devices) + 1)
+            near = max(n for n in few if devices % n == 0)
+            raise ConfigError(
+                f"{_product(shape)} shares out {devices} devices, which {others} does "
+                "not divide; set the sizes that are not -1 so that their product is "
+                f"{near}."
+            )
+        return tuple(devices // others if size == -1 else size for size in shape)
+    if (wanted := math.prod(shape)) > devices:
         raise ConfigError(
             f"{_product(shape)} takes {wanted} devices; set them so that their product "
-            f"is at most the {len(devices)} that are here."
+            f"is at most the {devices} that are here."
         )
-    return jax.make_mesh(
-        shape, AXES, devices=devices[:wanted], axis_types=(AxisType.Auto,) * len(AXES)
-    )
-
-
-def _shape(sizes: Sizes, devices: int) -> tuple[int, ...]:
-    """Devices along each axis; -1 is what the others leave of those there are."""
-    shape = tuple(getattr(sizes, axis) for axis in AXES)
-    if -1 not in shape:
-        return shape
-    others = math.prod(size for size in shape if size != -1)
-    if devices % others:
-        near = max(n for n in range(1, min(others, devices) + 1) if devices % n == 0)
-        raise ConfigError(
-            f"{_product(shape)} shares out {devices} devices, which {others} does not "
-            f"divide; set the sizes that are not -1 so that their product is {near}."
-        )
-    return tuple(devices // others if size == -1 else size for size in shape)
+    return shape
 
 
 def _product(shape: Sequence[int]) -> str:
@@ -120,7 +138,7 @@ def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
 
     where = jax.tree_util.tree_map_with_path(leaf, params, axes)
     for axis, (path, shape, size) in wrong.items():
-        most = jax.device_count() // (mesh.size // mesh.shape[axis])
+        most = max(jax.device_count(), mesh.size) // (mesh.size // mesh.shape[axis])
         fine = [f"{n}" for n in range(2, most + 1) if divisible[axis] % n == 0] or ["1"]
         words = " or ".join([*filter(None, [", ".join(fine[:-1])]), fine[-1]])
         raise ConfigError(

@@ -1,0 +1,129 @@
+"""python -m curax.plan: whether a run fits a slice of chips that is not here.
+
+Compiles the run's own sampler and update for the slice, with shapes in place of
+parameters, and writes what they take as a table and as JSON.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from curax.config import AXES, Config, ConfigError, Mesh, load, override
+from curax.planning import chips
+from curax.settings.cli import (
+    Parser,
+    make_folder,
+    program,
+    recipe_of,
+    survives_closed_output,
+    write_file,
+)
+
+
+def parser() -> Parser:
+    """Argument parser of `python -m curax.plan`."""
+    result = Parser(
+        prog=program("plan"),
+        allow_abbrev=False,
+        description="Say whether a run fits a slice of chips, before there is one.",
+        epilog="The folder gets plan.json and plan.txt. Of a checkpoint its "
+        "config.json is read alone, of a task in files nothing.",
+    )
+    result.add_recipe()
+    result.add_argument(
+        "--topology",
+        required=True,
+        metavar="CHIP:SHAPE",
+        help="the slice, as v5p:4x4x4 or v5e:2x2; cpu:8 stands for devices of a CPU",
+    )
+    result.add_assignments()
+    result.add_argument(
+        "--mesh",
+        choices=["auto"],
+        help="try all meshes that divide, although the config has one; without any "
+        "mesh they are tried anyway",
+    )
+    effort = result.add_mutually_exclusive_group()
+    effort.add_argument(
+        "--cheap",
+        action="store_true",
+        help="estimate from shapes, about a second; nothing is compiled",
+    )
+    effort.add_argument(
+        "--quick",
+        action="store_true",
+        help="compile with the least effort: less time, other temporaries",
+    )
+    result.add_argument(
+        "--workdir", metavar="DIR", help="where to write (default: runs/plan/NAME)"
+    )
+    return result
+
+
+@survives_closed_output
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 it fits, 1 it does not, 2 bad input, 130 interrupted."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        args = parser().parse_args(argv)
+        path, place = Path(recipe := recipe_of(args)), chips.topology(args.topology)
+        prepare(place)
+        name = path.parent.name if path.stem == "config" else path.stem
+        config = override(load(path), args.assignments)
+        workdir = Path(args.workdir or Path("runs", "plan", name))
+        make_folder(workdir)
+        from curax.planning import planner, table
+
+        compiler = chips.has_compiler(place)
+        found = planner.plan(
+            planner.traced(config),
+            place,
+            auto=args.mesh == "auto" or no_mesh(config),
+            compiles=compiler and not args.cheap,
+            quick=args.quick,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+        text = table.table(name, found, compiler=compiler)
+        given = {"config": recipe, "set": args.assignments, "quick": args.quick}
+        data = json.dumps(given | table.page(found), indent=1, allow_nan=False) + "\n"
+        for file, content in (("plan.json", data), ("plan.txt", text + "\n")):
+            write_file(workdir / file, content.encode())
+        print(f"{text}\nWritten: {workdir}/plan.json, {workdir}/plan.txt")
+    except ConfigError as error:
+        print(f"curax.plan: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 1 if found.chosen.fits is False or found.best is None else 0
+
+
+def no_mesh(config: Config) -> bool:
+    """Whether a config is of one device, as without any mesh."""
+    return all(getattr(config.mesh, axis) == getattr(Mesh(), axis) for axis in AXES)
+
+
+def prepare(place) -> None:
+    """Set what JAX reads when it starts: no accelerator, as many CPU devices."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # The compiler may be loaded beside another one, and looks for no TPU here.
+    for name, value in (
+        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
+        ("TPU_SKIP_MDS_QUERY", "1"),
+        ("TPU_ACCELERATOR_TYPE", "v5p-8"),  # any: the topology is named to it
+        ("TPU_WORKER_HOSTNAMES", "localhost"),
+        ("TPU_WORKER_ID", "0"),
+        ("TF_CPP_MIN_LOG_LEVEL", "3"),
+        ("TPU_MIN_LOG_LEVEL", "3"),
+        ("TPU_STDERR_LOG_LEVEL", "3"),
+    ):
+        os.environ.setdefault(name, value)
+    flag = "--xla_force_host_platform_device_count"
+    if place.kind == "cpu" and flag not in os.environ.get("XLA_FLAGS", ""):
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {flag}={place.chips}"
+        os.environ["XLA_FLAGS"] = flags.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

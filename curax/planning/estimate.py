@@ -1,0 +1,273 @@
+"""What a run takes, from shapes alone: memory, operations and bytes of a chip.
+
+Nothing is compiled. Bytes of the state are exact; those of a program are sums of the
+arrays it cannot do without, so that it takes at least about as much. Times are those of
+a roofline: the longest of arithmetic, memory and links, each at its peak.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.sharding import AbstractMesh, Mesh
+
+from curax import rollout
+from curax.arrays import frozen
+from curax.config import option
+from curax.planning.chips import Chip
+from curax.step.records import Components
+from curax.types import Contexts, TrainState
+
+FLOAT32 = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Operations and bytes of one chip in a program, and the time they take at least.
+
+    Attributes:
+        flops: of matrix products.
+        read: bytes read from memory at least: weights and, in decoding, keys and
+            values.
+        received: bytes over the links, those of the layout alone.
+        turns: decoding steps, 0 outside of decoding.
+        memory: bytes by part; parts exist at the same time.
+    """
+
+    flops: float
+    read: float
+    received: float
+    turns: int = 0
+    memory: dict[str, float]
+
+    def seconds(self, chip: Chip, received: float | None = None) -> dict[str, float]:
+        """Seconds by resource; `received` in place of the estimated bytes."""
+        moved = self.received if received is None else received
+        return {
+            "arithmetic": self.flops / chip.flops_per_s,
+            "memory": self.read / chip.bytes_per_s,
+            "links": moved / chip.link_bytes_per_s,
+        }
+
+    def at_least(self, chip: Chip, received: float | None = None) -> float:
+        """Seconds of the slowest resource, the others hidden behind it."""
+        return max(self.seconds(chip, received).values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """Sizes of a policy and of a step, read from shapes."""
+
+    layers: int
+    width: int  # D
+    vocab: int  # V
+    query: int  # entries of the queries of a token, all heads
+    keys: int  # entries of the keys of a token, all heads of a layer
+    kv_heads: int
+    products: int  # entries of all matrices of layers, that each token is multiplied by
+    inner: int  # entries that a layer makes of a token
+    item: int  # bytes of an entry in computing
+    contexts: int  # C
+    prompt: int  # P
+    rows: int  # N
+    slots: int  # K
+    trained: int  # M
+    steps: int  # T
+
+
+def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
+    """The sizes of a run.
+
+    Args:
+        parts: components of the run.
+        state: shapes of its state.
+        contexts: shapes of the contexts of a step.
+    """
+    model, params = parts.model, frozen.join(state.params, state.frozen)
+    if state.frozen is None:
+        params = state.params
+    head = jax.eval_shape(model.head, params)
+    prefix = jax.eval_shape(lambda p, c: rollout.prefill(model, p, c), params, contexts)
+    caches = prefix.cache or ()
+    kv = caches[0][0].shape if caches else (0, 0, 0, 0)
+    layers, products, inner, query = max(len(caches), 1), 0, 0, 0
+    leaves: dict[Any, Any] = dict(flatten_dict(params))
+    for path, leaf in leaves.items():
+        if path[0] != "layers":
+            continue
+        stacked = not path[1].isdigit()  # over the layers, on the first axis
+        own = leaf.shape[1:] if stacked else leaf.shape
+        if len(own) > 1:  # a matrix, not a norm or a bias
+            products += math.prod(leaf.shape)
+            inner += own[-1] * (layers if stacked else 1)
+            query = own[-1] if "q" in path else query
+    sizes = parts.config.sampling
+    return Shapes(
+        layers=layers,
+        width=head.shape[1],
+        vocab=head.shape[0],
+        query=query or kv[1] * kv[3],
+        keys=kv[1] * kv[3],
+        kv_heads=kv[1],
+        products=products,
+        inner=inner // layers,
+        item=jnp.dtype(head.dtype).itemsize,
+        contexts=contexts.tokens.shape[0],
+        prompt=contexts.tokens.shape[1],
+        rows=parts.rows,
+        slots=min(sizes.slots or parts.rows, parts.rows),
+        trained=parts.train_rows,
+        steps=sizes.max_tokens,
+    )
+
+
+def bytes_on_chip(tree: Any, where: Any) -> float:
+    """Bytes of one chip's shards of arrays with these shardings."""
+
+    def leaf(array: Any, sharding: Any) -> float:
+        shard = sharding.shard_shape(array.shape)
+        kind = array.dtype
+        item = np.dtype(kind).itemsize if isinstance(kind, np.dtype) else 8
+        return float(math.prod(shard) * item)
+
+    return sum(jax.tree.leaves(jax.tree.map(leaf, tree, where)))
+
+
+def state_bytes(state: TrainState, where: TrainState) -> dict[str, float]:
+    """Bytes of the train state on one chip, by part; exact."""
+
+    def part(name: str) -> float:
+        value = getattr(state, name)
+        return bytes_on_chip(value, getattr(where, name)) if value is not None else 0.0
+
+    whole = {
+        "parameters": part("params") + part("frozen"),
+        "optimizer": part("opt_state"),
+        "reference": part("reference"),
+        "memory of prompts": part("memory"),
+    }
+    return {name: size for name, size in whole.items() if size}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Into how many shards a mesh cuts what a program holds."""
+
+    rows: int
+    fsdp: int
+    data: int
+    tensor: int
+    heads: int  # of keys: 1 where they do not divide
+
+    @classmethod
+    def of(cls, mesh: Mesh | AbstractMesh, sizes: Shapes) -> "Cut":
+        """That of a mesh."""
+        data, fsdp, tensor = (mesh.shape[axis] for axis in ("data", "fsdp", "tensor"))
+        heads = tensor if sizes.kv_heads and sizes.kv_heads % tensor == 0 else 1
+        return cls(rows=data * fsdp, fsdp=fsdp, data=data, tensor=tensor, heads=heads)
+
+    def share(self, rows: int) -> int:
+        """Rows of one chip, of so many; the last ones may be padding."""
+        return -(-rows // self.rows)
+
+
+def attention_flops(sizes: Shapes, queries: float, keys: float) -> float:
+    """Of one sequence in all layers: scores and weighted values."""
+    return 4.0 * sizes.layers * sizes.query * queries * keys
+
+
+def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
+    """The work of a chip in a draw whose completions all take T tokens.
+
+    Each decoding step reads the weights and the whole ring of every slot. All rows of a
+    slot follow one another, so the loop makes at least ceil(N / K) T steps.
+    """
+    slots, tensor = cut.share(sizes.slots), cut.tensor
+    turns = -(-sizes.rows // sizes.slots) * sizes.steps
+    head = sizes.vocab * sizes.width
+    matrices = (sizes.products + head) * sizes.item / tensor
+    length = sizes.prompt + sizes.steps
+    token = 2 * sizes.layers * sizes.keys * sizes.item / cut.heads  # keys and values
+    ring = slots * length * token
+    each = 2.0 * (sizes.products + head) + attention_flops(sizes, 1, length)
+    prompts = cut.share(sizes.contexts) * sizes.prompt
+    first = prompts * (
+        2.0 * sizes.products + attention_flops(sizes, 1, sizes.prompt / 2)
+    )
+    reduced = 2 * (tensor - 1) / tensor * sizes.width * sizes.item * 2 * sizes.layers
+    gathered = matrices * (cut.fsdp - 1) / cut.fsdp
+    refills = sizes.slots < sizes.rows
+    own = sizes.contexts if refills else cut.share(sizes.contexts)
+    kept = 1 / cut.fsdp if cut_sampler else 1.0
+    return Work(
+        flops=(turns * slots * each + first) / tensor,
+        read=turns * (matrices + ring),
+        received=turns * slots * reduced
+        + prompts * reduced
+        + gathered * (turns if cut_sampler else 2),
+        turns=turns,
+        memory={
+            "weights of the sampler": (sizes.products * kept + head)
+            * sizes.item
+            / tensor,
+            "cache": ring,
+            "prefix": own * sizes.prompt * token,
+            "logits": 2.0 * slots * sizes.vocab * FLOAT32 / tensor,
+            "completions": 6.0 * cut.share(sizes.rows) * sizes.steps * FLOAT32,
+        },
+    )
+
+
+def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -> Work:
+    """The work of a chip in an update whose rows all have T tokens.
+
+    Forward 2, backward 4 operations per entry and token, and 2 more where activations
+    are recomputed; the contexts besides, without a head, twice forward.
+    """
+    how, tensor = parts.config.update, cut.tensor
+    passes = how.epochs
+    remat = bool(option(parts.config.model, "remat"))
+    head, factor = sizes.vocab * sizes.width, 8.0 if remat else 6.0
+    rows = cut.share(sizes.trained)
+    tokens, prompts = rows * sizes.steps, cut.share(sizes.contexts) * sizes.prompt
+    keys = sizes.prompt + sizes.steps / 2
+    flops = factor * tokens * (sizes.products + head)
+    flops += factor / 2 * rows * attention_flops(sizes, sizes.steps, keys)
+    flops += (factor + 2) * prompts * sizes.products
+    micro = how.micro_batches
+    if how.tokens_per_micro_batch:  # of each shard of the rows
+        micro = math.ceil(tokens / how.minibatches / how.tokens_per_micro_batch)
+    parts_of = how.minibatches * micro
+    at_once = max(1, -(-rows // parts_of)) * sizes.steps
+    matrices = (sizes.products + head) * sizes.item / tensor
+    gathers, times = 3 if remat else 2, parts_of + how.minibatches
+    apart = (cut.fsdp - 1) / cut.fsdp
+    received = times * gathers * matrices * apart  # weights, for each micro-batch
+    received += times * apart * (sizes.products + head) * FLOAT32 / tensor
+    shard = state["parameters"]
+    received += times * 2 * (cut.data - 1) / cut.data * shard
+    sums = 2 * (tensor - 1) / tensor * sizes.width * sizes.item
+    received += (tokens + prompts) * sums * sizes.layers * (6 if remat else 4)
+    token = 2 * sizes.layers * sizes.keys / cut.heads
+    inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
+    kept = sizes.layers * sizes.width * sizes.item if remat else sizes.layers * inner
+    of_logits = min(at_once, how.token_chunk or at_once)
+    trained = state["parameters"] if parts.model.trained is None else 0.0
+    return Work(
+        flops=passes * flops / tensor,
+        read=passes * times * gathers * matrices
+        + 5 * shard
+        + passes * 10.0 * (tokens + prompts) * sizes.layers * inner,
+        received=passes * received,
+        memory={
+            "gradients": 2.0 * trained,
+            "activations": at_once * (kept + 3 * inner),
+            "prefix": prompts * token * (sizes.item + FLOAT32),
+            "logits": 2.0 * of_logits * sizes.vocab * FLOAT32 / tensor,
+            "completions": 8.0 * rows * sizes.steps * FLOAT32,
+        },
+    )

@@ -1,0 +1,239 @@
+"""What a compiled program moves between devices, read from its text.
+
+The text is that of an HLO module after partitioning: shapes are those of one device.
+An operation is counted as often as the computation runs that holds it: bodies of loops
+by the number in their condition, of branches the one that moves most. A loop without
+such a number is one whose end depends on data; here that is the decoding loop.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
+COLLECTIVE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(?:-start)?\(")
+ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.\-]+)")
+BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+HEAD = re.compile(r"(?:ENTRY )?%?([\w.\-]+) (?:\(.*)?.*\{$")
+IN_TURN = re.compile(r"replica_groups=\[(\d+),(\d+)\]")  # groups, devices of each
+LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+
+
+class Collective(NamedTuple):
+    """An operation that moves arrays between devices."""
+
+    kind: str
+    entries: int  # of the largest array that it makes
+    source: str  # the operation it was made for; empty where the text has none
+    received: float  # bytes that a device receives by it
+
+
+def computations(text: str) -> dict[str, list[str]]:
+    """Lines of each computation of an HLO module, by name."""
+    result: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if head := HEAD.match(line):
+            name = head[1]
+            result[name] = []
+        elif name:
+            result[name].append(line)
+    return result
+
+
+def entry(text: str) -> str:
+    """Name of the computation that a module begins with."""
+    found = re.search(r"^ENTRY %?([\w.\-]+) ", text, re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def called(line: str) -> list[str]:
+    """Names of the computations that an instruction calls."""
+    names = CALLED.findall(line)
+    for branches in BRANCHES.findall(line):
+        names += [name.strip().lstrip("%") for name in branches.split(",")]
+    return names
+
+
+def reached(all_: dict[str, list[str]], name: str) -> set[str]:
+    """A computation and all that it calls."""
+    found, left = set(), [name]
+    while left:
+        if (now := left.pop()) in all_ and now not in found:
+            found.add(now)
+            left += [name for line in all_[now] for name in called(line)]
+    return found
+
+
+def collectives(lines: list[str], *, scatters: bool = False) -> Iterator[Collective]:
+    """Those among the instructions of a computation.
+
+    Args:
+        lines: of the computation.
+        scatters: each device keeps a part of a sum only, as in the computations that
+            TPUs call `all-reduce-scatter`.
+    """
+    for line in lines:
+        if match := COLLECTIVE.search(line):
+            kind = match[2]
+            if scatters and kind == "all-reduce":
+                kind = "reduce-scatter"
+            found = [(entries(dims), of) for of, dims in ARRAY.findall(match[1])]
+            sizes = [n * bytes_of(of) for n, of in found]
+            whole = float(max(sizes, default=0.0))
+            devices = group_size(line)
+            if kind == "reduce-scatter" and not scatters:
+                whole *= devices  # the text has what is left of it
+            source = re.search(r'op_name="([^"]*)"', line)
+            yield Collective(
+                kind,
+                max((n for n, _ in found), default=0),
+                source[1] if source else "",
+                received(kind, whole, devices),
+            )
+
+
+def received(kind: str, whole: float, devices: int) -> float:
+    """Bytes that each of n devices receives, of an array of `whole` bytes, in a ring.
+
+    gather, scatter, all to all   (n - 1) / n of it
+    all-reduce                    twice as much
+    permute                       all of it
+    """
+    if kind == "collective-permute":
+        return whole
+    share = (devices - 1) / devices
+    return (2 if kind == "all-reduce" else 1) * share * whole
+
+
+def group_size(line: str) -> int:
+    """Devices that take part in one group of a collective; 2 where it is not said."""
+    if found := IN_TURN.search(line):
+        return int(found[2])
+    if found := LISTED.search(line):
+        return found[1].count(",") + 1
+    return 2
+
+
+def entries(dims: str) -> int:
+    """Entries of an array, of its dimensions as text."""
+    return math.prod(int(n) for n in dims.split(",") if n)
+
+
+def bytes_of(dtype: str) -> float:
+    """Bytes of an entry of a dtype, as `bf16`."""
+    bits = re.search(r"\d+", dtype)
+    return max(int(bits[0]) / 8, 0.5) if bits else 1.0
+
+
+def in_loops(text: str) -> list[Collective]:
+    """All collectives inside of loops, which therefore run again and again."""
+    every = computations(text)
+    bodies = {
+        body
+        for lines in every.values()
+        for line in lines
+        if " while(" in line
+        for body in re.findall(r"body=%?([\w.\-]+)", line)
+    }
+    inside = set().union(*(reached(every, body) for body in bodies))
+    return [one for name in sorted(inside) for one in collectives(every[name])]
+
+
+@dataclass
+class Moved:
+    """Bytes that a device receives, and operations, by kind of collective."""
+
+    received: dict[str, float] = field(default_factory=dict)
+    count: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """Bytes of all kinds."""
+        return sum(self.received.values())
+
+    def add(self, other: "Moved", times: float = 1.0) -> None:
+        """Add what another moves, so many times."""
+        for mine, theirs in (
+            (self.received, other.received),
+            (self.count, other.count),
+        ):
+            for kind, value in theirs.items():
+                mine[kind] = mine.get(kind, 0.0) + times * value
+
+
+@dataclass
+class Traffic:
+    """What a program moves: once per call, and once per turn of its open loop."""
+
+    call: Moved = field(default_factory=Moved)
+    turn: Moved = field(default_factory=Moved)  # loops whose end depends on data
+
+    def add(self, other: "Traffic", times: float = 1.0) -> None:
+        """Add what another moves, so many times."""
+        self.call.add(other.call, times)
+        self.turn.add(other.turn, times)
+
+
+def traffic(text: str) -> Traffic:
+    """What a compiled module moves between devices, received per device."""
+    every = computations(text)
+    known: dict[str, Traffic] = {}
+
+    def of(name: str) -> Traffic:
+        if name not in known:
+            known[name] = Traffic()  # against a cycle, which HLO does not have
+            known[name] = read(name)
+        return known[name]
+
+    def read(name: str) -> Traffic:
+        result, lines = Traffic(), every.get(name, [])
+        for one in collectives(lines, scatters="all-reduce-scatter" in name):
+            result.call.add(Moved({one.kind: one.received}, {one.kind: 1.0}))
+        for line in lines:
+            if " while(" in line:
+                result.add(loop(line))
+            elif " conditional(" in line:
+                branches = [of(branch) for branch in called(line)]
+                if branches:
+                    result.add(max(branches, key=lambda t: t.call.total + t.turn.total))
+            else:
+                for inner in called(line):
+                    result.add(of(inner))
+        return result
+
+    def loop(line: str) -> Traffic:
+        (body,) = re.findall(r"body=%?([\w.\-]+)", line)
+        inside, times = of(body), turns(every, line)
+        result = Traffic()
+        if times is None:
+            result.turn.add(inside.call)
+            result.turn.add(inside.turn)
+            return result
+        result.add(inside, times)
+        return result
+
+    return of(entry(text))
+
+
+def turns(every: dict[str, list[str]], line: str) -> int | None:
+    """Turns of a loop that counts to a number; None: its end depends on data."""
+    if known := re.search(r'known_trip_count":?\{"n":"(\d+)"', line):
+        return int(known[1])
+    (condition,) = re.findall(r"condition=%?([\w.\-]+)", line)
+    names = reached(every, condition)
+    lines = [one for name in names for one in every[name]]
+    if not any("direction=L" in one for one in lines):
+        return None
+    numbers = re.findall(r"= [su]\d+\[\]\S* constant\((\d+)\)", "\n".join(lines))
+    return int(numbers[0]) if len(numbers) == 1 else None

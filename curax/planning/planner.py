@@ -1,0 +1,272 @@
+"""A plan: whether a run fits a slice of chips, and what each of its programs takes."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+
+from curax.config import AXES, Config, ConfigError
+from curax.config import Mesh as Sizes
+from curax.planning import chips, estimate, programs, stand_in
+from curax.planning.chips import Topology
+from curax.planning.estimate import Work
+from curax.planning.programs import Compiled
+from curax.step import build, loops, stages
+from curax.step import mesh as meshes
+from curax.step.records import Components
+from curax.types import TrainState
+
+COMPILED = 3  # meshes that are compiled at most, until one fits
+MARGIN = 2.0  # of memory over an estimate that surely fits; 1.24 to 1.63 were compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A run on one mesh, from shapes alone."""
+
+    mesh: dict[str, int]
+    state: dict[str, float]  # bytes of one chip
+    work: dict[str, Work]  # by role: draw, learn
+    fits: bool | None  # None: it may, or no limit is known
+    seconds: float | None  # of a step, at least
+
+    def total(self, role: str) -> float:
+        """Bytes of one chip while a program runs."""
+        return sum(self.state.values()) + sum(self.work[role].memory.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A compiled program of a run, and what it means for a chip."""
+
+    role: str
+    compiled: Compiled
+    others: float  # bytes of its arguments beside the state
+    total: float  # bytes in use while it runs, the state included
+    fits: bool | None
+    seconds: dict[str, float]  # by resource, with the bytes that it moves
+    received: float  # bytes over the links in a step, with all decoding steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a plan found."""
+
+    topology: Topology
+    sizes: estimate.Shapes
+    layouts: list[Layout]  # the best first; one where the mesh was given
+    programs: list[list[Program]]  # of the first layouts, as far as compiled
+    best: int | None  # number of the layout that fits, the best; None: none does
+
+    @property
+    def chosen(self) -> Layout:
+        """The layout that the plan is about: the best that fits, or the first."""
+        return self.layouts[self.best or 0]
+
+
+def role(call: programs.Call) -> str:
+    """Whether a call draws or learns."""
+    return "learn" if call.last else "draw"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A run as shapes: what is planned of it, whatever the slice."""
+
+    parts: Components
+    state: TrainState
+    calls: list[programs.Call]
+    sizes: estimate.Shapes
+
+
+def traced(config: Config) -> Traced:
+    """The shapes of a run; nothing is compiled.
+
+    Raises:
+        ConfigError: in a sentence, for a config that cannot be.
+    """
+    if config.seeds > 1:
+        raise ConfigError(
+            f"seeds={config.seeds} are as many runs on one device; set seeds=1."
+        )
+    with stages.config_errors(config):
+        parts = build.build(stand_in.without_files(config))
+        state = programs.abstract_state(parts)
+        calls = programs.calls(parts, state)
+    drawn = calls[-1].args[1]
+    return Traced(
+        parts=parts,
+        state=state,
+        calls=calls,
+        sizes=estimate.shapes(parts, state, drawn.contexts),
+    )
+
+
+def plan(
+    run: Traced,
+    place: Topology,
+    *,
+    auto: bool,
+    compiles: bool,
+    quick: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """The plan of a run.
+
+    Args:
+        run: of `traced`.
+        place: the slice.
+        auto: try all meshes that divide; else the one of the config.
+        compiles: compile the programs, of several meshes until one fits.
+        quick: compile with the least effort.
+        say: told what is being done.
+
+    Raises:
+        ConfigError: in a sentence, for a mesh or a slice that cannot be.
+    """
+    wanted = list(divisions(place)) if auto else [run.parts.config.mesh]
+    layouts = ranked(run, place, wanted, strict=not auto)
+    found: list[list[Program]] = []
+    best = next((i for i, one in enumerate(layouts) if one.fits is not False), None)
+    if compiles:
+        devices, best = chips.devices(place), None
+        for number, one in enumerate(layouts[:COMPILED]):
+            say(f"compiling for {words(one.mesh)} ...")
+            found.append(_programs(run, place, devices, one, quick))
+            if all(program.fits is not False for program in found[-1]):
+                best = number
+                break
+    return Plan(
+        topology=place, sizes=run.sizes, layouts=layouts, programs=found, best=best
+    )
+
+
+def words(mesh: dict[str, int]) -> str:
+    """A mesh as assignments."""
+    return " ".join(f"mesh.{axis}={size}" for axis, size in mesh.items())
+
+
+def divisions(place: Topology) -> Iterator[Sizes]:
+    """All meshes of the chips of a slice that lie on it."""
+    chips_of = place.chips
+    for data in range(1, chips_of + 1):
+        for fsdp in range(1, chips_of // data + 1):
+            shape = (data, fsdp, chips_of // (data * fsdp))
+            if math.prod(shape) == chips_of and chips.lies_on(shape, place):
+                yield dataclasses.replace(
+                    Sizes(), **dict(zip(AXES, shape, strict=True))
+                )
+
+
+def ranked(
+    run: Traced, place: Topology, wanted: list[Sizes], *, strict: bool
+) -> list[Layout]:
+    """Layouts of these meshes: those that fit first, of them the quickest first.
+
+    Raises:
+        ConfigError: if a mesh does not divide the parameters and `strict` is set, or
+            none does.
+    """
+    found, refused = [], None
+    for one in wanted:
+        try:
+            found.append(layout(run, place, one))
+        except ConfigError as error:
+            if strict:
+                raise
+            refused = error
+    if not found:
+        assert refused is not None
+        raise refused
+
+    def order(one: Layout) -> tuple[Any, ...]:
+        most = max(one.total(role) for role in one.work)
+        return [True, None, False].index(one.fits), one.seconds or most, most
+
+    return sorted(found, key=order)
+
+
+def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
+    """The run on a mesh, from shapes.
+
+    Raises:
+        ConfigError: if the mesh does not divide chips or parameters, or does not lie on
+            the slice.
+    """
+    parts, sizes = run.parts, run.sizes
+    shape = meshes.shape_on(wanted, place.chips)
+    if not chips.lies_on(shape, place):
+        raise ConfigError(
+            f"{words(dict(zip(AXES, shape, strict=True)))} does not lie on {place.name}"
+            ": each size must be the product of some of its axes; --mesh auto tries "
+            "those that do."
+        )
+    mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    held = estimate.state_bytes(run.state, loops.sharding_of(parts, mesh, run.state))
+    cut = estimate.Cut.of(mesh, sizes)
+    sampler = parts.config.mesh.cut_sampler
+    work = {
+        "draw": estimate.draw(sizes, cut, cut_sampler=sampler),
+        "learn": estimate.learn(parts, sizes, cut, held),
+    }
+    one = Layout(
+        mesh=dict(zip(AXES, shape, strict=True)),
+        state=held,
+        work=work,
+        fits=None,
+        seconds=None,
+    )
+    if (chip := place.chip) is None:
+        return one
+    most = max(one.total(role) for role in work)
+    surely = True if most * MARGIN <= chip.memory_bytes else None
+    return dataclasses.replace(
+        one,
+        fits=surely if most <= chip.memory_bytes else False,
+        seconds=sum(each.at_least(chip) for each in work.values()),
+    )
+
+
+def _programs(
+    run: Traced, place: Topology, devices: Any, one: Layout, quick: bool
+) -> list[Program]:
+    """The programs of a layout, compiled."""
+    mesh = meshes.make(dataclasses.replace(Sizes(), **one.mesh), devices)
+    assert mesh is not None
+    where = loops.sharding_of(run.parts, mesh, run.state)
+    found = []
+    for call in run.calls:
+        done = programs.compiled(run.parts, mesh, where, call, quick=quick)
+        args = programs.laid_out(mesh, where, call.args)
+        rest = [arg for arg in args if not isinstance(arg, TrainState)]
+        others = sum(
+            estimate.bytes_on_chip(leaf, leaf.sharding)
+            for leaf in jax.tree.leaves(rest)
+        )
+        found.append(_verdict(place, one, role(call), done, others))
+    return found
+
+
+def _verdict(
+    place: Topology, one: Layout, role: str, done: Compiled, others: float
+) -> Program:
+    """What a compiled program means: bytes with the state resident, and seconds."""
+    total = sum(one.state.values()) + others + done.temporaries + done.code
+    total += done.outputs - done.aliased
+    chip, work = place.chip, one.work[role]
+    fits: bool | None = None if chip is None else total <= chip.memory_bytes
+    if done.refusal is not None:
+        total, fits = math.nan, False
+    moved = done.traffic.call.total + max(work.turns, 1) * done.traffic.turn.total
+    return Program(
+        role=role,
+        compiled=done,
+        others=others,
+        total=total,
+        fits=fits,
+        seconds=work.seconds(chip, moved) if chip else {},
+        received=moved,
+    )

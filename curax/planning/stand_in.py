@@ -1,0 +1,75 @@
+"""A task of the shapes that a task in files has, without its files."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from curax.config import Config, option
+from curax.models import families
+from curax.types import Prompts, Task
+
+PROBLEMS = 2**16  # of the stand-in; the difficulty memory has a few numbers for each
+
+
+def without_files(config: Config) -> Config:
+    """The config with a task in files replaced by one of equal shapes.
+
+    Neither problems nor tokenizer are read: prompts are as long as the task allows, the
+    vocabulary is that of the model's config.json. Other tasks stay, and so does a task
+    whose hints or references decide shapes.
+
+    Raises:
+        ValueError: in a sentence, if config.json cannot be read.
+    """
+    path, longest = (
+        option(config.model, "path"),
+        option(config.task, "max_prompt_tokens"),
+    )
+    if path is None or longest is None or config.hint or config.reflection:
+        return config
+    found = families.read(Path(path).expanduser() / "config.json")
+    shaped = partial(task, vocab_size=found["vocab_size"], prompt_tokens=longest)
+    traces = option(config.task, "max_trace_tokens", 0)
+    return dataclasses.replace(config, task=partial(shaped, trace_tokens=traces))
+
+
+def task(*, vocab_size: int, prompt_tokens: int, trace_tokens: int = 0) -> Task:
+    """A task with a host verifier whose prompts hold nothing.
+
+    Args:
+        vocab_size: V.
+        prompt_tokens: P.
+        trace_tokens: of a completion to imitate; 0: there is none.
+    """
+
+    def prompts(ids: Any) -> Prompts:
+        ids = np.asarray(ids, np.int32)
+        shape = (len(ids), prompt_tokens)
+        return Prompts(
+            tokens=np.zeros(shape, np.int32),  # pyright: ignore[reportArgumentType]
+            mask=np.ones(shape, bool),  # pyright: ignore[reportArgumentType]
+            id=ids,  # pyright: ignore[reportArgumentType]
+            target=ids,
+        )
+
+    def traces(_: Any, prompts: Prompts) -> tuple[Any, Any]:
+        shape = (prompts.id.shape[0], trace_tokens)
+        return np.zeros(shape, np.int32), np.ones(shape, bool)
+
+    return Task(
+        vocab_size=vocab_size,
+        pad=0,
+        end=(1,),
+        num_prompts=PROBLEMS,
+        num_held_out=PROBLEMS,
+        prompts=prompts,
+        held_out=prompts,
+        traces=traces if trace_tokens else None,
+        verify=lambda target, tokens: 0.0,
+        on_device=False,
+        decode=str,
+        in_files=True,
+    )

@@ -1,0 +1,201 @@
+"""A plan as text for a terminal, and as JSON values."""
+
+import dataclasses
+import math
+from typing import Any
+
+from curax.planning.chips import GIB, INSTALL
+from curax.planning.planner import Layout, Plan, Program, words
+
+SHOWN = 6  # meshes of those that were tried
+
+
+def table(name: str, plan: Plan, *, compiler: bool) -> str:
+    """The plan as lines of text.
+
+    Args:
+        name: of the config.
+        plan: the plan.
+        compiler: whether there is one for the topology.
+    """
+    place, one = plan.topology, plan.chosen
+    lines = [
+        f"{name} on {place.name}, {place.chips} chips: {words(one.mesh)}",
+        _sizes(plan),
+        "",
+        *_layouts(plan),
+    ]
+    if plan.programs:
+        for layout, found in zip(plan.layouts, plan.programs, strict=False):
+            lines += [f"Compiled for {words(layout.mesh)}", *_compiled(plan, found), ""]
+    lines += ["Estimated from shapes", *_estimated(plan, one), ""]
+    lines.append(_verdict(plan))
+    if place.chip:
+        lines.append(_assumptions(plan))
+    if not compiler:
+        lines.append(INSTALL[0].upper() + INSTALL[1:])
+    return "\n".join(lines)
+
+
+def _sizes(plan: Plan) -> str:
+    s = plan.sizes
+    return (
+        f"{s.layers} layers of width {s.width}, vocabulary {s.vocab}; {s.rows} rows in "
+        f"{s.slots} slots, {s.contexts} contexts of {s.prompt} + {s.steps} tokens, "
+        f"{s.trained} rows trained."
+    )
+
+
+def _layouts(plan: Plan) -> list[str]:
+    """The meshes that were tried, the best first."""
+    if len(plan.layouts) == 1:
+        return []
+    lines = [f"{'data fsdp tensor':18}{'draw GiB':>10}{'learn GiB':>11}{'step s':>9}"]
+    for one in plan.layouts[:SHOWN]:
+        mesh = " ".join(f"{size:>4}" for size in one.mesh.values())
+        draw, learn = (gib(one.total(role)) for role in ("draw", "learn"))
+        took = f"{one.seconds:.3g}" if one.seconds else "-"
+        note = {True: "", None: "  may fit", False: "  too large"}[one.fits]
+        note = note if plan.topology.chip else ""
+        lines.append(f"{mesh:18}{draw:>10}{learn:>11}{took:>9}{note}")
+    if more := len(plan.layouts) - SHOWN:
+        lines.append(f"and {max(more, 0)} more" if more > 0 else "")
+    return [*(line for line in lines if line), ""]
+
+
+def gib(size: float) -> str:
+    """Bytes in GiB, three digits."""
+    return "-" if math.isnan(size) else f"{size / GIB:.3g}"
+
+
+def _columns(head: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
+    return [
+        f"  {name:34}" + "".join(f"{value:>13}" for value in values)
+        for name, values in [("", head), *rows]
+    ]
+
+
+def _compiled(plan: Plan, found: list[Program]) -> list[str]:
+    """What the compiler says of each program."""
+    done = [program.compiled for program in found]
+    verdict = {True: "fits", False: "too large", None: "compiled"}
+    rows = [
+        ("verdict", [verdict[p.fits] for p in found]),
+        ("GiB per chip: in use", [gib(p.total) for p in found]),
+        ("  arguments", [gib(d.arguments) for d in done]),
+        ("  temporaries", [gib(d.temporaries) for d in done]),
+        ("  outputs", [gib(d.outputs) for d in done]),
+        ("  code", [gib(d.code) for d in done]),
+        ("MiB received: per token", [mib(d.traffic.turn.total) for d in done]),
+        ("  else, per call", [mib(d.traffic.call.total) for d in done]),
+        ("  in a step", [mib(p.received) for p in found]),
+        ("s to trace", [f"{d.lower_s:.1f}" for d in done]),
+        ("s to compile", [f"{d.compile_s:.1f}" for d in done]),
+    ]
+    for resource in ("arithmetic", "memory", "links"):
+        if plan.topology.chip:
+            times = [f"{p.seconds[resource]:.3g}" for p in found]
+            rows.append((f"s at least, {resource}", times))
+    lines = _columns([d.name for d in done], rows)
+    kinds = sorted({kind for d in done for kind in _counts(d)})
+    for kind in kinds:
+        each = [_counts(d).get(kind, "0") for d in done]
+        lines += _columns([], [(f"  {kind}s, per token + call", each)])[1:]
+    for program in found:
+        if program.compiled.refusal:
+            lines.append(f"  {program.compiled.name}: {program.compiled.refusal}")
+    return lines
+
+
+def _counts(done: Any) -> dict[str, str]:
+    turn, call = done.traffic.turn.count, done.traffic.call.count
+    return {
+        kind: f"{turn.get(kind, 0):.0f} + {call.get(kind, 0):.0f}"
+        for kind in {*turn, *call}
+    }
+
+
+def mib(size: float) -> str:
+    """Bytes in MiB, three digits."""
+    return f"{size / 2**20:.3g}"
+
+
+def _estimated(plan: Plan, one: Layout) -> list[str]:
+    """What shapes say of each program."""
+    roles = list(one.work)
+    rows = [("GiB per chip: in use", [gib(one.total(role)) for role in roles])]
+    rows += [
+        (f"  {name}", [gib(size)] * len(roles)) for name, size in one.state.items()
+    ]
+    parts = {name: None for role in roles for name in one.work[role].memory}
+    for name in parts:
+        sizes = [one.work[role].memory.get(name) for role in roles]
+        texts = ["-" if size is None else gib(size) for size in sizes]
+        rows.append((f"  {name}", texts))
+    works = [one.work[role] for role in roles]
+    rows += [
+        ("TFLOP per chip", [f"{w.flops / 1e12:.3g}" for w in works]),
+        ("GiB read", [gib(w.read) for w in works]),
+        ("GiB received", [gib(w.received) for w in works]),
+    ]
+    if chip := plan.topology.chip:
+        for resource in ("arithmetic", "memory", "links"):
+            times = [f"{w.seconds(chip)[resource]:.3g}" for w in works]
+            rows.append((f"s at least, {resource}", times))
+    return _columns(roles, rows)
+
+
+def _verdict(plan: Plan) -> str:
+    """The verdict as a sentence."""
+    place, chip = plan.topology, plan.topology.chip
+    source = "compiled" if plan.programs else "by an estimate"
+    if chip is None:
+        return "No limit is known for a CPU: nothing is said about whether it fits."
+    size = f"{chip.memory_bytes / GIB:.0f} GiB"
+    if plan.best is None:
+        tried = len(plan.programs) or len(plan.layouts)
+        several = "none of the meshes tried fits" if tried > 1 else "it does not fit"
+        return (
+            f"On {place.name}, {source}, {several} {size} per chip; more "
+            "update.micro_batches, fewer sampling.slots or more chips take less."
+        )
+    fits = "fits" if plan.programs or plan.chosen.fits else "may fit"
+    return f"{words(plan.chosen.mesh)} {fits} {size} per chip, {source}."
+
+
+def _assumptions(plan: Plan) -> str:
+    chip = plan.topology.chip
+    assert chip
+    return (
+        f"Times are lower bounds: {chip.flops_per_s / 1e12:.0f} TFLOP/s in bfloat16, "
+        f"{chip.bytes_per_s / 1e9:.0f} GB/s of memory, "
+        f"{chip.link_bytes_per_s / 1e9:.0f} GB/s into a chip over all links; all "
+        "completions as long as they may be."
+    )
+
+
+def page(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON values; bytes are those of one chip."""
+
+    def layout(one: Layout) -> dict[str, Any]:
+        every = dataclasses.asdict(one)
+        return every | {"total": {role: one.total(role) for role in one.work}}
+
+    def program(one: Program) -> dict[str, Any]:
+        every = dataclasses.asdict(one)
+        if math.isnan(one.total):
+            every["total"] = None
+        return every
+
+    return {
+        "topology": plan.topology.name,
+        "chips": plan.topology.chips,
+        "chip": dataclasses.asdict(plan.topology.chip) if plan.topology.chip else None,
+        "sizes": dataclasses.asdict(plan.sizes),
+        "best": plan.chosen.mesh if plan.best is not None else None,
+        "layouts": [layout(one) for one in plan.layouts],
+        "compiled": [
+            {"mesh": one.mesh, "programs": [program(p) for p in found]}
+            for one, found in zip(plan.layouts, plan.programs, strict=False)
+        ],
+    }

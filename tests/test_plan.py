@@ -1,0 +1,188 @@
+"""Plans: estimates, compiled programs, and what they say moves between devices."""
+
+import json
+import re
+
+import pytest
+import small
+
+from curax import plan
+from curax.config import ConfigError
+from curax.planning import chips, hlo
+
+SMALL = ["--config", str(small.FILE)]
+MODULE = """\
+HloModule jit_draw
+
+%all-reduce-scatter.1 (x: f32[16,4]) -> f32[4,4] {
+  %sum.1 = f32[16,4] all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%add
+}
+
+%async_collective_fusion.2 (x: bf16[8,8]) -> bf16[32,8] {
+  %all-gather.2 = bf16[32,8] all-gather(%x), replica_groups={{0,1,2,3},{4,5,6,7}}
+}
+
+%layer (x: f32[4]) -> f32[4] {
+  %sent = (f32[4], f32[4], u32[]) collective-permute-start(%x), source_target_pairs={}
+  %done = f32[4] collective-permute-done(%sent)
+}
+
+%counts (i: s32[]) -> pred[] {
+  %most = s32[] constant(3)
+  ROOT %less = pred[] compare(%i, %most), direction=LT
+}
+
+%some (x: pred[4]) -> pred[] {
+  ROOT %any = pred[] reduce(%x), to_apply=%or
+}
+
+%token (x: f32[4]) -> f32[4] {
+  %inner = f32[4] while(%x), condition=%counts, body=%layer
+  %gathered = bf16[32,8] fusion(%x), calls=%async_collective_fusion.2
+  %either = f32[4] conditional(%b, %x, %x), branch_computations={%layer, %nothing}
+}
+
+%nothing (x: f32[4]) -> f32[4] {
+  %x = f32[4] parameter(0)
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %scattered = f32[4,4] fusion(%x), calls=%all-reduce-scatter.1
+  %kept = f32[2,4] reduce-scatter(%x), replica_groups=[4,2]<=[8], to_apply=%add
+  %loop = f32[4] while(%x), condition=%some, body=%token
+}
+"""
+
+
+def test_collectives_are_counted_as_often_as_their_computation_runs():
+    found = hlo.traffic(MODULE)
+    assert found.call.count == {"reduce-scatter": 2}
+    # 16 x 4 entries over 4 devices, and 2 x 4 that are left of twice as many over 2
+    assert found.call.received == {"reduce-scatter": 0.75 * 256 + 0.5 * 64}
+    # three turns and the branch that moves most; 16 bytes each
+    assert found.turn.count == {"all-gather": 1, "collective-permute": 4}
+    assert found.turn.received == {"all-gather": 0.75 * 512, "collective-permute": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("v9:2x2", "v9 is none of v4, v5e, v5p, v6e, cpu"),
+        ("v5p", "nothing is no shape of a slice; write for example"),
+        ("v5p:4x4", "a slice of v5p has 3 axes, not 2; write"),
+        ("v5e:0x2", "0x2 is no shape of a slice"),
+    ],
+)
+def test_a_slice_that_cannot_be_is_told_in_a_sentence(name, says, capsys):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        chips.topology(name)
+    assert plan.main([*SMALL, "--topology", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_mesh_lies_on_a_slice_if_its_sizes_are_products_of_axes():
+    cube = chips.topology("v5p:4x4x4")
+    assert chips.lies_on((1, 16, 4), cube)
+    assert chips.lies_on((4, 4, 4), cube)
+    assert not chips.lies_on((1, 8, 8), cube)
+    assert not chips.lies_on((2, 8, 4), cube)
+    assert chips.lies_on((1, 1, 4), chips.topology("v5p:2x2x1"))
+
+
+def planned(tmp_path, *args):
+    """Exit status and JSON of a plan of the shrunk quickstart."""
+    status = plan.main([*SMALL, *args, "--workdir", str(tmp_path / "plan")])
+    return status, json.loads((tmp_path / "plan" / "plan.json").read_text())
+
+
+def test_without_a_mesh_all_that_divide_are_ranked_and_nothing_is_compiled(
+    tmp_path, capsys
+):
+    status, page = planned(tmp_path, "--topology", "v5e:2x2", "--cheap")
+    assert status == 0
+    assert not page["compiled"]
+    found = [tuple(one["mesh"].values()) for one in page["layouts"]]
+    # one head of keys is copied; two query heads, of 8 entries, divide over 4 as well
+    assert set(found) == {
+        (4, 1, 1),
+        (2, 2, 1),
+        (1, 4, 1),
+        (2, 1, 2),
+        (1, 2, 2),
+        (1, 1, 4),
+    }
+    seconds = [one["seconds"] for one in page["layouts"]]
+    assert seconds == sorted(seconds)
+    assert page["best"] == page["layouts"][0]["mesh"]
+    state = page["layouts"][0]["state"]
+    assert state["optimizer"] >= 2 * state["parameters"] > 0
+    out = capsys.readouterr().out
+    assert "fits 16 GiB per chip, by an estimate" in out
+    assert (tmp_path / "plan" / "plan.txt").read_text() in out + "\n"
+
+
+def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
+    mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
+    status, page = planned(tmp_path, "--topology", "cpu:8", "--set", *mesh)
+    assert status == 0
+    (one,) = page["compiled"]
+    assert one["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert [program["role"] for program in one["programs"]] == ["draw", "learn"]
+    draw, learn = (program["compiled"] for program in one["programs"])
+    state = sum(page["layouts"][0]["state"].values())
+    assert learn["arguments"] >= state
+    assert learn["aliased"] > 0
+    assert sum(draw["traffic"]["turn"]["received"].values()) > 0
+    assert not learn["traffic"]["turn"]["received"]
+    assert sum(learn["traffic"]["call"]["received"].values()) > 0
+    assert all(program["total"] > state for program in one["programs"])
+    assert "No limit is known for a CPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--set", "mesh.tensor=3"], "mesh.tensor=3 does not divide the"),
+        (["--set", "mesh.fsdp=8"], "takes 8 devices; set them so that their product"),
+        (["--set", "seeds=2"], "seeds=2 are as many runs on one device; set seeds=1"),
+    ],
+)
+def test_what_cannot_be_planned_is_told_in_a_sentence(args, says, tmp_path, capsys):
+    folder = ["--workdir", str(tmp_path / "plan")]
+    assert plan.main([*SMALL, "--topology", "v5e:2x2", "--cheap", *args, *folder]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not list((tmp_path / "plan").iterdir())
+
+
+def test_of_a_checkpoint_config_json_is_read_alone(tmp_path, capsys):
+    folder = tmp_path / "model"
+    args = ["--config", "configs/gsm8k_qwen3_0p6b.py", "--topology", "v5e:2x2"]
+    args += ["--cheap", "--workdir", str(tmp_path / "plan")]
+    args += ["--set", f"model.path={folder}", "mesh.fsdp=4"]
+    assert plan.main(args) == 2
+    assert (
+        f"{folder}/config.json is not there; set model.path" in capsys.readouterr().err
+    )
+    folder.mkdir()
+    sizes = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "intermediate_size": 32,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(sizes))
+    assert plan.main(args) == 0
+    page = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert page["sizes"]["layers"] == 2
+    matrices = 2 * (16 * 8 * (2 + 1 + 1 + 2) + 3 * 16 * 32)
+    assert page["sizes"]["products"] == matrices
