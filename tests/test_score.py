@@ -292,7 +292,7 @@ def test_the_closed_form_is_the_norm_of_a_sum_of_outer_products(
     want = np.sqrt((outer**2).sum((-2, -1)))
     # Outer products may cancel; what is left is known as well as their sizes are.
     sizes = np.sqrt((delta**2).sum(-1) * (np.float64(features) ** 2).sum(-1)).sum(-1)
-    # A logit z is known up to a few eps |z|, hence pi, and e_y - pi, up to that times pi.
+    # A logit is known up to a few eps |z|; hence pi, and e_y - pi, up to that times pi.
     z = np.float64(features) @ np.float64(head).T / TEMPERATURE
     known = 4 * np.finfo(np.float32).eps * np.abs(z).max(-1) * mask
     known *= np.sqrt((softmax(z) ** 2).sum(-1) * (np.float64(features) ** 2).sum(-1))
