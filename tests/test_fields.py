@@ -362,6 +362,8 @@ def program(function, *args) -> str:
 class Diary:
     """A loop and a run folder that only write down what they are told."""
 
+    platform = "cpu"
+
     def __init__(self, config: Config):
         self.told: list[tuple] = []
         self.parts = SimpleNamespace(config=config, task=SimpleNamespace(summary=""))
