@@ -20,6 +20,7 @@ import tiny
 from curax import train
 from curax.config import describe, load, option, override, recipes
 from curax.runs import run
+from curax.settings.cli import recipe_of
 from curax.step import loops
 from curax.step.build import build
 from curax.tasks import chain, layouts
@@ -104,7 +105,8 @@ def test_a_docstring_says_which_paper_how_to_run_it_and_what_it_optimises(path):
     python, module, name, *arguments = shlex.split(parts["Command"])
     assert (python, module, name) == ("python", "-m", train.__name__)
     args = train.parser().parse_args(arguments)
-    assert recipes().get(args.config, ROOT / args.config).resolve() == path
+    name = recipe_of(args, train.DEFAULT)
+    assert recipes().get(name, ROOT / name).resolve() == path
 
 
 @for_each(EMBEDDED)
