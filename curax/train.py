@@ -50,6 +50,12 @@ def parser() -> Parser:
         help="trace N steps behind the first, for TensorBoard and Perfetto",
     )
     result.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="read data and weights, compile all programs, print what they take, and "
+        "stop before the first step; nothing is written",
+    )
+    result.add_argument(
         "--print-config",
         action="store_true",
         help="print every field with its value and where that came from, and stop",
@@ -112,9 +118,12 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
     config = override(load(recipe), args.assignments)
     # These import jax, which takes seconds; wrong input is reported before.
     from curax.processes import peers
-    from curax.runs import folder, lock, run
+    from curax.runs import dry_run, folder, lock, run
 
     folder.check_writable(workdir)
+    if args.dry_run:
+        peers.on_first(folder.check, workdir, config, resume=args.resume)
+        return dry_run.dry_run(config, workdir, resume=args.resume)
     with contextlib.ExitStack() as held:
         peers.on_first(lambda: held.enter_context(lock.hold(workdir, "--workdir")))
         peers.on_first(folder.check, workdir, config, resume=args.resume)

@@ -26,7 +26,7 @@ from test_folder import events, files_of_at_most, lines
 from curax import train
 from curax.config import describe, load, override
 from curax.models import transformer
-from curax.runs import checkpoint, folder, lock, run
+from curax.runs import checkpoint, dry_run, folder, lock, run
 from curax.step import loops
 
 ROOT = Path(__file__).parents[1]
@@ -858,3 +858,45 @@ def test_a_profile_traces_some_steps_and_changes_none(whole, tmp_path):
         status, out, err = main("quickstart", f"--profile={wrong}")
         assert (status, out) == (2, "")
         assert f"argument --profile: {wrong} is no number of steps from 1 on;" in err
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_dry_run_compiles_all_and_writes_nothing(
+    whole, tmp_path, monkeypatch, staged
+):
+    ran = []
+    monkeypatch.setattr(loops.Jitted, "advance", lambda *_: ran.append("advance"))
+    monkeypatch.setattr(loops.Loop, "evaluate", lambda *_: ran.append("evaluate"))
+    argv = ["--config", str(small.FILE), "--set", f"staged={staged}"]
+    folder = tmp_path / "run"
+    status, out, err = main(*argv, "--workdir", str(folder), "--dry-run")
+    assert (status, err, ran) == (0, "", [])
+    assert not folder.exists()
+    assert "A step: 4 prompts, 16 completions of at most 2 tokens, 16 of them" in out
+    assert f"without --dry-run: a new run in {folder}." in out
+    state, rows = out.partition("State, MiB of a device: ")[2].split("\n\n")[:2]
+    assert "parameters" in state
+    assert "optimizer" in state
+    programs = {
+        row.split("  ")[0].strip(): row.split()[-6:-2] for row in rows.splitlines()
+    }
+    update = "learn" if staged else "steps"
+    assert {"initial", "warm start", "begin", "held-out greedy", update} <= set(
+        programs
+    )
+    for name in ("held-out greedy", update):
+        arguments, outputs, temporaries, total = map(float, programs[name])
+        assert total == pytest.approx(arguments + outputs + temporaries, abs=0.03)
+        assert temporaries > 0
+
+    before = snapshot(whole[0])
+    monkeypatch.setattr(dry_run, "memory_of_device", lambda: 1)
+    argv = [*argv[:2], "--workdir", str(whole[0]), "--dry-run"]
+    status, out, err = main(*argv, "--resume", "--set", "steps=8")
+    assert (status, err) == (1, "")
+    assert "It does not fit: at most" in out
+    assert f"without --dry-run: {whole[0]}, step 6." in out
+    status, out, err = main(*argv)
+    assert (status, out) == (2, "")
+    assert "add --resume to go on" in err
+    assert snapshot(whole[0]) == before

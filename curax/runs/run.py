@@ -65,35 +65,13 @@ def train(
         ConfigError: wrong input; nothing has been written.
     """
     start, took = time.monotonic(), ""
-    enable_compilation_cache()
-    for name in ("absl", "asyncio"):
-        # Orbax logs failed saves at length here; the run reports each in a sentence.
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
-    since = peers.broadcast(since)
-    peers.on_loss(partial(last_checkpoint, workdir))
-    peers.same("the config", describe(config))
-    if resume:
-        peers.on_first(check_files, workdir, since, finished=since == config.steps)
+    since = begun(config, workdir, resume=resume)
     if since == config.steps:
         say(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
-        loop = make_loop(config)
-        if make_ready := loop.parts.task.start:
-            try:
-                make_ready()
-            except RuntimeError as error:
-                raise ConfigError(str(error)) from error
-        path, form = option(config.model, "path"), loop.parts.task.prompt_form
-        if warning := prompt_form.mismatch(path, form):
-            say(f"Warning: {warning}")
-        # A run with a checkpoint has its memory in it.
-        loaded = load_memory(loop.parts) if since is None else None
-        task = loop.parts.task
-        peers.same("the problems in the files of the task", task.fingerprint)
-        peers.on_first(folder.check_questions, workdir, task)
+        loop, loaded = prepared(config, workdir, since)
         peers.on_first(folder.make, workdir, config)
-        peers.on_first(folder.write_questions, workdir, task)
+        peers.on_first(folder.write_questions, workdir, loop.parts.task)
         try:
             stopped = Run(loop, workdir, loaded, profile=profile).run()
         except (RunError, checkpoint.NotSavedError) as error:
@@ -106,6 +84,57 @@ def train(
         steps = f", the last {config.steps - since} steps" if since else ""
         took = f"{steps} in {record.duration_text(time.monotonic() - start)}"
     return write_report(config, workdir, took) if peers.is_first() else 0
+
+
+def begun(config: Config, workdir: Path, *, resume: bool) -> int | None:
+    """Step of the newest checkpoint of a run that is resumed; None for a new run.
+
+    Sets up caches and logging. Arguments as `train`.
+
+    Raises:
+        ConfigError: a file of the run is damaged, or processes have other configs.
+    """
+    enable_compilation_cache()
+    for name in ("absl", "asyncio"):
+        # Orbax logs failed saves at length here; the run reports each in a sentence.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
+    since = peers.broadcast(since)
+    peers.on_loss(partial(last_checkpoint, workdir))
+    peers.same("the config", describe(config))
+    if resume:
+        peers.on_first(check_files, workdir, since, finished=since == config.steps)
+    return since
+
+
+def prepared(
+    config: Config, workdir: Path, since: int | None
+) -> tuple[loops.Loop, memory_io.LoadedMemory | None]:
+    """The rehearsed loop of a run and the memory it begins with; writes nothing.
+
+    Args:
+        config: config of the run.
+        workdir: run folder.
+        since: of `begun`.
+
+    Raises:
+        ConfigError: wrong input.
+    """
+    loop = make_loop(config)
+    if make_ready := loop.parts.task.start:
+        try:
+            make_ready()
+        except RuntimeError as error:
+            raise ConfigError(str(error)) from error
+    path, form = option(config.model, "path"), loop.parts.task.prompt_form
+    if warning := prompt_form.mismatch(path, form):
+        say(f"Warning: {warning}")
+    # A run with a checkpoint has its memory in it.
+    loaded = load_memory(loop.parts) if since is None else None
+    task = loop.parts.task
+    peers.same("the problems in the files of the task", task.fingerprint)
+    peers.on_first(folder.check_questions, workdir, task)
+    return loop, loaded
 
 
 def write_report(config: Config, workdir: Path, took: str) -> int:
@@ -302,7 +331,7 @@ class Run:
         with (
             self._errors_as_sentences(),
             self._loop.context(),
-            Progress(_console()) as self._progress,
+            Progress(console()) as self._progress,
             Interrupt(self._progress.stopping) as self._interrupt,
             contextlib.ExitStack() as self._open,
         ):
@@ -617,7 +646,7 @@ def drift_bound(config: Config, platform: str) -> float:
     return 1e-4 if dtype == jnp.float32 and platform == "cpu" else 0.2
 
 
-def _console() -> Console | None:
+def console() -> Console | None:
     """Where progress is shown: None is the terminal; of several processes the first."""
     return None if peers.is_first() else Console(quiet=True)
 

@@ -227,6 +227,12 @@ class Timed(NamedTuple):
     seconds: float
 
 
+def traced(name: str, program: Any, args: tuple[Any, ...]) -> Any:
+    """Shapes and dtypes of the outputs of a jitted function, whose trace is kept."""
+    del name
+    return program.eval_shape(*args)
+
+
 class Abstract(Hosted):
     """Driver that computes shapes alone, through the programs of a hosted driver.
 
@@ -234,14 +240,20 @@ class Abstract(Hosted):
     body of a loop is traced once. Functions that read files are called, with zeros.
     """
 
-    def __init__(self, of: Hosted):
-        """Share the jitted functions of a hosted driver."""
+    def __init__(self, of: Hosted, visit: Callable = traced):
+        """Share the jitted functions of a hosted driver.
+
+        Args:
+            of: the hosted driver.
+            visit: gives the shapes of the outputs of each program, as `traced`.
+        """
         super().__init__(of._sharding)
-        self._jitted = of._jitted
+        self._jitted, self._visit = of._jitted, visit
 
     def call(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Shapes and dtypes of the function's outputs."""
-        return self.jitted(function, parts).eval_shape(*args)
+        name = function.__name__.strip("_")
+        return self._visit(name, self.jitted(function, parts), args)
 
     def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Call the function on zeros if the task is in files, else as `call`."""
@@ -252,7 +264,7 @@ class Abstract(Hosted):
 
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Shapes and dtypes of the function's outputs."""
-        return self.finishing(function, parts).eval_shape(*args)
+        return self._visit(function.__name__, self.finishing(function, parts), args)
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
         """Trace condition and body once."""
@@ -268,7 +280,10 @@ class Abstract(Hosted):
         return finished(jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32))
 
     def _outcome_of(self, pending: "list[Future[Any]]") -> Any:
-        rows = sum(future.result().shape[0] for future in pending)
+        found = [future.result() for future in pending]
+        if len(found) == 1:
+            return found[0]
+        rows = sum(outcome.shape[0] for outcome in found)
         return jax.ShapeDtypeStruct((rows,), jnp.float32)
 
 

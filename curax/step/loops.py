@@ -10,6 +10,7 @@ driver.
 import abc
 import dataclasses
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -226,32 +227,47 @@ class Loop(abc.ABC):
         with self.context():
             return platform()
 
-    def rehearse(self) -> None:
-        """Trace every program without running it; the traces are kept for the run."""
-        with self.context():
-            warm = jax.eval_shape(self._initial, self.seeds, None)
-            if self.parts.config.warm_start:
-                self._rehearse_warm(warm)
-            state = jax.eval_shape(self._begin, warm)
-            for draw in self._held_out:
-                jax.eval_shape(draw, state, *self._held_out_prompts())
-            self._rehearse_step(state)
+    def rehearse(self, visit: Callable = drivers.traced, loaded: Any = None) -> None:
+        """Trace every program without running it; the traces are kept for the run.
 
-    def _rehearse_warm(self, warm):
-        """Trace a step of the warm start."""
-        jax.eval_shape(self._warm, warm, 1)
+        Args:
+            visit: gives the shapes of the outputs of `(name, program, args)`, as
+                `drivers.traced`; it may compile the program too.
+            loaded: of `self.loaded`, or shapes of it.
+        """
+        parts, how = self.parts, self.parts.config.evaluation
+        with self.context():
+            warm = visit("initial", self._initial, (self.seeds, loaded))
+            if parts.config.warm_start:
+                self._rehearse_warm(visit, warm)
+            state = visit("begin", self._begin, (warm,))
+            given, drawn = self._held_out_prompts(), []
+            for name, draw in zip(("samples", "greedy"), self._held_out, strict=True):
+                drawn.append(visit(f"held-out {name}", draw, (state, *given)))
+            if how.distance or how.confidence:
+                visit("monitors", self._measured, (state, *drawn[0]))
+            if parts.config.steps:
+                self._rehearse_step(visit, state)
+
+    def _rehearse_warm(self, visit, warm):
+        """Visit a step of the warm start."""
+        visit("warm start", self._warm, (warm, 1))
 
     @abc.abstractmethod
-    def _rehearse_step(self, state):
-        """Trace an RL step."""
+    def _rehearse_step(self, visit, state):
+        """Visit the programs of an RL step."""
 
     def initial(self) -> Warm:
         """State before any training, with the parameters of a checkpoint if any."""
+        return self._initial(self.seeds, self.loaded())
+
+    def loaded(self) -> Any:
+        """Parameters of a checkpoint, laid out as the run's; None: there are none."""
         model, where = self.parts.model, None
         if model.load and self.mesh:
             like = jax.eval_shape(model.init, jax.random.key(0))
             where = meshes.of_params(self.mesh, model.axes, like)
-        return self._initial(self.seeds, model.load(where) if model.load else None)
+        return model.load(where) if model.load else None
 
     def whole(self, state: Any) -> Any:
         """A `saved` state with its frozen parameters added again."""
@@ -369,8 +385,8 @@ class Jitted(Loop):
         body = partial(step, drivers.Traced(), self.parts)
         return repeat(body, state, times, most=self.parts.config.logging.every)
 
-    def _rehearse_step(self, state):
-        jax.eval_shape(self._chunk, state, 1)
+    def _rehearse_step(self, visit, state):
+        visit("steps", self._chunk, (state, 1))
 
     def advance(self, state, times):
         """As `Loop.advance`.
@@ -409,15 +425,14 @@ class Staged(Loop):
             donate_argnums=0,
         )
 
-    def _rehearse_warm(self, warm):
+    def _rehearse_warm(self, visit, warm):
         if not self.parts.task.in_files:
-            return super()._rehearse_warm(warm)
-        return jax.eval_shape(
-            self._warm_once, warm, self._traces(jnp.uint32(0), jnp.int32(0))
-        )
+            return super()._rehearse_warm(visit, warm)
+        traces = self._traces(jnp.uint32(0), jnp.int32(0))
+        return visit("warm start", self._warm_once, (warm, traces))
 
-    def _rehearse_step(self, state):
-        step(drivers.Abstract(self._drive), self.parts, state)
+    def _rehearse_step(self, visit, state):
+        step(drivers.Abstract(self._drive, visit), self.parts, state)
 
     def warm(self, state, times):
         """As `Loop.warm`."""
