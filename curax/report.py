@@ -1,12 +1,15 @@
-"""python -m curax.report RUN: draw the pictures of a run and write report.html."""
+"""python -m curax.report RUN...: the page of a run, or of several side by side."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from curax.config import ConfigError
-from curax.runs import page, record
-from curax.settings.cli import Parser, program, survives_closed_output
+from curax.runs import live, page, record, side_by_side
+from curax.settings.cli import Parser, program, survives_closed_output, write_whole
+
+PORT = 8642
 
 
 def parser() -> Parser:
@@ -14,25 +17,91 @@ def parser() -> Parser:
     result = Parser(
         prog=program("report"),
         allow_abbrev=False,
-        description="Draw the pictures of a run and write its page, report.html.",
+        description="Draw the pictures of a run and write its page, report.html. Of "
+        "several runs: one page, pass rates over tokens, updates and seconds.",
     )
-    result.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    result.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run"
+    )
     result.add_argument(
         "--title", help="headline of the page; default: the folder's name"
+    )
+    result.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="page of several runs (default: side_by_side.html)",
+    )
+    result.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve the page, renewed while the run goes on; write nothing",
+    )
+    result.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to serve at (default: this machine)",
+    )
+    result.add_argument(
+        "--port", type=int, default=PORT, help=f"0: any that is free (default: {PORT})"
     )
     return result
 
 
 @survives_closed_output
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 the folder cannot be read."""
+    """Exit status: 0 done, 2 bad input."""
     try:
         options = parser().parse_args(arguments)
-        path = page.write(options.run, title=options.title)
+        if options.watch:
+            return watch(options)
+        print(written(options))
     except (ConfigError, record.RecordError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(path)
+    return 0
+
+
+def written(options: argparse.Namespace) -> Path:
+    """Path of the page that is written.
+
+    Raises:
+        ConfigError: wrong input.
+        RecordError: a folder cannot be read.
+    """
+    if len(options.runs) == 1:
+        if options.out:
+            raise ConfigError(
+                f"--out {options.out}: the page of one run is report.html in its "
+                "folder; leave --out away, or name several runs."
+            )
+        return page.write(options.runs[0], title=options.title)
+    runs = {name: record.read(run) for name, run in live.names_of(options.runs).items()}
+    path = options.out or Path("side_by_side.html")
+    text = side_by_side.render(runs, options.title or f"{len(runs)} runs")
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {path} cannot be written ({error.strerror}); name another file."
+        ) from error
+    return path
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Serve the pages until an interrupt; the exit status, 0.
+
+    Raises:
+        ConfigError: a folder is missing, or the address cannot be taken.
+    """
+    site = live.Site(live.names_of(options.runs), options.title)
+    with live.server(site, options.host, options.port) as serves:
+        host, port = serves.server_address[:2]
+        print(f"Serving http://{host}:{port}/ until Ctrl-C.", flush=True)
+        try:
+            serves.serve_forever()
+        except KeyboardInterrupt:
+            print()
     return 0
 
 

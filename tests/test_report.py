@@ -4,13 +4,17 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
 import scipy.stats
 
 from curax import report
-from curax.runs import page, pictures, record
+from curax.config import ConfigError
+from curax.runs import live, page, pictures, record, side_by_side
 
 NASTY = "</script><script>alert(1)</script><!-- <b>bold</b> & \u2028 \ud800 'q' \"q\""
 VOID = {"meta", "img", "source", "input", "col", "link", "br"}
@@ -671,3 +675,137 @@ def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
 def test_a_folder_without_metrics_is_refused(tmp_path):
     with pytest.raises(record.RecordError, match=r"no metrics\.jsonl in it"):
         page.write(tmp_path)
+
+
+# Served, and side by side
+
+
+@pytest.fixture
+def serve():
+    """Give `(site) -> get`, where `get(path, host=None)` is status and body."""
+    servers = []
+
+    def start(site):
+        made = live.server(site, "127.0.0.1", 0)
+        servers.append(made)
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        host, port = made.server_address[:2]
+
+        def get(path, name="127.0.0.1"):
+            request = urllib.request.Request(f"http://{host}:{port}{path}")
+            request.add_header("Host", f"{name}:{port}")
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                return error.code, ""
+
+        return get
+
+    yield start
+    for made in servers:
+        made.shutdown()
+        made.server_close()
+
+
+@few
+def test_a_served_page_follows_the_files_and_writes_nothing(tmp_path, serve):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    get = serve(live.Site({"run": folder}))
+    status, text = get("/")
+    assert status == 200
+    assert "no metrics.jsonl in it" in Page(text).text
+    first = get("/version")[1]
+    assert f'let version = "{first}";' in text
+
+    write(folder, done=10)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    second = get("/version")[1]
+    assert second != first
+    status, text = get("/")
+    assert f'let version = "{second}";' in text
+    assert "connect-src 'self'" in text
+    read = Page(text)
+    assert "The run is unfinished, at step 10 of 20." in read.text
+    assert get("/")[1] == text
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    # In a file it asks nobody, and is the same but for that.
+    page.write(folder)
+    alone = (folder / "report.html").read_text()
+    assert "connect-src 'none'" in alone
+    assert "fetch(" not in alone
+    live_marks = sum("data-live" in attrs for _, attrs in read.elements)
+    assert live_marks == sum("data-live" in attrs for _, attrs in Page(alone).elements)
+    assert live_marks == 5
+
+    for path in ("/0/", "/report.html", "/../x", "/version/"):
+        assert get(path)[0] == 404
+    assert get("/", name="evil.example")[0] == 403
+    assert get("/version", name="localhost")[0] == 200
+
+
+@few
+def test_runs_stand_side_by_side_and_each_has_its_page(tmp_path, serve):
+    rows = write(tmp_path / "one", seeds=3)
+    write(tmp_path / "two", seeds=1, gate="curax.gate.zero_variance")
+    (tmp_path / "new").mkdir()
+    runs = live.names_of([tmp_path / name for name in ("one", "two", "new")])
+    get = serve(live.Site(runs))
+    status, text = get("/")
+    assert status == 200
+    read = Page(text)
+    assert [link["href"] for link in read.all("a")] == ["0/", "1/"]
+    assert len(read.all("figure")) == len(side_by_side.AXES)
+    assert "new: " in read.text
+    gates = "<td>curax.gate.every</td><td>curax.gate.zero_variance</td>"
+    assert f"<tr><th>gate</th>{gates}</tr>" in text
+    assert "<tr><th>seeds</th><td>3</td><td>1</td></tr>" in text
+    assert "<tr><th>loss" not in text  # the same in both
+    rates = rows[-1]["eval/pass_rate"]
+    half = scipy.stats.t.ppf(0.975, 2) * scipy.stats.sem(rates)
+    assert f"<td>{np.mean(rates):.1%} ± {half:.1%}</td><td>20 of 20</td>" in text
+    assert get("/0/")[1] != get("/1/")[1]
+    assert "<title>one</title>" in get("/0/")[1]
+    assert get("/2/")[0] == 200  # waits
+    assert get("/3/")[0] == 404
+
+
+def test_what_was_spent_is_counted_up_to_each_step(tmp_path):
+    rows = write(tmp_path / "run", steps=4, done=4)
+    spent = side_by_side.spent(record.read(tmp_path / "run").rows)
+    assert list(spent["seconds"].values()) == [5.0, 35.0, 38.75, 42.5, 46.25]
+    tokens = [row["rollout/tokens"] for row in rows]
+    assert list(spent["generated tokens"].values()) == pytest.approx(tokens)
+    assert list(spent["optimizer updates"]) == [0, 1, 2, 3, 4]
+    total = record.times(record.read(tmp_path / "run").rows)
+    assert total
+    assert list(spent["seconds"].values())[-1] == total.total
+
+
+def test_the_page_of_several_runs_is_written_and_wrong_names_are_refused(
+    tmp_path, capsys
+):
+    for name in ("one", "two"):
+        write(tmp_path / name, steps=4, done=4)
+    one, two, out = (str(tmp_path / name) for name in ("one", "two", "both.html"))
+    assert report.main([one, two, "--out", out, "--title", "A <b>"]) == 0
+    assert capsys.readouterr().out.strip() == out
+    text = (tmp_path / "both.html").read_text()
+    assert "<title>A &lt;b&gt;</title>" in text
+    assert "None: all runs have one config." in text
+    assert "fetch(" not in text
+    for argv, words in (
+        ([one, one], "a run is named twice"),
+        ([one, "--out", out], "leave --out away"),
+        ([one, str(tmp_path / "no")], "no such folder"),
+        ([str(tmp_path / "no"), "--watch"], "no such folder"),
+        ([one, "--watch", "--port", "99999"], "name another port"),
+        ([one, two, "--out", str(tmp_path / "a" / "b")], "name another file"),
+    ):
+        assert report.main(argv) == 2
+        said = capsys.readouterr()
+        assert words in said.err
+        assert said.err.count("\n") == 1
+    with pytest.raises(ConfigError, match="no such folder"):
+        live.names_of([tmp_path / "none"])

@@ -61,16 +61,36 @@ def write(run: Path, *, title: str | None = None) -> Path:
     Raises:
         RecordError: the folder cannot be read.
     """
-    read = record.read(run)
-    figures = []
+    text, drawn = render(record.read(run), title or run.resolve().name)
+    for name, data in drawn.items():
+        write_whole(run / f"{name}.png", data)
+    path = run / "report.html"
+    write_whole(path, text)
+    return path
+
+
+def render(
+    read: Run, title: str, *, version: str | None = None
+) -> tuple[bytes, dict[str, bytes]]:
+    """The page of a run as UTF-8, and its pictures as PNG by name.
+
+    Args:
+        read: record of the run.
+        title: headline of the page.
+        version: of the files that were read: the page asks its server for `version` and
+            renews itself where the answer is another; None: it asks nothing.
+    """
+    figures, drawn = [], {}
     for picture in _pictures(read):
         light = pictures.png(picture, read, pictures.LIGHT)
         dark = pictures.png(picture, read, pictures.DARK)
         if light and dark:
-            write_whole(run / f"{picture.name}.png", light)
-            figures.append(_figure(picture, light, dark))
+            drawn[picture.name] = light
+            figures.append(figure(picture.title, picture.caption, light, dark))
     parts = {
-        "title": html.escape(title or run.resolve().name),
+        "title": html.escape(title),
+        "connect": "'none'" if version is None else "'self'",
+        "live": live(version),
         "recipe": "".join(_recipe_items(read)),
         "verdict": _verdict(read),
         "alarms": "\n".join(
@@ -85,16 +105,23 @@ def write(run: Path, *, title: str | None = None) -> Path:
         "rollouts": _json(_rollouts(read)),
         "footer": "".join(_footer(read)),
     }
-    file = importlib.resources.files("curax.runs") / "page.html.tmpl"
-    template = file.read_text("utf-8")
+    text = template("page.html.tmpl")
     if is_supervised(read):
-        template = re.sub(
-            "<!-- completions -->.*<!-- end -->", "", template, flags=re.S
-        )
-    page = re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template)
-    path = run / "report.html"
-    write_whole(path, page.encode("utf-8", "replace"))
-    return path
+        text = re.sub("<!-- completions -->.*<!-- end -->", "", text, flags=re.S)
+    text = re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], text)
+    return text.encode("utf-8", "replace"), drawn
+
+
+def live(version: str | None) -> str:
+    """The script that renews a served page; empty for a page in a file."""
+    if version is None:
+        return ""
+    return template("live.js.tmpl").replace("{{version}}", json.dumps(version))
+
+
+def template(name: str) -> str:
+    """A file of this package, with `{{part}}` where its parts belong."""
+    return (importlib.resources.files("curax.runs") / name).read_text("utf-8")
 
 
 def _pictures(run: Run) -> list[pictures.Picture]:
@@ -352,7 +379,8 @@ def _tile(name: str, value: str, note: str) -> str:
     return f"<div><span>{name}</span><b>{value}</b><small>{note}</small></div>"
 
 
-def _figure(picture: pictures.Picture, light: bytes, dark: bytes) -> str:
+def figure(title: str, caption: str, light: bytes, dark: bytes) -> str:
+    """HTML of a picture as PNG for a light and a dark page."""
     shown, shaded = (
         f"data:image/png;base64,{base64.b64encode(png).decode()}"
         for png in (light, dark)
@@ -360,8 +388,8 @@ def _figure(picture: pictures.Picture, light: bytes, dark: bytes) -> str:
     return (
         '<figure><picture><source media="(prefers-color-scheme: dark)" '
         f'srcset="{shaded}"><img src="{shown}" width="768" height="432" '
-        f'alt="{html.escape(picture.title)}"></picture>'
-        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
+        f'alt="{html.escape(title)}"></picture>'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )
 
 
@@ -446,20 +474,20 @@ def _footer(run: Run) -> Iterator[str]:
 
 def _config_rows(config: Mapping[str, Any]) -> Iterator[str]:
     """HTML table rows: name and value of every option."""
-    for name, value in _flat(config, ""):
+    for name, value in flat(config):
         name, value = html.escape(name), html.escape(value)
         yield f"<tr><th>{name}</th><td>{value}</td></tr>"
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """(dotted name, value) of every option; a function is the value at its own name."""
     if isinstance(value, dict) and value:
         for key, child in value.items():
             at = name if key == "function" and name else f"{name}.{key}".lstrip(".")
-            yield from _flat(child, at)
+            yield from flat(child, at)
     elif isinstance(value, list) and any(isinstance(child, dict) for child in value):
         for i, child in enumerate(value):
-            yield from _flat(child, f"{name}.{i}")
+            yield from flat(child, f"{name}.{i}")
     elif name:
         yield name, value if isinstance(value, str) else json.dumps(value)
 

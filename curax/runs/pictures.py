@@ -586,10 +586,13 @@ PICTURES = (
 def png(picture: Picture, run: Run, style: Style) -> bytes | None:
     """PNG bytes of a picture, None without data; equal metrics give equal bytes."""
     figure = picture.draw(run, style)
-    if figure is None:
-        return None
+    return figure and as_png(figure, picture.title, style)
+
+
+def as_png(figure: "Figure", title: str, style: Style) -> bytes:
+    """PNG bytes of a figure under its title; equal figures give equal bytes."""
     figure.suptitle(
-        picture.title,
+        title,
         x=0.015,
         ha="left",
         fontsize=11.5,

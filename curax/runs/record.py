@@ -343,6 +343,24 @@ def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray
     return dict(sorted(times.items(), key=lambda item: -item[1][1].sum()))
 
 
+def _own_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """`stage_seconds` of stages that do not overlap others."""
+    stages = stage_seconds(rows)
+    return {name: each for name, each in stages.items() if name not in _HIDDEN}
+
+
+def seconds_so_far(rows: Sequence[Row]) -> dict[float, float]:
+    """Seconds of all stages from the beginning up to each step, by step."""
+    stages = _own_seconds(rows)
+    inside = _PARTS & stages.keys() if "step" in stages else set()
+    spent = dict.fromkeys((float(row["step"]) for row in rows), 0.0)
+    for name in stages.keys() - inside:
+        for step, seconds in zip(*stages[name], strict=True):
+            spent[step] += float(seconds)
+    steps = sorted(spent)
+    return dict(zip(steps, np.cumsum([spent[step] for step in steps]), strict=True))
+
+
 class Times(NamedTuple):
     """Seconds of a run by stage; the first chunk of a stage, which compiles, is apart.
 
@@ -358,9 +376,7 @@ class Times(NamedTuple):
 
 def times(rows: Sequence[Row]) -> Times | None:
     """Seconds of a run by stage; None where nothing was timed."""
-    stages = stage_seconds(rows)
-    for hidden in _HIDDEN:
-        stages.pop(hidden, None)
+    stages = _own_seconds(rows)
     if not stages:
         return None
     firsts = {name: _first_chunk(seconds) for name, (_, seconds) in stages.items()}

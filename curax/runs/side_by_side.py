@@ -1,0 +1,206 @@
+"""The page of several runs: pass rates at equal tokens, updates and seconds."""
+
+import html
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from curax.runs import page, pictures, record
+from curax.runs.pictures import DARK, LIGHT, Style
+from curax.runs.record import Row, Run
+
+RATE = "eval/pass_rate"
+TOKENS, UPDATES = "rollout/tokens", "update/count"
+DASHES = ("-", "--", ":", "-.")  # after each round of colours
+
+
+class Axis(NamedTuple):
+    """What pass rates are drawn over."""
+
+    name: str
+    title: str
+    caption: str
+
+
+AXES = (
+    Axis(
+        "generated tokens",
+        "Held-out pass rate over generated tokens",
+        "At equal tokens drawn: what a recipe makes of its rollouts.",
+    ),
+    Axis(
+        "optimizer updates",
+        "Held-out pass rate over optimizer updates",
+        "At equal updates: draws are free here, so more of them only help.",
+    ),
+    Axis(
+        "seconds",
+        "Held-out pass rate over seconds",
+        "Of all stages, compiling included; compare runs of one machine.",
+    ),
+)
+
+
+def spent(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
+    """By the name of an axis: what was spent up to each step, a mean over seeds."""
+    return {
+        "generated tokens": record.means(rows, TOKENS),
+        "optimizer updates": record.means(rows, UPDATES),
+        "seconds": record.seconds_so_far(rows),
+    }
+
+
+def render(
+    runs: Mapping[str, Run],
+    title: str,
+    *,
+    version: str | None = None,
+    links: Sequence[str] = (),
+    waiting: Mapping[str, str] | None = None,
+) -> bytes:
+    """The page as UTF-8.
+
+    Args:
+        runs: records of the runs by name, at least one.
+        title: headline of the page.
+        version: as `page.render`.
+        links: address of the page of each run, in their order; empty: there are none.
+        waiting: by the name of a run that has no rows yet, why not.
+    """
+    figures = []
+    for axis in AXES:
+        light, dark = (png(runs, axis, style) for style in (LIGHT, DARK))
+        if light and dark:
+            figures.append(page.figure(axis.title, axis.caption, light, dark))
+    text = page.template("page.html.tmpl")
+    styles = re.search("<style>.*?</style>", text, re.S)
+    assert styles
+    connect = "'none'" if version is None else "'self'"
+    notes = "".join(
+        f'<p class="alarm">{html.escape(name)}: {html.escape(why)}</p>'
+        for name, why in (waiting or {}).items()
+    )
+    title = html.escape(title)
+    whole = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
+style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}">
+<title>{title}</title>
+{styles[0]}
+</head>
+<body>
+<header data-live><h1>{title}</h1>{notes}</header>
+<main>
+<section class="panel" style="overflow-x: auto"><table class="values"><thead>
+<tr><th>run</th><th>pass rate</th><th>steps</th><th>tokens</th><th>updates</th>\
+<th>time</th><th>alarms</th></tr></thead>
+<tbody data-live>
+{"".join(_run_rows(runs, links))}
+</tbody></table></section>
+<p>Pass rates are those of the last evaluation, with the half width of a 95% t-interval
+over seeds, or over held-out prompts where there is one seed.</p>
+<h2>Pictures</h2>
+<section class="pictures" data-live>
+{"".join(figures)}
+</section>
+<h2>Settings that differ</h2>
+<section class="panel" style="overflow-x: auto" data-live>{_differences(runs)}</section>
+</main>
+<p class="status" id="status" role="status" hidden></p>
+<footer>Written by curax from the files of the run folders.</footer>
+<script>
+"use strict";
+{page.live(version)}</script>
+</body>
+</html>
+"""
+    return whole.encode("utf-8", "replace")
+
+
+def png(runs: Mapping[str, Run], axis: Axis, style: Style) -> bytes | None:
+    """Pass rates of all runs over one axis; None where nothing was evaluated."""
+    figure, (axes,) = pictures.canvas(style)
+    colors = (style.blue, style.red, style.green, style.purple, style.orange)
+    for i, (name, run) in enumerate(runs.items()):
+        place = spent(run.rows)[axis.name]
+        steps, values = record.column(run.rows, RATE)
+        known = np.array([step in place for step in steps], bool)
+        if known.any():
+            dashes = DASHES[i // len(colors) % len(DASHES)]
+            x = np.array([place[step] for step in steps[known]])
+            color = colors[i % len(colors)]
+            pictures.curve(axes, x, values[known], name, color, dashes)
+    if not axes.lines:
+        return None
+    pictures.percent(axes)
+    if axes.get_xlim()[1] < 1:  # nothing spent yet
+        axes.set_xlim(0, 1)
+        axes.set_xticks([0])
+    pictures.label(axes, style, axis.name, "pass rate")
+    axes.xaxis.set_major_formatter(lambda value, _: record.count_text(value))
+    return pictures.as_png(figure, axis.title, style)
+
+
+def _run_rows(runs: Mapping[str, Run], links: Sequence[str]) -> Iterator[str]:
+    """HTML table rows with what each run has reached and spent."""
+    for i, (name, run) in enumerate(runs.items()):
+        text = html.escape(name)
+        if links:
+            text = f'<a href="{html.escape(links[i])}">{text}</a>'
+        last = {
+            axis: max(each.values(), default=0.0)
+            for axis, each in spent(run.rows).items()
+        }
+        step, steps = run.rows[-1]["step"], run.config.get("steps")
+        cells = [
+            _last_rate(run),
+            f"{step:,} of {steps:,}" if isinstance(steps, int) else f"{step:,}",
+            record.count_text(last["generated tokens"]),
+            record.count_text(last["optimizer updates"]),
+            record.duration_text(last["seconds"]),
+            str(len(run.alarms)),
+        ]
+        numbers = "".join(f"<td>{cell}</td>" for cell in cells)
+        yield f"<tr><th>{text}</th>{numbers}</tr>\n"
+
+
+def _last_rate(run: Run) -> str:
+    """Text of the last pass rate with the half width of its interval."""
+    _, values = record.column(run.rows, RATE)
+    if not values.size:
+        return "-"
+    sample = values[-1]
+    if sample.size == 1:
+        side = run.after if len(values) > 1 else run.before
+        rates = np.zeros(0) if side is None else side.ravel()
+        rates = rates[np.isfinite(rates)]
+        if rates.size and abs(rates.mean() - sample[0]) < 1e-4:
+            sample = rates
+    _, half = record.t_interval(sample[None])
+    width = f" ± {half[0]:.1%}" if np.isfinite(half[0]) else ""
+    return f"{np.nanmean(values[-1]):.1%}{width}"
+
+
+def _differences(runs: Mapping[str, Run]) -> str:
+    """HTML table of the settings in which the runs differ, or a sentence."""
+    settings = [dict(page.flat(run.config)) for run in runs.values()]
+    names = dict.fromkeys(name for each in settings for name in each)
+    rows = []
+    for name in names:
+        values = [each.get(name, "-") for each in settings]
+        if len(set(values)) > 1:
+            cells = "".join(f"<td>{html.escape(value)}</td>" for value in values)
+            rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>\n")
+    if not rows:
+        return "<p>None: all runs have one config.</p>"
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in runs)
+    return (
+        f'<table class="settings"><thead><tr><th>field</th>{head}</tr></thead>'
+        f"<tbody>\n{''.join(rows)}</tbody></table>"
+    )
