@@ -439,7 +439,8 @@ def _expected(run: Run) -> str:
         "<h2>Measured and predicted</h2>\n"
         f"<p>Means over the first and the last {sides}, beside what the stages "
         "of this recipe make of the held-out pass rates before and after.</p>\n"
-        '<section class="panel"><table class="values"><thead><tr><th>per prompt</th>'
+        '<section class="panel wide"><table class="values"><thead><tr>'
+        "<th>per prompt</th>"
         "<th>first</th><th>predicted</th><th>last</th><th>predicted</th></tr></thead>"
         f"<tbody>\n{rows}\n</tbody></table></section>\n"
     )

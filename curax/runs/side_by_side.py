@@ -97,7 +97,7 @@ style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}">
 <body>
 <header data-live><h1>{title}</h1>{notes}</header>
 <main>
-<section class="panel" style="overflow-x: auto"><table class="values"><thead>
+<section class="panel wide"><table class="values"><thead>
 <tr><th>run</th><th>pass rate</th><th>steps</th><th>tokens</th><th>updates</th>\
 <th>time</th><th>alarms</th></tr></thead>
 <tbody data-live>
@@ -110,7 +110,7 @@ over seeds, or over held-out prompts where there is one seed.</p>
 {"".join(figures)}
 </section>
 <h2>Settings that differ</h2>
-<section class="panel" style="overflow-x: auto" data-live>{_differences(runs)}</section>
+<section class="panel wide" data-live>{_differences(runs)}</section>
 </main>
 <p class="status" id="status" role="status" hidden></p>
 <footer>Written by curax from the files of the run folders.</footer>
