@@ -9,12 +9,14 @@ column, that of the loop's step modulo the ring, so the cache is updated in plac
 one scalar index although slots are at different tokens of different rows; a mask by age
 tells which columns belong to a slot's row.
 
-On a mesh slots and their caches are sharded by rows. Parameters are laid out once,
-before the loop, and slots refill from a prefix that all devices have, so that a token
-moves neither: devices exchange activations over `tensor` and a few numbers per row.
+On a mesh slots and their caches are sharded by rows, and each shard has a queue of its
+own: groups are dealt to shards, whose slots refill from the prefixes of these groups
+alone. Parameters are laid out once, before the loop. So a token moves no parameters and
+no caches: devices exchange activations over `tensor` and a few numbers per row.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import keys
-from curax.arrays.sharding import constrain, platform, shard_rows
+from curax.arrays.sharding import constrain, platform, shard_rows, shards
 from curax.types import Contexts, Model, Plan, Rollouts
 
 
@@ -39,22 +41,29 @@ class Prefix:
         """The prefix of each row, `[N, ...]`."""
         return jax.tree.map(lambda leaf: leaf[context], self)
 
-    def replicated(self) -> "Prefix":
-        """The prefix copied to all data shards; heads stay sharded over `tensor`.
+    def dealt(self, queue: "Queue") -> "Prefix":
+        """What each shard refills its slots from, its block: `[D, C / blocks, ...]`.
 
-        So slots refill from it without moving it between devices.
+        Shards lie over the data axes of the mesh; heads stay sharded over `tensor`.
         """
+
+        def leaf(x, *names):
+            x = x.reshape(queue.blocks, 1, -1, *x.shape[1:])
+            x = jnp.broadcast_to(x, (queue.blocks, queue.sharing, *x.shape[2:]))
+            x = x.reshape(queue.shards, *x.shape[2:])
+            return constrain(x, ("rows", None, *names))
+
         return Prefix(
-            cache=jax.tree.map(
-                lambda leaf: constrain(leaf, (None, "heads", None, None)), self.cache
-            ),
-            last=constrain(self.last, (None, None)),
+            cache=jax.tree.map(lambda x: leaf(x, "heads", None, None), self.cache),
+            last=leaf(self.last, None),
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopping:
     """When a prompt needs no more completions.
+
+    All rows of a prompt must have one context.
 
     Attributes:
         met: a rule of `stop`, `(outcome [C, G], exists [C, G]) -> [C] bool`.
@@ -159,22 +168,34 @@ def sample(
         policy at this temperature. At temperature 0 the former are 0 and the latter are
         taken at temperature 1. Rows that were never opened do not exist.
     """
-    rows = plan.prompt.shape[0]
+    rows, groups = plan.prompt.shape[0], contexts.tokens.shape[0]
     # Before the loop, which would do it at every token.
     ready = model.ready(params) if model.ready else params
+    group = plan.prompt if stopping else plan.context
+    queue = Queue.of(plan, group, groups)
+    slots = min(slots or rows, rows)
+    if stopping:  # more than that are never open at a time
+        slots = min(slots, groups * stopping.size)
+    even = slots + -slots % queue.shards
+    refills = bool(stopping) or even < rows
+    if refills and (queue.blocks > 1 or stopping):
+        order = queue.dealt()
+        context = plan.context[queue.at(queue.first)][order]
+        contexts = jax.tree.map(lambda leaf: leaf[context], contexts)
+        prefix = prefix and prefix.take(context)
+        group = jnp.argsort(order).astype(jnp.int32)[group]
+        queue = Queue.of(plan, group, groups)
     if prefix is None:
         prefix = prefill(model, params, contexts)
-    slots = min(slots or rows, rows)
-    refills = bool(stopping) or slots < rows
     fixed = LoopInputs(
         model=model,
         params=ready,
         head=model.head(ready),
         contexts=contexts,
         length=jnp.sum(contexts.mask, -1, dtype=jnp.int32),
-        plan=plan,
-        prefix=prefix.replicated() if refills else prefix,
-        queue=Queue.of(plan, contexts.tokens.shape[0]),
+        plan=dataclasses.replace(plan, context=group),
+        prefix=prefix.dealt(queue) if refills else prefix,
+        queue=queue,
         row_key=keys.row_keys(key, plan.prompt, plan.slot),
         max_tokens=max_tokens,
         end=end,
@@ -182,37 +203,87 @@ def sample(
         stopping=stopping,
         refills=refills,
     )
-    table = initial_table(fixed, slots, pad)
-    if stopping:
-        table = refill(fixed, table)
+    table = initial_table(fixed, even if refills else rows, pad)
     table = jax.lax.while_loop(
         lambda table: somewhere(table.active), partial(next_token, fixed), table
     )
-    place = jnp.argsort(fixed.queue.row) - fixed.queue.first[plan.prompt]
-    drawn = plan.exists & (place < table.started[plan.prompt])
-    out = dataclasses.replace(table.out, exists=drawn)
+    # Every row that was opened was drawn: the loop ends when no slot has any left.
+    place = jnp.argsort(queue.row) - queue.first[group]
+    drawn = plan.exists & (place < table.opened[group])
+    out = dataclasses.replace(table.out, context=plan.context, exists=drawn)
     return jax.tree.map(shard_rows, out)
 
 
 @flax.struct.dataclass(kw_only=True)
 class Queue:
-    """The rows of a plan that exist, prompt by prompt."""
+    """The rows of a plan that exist, group by group, and which shard draws them.
+
+    A group is the rows of a context; with a stopping rule, of a prompt. The groups are
+    cut into blocks, gcd(C, D) of them for D shards of slots. A block is that of one
+    shard if D divides C; else some shards have it together, and take its groups' rows
+    in turn.
+    """
 
     row: jax.Array  # [N] int32, the rows in order; those that do not exist are last
-    first: jax.Array  # [C] int32, the place of the first row of each prompt
-    wanted: jax.Array  # [C] int32, rows of each prompt
+    first: jax.Array  # [C] int32, the place of the first row of each group
+    wanted: jax.Array  # [C] int32, rows of each group
+    shards: int = flax.struct.field(pytree_node=False)  # D, 1 without a mesh
 
     @classmethod
-    def of(cls, plan: Plan, prompts: int) -> "Queue":
-        """The queue of a plan for this many prompts, C."""
-        row = jnp.lexsort((plan.slot, plan.prompt, ~plan.exists)).astype(jnp.int32)
+    def of(cls, plan: Plan, group: jax.Array, groups: int) -> "Queue":
+        """The queue of a plan whose rows are of these groups `[N]`, C of them."""
+        order = (plan.slot, plan.prompt, group, ~plan.exists)
         asked = plan.exists.astype(jnp.int32)
-        wanted = jnp.zeros(prompts, jnp.int32).at[plan.prompt].add(asked)
-        return cls(row=row, first=jnp.cumsum(wanted) - wanted, wanted=wanted)
+        wanted = jnp.zeros(groups, jnp.int32).at[group].add(asked)
+        return cls(
+            row=jnp.lexsort(order).astype(jnp.int32),
+            first=jnp.cumsum(wanted) - wanted,
+            wanted=wanted,
+            shards=shards("rows"),
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of groups."""
+        return math.gcd(self.first.shape[0], self.shards)
+
+    @property
+    def sharing(self) -> int:
+        """Shards of each block."""
+        return self.shards // self.blocks
 
     def at(self, place: jax.Array) -> jax.Array:
         """Rows at these places of the queue, int32; past its end, the last one."""
         return self.row[jnp.minimum(place, self.row.shape[0] - 1)]
+
+    def dealt(self) -> jax.Array:
+        """Groups in an order whose blocks want about as many rows each, `[C]` int32.
+
+        Those that want most are dealt first, to the blocks in turn, there and back.
+        """
+        if self.blocks == 1:
+            return jnp.arange(self.first.shape[0], dtype=jnp.int32)
+        laps = jnp.argsort(-self.wanted).astype(jnp.int32).reshape(-1, self.blocks)
+        back = jnp.arange(laps.shape[0])[:, None] % 2 == 1
+        return jnp.where(back, laps[:, ::-1], laps).T.reshape(-1)
+
+    def of_shards(self, of_groups: jax.Array) -> jax.Array:
+        """`[D, C / blocks]`: of each shard, what its block is, given `[C]`."""
+        blocks = of_groups.reshape(self.blocks, 1, -1)
+        return jnp.repeat(blocks, self.sharing, 1).reshape(self.shards, -1)
+
+    @property
+    def turn(self) -> jax.Array:
+        """`[D, 1]` int32 in [0, sharing): the first row that a shard takes of a group.
+
+        From there on it takes every so many.
+        """
+        return jnp.arange(self.shards, dtype=jnp.int32)[:, None] % self.sharing
+
+    def shares(self, of_groups: jax.Array) -> jax.Array:
+        """`[D, C / blocks]` int32: how many it draws of the first `[C]` of a group."""
+        whole = self.of_shards(of_groups) - self.turn + self.sharing - 1
+        return whole // self.sharing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,8 +295,8 @@ class LoopInputs:
     head: jax.Array  # [V, D]
     contexts: Contexts  # [C, P]
     length: jax.Array  # [C] int32, their tokens
-    plan: Plan  # [N]
-    prefix: Prefix  # [C], of the contexts
+    plan: Plan  # [N], its contexts those of the queue's groups
+    prefix: Prefix  # [C], of the contexts; if slots refill, [D, C / blocks], as dealt
     queue: Queue
     row_key: jax.Array  # [N] PRNG keys
     max_tokens: int  # T
@@ -233,6 +304,12 @@ class LoopInputs:
     choose: Callable[..., tuple[jax.Array, ...]]  # (keys, logits) -> as `choose`
     stopping: Stopping | None
     refills: bool  # slots take other rows when theirs have ended
+
+    def ring(self, slots: int, prefix: jax.Array) -> jax.Array:
+        """An empty cache of slots, `[K, kv_heads, P + T, d]`, for a layer's prefix."""
+        heads, width, d = prefix.shape[-3:]
+        empty = jnp.zeros((slots, heads, width + self.max_tokens, d), prefix.dtype)
+        return constrain(empty, ("rows", "heads", None, None))
 
     def logits(self, features: jax.Array) -> jax.Array:
         """`[K, V]` float32, of features `[K, D]`."""
@@ -246,8 +323,8 @@ class Table:
     """The decoding slots, K of them, and what they have written so far."""
 
     time: jax.Array  # [] int32, steps of the loop; modulo T, the column being written
-    opened: jax.Array  # [C] int32, rows of each prompt that may be drawn
-    started: jax.Array  # [C] int32, rows of each prompt that were
+    opened: jax.Array  # [C] int32, rows of each group that may be drawn
+    started: jax.Array  # [D, C / blocks] int32, rows that each shard has drawn of them
     done: jax.Array  # [N] bool, has ended; read by a stopping rule alone
     outcome: jax.Array  # [N] float32, NaN where not graded
     row: jax.Array  # [K] int32, the row that a slot works on
@@ -259,22 +336,17 @@ class Table:
 
 
 def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
-    """The table before the first token, with at most `slots` slots.
+    """The table before the first token, whose slots hold the first rows.
 
-    They hold the first rows of the queue; with a stopping rule all are idle.
+    Without refills there is a slot for each row. Rows then need not be dealt to shards:
+    their prefixes move once.
     """
-    plan, queue, stopping = fixed.plan, fixed.queue, fixed.stopping
-    rows, prompts = plan.prompt.shape[0], queue.first.shape[0]
-    if stopping:  # more than that are never open at a time
-        slots = min(slots, prompts * stopping.size)
-    row = queue.row[:slots]
-    start = fixed.prefix.take(plan.context[row])
-    inside = jnp.clip(slots - queue.first, 0, queue.wanted)
-    ring = ((0, 0), (0, 0), (0, fixed.max_tokens), (0, 0))
-    zeros = jnp.zeros((rows, fixed.max_tokens), jnp.float32)
+    plan, queue, steps = fixed.plan, fixed.queue, fixed.max_tokens
+    rows, wanted, rule = plan.prompt.shape[0], queue.wanted, fixed.stopping
+    zeros = jnp.zeros((rows, steps), jnp.float32)
     out = Rollouts(
-        tokens=jnp.full((rows, fixed.max_tokens), pad, jnp.int32),
-        mask=jnp.zeros((rows, fixed.max_tokens), bool),
+        tokens=jnp.full((rows, steps), pad, jnp.int32),
+        mask=jnp.zeros((rows, steps), bool),
         logp_behaviour=zeros,
         logp_policy=zeros,
         entropy=zeros,
@@ -285,20 +357,29 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
         context=plan.context,
         exists=plan.exists,
     )
-    wanted = queue.wanted
-    return Table(
+    row = queue.row[:slots] if not fixed.refills else jnp.zeros(slots, jnp.int32)
+    if fixed.refills:
+        logits = jnp.zeros((slots, fixed.head.shape[0]), jnp.float32)
+        cache = jax.tree.map(partial(fixed.ring, slots), fixed.prefix.cache)
+    else:
+        start = fixed.prefix.take(plan.context[row])
+        logits = fixed.logits(start.last)
+        ring = ((0, 0), (0, 0), (0, steps), (0, 0))
+        cache = jax.tree.map(lambda c: jnp.pad(c, ring), start.cache)
+    table = Table(
         time=jnp.int32(0),
-        opened=jnp.minimum(wanted, stopping.size) if stopping else wanted,
-        started=jnp.zeros_like(wanted) if stopping else inside,
+        opened=jnp.minimum(wanted, rule.size) if rule else wanted,
+        started=jnp.zeros_like(queue.of_shards(wanted)),
         done=jnp.zeros(rows, bool),
         outcome=jnp.full(rows, jnp.nan, jnp.float32),
         row=row,
         count=jnp.zeros(slots, jnp.int32),
-        active=jnp.arange(slots) < (0 if stopping else jnp.sum(inside)),
-        logits=fixed.logits(start.last),
-        cache=jax.tree.map(lambda c: jnp.pad(c, ring), start.cache),
+        active=jnp.arange(slots) < (0 if fixed.refills else jnp.sum(wanted)),
         out=jax.tree.map(shard_rows, out),
+        logits=logits,
+        cache=cache,
     )
+    return refill(fixed, table) if fixed.refills else table
 
 
 def next_token(fixed: LoopInputs, table: Table) -> Table:
@@ -362,35 +443,44 @@ def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
 
 
 def refill(fixed: LoopInputs, table: Table) -> Table:
-    """The table with idle slots filled by the next open rows of the queue."""
+    """The table with idle slots filled by the next open rows of their shard's queue."""
     queue, width = fixed.queue, fixed.contexts.tokens.shape[-1]
-    pending = table.opened - table.started
-    upto = jnp.cumsum(pending)
-    idle = ~table.active
-    ticket = jnp.cumsum(idle, dtype=jnp.int32) - 1
-    fresh = idle & (ticket < upto[-1])
-    prompt = jnp.searchsorted(upto, ticket, side="right").astype(jnp.int32)
-    prompt = jnp.minimum(prompt, queue.first.shape[0] - 1)
-    place = queue.first + table.started - (upto - pending)  # [C]
-    row = jnp.where(fresh, queue.at(place[prompt] + ticket), table.row)
-    context = fixed.plan.context[row]
+    pending = queue.shares(table.opened) - table.started  # [D, C / blocks]
+    upto = jnp.cumsum(pending, -1)
+    idle = ~table.active.reshape(queue.shards, -1)  # [D, K / D]
+    ticket = jnp.cumsum(idle, -1, dtype=jnp.int32) - 1
+    fresh = idle & (ticket < upto[:, -1:])
+    own = jax.vmap(partial(jnp.searchsorted, side="right"))(upto, ticket)
+    own = jnp.minimum(own.astype(jnp.int32), pending.shape[-1] - 1)
+    pick = partial(jnp.take_along_axis, indices=own, axis=-1)
+    number = pick(table.started - (upto - pending)) + ticket
+    place = pick(queue.of_shards(queue.first)) + number * queue.sharing + queue.turn
+    started = jax.vmap(lambda started, own, fresh: started.at[own].add(fresh))(
+        table.started, own, fresh.astype(jnp.int32)
+    )
+    new = shard_rows(fresh.reshape(-1))
+    row = jnp.where(new, queue.at(place.reshape(-1)), table.row)
+
+    def take(leaf):  # [D, C / blocks, ...] -> [K, ...], each shard its own
+        taken = jax.vmap(lambda leaf, own: leaf[own])(leaf, own)
+        return taken.reshape(-1, *leaf.shape[2:])
 
     def copy_prefix(cache):
-        def leaf(old, new):
-            new = jnp.where(fresh[:, None, None, None], new, old[:, :, :width])
-            return old.at[:, :, :width].set(new)
+        def leaf(old, prefix):
+            some = jnp.where(new[:, None, None, None], take(prefix), old[:, :, :width])
+            return old.at[:, :, :width].set(some)
 
-        return jax.tree.map(leaf, cache, fixed.prefix.take(context).cache)
+        return jax.tree.map(leaf, cache, fixed.prefix.cache)
 
-    start = fixed.logits(fixed.prefix.last[context])
+    start = fixed.logits(take(fixed.prefix.last))
     return dataclasses.replace(
         table,
-        started=table.started.at[prompt].add(fresh.astype(jnp.int32)),
+        started=started,
         row=row,
-        count=jnp.where(fresh, 0, table.count),
-        active=table.active | fresh,
-        logits=jnp.where(fresh[:, None], start, table.logits),
-        cache=jax.lax.cond(somewhere(fresh), copy_prefix, lambda c: c, table.cache),
+        count=jnp.where(new, 0, table.count),
+        active=table.active | new,
+        logits=jnp.where(new[:, None], start, table.logits),
+        cache=jax.lax.cond(somewhere(new), copy_prefix, lambda c: c, table.cache),
     )
 
 

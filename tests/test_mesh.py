@@ -1,5 +1,6 @@
 """Meshes: where parameters lie, what cannot be, and that nothing else changes."""
 
+import re
 from functools import cache, partial
 
 import hlo
@@ -258,6 +259,13 @@ def test_sampling_and_gradients_on_eight_devices_are_those_on_one():
 
 CONTEXTS = tiny.left_padded((6, 3, 1, 5, 4, 6, 2, 6))
 ROWS = allocate.plan(jnp.full(8, 4), rows=32)
+UNEVEN = allocate.plan(jnp.array([12, 0, 1, 7, 3, 0, 2, 5]), rows=32)
+RULE = rollout.Stopping(
+    met=lambda outcome, exists: jnp.any(outcome > 0, -1),
+    outcome=lambda prompt, tokens, mask: (tokens[:, 0] % 2).astype(jnp.float32),
+    size=2,
+    most=4,
+)
 MESHES = {(2, 2, 2): 2, (1, 8, 1): 1, (2, 1, 4): 1, (8, 1, 1): 2}  # to heads of keys
 
 
@@ -270,63 +278,80 @@ def compiled(sizes, kv_heads, *, slots, cut=False, stopping=None):
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     where = mesh.of_params(made, policy.axes, shapes)
 
-    def sample(params, key):
-        options = {"slots": slots, "stopping": stopping, **tiny.SETTINGS}
-        return rollout.sample(policy, params, CONTEXTS, ROWS, key, **options)
-
-    jitted = jax.jit(sample, in_shardings=(where, None))
+    options = {"slots": slots, "stopping": stopping}
+    jitted = jax.jit(
+        partial(drawn, policy, **options), in_shardings=(where, None, None)
+    )
     with mesh.use(made, cut_sampler=cut):
-        program = jitted.lower(shapes, jax.random.key(0)).compile()
+        program = jitted.lower(shapes, ROWS, jax.random.key(0)).compile()
     return policy, where, program
 
 
-def gathers(program):
-    """All-gathers of the decoding loop, what refills its slots included."""
+def drawn(policy, params, plan, key, **options):
+    """Completions of a plan over the contexts."""
+    options |= tiny.SETTINGS
+    return rollout.sample(policy, params, CONTEXTS, plan, key, **options)
+
+
+def moved(program):
+    """What the decoding loop moves between devices to refill its slots, and besides."""
     found = in_loops(program.as_text())
     assert found, "the loop exchanges something: its tokens at least"
-    return [one for one in found if one.kind == "all-gather"]
+    return found
+
+
+def contexts_held(program):
+    """The most contexts times heads whose keys or values a device holds at a time."""
+    shapes = re.findall(rf"f32\[([\d,]+),{tiny.P},8\]", program.as_text())
+    return max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
 
 
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
     slots = 8
-    for one in gathers(compiled(sizes, kv_heads, slots=slots)[2]):
+    program = compiled(sizes, kv_heads, slots=slots)[2]
+    for one in moved(program):
         assert one.entries <= slots * V, one
+    # Prefixes stay where they were made: a shard has its own contexts.
+    own = len(CONTEXTS.tokens) // (sizes[0] * sizes[1])
+    assert contexts_held(program) == own * 4 // sizes[2]
 
 
 def test_a_cut_sampler_gathers_layers_at_every_token_and_never_the_head():
     policy, _, program = compiled((2, 2, 2), 2, slots=4, cut=True)
     layers = jax.eval_shape(policy.init, jax.random.key(0))["layers"]
     halves = [leaf.size // 2 for leaf in jax.tree.leaves(layers) if leaf.ndim == 2]
-    got = [one.entries for one in gathers(program) if one.entries > 4 * V]
+    found = [one for one in moved(program) if one.kind == "all-gather"]
+    got = [one.entries for one in found if one.entries > 4 * V]
     assert sorted(got) == sorted(halves)  # a half: `tensor` stays
 
 
-def test_rounds_that_open_slots_move_no_cache_either():
-    rule = rollout.Stopping(
-        met=lambda outcome, exists: jnp.any(outcome > 0, -1),
-        outcome=lambda prompt, tokens, mask: (tokens[:, 0] % 2).astype(jnp.float32),
-        size=2,
-        most=4,
-    )
-    for one in gathers(compiled((2, 2, 2), 2, slots=8, stopping=rule)[2]):
-        assert one.entries <= 8 * V, one
+def same(got, want):
+    """The same completions; what is known of them up to rounding."""
+    for name in ("tokens", "mask", "finished", "exists", "context"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+    for name in ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm"):
+        close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 1)])
+def test_rounds_that_open_slots_move_no_cache_either(sizes):
+    policy, where, program = compiled(sizes, 2, slots=9, stopping=RULE)
+    for one in moved(program):
+        assert one.entries <= 12 * V, one  # four shards have three slots each
+    params, key = tiny.random_params(policy), jax.random.key(5)
+    want = jax.jit(partial(drawn, policy, stopping=RULE))(params, ROWS, key)
+    assert 8 < want.exists.sum() < 32
+    same(program(jax.device_put(params, where), ROWS, key), want)
 
 
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads):
     policy, where, program = compiled(sizes, kv_heads, slots=8)
-    params = tiny.random_params(policy)
-    want = jax.jit(
-        lambda params, key: rollout.sample(
-            policy, params, CONTEXTS, ROWS, key, **tiny.SETTINGS
-        )
-    )(params, jax.random.key(5))
-    got = program(jax.device_put(params, where), jax.random.key(5))
-    for name in ("tokens", "mask", "finished", "exists"):
-        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
-    for name in ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm"):
-        close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-5)
+    params, key = tiny.random_params(policy), jax.random.key(5)
+    for plan in (ROWS, UNEVEN):
+        want = jax.jit(partial(drawn, policy))(params, plan, key)
+        same(program(jax.device_put(params, where), plan, key), want)
 
 
 # ----- what moves between devices in an update

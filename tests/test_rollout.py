@@ -211,6 +211,26 @@ def test_sampling_maps_over_policies_and_keys():
         agree(jax.tree.map(lambda leaf, i=i: leaf[i], got), own)
 
 
+# ----- shards
+
+
+@given(st.lists(st.integers(0, 16), min_size=12, max_size=12), st.integers(1, 16))
+def test_shards_have_queues_of_about_equal_length_that_hold_every_row_once(
+    counts, shards
+):
+    wanted = jnp.array(counts, jnp.int32)
+    queue = rollout.Queue(row=wanted, first=wanted, wanted=wanted, shards=shards)
+    order = np.asarray(queue.dealt())
+    np.testing.assert_array_equal(np.sort(order), np.arange(12))
+    blocks = np.array(counts)[order].reshape(queue.blocks, -1)
+    assert np.ptp(blocks.sum(-1)) <= max(counts)
+    held = np.asarray(queue.shares(wanted[order]))
+    assert held.shape == (shards, blocks.shape[1])
+    for own, groups in zip(np.split(held, queue.blocks), blocks, strict=True):
+        np.testing.assert_array_equal(own.sum(0), groups)
+        assert (np.ptp(own, 0) <= 1).all()
+
+
 # ----- stopping
 
 MOST, ALL = 6, allocate.plan(jnp.array([6, 0, 5]), rows=14)

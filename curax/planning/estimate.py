@@ -201,7 +201,8 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     reduced = 2 * (tensor - 1) / tensor * sizes.width * sizes.item * 2 * sizes.layers
     gathered = matrices * (cut.fsdp - 1) / cut.fsdp
     refills = sizes.slots < sizes.rows
-    own = sizes.contexts if refills else cut.share(sizes.contexts)
+    dealt = sizes.contexts // math.gcd(sizes.contexts, cut.rows)
+    own = dealt if refills else cut.share(sizes.contexts)
     kept = 1 / cut.fsdp if cut_sampler else 1.0
     return Work(
         flops=(turns * slots * each + first) / tensor,
