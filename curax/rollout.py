@@ -5,9 +5,10 @@ and slots that have nothing left to do take rows of other prompts.
 
 A prompt is run through the model once; its keys and values go to the slots of its
 group. Behind them each slot has a ring of `max_tokens` columns. All slots write one
-column, that of the loop's step modulo the ring, so the cache is updated in place at
-one scalar index although slots are at different tokens of different rows; a mask by age
-tells which columns belong to a slot's row.
+column, the oldest, so the cache is updated in place at one scalar index although slots
+are at different tokens of different rows; a mask by age tells which columns belong to a
+slot's row. Where `max_tokens` is large the ring begins with fewer columns and grows, in
+two stages at most, when a completion needs more: a token reads all there are.
 
 On a mesh slots and their caches are sharded by rows, and each shard has a queue of its
 own: groups are dealt to shards, whose slots refill from the prefixes of these groups
@@ -204,9 +205,12 @@ def sample(
         refills=refills,
     )
     table = initial_table(fixed, even if refills else rows, pad)
-    table = jax.lax.while_loop(
-        lambda table: somewhere(table.active), partial(next_token, fixed), table
-    )
+    for width in widths(contexts.tokens.shape[1], max_tokens):
+        table = jax.lax.while_loop(
+            partial(goes_on, fixed, width),
+            partial(next_token, fixed, width),
+            widened(fixed, width, table),
+        )
     # Every row that was opened was drawn: the loop ends when no slot has any left.
     place = jnp.argsort(queue.row) - queue.first[group]
     drawn = plan.exists & (place < table.opened[group])
@@ -305,12 +309,6 @@ class LoopInputs:
     stopping: Stopping | None
     refills: bool  # slots take other rows when theirs have ended
 
-    def ring(self, slots: int, prefix: jax.Array) -> jax.Array:
-        """An empty cache of slots, `[K, kv_heads, P + T, d]`, for a layer's prefix."""
-        heads, width, d = prefix.shape[-3:]
-        empty = jnp.zeros((slots, heads, width + self.max_tokens, d), prefix.dtype)
-        return constrain(empty, ("rows", "heads", None, None))
-
     def logits(self, features: jax.Array) -> jax.Array:
         """`[K, V]` float32, of features `[K, D]`."""
         return jnp.einsum(
@@ -322,7 +320,8 @@ class LoopInputs:
 class Table:
     """The decoding slots, K of them, and what they have written so far."""
 
-    time: jax.Array  # [] int32, steps of the loop; modulo T, the column being written
+    time: jax.Array  # [] int32, steps of the loop
+    written: jax.Array  # [T] int32, the step at which each column was; before all: -T
     opened: jax.Array  # [C] int32, rows of each group that may be drawn
     started: jax.Array  # [D, C / blocks] int32, rows that each shard has drawn of them
     done: jax.Array  # [N] bool, has ended; read by a stopping rule alone
@@ -331,7 +330,7 @@ class Table:
     count: jax.Array  # [K] int32, tokens of that row chosen so far
     active: jax.Array  # [K] bool, False once the queue has run out
     logits: jax.Array  # [K, V] float32, of the next token
-    cache: Any  # per layer k, v [K, kv_heads, P + T, d]
+    cache: Any  # per layer k, v [K, kv_heads, P + W, d], W columns, at most T
     out: Rollouts  # [N, T]
 
 
@@ -360,14 +359,14 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
     row = queue.row[:slots] if not fixed.refills else jnp.zeros(slots, jnp.int32)
     if fixed.refills:
         logits = jnp.zeros((slots, fixed.head.shape[0]), jnp.float32)
-        cache = jax.tree.map(partial(fixed.ring, slots), fixed.prefix.cache)
+        cache = jax.tree.map(partial(empty, slots), fixed.prefix.cache)
     else:
         start = fixed.prefix.take(plan.context[row])
         logits = fixed.logits(start.last)
-        ring = ((0, 0), (0, 0), (0, steps), (0, 0))
-        cache = jax.tree.map(lambda c: jnp.pad(c, ring), start.cache)
+        cache = start.cache
     table = Table(
         time=jnp.int32(0),
+        written=jnp.full(steps, -steps, jnp.int32),
         opened=jnp.minimum(wanted, rule.size) if rule else wanted,
         started=jnp.zeros_like(queue.of_shards(wanted)),
         done=jnp.zeros(rows, bool),
@@ -382,7 +381,51 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
     return refill(fixed, table) if fixed.refills else table
 
 
-def next_token(fixed: LoopInputs, table: Table) -> Table:
+def empty(slots: int, prefix: jax.Array) -> jax.Array:
+    """A layer of the cache of idle slots, `[K, kv_heads, P, d]`, without prefixes."""
+    zeros = jnp.zeros((slots, *prefix.shape[-3:]), prefix.dtype)
+    return constrain(zeros, ("rows", "heads", None, None))
+
+
+def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
+    """Columns of a slot's cache behind its context, stage by stage; the last is T.
+
+    A token reads all columns there are, so there are only as many as the longest
+    completion so far has needed. Each stage is a loop to be compiled: there is one of
+    half the columns where these are at least 128, and where it reads at most three
+    quarters of what the next stage reads, so where P is at most the next one's columns.
+    Below T = 256 there is one stage.
+
+    Args:
+        context: P.
+        steps: T.
+        most: stages.
+    """
+    half = steps // 2
+    if most == 1 or half < 128 or context > steps:
+        return (steps,)
+    return (*widths(context, half, most - 1), steps)
+
+
+def widened(fixed: LoopInputs, width: int, table: Table) -> Table:
+    """The table with so many columns behind the context."""
+
+    def leaf(x):
+        more = fixed.contexts.tokens.shape[1] + width - x.shape[2]
+        return jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, 0)))
+
+    return dataclasses.replace(table, cache=jax.tree.map(leaf, table.cache))
+
+
+def goes_on(fixed: LoopInputs, width: int, table: Table) -> jax.Array:
+    """`[]` bool: some slot has a row, and none has one that fills all columns."""
+    if width == fixed.max_tokens:  # which end there
+        return somewhere(table.active)
+    full = table.active & (table.count >= width)
+    return somewhere(table.active) & ~somewhere(full)
+
+
+def next_token(fixed: LoopInputs, width: int, table: Table) -> Table:
     """The table after one token: every active slot samples it and reads it."""
     key = jax.vmap(jax.random.fold_in)(fixed.row_key[table.row], table.count)
     token, *said = fixed.choose(key, table.logits)
@@ -392,7 +435,7 @@ def next_token(fixed: LoopInputs, table: Table) -> Table:
     )
     ended = table.active & (stop | (table.count == fixed.max_tokens))
     table = dataclasses.replace(table, active=table.active & ~ended)
-    table = decode(fixed, table, token)
+    table = decode(fixed, width, table, token)
     if fixed.stopping:
         table = grade(fixed, table, ended)
     if fixed.refills:
@@ -400,21 +443,25 @@ def next_token(fixed: LoopInputs, table: Table) -> Table:
     return dataclasses.replace(table, time=table.time + 1)
 
 
-def decode(fixed: LoopInputs, table: Table, token: jax.Array) -> Table:
-    """The table after the model has read the chosen tokens: logits and this column."""
-    contexts, steps = fixed.contexts, fixed.max_tokens
-    context = fixed.plan.context[table.row]
-    age = (table.time - jnp.arange(steps, dtype=jnp.int32)) % steps
-    own = age[None, :] < table.count[:, None]
+def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Table:
+    """The table after the model has read the chosen tokens: logits and a column.
+
+    The column is the oldest: no slot has as many tokens as there are columns.
+    """
+    contexts, context = fixed.contexts, fixed.plan.context[table.row]
+    column = jnp.argmin(table.written[:width]).astype(jnp.int32)
+    written = table.written.at[column].set(table.time)
+    own = (table.time - written[:width])[None, :] < table.count[:, None]
     features, cache = fixed.model.features(
         fixed.params,
         token[:, None],
         (fixed.length[context] + table.count - 1)[:, None],
         jnp.concatenate([contexts.mask[context], own], -1),
         table.cache,
-        contexts.tokens.shape[-1] + table.time % steps,
+        contexts.tokens.shape[-1] + column,
     )
-    return dataclasses.replace(table, logits=fixed.logits(features[:, 0]), cache=cache)
+    logits = fixed.logits(features[:, 0])
+    return dataclasses.replace(table, written=written, logits=logits, cache=cache)
 
 
 def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:

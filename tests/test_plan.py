@@ -50,6 +50,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
   %scattered = f32[4,4] fusion(%x), calls=%all-reduce-scatter.1
   %kept = f32[2,4] reduce-scatter(%x), replica_groups=[4,2]<=[8], to_apply=%add
   %loop = f32[4] while(%x), condition=%some, body=%token
+  %next = f32[4] while(%loop), condition=%some, body=%layer
 }
 """
 
@@ -59,7 +60,7 @@ def test_collectives_are_counted_as_often_as_their_computation_runs():
     assert found.call.count == {"reduce-scatter": 2}
     # 16 x 4 entries over 4 devices, and 2 x 4 that are left of twice as many over 2
     assert found.call.received == {"reduce-scatter": 0.75 * 256 + 0.5 * 64}
-    # three turns and the branch that moves most; 16 bytes each
+    # of two stages the one that moves more, of branches too; three turns; 16 bytes each
     assert found.turn.count == {"all-gather": 1, "collective-permute": 4}
     assert found.turn.received == {"all-gather": 0.75 * 512, "collective-permute": 64}
 

@@ -211,6 +211,46 @@ def test_sampling_maps_over_policies_and_keys():
         agree(jax.tree.map(lambda leaf, i=i: leaf[i], got), own)
 
 
+# ----- stages
+
+
+def test_a_stage_reads_at_most_three_quarters_of_the_next_and_there_are_three():
+    assert rollout.widths(20, 255) == (255,)
+    assert rollout.widths(20, 256) == (128, 256)
+    assert rollout.widths(20, 4096) == (1024, 2048, 4096)
+    assert rollout.widths(512, 1024) == (256, 512, 1024)
+    assert rollout.widths(512, 512) == (256, 512)
+    assert rollout.widths(512, 511) == (511,)
+    assert rollout.widths(512, 255) == (255,)
+    assert rollout.widths(8192, 1024) == (1024,)
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
+    slots, monkeypatch
+):
+    monkeypatch.setattr(rollout, "widths", lambda context, steps: (1, 2, 4, steps))
+    steps = []
+
+    def spy(params, tokens, positions, seen, *rest):
+        if tokens.shape[1] == 1:
+            jax.debug.callback(lambda: steps.append(seen.shape[1] - tiny.P))
+        return tiny.MODEL.features(params, tokens, positions, seen, *rest)
+
+    spied = dataclasses.replace(tiny.MODEL, features=spy)
+    draw = jax.jit(partial(rollout.sample, spied, slots=slots, **tiny.SETTINGS))
+    rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    jax.effects_barrier()
+    agree(rows, tiny.drawn())
+    want = np.asarray(logprobs(tiny.params(), rows, np.float32(1)))
+    close(rows.logp_policy, np.where(rows.mask, want, 0), rtol=0, atol=1e-4)
+    if slots:  # here a slot is never at the end of a column's row alone
+        assert steps[:3] == [1, 2, 4]
+        assert steps == sorted(steps)
+    else:
+        assert steps == [1, 2, 4, 4, 5]
+
+
 # ----- shards
 
 

@@ -6,6 +6,7 @@ a roofline: the longest of arithmetic, memory and links, each at its peak.
 """
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -183,8 +184,9 @@ def attention_flops(sizes: Shapes, queries: float, keys: float) -> float:
 def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     """The work of a chip in a draw whose completions all take T tokens.
 
-    Each decoding step reads the weights and the whole ring of every slot. All rows of a
-    slot follow one another, so the loop makes at least ceil(N / K) T steps.
+    Each decoding step reads the weights and the ring of every slot, which has grown to
+    its width when the first rows end. All rows of a slot follow one another, so the
+    loop makes at least ceil(N / K) T steps.
     """
     slots, tensor = cut.share(sizes.slots), cut.tensor
     turns = -(-sizes.rows // sizes.slots) * sizes.steps
@@ -193,6 +195,8 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     length = sizes.prompt + sizes.steps
     token = 2 * sizes.layers * sizes.keys * sizes.item / cut.heads  # keys and values
     ring = slots * length * token
+    stages = itertools.pairwise((0, *rollout.widths(sizes.prompt, sizes.steps)))
+    unread = slots * sum((b - a) * (sizes.steps - b) for a, b in stages)  # by the first
     each = 2.0 * (sizes.products + head) + attention_flops(sizes, 1, length)
     prompts = cut.share(sizes.contexts) * sizes.prompt
     first = prompts * (
@@ -205,8 +209,9 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     own = dealt if refills else cut.share(sizes.contexts)
     kept = 1 / cut.fsdp if cut_sampler else 1.0
     return Work(
-        flops=(turns * slots * each + first) / tensor,
-        read=turns * (matrices + ring),
+        flops=(turns * slots * each - unread * attention_flops(sizes, 1, 1) + first)
+        / tensor,
+        read=turns * (matrices + ring) - unread * token,
         received=turns * slots * reduced
         + prompts * reduced
         + gathered * (turns if cut_sampler else 2),

@@ -3,7 +3,8 @@
 The text is that of an HLO module after partitioning: shapes are those of one device.
 An operation is counted as often as the computation runs that holds it: bodies of loops
 by the number in their condition, of branches the one that moves most. A loop without
-such a number is one whose end depends on data; here that is the decoding loop.
+such a number is one whose end depends on data; here that is the decoding loop, or the
+stages of it, of which the one counts that moves most in a turn.
 """
 
 import math
@@ -198,11 +199,14 @@ def traffic(text: str) -> Traffic:
 
     def read(name: str) -> Traffic:
         result, lines = Traffic(), every.get(name, [])
+        stages = [Moved()]  # of open loops one after the other: a turn is one of them
         for one in collectives(lines, scatters="all-reduce-scatter" in name):
             result.call.add(Moved({one.kind: one.received}, {one.kind: 1.0}))
         for line in lines:
             if " while(" in line:
-                result.add(loop(line))
+                one = loop(line)
+                result.call.add(one.call)
+                stages.append(one.turn)
             elif " conditional(" in line:
                 branches = [of(branch) for branch in called(line)]
                 if branches:
@@ -210,6 +214,7 @@ def traffic(text: str) -> Traffic:
             else:
                 for inner in called(line):
                     result.add(of(inner))
+        result.turn.add(max(stages, key=lambda moved: moved.total))
         return result
 
     def loop(line: str) -> Traffic:
