@@ -3,9 +3,14 @@
 Draws of random Qwen3-style decoders of 4.1 M parameters in float32 over contexts that
 groups of 8 share. Seconds are those of the processor and of the clock, the least of
 some draws in turn.
+
+With `--data N` nothing runs: a draw of two layers of the width of Qwen3-0.6B, 256 rows
+in 64 slots, is compiled from shapes for N devices of the host along `mesh.data`, and
+what a device receives by collectives is read from the program.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import allocate, rollout
+from curax.config import Mesh as Sizes
 from curax.models import transformer
+from curax.planning import hlo
+from curax.step import mesh
 from curax.types import Contexts
 
 VOCAB, GROUP = 512, 8
@@ -58,8 +66,47 @@ def draws(context: int, tokens: int, *, groups: int, slots: int, mean: int):
     return program, args, time.monotonic() - start
 
 
+def print_moved(devices: int) -> None:
+    """Print MiB that a device receives in a draw, and in the text of its loop."""
+    policy = transformer.model(
+        vocab_size=2048,
+        width=1024,
+        layers=2,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        mlp_width=3072,
+        dtype="bfloat16",
+    )
+    tokens = jnp.zeros((32, 512), jnp.int32)
+    seen = Contexts(tokens=tokens, mask=jnp.ones(tokens.shape, bool))
+    plan = allocate.plan(jnp.full(32, GROUP), rows=32 * GROUP)
+    made = mesh.make(Sizes(data=devices))
+    assert made is not None
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    where = mesh.of_params(made, policy.axes, shapes)
+
+    def draw(params, key):
+        options = {"max_tokens": 64, "end": (1,), "pad": 0, "slots": 64}
+        return rollout.sample(policy, params, seen, plan, key, **options)
+
+    with mesh.use(made):
+        jitted = jax.jit(draw, in_shardings=(where, None))
+        program = jitted.lower(shapes, jax.random.key(0)).compile()
+    text, analysis = program.as_text(), program.memory_analysis()
+    assert text
+    assert analysis is not None
+    each = (hlo.collectives(lines) for lines in hlo.computations(text).values())
+    everywhere = sum(one.received for ones in each for one in ones) / 2**20
+    loop = sum(one.received for one in hlo.in_loops(text)) / 2**20
+    print(
+        f"{devices} devices: {everywhere:.3f} MiB in all, {loop:.3f} in the loop; "
+        f"temporaries {analysis.temp_size_in_bytes / 2**20:.0f} MiB"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a line for each number of tokens."""
+    """Print what draws cost, or what one moves between devices."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, nargs="*", default=[512, 1024])
@@ -67,7 +114,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--mean", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data", type=int, help="compile for so many devices instead")
     args = parser.parse_args(argv)
+    if args.data:
+        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={args.data}"
+        print_moved(args.data)
+        return
+    print_costs(args)
+
+
+def print_costs(args: argparse.Namespace) -> None:
+    """Print a line for each number of tokens."""
     sizes = {"groups": args.groups, "slots": args.slots, "mean": args.mean}
     made = {n: draws(args.context, n, **sizes) for n in args.tokens}
     taken = {n: [] for n in made}
