@@ -33,7 +33,7 @@ def get_config() -> Config:
         task=rationale.task,
         # As published: nothing corrects what top-p cuts off.
         sampling=Sampling(
-            prompts=16, group_size=16, max_tokens=22, top_p=0.95, accept_truncation=True
+            prompts=16, group_size=16, max_tokens=22, top_p=0.95, correct=correct.none
         ),
         reflection=Reflection(
             weights=reflect.sigma,

@@ -65,6 +65,7 @@ __all__ = [
     "WarmStart",
     "Writing",
     "changes",
+    "corrects_sampling",
     "declared_option",
     "describe",
     "fields_of",
@@ -97,7 +98,8 @@ class Sampling:
     temperature: Positive = 1.0  # divides the logits; greedy decoding cannot train
     top_k: Natural = 0  # number of likeliest tokens that are drawn from; 0: all
     top_p: Share = 1.0  # mass of the likeliest tokens that are drawn from; 1: all
-    accept_truncation: bool = False  # accept the uncorrected bias of top_k and top_p
+    correct: Function | None = None  # of curax.correct: weights of tokens, policy over
+    # what was drawn from; None: all are 1, and top_k and top_p are refused
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     rounds: Count = 1  # draws of prompts to refill groups the gate closed; 1: no refill
     chunks: Count = 1  # of a draw; the host verifies one while the next is drawn
@@ -516,7 +518,12 @@ RENAMED = (  # fields of a group, as they were called and as they are
     ("sampling", "parts", "chunks"),
     ("hint", "gate", "stop_probability"),
     ("update", "vocab_chunk", "token_chunk"),
+    ("sampling", "accept_truncation", "correct"),
 )
+RENAMED_VALUES = {  # of renamed fields that had other values
+    "accept_truncation": lambda value: {"function": NONE} if value else None
+}
+NONE = "curax.correct.none"
 RENAMED_OPTIONS = (  # the same of a function
     ("curax.score.gradient", "vocab_chunk", "token_chunk"),
 )
@@ -547,7 +554,10 @@ def _with_current_options(description: Any) -> Any:
 
 
 def _renamed(fields: dict[str, Any], was: str, now: str) -> dict[str, Any]:
-    return {now if name == was else name: value for name, value in fields.items()}
+    if was not in fields:
+        return fields
+    said = RENAMED_VALUES.get(was, lambda value: value)(fields[was])
+    return {now if n == was else n: said if n == was else v for n, v in fields.items()}
 
 
 def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> Config:
@@ -622,9 +632,12 @@ ALIASES = {
     "ppo_epochs": "update.epochs",
     "ppo_max_token_len_per_gpu": "update.tokens_per_micro_batch",
     "rollout.n": "sampling.group_size",
+    "rollout_is": "sampling.correct",
+    "rollout_is_threshold": "sampling.correct",
     "rollout_n": "sampling.group_size",
     "rollouts": "sampling.group_size",
     "sampling.parts": "sampling.chunks",
+    "sampler_is": "sampling.correct",
     "save_every": "logging.checkpoint_every",
     "save_freq": "logging.checkpoint_every",
     "save_steps": "logging.checkpoint_every",
@@ -634,6 +647,9 @@ ALIASES = {
     "total_steps": "steps",
     "total_training_steps": "steps",
     "train_batch_size": "sampling.prompts",
+    "vllm_importance_sampling_clip_max": "sampling.correct",
+    "vllm_importance_sampling_correction": "sampling.correct",
+    "vllm_importance_sampling_mode": "sampling.correct",
     "vocab_chunk": "update.token_chunk",
 }
 
@@ -756,7 +772,7 @@ def _undivided(config: Config) -> Iterator[str]:
 def _uncorrected(config: Config) -> Iterator[str]:
     """Sentences about biases of the policy gradient that no stage corrects."""
     sizes, update = config.sampling, config.update
-    if config.steps and truncates(config) and not sizes.accept_truncation:
+    if config.steps and truncates(config) and sizes.correct is None:
         name, whole = (
             ("top_p", 1.0)
             if type(sizes.top_k) is int and not sizes.top_k
@@ -765,8 +781,9 @@ def _uncorrected(config: Config) -> Iterator[str]:
         yield (
             f"sampling.{name}={getattr(sizes, name)} draws from another distribution "
             "than the policy that trains, and nothing corrects that bias; set "
-            f"sampling.{name} to {whole}, or accept the bias with "
-            "sampling.accept_truncation=True."
+            "sampling.correct to correct.truncated_ratio (TIS), correct.masked_ratio "
+            "(MIS) or correct.icepop, to correct.none to leave the bias, or "
+            f"sampling.{name} to {whole}."
         )
     several = update.epochs != 1 or update.minibatches != 1
     if several and not declared(config.loss, "has_ratio", True):
@@ -832,6 +849,12 @@ def declared_option(function: Function, name: str, default: Any = None) -> Any:
 def kept_of(config: Config) -> Any:
     """m, the largest number of completions of a prompt that train."""
     return declared_option(config.downsample, "keeps", config.sampling.group_size)
+
+
+def corrects_sampling(config: Config) -> bool:
+    """Whether tokens are weighed by the policy over what they were drawn from."""
+    rule = config.sampling.correct
+    return rule is not None and not declared(rule, "constant", False)
 
 
 def truncates(config: Config) -> bool:

@@ -11,6 +11,7 @@ import real
 import small
 import words
 
+from curax import correct
 from curax.config import Config, load, option, override
 from curax.runs import checkpoint, folder, run
 from curax.step import loops
@@ -24,7 +25,8 @@ def lora() -> Config:
     """Adapters on a checkpoint, and problems in files."""
     config = real.get_config()
     task = partial(config.task, grader=graders.numbers, template="Q: {question}")
-    config = replace(config, task=task, warm_start=None)
+    drawn = replace(config.sampling, top_k=50, correct=correct.none)
+    config = replace(config, task=task, warm_start=None, sampling=drawn)
     return override(
         config,
         [
@@ -34,8 +36,6 @@ def lora() -> Config:
             "task.num_held_out=7",
             "model.lora_rank=2",
             "sampling.max_tokens=5",
-            "sampling.top_k=50",
-            "sampling.accept_truncation=true",
             "evaluation.prompts=7",
         ],
     )

@@ -129,7 +129,7 @@ def test_the_defaults_are_those_of_the_design():
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
-        "accept_truncation": False,
+        "correct": None,
         "slots": 0,
         "rounds": 1,
         "chunks": 1,
@@ -256,6 +256,12 @@ def test_every_number_of_the_config_has_a_range():
 
 
 # What is wrong only together, and the one sentence that says so.
+UNCORRECTED = (
+    "draws from another distribution than the policy that trains, and nothing corrects "
+    "that bias; set sampling.correct to correct.truncated_ratio (TIS), "
+    "correct.masked_ratio (MIS) or correct.icepop, to correct.none to leave the bias, "
+    "or"
+)
 CONFLICTS = {
     "sampling.group_size=8 cannot keep downsample.m=12 completions; "
     "set downsample.m to at most 8.": {"downsample": partial(largest, m=12)},
@@ -349,12 +355,10 @@ CONFLICTS = {
             source=plain, trigger=plain, controller=plain, stop_probability=0.9
         )
     },
-    "sampling.top_p=0.9 draws from another distribution than the policy that trains, "
-    "and nothing corrects that bias; set sampling.top_p to 1.0, or accept the bias "
-    "with sampling.accept_truncation=True.": {"sampling": Sampling(top_p=0.9)},
-    "sampling.top_k=20 draws from another distribution than the policy that trains, "
-    "and nothing corrects that bias; set sampling.top_k to 0, or accept the bias "
-    "with sampling.accept_truncation=True.": {
+    f"sampling.top_p=0.9 {UNCORRECTED} sampling.top_p to 1.0.": {
+        "sampling": Sampling(top_p=0.9)
+    },
+    f"sampling.top_k=20 {UNCORRECTED} sampling.top_k to 0.": {
         "sampling": Sampling(top_k=20, top_p=0.9)
     },
     "update.epochs=2 times update.minibatches=1 are 2 updates per batch, and "
@@ -405,7 +409,7 @@ def test_a_wrong_config_says_what_is_wrong_and_how_to_mend_it(sentence):
 
 WHAT_PASSES = {
     "nothing trains": {"sampling": Sampling(top_p=0.9), "steps": 0},
-    "the bias is accepted": {"sampling": Sampling(top_k=9, accept_truncation=True)},
+    "the bias is accepted": {"sampling": Sampling(top_k=9, correct=plain)},
     "one update": {"loss": partial(without_ratio, scale=2.0)},
     "all of the pool is seen": {
         "advantage": comparing,
@@ -717,6 +721,17 @@ def test_a_config_written_before_a_field_was_renamed_is_the_same(
     path.write_text(json.dumps(written))
     assert cf.describe(cf.recalled(path)) == now
     folder.check(tmp_path, config, resume=True)
+
+
+def test_a_bias_that_was_accepted_is_one_that_is_left(tmp_path):
+    config = cf.load(RECIPES / "dro_published.py")
+    written = json.loads(json.dumps(cf.describe(config)))
+    for accepted, kept in ((True, config.sampling.correct), (False, None)):
+        fields = dict(written["sampling"], accept_truncation=accepted, top_p=1.0)
+        del fields["correct"]
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(written | {"sampling": fields}))
+        assert cf.recalled(path).sampling.correct == kept
 
 
 def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):

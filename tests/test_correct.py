@@ -664,3 +664,72 @@ def test_wrong_shapes_and_dtypes_are_refused(rule):
     for bad in [(reward, mask, mask[:1]), (mask, mask, mask), (reward, mask, reward)]:
         with pytest.raises(AssertionError):
             rule(*bad)
+
+
+# ----- tokens: the policy over what was drawn from
+
+
+def clipped(rho, cap=2.0):
+    return min(rho, cap)
+
+
+def dropped(rho, low=0.0, high=2.0):
+    return rho if low <= rho <= high else 0.0
+
+
+# Every rule of tokens with its definition, and whether it weighs whole completions.
+OF_TOKENS = {
+    correct.ratio: (lambda rho: rho, False),
+    partial(correct.ratio, sequence=True): (lambda rho: rho, True),
+    correct.truncated_ratio: (clipped, False),
+    partial(correct.truncated_ratio, cap=1.5, sequence=True): (
+        partial(clipped, cap=1.5),
+        True,
+    ),
+    correct.masked_ratio: (dropped, False),
+    partial(correct.masked_ratio, cap=1.5, sequence=True): (
+        partial(dropped, high=1.5),
+        True,
+    ),
+    correct.icepop: (partial(dropped, low=0.5, high=5.0), False),
+}
+log_probs = hnp.arrays(np.float32, (8, 3), elements=st.floats(-4, 0, width=32))
+tokens = hnp.arrays(np.bool_, (8, 3))
+
+
+@pytest.mark.parametrize("rule", OF_TOKENS, ids=name)
+@few
+@given(log_probs, log_probs, tokens, st.permutations(range(8)))
+def test_weights_of_tokens_are_their_definition(rule, logp, behaviour, mask, order):
+    of, whole = OF_TOKENS[rule]
+    want = np.zeros(mask.shape)
+    for m, t in np.argwhere(mask):
+        at = mask[m] if whole else t
+        want[m, t] = of(np.exp(np.sum(np.float64(logp - behaviour)[m, at])))
+    got = np.asarray(jax.jit(rule)(logp, behaviour, mask))
+    edge = np.isclose(want, 1.5, rtol=1e-4) | np.isclose(want, 2.0, rtol=1e-4)
+    edge |= np.isclose(want, 0.5, rtol=1e-4) | np.isclose(want, 5.0, rtol=1e-4)
+    close(got[~edge], want[~edge], rtol=1e-4)
+    ignores_absent_entries(rule, logp, behaviour, mask, counts=mask)
+    follows_permutations(rule, logp, behaviour, mask, order=order, axis=0)
+
+
+@pytest.mark.parametrize("rule", OF_TOKENS, ids=name)
+def test_weights_of_tokens_are_constants_however_they_are_computed(rule):
+    random = np.random.default_rng(0)
+    logp, behaviour = np.float32(-random.exponential(size=(2, 8, 3)))
+    mask = random.random((8, 3)) < 0.7
+    is_the_same_however_it_runs(rule, logp, behaviour, mask)
+    grad = jax.grad(lambda logp: rule(logp, behaviour, mask).sum())(logp)
+    assert not np.asarray(grad).any()
+    far = rule(np.full((1, 2), 0.0, np.float32), np.full((1, 2), -90.0, np.float32),
+               np.ones((1, 2), bool))  # fmt: skip
+    assert np.isfinite(far).all()
+
+
+def test_a_rule_of_one_kind_is_no_rule_of_the_other():
+    number, flag = np.zeros((2, 3), np.float32), np.ones((2, 3), bool)
+    with pytest.raises(AssertionError, match="logp_behaviour is bool"):
+        correct.truncated_ratio(number, flag, flag)
+    with pytest.raises(AssertionError, match="pool is float32"):
+        correct.horvitz_thompson(number, number, flag)

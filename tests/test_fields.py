@@ -159,7 +159,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.temperature": (0.5, "draw"),
     "sampling.top_k": (2, "draw with truncation"),
     "sampling.top_p": (0.5, "draw with truncation"),
-    "sampling.accept_truncation": (False, "refused with truncation: that bias"),
+    "sampling.correct": (correct.icepop, "step with truncation"),
     "sampling.slots": (3, "draw"),
     "sampling.rounds": (2, "step"),
     "sampling.chunks": (2, "refused: sampling.chunks to 1"),  # verified on the device
@@ -303,7 +303,10 @@ WITH: dict[str, Any] = {
     "confidence": {"evaluation.confidence": 3},
     "hints": {"task.hints": True},
     "mesh": {"mesh.fsdp": 2},
-    "truncation": {"sampling.top_p": 0.9, "sampling.accept_truncation": True},
+    "truncation": {
+        "sampling.top_p": 0.9,
+        "sampling.correct": correct.truncated_ratio,
+    },
     "writing": ALTERNATIVES["hint"] | {"hint.source": hint.self_written},
 }
 MORE_FIELDS = {

@@ -425,6 +425,8 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `pilot` is set": config["pilot"] is not None and not first,
         "where `top_k` or `top_p` truncates": config["sampling"]["top_p"] < 1
         and not first,
+        "where `sampling.correct` weighs": config["sampling"]["correct"] is not None
+        and not first,
         "where `kl` is set": config["kl"] is not None and not first,
         "where `modulate` is set": modulates and not first,
         "where `reflection` is set": bool(reflects) and not first,
@@ -443,7 +445,7 @@ from dataclasses import replace
 from functools import partial
 
 import small
-from curax import hint, loss, modulate, reflect, stop
+from curax import correct, hint, loss, modulate, reflect, stop
 from curax.config import KL, Hint, Pilot, Queries, Reflection, Stop
 from curax.step.methods import prefixes
 from curax.tasks import chain, rationale
@@ -465,7 +467,8 @@ CHANGED = {
     "reflects": "task=partial(rationale.task, depth=1, words=2, num_prompts=64), "
     "reflection=Reflection(weights=reflect.mean, "
     "queries=Queries(every=2, draws=2, keep=reflect.null_test)), "
-    "sampling=replace(config.sampling, top_p=0.9, accept_truncation=True)",
+    "sampling=replace(config.sampling, top_p=0.9, "
+    "correct=correct.truncated_ratio)",
 }
 
 

@@ -107,7 +107,7 @@ CONFIG = Config(
         max_tokens=T,
         temperature=TEMPERATURE,
         top_p=0.9,
-        accept_truncation=True,
+        correct=correct.none,
     ),
     reflection=HOW,
     allocate=allocate.uniform,

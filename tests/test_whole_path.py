@@ -20,7 +20,17 @@ import pytest
 from contracts import close
 from test_law import loaded, recipes, sides, small, stated
 
-from curax import aggregate, allocate, downsample, modulate, reward, score
+from curax import (
+    advantage,
+    aggregate,
+    allocate,
+    correct,
+    downsample,
+    modulate,
+    reward,
+    rollout,
+    score,
+)
 from curax.arrays.metrics import Tally
 from curax.config import Update, option, override
 from curax.step import draw, drivers, learn
@@ -162,6 +172,10 @@ class Rows:
         vars(changed).update(changes)
         return changed
 
+    def taken(self, which):
+        """Some of the steps."""
+        return self.but(**{k: v[which] for k, v in vars(self).items()})
+
     def moved(self, order):
         """In another order, `[S, N]`."""
         rows = {k: np.take_along_axis(v, order, -1) for k, v in vars(self).items()}
@@ -187,13 +201,15 @@ class Path:
         logits = jnp.asarray(LOGITS)[ids][rows["prompt"]]
         logp = jax.nn.log_softmax(logits)
         own = jnp.take_along_axis(logp, rows["tokens"][:, None], -1)
+        sizes = self.config.sampling
+        cut = rollout.truncate(logp, top_k=sizes.top_k, top_p=sizes.top_p)
         chance = jnp.exp(logp)
         entropy = -jnp.sum(chance * logp, -1, keepdims=True)
         square = 1 - 2 * jnp.exp(own) + jnp.sum(chance**2, -1, keepdims=True)
         rollouts = Rollouts(
             tokens=rows["tokens"][:, None],
             mask=rows["exists"][:, None],
-            logp_behaviour=own,
+            logp_behaviour=jnp.take_along_axis(cut, rows["tokens"][:, None], -1),
             logp_policy=own,
             entropy=entropy,
             score_sq_norm=square,
@@ -231,6 +247,7 @@ class Path:
             "history": drawn.known.pass_rate,
             "trained": taken,
             "updates": values["update/count"],
+            "metrics": {k: v for k, v in values.items() if k.startswith("sampler/w")},
         }
 
     def __call__(self, rows, ids=None, explored=None):
@@ -254,6 +271,12 @@ class Path:
         unequal = 1 if self.config.sampling.budget else 0
         return np.array([even + unequal, even - unequal] * (len(self.ids) // 2))
 
+    def drawn_from(self):
+        """`[PROMPTS, ACTIONS]`, mu: the policy, less what top-k cuts off."""
+        k = self.config.sampling.top_k or ACTIONS
+        kept = np.sort(LOGITS, -1)[:, [-k]] <= LOGITS
+        return POLICY * kept / (POLICY * kept).sum(-1, keepdims=True)
+
     def listed(self):
         """All draws: the rows, and the chance `[S]` of each."""
         plan = allocate.plan(jnp.asarray(self.counts()), rows=self.parts.rows)
@@ -265,7 +288,7 @@ class Path:
             right = RIGHT[self.ids[prompt], every]
             for b in range(len(self.ids)):
                 exists[:, prompt == b] = stopped(self.config, right[:, prompt == b])
-        chance = POLICY[self.ids[prompt], every].prod(-1)
+        chance = self.drawn_from()[self.ids[prompt], every].prod(-1)
         close(chance.sum(), 1, rtol=1e-12)
         return Rows(every, prompt, slot, exists), chance
 
@@ -428,6 +451,43 @@ def test_a_row_graded_as_another_prompt_is_noticed(recipe):
     renamed = rows.prompt.copy()
     renamed[:, [0, -1]] = renamed[:, [-1, 0]]
     assert (counted(rows.but(prompt=renamed)) != counts).any(-1).all()
+
+
+@pytest.mark.parametrize("estimate", [advantage.raw, advantage.leave_one_out])
+def test_of_truncated_draws_weights_give_the_part_that_is_inside(estimate):
+    """Truncation: w(p) grad pi(right, S) + E[C-] / (1 - p) grad pi(S).
+
+    With one token, sequences and tokens are the same.
+    """
+    sampling = replace(
+        tabular("rloo").sampling, top_k=2, correct=correct.truncated_ratio
+    )
+    own = Path("rloo", sampling=sampling, advantage=estimate)
+    own.ids = np.array([0, 2], np.int32)
+    rows, chance = own.listed()
+    possible = chance > 0
+    rows, chance = rows.taken(possible), chance[possible]
+    found, mu = own(rows), own.drawn_from()
+    mean = np.einsum("s,sba->ba", chance, np.float64(found.change))
+    shape = found.credit.shape[1:]
+    right = gridded(rows, RIGHT[own.ids[rows.prompt], rows.tokens], shape, False)
+    c = np.float64(found.credit) / own.parts.train_rows
+    for b, i in enumerate(own.ids):
+        p, kept = (mu[i] * RIGHT[i]).sum(), mu[i] > 0
+        assert 0.1 < p < 0.9
+        plus, minus = (
+            chance @ (c[:, b] * side).sum(-1) for side in (right[:, b], ~right[:, b])
+        )
+        scores = np.eye(ACTIONS) - POLICY[i]
+        of_right, of_kept = (
+            (POLICY[i] * side) @ scores for side in (RIGHT[i] & kept, kept)
+        )
+        want = (plus / p - minus / (1 - p)) * of_right + minus / (1 - p) * of_kept
+        close(mean[i], want, rtol=1e-5, atol=1e-6)
+    mass = np.where(mu > 0, POLICY, 0).sum(-1)[own.ids[rows.prompt]]
+    close(found.metrics["sampler/weight_mean"], mass.mean(-1), rtol=1e-5)
+    close(found.metrics["sampler/weight_max"], mass.max(-1), rtol=1e-5)
+    assert not found.metrics["sampler/weight_clipped_fraction"].any()
 
 
 # ----- what an allocation may change, and what may change it

@@ -426,7 +426,7 @@ def test_what_is_left_uncounted_is_noted():
         PLAIN,
         {
             "sampling.top_p": 0.9,
-            "sampling.accept_truncation": True,
+            "sampling.correct": correct.none,
             "entropy_bonus": 0.1,
         },
     )
@@ -435,6 +435,14 @@ def test_what_is_left_uncounted_is_noted():
     for part in ("top_p", "entropy bonus", "first of 2 updates", "moves by 2 w"):
         assert part in notes
     assert remarks.assumptions(replace(PLAIN, update=Update()), seen) == []
+    whole = partial(correct.masked_ratio, sequence=True)
+    for rule, says in (
+        (correct.none, "nothing corrects that: w multiplies the gradient of the pass"),
+        (correct.icepop, "correct.icepop weighs one token at a time"),
+        (whole, "correct.masked_ratio weighs whole completions, so p is the pass rate"),
+    ):
+        weighed = override(config, {"sampling.correct": rule})
+        assert says in " ".join(remarks.assumptions(weighed, seen))
 
     def halved(tokens):
         return jnp.where(tokens.mask, 0.5, 0.0)

@@ -4,7 +4,8 @@
     has_ratio       the loss corrects for a policy that differs from the sampler's
     least_group     smallest group with a gradient; or the name of the option that
                     sets it
-    constant        a multiplier is 1 for every token
+    constant        a multiplier, or a correction of tokens, is 1 for every token
+    of_sequence     the option of a correction of tokens that makes it weigh completions
     trains_prompt   a credit of hinted groups trains the prompt without its hint, by
                     the coefficient that they had under it
     method          the `step.records.Method` that keeps what a function reads

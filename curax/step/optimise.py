@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax import loss, modulate, update
-from curax.arrays import metrics
+from curax import correct, loss, modulate, update
+from curax.arrays import masked, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
-from curax.config import Config
+from curax.config import Config, corrects_sampling, declared_option
 from curax.settings.declared import declared
 from curax.step import stages
 from curax.step.draw import policy
@@ -34,6 +34,9 @@ def token_loss(config: Config) -> update.TokenLoss:
 
     def objective(logp, entropy, rows: Batch):
         value = policy_loss(config, logp, rows) * rows.multiplier
+        weights = ratio_weights(config, rows)
+        if weights is not None:
+            value = value * weights
         if config.kl:
             distance = stages.distances(config, logp, rows.logp_ref)
             value = value + config.kl.coefficient * distance
@@ -46,6 +49,17 @@ def token_loss(config: Config) -> update.TokenLoss:
 def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
     """`[M, T]` float32, policy term of the loss of each token."""
     return stages.token_losses(config, logp, rows.logp_old, rows.credit, rows.mask)
+
+
+def ratio_weights(config: Config, rows: Batch) -> jax.Array | None:
+    """`[M, T]` float32, old policy over behaviour, by `sampling.correct`.
+
+    None where all are 1.
+    """
+    if not corrects_sampling(config):
+        return None
+    assert rows.logp_old is not None
+    return stages.ratio_weights(config, rows.logp_old, rows.logp_behaviour, rows.mask)
 
 
 def optimise(
@@ -87,8 +101,9 @@ def optimise(
         if part.imitated is not None:
             extra, more = imitation(parts, state, params, contexts, part)
             value, grads = value + extra, jax.tree.map(jnp.add, grads, more)
+        old = update.with_old(part, own.logp, number == 0)
         params, opt_state, done = update.apply(
-            parts.tx, params, opt_state, value, grads, trains(cfg, part)
+            parts.tx, params, opt_state, value, grads, trains(cfg, old)
         )
         said = tally_update(cfg, part, own, done, number == 0, tokens)
         return (params, opt_state), said
@@ -167,7 +182,7 @@ def imitation(
 
 
 def trains(config: Config, rows: Batch) -> jax.Array:
-    """`[]` bool: whether the rows have any gradient.
+    """`[]` bool: whether the rows, with old log-probs, have any gradient.
 
     Without credit only a KL, an entropy bonus or imitation has one. An update without
     any would still move the parameters, by the optimizer's momentum and weight decay.
@@ -176,7 +191,40 @@ def trains(config: Config, rows: Batch) -> jax.Array:
     always = config.kl or rows.imitated is not None
     if always or not (isinstance(bonus, int | float) and bonus == 0):
         return jnp.any(rows.mask)
-    return jnp.any(rows.mask & (rows.credit != 0))
+    weights = ratio_weights(config, rows)
+    kept = rows.mask if weights is None else rows.mask & (weights != 0)
+    return jnp.any(kept & (rows.credit != 0))
+
+
+def weight_metrics(
+    config: Config, rows: Batch
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Means of the weights of `sampling.correct` over the tokens of an update, or none.
+
+    The effective sample size is (sum w)^2 / sum w^2, here as a share of the tokens.
+    """
+    weights = ratio_weights(config, rows)
+    if weights is None:
+        return {}
+    rule = config.sampling.correct
+    assert rule is not None
+    assert rows.logp_old is not None
+    whole = bool(declared_option(rule, "of_sequence", False))
+    plain = correct.ratio(rows.logp_old, rows.logp_behaviour, rows.mask, sequence=whole)
+    total, square, tokens = (
+        masked.total(values, rows.mask, axis=None)
+        for values in (weights, weights**2, rows.mask)
+    )
+    size = total**2 / jnp.where(square > 0, square, 1.0)
+    largest = jnp.max(weights, where=rows.mask, initial=0.0)
+    some = metrics.count(tokens > 0)
+    return {
+        "sampler/weight_mean": metrics.mean(weights, rows.mask),
+        "sampler/weight_max": (largest, some),
+        "sampler/weight_clipped_fraction": metrics.mean(weights != plain, rows.mask),
+        "sampler/weight_masked_fraction": metrics.mean(weights == 0, rows.mask),
+        "sampler/effective_fraction": (size / jnp.maximum(tokens, 1.0), some),
+    }
 
 
 def tally_update(
@@ -211,6 +259,7 @@ def tally_update(
             "train/tokens": metrics.count(rows.mask),
         },
     )
+    tally.means.update(weight_metrics(config, rows))
     if rows.logp_ref is not None:
         distance = loss.k3(own.logp, rows.logp_ref)
         tally.means["kl/ref_nats"] = metrics.mean(distance, rows.mask)

@@ -298,6 +298,16 @@ def multipliers(config: Config, tokens: Tokens) -> jax.Array:
     return called("modulate", config.modulate, tokens, shape=shape, kind="float")
 
 
+def ratio_weights(
+    config: Config, logp: Array, logp_behaviour: Array, mask: Array
+) -> jax.Array:
+    """`[M, T]` float, weight of each token's policy term, by `sampling.correct`."""
+    rule = config.sampling.correct
+    assert rule
+    arrays, shape = (logp, logp_behaviour, mask), mask.shape
+    return called("sampling.correct", rule, *arrays, shape=shape, kind="float")
+
+
 def token_losses(
     config: Config,
     logp: Array,

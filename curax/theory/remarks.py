@@ -4,7 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.config import Config, describe, least_group, option, truncates, updates_of
+from curax.config import (
+    Config,
+    corrects_sampling,
+    declared_option,
+    describe,
+    least_group,
+    option,
+    truncates,
+    updates_of,
+)
 from curax.settings.config_paths import full_name
 from curax.settings.declared import declared
 from curax.step import stages
@@ -134,15 +143,43 @@ def _on_the_loss(config: Config) -> list[str]:
     modulate = _called(config, "modulate")
     if not declared(config.modulate, "constant", False):
         found.append(f"{modulate} weighs tokens, which is not counted here.")
-    if truncates(config):
-        found.append(
-            "top_k or top_p cuts off what the policy may say, and nothing corrects "
-            "that: all scores are biased, which is not counted here; sampler/cut_mass "
-            "tells how much is cut off."
-        )
+    found += _on_the_sampler(config)
     if config.kl or config.entropy_bonus:
         found.append("The KL penalty or the entropy bonus comes on top.")
     return found
+
+
+def _on_the_sampler(config: Config) -> list[str]:
+    """Sentences on what is optimised where completions are not drawn from the policy.
+
+    Nothing on weights without truncation: sampler and trainer are taken to agree.
+    """
+    if not truncates(config):
+        return []
+    cut = "top_k or top_p cuts off what the policy may say"
+    if not corrects_sampling(config):
+        return [
+            f"{cut}, and nothing corrects that: w multiplies the gradient of the pass "
+            "rate of what is drawn, what is cut off held fixed. On top comes a pull on "
+            "the mass kept at each token, C+ times its mean score among right "
+            "completions and C- times that among wrong ones, which is not counted: no "
+            "w(p) describes it. sampler/cut_mass tells how much is cut off."
+        ]
+    rule = config.sampling.correct
+    assert rule is not None
+    called = full_name(rule).removeprefix("curax.")
+    if not declared_option(rule, "of_sequence", False):
+        return [
+            f"{cut}, and {called} weighs one token at a time: prefixes and what "
+            "follows stay those of what is drawn. This holds for completions of one "
+            "token; of longer ones no w(p) describes what is optimised."
+        ]
+    return [
+        f"{cut}, and {called} weighs whole completions, so p is the pass rate of what "
+        "is drawn, and w multiplies the gradient of the probability to be right and "
+        "not cut off; E[C-] / (1 - p), wrong over 1 - p in xray.json, multiplies that "
+        "of not being cut off, which comes on top. What is cut off has no part."
+    ]
 
 
 def _on_the_update(config: Config) -> list[str]:
