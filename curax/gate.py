@@ -105,6 +105,57 @@ def pass_rate_band(
     return exists & (rate >= low) & (rate <= high)
 
 
+@declares(least_group=2)
+def advantage_energy(
+    outcome: jax.Array,
+    exists: jax.Array,
+    finished: jax.Array,
+    *,
+    least: float | jax.Array,
+    weight: Callable[[jax.Array], jax.Array] | None = None,
+) -> jax.Array:
+    """Only groups with enough advantage energy: w(q) v >= least, and above 0.
+
+        v = (1/n) sum_i (r_i - q)^2,   q = (1/n) sum_i r_i
+
+    The estimate of E(p) = w(p) p (1 - p), which is what a prompt's update is worth: the
+    slope of its objective times the variance of an outcome. Of labels v is q (1 - q),
+    whose mean is (1 - 1/n) p (1 - p): too small by 1/n for w = 1; else w is taken at q,
+    whose noise adds (w v)'' p (1 - p) / (2 n), v = p (1 - p), to first order in 1/n.
+    With w = 1 the gate is a band of pass rates; with w = f' it follows the objective
+    and is not symmetric. Dead groups have 0 and are closed at any threshold. What is
+    left has the effective weight of open groups alone: with centred advantages
+    sum over open k of P(k) c(k) / (p (1 - p)), c(k) the credit of k right ones of n.
+
+    Args:
+        outcome: as `none`.
+        exists: as `none`.
+        finished: as `none`; not read.
+        least: smallest energy that may train, in squared units of `outcome` times w.
+        weight: elementwise function w of the pass rate, at least 0; None: 1. GRPO's is
+            1 / sqrt(p (1 - p)) in large groups, which makes the energy the deviation.
+
+    Returns:
+        `[..., G]` bool, `exists` in groups with enough energy; never a group of one.
+
+    Raises:
+        AssertionError: as `none`.
+
+    References:
+        SAGE, arXiv:2602.03143, Corollary 3.1, has the energy (1/n) sum A_i^2 of
+        standardised advantages, which is 1 for every mixed group.
+    """
+    outcome, exists, finished = _check(outcome, exists, finished)
+    rate = masked.mean(outcome, exists, keepdims=True)
+    # Rounding leaves equal outcomes a variance; their spread is 0 exactly.
+    smallest, largest = masked.extent(outcome, exists, keepdims=True)
+    mixed = largest > smallest
+    energy = jnp.where(mixed, masked.variance(outcome, exists, keepdims=True), 0.0)
+    if weight is not None:
+        energy = energy * weight(jnp.where(mixed, rate, 0.5))
+    return exists & mixed & (energy >= least)
+
+
 @declares(least_group="least")
 def minimum_right(
     outcome: jax.Array,

@@ -25,6 +25,15 @@ band = partial(gate.pass_rate_band, low=0.25, high=0.75)
 half_right = partial(gate.accepted, threshold=0.5)
 two_right = partial(gate.minimum_right, least=2)
 three_fair = partial(gate.minimum_right, least=3, threshold=0.25)
+
+
+def hard(p):
+    """The slope of log."""
+    return 1 / p
+
+
+energetic = partial(gate.advantage_energy, least=0.2)
+hard_energetic = partial(gate.advantage_energy, least=0.4, weight=hard)
 several = partial(gate.every, gates=(band, gate.overlong, gate.zero_variance))
 
 # Every gate with its definition: (outcomes of the group, finished) -> may train.
@@ -37,6 +46,10 @@ DEFINITIONS = {
     half_right: lambda outcome, finished: outcome >= 0.5,
     two_right: lambda outcome, finished: np.sum(outcome > 0.5) >= 2,
     three_fair: lambda outcome, finished: np.sum(outcome > 0.25) >= 3,
+    energetic: lambda outcome, finished: outcome.var() >= 0.2,
+    hard_energetic: lambda outcome, finished: (
+        outcome.var() > 0 and outcome.var() / outcome.mean() >= 0.4
+    ),
     several: lambda outcome, finished: (
         finished & (0.25 <= outcome.mean() <= 0.75) & (np.ptp(outcome) > 0)
     ),
@@ -135,6 +148,26 @@ def test_hopeless_prompts_weigh_nothing_once_several_must_be_right(least):
         close(effective_weight(credit, p), sum(others[least - 1 :]), rtol=1e-5)
     tiny = [effective_weight(credit, p) for p in (1e-4, 2e-4)]
     close(tiny[1] / tiny[0], 2 ** (least - 1), rtol=2e-3)
+
+
+@pytest.mark.parametrize("weight", [None, hard], ids=["p", "log"])
+def test_the_energy_of_groups_is_estimated_as_stated_and_gates_as_it_weighs(weight):
+    """L1: E[q (1 - q)] = (1 - 1/n) p (1 - p), and w of a gate over all counts."""
+    n, least = 6, 0.15
+    every, k = np.ones((7, 6), bool), np.arange(7)
+    q = k / n
+    slope = 1 if weight is None else np.where(k, n / np.maximum(k, 1), 0)
+    energy = slope * q * (1 - q)
+    rule = partial(gate.advantage_energy, least=least, weight=weight)
+    open_ = np.asarray(rule(pools(n), every, every))
+    np.testing.assert_array_equal(open_.all(-1), (energy >= least) & (q % 1 > 0))
+    credit = np.where(open_, advantage.leave_one_out(pools(n), every), 0.0) / n
+    for p in (0.05, 0.3, 0.9):
+        chance = np.array([comb(n, i) * p**i * (1 - p) ** (n - i) for i in k])
+        close(chance @ (q * (1 - q)), (1 - 1 / n) * p * (1 - p))
+        # c(k) = k (n - k) / (n (n - 1)) of leave one out.
+        centred = k * (n - k) / (n * (n - 1)) * open_.all(-1)
+        close(effective_weight(credit, p), chance @ centred / (p * (1 - p)), rtol=1e-5)
 
 
 def test_no_gates_at_all_let_everything_through():

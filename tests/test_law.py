@@ -373,6 +373,31 @@ def test_over_a_constant_a_prompt_counts_by_the_completions_it_was_given():
             close(effective_weight(credit[:, 0, :n] / group, p), (n - of) / group)
 
 
+CENTRED = ("leave one out", "grpo", "log")  # on the group
+
+
+@pytest.mark.parametrize("estimator", [*CENTRED, "reward", "sign"])
+def test_the_advantage_energy_is_w_p_times_the_variance_less_a_covariance(estimator):
+    """L1: E[sum c (r - p)] = w(p) p (1 - p); with q for p, less Cov(sum c, q)."""
+    n = 6
+    config, w, _ = table(n)[estimator]
+    c, outcome, q = counted(config), pools(n), np.arange(n + 1) / n
+    got = learn.advantage_energy(
+        jnp.float32(c), jnp.asarray(outcome), jnp.ones((n + 1, n), bool)
+    )
+    for p in RATES:
+        k = np.arange(n + 1)
+        chance = np.array([comb(n, i) for i in k]) * p**k * (1 - p) ** (n - k)
+        exact = w(p) * p * (1 - p)
+        close(chance @ (c * (outcome - p)).sum(-1), exact)
+        bias = chance @ (c.sum(-1) * (q - p))
+        close(chance @ np.asarray(got), exact - bias, atol=1e-6)
+        if estimator in CENTRED:
+            close(bias, 0)
+        if estimator == "reward":
+            close(exact - bias, (1 - 1 / n) * exact)
+
+
 # ----- objectives
 
 SLOPES = {

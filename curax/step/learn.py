@@ -214,6 +214,9 @@ def group_metrics(
         "group/draws": metrics.mean(count, each),
         "group/signal_fraction": metrics.mean(jnp.any(given.credit != 0, -1), each),
         "group/pass_rate": metrics.mean(masked.mean(seen.outcome, seen.exists), each),
+        "group/advantage_energy": metrics.mean(
+            advantage_energy(given.credit, seen.outcome, seen.exists) / per_prompt, each
+        ),
         "credit/right_sum": metrics.mean(
             masked.total(given.credit, right) / per_prompt, each
         ),
@@ -225,6 +228,26 @@ def group_metrics(
         met = stages.met(parts.config, seen.outcome, seen.exists)
         means["stop/met_fraction"] = metrics.mean(met, each)
     return means
+
+
+def advantage_energy(
+    credit: jax.Array, outcome: jax.Array, exists: jax.Array
+) -> jax.Array:
+    """`[B]` float32, estimated advantage energy of each prompt, times its rows.
+
+        sum_i c_i (r_i - q),   q the mean outcome of the group
+
+    With the pass rate p in place of q its mean is R E(p), E(p) = w(p) p (1 - p); with q
+    it is that less Cov(sum_i c_i, q), which is 0 where credits of a group add up to a
+    constant, as centred ones do. With `advantage.raw` the mean is (1 - 1/n) of it.
+
+    Args:
+        credit: `[B, G]` float32, 0 where not kept.
+        outcome: `[B, G]` float32 in [0, 1].
+        exists: `[B, G]` bool.
+    """
+    rate = masked.mean(outcome, exists, keepdims=True)
+    return masked.total(credit * (outcome - rate), exists)
 
 
 def show(

@@ -140,6 +140,7 @@ def _columns(
         "claimed_objective": stated_objective.integral(asked, p),
         "over_claimed": stated_objective.distance(seen.weight, asked, p),
         "signal": seen.signal,
+        "advantage_energy": seen.weight * p * (1 - p),
         "draws": draws,
         "tokens": draws * tokens,
         "pass_rate_bias": seen.rate - p,

@@ -34,10 +34,12 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         f"Prompts: {found['population']}. Noise: per draw, against GRPO with groups of "
         f"{found['grpo_group']}.",
         "",
-        "   p     w(p)     f(p)    asked  w/asked signal  draws  tokens   bias  noise",
+        "   p     w(p)     f(p)    asked  w/asked signal energy  draws  tokens   bias"
+        "  noise",
         *_rows(found),
         "",
-        "f(p) is from the first row on; asked is the claimed weight, scaled to w(0.5).",
+        "f(p) is from the first row on; asked is the claimed weight, scaled to w(0.5);",
+        "energy is w p (1 - p), of the advantages.",
     ]
     if found["averaged"]:
         what = "; ".join(found["averaged"])
@@ -66,12 +68,13 @@ def _rows(found: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{row['p']:5.2f} {row['weight']:8.3f} {row['objective'] - start:8.3f} "
             f"{scale * row['claimed_weight']:8.3f} {row['over_claimed']:7.2f}x "
-            f"{row['signal']:6.1%} {row['draws']:6.1f} {most}{row['tokens']:6.0f} "
+            f"{row['signal']:6.1%} {row['advantage_energy']:6.3f} {row['draws']:6.1f} "
+            f"{most}{row['tokens']:6.0f} "
             f"{row['pass_rate_bias']:+z7.3f} {row['noise_against_grpo']:5.2f}x"
             + (f"  w +- {half:.2g}" if half >= 0.0005 else "")
         )
     lines.append(
-        f" mean {'':36}{mean['signal']:6.1%} {mean['draws']:6.1f} "
+        f" mean {'':36}{mean['signal']:6.1%} {'':6} {mean['draws']:6.1f} "
         f"{most}{mean['tokens']:6.0f} {mean['pass_rate_bias']:+z7.3f}"
     )
     return lines
