@@ -1,14 +1,14 @@
-"""GVM-GRPO on log p as far as its draws reach: leave one out, unbiased weights.
+"""GVM-GRPO on log p truncated at 4 draws: leave one out, unbiased weights.
 
 Paper:    Yao et al. 2025, "Optimizing Chain-of-Thought Reasoners via Gradient Variance
           Minimization in Rejection Sampling and RL", arXiv:2505.02391, section 3. The
           weights are those of arXiv:2510.04996, section on non-linear objectives, in a
           form without bias.
 Command:  python -m curax.train --config configs/gvm_grpo_exact.py
-w(p):     E[(1 - (1 - p)^n) / p], n as allocated from independent pilots: log p,
-          truncated at the n draws of the prompt, which are 4 where all pilots are
-          wrong. At p = 0.01, 0.05, 0.1, 0.5, 0.9 it is 4.2, 4.7, 4.7, 1.98, 1.11, where
-          log p asks for 100, 20, 10, 2, 1.1: log p from the middle up, not below.
+w(p):     (1 - (1 - p)^4) / p: log p, truncated at the 4 draws that every prompt gets at
+          least, exactly and under any allocation: what more a prompt draws lowers its
+          noise alone. At p = 0.01, 0.05, 0.1, 0.5, 0.9 it is 3.94, 3.71, 3.44, 1.88,
+          1.11, where log p asks for 100, 20, 10, 2, 1.1, which no 4 draws reach.
 Here:     4 pilots and 8 more for each of 16 prompts, in units of 4 and at least 4 for a
           prompt, with weights 8 / n so that all prompts count alike.
 """
@@ -31,8 +31,9 @@ def get_config() -> Config:
         allocate=partial(allocate.gvm, alpha=1e-3, beta=2.0, least=4, unit=4),
         correct=partial(correct.per_prompt, rows=8),
         advantage=advantage.leave_one_out,
-        objective=partial(objective.series, coefficients=objective.log_coefficients),
-        claim=objective.log,
+        objective=partial(
+            objective.series, coefficients=objective.log_coefficients, terms=4
+        ),
         loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
         aggregate=partial(aggregate.constant_length, length=8),
     )

@@ -742,6 +742,12 @@ def log_of_all(at):
     return (1 - (1 - at.p) ** at.n) / at.p
 
 
+def log_of_terms(at):
+    """As many as it has, at most those that the objective stops at."""
+    n = min(at.n, option(at.config.objective, "terms"))
+    return (1 - (1 - at.p) ** n) / at.p
+
+
 def grpo_of_all(at):
     return grpo(at.n)(at.p)
 
@@ -800,9 +806,9 @@ STATEMENTS = {
     "greso": ("1, whatever p", one),
     "grpo": (GRPO.format(n=8), grpo_of_all),
     "gspo": (GRPO.format(n=8), grpo_of_all),
-    "gvm_grpo_exact": (LOG, log_of_all),
+    "gvm_grpo_exact": ("(1 - (1 - p)^4) / p", log_of_terms),
     "gvm_grpo_published": (IN_GROUPS.format(rows=8), grpo_times_draws),
-    "gvm_raft_exact": (LOG, log_of_all),
+    "gvm_raft_exact": ("(1 - (1 - p)^4) / p", log_of_terms),
     "gvm_raft_published": ("E[n(p)] / 8", lambda at: at.n / at.rows),
     "maxrl": (
         "(1 - (1 - p)^7) / p",

@@ -162,6 +162,8 @@ def _nearest(
     known = stated_objective.family((config.sampling.group_size, group))
     if reach is not None:
         known[f"{claim.name} as far as its draws reach"] = lambda _: reach
+    if claim.slope is not None:
+        known.setdefault(claim.name, claim.slope)
     return stated_objective.nearest(seen.weight, seen.p, known)
 
 
