@@ -727,6 +727,7 @@ PODS += "k ~ Binomial(32, p)"
 IN_GROUPS = "E[n(p) v(p, n)] / {rows} with v(p, n) = sqrt((n - 1) / n) "
 IN_GROUPS += "E[sqrt(q (1 - q))] / (p (1 - p)), q = k / n"
 LOG = "E[(1 - (1 - p)^n) / p], n as allocated"
+TEXT = "(C+, C-) = E[(j / 4) (1 - q) / q], E[-(1 - j / 4); q > 0]"
 STOPPED = "(C+, C-) = E[(j / 4) (1 - q)], E[-(1 - j / 4) q]"
 
 
@@ -765,15 +766,24 @@ def root_of_draws(at):
     return at.n / at.rows * expected(at.n, at.p, value) / (at.p * (1 - at.p))
 
 
-def stopped_and_balanced(at):
-    """Pools as the rule leaves them, m of each kept, half of them right if possible."""
+def stopped_and_balanced(at, power=0):
+    """Pools as the rule leaves them, m of each kept, half of them right if possible.
+
+    Each over the pass rate of its pool to some power.
+    """
     m, total = option(at.config.downsample, "m"), 0.0
     for (n, k), chance in ended(at.config, at.p).items():
         right = min(m // 2, k)
         right = min(m - min(m - right, n - k), k)
         plus, minus = right / m * (1 - k / n), (right / m - 1) * k / n
+        chance = chance * (n / k) ** power if k else 0.0
         total += chance * (plus / at.p - minus / (1 - at.p))
     return total
+
+
+def with_a_second_right(at):
+    """One of the others is right: `least` is 2, and one of a pair."""
+    return 1 - (1 - at.p) ** (at.n - 2)
 
 
 # What the docstring of each recipe says of w(p), and the same as a function of p, the
@@ -795,6 +805,9 @@ STATEMENTS = {
     "ada_seq_balanced_published": (STOPPED, stopped_and_balanced),
     "ada_seq_positive_exact": ("(1 - (1 - p)^32) / p", log_of_all),
     "ada_seq_positive_published": (STOPPED, stopped_and_balanced),
+    "ada_seq_balanced_text": (TEXT, partial(stopped_and_balanced, power=1)),
+    "ada_seq_positive_accepted": ("(1 - (1 - p)^32) / p", log_of_all),
+    "ada_seq_positive_text": (TEXT, partial(stopped_and_balanced, power=1)),
     "ada_seq_sage": ("(1 - (1 - p)^32) / p", log_of_all),
     "cispo": (GRPO.format(n=8), grpo_of_all),
     "dapo": (GRPO.format(n=8), grpo_of_all),
@@ -806,6 +819,7 @@ STATEMENTS = {
     "greso": ("1, whatever p", one),
     "grpo": (GRPO.format(n=8), grpo_of_all),
     "gspo": (GRPO.format(n=8), grpo_of_all),
+    "guarded": ("1 - (1 - p)^6", with_a_second_right),
     "gvm_grpo_exact": ("(1 - (1 - p)^4) / p", log_of_terms),
     "gvm_grpo_published": (IN_GROUPS.format(rows=8), grpo_times_draws),
     "gvm_raft_exact": ("(1 - (1 - p)^4) / p", log_of_terms),
@@ -829,6 +843,7 @@ STATEMENTS = {
     ),
     "rloo": ("1, whatever p", one),
     "sage": (GRPO.format(n=8), grpo_of_all),
+    "sage_self": (GRPO.format(n=8), grpo_of_all),
     "sage_exact": ("1, whatever p", one),
     "prefix_sampling": (GRPO.format(n=8), grpo_of_all),
     "sage_light": (GRPO.format(n=8), grpo_of_all),
@@ -1057,7 +1072,7 @@ def test_over_the_pools_it_stops_a_recipe_weighs_as_its_docstring_says(recipe):
     close([weigh(p) for p in RATES], [stated(recipe, config, p) for p in RATES])
 
     table = PUBLISHED[(2, 2) if option(config.stop.rule, "wrong") else (1, 0)]
-    column = 1 if recipe.endswith("published") else 4
+    column = {"published": 1, "text": 2}.get(recipe.rpartition("_")[2], 4)
     want = [row[column] for row in table.values()]
     close([weigh(p) for p in table], want, rtol=2e-6, atol=5e-5)
     # Predicted by other means, and how much is drawn.
@@ -1096,7 +1111,7 @@ def test_every_sequence_of_labels_stops_and_weighs_as_stated(recipe):
         chance = np.where(sequences == 1, p, 1 - p).prod(-1)
         got.append(chance @ sides(credit, labels, p))
     close(got, [stated(recipe, config, p) for p in rates])
-    if not recipe.endswith("published"):
+    if not recipe.endswith(("published", "text")):
         close(got[1], 2.8560259946)
     close(predict.predict(config, rates, np.array([0.5])).weight, got)
 
