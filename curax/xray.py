@@ -1,11 +1,13 @@
 """python -m curax.xray: the objective a recipe really optimises, before any training.
 
-Writes the numbers of `theory.summary` as a table, a picture and JSON.
+Writes the numbers of `theory.summary` as a table, a picture and JSON. With --advise it
+ranks all recipes by predicted progress per cost instead.
 """
 
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +20,8 @@ from curax.settings.cli import (
     survives_closed_output,
     write_file,
 )
-from curax.theory import population
-from curax.theory.population import LIFT
+from curax.theory import advice_options, population
+from curax.theory.population import LIFT, Population
 
 STRONG = 20.0  # nats; a larger lift is refused
 
@@ -48,6 +50,12 @@ def parser() -> Parser:
         metavar="FILE",
         help="memory.jsonl of a run: pass rates, and lengths, as measured there",
     )
+    prompts.add_argument(
+        "--evaluation",
+        metavar="FILE",
+        help="samples of curax.evaluate, such as held_out.jsonl: pass rates without "
+        "the noise of few samples",
+    )
     result.add_argument(
         "--lift",
         type=float,
@@ -58,6 +66,7 @@ def parser() -> Parser:
     result.add_argument(
         "--workdir", metavar="DIR", help="where to write (default: runs/xray/NAME)"
     )
+    advice_options.add_options(result)
     return result
 
 
@@ -69,14 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         args = parser().parse_args(argv)
+        advice_options.check(args)
+        if args.advise:
+            advise(args)
+            return 0
         path = Path(recipe := recipe_of(args))
-        name = path.parent.name if path.stem == "config" else path.stem
+        name = named(path)
         workdir = Path(args.workdir or Path("runs", "xray", name))
         config = override(load(path), args.assignments)
-        if args.memory:
-            prompts = population.of_memory(Path(args.memory))
-        else:
-            prompts = population.of_beta(*args.beta)
+        prompts = population_of(args)
         lift = checked_lift(config, args.lift)
         make_folder(workdir)
         from curax.runs.xray_picture import picture
@@ -98,6 +108,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def named(path: Path) -> str:
+    """Name of a recipe: of its file, or of the folder of an experiment."""
+    return path.parent.name if path.stem == "config" else path.stem
+
+
+def population_of(args: Namespace) -> Population:
+    """The pass rates that the options name."""
+    if args.memory:
+        return population.of_memory(Path(args.memory))
+    if args.evaluation:
+        return population.of_evaluation(Path(args.evaluation))
+    return population.of_beta(*args.beta)
+
+
+def advise(args: Namespace) -> None:
+    """Rank recipes; one that is named is ranked besides those of configs/."""
+    # A hundred small programs: what they save by being fast, compiling them would cost.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    own = None
+    if args.recipe or args.config:
+        path = Path(recipe_of(args))
+        own = named(path), override(load(path), args.assignments)
+    elif args.assignments:
+        raise ConfigError(f"--set {args.assignments[0]} changes a recipe; name one.")
+    advice_options.advise(args, population_of(args), own)
 
 
 def checked_lift(config: Config, lift: float | None) -> float:

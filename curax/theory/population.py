@@ -6,7 +6,7 @@ They are quantiles of a Beta distribution, or those that the memory of a run mea
 import glob
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class Population(NamedTuple):
     rates: np.ndarray  # [K] float64 in [LOWEST, 1 - LOWEST]
     draws: np.ndarray | None = None  # [K] completions in memory
     tokens: np.ndarray | None = None  # [K] tokens of these completions
+    square: np.ndarray | None = None  # [K] squared score norms of them, summed
 
 
 def of_beta(a: float, b: float, count: int = 200) -> Population:
@@ -76,16 +77,67 @@ def of_memory(path: Path) -> Population:
         raise ConfigError(
             f"--memory {path}: it has no prompt; name that of a real run."
         )
-    draws, solved, tokens = np.array(rows, np.float64).T
-    rates = (solved + 1) / (draws + 2)
-    return Population(str(path), np.clip(rates, LOWEST, 1 - LOWEST), draws, tokens)
+    draws, solved, tokens, square = np.array(rows, np.float64).T
+    rates = np.clip((solved + 1) / (draws + 2), LOWEST, 1 - LOWEST)
+    known = square if (square > 0).all() else None
+    return Population(str(path), rates, draws, tokens, known)
+
+
+def of_evaluation(path: Path) -> Population:
+    """Pass rates of the problems of an evaluation, from its file of samples.
+
+    Shares of few samples lie further apart than pass rates: each problem gives draws
+    from its posterior (`expect.spread`).
+
+    Raises:
+        ConfigError: in a sentence with file, line and fix, if it cannot be read.
+    """
+    from curax.theory.expect import spread
+
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "no text"
+        raise ConfigError(
+            f"--evaluation {path} cannot be read ({why}); name a file of samples that "
+            "curax.evaluate wrote, such as held_out.jsonl."
+        ) from error
+    found: dict[Any, list[float]] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            problem, outcome = row["problem"], row["outcome"]
+            counts = not row["greedy"] and outcome is not None
+            if counts and not 0 <= outcome <= 1:
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f"--evaluation {path}:{number}: no JSON object with problem, greedy, "
+                "and outcome from 0 to 1; mend or delete this line."
+            ) from None
+        if counts:
+            found.setdefault(problem, []).append(float(outcome))
+    if not found:
+        raise ConfigError(
+            f"--evaluation {path}: it has no graded sample; evaluate with --n 4 or so."
+        )
+    shares = np.array([np.mean(each) for each in found.values()])
+    samples = round(np.mean([len(each) for each in found.values()]))
+    rates = np.clip(spread(shares, samples), LOWEST, 1 - LOWEST)
+    return Population(str(path), np.sort(rates))
 
 
 def _sums(line: str) -> list[float] | None:
-    """Draws, solved and tokens of a line; None if it is not a line of a memory."""
+    """Draws, solved, tokens and square; None if it is not a line of a memory.
+
+    The square is 0 where the line has none.
+    """
     try:
         row = json.loads(line)
         sums = [row[name] for name in ("draws", "solved", "tokens")]
+        sums.append(row.get("square", 0))
     except (ValueError, KeyError, TypeError):
         return None
     whole = all(type(value) in (int, float) and 0 <= value < 1e30 for value in sums)
@@ -102,20 +154,30 @@ def mean_lengths(population: Population, p: np.ndarray) -> np.ndarray | None:
         population: K prompts.
         p: `[R]` pass rates.
     """
-    if population.draws is None or population.tokens is None:
+    return _means(population, population.tokens, p)
+
+
+def mean_squares(population: Population, p: np.ndarray) -> np.ndarray | None:
+    """`[R]` mean squared score norm near each pass rate, as `mean_lengths`."""
+    return _means(population, population.square, p)
+
+
+def _means(
+    population: Population, sums: np.ndarray | None, p: np.ndarray
+) -> np.ndarray | None:
+    """`[R]` means of sums `[K]` per completion near each pass rate."""
+    if population.draws is None or sums is None:
         return None
     size = len(population.rates)
     count = min(max(20, size // 10), size)
     order = np.argsort(population.rates, kind="stable")
     middle = np.searchsorted(population.rates[order], p)
     start = np.clip(middle - count // 2, 0, size - count)
-    tokens, draws = (
-        np.concatenate([[0.0], np.cumsum(sums[order])])
-        for sums in (population.tokens, population.draws)
+    total, draws = (
+        np.concatenate([[0.0], np.cumsum(values[order])])
+        for values in (sums, population.draws)
     )
-    return (tokens[start + count] - tokens[start]) / (
-        draws[start + count] - draws[start]
-    )
+    return (total[start + count] - total[start]) / (draws[start + count] - draws[start])
 
 
 def task_size(config: Config) -> int | None:

@@ -55,6 +55,7 @@ class Prediction:
     spread: np.ndarray  # Var(C+ / p - C- / (1 - p)) / w^2
     most: np.ndarray  # [R, G + 1] probability of each number that it may draw
     attempts: float  # expected batches of prompts drawn per step, with refilling
+    open: float  # share of groups that the gate leaves open; 1 without refilling
     placed: float  # share of the open groups in them that is used
     lengths: bool  # credit depends on how completions end, or on how long they are
     known: float  # draws behind the known pass rate; 0 where nothing reads it
@@ -70,6 +71,7 @@ def predict(
     remembered: float | None = None,
     lift: float | None = None,
     prompts: int | None = None,
+    often: int | None = None,
 ) -> Prediction:
     """Prediction of a recipe for prompts of pass rate p among a population.
 
@@ -85,6 +87,7 @@ def predict(
         lift: nats that each level of a hint adds to the log-odds of p; None: hints are
             not predicted.
         prompts: number of prompts of the task, as of `visits`.
+        often: visits of a run to each prompt; None: by `visits`.
     """
     p = np.asarray(p, np.float64)
     population = np.asarray(population, np.float64)
@@ -98,12 +101,12 @@ def predict(
         under = hint_levels.lifted(np.concatenate([p, every]), lift, config.hint.levels)
     credits = Credits(config)
     reads = reads_of(config, credits)
-    often = visits(config, prompts)
+    often = visits(config, prompts) if often is None else often
     held = memory_draws(config, remembered, often)
     cases = cases_of(config, reads, rates, population, held)
     found = expected_moments(config, credits, reads, cases, rates, under, often)
     each = found[:, 0]  # [S, R, moments]
-    attempts, placed = 1.0, 1.0
+    attempts, placed, open_ = 1.0, 1.0, 1.0
     if sizes.rounds > 1:
         open_ = float(each[:, len(p) :, OPEN].mean())
         attempts, placed = refills(open_, sizes.prompts, sizes.rounds)
@@ -131,6 +134,7 @@ def predict(
             spread=np.maximum((terms * second).sum(0) / weight**2 - 1, 0),
             most=cases.most(sizes.group_size)[: len(p)],
             attempts=attempts,
+            open=open_,
             placed=placed,
             lengths=reads.lengths,
             known=cases.known,
@@ -214,6 +218,20 @@ def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:
     Returns:
         Expected batches, and the share of all their open groups that finds a place.
     """
+    attempts, filled = filled_places(chance, prompts, rounds)
+    opened = prompts * chance * attempts  # Wald
+    used = filled @ np.arange(prompts + 1)
+    return attempts, float(used / opened) if opened else 1.0
+
+
+def filled_places(chance: float, prompts: int, rounds: int) -> tuple[float, np.ndarray]:
+    """Expected batches drawn to fill one, and `[B + 1]` probabilities of full places.
+
+    Args:
+        chance: probability that the gate leaves a group open.
+        prompts: B, places.
+        rounds: batches drawn at most.
+    """
     new = outcome_states.binomial(prompts, np.array([chance]))[:, 0]
     filled, attempts = np.eye(prompts + 1)[0], 0.0
     for _ in range(rounds):
@@ -221,6 +239,4 @@ def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:
         done = np.convolve(filled[:-1], new)
         done[prompts] = done[prompts:].sum() + filled[-1]
         filled = done[: prompts + 1]
-    opened = prompts * chance * attempts  # Wald
-    used = filled @ np.arange(prompts + 1)
-    return float(attempts), float(used / opened) if opened else 1.0
+    return float(attempts), filled

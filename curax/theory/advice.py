@@ -1,0 +1,359 @@
+"""Recipes, and sizes of each, ranked by predicted progress per cost.
+
+    cost of a prompt = a T draws + b T rows trained,   T tokens per completion
+
+and every recipe has as many prompts per step as the cost of a step pays for. Rows that
+train without credit are counted, since a step computes them. `progress` says what
+progress is, and under which assumptions.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from curax.config import Config, ConfigError, load, option, recipes
+from curax.settings.config_paths import full_name
+from curax.settings.declared import declared
+from curax.step import stages
+from curax.theory import predict, progress, sizes, visits
+from curax.theory.moments import rows_per_prompt
+from curax.theory.population import Population, mean_lengths, mean_squares
+from curax.theory.sizes import Size
+from curax.theory.stated_objective import claimed
+from curax.theory.summary import pass_rates
+
+BELIEFS = (0.1, 1.0, 10.0)  # factors of both beliefs over which a ratio is shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known, or believed, before training."""
+
+    population: Population
+    prompts: int  # K, training prompts
+    visits: int | None = None  # of a run to each prompt; None: by steps and prompts
+    steps: int | None = None  # of a run; None: those of each recipe
+    loaded: bool = False  # a run starts from the memory that gave the pass rates
+    cost: tuple[float, float] = (1.0, 1.0)  # of a token drawn, of a token trained
+    budget: int = 128  # completions whose draw and training a step costs as much as
+    tokens: float | None = None  # per completion; None: as measured, else all alike
+    references: bool = False  # prompts have reference solutions
+    shared: float = 0.1  # rho, cosine of the gradients of two prompts
+    explained: float = 0.01  # kappa, share of a score that lies along the outcome
+
+
+class Candidates(NamedTuple):
+    """Recipes to rank, and why others are not."""
+
+    configs: dict[str, Config]
+    alike: dict[str, list[str]]  # other names of recipes with the same credit
+    skipped: list[str]  # sentences
+
+
+# ----- which recipes
+
+
+def candidates(own: Mapping[str, Config], *, references: bool) -> Candidates:
+    """All recipes of configs/ and those of one's own, but for those not predicted.
+
+    Files that take another recipe to a checkpoint are left out, and recipes whose
+    credit is that of another are ranked once.
+
+    Args:
+        own: configs by name, ranked besides.
+        references: whether prompts have reference solutions.
+    """
+    found, why_not = dict(own), dict[str, list[str]]()
+    for name, path in recipes().items():
+        config = load(path)
+        if name not in found and config.steps and not option(config.model, "path"):
+            found[name] = config
+    kept: dict[Any, str] = {}
+    alike: dict[str, list[str]] = {}
+    for name in sorted(found, key=lambda name: _order(name, found[name], own)):
+        config = found[name]
+        if why := _unpredicted(config, references):
+            why_not.setdefault(why, []).append(name)
+            continue
+        same = kept.setdefault(_credit_of(config), name)
+        if same != name:
+            alike.setdefault(same, []).append(name)
+    skipped = [f"{', '.join(names)}: {why}" for why, names in why_not.items()]
+    return Candidates({name: found[name] for name in kept.values()}, alike, skipped)
+
+
+def _order(name: str, config: Config, own: Mapping[str, Config]) -> tuple[Any, ...]:
+    """Sort key, by which the name of alike recipes is the plainest."""
+    plain = declared(config.modulate, "constant", False)
+    return name not in own, not plain, name == "quickstart", len(name), name
+
+
+def _unpredicted(config: Config, references: bool) -> str | None:
+    """Why a recipe is not ranked, as the end of a sentence; None if it is."""
+    if config.reflection and not references:
+        return "rewards by reference answers, and there are none."
+    if config.reflection:
+        return "rewards by the log-prob of references, which follow no pass rate."
+    if config.hint and not (references or declared(config.hint.source, "recall", None)):
+        return "hints from reference solutions, and there are none."
+    if config.hint:
+        return (
+            "groups drawn again with hints, whose noise is not predicted; each has an "
+            "x-ray of its own."
+        )
+    return None
+
+
+def _credit_of(config: Config) -> tuple[Any, ...]:
+    """What the credit of a recipe depends on, to tell recipes apart."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, partial):
+            options = sorted(value.keywords.items())
+            return full_name(value), tuple((k, written(v)) for k, v in options)
+        if isinstance(value, tuple):
+            return tuple(map(written, value))
+        return full_name(value) if callable(value) else repr(value)
+
+    stages_of = ("allocate", "objective", "gate", "downsample", "correct", "advantage")
+    parts = [written(getattr(config, name)) for name in stages_of]
+    parts += [written(config.shape_reward), config.pool_statistics]
+    parts += [sizes.size_of(config), config.memory, repr(config.stop)]
+    return tuple(parts)
+
+
+# ----- one size
+
+
+def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
+    """Draws, cost and progress of a recipe in one size; or the sentence that refuses.
+
+    Args:
+        config: the recipe.
+        size: sizes per prompt; the number of prompts follows from the cost of a step.
+        known: what is known before training.
+    """
+    a, b = known.cost
+    guess = size.draws / (2 if config.stop else 1) * (1 + size.rounds) / 2
+    spent = (guess + size.pilots) * a + min(size.draws, size.kept) * b
+    prompts = max(round(known.budget * (a + b) / spent), 1)
+    sized = sizes.accepted(config, size, min(prompts, known.prompts))
+    if isinstance(sized, str):
+        return sized
+    rates = known.population.rates
+    p = np.unique(rates)
+    p = p if len(p) <= 32 else pass_rates()
+    held, often = _memory(sized, known)
+    try:
+        with stages.config_errors(sized):
+            seen = predict.predict(sized, p, rates, remembered=held, often=often)
+    except ConfigError as error:
+        return str(error)
+
+    def mean(values: np.ndarray) -> float:
+        return float(np.interp(rates, p, values).mean())
+
+    if not (np.isfinite(seen.noise) & np.isfinite(seen.spread)).all():
+        return f"it gives no weight to prompts of p={p[seen.weight == 0][0]:.2g}."
+    lengths = np.ones_like(p) * (known.tokens or 1.0)
+    if known.tokens is None and (each := mean_lengths(known.population, p)) is not None:
+        lengths = each
+    drawn = mean(seen.draws) * seen.attempts
+    trained = rows_per_prompt(sized) * sized.update.epochs
+    whole = mean(lengths) * known.budget * (a + b)
+    spent = a * mean(seen.draws * lengths) * seen.attempts + b * trained * mean(lengths)
+    share = whole / spent  # prompts per step at this cost, not rounded
+    return {
+        "n": size.draws,
+        "most": size.most,
+        "m": min(size.draws, size.kept),
+        "pilots": size.pilots,
+        "rounds": size.rounds,
+        "prompts": max(round(share), 1),
+        "draws": drawn * share,
+        "trained": trained * share,
+        "exact": not seen.how,
+        "visits": often,
+        "remark": remark(sized, seen, mean(seen.draws)),
+    } | _ratios(seen, sized, known, share)
+
+
+def _memory(config: Config, known: Known) -> tuple[float | None, int]:
+    """Draws of a prompt in a memory that is loaded, if any, and visits to a prompt."""
+    draws = known.population.draws
+    held = float(draws.mean()) if known.loaded and draws is not None else None
+    if known.visits is not None:
+        return held, known.visits
+    steps = config.steps if known.steps is None else known.steps
+    return held, visits.visits(replace(config, steps=steps), known.prompts)
+
+
+def _sizes(config: Config, known: Known) -> list[Size]:
+    """Sizes to predict: where nothing is remembered, allocation has but one."""
+    held, often = _memory(config, known)
+    if visits.remembers(config) and held is None and not often:
+        return [sizes.size_of(config)]
+    return list(sizes.grid(config))
+
+
+def _ratios(
+    seen: predict.Prediction, sized: Config, known: Known, share: float
+) -> dict[str, Any]:
+    """Progress at the beliefs and, under "beliefs", at BELIEFS times both of them."""
+    square = mean_squares(known.population, seen.p)
+    square = 1.0 if square is None else square
+
+    def at(by_shared: float, by_explained: float) -> progress.Progress:
+        explained = min(known.explained * by_explained, 1.0)
+        return progress.progress(
+            seen,
+            known.population.rates,
+            progress.believed(seen.p, explained, square),
+            shared=min(known.shared * by_shared, 1.0),
+            prompts=sized.sampling.prompts,
+            rounds=sized.sampling.rounds,
+            total=known.prompts,
+        )
+
+    own = at(1.0, 1.0)
+    both = itertools.product(BELIEFS, repeat=2)
+    return {
+        "progress": own.of(share),
+        "limit": own.limit,
+        "noise_prompts": own.noise,
+        "beliefs": [at(*factors).of(share) for factors in both],
+    }
+
+
+def remark(config: Config, seen: predict.Prediction, draws: float) -> str:
+    """What one should know of a recipe here, in a few words."""
+    if visits.remembers(config):
+        if not seen.known:
+            return "no prompt comes back: nothing is remembered"
+        return f"remembers {seen.known:.0f} draws of a prompt"
+    if config.pilot:
+        return f"{config.pilot.draws / draws:.0%} of its draws are pilots"
+    if config.sampling.rounds > 1:
+        return f"{seen.attempts:.1f} batches drawn to fill one, {config.sampling.rounds} at most"
+    if config.stop:
+        low, high = seen.draws.min(), seen.draws.max()
+        return f"{low:.0f} to {high:.0f} draws, by pass rate"
+    claim = claimed(config).name
+    return "asks for p" if claim == "p" else f"asks for {claim}, judged by p"
+
+
+# ----- all of them
+
+
+def rank(
+    among: Candidates, known: Known, told: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Recipes in their sizes, ranked by progress at one cost of a step, as JSON.
+
+    Args:
+        among: of `candidates`.
+        known: what is known before training.
+        told: called with how many sizes are done, and of how many.
+
+    Returns:
+        "rows", a size of a recipe each, the best first, with "gain", its progress over
+        that of the best uniform baseline, and the least and the largest gain over
+        beliefs; sentences under "notes", and under "skipped" on the recipes left out.
+
+    Raises:
+        ConfigError: no uniform baseline could be predicted.
+    """
+    work = [
+        (name, size)
+        for name, one in among.configs.items()
+        for size in _sizes(one, known)
+    ]
+    rows, refused = [], {}
+    calls = [partial(predicted, among.configs[name], one, known) for name, one in work]
+    found = _in_threads(calls)
+    for done, (at, row) in enumerate(found, 1):
+        name, _ = work[at]
+        if isinstance(row, str):
+            refused.setdefault(name, row)
+        else:
+            uniform = sizes.is_uniform(among.configs[name])
+            rows.append({"recipe": name, "uniform": uniform} | row)
+        if told:
+            told(done, len(work))
+    plain = [row for row in rows if row["uniform"]]
+    if not plain:
+        raise ConfigError(
+            "no recipe with equal groups can be predicted, and all are compared with "
+            "the best of those; name one, such as rloo."
+        )
+    base = max(plain, key=lambda row: row["progress"])
+    other = base["progress"], base["beliefs"]
+    for row in rows:
+        pairs = zip(row.pop("beliefs"), other[1], strict=True)
+        ratios = [own / best for own, best in pairs]
+        row["gain"], row["baseline"] = row["progress"] / other[0], row is base
+        row["gain_low"], row["gain_high"] = min(ratios), max(ratios)
+    rows.sort(key=lambda row: (-round(row["gain"], 9), not row["uniform"], row["n"]))
+    ranked = {row["recipe"] for row in rows}
+    skipped = [f"{name}: {why}" for name, why in refused.items() if name not in ranked]
+    return {
+        "population": known.population.source,
+        "prompts": known.prompts,
+        "visits": known.visits,
+        "cost": list(known.cost),
+        "budget": known.budget,
+        "tokens": known.tokens,
+        "shared": known.shared,
+        "explained": known.explained,
+        "rows": rows,
+        "alike": among.alike,
+        "notes": _notes(among, known),
+        "skipped": among.skipped + skipped,
+    }
+
+
+def _notes(among: Candidates, known: Known) -> list[str]:
+    """Sentences on memories that hold nothing, and on what is not counted."""
+    found = []
+    idle = [
+        name
+        for name, one in among.configs.items()
+        if visits.remembers(one) and _memory(one, known) == (None, 0)
+    ]
+    if idle:
+        found.append(
+            "No prompt comes back, so that a memory holds nothing when it is read, and "
+            f"{', '.join(sorted(idle))} draw as for prompts never seen; more visits "
+            "change that, or memory.load."
+        )
+    uncounted = [
+        name
+        for name, one in among.configs.items()
+        if not declared(one.modulate, "constant", False)
+    ]
+    if uncounted:
+        found.append(f"Token weights are not counted: {', '.join(uncounted)}.")
+    found.append(
+        "Progress is that of the pass rate, averaged over the prompts: a recipe that "
+        "asks for another objective on purpose is judged by it all the same."
+    )
+    return found
+
+
+def _in_threads(calls: Sequence[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
+    """Index and result of each call, as they end; compiling leaves Python's lock."""
+    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 4))
+    try:
+        at: dict[Future[Any], int] = {
+            pool.submit(call): i for i, call in enumerate(calls)
+        }
+        for future in as_completed(at):
+            yield at[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

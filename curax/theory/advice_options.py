@@ -1,0 +1,154 @@
+"""python -m curax.xray --advise: its options, checks and output."""
+
+import json
+import math
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from curax.config import Config, ConfigError
+from curax.settings.cli import write_file
+from curax.theory import population
+from curax.theory.population import Population
+
+# Field of `advice.Known`, by option.
+FIELDS = {
+    "prompts": "prompts",
+    "visits": "visits",
+    "cost": "cost",
+    "budget": "budget",
+    "tokens": "tokens",
+    "references": "references",
+    "shared": "shared",
+    "explained": "explained",
+}
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add `--advise` and the options that only it reads; none has a default."""
+    group = parser.add_argument_group(
+        "which recipe",
+        "--advise ranks the recipes of configs/, and sizes of each, by predicted "
+        "progress per cost; RECIPE is then one more, and may be left out",
+    )
+    group.add_argument("--advise", action="store_true", help="rank, and draw nothing")
+    numbers: list[tuple[str, Any, str]] = [
+        ("prompts", int, "training prompts (default: of the task of RECIPE)"),
+        ("visits", int, "visits of a run to each; 0: no prompt comes back (default: "
+         "by the steps of RECIPE, else 200)"),
+        ("budget", int, "completions whose draw and training a step may cost as much "
+         "as (default: 128)"),
+        ("tokens", float, "tokens per completion (default: as measured, else alike)"),
+        ("shared", float, "believed cosine of the gradients of two prompts (default: "
+         "0.1)"),
+        ("explained", float, "believed share of a score that lies along the outcome "
+         "(default: 0.01)"),
+    ]  # fmt: skip
+    for name, kind, text in numbers:
+        group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
+    group.add_argument(
+        "--cost",
+        nargs=2,
+        type=float,
+        metavar=("A", "B"),
+        help="cost of a token drawn and of a token trained (default: 1 1)",
+    )
+    group.add_argument(
+        "--references",
+        action="store_true",
+        default=None,
+        help="the prompts have reference solutions",
+    )
+    group.add_argument("--out", metavar="FILE", help="write the same as JSON")
+
+
+def check(args: Namespace) -> None:
+    """Check the options of `--advise`, and that no other command gets them.
+
+    Raises:
+        ConfigError: in a sentence with the option, its value and a fix.
+    """
+    given = {name: getattr(args, name) for name in (*FIELDS, "out")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not args.advise:
+        for name in given:
+            raise ConfigError(f"--{name} is for --advise; add that, or leave it out.")
+        return
+    for name in ("lift", "workdir"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name} is not for --advise; leave it out.")
+    ranges = {
+        "prompts": (1, 1e9, "1024"),
+        "visits": (0, 1e6, "0"),
+        "budget": (1, 1e6, "128"),
+        "tokens": (1, 1e9, "512"),
+        "shared": (0, 1, "0.1"),
+        "explained": (1e-9, 1, "0.01"),
+    }
+    for name, (low, high, fix) in ranges.items():
+        if name in given and not low <= given[name] <= high:
+            raise ConfigError(
+                f"--{name} {given[name]:g} must be from {low:g} to {high:g}; write "
+                f"{fix}."
+            )
+    cost = given.get("cost", (1.0, 1.0))
+    if not (min(cost) >= 0 and 0 < sum(cost) < math.inf):
+        raise ConfigError(
+            f"--cost {cost[0]:g} {cost[1]:g}: neither may be below 0, nor both be 0; "
+            "write 1 1."
+        )
+    if args.out and Path(args.out).is_dir():
+        raise ConfigError(f"--out {args.out} is a folder; name a file in it.")
+    if args.out and not Path(args.out).absolute().parent.is_dir():
+        raise ConfigError(f"--out {args.out}: there is no such folder; make it.")
+
+
+def advise(
+    args: Namespace, prompts: Population, named: tuple[str, Config] | None
+) -> None:
+    """Print the ranking, with its progress on stderr, and write it to `--out`.
+
+    Args:
+        args: options, checked.
+        prompts: pass rates.
+        named: name and config of a recipe of one's own, if any.
+
+    Raises:
+        ConfigError: the number of prompts is not known; or the file cannot be written.
+    """
+    fields = {FIELDS[name]: getattr(args, name) for name in FIELDS}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    own = dict([named]) if named else {}
+    if named:
+        fields |= {"steps": named[1].steps, "loaded": named[1].memory.load is not None}
+    if "prompts" not in fields:
+        size = population.task_size(named[1]) if named else None
+        if size is None:
+            raise ConfigError(
+                "--advise must know how many prompts there are to train on, since that "
+                "decides whether they come back; add --prompts 7473, say."
+            )
+        fields["prompts"] = size
+
+    from curax.theory import advice
+    from curax.theory.advice_table import table
+
+    known = advice.Known(population=prompts, **fields)
+    among = advice.candidates(own, references=known.references)
+    found = advice.rank(among, known, _told)
+    data = json.dumps(found, indent=1, allow_nan=False) + "\n"
+    if args.out:
+        write_file(Path(args.out), data.encode())
+    print(table(found))
+    if args.out:
+        print(f"Written: {args.out}")
+
+
+def _told(done: int, total: int) -> None:
+    """Say how far the ranking is, on one line of a terminal."""
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r{done} of {total} sizes predicted", end=end, file=sys.stderr)
+    elif done * 4 // total > (done - 1) * 4 // total:
+        print(f"{done} of {total} sizes predicted", file=sys.stderr)

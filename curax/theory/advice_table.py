@@ -1,0 +1,58 @@
+"""Advice as text for a terminal: the best size of each recipe, then what is assumed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Lines of gain, sizes, draws and rows trained by recipe, at its best size.
+
+    Args:
+        found: of `advice.rank`.
+    """
+    a, b = found["cost"]
+    visits = found["visits"]
+    often = "visits by steps" if visits is None else f"{visits} visits to each"
+    lines = [
+        f"Prompts: {found['population']}; {found['prompts']} to train on, {often}.",
+        f"A step costs as much as {found['budget']} completions drawn and trained, at "
+        f"{a:g} : {b:g} per token.",
+        "",
+        "  gain   range   prompts   n most  m pilots draws trained  recipe",
+    ]
+    seen = set()
+    for row in found["rows"]:
+        if row["recipe"] in seen:
+            continue
+        seen.add(row["recipe"])
+        span = f"{row['gain_low']:.2f}-{row['gain_high']:.2f}"
+        lines += [
+            f"{row['gain']:5.2f}x {span:>9} {row['prompts']:7} {row['n']:4} "
+            f"{row['most']:4} {row['m']:3} {row['pilots'] or '-':>6} "
+            f"{row['draws']:5.0f} {row['trained']:7.0f}  {row['recipe']}",
+            f"{'':17}{row['remark']}{_alike(found, row['recipe'])}",
+        ]
+    base = next(row for row in found["rows"] if row["baseline"])
+    lines += [
+        "",
+        f"Gain: progress in pass rate per cost, over that of {base['recipe']} with n = "
+        f"{base['n']}, the best with",
+        "equal groups; every recipe at its best size. That step makes "
+        f"{base['progress']:.1%} of the progress that",
+        "the exact gradient would. Range: over a tenth to ten times both beliefs: "
+        f"--shared {found['shared']:g},",
+        "the cosine of the gradients of two prompts, and --explained "
+        f"{found['explained']:g}, the share of a",
+        "score that lies along the outcome. One update of plain gradient ascent at its "
+        "best step",
+        "size; docs/choose_a_recipe.md has the formula.",
+    ]
+    lines += [f"Note: {text}" for text in found["notes"]]
+    lines += [f"Left out: {text}" for text in found["skipped"]]
+    return "\n".join(lines)
+
+
+def _alike(found: Mapping[str, Any], name: str) -> str:
+    """Names of recipes with the same credit, in brackets."""
+    others = ", ".join(found["alike"].get(name, ()))
+    return f" (also: {others})" if others else ""

@@ -1,0 +1,133 @@
+"""Predicted progress of a step of training: its first-order gain at the best step size.
+
+Let J be the pass rate, averaged over the K prompts of a file, and g the direction of a
+step, the mean of the updates u of its B prompts. If J curves by at most L,
+
+    E J(theta + eta g) >= J + eta grad J . E g - eta^2 L E|g|^2 / 2 ,
+
+and the right side is largest at eta = grad J . E g / (L E|g|^2), where the gain is
+(grad J . E g)^2 / (2 L E|g|^2). The exact gradient, g = grad J, gains |grad J|^2 / 2 L.
+Progress is the ratio of both, from 0 to 1 by Cauchy and Schwarz, and L cancels:
+
+    progress = (grad J . E g)^2 / (|grad J|^2 E|g|^2) .
+
+Of a prompt of pass rate p, by the law of the effective weight (`predict.Prediction`),
+
+    E u = w grad p,   E|u|^2 = w^2 |grad p|^2 (1 + spread) + V E[sum of c^2] ,
+
+with V the variance of a completion's score within its class. Two numbers say what no
+label tells. A share kappa of the squared norm G^2 of a score lies along the outcome:
+
+    |grad p|^2 = kappa G^2 p (1 - p),   V = (1 - kappa) G^2 ,
+
+which is what the law of total variance leaves, with kappa = 1 at most. And gradients of
+two prompts have the cosine rho: grad p . grad p' = rho |grad p| |grad p'|. With h =
+|grad p| and means over the prompts,
+
+    grad J . E g = rho E[h] E[w h] + (1 - rho) E[w h^2] / K
+    E|g|^2 = E|u|^2 / B + (1 - 1 / B) rho (E[w h]^2 - E[w^2 h^2] / K) / (1 - 1 / K) ,
+
+as the prompts of a step are distinct. What differs between prompts is in E|u|^2. For
+large K progress is 1 / (1 + N / B), where N is the number of prompts of a step at which
+half of what is possible is reached.
+
+Assumptions: one update of plain gradient ascent at the best step size; updates of a
+step's prompts are independent, given their pass rates, so that what a shared budget or
+statistics of the batch tie together is left out, and prompts of refilled batches are
+distinct; V is that of right and of wrong
+completions alike; and those of `predict`.
+
+References:
+    McCandlish et al. 2018, "An Empirical Model of Large-Batch Training",
+    arXiv:1812.06162, for 1 / (1 + N / B).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from curax.theory.predict import Prediction, filled_places
+
+
+class Scores(NamedTuple):
+    """Squared norms of scores by pass rate, `[R]`, in one unit."""
+
+    gradient: np.ndarray  # |grad p|^2
+    rest: np.ndarray  # V, within right or wrong completions
+
+
+def believed(
+    p: np.ndarray, explained: float, square: np.ndarray | float = 1.0
+) -> Scores:
+    """Scores of which a share lies along the outcome.
+
+    Args:
+        p: `[R]` pass rates.
+        explained: kappa in (0, 1].
+        square: `[R]` or `[]`, mean squared norm of the score of a completion.
+    """
+    return Scores(
+        explained * square * p * (1 - p), (1 - explained) * square * np.ones_like(p)
+    )
+
+
+class Progress(NamedTuple):
+    """Progress of steps of a recipe, by the number of their prompts."""
+
+    toward: float  # grad J . E g
+    square: float  # E|g|^2
+    limit: float  # progress without any noise, the squared cosine of E g and grad J
+    noise: float  # N, prompts per step at which half of the limit is reached
+
+    def of(self, prompts: float) -> float:
+        """Progress of a step with so many prompts."""
+        return self.limit / (1 + self.noise / prompts)
+
+
+def progress(
+    seen: Prediction,
+    rates: np.ndarray,
+    scores: Scores,
+    *,
+    shared: float,
+    prompts: int,
+    rounds: int = 1,
+    total: float = np.inf,
+) -> Progress:
+    """Progress of a recipe on prompts of these pass rates.
+
+    Args:
+        seen: its prediction at `[R]` pass rates, with a weight other than 0.
+        rates: `[K']` pass rates of the prompts, all equally likely, between the first
+            and the last of the prediction.
+        scores: `[R]` squared norms.
+        shared: rho in [0, 1], cosine of the gradients of two prompts.
+        prompts: B of a step, at most `total`.
+        rounds: batches drawn at most to fill one, by open groups alone.
+        total: K; inf: so many that none counts by itself.
+    """
+    w, h = seen.weight, np.sqrt(scores.gradient)
+    credit = seen.noise * w**2 / seen.draws  # E[sum of c^2]
+
+    def mean(values: np.ndarray) -> float:
+        return float(np.interp(rates, seen.p, values).mean())
+
+    own = mean((w * h) ** 2 * (1 + seen.spread) + scores.rest * credit)
+    common, alone = mean(w * h), mean((w * h) ** 2)
+    toward = shared * mean(h) * common + (1 - shared) / total * mean(w * h**2)
+    best = shared * mean(h) ** 2 + (1 - shared) / total * mean(h**2)
+    still = shared * common**2 + (1 - shared) / total * alone  # |E u|^2
+    pairs = 0.0  # E[u . u'] of two prompts of a step
+    if total > 1:
+        pairs = shared * (common**2 - alone / total) / (1 - 1 / total)
+    used, squared = float(prompts), float(prompts) ** 2
+    if rounds > 1:  # each place is filled by a group that the gate left open
+        _, chance = filled_places(seen.open, prompts, rounds)
+        places = np.arange(prompts + 1)
+        used, squared = float(chance @ places), float(chance @ places**2)
+    part = used / (prompts * seen.open)
+    square = used * own / seen.open + (squared - used) * pairs / seen.open**2
+    square, toward = square / prompts**2, part * toward
+    limit = toward**2 / (best * part**2 * still)
+    made = toward**2 / (best * square)
+    return Progress(toward, square, limit, prompts * (limit / made - 1))

@@ -1,0 +1,115 @@
+"""Sizes of a recipe: how many completions and prompts, and what follows from them."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from curax.config import (
+    Config,
+    ConfigError,
+    kept_of,
+    override,
+    rows_of,
+)
+from curax.settings.config_paths import Place
+from curax.settings.declared import declared
+
+
+class Size(NamedTuple):
+    """Sizes of a step, per prompt."""
+
+    draws: int  # n, mean completions that may be drawn, pilots apart
+    most: int  # G, the most that one prompt may draw
+    kept: int  # m, the most of it that trains
+    pilots: int
+    rounds: int  # batches drawn at most to fill one
+
+
+def size_of(config: Config) -> Size:
+    """The sizes of a recipe as it stands; n is rounded down."""
+    sizes = config.sampling
+    return Size(
+        draws=max(rows_of(config) // sizes.prompts, 1),
+        most=sizes.group_size,
+        kept=min(kept_of(config), sizes.group_size),
+        pilots=config.pilot.draws if config.pilot else 0,
+        rounds=sizes.rounds,
+    )
+
+
+def is_uniform(config: Config) -> bool:
+    """Whether all prompts draw, and train, one number of completions."""
+    own = size_of(config)
+    plain = not (config.stop or config.pilot or config.hint) and own.rounds == 1
+    equal = declared(config.allocate, "equal_groups", False)
+    return plain and equal and own.kept == own.most
+
+
+def resized(config: Config, size: Size, prompts: int) -> Config:
+    """The recipe with other sizes and one update per step.
+
+    Args:
+        config: the recipe.
+        size: sizes per prompt.
+        prompts: B.
+
+    Raises:
+        ConfigError: the recipe does not take these sizes.
+    """
+    equal = size.draws == size.most
+    values: dict[str, Any] = {
+        "sampling.prompts": prompts,
+        "sampling.group_size": size.most,
+        "sampling.budget": (
+            0 if equal and not size.pilots else (size.draws + size.pilots) * prompts
+        ),
+        "sampling.rounds": size.rounds,
+        "sampling.chunks": 1,
+        "update.minibatches": 1,
+        "update.micro_batches": 1,
+    }
+    if size.pilots:
+        values["pilot.draws"] = size.pilots
+    if own := declared(config.downsample, "keeps", None):
+        values[f"downsample.{own}"] = size.kept
+    told = {
+        "rows_per_prompt": min(size.draws, size.kept),
+        "most_draws": size.most,
+    }
+    for name, place in Place(config.correct).walk("correct"):
+        for what, value in told.items() if callable(place.value) else ():
+            if own := declared(place.value, what, None):
+                values[f"{name}.{own}"] = value
+    return override(config, values)
+
+
+def grid(config: Config) -> Iterator[Size]:
+    """The sizes of a recipe, then others, each of which changes one of them.
+
+    Half and twice the draws, with the most that a prompt may draw; where some are
+    selected, half the draws and twice what is kept; where there are pilots, twice the
+    draws and half the pilots; twice the rounds. The recipe may refuse some.
+    """
+    own = size_of(config)
+
+    def scaled(by: float) -> Size:
+        draws, most, kept = (int(count * by) for count in own[:3])
+        return own._replace(draws=draws, most=most, kept=kept)
+
+    if own.kept < own.most:
+        others = [scaled(0.5)._replace(kept=own.kept), own._replace(kept=own.kept * 2)]
+    elif own.pilots:
+        others = [scaled(2), own._replace(pilots=own.pilots // 2)]
+    else:
+        others = [scaled(0.5), scaled(2)]
+    if own.rounds > 1:
+        others.append(own._replace(rounds=own.rounds * 2))
+    yield own
+    yield from (size for size in others if min(size[:3]) > 0)
+
+
+def accepted(config: Config, size: Size, prompts: int) -> Config | str:
+    """The recipe in these sizes, or the sentence by which it refuses them."""
+    try:
+        return resized(config, size, prompts)
+    except ConfigError as error:
+        return str(error)

@@ -1,0 +1,288 @@
+"""What is predicted of a step, against steps that are drawn; and the ranking by it."""
+
+import json
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from test_law import assigned, loaded
+
+from curax import allocate, xray
+from curax.theory import advice, cases, moments, population, predict, progress, sizes
+from curax.theory.sizes import Size
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+P = np.array([0.2, 0.5, 0.8])  # all prompts there are
+SHARED = 0.3
+VISITS = 3
+# Recipe, in a size that a table of outcomes can hold.
+SMALL = {
+    "rloo": Size(draws=4, most=4, kept=4, pilots=0, rounds=1),
+    "grpo": Size(draws=4, most=4, kept=4, pilots=0, rounds=1),
+    "dapo": Size(draws=4, most=4, kept=4, pilots=0, rounds=2),
+    "pods_exact": Size(draws=8, most=8, kept=4, pilots=0, rounds=1),
+    "ada_est_exact": Size(draws=4, most=6, kept=6, pilots=0, rounds=1),
+    "gvm_raft_exact": Size(draws=4, most=6, kept=6, pilots=4, rounds=1),
+}
+
+
+def scores():
+    """Of a softmax over two right and two wrong actions, alike within each kind.
+
+    The gradient of p is p (1 - p) (1, 1, -1, -1) / 2.
+    """
+    return progress.Scores((P * (1 - P)) ** 2, np.full(3, 0.5))
+
+
+@cache
+def small(recipe):
+    return sizes.resized(loaded(recipe), SMALL[recipe], 2)
+
+
+@cache
+def foreseen(recipe):
+    config = small(recipe)
+    with mock.patch.object(cases, "BATCHES", 128):
+        return predict.predict(config, P, P, often=VISITS)
+
+
+def steps_of(config, prompt, number, rng):
+    """Direction of each step, shared `[S, 4]` and by prompt `[S, B, 4]`, as drawn."""
+    group = config.sampling.group_size
+    known = None
+    count = np.full(prompt.shape, group)
+    if config.pilot or sizes.size_of(config).draws < group:
+        draws, trials = number
+        share = rng.binomial(trials, P[prompt]) / trials
+        count, known = cases.allocator(config, draws)(share)
+    right = rng.random((*prompt.shape, group)) < P[prompt][..., None]
+    exists = np.arange(group) < count[..., None]
+    action = 2 * ~right + (rng.random(right.shape) < 0.5)
+    policy = np.repeat(np.stack([P, 1 - P], -1) / 2, 2, -1)
+    score = np.eye(4)[action] - policy[prompt][:, :, None]
+    labels = (right & exists).astype(np.float32)
+    history = 0.5 if known is None else known
+    _, credit = assigned(config, labels, exists, exists, history)
+    credit = credit / prompt.shape[1] / moments.rows_per_prompt(config)
+    return np.einsum("sbg,sbga->sba", credit, score), exists.any(-1) & (
+        ~dead(labels, exists) if config.sampling.rounds > 1 else True
+    )
+
+
+def dead(labels, exists):
+    solved = labels.sum(-1)
+    return (solved == 0) | (solved == exists.sum(-1))
+
+
+def prompts_of(total, count, rng):
+    """`[S, 2]` prompts of each step: distinct ones of three, or of very many."""
+    if total == np.inf:
+        return rng.integers(0, 3, (count, 2))
+    return rng.permuted(np.tile(np.arange(3), (count, 1)), axis=1)[:, :2]
+
+
+def drawn(recipe, total, count=60_000):
+    """grad J . E g and E|g|^2 of steps of two prompts, by drawing them.
+
+    Logits are sqrt(rho) times those that all share plus sqrt(1 - rho) times a prompt's
+    own, so that gradients of two prompts have the cosine rho.
+    """
+    config, rng = small(recipe), np.random.default_rng(0)
+    held = predict.memory_draws(config, None, VISITS)
+    prompt = prompts_of(total, count, rng)
+    own, open_ = steps_of(config, prompt, held, rng)
+    for _ in range(config.sampling.rounds - 1):  # open groups of another batch
+        again = prompts_of(total, count, rng)
+        more, fits = steps_of(config, again, held, rng)
+        use = np.concatenate([open_, fits], 1)
+        first = np.argsort(~use, 1, kind="stable")[:, :2]
+        own = np.take_along_axis(np.concatenate([own, more], 1), first[..., None], 1)
+    gradient = (P * (1 - P) / 2)[:, None] * np.array([1, 1, -1, -1.0])
+    shared, alone = own.sum(1), own
+    toward = SHARED * shared.mean(0) @ gradient.mean(0)
+    if total == 3:
+        alone = np.einsum("sba,sbk->ska", own, np.eye(3)[prompt])
+        toward += (1 - SHARED) * np.einsum("ka,ka->", alone.mean(0), gradient / 3)
+    square = SHARED * (shared**2).sum(-1) + (1 - SHARED) * (alone**2).sum((1, 2))
+    return toward, square.mean(), square.std() / count**0.5
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe):
+    """Of distinct prompts with gradients that are partly shared, by drawing steps."""
+    config = small(recipe)
+    total = np.inf if config.sampling.rounds > 1 else 3
+    got = progress.progress(
+        foreseen(recipe),
+        P,
+        scores(),
+        shared=SHARED,
+        prompts=2,
+        rounds=config.sampling.rounds,
+        total=total,
+    )
+    toward, square, error = drawn(recipe, total)
+    close(got.toward, toward, rtol=0.01)
+    # A shared budget ties the prompts of a batch together, most of all two.
+    tied = 0.02 * square if foreseen(recipe).how else 0.0
+    close(got.square, square, rtol=0, atol=3 * error + tied)
+
+
+# ----- what follows from it
+
+SEVERAL = population.Population("here", np.array([0.05, 0.3, 0.5, 0.9]))
+KNOWN = advice.Known(population=SEVERAL, prompts=4000, visits=0)
+of = partial(Size, pilots=0, rounds=1)
+
+
+@cache
+def row(recipe, size, **known):
+    return advice.predicted(loaded(recipe), size, replace(KNOWN, **known))
+
+
+def test_more_draws_of_a_prompt_need_fewer_prompts_for_the_same_noise():
+    few, more = (row("rloo", of(draws=n, most=n, kept=n)) for n in (2, 4))
+    assert more["noise_prompts"] < few["noise_prompts"]
+    # By the formula, as leave-one-out has w = 1 and sum of c^2 = p (1 - p) / (n - 1).
+    spread = SEVERAL.rates * (1 - SEVERAL.rates)
+    close(few["limit"], 1, rtol=1e-3)
+    common = KNOWN.shared * (spread**0.5).mean() ** 2
+    for n, found in ((2, few), (4, more)):
+        # Var(C+ / p - C- / (1 - p)) of the U-statistic of n labels.
+        labels = 1 + (1 / spread - 4) / n + 2 / (n * (n - 1)) - 1
+        own = (spread * (1 + labels)).mean()
+        own += (1 / KNOWN.explained - 1) * (spread / (n - 1)).mean()
+        close(found["noise_prompts"], own / common - 1, rtol=0.02)
+
+
+def test_down_sampling_gains_as_training_costs_more_than_drawing():
+    even = "grpo", of(draws=8, most=8, kept=8)
+    kept = "pods_exact", of(draws=8, most=8, kept=4)
+    ratios = []
+    for b in (0.1, 1.0, 10.0):
+        both = [row(*one, cost=(1.0, b))["progress"] for one in (kept, even)]
+        ratios.append(both[0] / both[1])
+    assert ratios[0] < 1 < ratios[2]
+    assert ratios == sorted(ratios)
+
+
+def test_a_memory_of_prompts_that_never_come_back_changes_nothing():
+    size = of(draws=4, most=8, kept=8)
+    never = row("greso", size)
+    config = replace(loaded("greso"), allocate=allocate.uniform)
+    uniform = advice.predicted(config, size, KNOWN)
+    assert never["remark"] == "no prompt comes back: nothing is remembered"
+    for key in ("progress", "noise_prompts", "draws", "trained"):
+        close(never[key], uniform[key])
+    often = row("greso", size, visits=12)
+    assert "remembers" in often["remark"]
+    assert abs(often["progress"] / never["progress"] - 1) > 0.01
+    # What steps and prompts say, where no visits are told.
+    assert row("greso", size, visits=None)["visits"] == 1
+    assert row("greso", size, visits=None, steps=100)["visits"] == 0
+
+
+def test_scores_as_measured_are_those_near_a_pass_rate():
+    square = np.full(40, 8.0)
+    square[20:] *= 3
+    prompts = population.Population(
+        "here", np.linspace(0.1, 0.9, 40), np.full(40, 4.0), square, square
+    )
+    close(population.mean_squares(prompts, np.array([0.1, 0.9])), [2.0, 6.0])
+    found = progress.believed(P, 0.1, 2.0)
+    close(found.gradient, 0.2 * P * (1 - P))
+    close(found.rest, 1.8)
+
+
+@pytest.fixture
+def three(monkeypatch):
+    """Of configs/, these alone: a baseline, one that remembers, three left out."""
+    names = ("rloo", "greso", "sage", "dro", "quickstart")
+    found = {name: CONFIGS / f"{name}.py" for name in names}
+    monkeypatch.setattr(advice, "recipes", lambda: found)
+
+
+def test_the_command_ranks_recipes_and_writes_what_it_says(three, tmp_path, capsys):
+    own = tmp_path / "mine.py"
+    text = (CONFIGS / "rloo.py").read_text()
+    own.write_text(text.replace("group_size=4", "group_size=3"))
+    out = tmp_path / "advice.json"
+    argv = ["--advise", own, "--beta", 2, 3, "--visits", 0, "--out", out]
+    assert xray.main([str(word) for word in [*argv, "--prompts", 500]]) == 0
+    said = capsys.readouterr()
+    page = json.loads(out.read_text())
+    gains = [row["gain"] for row in page["rows"]]
+    assert gains == sorted(gains, reverse=True)
+    base = next(row for row in page["rows"] if row["baseline"])
+    assert (base["uniform"], base["gain"]) == (True, 1.0)
+    assert {row["recipe"] for row in page["rows"]} == {
+        *("mine", "rloo", "greso", "quickstart"),
+    }
+    assert [row["n"] for row in page["rows"] if row["recipe"] == "greso"] == [8]
+    lines = said.out.splitlines()
+    assert lines[0] == "Prompts: Beta(2, 3); 500 to train on, 0 visits to each."
+    assert lines[-1] == f"Written: {out}"
+    assert max(map(len, lines[: lines.index("", 4)])) <= 88
+    assert "no prompt comes back: nothing is remembered" in said.out
+    assert "Note: No prompt comes back, so that a memory holds nothing " in said.out
+    assert "Left out: sage: hints from reference solutions, and there are" in said.out
+    assert said.err.endswith("sizes predicted\n")
+    skipped = advice.candidates({}, references=True).skipped
+    assert any("noise is not predicted" in text for text in skipped)
+
+
+def test_pass_rates_of_an_evaluation_have_less_spread_than_its_shares(tmp_path):
+    rng = np.random.default_rng(0)
+    rates = rng.beta(2, 3, 400)
+    path = tmp_path / "held_out.jsonl"
+    lines = [
+        {"problem": i, "greedy": j == 4, "outcome": float(rng.random() < rate)}
+        for i, rate in enumerate(rates)
+        for j in range(5)
+    ]
+    lines[0]["outcome"] = None
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    got = population.of_evaluation(path)
+    close(got.rates.mean(), rates.mean(), rtol=0.05)
+    close(got.rates.var(), rates.var(), rtol=0.25)
+    assert got.draws is None
+
+
+SAMPLE = '{"problem": 0, "greedy": false, "outcome": 1.0}\n'
+WRONG = {
+    "alone": (["--prompts", "9"], "--prompts is for --advise; add that, or leave "),
+    "unknown": (["--advise"], "--advise must know how many prompts there are "),
+    "none": (["--advise", "--prompts", "0"], "--prompts 0 must be from 1 to 1e+09; "),
+    "often": (["--advise", "--visits", "-1"], "--visits -1 must be from 0 to 1e+06"),
+    "share": (["--advise", "--shared", "nan"], "--shared nan must be from 0 to 1; "),
+    "free": (["--advise", "--cost", "0", "0"], "--cost 0 0: neither may be below 0, "),
+    "paid": (["--advise", "--cost", "1", "-1"], "--cost 1 -1: neither may be below"),
+    "lift": (["--advise", "--lift", "1"], "--lift is not for --advise; leave it out."),
+    "set": (["--advise", "--set", "a=1"], "--set a=1 changes a recipe; name one."),
+    "out": (["--advise", "--out", "no/a.json"], "--out no/a.json: there is no such "),
+    "folder": (["--advise", "--out", "."], "--out . is a folder; name a file in it."),
+    "absent": (["--evaluation", "no.jsonl"], "--evaluation no.jsonl cannot be read ("),
+    "broken": (["--evaluation", "broken.jsonl"], "--evaluation broken.jsonl:2: no "),
+    "empty": (["--evaluation", "empty.jsonl"], "--evaluation empty.jsonl: it has no "),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input_is_one_sentence(case, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.jsonl").write_text(SAMPLE + SAMPLE.replace("1.0", "2"))
+    (tmp_path / "empty.jsonl").write_text(SAMPLE.replace("1.0", "null"))
+    before = sorted(tmp_path.rglob("*"))
+    argv, says = WRONG[case]
+    if "--evaluation" in argv:
+        argv = [*argv, "--advise", "--prompts", "9"]
+    assert xray.main(argv) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"curax.xray: {says}")
+    assert said.err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
