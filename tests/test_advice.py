@@ -152,8 +152,8 @@ def test_more_draws_of_a_prompt_need_fewer_prompts_for_the_same_noise():
     close(few["limit"], 1, rtol=1e-3)
     common = KNOWN.shared * (spread**0.5).mean() ** 2
     for n, found in ((2, few), (4, more)):
-        # Var(C+ / p - C- / (1 - p)) of the U-statistic of n labels.
-        labels = 1 + (1 / spread - 4) / n + 2 / (n * (n - 1)) - 1
+        # Of the variance of n labels over p (1 - p), which C+ / p - C- / (1 - p) is.
+        labels = (1 / spread - 3 - (n - 3) / (n - 1)) / n
         own = (spread * (1 + labels)).mean()
         own += (1 / KNOWN.explained - 1) * (spread / (n - 1)).mean()
         close(found["noise_prompts"], own / common - 1, rtol=0.02)
@@ -215,7 +215,7 @@ def test_the_command_ranks_recipes_and_writes_what_it_says(three, tmp_path, caps
     assert xray.main([str(word) for word in [*argv, "--prompts", 500]]) == 0
     said = capsys.readouterr()
     page = json.loads(out.read_text())
-    gains = [row["gain"] for row in page["rows"]]
+    gains = [round(row["gain"], 9) for row in page["rows"]]
     assert gains == sorted(gains, reverse=True)
     base = next(row for row in page["rows"] if row["baseline"])
     assert (base["uniform"], base["gain"]) == (True, 1.0)

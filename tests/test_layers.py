@@ -62,6 +62,7 @@ for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
 NO_JAX = {
     *("settings", "config", "models/prompt_form", "runs/xray_picture"),
     *(f"theory/{name}" for name in ("frontier", "population", "table")),
+    *(f"theory/{name}" for name in ("advice_table", "advice_options", "sizes")),
     *(f"runs/{name}" for name in ("record", "pictures", "page", "progress", "alarms")),
     *("runs/interrupt", "runs/lock", "processes/watch", "processes/clusters"),
 }

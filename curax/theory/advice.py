@@ -240,7 +240,8 @@ def remark(config: Config, seen: predict.Prediction, draws: float) -> str:
     if config.pilot:
         return f"{config.pilot.draws / draws:.0%} of its draws are pilots"
     if config.sampling.rounds > 1:
-        return f"{seen.attempts:.1f} batches drawn to fill one, {config.sampling.rounds} at most"
+        most = config.sampling.rounds
+        return f"{seen.attempts:.1f} batches drawn to fill one, {most} at most"
     if config.stop:
         low, high = seen.draws.min(), seen.draws.max()
         return f"{low:.0f} to {high:.0f} draws, by pass rate"

@@ -108,23 +108,24 @@ def of_evaluation(path: Path) -> Population:
             continue
         try:
             row = json.loads(line)
-            problem, outcome = row["problem"], row["outcome"]
-            counts = not row["greedy"] and outcome is not None
-            if counts and not 0 <= outcome <= 1:
+            each = found.setdefault(row["problem"], [])
+            if row["greedy"] or row["outcome"] is None:
+                continue
+            if not 0 <= row["outcome"] <= 1:
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             raise ConfigError(
                 f"--evaluation {path}:{number}: no JSON object with problem, greedy, "
                 "and outcome from 0 to 1; mend or delete this line."
             ) from None
-        if counts:
-            found.setdefault(problem, []).append(float(outcome))
-    if not found:
+        each.append(float(row["outcome"]))
+    graded = [each for each in found.values() if each]
+    if not graded:
         raise ConfigError(
             f"--evaluation {path}: it has no graded sample; evaluate with --n 4 or so."
         )
-    shares = np.array([np.mean(each) for each in found.values()])
-    samples = round(np.mean([len(each) for each in found.values()]))
+    shares = np.array([np.mean(each) for each in graded])
+    samples = round(np.mean([len(each) for each in graded]))
     rates = np.clip(spread(shares, samples), LOWEST, 1 - LOWEST)
     return Population(str(path), np.sort(rates))
 
