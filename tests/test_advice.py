@@ -11,6 +11,7 @@ import pytest
 from test_law import assigned, loaded
 
 from curax import allocate, xray
+from curax.config import ConfigError
 from curax.theory import advice, cases, moments, population, predict, progress, sizes
 from curax.theory.sizes import Size
 
@@ -184,6 +185,17 @@ def test_a_memory_of_prompts_that_never_come_back_changes_nothing():
     # What steps and prompts say, where no visits are told.
     assert row("greso", size, visits=None)["visits"] == 1
     assert row("greso", size, visits=None, steps=100)["visits"] == 0
+
+
+def test_a_step_has_a_prompt_at_least_and_none_twice():
+    size = of(draws=4, most=4, kept=4)
+    assert row("rloo", size, budget=1) == (
+        "a step of this cost has 0.25 prompts, of 4000."
+    )
+    assert row("rloo", size, prompts=4) == "a step of this cost has 32 prompts, of 4."
+    only = advice.Candidates({"rloo": loaded("rloo")}, {}, [])
+    with pytest.raises(ConfigError, match=r"\(rloo: .* prompts, of 4000\); change "):
+        advice.rank(only, replace(KNOWN, budget=1))
 
 
 def test_scores_as_measured_are_those_near_a_pass_rate():

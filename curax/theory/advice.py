@@ -169,6 +169,8 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
     whole = mean(lengths) * known.budget * (a + b)
     spent = a * mean(seen.draws * lengths) * seen.attempts + b * trained * mean(lengths)
     share = whole / spent  # prompts per step at this cost, not rounded
+    if not 0.5 <= share < known.prompts + 0.5:
+        return f"a step of this cost has {share:.2g} prompts, of {known.prompts}."
     return {
         "n": size.draws,
         "most": size.most,
@@ -289,9 +291,10 @@ def rank(
             told(done, len(work))
     plain = [row for row in rows if row["uniform"]]
     if not plain:
+        name, why = next(iter(refused.items()), ("a baseline", "there is none."))
         raise ConfigError(
-            "no recipe with equal groups can be predicted, and all are compared with "
-            "the best of those; name one, such as rloo."
+            "no recipe with equal groups can be predicted, with which all are compared "
+            f"({name}: {why.rstrip('.')}); change --budget, or name such a recipe."
         )
     base = max(plain, key=lambda row: row["progress"])
     other = base["progress"], base["beliefs"]
