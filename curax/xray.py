@@ -36,6 +36,11 @@ def parser() -> Parser:
     )
     result.add_recipe()
     result.add_assignments()
+    result.add_argument(
+        "--trl",
+        metavar="FILE",
+        help="YAML or JSON with options of a GRPOConfig of TRL, in place of RECIPE",
+    )
     prompts = result.add_mutually_exclusive_group()
     prompts.add_argument(
         "--beta",
@@ -82,10 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.advise:
             advise(args)
             return 0
-        path = Path(recipe := recipe_of(args))
-        name = named(path)
+        name, config, converted = examined(args)
         workdir = Path(args.workdir or Path("runs", "xray", name))
-        config = override(load(path), args.assignments)
         prompts = population_of(args)
         lift = checked_lift(config, args.lift)
         make_folder(workdir)
@@ -95,12 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         size = population.task_size(config)
         found = summarise(config, prompts, lift, num_prompts=size)
-        page = {"recipe": name, "config": recipe, "set": args.assignments} | found
+        source = args.trl or recipe_of(args)
+        page = {"recipe": name, "config": source, "set": args.assignments} | found
         data = json.dumps(page, indent=1, allow_nan=False) + "\n"
         files = {"xray.json": data.encode(), "xray.png": picture(name, found)}
         for file, content in files.items():
             write_file(workdir / file, content)
-        print(table(name, found))
+        print("\n".join([table(name, found), *converted]))
         print(f"Written: {workdir}/xray.json, {workdir}/xray.png")
     except ConfigError as error:
         print(f"curax.xray: {error}", file=sys.stderr)
@@ -129,12 +133,37 @@ def advise(args: Namespace) -> None:
     # A hundred small programs: what they save by being fast, compiling them would cost.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     own = None
-    if args.recipe or args.config:
-        path = Path(recipe_of(args))
-        own = named(path), override(load(path), args.assignments)
+    if args.recipe or args.config or args.trl:
+        name, config, _ = examined(args)
+        own = name, config
     elif args.assignments:
         raise ConfigError(f"--set {args.assignments[0]} changes a recipe; name one.")
     advice_options.advise(args, population_of(args), own)
+
+
+def examined(args: Namespace) -> tuple[str, Config, list[str]]:
+    """Name and config of what is examined, and sentences about its conversion.
+
+    Raises:
+        ConfigError: it cannot be read, or two are named.
+    """
+    if args.trl is None:
+        path = Path(recipe_of(args))
+        return named(path), override(load(path), args.assignments), []
+    if args.recipe or args.config:
+        raise ConfigError(
+            f"--trl {args.trl} and {args.recipe or args.config} are two recipes; leave "
+            "one out."
+        )
+    from curax import foreign
+
+    path = Path(args.trl)
+    found = foreign.read_trl(path)
+    config = override(found.config(), args.assignments)
+    said = [f"From TRL: {remark}." for remark in found.remarks]
+    if found.unread:
+        said.append(f"Not read, without a counterpart: {', '.join(found.unread)}.")
+    return path.stem, config, said
 
 
 def checked_lift(config: Config, lift: float | None) -> float:

@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "tasks": BASE | {"verify"},
     "models": BASE,
     "testbed": BASE | STAGES | {"config", "models", "tasks"},
+    "foreign": {"settings", "testbed", "config"} | STAGES,
     "step": BASE | STAGES | {"config", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "config", "step", "theory"},
@@ -55,6 +56,7 @@ COMMANDS_BESIDE = {
     "export": {"models"},
     "train": {"processes"},
     "plan": {"planning"},
+    "xray": {"foreign"},
 }
 for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
     MAY_IMPORT[room] = MAY_IMPORT[room] | more

@@ -3,7 +3,8 @@
 A page is followed from top to bottom in a folder that is laid out as it says, with a
 random checkpoint and files made on the spot. Commands run as they stand there, but that
 `fewer` and `FEWER` make runs and evaluations small. A block of python is a file, named
-in its first line; a block of text or JSON behind a command is what that prints.
+in its first line, and so is one of YAML; a block of text or JSON behind a command is
+what that prints.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ import words
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import __main__, evaluate, export, train, xray
+from curax import __main__, evaluate, export, loss, train, xray
 from curax.config import fields_of, load, option, override
 from curax.models import prompt_form
 from curax.runs import run
@@ -45,8 +46,11 @@ NAMES = (
     "choose_a_recipe",
     "add_a_method",
     "metrics",
+    "from_trl",
+    "from_verl",
 )
-MADE = {"shop", "tolerant", "median", "spread"}  # modules that the pages write
+# Modules that the pages write.
+MADE = {"shop", "tolerant", "median", "spread", "of_trl", "of_verl"}
 COMMANDS = {
     "curax.train": train.main,
     "curax.evaluate": evaluate.main,
@@ -158,8 +162,8 @@ class Site:
         self._followed.add(name)
         said, found = "", blocks(name)
         for i, (kind, text) in enumerate(found):
-            if kind == "python":
-                file = re.match(r"# (\S+\.py)\n", text)
+            if kind in ("python", "yaml"):
+                file = re.match(r"# (\S+\.(?:py|yaml))\n", text)
                 assert file, text
                 (self.folder / file[1]).write_text(text)
             elif kind == "bash":
@@ -304,10 +308,11 @@ def known() -> set[str]:
 @for_every_page
 def test_every_field_that_a_page_names_is_one(name):
     groups = "task|model|sampling|update|evaluation|logging|memory|mesh|kl|loss"
-    found = set(re.findall(rf"`(?:--set )?((?:{groups})\.[a-z_.]+)", page(name)))
+    found = set(re.findall(rf"`(?:--set )?((?:{groups})\.[a-z_.0-9]+)", page(name)))
+    functions = {one for one in found if hasattr(loss, one.removeprefix("loss."))}
     files = {one for one in found if one.endswith((".json", ".jsonl"))}
     of_page = {one for one in found if one.startswith("task.grader.")}
-    assert found - files - of_page <= known()
+    assert found - files - of_page - functions <= known()
 
 
 @for_every_page

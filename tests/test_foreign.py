@@ -1,0 +1,162 @@
+"""A configuration of TRL becomes the recipe that computes what TRL does."""
+
+import json
+import re
+from dataclasses import is_dataclass
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from curax import aggregate, foreign, loss, xray
+from curax.config import ConfigError, option
+from curax.theory import population, summary
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "from_trl.md").read_text()
+
+
+def weights(config):
+    found = summary.summarise(config, population.of_beta(1, 1))["by_pass_rate"]
+    return (np.array(found[key], float) for key in ("p", "weight"))
+
+
+def test_the_defaults_of_trl_weigh_prompts_as_its_formula_does():
+    """Groups of 8, standard deviations with ddof 1 and 1e-4 added to them."""
+    p, weight = weights(foreign.of_trl({}).config())
+    want = np.zeros_like(p)
+    for k in range(9):
+        q = k / 8
+        chance = comb(8, k) * p**k * (1 - p) ** (8 - k)
+        want += chance * q * (1 - q) / (np.sqrt(8 / 7 * q * (1 - q)) + 1e-4)
+    np.testing.assert_allclose(weight, want / (p * (1 - p)), rtol=1e-6)
+
+
+def test_dr_grpo_of_trl_weighs_all_prompts_alike():
+    given = {"loss_type": "dr_grpo", "scale_rewards": "none", "num_generations": 4}
+    _, weight = weights(foreign.of_trl(given).config())
+    np.testing.assert_allclose(weight, 3 / 4, rtol=1e-6)
+
+
+CONVERTED = [
+    ({}, {"sampling.group_size": 8, "sampling.prompts": 1, "kl": None}),
+    ({}, {"advantage.eps": 1e-4, "advantage.bessel": True, "update.epochs": 1}),
+    ({}, {"loss.low": 0.2, "loss.high": 0.2, "loss.dual": None}),
+    ({"epsilon_high": 0.28, "delta": 4}, {"loss.high": 0.28, "loss.dual": 4.0}),
+    ({"generation_batch_size": 64}, {"sampling.prompts": 8, "update.minibatches": 8}),
+    (
+        {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
+        {"sampling.prompts": 4, "update.minibatches": 2},
+    ),
+    (
+        {"steps_per_generation": 1, "gradient_accumulation_steps": 4},
+        {"sampling.prompts": 4, "update.minibatches": 1},
+    ),
+    (
+        {"max_steps": 100, "num_iterations": 2, "steps_per_generation": 2},
+        {"steps": 25, "update.epochs": 2, "update.minibatches": 2},
+    ),
+    ({"learning_rate": "2e-6"}, {"optimizer.learning_rate": 2e-6}),
+    ({"max_grad_norm": 0}, {"update.clip_norm": float("inf")}),
+    ({"loss_type": "cispo", "epsilon_high": 5}, {"loss.low": 1.0, "loss.high": 4.0}),
+    ({"loss_type": "dr_grpo", "max_completion_length": 7}, {"aggregate.length": 7}),
+    ({"top_p": 0.9}, {"sampling.top_p": 0.9, "sampling.accept_truncation": True}),
+    ({"beta": 0.04}, {"kl.coefficient": 0.04, "kl.estimator": loss.k2}),
+    ({"beta": 0.04, "use_bias_correction_kl": False}, {"kl.estimator": loss.k3}),
+    ({"loss_type": "grpo"}, {"aggregate": aggregate.sequence_mean}),
+    ({"top_entropy_quantile": 0.2}, {"modulate.share": 0.2}),
+    ({"entropy_coef": 0.01}, {"entropy_bonus": 0.01}),
+]
+
+
+@pytest.mark.parametrize(("given", "want"), CONVERTED, ids=str)
+def test_an_option_becomes_the_field_with_its_meaning(given, want):
+    config = foreign.of_trl(given).config()
+    for name, value in want.items():
+        got = config
+        for key in name.split("."):
+            got = getattr(got, key) if is_dataclass(got) else option(got, key)
+        assert got == value, name
+
+
+REFUSED = [
+    *({"loss_type": name} for name in ("bnpo", "luspo", "sapo", "vespo", "ppo")),
+    *({name: 0.5} for name in ("min_p", "repetition_penalty")),
+    *({name: True} for name in ("sync_ref_model", "use_adaptive_entropy")),
+    {"scale_rewards": "batch"},
+    {"scale_rewards": "row"},
+    {"generation_kwargs": {"min_p": 0.1}},
+    {"off_policy_mask_threshold": 0.1},
+    {"reward_weights": [0.5, 0.5]},
+    {"multi_objective_aggregation": "normalize_then_sum"},
+    {"loss_type": "cispo"},
+    {"loss_type": "grpo", "entropy_coef": 0.01},
+    {"importance_sampling_level": "sequence", "delta": 4.0},
+    {"importance_sampling_level": "sequence", "beta": 0.1},
+    {"importance_sampling_level": "row"},
+    {"generation_batch_size": 12},
+    {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
+    {"generation_batch_size": 8, "steps_per_generation": 1},
+    {"num_generations": 1},
+    {"num_generations": "many"},
+    {"beta": True},
+    {"mask_truncated_completions": "yes"},
+    {"num_generatoins": 8},
+]
+
+
+# Options at their defaults that do not go with what is given.
+IN_THEIR_PLACE = ("epsilon_high", "use_bias_correction_kl")
+
+
+@pytest.mark.parametrize("given", REFUSED, ids=str)
+def test_what_cannot_be_converted_is_a_sentence_with_what_to_write(given):
+    with pytest.raises(ConfigError) as error:
+        foreign.of_trl(given)
+    said = str(error.value)
+    assert re.search(r"\w+=\S+ .*(; (write|leave)|did you mean).*[.?]$", said), said
+    assert any(name in said for name in [*given, *IN_THEIR_PLACE])
+
+
+def test_the_page_has_every_option_that_decides_something():
+    _, _, text = PAGE.partition("| TRL | default | here |")
+    cells = [row.split("|")[1] for row in text.partition("\n\n")[0].splitlines()[2:]]
+    names = set(re.findall(r"`(\w+)", " ".join(cells)))
+    assert names - {"luspo", "sapo", "vespo"} == set(foreign.DEFAULTS)
+
+
+def test_the_command_reads_names_alone(tmp_path, monkeypatch, capsys):
+    """YAML and JSON; what is not read is listed, and `--set` changes the rest."""
+    monkeypatch.chdir(tmp_path)
+    options = {"num_generations": 4, "use_vllm": True, "scale_rewards": False}
+    Path("run.json").write_text(json.dumps(options))
+    assert xray.main(["--trl", "run.json", "--set", "sampling.prompts=3"]) == 0
+    said = capsys.readouterr().out
+    assert "run: claims p, follows p" in said
+    assert "Not read, without a counterpart: use_vllm." in said
+    page = json.loads(Path("runs/xray/run/xray.json").read_text())
+    assert page["config"] == "run.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "said"),
+    [
+        ("- a\n- b\n", [], "run.yaml holds list"),
+        ("a: [1\n", [], "run.yaml is no YAML"),
+        ("!!python/object:os.system x\n", [], "run.yaml is no YAML"),
+        (None, [], "run.yaml cannot be read"),
+        ("beta: 0\n", ["grpo"], "--trl run.yaml and grpo are two recipes"),
+        ("loss_type: sapo\n", [], "run.yaml: loss_type=sapo has a soft clip"),
+        ("temperature: 0\n", [], "temperature=0"),
+    ],
+)
+def test_bad_files_are_one_sentence(text, argv, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("run.yaml").write_text(text)
+    assert xray.main(["--trl", "run.yaml", *argv]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not Path("runs").exists()
