@@ -253,10 +253,20 @@ class Evaluation:
     every: Count = 50  # steps from one evaluation to the next
     prompts: Count = 256  # held-out prompts
     samples: Count = 8  # completions per prompt
+    k: Natural = 0  # of pass@k, estimated from these samples; 0: not measured
     distance: bool = False  # measure the KL to the policy RL starts from, which is kept
     confidence: Natural = 0  # k of the confidence of a token; 0: not measured
     window: Count = 2048  # tokens over which confidence is averaged
     format: Function | None = None  # text -> kind, an integer; None: first four tokens
+
+    def conflicts(self) -> Iterator[str]:
+        """A sentence if pass@k needs more samples than are drawn."""
+        if self.k > self.samples:
+            yield (
+                f"evaluation.k={self.k} completions cannot be drawn from "
+                f"evaluation.samples={self.samples}; set evaluation.k to at most "
+                f"{self.samples}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -668,6 +678,7 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield f"seeds={config.seeds} cannot run side by side with staged=True; {fix}."
     yield from _uncorrected(config)
     yield from config.mesh.conflicts()
+    yield from config.evaluation.conflicts()
     sizes, update = config.sampling, config.update
     numbers = (sizes.group_size, sizes.prompts, sizes.budget, kept_of(config))
     numbers += (update.minibatches, update.micro_batches)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from curax.config import ConfigError
+from curax.evaluation.benchmarks import BENCHMARKS, PROTOCOL
 from curax.settings.cli import Parser, program, survives_closed_output
 from curax.settings.config_types import (
     Count,
@@ -112,6 +113,13 @@ def _add_question_options(parser: Parser) -> None:
         help="JSON lines, parquet, or a folder of array_record (default: what the run "
         "holds out)",
     )
+    group.add_argument(
+        "--benchmark",
+        choices=sorted(BENCHMARKS),
+        metavar="NAME",
+        help="what the file of --data is: sets layout, prompt and sampling to those of "
+        f"a published protocol, where no option says else ({', '.join(BENCHMARKS)})",
+    )
     group.add_argument("--limit", type=int, metavar="N", help="the first N of each")
     group.add_argument(
         "--layout",
@@ -147,7 +155,10 @@ def _add_sampling_options(parser: Parser) -> None:
         "how completions are drawn", "Defaults are those of the run's sampling."
     )
     group.add_argument(
-        "--n", type=int, default=8, help="sampled completions per problem (default: 8)"
+        "--n",
+        type=int,
+        help="sampled completions per problem; mean@n is avg@n (default: 8, or as the "
+        "benchmark)",
     )
     group.add_argument(
         "--k",
@@ -220,8 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         args = parser().parse_args(argv)
+        apply_benchmark(args)
         check(args)
         name = Path(args.model).resolve().name
+        name += f"-{args.benchmark}" if args.benchmark else ""
         out = Path(args.out or Path("runs", "evaluate", name))
         command = shlex.join([sys.orig_argv[0], "-m", "curax.evaluate", *argv])
         # This imports jax, which takes seconds: not before the input is read.
@@ -233,6 +246,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:  # before anything is sampled
         return 130
+
+
+def apply_benchmark(args: Namespace) -> None:
+    """Set options that are not given to those of the benchmark, if there is one.
+
+    Raises:
+        ConfigError: not exactly one file is named with it.
+    """
+    args.changed = {}
+    if args.benchmark:
+        if len(args.data) != 1:
+            raise ConfigError(
+                f"--benchmark {args.benchmark} is of one file, and --data names "
+                f"{len(args.data)}; add --data FILE with its problems."
+            )
+        for name in PROTOCOL:
+            default = getattr(BENCHMARKS[args.benchmark], name)
+            given = getattr(args, name)
+            if given is None:
+                setattr(args, name, default)
+            elif given != default:
+                args.changed[name] = given
+        if args.template is not None:
+            args.changed["template"] = repr(args.template)
+    args.n = 8 if args.n is None else args.n
 
 
 def check(args: Namespace) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -23,10 +24,10 @@ import words
 from test_folder import files_of_at_most
 
 from curax import evaluate, update
-from curax.evaluation import results, runner, samples, setup
+from curax.evaluation import benchmarks, results, runner, samples, setup
 from curax.models import pretrained, prompt_form
 from curax.runs import lock
-from curax.tasks import text
+from curax.tasks import layouts, text
 
 ROOT = Path(__file__).parents[1]
 GRADER = '''
@@ -639,6 +640,39 @@ def told(capsys) -> str:
 # ----- runs
 
 
+def test_a_benchmark_sets_what_is_not_said(place, tmp_path):
+    """Layout, prompt and sampling; what differs from the protocol is told."""
+    out = tmp_path / "out"
+    argv = ["--model", real.checkpoint(small=True), "--data", place / "math.jsonl"]
+    argv += ["--benchmark", "math500", *SAMPLING, "--grader", "marks:grade"]
+    status, said, err = main(*argv, "--out", out)
+    assert (status, err) == (0, "")
+    page = saved_results(out)
+    assert page["benchmark"] == "math500"
+    assert page["settings"]["layout"] == {"function": "curax.tasks.layouts.math"}
+    assert page["settings"]["form"]["template"] == layouts.STEP_BY_STEP
+    sampling = page["settings"]["sampling"]
+    assert (sampling["n"], sampling["temperature"], sampling["top_p"]) == (N, 1.0, 1.0)
+    measures = page["results"]["math.jsonl"]["measures"]
+    assert set(measures) == {"mean@4", "pass@1", "pass@4", "maj@4"}
+    assert all(one["low"] <= one["value"] <= one["high"] for one in measures.values())
+    assert "avg@32 at temperature 1 in 4096 tokens; here n=4, max_tokens=6." in said
+    assert "Warning: math500 has 500 problems, and 10 were asked" in said
+
+
+@pytest.mark.parametrize("name", benchmarks.BENCHMARKS)
+def test_every_benchmark_has_a_layout_and_options_that_are_accepted(name):
+    argv = ["--model", "m", "--data", "d", "--benchmark", name]
+    args = evaluate.parser().parse_args(argv)
+    evaluate.apply_benchmark(args)
+    evaluate.check(args)
+    known = benchmarks.BENCHMARKS[name]
+    assert pkgutil.resolve_name(known.layout).__module__ == layouts.__name__
+    assert (args.n, args.k, args.changed) == (known.n, [1, known.n], {})
+    (line,) = benchmarks.remarks(name, known.problems, {})
+    assert line == f"{name}: {known.source}."
+
+
 def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatch):
     saved.patched(monkeypatch)
     there = saved.write(tmp_path / "run", saved.lora)
@@ -810,6 +844,8 @@ BAD = {
     "devices; set them so that their product is at most the 8 that are here.",
     "--model {model} --data {data} {data}": "--data {data} is named twice; name it "
     "once.",
+    "--model {model} --benchmark math500": "--benchmark math500 is of one file, and "
+    "--data names 0; add --data FILE with its problems.",
     "--model {new} --data {data}": "--model {new} is no folder; name that of a "
     "checkpoint or of a run.",
     "--model {model}": "--data names no file, and {model} is no run with problems of "

@@ -86,6 +86,18 @@ PUBLISHED = [
     (layouts.aime, AIME, AIME_PROBLEM),
     (layouts.aime, CAPITAL, Problem("Add.", "33", "So.")),
     (layouts.aime, {"problem": "Add.", "answer": 0}, Problem("Add.", "0")),
+    (layouts.aime, {"question": "Add.", "answer": "033"}, Problem("Add.", "33")),
+    (layouts.contest, {"question": "Add.", "answer": 27.0}, Problem("Add.", "27")),
+    (
+        layouts.olympiad,
+        {"question": "Add.", "final_answer": ["$2$"], "subfield": "Algebra"},
+        Problem("Add.", "$2$", subject="Algebra"),
+    ),
+    (
+        layouts.olympiad,
+        {"problem": "Add.", "answer": "2", "subfield": None},
+        Problem("Add.", "2"),
+    ),
     (layouts.dapo_math, DAPO, DAPO_PROBLEM),
 ]
 for_every_publication = pytest.mark.parametrize(("layout", "record", "want"), PUBLISHED)
@@ -127,6 +139,7 @@ def error_of(layout, record):
         (layouts.math, MATH, "solution"),
         (layouts.aime, AIME, "problem"),
         (layouts.aime, AIME, "answer"),
+        (layouts.olympiad, {"question": "Add.", "final_answer": ["1"]}, "final_answer"),
         (layouts.dapo_math, DAPO, "prompt"),
     ],
 )

@@ -48,6 +48,7 @@ NAMES = (
     "metrics",
     "from_trl",
     "from_verl",
+    "evaluate",
 )
 # Modules that the pages write.
 MADE = {"shop", "tolerant", "median", "spread", "of_trl", "of_verl"}
@@ -422,6 +423,7 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where evaluated": evaluated,
         "with `evaluation.confidence`": evaluated
         and config["evaluation"]["confidence"] > 0,
+        "with `evaluation.k`": evaluated and config["evaluation"]["k"] > 0,
         "with `evaluation.distance`": evaluated and config["evaluation"]["distance"],
         "without `stop` and `pilot`": not (config["stop"] or config["pilot"] or first),
         "where `stop` is set": config["stop"] is not None and not first,
@@ -463,7 +465,7 @@ def get_config():
 CHANGED = {
     "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1), "
     "modulate=modulate.dynamo, evaluation=replace(config.evaluation, distance=True, "
-    "confidence=2)",
+    "confidence=2, k=2)",
     "hints": "hint=Hint(source=prefixes.own_prefix, levels=1, width=3, "
     "trigger=hint.all_wrong), task=partial(chain.task, depth=2, num_prompts=64, "
     "num_held_out=32, hints=True)",
@@ -496,7 +498,8 @@ def test_every_row_has_the_metrics_of_the_page_when_it_says_and_no_others(runs):
         config = json.loads((path / "config.json").read_text())
         for row in lines(path / "metrics.jsonl"):
             due = {name for name, when in documented() if is_due(when, config, row)}
-            assert set(row) == due, (path.name, row["step"])
+            names = {re.sub(r"(?<=/pass_at_)\d+$", "K", name) for name in row}
+            assert names == due, (path.name, row["step"])
             seen |= due
     assert seen == {name for name, _ in documented()}
 

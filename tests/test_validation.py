@@ -15,7 +15,7 @@ import tiny
 from contracts import close
 
 from curax import allocate, loss
-from curax.config import KL, Evaluation
+from curax.config import KL, ConfigError, Evaluation
 from curax.step import loops, validation
 from curax.types import Prompts
 
@@ -312,3 +312,19 @@ def test_confidence_is_that_of_a_plain_forward():
         want["confidence/bottom_nats"].append(np.mean(lowest))
         want["confidence/tail_nats"].append(sure[-2:].mean())
     same(got, {name: np.mean(values) for name, values in want.items()})
+
+
+def test_pass_at_k_is_the_mean_over_prompts_of_the_share_of_subsets():
+    """Of pairs of four completions; one that was not graded is in no pair."""
+    held = parts()
+    held.config = replace(held.config, evaluation=Evaluation(prompts=2, samples=4, k=2))
+    drawn = SimpleNamespace(prompt=np.arange(8) // 4, slot=np.arange(8) % 4)
+    right = np.array([1, 0, 0, 0, 1, 1, np.nan, 0.5], np.float32)
+    got = validation.pass_at_k(held, drawn, np.stack([right, np.full(8, np.nan)]))
+    close(got["eval/pass_at_2"], [(1 / 2 + 1) / 2, np.nan])
+    assert validation.pass_at_k(parts(), drawn, right) == {}
+
+
+def test_more_of_k_than_are_drawn_is_refused():
+    with pytest.raises(ConfigError, match=r"evaluation.k=9 .* to at most 8\.$"):
+        replace(small.get_config(), evaluation=Evaluation(samples=8, k=9))

@@ -17,7 +17,7 @@ import numpy as np
 
 from curax import __version__
 from curax.config import ConfigError, changes
-from curax.evaluation import results, samples
+from curax.evaluation import benchmarks, results, samples
 from curax.evaluation.questions import Questions
 from curax.evaluation.samples import Sampler, SamplesFile
 from curax.evaluation.setup import EvaluationSetup, prepare
@@ -74,6 +74,10 @@ def evaluate(args: Namespace, out: Path, *, command: str) -> int:
             return 1
     for name, result in found.items():
         print(results.table(name, result), end="\n\n")
+        if args.benchmark:
+            asked = result["problems"]
+            said = benchmarks.remarks(args.benchmark, asked, args.changed)
+            print("\n".join(said), end="\n\n")
     print(f"Written: {out / RESULTS}", flush=True)
     return 0
 

@@ -110,6 +110,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
             "model": args.model,
             "step": policy.step,
             "data": {name: one.name for name, one in sets.items()},
+            **({"benchmark": args.benchmark} if args.benchmark else {}),
         },
     )
 
@@ -175,6 +176,8 @@ def _prompt_form(path: Path, config: Config | None, args: Namespace) -> PromptFo
         )
     names = ("chat", "system", "template", "thinking")
     values = {n: _first_given(getattr(args, n), known.get(n)) for n in names}
+    if args.benchmark and values["template"] is None:
+        values["template"] = layouts.STEP_BY_STEP
     form = PromptFormat(
         tokenizer=tokenizer,
         **{name: value for name, value in values.items() if value is not None},

@@ -312,6 +312,7 @@ class Loop(abc.ABC):
             validation.pass_rates(parts, rollouts, verdict.outcome)
             for rollouts, verdict in zip(drawn, verdicts, strict=True)
         )
+        said |= validation.pass_at_k(parts, drawn[0], verdicts[0].outcome)
         self.reason = verdicts[0].reason or verdicts[1].reason or self.reason
         return sampled, greedy, said
 

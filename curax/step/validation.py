@@ -16,7 +16,7 @@ import numpy as np
 from curax import allocate, hint, reward, rollout, update
 from curax.arrays import masked
 from curax.arrays.keys import stage_key
-from curax.monitors import diversity
+from curax.monitors import attempts, diversity
 from curax.monitors.distance import from_base
 from curax.processes import peers
 from curax.step import grading
@@ -225,6 +225,43 @@ def pass_rates(
 
     NaN where none was. Leading axes, as of seeds, are kept.
     """
+    each = _by_prompt(parts, rollouts, outcome)
+    graded = (~np.isnan(each)).sum(-1)
+    return np.where(graded, np.nansum(each, -1) / np.maximum(graded, 1), np.nan)
+
+
+def pass_at_k(
+    parts: Components, rollouts: Rollouts, outcome: np.ndarray
+) -> dict[str, np.ndarray]:
+    """`eval/pass_at_K`, K = `evaluation.k`: mean over prompts of the chance that one
+    of K completions is right.
+
+    The estimate is unbiased (`attempts.pass_at_k`); prompts of which fewer than K were
+    graded are left out, and it is NaN if all are.
+
+    Args:
+        parts: components of the run.
+        rollouts: of `draw`, sampled.
+        outcome: `[..., N]` float, NaN where missing; right is 1.
+
+    Returns:
+        `[...]` float64; nothing if `evaluation.k` is 0.
+    """
+    k = parts.config.evaluation.k
+    if not k:
+        return {}
+    each = _by_prompt(parts, rollouts, outcome)
+    chance = attempts.pass_at_k((each >= 1).sum(-1), (~np.isnan(each)).sum(-1), k)
+    known = ~np.isnan(chance)
+    total = np.where(known, chance, 0.0).sum(-1)
+    count = np.where(known.any(-1), known.sum(-1), np.nan)
+    return {f"eval/pass_at_{k}": total / count}
+
+
+def _by_prompt(
+    parts: Components, rollouts: Rollouts, outcome: np.ndarray
+) -> np.ndarray:
+    """`[..., E, S]` outcomes of the S completions of each prompt, NaN where missing."""
     # Every seed draws the same rows.
     prompt, slot = (
         np.asarray(of).reshape(-1, outcome.shape[-1])[0]
@@ -233,5 +270,4 @@ def pass_rates(
     shape = (parts.config.evaluation.prompts, int(slot.max()) + 1)
     each = np.full((*outcome.shape[:-1], *shape), np.nan)
     each[..., prompt, slot] = outcome
-    graded = (~np.isnan(each)).sum(-1)
-    return np.where(graded, np.nansum(each, -1) / np.maximum(graded, 1), np.nan)
+    return each

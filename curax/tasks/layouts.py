@@ -108,9 +108,34 @@ def aime(record: Record) -> Problem:
     if re.fullmatch("[0-9]+", answer):
         answer = answer.lstrip("0") or "0"
     return Problem(
-        question=_question(record, "problem", "Problem"),
+        question=_question(record, "problem", "Problem", "question"),
         answer=answer,
         solution=_optional(record, "solution", "Solution"),
+    )
+
+
+def contest(record: Record) -> Problem:
+    """The problem of a record of AMC 2023 or Minerva: a question and its answer."""
+    return Problem(
+        question=_question(record, "question", "problem"),
+        answer=_required(record, "answer"),
+        solution=_optional(record, "solution"),
+    )
+
+
+def olympiad(record: Record) -> Problem:
+    """The problem of a record of OlympiadBench: its answer is a list of one text.
+
+    References:
+        He et al. 2024, "OlympiadBench: A Challenging Benchmark for Promoting AGI with
+        Olympiad-Level Bilingual Multimodal Scientific Problems", arXiv:2402.14008.
+    """
+    names = ("final_answer", "answer")
+    name = next((name for name in names if name in record), names[0])
+    return Problem(
+        question=_question(record, "question", "problem"),
+        answer=_text(_only(_at(record, name), name), name),
+        subject=_optional(record, "subfield"),
     )
 
 
