@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test check lint types test-newest parity clean
+.PHONY: quickstart test check lint types site test-newest parity clean
 
 quickstart: $(VENV)/run.stamp
 	$(BIN)/python -m curax.train $(if $(wildcard runs/quickstart/config.json),--resume)
@@ -21,6 +21,12 @@ lint: $(VENV)/dev.stamp
 
 types: $(VENV)/dev.stamp
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+# The pages as a site in build/site/html; a warning or a link that leads nowhere fails.
+site: $(VENV)/docs.stamp
+	$(BIN)/python docs/make_site.py
+	$(BIN)/python -m mkdocs build --quiet --clean
+	$(BIN)/python docs/make_site.py --check
 
 # The same tests on the newest JAX, where a Python 3.12 or later is found.
 FIND = import sys; print(sys.executable)
@@ -56,5 +62,9 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp $(SET_UP)
 	$(INSTALL) '.[dev]'
 	touch $@
 
+$(VENV)/docs.stamp: $(VENV)/run.stamp $(SET_UP)
+	$(INSTALL) '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-newest $(PARITY) runs .pytest_cache
+	rm -rf $(VENV) .venv-newest $(PARITY) runs build .pytest_cache

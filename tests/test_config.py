@@ -159,6 +159,7 @@ BOUNDS = {
     "evaluation.every": ("at least 1", 0, 1),
     "evaluation.prompts": ("at least 1", 0, 1),
     "evaluation.samples": ("at least 1", 0, 1),
+    "evaluation.k": ("at least 0", -1, 0),
     "evaluation.confidence": ("at least 0", -1, 0),
     "evaluation.window": ("at least 1", 0, 1),
     "warm_start.steps": ("at least 1", 0, 1),

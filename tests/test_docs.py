@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -186,6 +187,38 @@ def test_the_path_of_the_architecture_links_functions_that_are_there():
             assert name in {n.name for n in tree if isinstance(n, ast.FunctionDef)}
             shown.add(module)
     assert set(stages) <= shown
+
+
+def test_every_recipe_has_one_row_in_the_index_of_papers():
+    rows = re.findall(r"^\| .*", (ROOT / "docs" / "papers.md").read_text(), re.M)[1:]
+    shown = []
+    for row in rows:
+        _, number, recipes, _ = row.strip("| ").split(" | ")
+        for name in re.findall(r"configs/(\w+)\.py", recipes):
+            doc = ast.get_docstring(
+                ast.parse((ROOT / f"configs/{name}.py").read_text())
+            )
+            assert re.findall(r"\d{4}\.\d{5}", number)[0] in (doc or ""), name
+            shown.append(name)
+    assert sorted(shown) == sorted(path.stem for path in ROOT.glob("configs/*.py"))
+
+
+def test_every_page_has_its_place_on_the_site_and_its_links_too():
+    site = runpy.run_path(str(ROOT / "docs" / "make_site.py"))
+    known = (ROOT / "mkdocs.yml").read_text()
+    for page in site["pages"]():
+        site["with_links"](page.read_text(), page)  # raises where one leads nowhere
+        if page.parent.name == "docs":
+            assert f" docs/{page.name}\n" in known, page
+    text, linked = site["with_links"](
+        "[a](../curax/loss.py) [b](../configs/grpo.py#x)\n```\n[c](d)\n```",
+        ROOT / "docs" / "laws.md",
+    )
+    assert "[a](../api/curax.loss.md) [b](../recipes/grpo.md#x)" in text
+    assert linked == {ROOT / "curax/loss.py", ROOT / "configs/grpo.py"}
+    shown = site["weights"]((ROOT / "docs" / "recipes.md").read_text())
+    assert shown["rloo"][0.5] == 1.0
+    assert len(shown) > 30
 
 
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()

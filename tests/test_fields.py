@@ -245,6 +245,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "evaluation.every": (2, "host only"),
     "evaluation.prompts": (4, "evaluation"),
     "evaluation.samples": (2, "evaluation"),
+    "evaluation.k": (2, "measured only"),
     "evaluation.distance": (True, "measured only"),
     "evaluation.confidence": (3, "measured only"),
     "evaluation.window": (1, "measured with confidence"),
@@ -495,6 +496,7 @@ class Seen:
         rows = SimpleNamespace(
             tokens=kind[:, None], mask=np.ones((6, 1), bool), exists=np.ones(6, bool)
         )
+        rows.prompt = rows.slot = np.zeros(1, np.int32)
         names = ("entropy", "effective", "top", "within")
 
         def spread(kind, exists):
