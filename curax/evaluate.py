@@ -73,7 +73,8 @@ def _add_policy_options(parser: Parser) -> None:
         "--model",
         required=True,
         metavar="DIR",
-        help="folder of a Hugging Face checkpoint, or of a run",
+        help="folder of a Hugging Face checkpoint, its name on the hub, or the folder "
+        "of a run",
     )
     group.add_argument(
         "--step", metavar="N", help="of a run: a step, best or latest (default)"
@@ -110,8 +111,8 @@ def _add_question_options(parser: Parser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="JSON lines, parquet, or a folder of array_record (default: what the run "
-        "holds out)",
+        help="JSON lines, parquet, a folder of array_record, or a name on the hub, as "
+        "openai/gsm8k:main (default: what the run holds out)",
     )
     group.add_argument(
         "--benchmark",

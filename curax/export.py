@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from curax import hub
 from curax.config import Config, ConfigError, option
 from curax.models import prompt_form
 from curax.settings.cli import Parser, program, survives_closed_output
@@ -135,22 +136,37 @@ def write(args: Namespace, policy: "Policy") -> None:
     import jax
 
     from curax.models import export, pretrained
+    from curax.runs import card
 
     config, params = policy.config, jax.device_get(policy.params)
     assert config
+    assert policy.task
+    assert policy.step is not None
+    page = card.text(
+        config,
+        Path(args.run),
+        name=Path(args.out).name,
+        step=policy.step,
+        prompts=policy.task.num_prompts,
+        adapter=args.adapter,
+    )
     alpha = option(config.model, "lora_alpha")
-    form = policy.task.prompt_form if policy.task else None
+    told = {"form": policy.task.prompt_form, "card": page, "lora_alpha": alpha}
     if args.adapter:
         base = option(config.model, "path")
-        export.export_adapter(args.out, params, base=base, lora_alpha=alpha, form=form)
+        name = hub.parsed(base, "model")
+        base, revision = name[:2] if name else (base, None)
+        export.export_adapter(args.out, params, base=base, revision=revision, **told)
     elif unbound(config.model) is pretrained.model:
-        source = option(config.model, "path")
-        export.export(source, params, args.out, lora_alpha=alpha, form=form)
+        source = hub.checkpoint(option(config.model, "path"))
+        export.export(source, params, args.out, **told)
     else:
-        write_new(args, policy, params, alpha)
+        write_new(args, policy, params, told)
 
 
-def write_new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> None:
+def write_new(
+    args: Namespace, policy: "Policy", params: Any, told: dict[str, Any]
+) -> None:
     """Write a model of curax's own, with the task's tokenizer if it has one."""
     import jax.numpy as jnp
 
@@ -161,24 +177,26 @@ def write_new(args: Namespace, policy: "Policy", params: Any, alpha: Any) -> Non
     assert task
     names = ("head_dim", "rope_theta", "norm_eps", "rope_scaling")
     dtype = args.dtype or params["embed"].dtype.name
-    tokenizer = option(config.task, "tokenizer")
-    copies = export.others(Path(tokenizer), TOKENIZER) if tokenizer else []
+    named = option(config.task, "tokenizer")
+    tokenizer = hub.checkpoint(named, weights=False) if named else Path()
+    copies = export.others(tokenizer, TOKENIZER) if named else []
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
         folder = Path(place, out.name)
         export.write_new(
             folder,
             params,
-            lora_alpha=alpha,
+            lora_alpha=told["lora_alpha"],
             dtype=getattr(jnp, dtype),
             extra={"eos_token_id": list(task.end), "pad_token_id": task.pad},
             **{name: option(config.model, name) for name in names},
         )
         for file in copies:
             if len(file.parts) == 1:
-                shutil.copy(Path(tokenizer, file), folder)
-        if task.prompt_form is not None:
-            prompt_form.write(folder, task.prompt_form)
+                shutil.copy(tokenizer / file, folder)
+        if told["form"] is not None:
+            prompt_form.write(folder, told["form"])
+        (folder / export.CARD).write_text(told["card"])
         folder.rename(out)
 
 

@@ -21,8 +21,9 @@ import tiny
 from curax import export
 from curax.arrays import frozen
 from curax.config import override
+from curax.library import predict
 from curax.models import pretrained, prompt_form, tensors
-from curax.runs import folder, policies
+from curax.runs import card, folder, policies
 from curax.tasks import text
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +88,8 @@ def test_adapters_are_merged_into_a_checkpoint_like_the_first(
     np.testing.assert_allclose(got, of_run(saved.lora, step), atol=2e-5)
     assert np.abs(got - of_folder(source)).max() > 0.01
     written = {file.name for file in (tmp_path / "new").iterdir()}
-    assert written == {file.name for file in source.iterdir()} | {prompt_form.FILE}
+    own = {prompt_form.FILE, "README.md"}
+    assert written == {file.name for file in source.iterdir()} | own
     assert prompt_form.read(tmp_path / "new") == FORM
 
 
@@ -100,6 +102,7 @@ def test_step_zero_is_the_checkpoint_that_the_run_began_from(tmp_path, runs):
 
 def test_adapters_alone_are_written_as_peft_has_them(tmp_path, runs):
     assert main(runs["lora"], tmp_path / "new", "--adapter")[0] == 0
+    assert "library_name: peft" in (tmp_path / "new/README.md").read_text()
     assert prompt_form.read(tmp_path / "new") == FORM
     config = json.loads((tmp_path / "new/adapter_config.json").read_text())
     assert (config["r"], config["peft_type"]) == (2, "LORA")
@@ -148,6 +151,32 @@ def test_a_tokenizer_that_the_task_reads_goes_with_the_model(
     source = text.load(real.checkpoint(small=True))
     assert spoken.encode("3 apples") == source.encode("3 apples")
     assert spoken.template == source.template
+
+
+def test_the_card_tells_origin_figures_recipe_and_objective(tmp_path):
+    named = {
+        "model.path": f"some/policy@{'a' * 40}",
+        "task.train": "some/problems:main",
+    }
+    config = override(saved.lora(), named)
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 0, "eval/pass_rate": 0.25}\n{"step": 2, "eval/pass_rate": 0.5}\n'
+        '{"step": 4, "eval/pass_rate": 0.75}\n'
+    )
+    told = {"name": "better", "step": 3, "prompts": 90, "adapter": False}
+    page = card.text(config, tmp_path, **told)
+    _, header, body = page.split("---\n", 2)
+    assert "base_model:\n- some/policy\ndatasets:\n- some/problems\n" in header
+    assert f"Began from `some/policy` at commit `{'a' * 40}`." in body
+    assert "0.250 at step 0, 0.500 at step 2, 7 prompts |" in body
+    assert "| loss | `loss.clipped_ratio(" in body
+    row = re.search(r"\| w\(p\) \| (.*) \|", body)
+    assert row
+    p = np.array(card.RATES)
+    want = predict(config, p).weight
+    np.testing.assert_allclose([float(x) for x in row[1].split(" | ")], want, rtol=5e-3)
+    bare = card.text(saved.lora(), tmp_path / "none", **told)
+    assert str(real.checkpoint(small=True)) not in bare  # of this machine alone
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path, runs, monkeypatch):

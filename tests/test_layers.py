@@ -28,21 +28,22 @@ MAY_IMPORT = {
     "arrays": {"types", "settings"},
     "config": {"settings"},
     "processes": {"settings"},
+    "hub": {"settings"},
     **dict.fromkeys(STAGES, BASE),
     "monitors": BASE | {"loss"},
     "verify": {"settings"},
-    "tasks": BASE | {"verify"},
-    "models": BASE,
+    "tasks": BASE | {"verify", "hub"},
+    "models": BASE | {"hub"},
     "testbed": BASE | STAGES | {"config", "models", "tasks"},
     "foreign": {"settings", "testbed", "config"} | STAGES,
     "step": BASE | STAGES | {"config", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "config", "step", "theory"},
-    "runs": BASE | {"config", "step", "theory", "models", "tasks", "processes"},
-    "planning": BASE | {"rollout", "config", "step", "models"},
+    "runs": BASE | {"config", "step", "theory", "models", "tasks", "processes", "hub"},
+    "planning": BASE | {"rollout", "config", "step", "models", "hub"},
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}
-    | {"tasks", "verify"},
+    | {"tasks", "verify", "hub"},
     **{
         command: {"config", "settings", "step", "theory", "runs", "evaluation"}
         for command in COMMANDS
@@ -53,7 +54,7 @@ BETWEEN_STAGES = {
     "update": {"rollout", "monitors"},
 }
 COMMANDS_BESIDE = {
-    "export": {"models"},
+    "export": {"models", "hub"},
     "train": {"processes"},
     "plan": {"planning"},
     "xray": {"foreign"},
@@ -62,7 +63,7 @@ for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
     MAY_IMPORT[room] = MAY_IMPORT[room] | more
 
 NO_JAX = {
-    *("settings", "config", "models/prompt_form", "runs/xray_picture"),
+    *("settings", "config", "hub", "models/prompt_form", "runs/xray_picture"),
     *(f"theory/{name}" for name in ("frontier", "population", "table")),
     *(f"theory/{name}" for name in ("advice_table", "advice_options", "sizes")),
     *(f"runs/{name}" for name in ("record", "pictures", "page", "progress", "alarms")),

@@ -4,7 +4,6 @@ import abc
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -205,7 +204,7 @@ def open_problems(
     Raises:
         ValueError: the file cannot be read, or a record is broken.
     """
-    records = sources.open_records(Path(path), split="test")
+    records = sources.open_records(path, split="test")
     return file_task.ProblemSet(
         records, layout, form, longest=longest, on_error=on_error
     )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import pkgutil
+import re
 import sys
 import zlib
 from argparse import Namespace
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from curax import hub
 from curax.config import Config, ConfigError, describe, option, options
 from curax.config import Mesh as Sizes
 from curax.evaluation import questions
@@ -69,11 +71,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
     Raises:
         ConfigError: an option is wrong, or a file cannot be read.
     """
-    path = Path(args.model)
-    if not path.is_dir():
-        raise ConfigError(
-            f"--model {path} is no folder; name that of a checkpoint or of a run."
-        )
+    name_of_model, path = _model(args)
     config = _run_config(path, args)
     with errors_as_sentences():
         if config and not args.data and unbound(config.task) is not file_task.task:
@@ -107,12 +105,30 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
         ks=args.k,
         settings=_settings(policy, sets, sampling, args.limit) | grading,
         source={
-            "model": args.model,
+            "model": name_of_model,
             "step": policy.step,
             "data": {name: one.name for name, one in sets.items()},
             **({"benchmark": args.benchmark} if args.benchmark else {}),
         },
     )
+
+
+def _model(args: Namespace) -> tuple[str, Path]:
+    """Name of the model, on the hub with its commit, and its folder.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    try:
+        name = hub.pinned(args.model, "model")
+        path = hub.checkpoint(name)
+    except hub.HubError as error:
+        raise ConfigError(f"--model: {error}") from error
+    if not path.is_dir():
+        raise ConfigError(
+            f"--model {path} is no folder; name that of a checkpoint or of a run."
+        )
+    return name, path
 
 
 def _run_config(path: Path, args: Namespace) -> Config | None:
@@ -203,7 +219,10 @@ def _file_questions(
     longest = _first_given(args.max_prompt_tokens, known.get("max_prompt_tokens"), 1024)
     sides: dict[str, tuple[str, file_task.ProblemSet]] = {}
     for path in args.data:
-        name = stem = Path(path).stem or "data"
+        path = hub.pinned(path, "dataset")
+        of_hub = hub.parsed(path, "dataset")
+        stem = re.sub(r"\W+", "-", f"{of_hub.repo}-{of_hub.inside}") if of_hub else path
+        name = stem = Path(stem).stem.strip("-") or "data"
         count = 1
         while f"{name}.jsonl" in sides:
             name, count = f"{stem}-{count + 1}", count + 1

@@ -22,6 +22,7 @@ from curax.models import families, prompt_form, tensors
 from curax.models.modules import MATRICES
 from curax.models.rotary import RopeScaling
 
+CARD = "README.md"
 # Not copied: weights, which would be untrained, and caches.
 LEFT = ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack", ".*")
 
@@ -33,6 +34,7 @@ def export(
     *,
     lora_alpha: float | None = None,
     form: Mapping[str, Any] | None = None,
+    card: str | None = None,
 ) -> None:
     """Write trained parameters in the format of the checkpoint they came from.
 
@@ -48,6 +50,7 @@ def export(
         lora_alpha: as the model's; needed where there are adapters.
         form: of the prompts trained on, `Task.prompt_form`, written beside; None: what
             the source says of it stays.
+        card: README.md, in place of that of the source; None: that stays.
 
     Raises:
         ValueError: in a sentence, if the destination exists, the source is not that of
@@ -71,8 +74,7 @@ def export(
         for file in copies:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / file, folder / file)
-        if form is not None:
-            prompt_form.write(folder, form)
+        _describe(folder, form, card)
 
 
 def export_adapter(
@@ -80,8 +82,10 @@ def export_adapter(
     params: Any,
     *,
     base: str,
+    revision: str | None = None,
     lora_alpha: float,
     form: Mapping[str, Any] | None = None,
+    card: str | None = None,
 ) -> None:
     """Write the adapters alone, as the `peft` library does.
 
@@ -89,8 +93,10 @@ def export_adapter(
         destination: folder that does not exist yet.
         params: nested dict of arrays on this host.
         base: name or folder of the checkpoint that the adapters belong to.
+        revision: commit of it, where it is a name on the hub.
         lora_alpha: as the model's.
         form: as `export`.
+        card: README.md; None: none is written.
 
     Raises:
         ValueError: in a sentence, if the destination exists or there are no adapters.
@@ -115,6 +121,7 @@ def export_adapter(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        **({"revision": revision} if revision else {}),
         "r": next(m.shape[0] for name, m in halves.items() if "lora_A" in name),
         "lora_alpha": lora_alpha,
         "lora_dropout": 0.0,
@@ -127,8 +134,7 @@ def export_adapter(
         full = {name: half.astype(np.float32) for name, half in halves.items()}
         tensors.write_new(folder / "adapter_model.safetensors", full)
         _write_json(folder / "adapter_config.json", config)
-        if form is not None:
-            prompt_form.write(folder, form)
+        _describe(folder, form, card)
 
 
 def write_new(
@@ -298,6 +304,14 @@ def _folder(destination: str | Path) -> Iterator[Path]:
         folder.rename(final)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _describe(folder: Path, form: Mapping[str, Any] | None, card: str | None) -> None:
+    """Write the prompt form and the model card, those that there are."""
+    if form is not None:
+        prompt_form.write(folder, form)
+    if card is not None:
+        (folder / CARD).write_text(card)
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

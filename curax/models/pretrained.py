@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax import hub
 from curax.models import attention, families, tensors, transformer
 from curax.models.modules import MATRICES, is_adapter
-from curax.settings.config_types import Count, Natural, Positive
+from curax.settings.config_types import CheckpointPath, Count, Natural, Positive
 from curax.types import Model
 
 FIX = "config.json belongs to other files, so fetch all again"
@@ -22,7 +23,7 @@ FIX = "config.json belongs to other files, so fetch all again"
 
 def model(
     *,
-    path: str,
+    path: CheckpointPath,
     vocab_size: Count | None = None,
     scan_layers: bool = True,
     remat: bool = False,
@@ -36,7 +37,8 @@ def model(
     """The policy of a checkpoint of Qwen2, Qwen2.5, Qwen3 or Llama 3.
 
     Args:
-        path: folder with config.json and safetensors files.
+        path: folder with config.json and safetensors files, or a name on the hub:
+            `owner/name` or `owner/name@revision`.
         vocab_size: of the task, at most that of the checkpoint, which the model keeps:
             its embedding often has more rows than its tokenizer has tokens.
         scan_layers: as `transformer.model`, and so are the options that follow.
@@ -55,7 +57,7 @@ def model(
         ValueError: in a sentence, if the folder holds no checkpoint, one that is not
             supported, or one with a smaller vocabulary.
     """
-    folder = Path(path).expanduser()
+    folder = hub.checkpoint(path).expanduser()
     options = families.read(folder / "config.json")
     families.check_heads(folder / "config.json", options)
     # A resumed run does not need the files: they are read by `load` alone.

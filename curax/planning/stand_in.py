@@ -2,12 +2,12 @@
 
 import dataclasses
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from curax.config import Config, option
+from curax import hub
+from curax.config import Config, option, override
 from curax.models import families
 from curax.types import Prompts, Task
 
@@ -18,7 +18,8 @@ def without_files(config: Config) -> Config:
     """The config with a task in files replaced by one of equal shapes.
 
     Neither problems nor tokenizer are read: prompts are as long as the task allows, the
-    vocabulary is that of the model's config.json. Other tasks stay, and so does a task
+    vocabulary is that of the model's config.json. Of a model on the hub no weights are
+    downloaded. Other tasks stay, and so does a task
     whose hints or references decide shapes.
 
     Raises:
@@ -30,7 +31,9 @@ def without_files(config: Config) -> Config:
     )
     if path is None or longest is None or config.hint or config.reflection:
         return config
-    found = families.read(Path(path).expanduser() / "config.json")
+    place = hub.checkpoint(path, weights=False).expanduser()
+    config = override(config, {"model.path": str(place)})
+    found = families.read(place / "config.json")
     shaped = partial(task, vocab_size=found["vocab_size"], prompt_tokens=longest)
     traces = option(config.task, "max_trace_tokens", 0)
     return dataclasses.replace(config, task=partial(shaped, trace_tokens=traces))

@@ -22,16 +22,20 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
+from curax import hub
 from curax.config import (
     Config,
     ConfigError,
     changes,
     describe,
+    override,
     with_current_fields,
 )
 from curax.processes import peers
 from curax.runs import record
 from curax.settings.cli import write_whole
+from curax.settings.config_paths import Place
+from curax.settings.config_types import HubName, metadata
 from curax.types import Task
 
 CONFIG = "config.json"
@@ -89,6 +93,37 @@ def check_writable(workdir: Path) -> None:
             f"--workdir {workdir} cannot be written: no permission in {above}; name "
             "another folder."
         )
+
+
+def pinned(workdir: Path, config: Config, *, resume: bool) -> Config:
+    """The config with its names on the hub at a commit.
+
+    A resumed run keeps the commits of its config.json, without asking the hub.
+
+    Args:
+        workdir: run folder; it is only read.
+        config: config of the run.
+        resume: whether the run in the folder is to be continued.
+
+    Raises:
+        ConfigError: a name cannot be resolved.
+    """
+    before = {}
+    if resume:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            old = with_current_fields(json.loads((workdir / CONFIG).read_text()))
+            before = {name: value for name, value, _ in changes(old, {})}
+    found = {}
+    for name, place in Place(config).walk():
+        for mark in metadata(place.kind):
+            if isinstance(mark, HubName) and isinstance(place.value, str):
+                try:
+                    value = hub.pinned(place.value, mark.kind, before.get(name))
+                except hub.HubError as error:
+                    raise ConfigError(f"{name}: {error}") from error
+                if value != place.value:
+                    found[name] = value
+    return override(config, found) if found else config
 
 
 def check(workdir: Path, config: Config, *, resume: bool) -> None:

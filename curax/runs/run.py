@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from curax import hub
 from curax.config import Config, ConfigError, describe, option
 from curax.models import prompt_form
 from curax.processes import peers
@@ -127,6 +128,7 @@ def prepared(
         except RuntimeError as error:
             raise ConfigError(str(error)) from error
     path, form = option(config.model, "path"), loop.parts.task.prompt_form
+    path = path and hub.checkpoint(path, weights=False)
     if warning := prompt_form.mismatch(path, form):
         say(f"Warning: {warning}")
     # A run with a checkpoint has its memory in it.

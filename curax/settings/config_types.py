@@ -8,7 +8,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 Function = Callable[..., Any]
@@ -70,13 +70,29 @@ Positive = Annotated[float, Range(0.0, closed=False)]
 Share = Annotated[float, Range(0.0, 1.0, closed=False)]
 
 
-def out_of_range(value: Any, kind: Any) -> Range | None:
-    """The range of an annotation that a number violates; None: arrays, other values."""
+class HubName(NamedTuple):
+    """Mark of text that is a local path, or a name on the hub."""
+
+    kind: str  # of the repository: model or dataset
+
+
+CheckpointPath = Annotated[str, HubName("model")]
+DataPath = Annotated[str, HubName("dataset")]
+
+
+def metadata(kind: Any) -> Iterator[Any]:
+    """Yield what `Annotated` says of an annotation, or of the members of a union."""
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     for member in typing.get_args(kind) if union else (kind,):
-        for bounds in getattr(member, "__metadata__", ()):
-            if type(value) in (int, float) and not bounds.holds(value):
-                return bounds
+        yield from getattr(member, "__metadata__", ())
+
+
+def out_of_range(value: Any, kind: Any) -> Range | None:
+    """The range of an annotation that a number violates; None: arrays, other values."""
+    for bounds in metadata(kind):
+        is_number = isinstance(bounds, Range) and type(value) in (int, float)
+        if is_number and not bounds.holds(value):
+            return bounds
     return None
 
 

@@ -19,7 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from curax.settings.config_types import Count, Function, Natural, Positive
+from curax.settings.config_types import (
+    CheckpointPath,
+    Count,
+    DataPath,
+    Function,
+    Natural,
+    Positive,
+)
 from curax.tasks import layouts, sources, text
 from curax.tasks.hints import WORDS, HintWriter
 from curax.tasks.layouts import Problem
@@ -123,9 +130,9 @@ class ScanProgress:
 
 def task(
     *,
-    tokenizer: str | None = None,
-    train: str,
-    held_out: str | None = None,
+    tokenizer: CheckpointPath | None = None,
+    train: DataPath,
+    held_out: DataPath | None = None,
     num_held_out: Natural = 0,
     layout: Function = layouts.detect,
     held_out_layout: Function | None = None,
@@ -137,7 +144,7 @@ def task(
     max_prompt_tokens: Count = 1024,
     max_trace_tokens: Natural = 0,
     hints: bool = False,
-    hints_file: str | None = None,
+    hints_file: DataPath | None = None,
     hint_levels: Count = 3,
     hint_words: str = WORDS,
     max_hint_prompt_tokens: Count = 4096,
@@ -155,10 +162,11 @@ def task(
     for a held-out prompt the number of training problems plus its own.
 
     Args:
-        tokenizer: folder of a checkpoint, for its tokenizer and chat template; None:
-            the `path` of the model.
+        tokenizer: folder of a checkpoint or its name on the hub, for its tokenizer and
+            chat template; None: the `path` of the model.
         train: file of problems: JSON lines, parquet, several of one of these, or a
-            folder of array_record.
+            folder of array_record; or a name on the hub, as
+            `owner/name:data/train-*.parquet`.
         held_out: file of held-out problems; their questions are removed from `train`.
             None: some of `train`, chosen by a digest of the question.
         num_held_out: held-out problems; 0: all of the file, or a tenth of `train`.

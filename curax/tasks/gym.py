@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from curax.settings.config_types import Count, Natural, Positive, Seed
+from curax.settings.config_types import CheckpointPath, Count, Natural, Positive, Seed
 from curax.tasks import file_task, sources
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
@@ -69,7 +69,7 @@ def task(
     *,
     dataset: str,
     options: tuple[tuple[str, Any], ...] = (),
-    tokenizer: str | None = None,
+    tokenizer: CheckpointPath | None = None,
     size: Count = 10_000,
     num_held_out: Count = 256,
     seed: Seed = 0,
@@ -87,7 +87,8 @@ def task(
     Args:
         dataset: its name in reasoning-gym.
         options: of the data set, as pairs of name and value.
-        tokenizer: folder of a checkpoint; None: the `path` of the model.
+        tokenizer: folder of a checkpoint, or a name on the hub; None: the `path` of
+            the model.
         size: problems to train on, repeated questions included.
         num_held_out: held-out problems, generated from another seed; their questions
             are removed from the training problems.

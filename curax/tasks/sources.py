@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from curax import hub
 from curax.tasks import layouts
 from curax.tasks.layouts import Layout, LayoutError, Problem
 from curax.tasks.records import (
@@ -43,7 +44,7 @@ def open_records(path: str | Path, *, split: str = "train") -> Records:
         path: of a file: `.jsonl` or `.json` with an object per line, or `.parquet`; of
             several files of one kind, read as one: a pattern (`data/*.jsonl`), or the
             folder of `.jsonl` or of `.parquet`; or a folder that tensorflow-datasets
-            has prepared as array_record.
+            has prepared as array_record. Or a name on the hub, see `curax.hub`.
         split: part of a folder, the files whose names begin with this word; all files
             where none begins with the name of a split.
 
@@ -52,8 +53,9 @@ def open_records(path: str | Path, *, split: str = "train") -> Records:
 
     Raises:
         SourceError: the path does not exist or cannot be read.
+        HubError: a name on the hub cannot be downloaded.
     """
-    path = Path(path)
+    path = hub.data(path, split)
     try:
         if (path / "dataset_info.json").is_file():
             return Prepared(path, split)

@@ -19,6 +19,7 @@ from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+from curax import hub
 from curax.settings import files
 from curax.tasks.templates import TemplateError, render
 from curax.tasks.tokenizer_backends import (
@@ -255,7 +256,7 @@ def load(path: str | Path) -> Tokenizer:
     the template in `tokenizer_config.json`.
 
     Args:
-        path: the directory.
+        path: the directory, or a name on the hub.
 
     Returns:
         The tokenizer. `end` holds the end tokens that any of these files names.
@@ -263,7 +264,7 @@ def load(path: str | Path) -> Tokenizer:
     Raises:
         ValueError: something is missing or unreadable.
     """
-    path = Path(path)
+    path = hub.checkpoint(path, weights=False)
     if not path.is_dir():
         raise ValueError(f"{path} is no directory; name that of a checkpoint.")
     config = json_of(path / "tokenizer_config.json")
