@@ -338,6 +338,9 @@ class Mesh:
             yield f"{both} cannot both be what the others leave; {fix}."
 
 
+DASHBOARDS = ("tensorboard", "wandb", "trackio", "mlflow")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Logging:
     """Logging and checkpoints."""
@@ -348,6 +351,21 @@ class Logging:
     keep: Count = 2  # latest checkpoints that are kept, beside the best
     drift_nats: Positive | None = None  # log-prob difference of sampler and trainer
     # that raises an alarm; None: 1e-4 for float32 on a CPU, 0.2 elsewhere
+    dashboards: tuple[str | Function, ...] = ("tensorboard",)  # that show the run too:
+    # tensorboard, wandb, trackio, mlflow, or functions like these of runs.dashboards
+
+    def conflicts(self) -> Iterator[str]:
+        """A sentence about a dashboard that is unknown or named twice."""
+        named = [one for one in self.dashboards if isinstance(one, str)]
+        for one in named:
+            if one not in DASHBOARDS:
+                near = difflib.get_close_matches(one, DASHBOARDS, 1, cutoff=0)
+                yield (
+                    f"logging.dashboards names {one!r}; there are "
+                    f"{', '.join(DASHBOARDS)}, so name for example {near[0]}."
+                )
+            if named.count(one) > 1:
+                yield f"logging.dashboards names {one} twice; name it once."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -679,6 +697,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _uncorrected(config)
     yield from config.mesh.conflicts()
     yield from config.evaluation.conflicts()
+    yield from config.logging.conflicts()
     sizes, update = config.sampling, config.update
     numbers = (sizes.group_size, sizes.prompts, sizes.budget, kept_of(config))
     numbers += (update.minibatches, update.micro_batches)

@@ -1,4 +1,4 @@
-"""Files of a run folder: config, metrics, rollouts, alarms, TensorBoard events.
+"""Files of a run folder: config, metrics, rollouts, alarms.
 
 Rows are appended whole or not at all. A resumed run cuts off all rows after its
 checkpoint, and a partial last row of a killed run, and writes them anew.
@@ -18,9 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 from curax import hub
 from curax.config import (
@@ -33,6 +30,7 @@ from curax.config import (
 )
 from curax.processes import peers
 from curax.runs import record
+from curax.runs.dashboards import EVENTS, Dashboards
 from curax.settings.cli import write_whole
 from curax.settings.config_paths import Place
 from curax.settings.config_types import HubName, metadata
@@ -44,9 +42,8 @@ WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
 MEMORY, EXPECTED = "memory.jsonl", "expected.json"
 QUESTIONS, ALARMS = "questions.json", "alarms.jsonl"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
-EVENTS = "tensorboard"
-# Options, with mesh.*, that a resumed run may change: results depend on them by
-# rounding at most.
+# Options, with mesh.* and logging.dashboards, that a resumed run may change: results
+# depend on them by rounding at most.
 CHANGEABLE = (
     *("update.micro_batches", "update.tokens_per_micro_batch", "update.token_chunk"),
     "warm_start.micro_batches",
@@ -171,7 +168,7 @@ def _check_same(path: Path, config: Config) -> None:
     for name, was, now in changes(with_current_fields(old), describe(config)):
         if name == "steps" and isinstance(was, int) and was < now:
             continue
-        if name in CHANGEABLE or name.startswith("mesh."):
+        if name in CHANGEABLE or name.startswith(("mesh.", "logging.dashboards")):
             continue
         rule = "steps may only grow" if name == "steps" else "a run keeps its config"
         raise ConfigError(
@@ -398,49 +395,19 @@ def whole_rows(
     return end
 
 
-class Events:
-    """TensorBoard scalars, written synchronously: on disk when `write` returns."""
-
-    def __init__(self, path: Path, *, upto: int):
-        """Open a new file that makes TensorBoard hide older events after `upto`."""
-        path.mkdir(exist_ok=True)
-        self._file = EventsWriter(str(path / "events"), f".{upto + 1}")
-        self._path = Path(self._file._file_name)
-        self._stat = self._path.stat()
-        log = SessionLog(status=SessionLog.START)
-        self._add(Event(step=upto + 1, session_log=log))
-
-    def check(self) -> None:
-        """As `Rows.check`."""
-        _check_exists(self._path, self._stat)
-
-    def write(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Write one event per row with its metrics, each a mean over finite seeds."""
-        for row in rows:
-            values = []
-            for name, value in row.items():
-                numbers = np.asarray(value, np.float64)
-                numbers = numbers[np.isfinite(numbers)]
-                if name != "step" and numbers.size:
-                    mean = float(numbers.mean())
-                    values.append(Summary.Value(tag=name, simple_value=mean))
-            self._add(Event(step=row["step"], summary=Summary(value=values)))
-        self._file.flush()
-
-    def _add(self, event: Event) -> None:
-        event.wall_time = time.time()
-        self._file.write_event(event)
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._file.close()
-
-
 class Files:
-    """The files that a run appends to: metrics, rollouts, alarms and TensorBoard's."""
+    """The files that a run appends to, and the dashboards that get the same rows."""
 
     def __init__(
-        self, workdir: Path, task: Task, seeds: Any, *, step: int | None, warm: int = 0
+        self,
+        workdir: Path,
+        task: Task,
+        seeds: Any,
+        *,
+        step: int | None,
+        warm: int = 0,
+        config: Config | None = None,
+        warn: Callable[[str], None] = print,
     ):
         """Open all files; rows after the checkpoint are cut off.
 
@@ -450,6 +417,8 @@ class Files:
             seeds: `[]` or `[R]` integer, seeds of the run.
             step: step of the checkpoint; None without one.
             warm: steps of the warm start that are done.
+            config: of the run, which names the dashboards; None: TensorBoard.
+            warn: shows a warning.
         """
         upto = -1 if step is None else step
         self._task, self._seeds = task, seeds
@@ -460,7 +429,10 @@ class Files:
             for name in (WARM, METRICS, ROLLOUTS, ALARMS)
         ]
         with write_errors(workdir / EVENTS):
-            self._events = Events(workdir / EVENTS, upto=upto)
+            named = config.logging.dashboards if config else (EVENTS,)
+            self._dashboards = Dashboards(
+                named, workdir, describe(config), step=upto, warn=warn
+            )
 
     def write(self, rows: Sequence[dict[str, Any]], shown: Sequence[Any] = ()) -> None:
         """Append metrics and logged completions of some steps.
@@ -473,13 +445,17 @@ class Files:
             NotWrittenError: disk full, or no permission.
         """
         self._check()  # before any of the files is written
-        for row, some in zip(rows, shown, strict=False):
-            self._rollouts.write(
-                completion_rows(row["step"], some, self._task, self._seeds)
+        rollouts = [
+            completion
+            for row, some in zip(rows, shown, strict=False)
+            for completion in completion_rows(
+                row["step"], some, self._task, self._seeds
             )
+        ]
+        self._rollouts.write(rollouts)
         self._metrics.write(rows)
         with write_errors(self._workdir / EVENTS):
-            self._events.write(rows)
+            self._dashboards.write(rows, rollouts)
 
     def write_alarm(self, step: int, kind: str, text: str) -> None:
         """Append an alarm of a step.
@@ -521,12 +497,14 @@ class Files:
 
     def _check(self) -> None:
         """Check that every open file is still at its path."""
-        for file in (*self._rows, self._events):
+        for file in self._rows:
             file.check()
+        for path, was in self._dashboards.files():
+            _check_exists(path, was)
 
     def close(self) -> None:
         """Flush and close."""
-        for file in (*self._rows, self._events):
+        for file in (*self._rows, self._dashboards):
             file.close()
 
 

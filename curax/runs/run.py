@@ -20,7 +20,7 @@ from curax import hub
 from curax.config import Config, ConfigError, describe, option
 from curax.models import prompt_form
 from curax.processes import peers
-from curax.runs import alarms, checkpoint, folder, memory_io, page, record
+from curax.runs import alarms, checkpoint, dashboards, folder, memory_io, page, record
 from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
@@ -136,6 +136,7 @@ def prepared(
     task = loop.parts.task
     peers.same("the problems in the files of the task", task.fingerprint)
     peers.on_first(folder.check_questions, workdir, task)
+    peers.on_first(dashboards.check, config.logging.dashboards)
     return loop, loaded
 
 
@@ -429,7 +430,15 @@ class Run:
         task, seeds = self._loop.parts.task, self._loop.seeds
         self._files: folder.Files | folder.NoFiles = folder.NoFiles()
         if peers.is_first():
-            self._files = folder.Files(self._workdir, task, seeds, step=step, warm=warm)
+            self._files = folder.Files(
+                self._workdir,
+                task,
+                seeds,
+                step=step,
+                warm=warm,
+                config=self._config,
+                warn=self._warn,
+            )
         self._open.callback(self._files.close)
 
     def _start(self) -> TrainState | None:

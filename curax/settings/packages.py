@@ -8,6 +8,9 @@ import importlib.util
 # Extras of curax, and names of packages on PyPI, by the name of the import.
 OF_CURAX = {
     "huggingface_hub": "hub",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "mlflow": "mlflow",
     "reasoning_gym": "gym",
     "tensorflow_datasets": "tfds",
     "array_record": "tfds",

@@ -1,0 +1,396 @@
+"""Dashboards that show a run while it trains: TensorBoard, wandb, trackio, MLflow.
+
+`logging.dashboards` names functions of this module, or has functions like them: session
+to dashboard. The files of the run folder are the truth: what a dashboard gets is a copy
+of their rows, a resumed run goes on with its dashboard's run, and one that fails is
+left with a warning. All but TensorBoard find account, project and server where they
+always do, in their own environment variables and files.
+"""
+
+import importlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+from curax.config import ConfigError
+from curax.settings.cli import write_whole
+from curax.settings.config_paths import unbound
+from curax.settings.config_types import Function
+from curax.settings.declared import declared, declares
+from curax.settings.packages import missing
+
+EVENTS = "tensorboard"  # folder of TensorBoard's events in the run folder
+IDS = "dashboards.json"  # file of the run folder: dashboard to the id of its run
+PROJECT = "curax"
+COLUMNS = (
+    *("step", "prompt_id", "prompt", "text", "outcome", "reward", "advantage"),
+    "kept",
+)
+
+Row = Mapping[str, Any]
+File = tuple[Path, os.stat_result]  # path and status
+
+
+class Session(NamedTuple):
+    """What a dashboard is opened with."""
+
+    workdir: Path
+    config: Any  # described, as in config.json
+    id: str | None  # of the dashboard's run that goes on; None: a new one
+    step: int  # of the checkpoint that the run goes on from; -1: none
+
+
+class Dashboard(Protocol):
+    """Where metrics and logged completions of a run are shown.
+
+    Attributes:
+        id: of its run, kept in the run folder.
+        file: path and status of its file in the run folder; None: it has none.
+    """
+
+    id: str
+    file: File | None
+
+    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
+        """Show rows of metrics, and rows of completions of the same steps."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        ...
+
+
+def means(row: Row) -> dict[str, float]:
+    """Metrics of a row, each a mean over finite seeds; others are left out."""
+    found = {}
+    for name, value in row.items():
+        numbers = np.asarray(value, np.float64)
+        numbers = numbers[np.isfinite(numbers)]
+        if name != "step" and numbers.size:
+            found[name] = float(numbers.mean())
+    return found
+
+
+def table(rollouts: Sequence[Row]) -> list[list[Any]]:
+    """`COLUMNS` of each completion, as Python values."""
+
+    def plain(value: Any) -> Any:
+        return value.item() if hasattr(value, "item") else value
+
+    return [[plain(row.get(name)) for name in COLUMNS] for row in rollouts]
+
+
+# ----- dashboards, functions of a session
+
+
+class TensorBoard:
+    """TensorBoard scalars, written synchronously: on disk when `write` returns."""
+
+    file: File | None
+
+    def __init__(self, path: Path, *, upto: int):
+        """Open a new file that makes TensorBoard hide older events after `upto`."""
+        path.mkdir(exist_ok=True)
+        self._writer = EventsWriter(str(path / "events"), f".{upto + 1}")
+        there = Path(self._writer._file_name)
+        self.id, self.file = "", (there, there.stat())
+        log = SessionLog(status=SessionLog.START)
+        self._add(Event(step=upto + 1, session_log=log))
+
+    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
+        """Write one event per row with its metrics; completions are not shown."""
+        del rollouts
+        for row in rows:
+            values = [
+                Summary.Value(tag=name, simple_value=mean)
+                for name, mean in means(row).items()
+            ]
+            self._add(Event(step=row["step"], summary=Summary(value=values)))
+        self._writer.flush()
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._writer.write_event(event)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases; its files are in the folder `wandb` of the run's."""
+
+    file: File | None = None
+
+    def __init__(self, session: Session, project: str):
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self.id, self._wandb = session.id or secrets.token_hex(4), wandb
+        self._run = wandb.init(
+            id=self.id,
+            project=os.environ.get("WANDB_PROJECT", project),
+            name=session.workdir.name,
+            dir=str(session.workdir),
+            config=session.config,
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
+        """As `Dashboard.write`; steps that its run has already are left out by it."""
+        for row in rows:
+            self._run.log(means(row), step=row["step"])
+        if rollouts:
+            shown = self._wandb.Table(columns=list(COLUMNS), data=table(rollouts))
+            self._run.log({"rollouts": shown}, step=rows[-1]["step"])
+
+    def close(self) -> None:
+        """As `Dashboard.close`."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run of trackio, by its name."""
+
+    file: File | None = None
+
+    def __init__(self, session: Session, project: str):
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        self.id = session.id or f"{session.workdir.name}-{secrets.token_hex(4)}"
+        self._trackio = trackio
+        trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", project),
+            name=self.id,
+            config=session.config,
+            resume="allow",
+            embed=False,
+        )
+
+    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
+        """As `Dashboard.write`."""
+        for row in rows:
+            self._trackio.log(means(row), step=row["step"])
+        if rollouts:
+            shown = self._trackio.Table(columns=list(COLUMNS), data=table(rollouts))
+            self._trackio.log({"rollouts": shown}, step=rows[-1]["step"])
+
+    def close(self) -> None:
+        """As `Dashboard.close`."""
+        self._trackio.finish()
+
+
+class MLflow:
+    """A run of MLflow; completions are tables, one for each time rows are written."""
+
+    file: File | None = None
+
+    def __init__(self, session: Session, project: str):
+        import mlflow  # pyright: ignore[reportMissingImports]
+
+        self._mlflow, self._client = mlflow, mlflow.MlflowClient()
+        if session.id is None:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", project)
+            known = self._client.get_experiment_by_name(name)
+            experiment = (
+                known.experiment_id if known else self._client.create_experiment(name)
+            )
+            run = self._client.create_run(experiment, run_name=session.workdir.name)
+            self.id = run.info.run_id
+            self._client.log_dict(self.id, session.config, "config.json")
+        else:
+            self.id = session.id
+            self._client.update_run(self.id, status="RUNNING")
+
+    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
+        """As `Dashboard.write`."""
+        metric, now = self._mlflow.entities.Metric, int(1000 * time.time())
+        for row in rows:
+            values = [metric(k, v, now, row["step"]) for k, v in means(row).items()]
+            self._client.log_batch(self.id, metrics=values)
+        if rollouts:
+            columns = zip(*table(rollouts), strict=True)
+            shown = dict(zip(COLUMNS, map(list, columns), strict=True))
+            name = f"rollouts/{rows[-1]['step']:08d}.json"
+            self._client.log_table(self.id, shown, artifact_file=name)
+
+    def close(self) -> None:
+        """As `Dashboard.close`."""
+        self._client.set_terminated(self.id)
+
+
+def tensorboard(session: Session) -> Dashboard:
+    """Events of TensorBoard in the folder `tensorboard` of the run folder."""
+    return TensorBoard(session.workdir / EVENTS, upto=session.step)
+
+
+@declares(package="wandb")
+def wandb(session: Session, *, project: str = PROJECT) -> Dashboard:
+    """Weights & Biases, offline with WANDB_MODE=offline.
+
+    Args:
+        session: of the run.
+        project: where its run is; WANDB_PROJECT precedes it.
+    """
+    return Wandb(session, project)
+
+
+@declares(package="trackio")
+def trackio(session: Session, *, project: str = PROJECT) -> Dashboard:
+    """Trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set.
+
+    Args:
+        session: of the run.
+        project: where its run is; TRACKIO_PROJECT precedes it.
+    """
+    return Trackio(session, project)
+
+
+@declares(package="mlflow")
+def mlflow(session: Session, *, project: str = PROJECT) -> Dashboard:
+    """MLflow, at MLFLOW_TRACKING_URI.
+
+    Args:
+        session: of the run.
+        project: experiment that its run is of; MLFLOW_EXPERIMENT_NAME precedes it.
+    """
+    return MLflow(session, project)
+
+
+NAMED: Mapping[str, Callable[..., Dashboard]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "trackio": trackio,
+    "mlflow": mlflow,
+}
+
+
+# ----- those of a run
+
+
+def functions(named: Iterable[str | Function]) -> dict[str, Function]:
+    """The functions of `logging.dashboards` by their names."""
+    found = (NAMED[one] if isinstance(one, str) else one for one in named)
+    return {unbound(one).__name__: one for one in found}
+
+
+def check(named: Iterable[str | Function]) -> None:
+    """Check that the packages of dashboards are installed.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name, function in functions(named).items():
+        if package := declared(function, "package", None):
+            try:
+                importlib.import_module(package)
+            except ImportError as error:
+                why = missing(error) or f"{package} cannot be imported ({error})."
+                raise ConfigError(f"logging.dashboards: for {name}, {why}") from error
+
+
+class Dashboards:
+    """The dashboards of a run. One that fails is left, with one warning."""
+
+    def __init__(
+        self,
+        named: Iterable[str | Function],
+        workdir: Path,
+        config: Any,
+        *,
+        step: int,
+        warn: Callable[[str], None],
+    ):
+        """Open them; the ids of their runs are kept in the run folder.
+
+        Args:
+            named: of `logging.dashboards`.
+            workdir: run folder.
+            config: described config of the run.
+            step: of the checkpoint that the run goes on from; -1: none.
+            warn: shows a warning.
+
+        Raises:
+            OSError: a file of the run folder cannot be written.
+        """
+        self._open: dict[str, Dashboard] = {}
+        self._warn, path = warn, workdir / IDS
+        ids = _ids(path) if step >= 0 else {}
+        for name, function in functions(named).items():
+            session = Session(workdir, config, ids.get(name), step)
+            with self._guard(name):
+                self._open[name] = function(session)
+        now = ids | {name: one.id for name, one in self._open.items() if one.id}
+        if now != ids:
+            write_whole(path, (json.dumps(now, indent=1) + "\n").encode())
+
+    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
+        """Show rows of metrics, and rows of completions of the same steps.
+
+        Raises:
+            OSError: a file of the run folder cannot be written.
+        """
+        for name, one in list(self._open.items()):
+            with self._guard(name, one):
+                one.write(rows, rollouts)
+
+    def files(self) -> Iterator[File]:
+        """Path and status of the files that are open in the run folder."""
+        for one in self._open.values():
+            if one.file:
+                yield one.file
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        for name, one in list(self._open.items()):
+            with self._guard(name, one):
+                one.close()
+
+    def _guard(self, name: str, one: Dashboard | None = None) -> "_Guard":
+        return _Guard(self, name, one)
+
+    def leave(self, name: str, error: BaseException) -> None:
+        """Go on without a dashboard; its error may quote secrets and is not shown."""
+        self._open.pop(name, None)
+        self._warn(
+            f"{name} failed ({type(error).__name__}), so the run goes on without it; "
+            "the run folder has everything."
+        )
+
+
+class _Guard:
+    """Context that leaves a dashboard which fails, but for files of the run folder."""
+
+    def __init__(self, of: Dashboards, name: str, one: Dashboard | None):
+        self._of, self._name, self._one = of, name, one
+
+    def __enter__(self) -> None:
+        """Enter."""
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> bool:
+        """True, after a warning, where the error is the dashboard's."""
+        if not isinstance(error, Exception):
+            return False
+        in_folder = self._name == EVENTS or (self._one and self._one.file)
+        if in_folder and isinstance(error, OSError):
+            return False
+        self._of.leave(self._name, error)
+        return True
+
+
+def _ids(path: Path) -> dict[str, str]:
+    """Ids in the file of the run folder; none where it cannot be read."""
+    try:
+        found = json.loads(path.read_bytes())
+        return {name: str(one) for name, one in found.items()}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
