@@ -45,7 +45,7 @@ parity: $(PARITY)/parity.stamp
 
 $(PARITY)/parity.stamp: pyproject.toml
 	$(PYTHON) -m venv $(PARITY)
-	$(PARITY)/bin/python -m pip install --quiet --editable . hypothesis pytest transformers peft $(TORCH)
+	$(PARITY)/bin/python -m pip install --quiet --editable '.[math,parquet,tokenizers]' hypothesis pytest transformers peft $(TORCH)
 	touch $@
 
 # What set-up takes: the constraints hold for the version of Python they were made on.
@@ -55,7 +55,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt --ed
 $(VENV)/run.stamp: $(SET_UP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "curax needs Python 3.11 or later; set PYTHON=path.")'
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) .
+	$(INSTALL) '.[pictures]'
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp $(SET_UP)

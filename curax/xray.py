@@ -20,6 +20,7 @@ from curax.settings.cli import (
     survives_closed_output,
     write_file,
 )
+from curax.settings.packages import is_installed
 from curax.theory import advice_options, population
 from curax.theory.population import LIFT, Population
 
@@ -92,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = population_of(args)
         lift = checked_lift(config, args.lift)
         make_folder(workdir)
+        from curax.runs.page import NO_PICTURES
         from curax.runs.xray_picture import picture
         from curax.theory.summary import summarise
         from curax.theory.table import table
@@ -101,11 +103,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = args.trl or recipe_of(args)
         page = {"recipe": name, "config": source, "set": args.assignments} | found
         data = json.dumps(page, indent=1, allow_nan=False) + "\n"
-        files = {"xray.json": data.encode(), "xray.png": picture(name, found)}
+        files = {"xray.json": data.encode()}
+        if is_installed("matplotlib"):
+            files["xray.png"] = picture(name, found)
         for file, content in files.items():
             write_file(workdir / file, content)
         print("\n".join([table(name, found), *converted]))
-        print(f"Written: {workdir}/xray.json, {workdir}/xray.png")
+        if len(files) == 1:
+            print(NO_PICTURES)
+        print(f"Written: {', '.join(f'{workdir}/{file}' for file in files)}")
     except ConfigError as error:
         print(f"curax.xray: {error}", file=sys.stderr)
         return 2

@@ -543,14 +543,14 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("module", "package"),
+    ("module", "package", "extra"),
     [
-        ("pyarrow.parquet", "pyarrow"),
-        ("tensorflow_datasets", "tensorflow-datasets"),
+        ("pyarrow.parquet", "pyarrow", "parquet"),
+        ("tensorflow_datasets", "tensorflow-datasets", "tfds"),
     ],
 )
 def test_a_package_that_is_not_installed_is_named(
-    tmp_path, monkeypatch, module, package
+    tmp_path, monkeypatch, module, package, extra
 ):
     path = parquet(tmp_path / "a.parquet", ROWS)
     if package != "pyarrow":
@@ -558,7 +558,8 @@ def test_a_package_that_is_not_installed_is_named(
         (path / "dataset_info.json").touch()
     monkeypatch.setitem(sys.modules, module, None)
     assert error_of(path) == (
-        f"{path} is read with {package}, which is not installed; pip install {package}."
+        f"{path} is read with {package}, which is not installed; run pip install "
+        f"'curax[{extra}]'."
     )
 
 

@@ -30,7 +30,11 @@ from curax.runs.record import (
     t_interval,
 )
 from curax.settings.cli import write_whole
+from curax.settings.packages import is_installed
 
+NO_PICTURES = (
+    "No pictures: matplotlib is not installed; run pip install 'curax[pictures]'."
+)
 _SIDE = 5  # first and last steps that are compared with the prediction
 _MAX_ROLLOUTS = 2_000  # completions on a page
 _MAX_WORDS = 400  # tokens shown of a reference answer
@@ -56,7 +60,8 @@ def write(run: Path, *, title: str | None = None) -> Path:
         title: headline of the page; None: the name of the folder.
 
     Returns:
-        Path of the page. Pictures without data in the run are left out.
+        Path of the page. Pictures without data in the run are left out, and all of them
+        where matplotlib is not installed, which the page says.
 
     Raises:
         RecordError: the folder cannot be read.
@@ -81,7 +86,9 @@ def render(
             renews itself where the answer is another; None: it asks nothing.
     """
     figures, drawn = [], {}
-    for picture in _pictures(read):
+    if not is_installed("matplotlib"):
+        figures = [f"<p>{html.escape(NO_PICTURES)}</p>"]
+    for picture in _pictures(read) if is_installed("matplotlib") else ():
         light = pictures.png(picture, read, pictures.LIGHT)
         dark = pictures.png(picture, read, pictures.DARK)
         if light and dark:

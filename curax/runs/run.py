@@ -25,6 +25,7 @@ from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
 from curax.runs.progress import Progress
+from curax.settings.packages import is_installed
 from curax.step import build, loops, rehearsal, stages, validation
 from curax.step.loops import Warm
 from curax.step.records import Components
@@ -162,6 +163,8 @@ def write_report(config: Config, workdir: Path, took: str) -> int:
             file=sys.stderr,
         )
         return 1
+    if not is_installed("matplotlib"):
+        print(page.NO_PICTURES)
     print(f"{line}{took}.\nReport: {path}", flush=True)
     return 0
 

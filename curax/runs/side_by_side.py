@@ -10,6 +10,7 @@ import numpy as np
 from curax.runs import page, pictures, record
 from curax.runs.pictures import DARK, LIGHT, Style
 from curax.runs.record import Row, Run
+from curax.settings.packages import is_installed
 
 RATE = "eval/pass_rate"
 TOKENS, UPDATES = "rollout/tokens", "update/count"
@@ -70,7 +71,9 @@ def render(
         waiting: by the name of a run that has no rows yet, why not.
     """
     figures = []
-    for axis in AXES:
+    if not is_installed("matplotlib"):
+        figures = [f"<p>{html.escape(page.NO_PICTURES)}</p>"]
+    for axis in AXES if is_installed("matplotlib") else ():
         light, dark = (png(runs, axis, style) for style in (LIGHT, DARK))
         if light and dark:
             figures.append(page.figure(axis.title, axis.caption, light, dark))

@@ -13,6 +13,7 @@
     keeps           the option of a down-sampling that is the most it keeps of a prompt
     floor           the option of an allocator that is the least it gives a prompt
     rows_per_prompt the option of a correction that is the rows trained per prompt
+    package         the package that a grader or a dashboard cannot do without
     most_draws      the option of a correction that is the most a prompt draws
 
 Checks read properties, never the name of a function, so a user's function declares what

@@ -7,6 +7,10 @@ import importlib.util
 
 # Extras of curax, and names of packages on PyPI, by the name of the import.
 OF_CURAX = {
+    "matplotlib": "pictures",
+    "math_verify": "math",
+    "pyarrow": "parquet",
+    "tokenizers": "tokenizers",
     "huggingface_hub": "hub",
     "wandb": "wandb",
     "trackio": "trackio",
@@ -24,6 +28,14 @@ NAMES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
+
+
+def is_installed(name: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # half imported, or hidden
+        return False
 
 
 def missing(error: BaseException) -> str | None:

@@ -286,7 +286,7 @@ def _parquet(file: Path) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise _not_installed("pyarrow", file) from error
+        raise _not_installed("pyarrow", "parquet", file) from error
     try:
         with pyarrow.parquet.ParquetFile(file) as parquet:
             yield parquet
@@ -297,9 +297,10 @@ def _parquet(file: Path) -> Iterator[Any]:
         ) from error
 
 
-def _not_installed(package: str, path: Path) -> SourceError:
+def _not_installed(package: str, extra: str, path: Path) -> SourceError:
     return SourceError(
-        f"{path} is read with {package}, which is not installed; pip install {package}."
+        f"{path} is read with {package}, which is not installed; run pip install "
+        f"'curax[{extra}]'."
     )
 
 
@@ -315,7 +316,7 @@ class Prepared(Records):
         try:
             import tensorflow_datasets as tfds
         except ImportError as error:
-            raise _not_installed("tensorflow-datasets", self._folder) from error
+            raise _not_installed("tensorflow-datasets", "tfds", self._folder) from error
         builder: Any = tfds.builder_from_directory(str(self._folder))
         known, splits = builder.info.file_format, builder.info.splits
         # Its parquet files are written with rows missing; the rest needs tensorflow.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from curax.settings import files
+from curax.settings.packages import missing
 
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token")
 # Private-use characters: a cut is marked by one that the text does not contain.
@@ -92,8 +93,11 @@ class TokenizersBackend(Backend):
     """A `tokenizer.json`, run by the library `tokenizers`."""
 
     def __init__(self, path: Path):
-        from tokenizers import Tokenizer as Core
-
+        try:
+            from tokenizers import Tokenizer as Core
+        except ImportError as error:
+            needed = missing(error) or f"{error}."
+            raise ValueError(f"{path} cannot be read: {needed}") from error
         self.path, self.named_tokens = path, {}
         try:
             data = files.read(path, most=MODEL_BYTES)

@@ -16,6 +16,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from curax.settings.declared import declares
 from curax.verify import answers, sizes
 from curax.verify.unicode_math import as_latex
 
@@ -57,6 +58,7 @@ def _load_math_verify() -> None:
         _equal(gold, claim, 60.0)
 
 
+@declares(package="math_verify")
 def mathematics(
     prompt: str,
     completion: str,

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curax.settings.packages import missing
+from curax.settings.declared import declared
+from curax.settings.packages import is_installed, missing
 
 Grader = Callable[[str, str, Any], float | None]
 Verdict = float | str  # outcome in [0, 1], or the reason why it is missing
@@ -197,6 +198,9 @@ def _grade(pipe: int) -> None:
 
     try:
         grader = _grader(source)
+        package = declared(grader, "package", None)
+        if package and not is_installed(package):
+            raise ModuleNotFoundError(name=package)
     except BaseException as error:
         send(missing(error) or f"{error_line(error)}; mend that.")
         return
