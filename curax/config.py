@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from curax.settings.config_paths import (
     OF_FILE,
@@ -73,6 +73,7 @@ __all__ = [
     "largest_group",
     "least_group",
     "load",
+    "made_by",
     "module_of",
     "option",
     "options",
@@ -85,6 +86,9 @@ __all__ = [
     "updates_of",
     "with_current_fields",
 ]
+
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,19 +437,33 @@ def load(path: str | Path) -> Config:
     Raises:
         ConfigError: the file is missing, is not Python, fails, or returns no Config.
     """
-    path = _file(Path(path))
+    return made_by(_file(Path(path)), "get_config", Config)
+
+
+def made_by(path: Path, function: str, kind: type[Made]) -> Made:
+    """What a function of a Python file returns.
+
+    Args:
+        path: Python file, which exists.
+        function: name of a function without arguments.
+        kind: class of what it returns.
+
+    Raises:
+        ConfigError: the file is not Python, fails, or returns something else.
+    """
     # Compiled, not imported: no bytecode file, and no stale one after a quick edit.
     module = types.ModuleType(module_of(path))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
+    wanted = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
     try:
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
-        if not hasattr(module, "get_config"):
-            raise ConfigError("no get_config(); define one that returns a Config.")
-        config = module.get_config()
-        if not isinstance(config, Config):
-            kind = type(config).__name__
-            raise ConfigError(f"get_config() returned a {kind}; return a Config.")
+        if not hasattr(module, function):
+            raise ConfigError(f"no {function}(); define one that returns {wanted}.")
+        made = getattr(module, function)()
+        if not isinstance(made, kind):
+            found = type(made).__name__
+            raise ConfigError(f"{function}() returned a {found}; return {wanted}.")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
@@ -458,7 +476,7 @@ def load(path: str | Path) -> Config:
         elif not isinstance(error, ConfigError):
             text = f"{type(error).__name__}: {text.rstrip('.')}; mend that line."
         raise ConfigError(f"{where}: {text}") from error
-    return config
+    return made
 
 
 def recipes() -> dict[str, Path]:

@@ -65,7 +65,7 @@ class Progress:
             self.say("Stopping after this chunk of steps; once more to stop at once.")
 
     def begin(
-        self, name: str, done: int, total: int, compiling: str = "compiling"
+        self, name: str, done: float, total: int, compiling: str = "compiling"
     ) -> None:
         """Begin a phase.
 
@@ -97,6 +97,10 @@ class Progress:
         """Show the progress of the warm start and its last loss."""
         self._show(done, f"loss {np.mean(loss):.3f} nats{self._left(done)}")
 
+    def note(self, done: float, note: str) -> None:
+        """Show how much of a phase is done, with any text."""
+        self._show(done, note)
+
     def evaluated(self, pass_rate: Any) -> None:
         """Set the held-out pass rate, shown from the next call on."""
         self._held_out = f"held-out {_mean(pass_rate):.3f}  "
@@ -124,11 +128,11 @@ class Progress:
         left = round((now - began) / (done - first) * (total - done))
         return f"  left {left // 60}:{left % 60:02d}"
 
-    def _show(self, done: int, note: str, *, waits: bool = False) -> None:
+    def _show(self, done: float, note: str, *, waits: bool = False) -> None:
         name, bar, total = self._phase
         self._bars.update(bar, completed=done, note=note, waits=waits)
         if not self._console.is_terminal:
-            self.say(f"{name} {done}/{total}  {note}")
+            self.say(f"{name} {done:.0f}/{total}  {note}")
 
 
 def _mean(values: Any) -> float:

@@ -1,0 +1,96 @@
+"""python -m curax.compare: recipes at equal tokens, equal updates and equal cost."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from curax.comparison import experiment as experiments
+from curax.config import ConfigError
+from curax.settings.cli import Parser, program, survives_closed_output
+
+
+def parser() -> Parser:
+    """Argument parser of `python -m curax.compare`."""
+    result = Parser(
+        prog=program("compare"),
+        allow_abbrev=False,
+        description="Run recipes with the same seeds, and say what sets them apart at "
+        "equal tokens drawn, at equal updates and at equal cost.",
+        epilog="The folder gets results.json, report.html and its pictures. Given "
+        "again, the same command goes on where it was stopped or killed.",
+    )
+    result.add_argument(
+        "experiment",
+        type=Path,
+        metavar="EXPERIMENT",
+        help="a Python file with get_experiment(), or a folder with experiment.py",
+    )
+    result.add_argument(
+        "--cost",
+        type=prices,
+        metavar="A:B",
+        help="cost of a token drawn and of a token trained, as 1:3 (default: that of "
+        "the experiment; without one it is measured)",
+    )
+    result.add_argument(
+        "--workdir", metavar="DIR", help="where to write (default: runs/compare/NAME)"
+    )
+    return result
+
+
+def prices(text: str) -> tuple[float, float]:
+    """The value of --cost: two numbers from 0 on, not both 0.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    try:
+        drawn, trained = (float(part) for part in text.split(":"))
+        if min(drawn, trained) >= 0 and 0 < drawn + trained < float("inf"):
+            return drawn, trained
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"--cost {text} is not what a drawn and a trained token cost; write two numbers"
+        " from 0 on, as --cost 1:3."
+    )
+
+
+@survives_closed_output
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 a file could not be written, 2 bad input, 130 stopped."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        args = parser().parse_args(argv)
+        experiment = experiments.load_experiment(args.experiment)
+        arms = experiments.arms(experiment)
+        path = args.experiment
+        name = path.parent.name if path.name == experiments.FILE else path.stem
+        workdir = Path(args.workdir or Path("runs", "compare", name))
+        # This imports jax, which takes seconds; wrong input is reported before.
+        from curax.comparison import comparison
+
+        print(comparison.compare(experiment, arms, workdir, cost=args.cost, name=name))
+    except ConfigError as error:
+        print(f"curax.compare: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"curax.compare: {error}; mend that and go on.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"Stopped; to go on: {again(argv)}")
+        return 130
+    return 0
+
+
+def again(argv: Sequence[str]) -> str:
+    """The command line that goes on."""
+    begin = [sys.orig_argv[0], "-m", "curax.compare"]
+    if Path(sys.argv[0]).stem == "curax":  # the command that pip installed
+        begin = [sys.argv[0], "compare"]
+    return shlex.join([*begin, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

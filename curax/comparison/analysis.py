@@ -1,0 +1,314 @@
+"""What the histories of a comparison say: numbers, and words that intervals carry.
+
+Everything is a pure function of histories. An axis is what is held equal:
+
+    tokens      tokens drawn, whatever became of them
+    updates     of the optimizer
+    cost        a * tokens drawn + b * tokens trained, in tokens drawn (a = 1)
+
+On each axis all recipes are compared at one place: the budget, or where there is none
+the furthest that every run of every recipe has come. Nothing is extrapolated.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from curax.comparison import statistics
+from curax.runs.record import count_text
+
+AXES = {
+    "tokens": "generated tokens",
+    "updates": "optimizer updates",
+    "cost": "cost, in drawn tokens",
+}
+PLACES = 41  # of a curve
+Strata = Sequence[np.ndarray]
+
+
+class History(NamedTuple):
+    """One arm under one condition: K evaluations of R runs, `[K, R]` each."""
+
+    rate: np.ndarray  # held-out pass rates
+    drawn: np.ndarray  # tokens
+    trained: np.ndarray  # tokens
+    updates: np.ndarray
+
+    def spent(self, axis: str, prices: tuple[float, float]) -> np.ndarray:
+        """What each run had spent at each evaluation, `[K, R]`."""
+        if axis == "updates":
+            return self.updates
+        if axis == "tokens":
+            return self.drawn
+        drawn, trained = prices
+        unit = drawn or trained  # where draws are free, cost is in tokens trained
+        return (drawn * self.drawn + trained * self.trained) / unit
+
+
+def history_of(found: Mapping[str, Any]) -> History:
+    """A history from its JSON values."""
+    return History(*(np.array(found[name], float) for name in History._fields))
+
+
+class Entry(NamedTuple):
+    """A recipe, as it is or at a swept value, with its histories by condition."""
+
+    recipe: str
+    setting: str  # swept; "": the recipe as it is
+    value: Any  # of the setting that is swept
+    histories: Mapping[str, History]
+    pairs: Mapping[str, str]  # condition -> text that arms with the same start share
+    own: Mapping[str, Any] = {}  # swept settings and their values in the recipe
+
+    @property
+    def label(self) -> str:
+        """Recipe and swept value."""
+        return f"{self.recipe} {self.setting}={self.value}".removesuffix(" =None")
+
+
+class Question(NamedTuple):
+    """What is asked of the histories."""
+
+    baseline: str
+    prices: tuple[float, float]  # of a token drawn and of one trained
+    budgets: Mapping[str, float]  # axis -> place, where there is a budget
+    threshold: float | None = None
+
+
+def analyse(entries: Sequence[Entry], question: Question) -> dict[str, Any]:
+    """All numbers of a comparison, as JSON values; a number that is unknown is None.
+
+    Args:
+        entries: recipes as they are, and at swept values.
+        question: what is asked.
+
+    Returns:
+        `places`: by axis and condition. `recipes`: by name and axis, the rate there,
+        its mean on the way, and what else was spent until then. `gaps`: by axis and
+        name, against the baseline. `waits`: by axis, condition and name.
+        `sensitivity`: by setting, recipe and axis.
+    """
+    plain = {entry.recipe: entry for entry in entries if not entry.setting}
+    places = {axis: _places(plain.values(), axis, question) for axis in AXES}
+    gaps = _gaps(plain, places, question)
+    found = {
+        "baseline": question.baseline,
+        "prices": question.prices,
+        "places": places,
+        "recipes": {
+            name: {axis: _at_place(entry, axis, places, question) for axis in AXES}
+            for name, entry in plain.items()
+        },
+        "gaps": gaps,
+        "sensitivity": _sensitivity(entries, plain, places, question),
+    }
+    if question.threshold is not None:
+        found["threshold"] = question.threshold
+        found["waits"] = {axis: _waits(plain, axis, question) for axis in AXES}
+    return _json(found)
+
+
+def _places(entries: Any, axis: str, question: Question) -> dict[str, float]:
+    """Where recipes are compared, by condition."""
+    ends: dict[str, list[float]] = {}
+    for entry in entries:
+        for condition, history in entry.histories.items():
+            end = history.spent(axis, question.prices)[-1].min()
+            ends.setdefault(condition, []).append(float(end))
+    budget = question.budgets.get(axis, math.inf)
+    return {condition: min(budget, *own) for condition, own in ends.items()}
+
+
+def values_at(
+    entry: Entry, axis: str, share: Any, places: Any, question: Question
+) -> list[np.ndarray]:
+    """`[..., R]` rates by condition, at shares `[...]` of the place of an axis."""
+    found = []
+    for condition, history in entry.histories.items():
+        spent = history.spent(axis, question.prices)
+        place = np.asarray(share) * places[axis][condition]
+        found.append(statistics.at(spent, history.rate, place))
+    return found
+
+
+def _at_place(
+    entry: Entry, axis: str, places: Any, question: Question
+) -> dict[str, Any]:
+    """The rate of a recipe at the place of an axis, and what leads there."""
+    values = values_at(entry, axis, 1.0, places, question)
+    averages, others = [], {}
+    for condition, history in entry.histories.items():
+        place = places[axis][condition]
+        spent = history.spent(axis, question.prices)
+        # Nothing was spent, as where no update was ever made.
+        averages.append(
+            statistics.average(spent, history.rate, place) if place else history.rate[0]
+        )
+        for other in AXES:
+            beside = history.spent(other, question.prices)
+            then = statistics.at(spent, beside, place)
+            others.setdefault(other, []).append(float(np.mean(then)))
+    return {
+        "rate": _spread(values),
+        "average": _spread(averages),
+        "values": dict(zip(entry.histories, values, strict=True)),
+        "spent": {
+            name: dict(zip(entry.histories, each, strict=True))
+            for name, each in others.items()
+        },
+    }
+
+
+def _spread(values: Strata) -> list[float]:
+    """[interquartile mean, lower, upper end] of rates."""
+    found = statistics.center(values)
+    low, high = found.interval()
+    return [float(found.value), *(float(np.clip(end, 0, 1)) for end in (low, high))]
+
+
+def curves(
+    entries: Sequence[Entry], axis: str, condition: str, places: Any, question: Question
+) -> dict[str, tuple[np.ndarray, ...]]:
+    """Curves up to the place of an axis: (x, middle, low, high), `[PLACES]` each."""
+    shares, found = np.linspace(0, 1, PLACES), {}
+    for entry in entries:
+        own = entry._replace(histories={condition: entry.histories[condition]})
+        spread = statistics.center(values_at(own, axis, shares, places, question))
+        ends = (np.clip(end, 0, 1) for end in spread.interval())
+        x = shares * places[axis][condition]
+        found[entry.label] = (x, spread.value, *ends)
+    return found
+
+
+def _gaps(plain: Mapping[str, Entry], places: Any, question: Question) -> Any:
+    """Gaps to the baseline by axis and recipe, widened for all of them together."""
+    base, asked = plain[question.baseline], []
+    for axis in AXES:
+        theirs = values_at(base, axis, 1.0, places, question)
+        for name, entry in plain.items():
+            if name == question.baseline:
+                continue
+            ours = values_at(entry, axis, 1.0, places, question)
+            paired = entry.pairs == base.pairs
+            seen = statistics.gap(ours, theirs, paired=paired)
+            more = statistics.improvement(ours, theirs, paired=paired)
+            asked.append((axis, name, seen, paired, more))
+    levels = statistics.holm([float(seen.p_value()) for _, _, seen, *_ in asked])
+    found: dict[str, Any] = {axis: {} for axis in AXES}
+    for (axis, name, seen, paired, more), level in zip(asked, levels, strict=True):
+        low, high = seen.interval(level)
+        alone = seen.interval()
+        found[axis][name] = {
+            "middle": float(seen.value),
+            "low": float(low),
+            "high": float(high),
+            "level": level,
+            "alone_95": [float(end) for end in alone],
+            "paired": paired,
+            "improvement": list(more),
+        }
+    return found
+
+
+def _waits(plain: Mapping[str, Entry], axis: str, question: Question) -> Any:
+    """Times to the threshold by condition and recipe: median, interval, how many."""
+    assert question.threshold is not None
+    found: dict[str, Any] = {}
+    for name, entry in plain.items():
+        for condition, history in entry.histories.items():
+            spent = history.spent(axis, question.prices)
+            seen = statistics.waits(spent, history.rate, question.threshold)
+            median, low, high = statistics.survival(seen).median()
+            found.setdefault(condition, {})[name] = {
+                "median": median,
+                "low": low,
+                "high": high,
+                "reached": int(seen.reached.sum()),
+                "runs": len(seen.reached),
+                "times": seen.time,
+            }
+    return found
+
+
+def _sensitivity(
+    entries: Sequence[Entry],
+    plain: Mapping[str, Entry],
+    places: Any,
+    question: Question,
+) -> Any:
+    """Rates at the places by setting and recipe, over the values of the setting."""
+    found: dict[str, Any] = {}
+    for name, base in plain.items():
+        for setting, own in base.own.items():
+            tried = [(own, base)]
+            tried += [
+                (entry.value, entry)
+                for entry in entries
+                if (entry.recipe, entry.setting) == (name, setting)
+            ]
+            if all(isinstance(value, int | float) for value, _ in tried):
+                tried.sort(key=lambda pair: pair[0])
+            found.setdefault(setting, {})[name] = [
+                {"value": value, "own": entry is base}
+                | {
+                    axis: _spread(values_at(entry, axis, 1.0, places, question))
+                    for axis in AXES
+                }
+                for value, entry in tried
+            ]
+    return found
+
+
+def _json(value: Any) -> Any:
+    """JSON values: arrays as lists; NaN and infinity are None."""
+    if isinstance(value, Mapping):
+        return {name: _json(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_json(part) for part in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+# ----- words
+
+
+def sentence(name: str, baseline: str, axis: str, gap: Mapping[str, Any]) -> str:
+    """What one gap says: above or below only where its interval leaves out 0.
+
+    Args:
+        name: the recipe.
+        baseline: the recipe that it is compared with.
+        axis: what is held equal.
+        gap: `low` and `high`, None where one run gives no interval; `middle`.
+    """
+    low, high = gap["low"], gap["high"]
+    if low is None or high is None:
+        return f"Of {name} there is too little to say how far it is from {baseline}."
+    by = f"{gap['middle']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    at = f"at equal {'cost' if axis == 'cost' else AXES[axis]}"
+    if low > 0 or high < 0:
+        side = "above" if low > 0 else "below"
+        return f"{name} is {side} {baseline} {at}: {by}."
+    return f"{name} and {baseline} cannot be told apart {at}: {by}."
+
+
+def claims(found: Mapping[str, Any]) -> list[str]:
+    """Sentences of all gaps that are called one, of the results of `analyse`."""
+    return [
+        sentence(name, found["baseline"], axis, gap)
+        for axis, gaps in found["gaps"].items()
+        for name, gap in gaps.items()
+        if gap["low"] is not None and (gap["low"] > 0 or gap["high"] < 0)
+    ]
+
+
+def wait_text(found: Mapping[str, Any]) -> str:
+    """Median time to the threshold with its interval, as `62 k [48 k, -]`."""
+    median, low, high = (
+        "–" if found[end] is None else count_text(found[end])
+        for end in ("median", "low", "high")
+    )
+    return f"{median} [{low}, {high}]"

@@ -1,0 +1,115 @@
+"""A comparison from its experiment to its report: runs, results.json, page."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from curax import __version__
+from curax.comparison import analysis, figures, page, runner
+from curax.comparison.experiment import Arm, Experiment, setting_of, warm_key
+from curax.runs import folder, lock, record
+from curax.runs.progress import Progress
+from curax.runs.run import enable_compilation_cache
+
+RESULTS = "results.json"
+
+
+def compare(
+    experiment: Experiment,
+    arms: Sequence[Arm],
+    workdir: Path,
+    *,
+    cost: tuple[float, float] | None,
+    name: str,
+) -> str:
+    """Run what is left of a comparison, write its results, and say what they carry.
+
+    Args:
+        experiment: what runs.
+        arms: of the experiment.
+        workdir: folder of the comparison; made if it is missing.
+        cost: of a token drawn and of one trained; None: that of the experiment, else
+            measured.
+        name: headline of the report.
+
+    Raises:
+        ConfigError: wrong input; nothing has been written.
+    """
+    folder.check_writable(workdir)
+    enable_compilation_cache()
+    for library in ("absl", "asyncio"):  # orbax says at length what is told here
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    cost = cost or experiment.cost
+    with lock.hold(workdir, "--workdir"):
+        runner.check(workdir, experiment, arms)
+        work = runner.Comparison(experiment, arms, workdir)
+        with Progress(Console(highlight=False)) as progress:
+            histories = work.run(measures=cost is None, progress=progress)
+        measured = {} if cost else record.read_json(workdir / runner.COST)
+        prices = cost or (measured["drawn_s"], measured["trained_s"])
+        shown = results(experiment, arms, histories, prices)
+        found = {"name": name, "measured": measured or None, **shown.found}
+        runner.write_json(workdir / RESULTS, found)
+        path = page.write(workdir, shown._replace(found=found))
+    said = analysis.claims(found) or ["No difference that the intervals show."]
+    return "\n".join([*said, f"Report: {path}"])
+
+
+def entries(
+    experiment: Experiment, arms: Sequence[Arm], histories: Mapping[str, Any]
+) -> list[analysis.Entry]:
+    """Arms with their histories under all conditions, in order."""
+    found: dict[str, analysis.Entry] = {}
+    for arm in arms:
+        entry = found.setdefault(
+            arm.label,
+            analysis.Entry(
+                *(arm.recipe, arm.setting, arm.value, {}, {}),
+                own={n: setting_of(arm.config, n) for n in experiment.sweep},
+            ),
+        )
+        history = analysis.history_of(histories[arm.name])
+        entry.histories[arm.condition] = history  # pyright: ignore[reportIndexIssue]
+        key = warm_key(experiment, arm)
+        entry.pairs[arm.condition] = key  # pyright: ignore[reportIndexIssue]
+    return list(found.values())
+
+
+def results(
+    experiment: Experiment,
+    arms: Sequence[Arm],
+    histories: Mapping[str, Any],
+    prices: tuple[float, float],
+) -> figures.Shown:
+    """What is said of the arms, with their histories, as results.json holds it."""
+    budgets = {"tokens": experiment.tokens, "updates": experiment.updates}
+    question = analysis.Question(
+        baseline=experiment.against,
+        prices=prices,
+        budgets={axis: most for axis, most in budgets.items() if most},
+        threshold=experiment.threshold,
+    )
+    compared = entries(experiment, arms, histories)
+    found = analysis.analyse(compared, question)
+    about = {
+        "seeds": experiment.seeds,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "curax": __version__,
+    }
+    listed = [
+        {
+            "name": arm.name,
+            "recipe": arm.recipe,
+            "condition": arm.condition,
+            "setting": arm.setting,
+            "value": arm.value if isinstance(arm.value, str | int | float) else None,
+        }
+        for arm in arms
+    ]
+    both = about | found | {"arms": listed, "histories": dict(histories)}
+    return figures.Shown(both, compared, question)

@@ -1,0 +1,269 @@
+"""Experiments: which recipes run, under which settings, and how long.
+
+An experiment is a Python file with `get_experiment()`. Each recipe runs as it is, and
+once more for every value of every swept setting, the others as they are. Nothing here
+imports JAX.
+"""
+
+import ast
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from curax.config import AXES, Config, ConfigError, describe, load, made_by, override
+from curax.settings.config_paths import Place, wrong_values
+from curax.settings.config_types import Count, Magnitude, Natural, Share
+
+FILE = "experiment.py"  # the experiment of a folder
+# Fields that an experiment decides itself, and what decides them.
+DECIDED = {
+    "seeds": "seeds",
+    "steps": "steps",
+    "evaluation.every": "every",
+    "logging.every": "every",
+    "logging.rollout_prompts": "nothing: a comparison logs no completions",
+}
+# What two arms share where their warm starts are the same.
+WARM_FIELDS = ("task", "model", "warm_start", "seed", "seeds", "update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What a comparison runs.
+
+    Raises:
+        ConfigError: on construction; the message names the first wrong field and a fix.
+    """
+
+    recipes: Mapping[str, Any]  # name -> recipe, or (recipe, changes): a name of
+    # configs/, a file, or a Config; and values by dotted name
+    common: Mapping[str, Any] = field(default_factory=dict)  # changes of all recipes
+    sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # setting ->
+    # values, each tried alone
+    conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name ->
+    # changes, such as easy and hard prompts; each recipe runs under all of them
+    warm_start: Mapping[str, Any] = field(default_factory=dict)  # changes for the warm
+    # start alone
+    seeds: Count = 8  # runs of an arm, with seeds seed, seed + 1, ...
+    tokens: Natural = 0  # that every run draws at least; 0: no such budget
+    updates: Natural = 0  # of the optimizer that every run makes at least; 0: the same
+    steps: Count  # at most, whatever the budgets say
+    every: Count = 10  # steps between two evaluations
+    baseline: str | None = None  # recipe that others are compared with; None: the first
+    threshold: Share | None = None  # held-out pass rate to wait for
+    cost: tuple[Magnitude, Magnitude] | None = None  # of a token drawn and of one
+    # trained; None: measured
+    watched: tuple[str, ...] = ()  # metrics kept beside the pass rates
+
+    def __post_init__(self) -> None:
+        for wrong in (*wrong_values(Place(self)), *self._conflicts()):
+            raise ConfigError(wrong)
+
+    def _conflicts(self) -> Iterator[str]:
+        """Sentences about fields that are valid one by one and impossible together."""
+        if not self.recipes:
+            yield "recipes is empty; name one at least, such as {'grpo': 'grpo'}."
+        for kind, names in (("recipes", self.recipes), ("conditions", self.conditions)):
+            for name in names:
+                if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", str(name)):
+                    yield (
+                        f"{kind} names {name!r}, which cannot be part of a file's name;"
+                        " use letters, digits and _ . + -."
+                    )
+        if self.baseline is not None and self.baseline not in self.recipes:
+            near = difflib.get_close_matches(self.baseline, self.recipes, 1, cutoff=0)
+            yield (
+                f"baseline={self.baseline!r} is none of the recipes; set it to "
+                f"{' or '.join(map(repr, near))}."
+            )
+        if not (self.tokens or self.updates):
+            yield "neither tokens nor updates is set; set tokens=100_000, for example."
+        if self.cost and not sum(self.cost) > 0:
+            yield "cost=(0, 0) makes everything free; set it to (1, 1), for example."
+        for where, changes in self._changes():
+            for name in DECIDED.keys() & changes.keys():
+                yield (
+                    f"{where} sets {name}, which is decided by {DECIDED[name]}; leave "
+                    "it out."
+                )
+
+    def _changes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """(where, changes by dotted name) of all parts."""
+        yield from (("common", self.common), ("sweep", self.sweep))
+        yield "warm_start", self.warm_start
+        yield from ((f"conditions[{n!r}]", c) for n, c in self.conditions.items())
+        for name, recipe in self.recipes.items():
+            if isinstance(recipe, tuple):
+                yield f"recipes[{name!r}]", recipe[1]
+
+    @property
+    def against(self) -> str:
+        """Name of the recipe that others are compared with."""
+        return self.baseline or next(iter(self.recipes))
+
+
+class Arm(NamedTuple):
+    """A recipe at one setting under one condition; it runs once per seed."""
+
+    recipe: str
+    condition: str  # "" where an experiment has none
+    config: Config
+    setting: str = ""  # the swept one; "": the recipe as it is
+    value: Any = None  # of the swept setting
+
+    @property
+    def label(self) -> str:
+        """Recipe and swept value, as `grpo loss.high=0.3`."""
+        return f"{self.recipe} {self.setting}={self.value}".removesuffix(" =None")
+
+    @property
+    def name(self) -> str:
+        """The label with the condition, as `grpo @ hard`: no other arm has it."""
+        return f"{self.label} @ {self.condition}" if self.condition else self.label
+
+
+def load_experiment(path: Path) -> Experiment:
+    """The experiment that a file, or the experiment.py of a folder, returns.
+
+    Raises:
+        ConfigError: there is no such file, it fails, or names an arm twice.
+    """
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        there = [*path.parent.glob("*.py"), *path.parent.glob(f"*/{FILE}")]
+        files = sorted(str(p.parent if p.name == FILE else p) for p in there)
+        near = " or ".join(difflib.get_close_matches(str(path), files, 3, cutoff=0.3))
+        fix = f"did you mean {near}?" if near else "name a file with get_experiment()."
+        raise ConfigError(f"{path}: there is no such file; {fix}")
+    experiment = made_by(path, "get_experiment", Experiment)
+    # Python keeps the last of two entries of one name, and says nothing.
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Dict):
+            keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise ConfigError(
+                        f"{path}:{node.lineno}: {key!r} stands twice in one dict, and "
+                        "the first would be lost; rename one of them."
+                    )
+    return experiment
+
+
+def arms(experiment: Experiment) -> list[Arm]:
+    """All arms: recipes in order, under each condition, as they are and swept.
+
+    Raises:
+        ConfigError: a recipe, setting or value is wrong; two arms are the same; or an
+            arm cannot run side by side.
+    """
+    found: list[Arm] = []
+    for name, recipe in experiment.recipes.items():
+        for condition, changes in (experiment.conditions or {"": {}}).items():
+            base = Arm(name, condition, _base(experiment, name, recipe, changes))
+            found.append(base)
+            for setting, values in experiment.sweep.items():
+                found += _swept(base, setting, values)
+    for arm in found:
+        for wrong in _unfit(arm):
+            raise ConfigError(f"{arm.name}: {wrong}")
+    return found
+
+
+def _base(
+    experiment: Experiment, name: str, recipe: Any, changes: Mapping[str, Any]
+) -> Config:
+    """Config of a recipe with what an experiment changes of it, but for the sweep."""
+    recipe, own = recipe if isinstance(recipe, tuple) else (recipe, {})
+    decided = {
+        "seeds": experiment.seeds,
+        "steps": experiment.steps,
+        "evaluation.every": experiment.every,
+        "logging.every": experiment.every,
+        "logging.rollout_prompts": 0,
+    }
+    try:
+        config = recipe if isinstance(recipe, Config) else load(recipe)
+        both = {**experiment.common, **own, **changes}
+        return override(config, decided | both)
+    except (ConfigError, TypeError, OSError) as error:
+        raise ConfigError(f"recipe {name}: {error}") from error
+
+
+def _swept(arm: Arm, setting: str, values: Any) -> Iterator[Arm]:
+    """The arms of a swept setting; the value that the recipe has is the recipe's arm.
+
+    Raises:
+        ConfigError: no such setting, a wrong value, or a value that is there twice.
+    """
+    if not isinstance(values, list | tuple) or not values:
+        raise ConfigError(
+            f"sweep[{setting!r}]={values!r} is no list of values; write (1, 2), for "
+            "example."
+        )
+    for i, value in enumerate(values):
+        try:
+            config = override(arm.config, {setting: value})
+        except ConfigError as error:
+            raise ConfigError(f"recipe {arm.recipe}: {error}") from error
+        if value in values[:i]:
+            raise ConfigError(
+                f"sweep[{setting!r}] has {value} twice, and so two arms of one name; "
+                "leave one out."
+            )
+        if describe(config) != describe(arm.config):
+            yield arm._replace(config=config, setting=setting, value=value)
+
+
+def setting_of(config: Config, name: str) -> Any:
+    """Value of a setting by its dotted name; None where there is none."""
+    return next((p.value for at, p in Place(config).walk() if at == name), None)
+
+
+def _unfit(arm: Arm) -> Iterator[str]:
+    """Sentences about configs that cannot run side by side in one program."""
+    if arm.config.staged:
+        yield "staged=True runs one seed at a time; set staged to False."
+    sizes = arm.config.mesh
+    for axis in AXES:
+        if getattr(sizes, axis) != 1:
+            yield (
+                f"mesh.{axis}={getattr(sizes, axis)}, and a comparison runs on one "
+                f"device; set mesh.{axis} to 1."
+            )
+
+
+def warm_config(experiment: Experiment, arm: Arm) -> Config:
+    """Config of the warm start of an arm."""
+    try:
+        return override(arm.config, experiment.warm_start)
+    except ConfigError as error:
+        raise ConfigError(f"warm_start: {error}") from error
+
+
+def warm_key(experiment: Experiment, arm: Arm) -> str:
+    """The same text for arms whose warm starts are the same, and for no others."""
+    fields = describe(warm_config(experiment, arm))
+    sizes = ("tokens_per_micro_batch", "token_chunk", "length_buckets")
+    fields["update"] = {name: fields["update"][name] for name in sizes}
+    return digest({name: fields[name] for name in WARM_FIELDS})
+
+
+def digest(value: Any) -> str:
+    """Twelve hexadecimal digits of JSON values."""
+    text = json.dumps(value, sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def budget(experiment: Experiment) -> dict[str, Any]:
+    """What decides how long runs go on, and where they are measured."""
+    names = ("seeds", "tokens", "updates", "steps", "every")
+    found = {name: getattr(experiment, name) for name in names}
+    return found | {
+        "watched": list(experiment.watched),
+        "warm_start": {name: repr(x) for name, x in experiment.warm_start.items()},
+    }

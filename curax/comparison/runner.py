@@ -1,0 +1,334 @@
+"""The runs of a comparison in its folder: warm starts, programs, what is kept of them.
+
+    experiment.json     what runs, so that another experiment is refused
+    warm/KEY/           checkpoints of warm starts, shared by arms that have the same
+    checkpoints/KEY/    the program that is running, saved at every evaluation
+    arms/KEY.json       a program at its end: the history of each of its arms
+    cost.json           seconds per token drawn and per token trained, where measured
+
+Killed at any time, a comparison goes on from the last evaluation, and its histories are
+those of one that was not killed, bit for bit, but for their seconds.
+"""
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from curax.comparison import programs
+from curax.comparison.experiment import (
+    Arm,
+    Experiment,
+    budget,
+    warm_config,
+    warm_key,
+)
+from curax.config import Config, ConfigError, changes, describe
+from curax.runs import checkpoint, record
+from curax.runs.progress import Progress
+from curax.settings.cli import write_file
+from curax.step import loops
+from curax.step.build import build
+
+ABOUT, COST = "experiment.json", "cost.json"
+ARMS, WARM, RUNNING = "arms", "warm", "checkpoints"
+SAVE_S = 5.0  # seconds between two checkpoints of a warm start
+TIMED = 5  # steps that are timed, stage by stage
+
+
+def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
+    """Check that a folder is empty, or holds this comparison. Writes nothing.
+
+    Raises:
+        ConfigError: it holds another one; arms may be added, not changed or left out.
+    """
+    old = record.read_json(workdir / ABOUT)
+    if not old:
+        if (workdir / "config.json").exists():
+            raise ConfigError(f"--workdir {workdir} holds a run; name another folder.")
+        return
+    now = about(experiment, arms)
+    fix = "bring that back, or name another --workdir."
+    for name, was, new in changes(old.get("budget"), now["budget"]):
+        raise ConfigError(
+            f"--workdir {workdir} holds a comparison with {name}={was}, and it is "
+            f"{new} now; {fix}"
+        )
+    for name, config in old.get("arms", {}).items():
+        if name not in now["arms"]:
+            raise ConfigError(
+                f"--workdir {workdir} holds runs of {name}, which the experiment no "
+                f"longer names; {fix}"
+            )
+        for setting, was, new in changes(config, now["arms"][name]):
+            raise ConfigError(
+                f"--workdir {workdir} holds runs of {name} with {setting}={was}, and "
+                f"it is {new} now; {fix}"
+            )
+
+
+def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
+    """What decides the histories of a comparison, as JSON values."""
+    described = {arm.name: describe(arm.config) for arm in arms}
+    return {"budget": budget(experiment), "arms": described}
+
+
+def finished(workdir: Path) -> dict[str, Any]:
+    """Histories of the arms that are at their end, by name."""
+    found: dict[str, Any] = {}
+    for path in sorted((workdir / ARMS).glob("*.json")):
+        found |= record.read_json(path).get("arms", {})
+    return found
+
+
+class Comparison:
+    """The runs of an experiment in a folder that this process holds the lock of."""
+
+    def __init__(self, experiment: Experiment, arms: Sequence[Arm], workdir: Path):
+        """Trace all programs that are still to run; nothing is written yet.
+
+        Raises:
+            ConfigError: an arm cannot work.
+        """
+        self._experiment, self._arms, self._workdir = experiment, arms, workdir
+        self._done = finished(workdir)
+        pending = [arm for arm in arms if arm.name not in self._done]
+        found = programs.plans(pending, experiment)
+        self._lanes = [programs.Lanes(plan) for plan in found]
+        self._warm: dict[str, loops.Jitted] = {}
+        self._states: dict[str, Any] = {}  # of the last warm start, on the host
+        for lanes in self._lanes:
+            loop = self._warm_loop(lanes.plan.arms[0])
+            lanes.rehearse(loop.abstract_warm)
+
+    def run(self, *, measures: bool, progress: Progress) -> dict[str, Any]:
+        """Run what is left, and give the histories of all arms by name.
+
+        Args:
+            measures: measure the cost of a token, if the folder does not know it.
+            progress: display, entered.
+        """
+        data = json.dumps(about(self._experiment, self._arms), indent=1) + "\n"
+        write_file(self._workdir / ABOUT, data.encode())
+        (self._workdir / ARMS).mkdir(exist_ok=True)
+        if measures and not (self._workdir / COST).exists():
+            self._measure(progress)
+        start = time.monotonic()
+        for number, lanes in enumerate(self._lanes):
+            clock = _Clock(start, number, len(self._lanes))
+            history = self._run(lanes, progress, clock)
+            found = {
+                "device": jax.devices()[0].device_kind,
+                "jax": jax.__version__,
+                "lanes": lanes.count,
+                "arms": dict(programs.split(lanes, history)),
+            }
+            path = self._workdir / ARMS / f"{lanes.plan.key}.json"
+            write_file(path, (json.dumps(found) + "\n").encode())
+            shutil.rmtree(self._workdir / RUNNING / lanes.plan.key, ignore_errors=True)
+            self._done |= found["arms"]
+        shutil.rmtree(self._workdir / RUNNING, ignore_errors=True)
+        return {arm.name: self._done[arm.name] for arm in self._arms}
+
+    # ----- warm starts
+
+    def _warm_loop(self, arm: Arm) -> loops.Jitted:
+        """The loop of a warm start; arms that share one share it."""
+        key = warm_key(self._experiment, arm)
+        if key not in self._warm:
+            config = warm_config(self._experiment, arm)
+            self._warm[key] = loops.Jitted(build(config))
+        return self._warm[key]
+
+    def _warmed(self, arm: Arm, progress: Progress) -> Any:
+        """The finished warm start of all seeds, made once for all that share it."""
+        key, loop = warm_key(self._experiment, arm), self._warm_loop(arm)
+        if key in self._states:
+            return jax.device_put(self._states[key], jax.devices()[0])
+        how, every = loop.parts.config.warm_start, loop.parts.config.logging.every
+        total = how.steps if how else 0
+        with _opened(self._workdir / WARM / key) as saved:
+            found = _newest(saved, loop.abstract_warm)
+            state, done = (found.state, found.step) if found else (loop.initial(), 0)
+            if done < total:
+                progress.begin("warm start", done, total)
+            last = time.monotonic()
+            while done < total:
+                times = min(every, total - done)
+                state, losses = loop.warm(state, times)
+                done += times
+                progress.warm(done, losses[-1])
+                if done == total or time.monotonic() - last > SAVE_S:
+                    saved.save(done, state, {})
+                    last = time.monotonic()
+        self._states = {key: jax.device_get(state)}
+        return state
+
+    # ----- programs
+
+    def _run(
+        self, lanes: programs.Lanes, progress: Progress, clock: "_Clock"
+    ) -> dict[str, Any]:
+        """History of a program, from its last evaluation to its end."""
+        experiment, plan = self._experiment, lanes.plan
+        with _opened(self._workdir / RUNNING / plan.key) as saved:
+            found = _newest(saved, lanes.abstract)
+            if found:
+                state, history = found.state, found.totals["history"]
+            else:
+                state = lanes.begin(self._warmed(plan.arms[0], progress))
+                history = _empty(lanes, experiment)
+                _evaluate(lanes, state, history)
+            progress.begin(clock.title(plan.name), _percent(history, experiment), 100)
+            while (percent := _percent(history, experiment)) < 100:
+                times = min(experiment.every, experiment.steps - history["steps"][-1])
+                begun = time.monotonic()
+                state, values = lanes.advance(state, times)
+                _add(history, values, times, time.monotonic() - begun)
+                _evaluate(lanes, state, history)
+                saved.save(history["steps"][-1], state, {"history": history})
+                percent = _percent(history, experiment)
+                progress.note(percent, _told(history) + clock.left(percent))
+        return history
+
+    # ----- what a token costs
+
+    def _measure(self, progress: Progress) -> None:
+        """Write cost.json: the steps of one seed of the baseline, stage by stage."""
+        arm = next(arm for arm in self._arms if arm.recipe == self._experiment.against)
+        warm = self._warmed(arm, progress)
+        if self._experiment.seeds > 1:
+            warm = jax.tree.map(lambda x: x[0], warm)
+        with progress.waiting("measuring what a token costs"):
+            config = replace(arm.config, seeds=1, staged=True)
+            write_json(self._workdir / COST, measured_cost(config, warm))
+
+
+def measured_cost(config: Config, warm: Any) -> dict[str, Any]:
+    """Seconds of a draw per token drawn, and of an update per token trained.
+
+    Medians over `TIMED` steps behind one that compiles.
+
+    Args:
+        config: config of one seed.
+        warm: its finished warm start.
+    """
+    loop = loops.Staged(build(config))
+    state, _, _ = loop.advance(loop.begin(warm), 1)
+    _, rows, _ = loop.advance(state, TIMED)
+
+    def each(stage: str, counted: str) -> float:
+        seconds = np.array([row[f"time/{stage}_s"] for row in rows])
+        return float(np.median(seconds / np.maximum([r[counted] for r in rows], 1)))
+
+    return {
+        "drawn_s": each("rollout", programs.COUNTED["drawn"]),
+        "trained_s": each("update", programs.COUNTED["trained"]),
+        "device": jax.devices()[0].device_kind,
+        "steps": TIMED,
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON values atomically."""
+    write_file(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+class _Clock:
+    """Time left of a program and of all, by what this process has done."""
+
+    def __init__(self, start: float, number: int, programs: int):
+        self._start, self._number, self._programs = start, number, programs
+        self._first: tuple[float, float] | None = None
+
+    def title(self, name: str) -> str:
+        """Name of a program with its number."""
+        return f"{name} ({self._number + 1} of {self._programs})"
+
+    def left(self, percent: float) -> str:
+        """Text of the time left, once there is a second evaluation behind compiling."""
+        now = time.monotonic()
+        self._first = self._first or (now, percent)
+        began, first = self._first
+        if percent <= first:
+            return ""
+        whole = (now - began) / (percent - first) * 100
+        behind = self._number + percent / 100
+        mean = max((now - self._start) / behind, whole) if self._number else whole
+        rest = whole * (1 - percent / 100)
+        every = rest + mean * (self._programs - self._number - 1)
+        text = record.duration_text
+        return f"  left {text(rest)}, about {text(every)} in all"
+
+
+def _opened(path: Path) -> Any:
+    """Context of the checkpoints in a folder, the latest kept."""
+    return contextlib.closing(checkpoint.Checkpoints(path, keep=1))
+
+
+def _newest(saved: checkpoint.Checkpoints, like: Any) -> checkpoint.Restored | None:
+    """The newest checkpoint, None without one.
+
+    Raises:
+        ConfigError: none can be read.
+    """
+    try:
+        return saved.newest(like)
+    except checkpoint.DamagedError as error:
+        raise ConfigError(
+            f"no checkpoint can be read, the newest is {error}; remove that folder, and "
+            "its program starts anew."
+        ) from error
+
+
+def _empty(lanes: programs.Lanes, experiment: Experiment) -> dict[str, Any]:
+    """History before the first step: what is counted is 0."""
+    counted = {name: [[0.0] * lanes.count] for name in programs.COUNTED}
+    watched = {name: [] for name in experiment.watched}
+    return {"steps": [0], "seconds": [0.0], "rate": [], "watched": watched} | counted
+
+
+def _evaluate(lanes: programs.Lanes, state: Any, history: dict[str, Any]) -> None:
+    history["rate"].append([float(rate) for rate in lanes.evaluate(state)])
+
+
+def _add(history: dict[str, Any], values: Any, times: int, seconds: float) -> None:
+    """Add a chunk of steps, `[L, times]` metrics, to a history."""
+    for name, metric in programs.COUNTED.items():
+        added = np.asarray(values[metric], np.float64).sum(-1)
+        history[name].append((added + history[name][-1]).tolist())
+    history["steps"].append(history["steps"][-1] + times)
+    history["seconds"].append(history["seconds"][-1] + seconds)
+    for metric, kept in history["watched"].items():
+        found = np.asarray(values.get(metric, np.nan), np.float64)
+        found = np.broadcast_to(found, values["update/count"].shape)
+        known = np.isfinite(found)
+        sums = np.where(known, found, 0.0).sum(-1) / np.maximum(known.sum(-1), 1)
+        pairs = zip(sums, known.any(-1), strict=True)
+        kept.append([float(mean) if any_ else None for mean, any_ in pairs])
+
+
+def _percent(history: dict[str, Any], experiment: Experiment) -> float:
+    """How much of the budgets the last lane has; 100 at the end."""
+    if history["steps"][-1] >= experiment.steps:
+        return 100.0
+    wanted = {"drawn": experiment.tokens, "updates": experiment.updates}
+    shares = [min(history[n][-1]) / most for n, most in wanted.items() if most]
+    return 100 * min(1.0, *shares)
+
+
+def _told(history: dict[str, Any]) -> str:
+    """Text of the last point of a history, means over lanes."""
+    drawn = record.count_text(float(np.mean(history["drawn"][-1])))
+    updates = np.mean(history["updates"][-1])
+    return (
+        f"held-out {np.mean(history['rate'][-1]):.3f}  {drawn} tokens  "
+        f"{updates:.0f} updates"
+    )

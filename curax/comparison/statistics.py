@@ -1,0 +1,306 @@
+"""Statistics of few runs: interquartile means, gaps, their intervals, times to a rate.
+
+Values come in strata, an array `[..., n]` each: the runs of a recipe under one
+condition, a value per seed. Strata are resampled apart and then taken together.
+
+An interval is the estimate plus or minus t times its bootstrap standard error:
+
+    theta +- t_{1 - alpha/2, df} se sqrt(n / (n - 1)),   df = sum over strata of n - 1
+
+n is that of the smallest stratum; the root undoes the bias of a bootstrap of n values.
+Percentiles of so few values are too narrow: 95% intervals of 8 values missed an
+interquartile mean in 6 to 7% of 1,500 samples of normal, exponential, Laplace and t
+variables, these in 2 to 4%; of 5 values in 9 to 11% and in 1 to 3%. So these can be
+widened for several comparisons at a time, which percentiles of 8 values cannot.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LEVEL = 0.95
+RESAMPLES = 2000
+Strata = Sequence[np.ndarray]
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the last axis: the mean without both outer quarters.
+
+        mean of x_(k+1) ... x_(n-k),   k = floor(n / 4)
+
+    Fewer than four values are all kept. A value that is NaN makes it NaN.
+
+    Args:
+        values: `[..., n]`, n at least 1.
+    """
+    values = np.asarray(values)
+    n = values.shape[-1]
+    middle = np.sort(values, -1)[..., n // 4 : n - n // 4].mean(-1)
+    return np.where(np.isnan(values).any(-1), np.nan, middle)
+
+
+class Estimate(NamedTuple):
+    """A statistic with its standard error, `[...]` each, and degrees of freedom."""
+
+    value: np.ndarray
+    error: np.ndarray  # NaN where a stratum has one value
+    freedom: int
+
+    def interval(self, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper end at a level, `[...]` each; NaN without an error."""
+        from scipy.special import stdtrit
+
+        half = stdtrit(max(self.freedom, 1), (1 + level) / 2) * self.error
+        return self.value - half, self.value + half
+
+    def p_value(self) -> np.ndarray:
+        """1 - level of the interval that ends at 0, `[...]`; 1 without an error.
+
+        Equal values without any spread are 1 where they are 0, else 0.
+        """
+        from scipy.special import stdtr
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.abs(self.value) / self.error
+        p = 2 * stdtr(max(self.freedom, 1), -t)
+        return np.where(np.isnan(t), 1.0, p)
+
+
+def center(strata: Strata, *, seed: int = 0) -> Estimate:
+    """Interquartile mean of all values, by a stratified bootstrap.
+
+    Args:
+        strata: `[..., n_s]` each.
+        seed: of the resampling.
+    """
+    return _estimate(
+        strata,
+        lambda parts: iqm(np.concatenate(parts, -1)),
+        [x.shape[-1] for x in strata],
+        seed,
+    )
+
+
+def gap(ours: Strata, theirs: Strata, *, paired: bool, seed: int = 0) -> Estimate:
+    """How far the values of one side are above those of the other.
+
+        paired:   IQM(x_i - y_i), i the seed, which both sides share
+        else:     IQM(x) - IQM(y)
+
+    Args:
+        ours: `[..., n_s]` each.
+        theirs: the same strata of the other side.
+        paired: whether the i-th values of both sides belong together.
+        seed: of the resampling.
+    """
+    if paired:
+        return center([x - y for x, y in zip(ours, theirs, strict=True)], seed=seed)
+    count = len(ours)
+
+    def apart(parts: Sequence[np.ndarray]) -> np.ndarray:
+        sides = parts[:count], parts[count:]
+        x, y = (iqm(np.concatenate(side, -1)) for side in sides)
+        return x - y
+
+    # As many degrees of freedom as the smaller side has: fewer than Welch's.
+    sizes = [min(x.shape[-1], y.shape[-1]) for x, y in zip(ours, theirs, strict=True)]
+    return _estimate([*ours, *theirs], apart, sizes, seed)
+
+
+def _estimate(
+    samples: Strata,
+    statistic: Callable[[Sequence[np.ndarray]], np.ndarray],
+    sizes: Sequence[int],
+    seed: int,
+) -> Estimate:
+    """A statistic of samples that are resampled independently of each other."""
+    from scipy import stats
+
+    samples = [np.asarray(x, np.float64) for x in samples]
+    value, least = np.asarray(statistic(samples)), min(sizes)
+    if least < 2:
+        return Estimate(value, np.full(value.shape, np.nan), 0)
+    with warnings.catch_warnings(category=stats.DegenerateDataWarning, action="ignore"):
+        error = stats.bootstrap(
+            samples,
+            lambda *parts, axis: statistic(parts),
+            n_resamples=RESAMPLES,
+            vectorized=True,
+            axis=-1,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).standard_error
+    scale = math.sqrt(least / (least - 1))
+    return Estimate(value, np.asarray(error) * scale, sum(sizes) - len(sizes))
+
+
+def holm(p: Sequence[float], alpha: float = 1 - LEVEL) -> list[float]:
+    """Levels of intervals that exclude 0 just where Holm's procedure rejects.
+
+    Of m comparisons the one with the j-th smallest p is shown at 1 - alpha / (m + 1 -
+    j), and all from the first on that is not rejected at the level of that one. So the
+    chance that any of m gaps that are none is called one is at most alpha.
+
+    Args:
+        p: p value of each comparison.
+        alpha: chance of a false rejection among all of them.
+
+    References:
+        Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure",
+        Scandinavian Journal of Statistics 6, 65-70.
+    """
+    levels, others, open_ = [1.0] * len(p), len(p), True
+    for i in sorted(range(len(p)), key=lambda i: p[i]):
+        levels[i] = 1 - alpha / others
+        open_ = open_ and p[i] <= alpha / others
+        others -= open_
+    return levels
+
+
+def improvement(
+    ours: Strata, theirs: Strata, *, paired: bool, level: float = LEVEL
+) -> tuple[float, float, float]:
+    """P(X > Y) of a run of one side and one of the other; a tie is half.
+
+        paired:   share of the seeds with x_i > y_i
+        else:     share of the pairs (i, j) with x_i > y_j, mean over strata
+
+    The interval is that of Clopper and Pearson for as many independent pairs as there
+    are seeds. All pairs vary less than those do, so unpaired it is too wide rather
+    than too narrow.
+
+    Args:
+        ours: `[n_s]` each.
+        theirs: the same strata of the other side.
+        paired: as of `gap`.
+        level: of the interval.
+
+    Returns:
+        The share, and lower and upper end.
+
+    References:
+        Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
+        Statistical Precipice", arXiv:2108.13264; Hoeffding 1963 for all pairs.
+    """
+    from scipy import stats
+
+    wins, count = 0.0, 0
+    for x, y in zip(ours, theirs, strict=True):
+        pairs = x - y if paired else np.subtract.outer(x, y)
+        share = float(np.mean((pairs > 0) + 0.5 * (pairs == 0)))
+        pairs = min(len(x), len(y))
+        wins, count = wins + share * pairs, count + pairs
+    wins = round(wins, 9)  # a whole number stays one
+    least, most = (
+        stats.binomtest(int(k), count).proportion_ci(level)
+        for k in (math.floor(wins), math.ceil(wins))
+    )
+    return wins / count, float(least.low), float(most.high)
+
+
+# Curves: what a run has at a place on an axis that only grows
+
+
+def at(spent: np.ndarray, values: np.ndarray, places: Any) -> np.ndarray:
+    """`[..., R]` values of R runs where each has spent so much.
+
+    Between two evaluations it is the line through them: the last one before would be
+    the lower, the rarer a recipe is evaluated on an axis. Nothing is extrapolated:
+    NaN before the first and after the last evaluation of a run.
+
+    Args:
+        spent: `[K, R]`, never falls along K.
+        values: `[K, R]`, one per evaluation.
+        places: `[...]`.
+    """
+    columns = [
+        np.interp(places, x, y, left=np.nan, right=np.nan)
+        for x, y in zip(spent.T, values.T, strict=True)
+    ]
+    return np.stack(columns, -1)
+
+
+def average(spent: np.ndarray, values: np.ndarray, place: float) -> np.ndarray:
+    """`[R]` means of the curves of `at` from 0 to a place; NaN where one ends before.
+
+        1 / place  int_0^place value(x) dx
+
+    Args:
+        spent: `[K, R]`, from 0 on.
+        values: `[K, R]`.
+        place: above 0.
+    """
+    ends = at(spent, values, place)
+    found = []
+    for x, y, end in zip(spent.T, values.T, ends, strict=True):
+        inside = x < place
+        xs, ys = np.append(x[inside], place), np.append(y[inside], end)
+        found.append(np.trapezoid(ys, xs) / place)
+    return np.array(found)
+
+
+class Waits(NamedTuple):
+    """Times of R runs to a threshold; the end of the run where it was not reached."""
+
+    time: np.ndarray  # [R]
+    reached: np.ndarray  # [R] bool; False: the time is censored
+
+
+def waits(spent: np.ndarray, values: np.ndarray, threshold: float) -> Waits:
+    """What each run had spent at its first evaluation at or above a threshold.
+
+    Args:
+        spent: `[K, R]`.
+        values: `[K, R]`.
+        threshold: in the units of `values`.
+    """
+    above = values >= threshold
+    reached = above.any(0)
+    first = np.where(reached, above.argmax(0), len(values) - 1)
+    return Waits(np.take_along_axis(spent, first[None], 0)[0], reached)
+
+
+class Survival(NamedTuple):
+    """Kaplan and Meier's share of runs that still wait, with its interval."""
+
+    time: np.ndarray  # [J], sorted
+    share: np.ndarray  # [J] from this time on
+    low: np.ndarray  # [J]
+    high: np.ndarray
+
+    def median(self) -> tuple[float, float, float]:
+        """Time at which half of the runs are there, and its interval; inf: not yet.
+
+        The ends are the first times at which the ends of the share are at most 1/2
+        (Brookmeyer and Crowley 1982).
+        """
+        return tuple(self._first(share) for share in (self.share, self.low, self.high))
+
+    def _first(self, share: np.ndarray) -> float:
+        below = np.flatnonzero(share <= 0.5 + 1e-12)
+        return float(self.time[below[0]]) if below.size else math.inf
+
+
+def survival(given: Waits, level: float = LEVEL) -> Survival:
+    """Share of runs that have not reached the threshold, censored ones accounted for.
+
+    The interval is that of log(-log S) by Greenwood's variance; where nobody waits any
+    more it has no such interval, and the last one before is taken for its upper end.
+    """
+    from scipy import stats
+
+    done = given.reached
+    data = stats.CensoredData(given.time[done], right=given.time[~done])
+    found = stats.ecdf(data).sf
+    share = np.asarray(found.probabilities)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        band = found.confidence_interval(level, method="log-log")
+    low, high = (np.asarray(end.probabilities) for end in (band.low, band.high))
+    low, high = np.where(np.isnan(low), 0.0, low), np.where(np.isnan(high), 1.0, high)
+    whole = share == 1  # nobody is there yet
+    low = np.where(whole, 1.0, low)
+    high = np.minimum.accumulate(np.where(whole, 1.0, high))
+    return Survival(np.asarray(found.quantiles), share, low, high)
