@@ -15,6 +15,7 @@ MODULES = {
     "train": "train a policy by a recipe, or resume a run",
     "xray": "compute which objective a recipe really optimises",
     "plan": "say whether a run fits a slice of chips that is not here",
+    "compare": "run recipes beside each other, at equal tokens, updates and cost",
     "evaluate": "measure a policy on problems with answers",
     "export": "write the policy of a run as a Hugging Face checkpoint",
     "report": "draw the pictures of a run and write its page",

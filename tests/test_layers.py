@@ -16,7 +16,7 @@ STAGES = {
     *("reward", "reflect", "gate", "downsample", "correct", "advantage", "modulate"),
     *("loss", "aggregate", "update"),
 }
-COMMANDS = {"train", "evaluate", "export", "xray", "plan", "report", "env"}
+COMMANDS = {"train", "evaluate", "export", "xray", "plan", "report", "env", "compare"}
 COMMANDS |= {"__main__"}
 
 # Room: what it may import. A room is a package or a module of curax; STAGES stands for
@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}
     | {"tasks", "verify", "hub"},
+    "comparison": BASE | {"reward", "config", "step", "runs"},
     **{
         command: {"config", "settings", "step", "theory", "runs", "evaluation"}
         for command in COMMANDS
@@ -56,6 +57,7 @@ BETWEEN_STAGES = {
 COMMANDS_BESIDE = {
     "export": {"models", "hub"},
     "train": {"processes"},
+    "compare": {"comparison"},
     "plan": {"planning"},
     "xray": {"foreign"},
 }
@@ -67,6 +69,10 @@ NO_JAX = {
     *(f"theory/{name}" for name in ("frontier", "population", "table")),
     *(f"theory/{name}" for name in ("advice_table", "advice_options", "sizes")),
     *(f"runs/{name}" for name in ("record", "pictures", "page", "progress", "alarms")),
+    *(
+        f"comparison/{name}"
+        for name in ("experiment", "statistics", "analysis", "figures", "page")
+    ),
     *("runs/interrupt", "runs/lock", "processes/watch", "processes/clusters"),
 }
 STANDARD_LIBRARY_ONLY = {

@@ -102,7 +102,7 @@ def analyse(entries: Sequence[Entry], question: Question) -> dict[str, Any]:
             for name, entry in plain.items()
         },
         "gaps": gaps,
-        "sensitivity": _sensitivity(entries, plain, places, question),
+        "sensitivity": _sensitivity(entries, plain, question),
     }
     if question.threshold is not None:
         found["threshold"] = question.threshold
@@ -235,11 +235,14 @@ def _waits(plain: Mapping[str, Entry], axis: str, question: Question) -> Any:
 def _sensitivity(
     entries: Sequence[Entry],
     plain: Mapping[str, Entry],
-    places: Any,
     question: Question,
 ) -> Any:
-    """Rates at the places by setting and recipe, over the values of the setting."""
+    """Rates by setting and recipe, over the values of the setting.
+
+    They are taken as far as all arms have come, those of swept values too.
+    """
     found: dict[str, Any] = {}
+    places = {axis: _places(entries, axis, question) for axis in AXES}
     for name, base in plain.items():
         for setting, own in base.own.items():
             tried = [(own, base)]
@@ -308,7 +311,7 @@ def claims(found: Mapping[str, Any]) -> list[str]:
 def wait_text(found: Mapping[str, Any]) -> str:
     """Median time to the threshold with its interval, as `62 k [48 k, -]`."""
     median, low, high = (
-        "–" if found[end] is None else count_text(found[end])
+        "-" if found[end] is None else count_text(found[end])
         for end in ("median", "low", "high")
     )
     return f"{median} [{low}, {high}]"

@@ -241,13 +241,17 @@ def _waits(shown: Shown, style: Style) -> "Figure | None":
                 spent = history.spent(axis, shown.question.prices)
                 seen = statistics.waits(spent, history.rate, threshold)
                 alive = statistics.survival(seen)
-                x, y = np.append(0, alive.time), np.append(0, 1 - alive.share)
+                x = np.concatenate([[0], alive.time, [spent[-1].max()]])
+                y = np.concatenate([[0], 1 - alive.share, 1 - alive.share[-1:]])
                 color, dashes = looks[entry.recipe]
                 axes.step(x, y, dashes, where="post", color=color, linewidth=1.8)
                 # Runs that ended before they were there.
                 axes.plot(
                     seen.time[~seen.reached],
-                    np.interp(seen.time[~seen.reached], x, y),
+                    1
+                    - alive.share[
+                        np.searchsorted(alive.time, seen.time[~seen.reached])
+                    ],
                     "|",
                     color=color,
                     markersize=9,

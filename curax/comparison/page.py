@@ -146,7 +146,7 @@ def _section(found: Mapping[str, Any], axis: str) -> str:
             cells.append(" / ".join(_count(each) for each in spent))
         columns = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr><th>{html.escape(name)}</th>{columns}</tr>")
-    names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    names, body = "".join(f"<th>{html.escape(n)}</th>" for n in head), "\n".join(rows)
     sentences = "".join(
         f"<li>{html.escape(analysis.sentence(name, base, axis, gap))}</li>"
         for name, gap in gaps.items()
@@ -154,7 +154,7 @@ def _section(found: Mapping[str, Any], axis: str) -> str:
     return (
         f"<h2>At equal {title}</h2>\n<p>{html.escape(where)}. {_pairing(gaps)}</p>\n"
         f'<section class="panel wide"><table class="values"><thead><tr>{names}</tr>'
-        f"</thead><tbody>\n{'\n'.join(rows)}\n</tbody></table></section>\n"
+        f"</thead><tbody>\n{body}\n</tbody></table></section>\n"
         f"<ul>{sentences}</ul>"
     )
 
@@ -175,12 +175,12 @@ def _pairing(gaps: Mapping[str, Any]) -> str:
 
 def _spread(triple: Any, sign: str = "", digits: int = 3) -> str:
     """Text of a number with its interval."""
-    shown = ["–" if x is None else f"{x:{sign}.{digits}f}" for x in triple]
+    shown = ["-" if x is None else f"{x:{sign}.{digits}f}" for x in triple]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
 def _count(value: float | None) -> str:
-    return "–" if value is None else count_text(round(value))
+    return "-" if value is None else count_text(round(value))
 
 
 def _waits(found: Mapping[str, Any]) -> Iterator[str]:
@@ -190,8 +190,8 @@ def _waits(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h2>Until {found['threshold']:.0%} are solved</h2>"
     yield (
         "<p>Median over runs at their first evaluation at or above, by Kaplan and "
-        "Meier; runs that ended before count as waiting until then. – is not reached."
-        "</p>"
+        "Meier; runs that ended before count as waiting until then. A dash: not "
+        "reached.</p>"
     )
     names = "".join(f"<th>{html.escape(title)}</th>" for title in AXES.values())
     yield '<section class="panel wide"><table class="values"><thead><tr>'

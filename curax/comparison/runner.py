@@ -283,8 +283,8 @@ def _newest(saved: checkpoint.Checkpoints, like: Any) -> checkpoint.Restored | N
         return saved.newest(like)
     except checkpoint.DamagedError as error:
         raise ConfigError(
-            f"no checkpoint can be read, the newest is {error}; remove that folder, and "
-            "its program starts anew."
+            f"no checkpoint can be read, the newest is {error}; remove that folder, "
+            "and its program starts anew."
         ) from error
 
 

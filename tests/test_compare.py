@@ -1,0 +1,218 @@
+"""The command: programs side by side, a comparison that was killed, bad input."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny_experiment
+
+from curax import compare
+from curax.comparison import experiment as experiments
+from curax.comparison import programs, runner
+from curax.config import override
+from curax.step import loops
+from curax.step.build import build
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "tests" / "tiny_experiment.py"
+SEEDS = 2
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a comparison that nobody disturbed, its costs measured."""
+    workdir = tmp_path_factory.mktemp("compare") / "whole"
+    assert compare.main([str(FILE), "--workdir", str(workdir)]) == 0
+    return workdir
+
+
+def histories(workdir):
+    """Of all arms, without seconds, which are never the same."""
+    found = json.loads((workdir / "results.json").read_text())["histories"]
+    return {
+        name: {key: value for key, value in own.items() if key != "seconds"}
+        for name, own in found.items()
+    }
+
+
+def test_every_arm_runs_to_the_budget_of_every_seed(whole):
+    found = json.loads((whole / "results.json").read_text())
+    names = [arm["name"] for arm in found["arms"]]
+    assert names == [
+        *("plain", "plain optimizer.learning_rate=0.003"),
+        *("centred", "centred optimizer.learning_rate=0.003"),
+    ]
+    assert sorted(found["histories"]) == sorted(names)
+    for history in found["histories"].values():
+        assert min(history["drawn"][-1]) >= 100 or history["steps"][-1] == 8
+        assert history["steps"] == list(range(len(history["steps"])))
+        assert len(history["rate"]) == len(history["trained"]) == len(history["steps"])
+        assert len(history["watched"]["outcome/mean"]) == len(history["steps"]) - 1
+        assert {len(row) for row in history["updates"]} == {SEEDS}
+    # One program per recipe, whose files hold the arms of both rates.
+    arms = [json.loads(path.read_text()) for path in (whole / "arms").iterdir()]
+    assert [len(own["arms"]) for own in arms] == [2, 2]
+    assert not (whole / "checkpoints").exists()
+    assert found["measured"]["drawn_s"] > 0
+    assert found["measured"]["trained_s"] > 0
+    assert found["prices"] == [
+        found["measured"]["drawn_s"],
+        found["measured"]["trained_s"],
+    ]
+
+
+def test_a_killed_comparison_goes_on_as_if_it_had_not_been(whole, tmp_path, capsys):
+    workdir = tmp_path / "killed"
+    words = [str(FILE), "--workdir", str(workdir), "--cost", "1:3"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "curax.compare", *words],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        stdout=subprocess.DEVNULL,
+    )
+    running = workdir / "checkpoints"
+    while process.poll() is None:
+        saved = [int(p.name) for p in running.glob("*/*") if p.name.isdecimal()]
+        if max(saved, default=0) >= 2:
+            break
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -9
+    assert not list((workdir / "arms").iterdir())
+    assert compare.main(words) == 0
+    assert histories(workdir) == histories(whole)
+    # At its end, the same command writes the report again, at another cost too.
+    assert "prices" in json.loads((workdir / "results.json").read_text())
+    capsys.readouterr()
+    assert compare.main([*words[:-1], "2:1"]) == 0
+    assert json.loads((workdir / "results.json").read_text())["prices"] == [2, 1]
+    assert "warm start" not in capsys.readouterr().out
+
+
+@cache
+def lanes():
+    experiment = tiny_experiment.get_experiment()
+    arms = experiments.arms(experiment)[:2]
+    (plan,) = programs.plans(arms, experiment)
+    return programs.Lanes(plan), experiments.warm_config(experiment, arms[0])
+
+
+def test_a_lane_is_what_its_seed_and_magnitude_give_alone():
+    many, config = lanes()
+    assert many.plan.settings == ("optimizer.learning_rate",)
+    loop = loops.Jitted(build(config))
+    warm, _ = loop.warm(loop.initial(), 1)
+    state, values = many.advance(many.begin(warm), 1)
+    alone = loops.Jitted(build(override(config, {"optimizer.learning_rate": 0.003})))
+    want, rows, _ = alone.advance(alone.begin(warm), 1)
+    mine = slice(SEEDS, None)  # of the second setting
+    for got, one in zip(
+        jax.tree.leaves(state.params), jax.tree.leaves(want.params), strict=True
+    ):
+        np.testing.assert_allclose(got[mine], one, rtol=1e-5, atol=1e-6)
+        assert np.abs(got[:SEEDS] - got[mine]).max() > 1e-3
+    for metric in programs.COUNTED.values():
+        np.testing.assert_array_equal(values[metric][mine, 0], rows[0][metric])
+
+
+def test_what_is_no_magnitude_runs_as_a_program_of_its_own():
+    experiment = replace(
+        tiny_experiment.get_experiment(), sweep={"sampling.group_size": (4, 2)}
+    )
+    plans = programs.plans(experiments.arms(experiment)[:2], experiment)
+    assert [plan.name for plan in plans] == ["plain", "plain sampling.group_size=2"]
+    assert len({plan.key for plan in plans}) == 2
+
+
+def test_another_experiment_is_refused_and_arms_may_be_added(whole):
+    experiment = tiny_experiment.get_experiment()
+    check = partial(runner.check, whole)
+    check(experiment, experiments.arms(experiment))
+    more = replace(experiment, recipes={**experiment.recipes, "new": "grpo"})
+    check(more, experiments.arms(more))
+    for changed, said in (
+        (
+            replace(experiment, tokens=200),
+            "a comparison with tokens=100, and it is 200",
+        ),
+        (replace(experiment, sweep={}), "plain optimizer.learning_rate=0.003, which"),
+        (
+            replace(experiment, common={"sampling.temperature": 0.5}),
+            "runs of plain with sampling.temperature=1.0, and it is 0.5 now",
+        ),
+    ):
+        with pytest.raises(experiments.ConfigError, match=said):
+            check(changed, experiments.arms(changed))
+
+
+HEAD = "from curax.comparison.experiment import Experiment\ndef get_experiment():\n"
+WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("recipes={'a': 'grpoo'}, tokens=9, steps=9", "did you mean grpo or"),
+        (WHOLE + ", common={'loss.hihg': 0.3}", "did you mean 'high'?"),
+        (WHOLE + ", sweep={'loss.hihg': (0.3,)}", "recipe a: loss.hihg=0.3: loss"),
+        (WHOLE + ", sweep={'loss.high': (0.3, 0.3)}", "two arms of one name"),
+        (WHOLE + ", sweep={'loss.high': 0.3}", "is no list of values"),
+        (WHOLE + ", sweep={'steps': (1, 2)}", "sets steps, which is decided by steps"),
+        (WHOLE + ", seeds=0", "seeds=0 must be at least 1; set seeds to 1."),
+        (WHOLE + ", baseline='b'", "baseline='b' is none of the recipes"),
+        (WHOLE + ", cost=(0.0, 0.0)", "makes everything free"),
+        (WHOLE + ", common={'staged': True, 'seeds': 1}", "common sets seeds"),
+        (WHOLE + ", common={'mesh.data': 2}", "mesh.data=2, and a comparison runs on"),
+        ("recipes={'a': 'grpo', 'a': 'rloo'}, tokens=1, steps=1", "stands twice"),
+        ("recipes={}, tokens=1, steps=1", "recipes is empty"),
+        ("recipes={'a/b': 'grpo'}, tokens=1, steps=1", "cannot be part of a file's"),
+        ("recipes={'a': 'grpo'}, steps=1", "neither tokens nor updates is set"),
+        ("recipe={'a': 'grpo'}, steps=1", "unexpected keyword argument 'recipe'"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, capsys, text, said):
+    path, workdir = tmp_path / "bad.py", tmp_path / "runs"
+    path.write_text(f"{HEAD}    return Experiment({text})\n")
+    assert compare.main([str(path), "--workdir", str(workdir)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("curax.compare: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cost", "3"], "--cost 3 is not what a drawn and a trained token cost"),
+        (["--cost", "1:-1"], "write two numbers from 0 on"),
+        (["--cost", "a:b"], "--cost a:b"),
+        (["--cost", "0:0"], "as --cost 1:3."),
+        (["--cost", "1:inf"], "as --cost 1:3."),
+        (["no_such.py"], "no_such.py: there is no such file"),
+        ([str(ROOT / "configs" / "grpo.py")], "define one that returns an Experiment"),
+    ],
+)
+def test_a_wrong_command_line_is_a_sentence(capsys, words, said):
+    words = [str(FILE), *words] if words[0] == "--cost" else words
+    assert compare.main(words) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_task_of_the_host_is_refused_before_anything_is_written(tmp_path, capsys):
+    path = tmp_path / "host.py"
+    host = WHOLE + ", common={'task.on_device': False}, seeds=1"
+    path.write_text(f"{HEAD}    return Experiment({host})\n")
+    assert compare.main([str(path), "--workdir", str(tmp_path / "runs")]) == 2
+    assert "verified on the host" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,258 @@
+"""Statistics of a comparison, and that it says no more than its intervals carry."""
+
+import json
+import math
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from test_report import Page
+
+from curax.comparison import analysis, figures, page, statistics
+from curax.comparison.analysis import Entry, History, Question
+
+close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
+draw = np.random.default_rng
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 13])
+def test_the_interquartile_mean_leaves_out_both_outer_quarters(n):
+    values = draw(n).normal(size=(3, n))
+    close(statistics.iqm(values), scipy.stats.trim_mean(values, 0.25, axis=-1))
+    values[1, 0] = np.nan
+    assert np.isnan(statistics.iqm(values)).tolist() == [False, True, False]
+
+
+def test_an_interval_of_few_values_is_the_t_interval():
+    """Of three values none is trimmed: the bootstrap error is known in closed form."""
+    values = draw(0).normal(size=(40, 3))
+    found = statistics.center([values])
+    assert found.freedom == 2
+    close(found.value, values.mean(-1))
+    want = values.std(-1, ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose(found.error, want, rtol=0.06)
+    low, high = found.interval(0.9)
+    half = scipy.stats.t.ppf(0.95, 2) * found.error
+    close((low, high), (values.mean(-1) - half, values.mean(-1) + half))
+    # The interval at 1 - p ends at 0.
+    for one, p in enumerate(found.p_value()):
+        ends = [end[one] for end in found.interval(1 - p)]
+        assert min(map(abs, ends)) < 1e-9
+
+
+def test_strata_are_resampled_apart():
+    """Strata that differ do not widen the interval; those taken together would."""
+    easy, hard = draw(1).normal(0.9, 0.01, 3), draw(2).normal(0.1, 0.01, 3)
+    apart = statistics.center([easy, hard])
+    together = statistics.center([np.append(easy, hard)])
+    assert apart.freedom == 4
+    assert apart.error < 0.3 * together.error
+    close(apart.value, together.value)
+
+
+def test_a_gap_is_of_the_same_seed_where_both_share_it():
+    x, y = draw(3).normal(size=(2, 8))
+    y = x - 0.1 - 0.01 * y
+    paired = statistics.gap([x], [y], paired=True)
+    apart = statistics.gap([x], [y], paired=False)
+    close(paired.value, statistics.iqm(x - y))
+    close(apart.value, statistics.iqm(x) - statistics.iqm(y))
+    assert paired.error < 0.1 * apart.error
+    assert (paired.freedom, apart.freedom) == (7, 7)
+
+
+def test_one_value_has_no_interval_and_nothing_is_claimed_of_it():
+    found = statistics.center([np.array([0.4])])
+    assert (found.value, found.p_value()) == (0.4, 1)
+    assert np.isnan(found.interval()).all()
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_levels_leave_out_0_where_holm_rejects(p):
+    want, rest = [False] * len(p), len(p)
+    for i in sorted(range(len(p)), key=lambda i: p[i]):  # by its definition
+        if p[i] > 0.05 / rest:
+            break
+        want[i], rest = True, rest - 1
+    levels = statistics.holm(p, 0.05)
+    # An interval at a level leaves out 0 where p <= 1 - level.
+    assert [own <= 1 - level + 1e-15 for own, level in zip(p, levels, strict=True)] == (
+        want
+    )
+
+
+def test_the_probability_of_improvement_counts_pairs():
+    x, y = np.array([1.0, 2, 3, 4]), np.array([1.0, 0, 5, 4])
+    assert statistics.improvement([x], [y], paired=True)[0] == 2 / 4
+    pairs = [(a > b) + 0.5 * (a == b) for a in x for b in y]
+    assert statistics.improvement([x], [y], paired=False)[0] == np.mean(pairs)
+    for paired in (True, False):
+        share, low, high = statistics.improvement([x + 9], [y], paired=paired)
+        close((share, low, high), (1, 0.025 ** (1 / 4), 1))
+
+
+def test_a_run_is_on_the_line_between_its_evaluations_and_nowhere_else():
+    spent = np.array([[0.0, 0.0], [10, 20], [20, 30]])
+    rate = np.array([[0.0, 0.2], [0.4, 0.4], [0.6, 0.1]])
+    found = statistics.at(spent, rate, np.array([0, 5, 20, 25]))
+    close(found, [[0, 0.2], [0.2, 0.25], [0.6, 0.4], [np.nan, 0.25]])
+    fine = np.linspace(0, 20, 200_001)
+    mean = statistics.at(spent, rate, fine).mean(0)
+    np.testing.assert_allclose(statistics.average(spent, rate, 20), mean, atol=1e-5)
+    assert np.isnan(statistics.average(spent, rate, 25)).tolist() == [True, False]
+    seen = statistics.waits(spent, rate, 0.4)
+    assert seen.time.tolist() == [10, 20]
+    seen = statistics.waits(spent, rate, 0.5)
+    assert (seen.time.tolist(), seen.reached.tolist()) == ([20, 30], [True, False])
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=9))
+def test_runs_that_end_before_are_censored(runs):
+    """Kaplan and Meier's product over times, runs that end at one wait until it."""
+    time, reached = np.array(runs, float).T
+    found = statistics.survival(statistics.Waits(time, reached == 1))
+    share = 1.0
+    for at, got in zip(found.time, found.share, strict=True):
+        share *= 1 - np.sum((time == at) & (reached == 1)) / np.sum(time >= at)
+        close(got, share)
+    assert np.all(found.low <= found.share + 1e-9)
+    assert np.all(found.share <= found.high + 1e-9)
+    median, low, high = found.median()
+    assert low <= median <= high
+    assert (median == math.inf) == (found.share[-1] > 0.5)
+
+
+# ----- whole comparisons
+
+
+def history(rng, shift=0.0, seeds=8, points=7):
+    """A run as noisy as those of the embedded task."""
+    x = np.linspace(0, 1, points)[:, None]
+    own = rng.exponential(0.05, seeds)
+    rate = 0.2 + 0.5 * np.sqrt(x) + (own + shift) * x
+    rate = rate + rng.normal(0, 0.02, (points, seeds))
+    drawn = np.cumsum(rng.normal(9_000, 300, (points, seeds)), 0) - 9_000
+    drawn[0] = 0
+    updates = np.tile(10.0 * np.arange(points)[:, None], seeds)
+    return History(np.clip(rate, 0, 1), drawn, 0.8 * drawn, updates)
+
+
+def entries(rng, shifts, *, shared=True, conditions=("",)):
+    return [
+        Entry(
+            f"r{i}",
+            "",
+            None,
+            {name: history(rng, shift) for name in conditions},
+            dict.fromkeys(conditions, "warm" if shared else f"warm {i}"),
+        )
+        for i, shift in enumerate(shifts)
+    ]
+
+
+QUESTION = Question("r0", (1.0, 3.0), {"tokens": 50_000.0}, None)
+FEW = 400  # resamples are enough for a standard error
+
+
+@pytest.mark.parametrize(("recipes", "shared"), [(2, True), (2, False), (5, True)])
+def test_equal_recipes_are_hardly_ever_called_unequal(monkeypatch, recipes, shared):
+    """A hundred pages; one with any claim on any axis is a false claim."""
+    monkeypatch.setattr(statistics, "RESAMPLES", FEW)
+    rng, pages = draw(recipes + shared), 100
+    false = sum(
+        bool(claimed(entries(rng, [0.0] * recipes, shared=shared)))
+        for _ in range(pages)
+    )
+    assert false <= scipy.stats.binom.ppf(0.99, pages, 0.05)
+
+
+def claimed(found):
+    """Claims of the gaps alone, which are all that words come from."""
+    plain = {entry.recipe: entry for entry in found}
+    places = {a: analysis._places(found, a, QUESTION) for a in analysis.AXES}
+    gaps = analysis._gaps(plain, places, QUESTION)
+    return analysis.claims({"baseline": "r0", "gaps": analysis._json(gaps)})
+
+
+def test_a_recipe_that_is_better_is_called_so_on_every_axis():
+    found = analysis.analyse(entries(draw(0), [0.0, 0.2, -0.2]), QUESTION)
+    sides = [" ".join(claim.split()[:4]) for claim in analysis.claims(found)]
+    assert sorted(sides) == ["r1 is above r0"] * 3 + ["r2 is below r0"] * 3
+
+
+ends = st.one_of(st.none(), st.floats(-1, 1))
+
+
+@given(st.tuples(ends, ends, ends))
+def test_words_follow_the_interval_alone(triple):
+    gap = dict(zip(("middle", "low", "high"), triple, strict=True))
+    gap["middle"] = gap["middle"] or 0.0
+    low, high = gap["low"], gap["high"]
+    said = analysis.sentence("new", "old", "tokens", gap)
+    known = low is not None and high is not None
+    assert ("above" in said) == (known and low > 0)
+    assert ("below" in said) == (known and not low > 0 and high < 0)
+
+
+def test_recipes_are_compared_where_all_runs_have_come():
+    rng = draw(4)
+    found = entries(rng, [0.0, 0.0])
+    short = History(*(part[:4] for part in found[1].histories[""]))
+    found[1] = found[1]._replace(histories={"": short})
+    seen = analysis.analyse(found, QUESTION)
+    assert seen["places"]["updates"] == {"": 30.0}
+    assert seen["places"]["tokens"][""] == short.drawn[-1].min() < 50_000
+    cost = short.drawn + 3 * short.trained
+    close(seen["places"]["cost"][""], cost[-1].min())
+    values = seen["recipes"]["r0"]["updates"]["values"][""]
+    close(values, found[0].histories[""].rate[3])
+    # Where draws are free, cost is counted in tokens trained.
+    free = QUESTION._replace(prices=(0.0, 2.0))
+    place = analysis.analyse(found, free)["places"]["cost"][""]
+    close(place, short.trained[-1].min())
+
+
+@cache
+def shown():
+    """Two conditions, a swept setting, a threshold, one recipe from another start."""
+    rng, both = draw(5), ("easy", "hard")
+    found = entries(rng, [0.0, 0.2], conditions=both)
+    found += [e._replace(recipe="<b>") for e in entries(rng, [0.1], conditions=both)]
+    found[2] = found[2]._replace(pairs={"easy": "x", "hard": "y"})
+    found = [e._replace(own={"lr": 0.1, "how": "a"}) for e in found]
+    for base in list(found):
+        for setting, value in (("lr", 0.01), ("lr", 1.0), ("how", "b")):
+            own = {name: history(rng) for name in both}
+            found.append(base._replace(setting=setting, value=value, histories=own))
+    question = QUESTION._replace(threshold=0.6, budgets={})
+    results = analysis.analyse(found, question)
+    arms = [{"name": "r0 @ easy"}]
+    about = {"name": "<x>", "measured": None, "seeds": 8, "device": "cpu"}
+    about |= {"jax": "1", "curax": "1", "arms": arms}
+    path = {key: [[0.5] * 8] for key in ("rate", "drawn", "trained", "updates")}
+    results |= about | {"histories": {"r0 @ easy": path}}
+    return figures.Shown(results, found, question)
+
+
+def test_the_page_shows_all_axes_and_no_markup_of_others(tmp_path):
+    path = page.write(tmp_path, shown())
+    read = Page(path.read_text())
+    for name in (p.name for p in figures.PICTURES):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for text in ("generated tokens", "optimizer updates", "equal cost", "<b> and r0"):
+        assert text in read.text
+    assert "of all seeds against all" in read.text
+    for claim in analysis.claims(shown().found):
+        assert claim in read.text
+    assert not [a for a in read.all("script") + read.all("link") if a]
+    assert json.loads(json.dumps(shown().found, allow_nan=False))
+
+
+def test_a_knob_is_shown_where_all_of_its_arms_have_come():
+    points = shown().found["sensitivity"]["lr"]["r1"]
+    assert [point["value"] for point in points] == [0.01, 0.1, 1.0]
+    assert [point["own"] for point in points] == [False, True, False]
+    assert all(None not in point["cost"] for point in points)
