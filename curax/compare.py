@@ -28,7 +28,6 @@ def parser() -> Parser:
     )
     result.add_argument(
         "--cost",
-        type=prices,
         metavar="A:B",
         help="cost of a token drawn and of a token trained, as 1:3 (default: that of "
         "the experiment; without one it is measured)",
@@ -63,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         args = parser().parse_args(argv)
+        cost = prices(args.cost) if args.cost else None
         experiment = experiments.load_experiment(args.experiment)
         arms = experiments.arms(experiment)
         path = args.experiment
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # This imports jax, which takes seconds; wrong input is reported before.
         from curax.comparison import comparison
 
-        print(comparison.compare(experiment, arms, workdir, cost=args.cost, name=name))
+        print(comparison.compare(experiment, arms, workdir, cost=cost, name=name))
     except ConfigError as error:
         print(f"curax.compare: {error}", file=sys.stderr)
         return 2

@@ -78,7 +78,7 @@ def _looks(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
 
 
 def _panels(
-    style: Style, rows: int, columns: int, height: float, share: str | bool = False
+    style: Style, rows: int, columns: int, height: float, share: bool = False
 ) -> "tuple[Figure, np.ndarray]":
     """An empty figure with a grid of panels, `[rows, columns]`; height in inches."""
     from matplotlib.figure import Figure
@@ -286,7 +286,9 @@ def _knob(axes: "Axes", recipes: Any, axis: str, looks: Mapping[str, Any]) -> No
     """One panel: rates over the values of a setting, a line per recipe."""
     values = [point["value"] for points in recipes.values() for point in points]
     numbers = all(type(value) in (int, float) for value in values)
-    labels = sorted(set(values)) if numbers else list(dict.fromkeys(map(str, values)))
+    labels: list[Any] = (
+        sorted(set(values)) if numbers else list(dict.fromkeys(map(str, values)))
+    )
     positive = numbers and min(labels) > 0
     wide = positive and max(labels) > 4 * min(labels)
     for name, points in recipes.items():

@@ -127,7 +127,10 @@ class Lanes:
         self.magnitudes = {
             name: jax.device_put(
                 np.repeat(
-                    np.float32([setting_of(a.config, name) for a in plan.arms]), seeds
+                    np.array(
+                        [setting_of(a.config, name) for a in plan.arms], np.float32
+                    ),
+                    seeds,
                 ),
                 place,
             )

@@ -311,7 +311,7 @@ def _add(history: dict[str, Any], values: Any, times: int, seconds: float) -> No
         found = np.broadcast_to(found, values["update/count"].shape)
         known = np.isfinite(found)
         sums = np.where(known, found, 0.0).sum(-1) / np.maximum(known.sum(-1), 1)
-        pairs = zip(sums, known.any(-1), strict=True)
+        pairs = zip(sums, np.atleast_1d(known.any(-1)), strict=True)
         kept.append([float(mean) if any_ else None for mean, any_ in pairs])
 
 

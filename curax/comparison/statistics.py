@@ -258,7 +258,7 @@ def waits(spent: np.ndarray, values: np.ndarray, threshold: float) -> Waits:
         threshold: in the units of `values`.
     """
     above = values >= threshold
-    reached = above.any(0)
+    reached = np.asarray(above.any(0))
     first = np.where(reached, above.argmax(0), len(values) - 1)
     return Waits(np.take_along_axis(spent, first[None], 0)[0], reached)
 
@@ -277,7 +277,8 @@ class Survival(NamedTuple):
         The ends are the first times at which the ends of the share are at most 1/2
         (Brookmeyer and Crowley 1982).
         """
-        return tuple(self._first(share) for share in (self.share, self.low, self.high))
+        first = self._first
+        return first(self.share), first(self.low), first(self.high)
 
     def _first(self, share: np.ndarray) -> float:
         below = np.flatnonzero(share <= 0.5 + 1e-12)
