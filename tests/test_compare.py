@@ -1,7 +1,9 @@
 """The command: programs side by side, a comparison that was killed, bad input."""
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -94,6 +96,29 @@ def test_a_killed_comparison_goes_on_as_if_it_had_not_been(whole, tmp_path, caps
     assert compare.main([*words[:-1], "2:1"]) == 0
     assert json.loads((workdir / "results.json").read_text())["prices"] == [2, 1]
     assert "warm start" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["allocation", "hints", "dro"])
+def test_the_arms_of_an_experiment_share_their_warm_start(name):
+    experiment = experiments.load_experiment(ROOT / "experiments" / f"{name}_smoke")
+    found = experiments.arms(experiment)
+    assert [arm.name for arm in found] == list(experiment.recipes)
+    assert len({experiments.warm_key(experiment, arm) for arm in found}) == 1
+    assert {arm.config.update.minibatches for arm in found} == {1}
+
+
+def test_the_experiment_of_the_page_can_be_run(tmp_path):
+    page = (ROOT / "docs" / "compare.md").read_text()
+    (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "rates.py").write_text(text)
+    experiment = experiments.load_experiment(tmp_path / "rates.py")
+    names = [arm.name for arm in experiments.arms(experiment)]
+    assert names[::3] == ["rloo", "pods"]
+    assert names[1] == "rloo optimizer.learning_rate=0.0001"
+    assert len(names) == 6
+    fields = {field.name for field in dataclasses.fields(experiment)}
+    rows = re.findall(r"^\| (`.*?) \|", page, re.M)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == fields
 
 
 @cache

@@ -4,17 +4,24 @@ Command:  python -m experiments.allocation_smoke.show
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from curax.comparison.experiment import arms
+from curax.config import override
 from curax.theory import expect, predict, stated_objective
 from experiments import smoke
-from experiments.allocation_smoke.run import HERE, RECIPES, TOKENS, sized
+from experiments.allocation_smoke.experiment import get_experiment
 from experiments.smoke import at, shown
 
+HERE = Path(__file__).parent
+EXPERIMENT = get_experiment()
+RECIPES, TOKENS = EXPERIMENT.recipes, EXPERIMENT.tokens
 AT = (TOKENS // 4, TOKENS // 2, TOKENS)
 UPDATES = 200
+STEPS = 200  # of a recipe
 EARLY = 3  # updates that are compared with the prediction from the start
 P = expect.RATES
 
@@ -23,7 +30,7 @@ def spent(found: dict[str, Any], of: str, axis: str, value: float) -> float:
     """Mean over seeds of tokens or updates where the other comes to a value."""
     x, y = np.array(found[axis]), np.array(found[of])
     return float(
-        np.mean([np.interp(value, x[:, s], y[:, s]) for s in range(smoke.SEEDS)])
+        np.mean([np.interp(value, x[:, s], y[:, s]) for s in range(x.shape[-1])])
     )
 
 
@@ -59,8 +66,11 @@ def predictions(found: dict[str, Any]) -> str:
     head = ["recipe", "signal", "predicted", "draws per update", "predicted"]
     head += ["w(.1) / w(.5)", "w(.9) / w(.5)", "noise at .1, .5, .9"]
     rows = [head, ["---"] * len(head)]
+    # As many visits of a prompt are foreseen as its recipe makes in a run by itself.
+    steps = {"steps": STEPS}
+    configs = {arm.recipe: override(arm.config, steps) for arm in arms(EXPERIMENT)}
     for name, own in found.items():
-        config = sized(name, 1)
+        config = configs[name]
         population = expect.spread(np.array(own["start"]), config.evaluation.samples)
         seen = predict.predict(config, P, population)
         weight = seen.weight / np.interp(0.5, P, seen.weight)

@@ -4,13 +4,17 @@ Command:  python -m experiments.dro_smoke.show
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 
 from curax.runs import record
 from experiments import smoke
-from experiments.dro_smoke.run import HERE, RECIPES, TOKENS
+from experiments.dro_smoke.experiment import get_experiment
 
+HERE = Path(__file__).parent
+RECIPES = get_experiment().recipes
+TOKENS = get_experiment().tokens
 AT = (TOKENS // 4, TOKENS // 2, TOKENS)
 UPDATES = 120
 

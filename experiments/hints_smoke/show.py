@@ -4,14 +4,18 @@ Command:  python -m experiments.hints_smoke.show
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from curax.runs import record
 from experiments import smoke
-from experiments.hints_smoke.run import HERE, RECIPES, TOKENS
+from experiments.hints_smoke.experiment import get_experiment
 
+HERE = Path(__file__).parent
+RECIPES = get_experiment().recipes
+TOKENS = get_experiment().tokens
 AT = (TOKENS // 4, TOKENS // 2, TOKENS)
 UPDATES = 150
 
