@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASHES = ("-", "--", ":")
-WIDTH = 9.6  # inches
+WIDTHS = (6.4, 9.6)  # inches of one panel, and of several
 
 
 class Shown(NamedTuple):
@@ -83,7 +83,9 @@ def _panels(
     """An empty figure with a grid of panels, `[rows, columns]`; height in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure((WIDTH, height), 120, facecolor=style.paper, layout="constrained")
+    figure = Figure(
+        (WIDTHS[columns > 1], height), 120, facecolor=style.paper, layout="constrained"
+    )
     panels = figure.subplots(rows, columns, squeeze=False, sharey=share)
     for axes in panels.flat:
         axes.set_facecolor(style.paper)
@@ -115,7 +117,7 @@ def _legend(figure: "Figure", style: Style, looks: Mapping[str, Any]) -> None:
     figure.legend(
         handles=lines,
         loc="outside lower center",
-        ncols=min(5, len(lines)),
+        ncols=min(5 if len(figure.axes) > 1 else 3, len(lines)),
         frameon=False,
         fontsize=9,
         labelcolor=style.ink,

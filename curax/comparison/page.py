@@ -14,6 +14,8 @@ from curax.runs.pictures import DARK, LIGHT
 from curax.runs.record import count_text, plural
 from curax.settings.cli import write_file
 
+BROAD = 800  # pixels; a broader picture is moved sideways on a phone, not shrunk
+
 
 def write(workdir: Path, shown: figures.Shown) -> Path:
     """Write the pictures and report.html of a comparison; old ones are replaced.
@@ -77,7 +79,7 @@ def _lead(found: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"<p>In brackets: intervals over {plural(found['seeds'], 'seed')}, widened "
             f"(Holm) so that among all {plural(asked, 'comparison')} of this page the "
-            "chance of any claim about a gap that is none is at most 5%.</p>"
+            "chance of any claim about a gap that is none is held to 5%.</p>"
         )
 
 
@@ -111,8 +113,10 @@ def _figure(picture: figures.Picture, light: bytes, dark: bytes) -> str:
         f"data:image/png;base64,{base64.b64encode(png).decode()}"
         for png in (light, dark)
     )
+    broad = int.from_bytes(light[16:20]) > BROAD  # of the header of a PNG
+    kind = ' class="broad"' if broad else ""
     return (
-        '<figure><picture><source media="(prefers-color-scheme: dark)" '
+        f'<figure{kind}><picture><source media="(prefers-color-scheme: dark)" '
         f'srcset="{shaded}"><img src="{shown}" '
         f'alt="{html.escape(picture.title)}"></picture>'
         f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
