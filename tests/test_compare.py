@@ -237,6 +237,14 @@ def test_a_wrong_command_line_is_a_sentence(capsys, words, said):
     assert err.count("\n") == 1
 
 
+def test_a_metric_that_no_recipe_has_is_told_before_anything_is_written(tmp_path):
+    experiment = replace(tiny_experiment.get_experiment(), watched=("outcome/maen",))
+    arms = experiments.arms(experiment)[:1]
+    with pytest.raises(experiments.ConfigError, match="did you mean 'outcome/mean'"):
+        runner.Comparison(experiment, arms, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_task_of_the_host_is_refused_before_anything_is_written(tmp_path, capsys):
     path = tmp_path / "host.py"
     host = WHOLE + ", common={'task.on_device': False}, seeds=1"

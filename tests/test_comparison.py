@@ -217,7 +217,7 @@ def test_recipes_are_compared_where_all_runs_have_come():
 
 @cache
 def shown():
-    """Two conditions, a swept setting, a threshold, one recipe from another start."""
+    """A budget not reached, conditions, a swept setting, one recipe by itself."""
     rng, both = draw(5), ("easy", "hard")
     found = entries(rng, [0.0, 0.2], conditions=both)
     found += [e._replace(recipe="<b>") for e in entries(rng, [0.1], conditions=both)]
@@ -227,7 +227,7 @@ def shown():
         for setting, value in (("lr", 0.01), ("lr", 1.0), ("how", "b")):
             own = {name: history(rng) for name in both}
             found.append(base._replace(setting=setting, value=value, histories=own))
-    question = QUESTION._replace(threshold=0.6, budgets={})
+    question = QUESTION._replace(threshold=0.6, budgets={"updates": 90.0})
     results = analysis.analyse(found, question)
     arms = [{"name": "r0 @ easy"}]
     about = {"name": "<x>", "measured": None, "seeds": 8, "device": "cpu"}
@@ -250,6 +250,7 @@ def test_the_page_shows_all_axes_and_no_markup_of_others(tmp_path):
     ):
         assert text in read.text
     assert "of all seeds against all" in read.text
+    assert read.text.count("for not every run came to 90 within its steps") == 1
     for claim in analysis.claims(shown().found):
         assert claim in read.text
     assert not [a for a in read.all("script") + read.all("link") if a]

@@ -96,6 +96,7 @@ def analyse(entries: Sequence[Entry], question: Question) -> dict[str, Any]:
     found = {
         "baseline": question.baseline,
         "prices": question.prices,
+        "budgets": dict(question.budgets),
         "places": places,
         "recipes": {
             name: {axis: _at_place(entry, axis, places, question) for axis in AXES}

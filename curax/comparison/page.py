@@ -135,6 +135,9 @@ def _section(found: Mapping[str, Any], axis: str) -> str:
     )
     if axis == "cost":
         where += "in drawn tokens"
+    budget = found["budgets"].get(axis)
+    if budget and min(ends.values()) < budget:
+        where += f", for not every run came to {count_text(budget)} within its steps"
     others = [other for other in AXES if other != axis]
     head = ["recipe", "pass rate", "mean on the way", f"less {base}", "P(better)"]
     head += [f"{AXES[other].partition(',')[0]} then" for other in others]

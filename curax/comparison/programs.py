@@ -138,6 +138,7 @@ class Lanes:
         }
         self.parts = build(self.config)
         self.abstract: Any = None  # shapes of the state of all lanes, once rehearsed
+        self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
         self._begin = jax.jit(jax.vmap(self._first))
         self._chunk = jax.jit(
             jax.vmap(self._many, in_axes=(0, 0, None)), donate_argnums=0
@@ -179,8 +180,8 @@ class Lanes:
             warm = jax.eval_shape(self._spread, warm)
             state = jax.eval_shape(self._begin, warm, self.magnitudes)
             jax.eval_shape(self._held_out, state, self.magnitudes)
-            jax.eval_shape(self._chunk, state, self.magnitudes, 1)
-        self.abstract = state
+            _, values = jax.eval_shape(self._chunk, state, self.magnitudes, 1)
+        self.abstract, self.metrics = state, tuple(values)
 
     def _spread(self, warm: loops.Warm) -> loops.Warm:
         """The warm start of each lane, from that of each seed."""

@@ -11,6 +11,7 @@ those of one that was not killed, bit for bit, but for their seconds.
 """
 
 import contextlib
+import difflib
 import json
 import shutil
 import time
@@ -107,6 +108,23 @@ class Comparison:
         for lanes in self._lanes:
             loop = self._warm_loop(lanes.plan.arms[0])
             lanes.rehearse(loop.abstract_warm)
+        if not self._done:
+            self._check_watched()
+
+    def _check_watched(self) -> None:
+        """Check that every metric to watch is one of some recipe.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        known = {name for lanes in self._lanes for name in lanes.metrics}
+        for name in self._experiment.watched:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1, cutoff=0)
+                raise ConfigError(
+                    f"watched names {name!r}, which no recipe has as a metric; did you "
+                    f"mean {near[0]!r}?"
+                )
 
     def run(self, *, measures: bool, progress: Progress) -> dict[str, Any]:
         """Run what is left, and give the histories of all arms by name.
