@@ -103,6 +103,7 @@ LONGEST = (
     *("real", "train", "pages", "loops", "fields", "whole_path", "reflected", "hinted"),
     *("configs", "workers", "memory_io", "evaluate", "refill", "text_hints", "rollout"),
     *("reflect", "rehearsal", "law", "allocate", "layouts", "xray", "predict"),
+    *("compare", "comparison"),
 )
 
 
