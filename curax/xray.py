@@ -4,6 +4,7 @@ Writes the numbers of `theory.summary` as a table, a picture and JSON. With --ad
 ranks all recipes by predicted progress per cost instead.
 """
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -136,8 +137,11 @@ def population_of(args: Namespace) -> Population:
 
 def advise(args: Namespace) -> None:
     """Rank recipes; one that is named is ranked besides those of configs/."""
-    # A hundred small programs: what they save by being fast, compiling them would cost.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    # Nearly all the time goes into compiling many programs that run once.
+    flags = "--xla_backend_optimization_level=0"
+    if importlib.metadata.version("jaxlib") < "0.11":
+        flags += " --xla_cpu_use_fusion_emitters=false"  # not known to later versions
+    os.environ.setdefault("XLA_FLAGS", flags)
     own = None
     if args.recipe or args.config or args.trl:
         name, config, _ = examined(args)

@@ -194,8 +194,8 @@ def test_a_step_has_a_prompt_at_least_and_none_twice():
     )
     assert row("rloo", size, prompts=4) == "a step of this cost has 32 prompts, of 4."
     only = advice.Candidates({"rloo": loaded("rloo")}, {}, [])
-    with pytest.raises(ConfigError, match=r"\(rloo: .* prompts, of 4000\); change "):
-        advice.rank(only, replace(KNOWN, budget=1))
+    with pytest.raises(ConfigError, match=r"\(rloo: .* prompts, of 4\); change "):
+        advice.rank(only, replace(KNOWN, prompts=4))
 
 
 def test_scores_as_measured_are_those_near_a_pass_rate():
