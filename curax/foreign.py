@@ -129,7 +129,7 @@ def of_trl(given: Mapping[str, Any]) -> Conversion:
         )
     remarks = list[str]()
     sampling, update, steps = _batch(options)
-    if sampling.accept_truncation:
+    if sampling.correct:
         remarks.append("top_k and top_p truncate, and neither program corrects that")
     fields: dict[str, Any] = {
         "sampling": sampling,
@@ -275,7 +275,7 @@ def _batch(options: Mapping[str, Any]) -> tuple[Sampling, Update, int]:
         temperature=options["temperature"],
         top_k=top_k,
         top_p=top_p,
-        accept_truncation=top_k > 0 or top_p < 1,
+        correct=correct.none if top_k > 0 or top_p < 1 else None,
     )
     clip = options["max_grad_norm"] or float("inf")
     update = Update(epochs=epochs, minibatches=minibatches, clip_norm=clip)
