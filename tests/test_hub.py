@@ -184,6 +184,7 @@ def test_a_run_by_name_is_pinned_and_goes_on_offline(tmp_path, server, offline, 
     assert len(server.asked) == asked
 
     argv = ["--config", str(real.FILE), "--workdir", str(tmp_path / "other")]
+    capsys.readouterr()  # where scans are slow, they say how far they are
     assert train.main([*argv, "--set", "model.path=some/other"]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(
