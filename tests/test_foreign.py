@@ -70,7 +70,9 @@ CONVERTED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "want"), CONVERTED, ids=[str(given) for given, _ in CONVERTED])
+@pytest.mark.parametrize(
+    ("given", "want"), CONVERTED, ids=[str(given) for given, _ in CONVERTED]
+)
 def test_an_option_becomes_the_field_with_its_meaning(given, want):
     config = foreign.of_trl(given).config()
     for name, value in want.items():
