@@ -263,6 +263,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "logging.checkpoint_every": (3, "host only"),
     "logging.keep": (1, "host only"),
     "logging.drift_nats": (1.0, "host only"),
+    "logging.dashboards.0": ("wandb", "host only"),
     "steps": (8, "host only"),
     "seed": (1, "loop only"),
     "seeds": (2, "loop only"),

@@ -303,7 +303,8 @@ def known() -> set[str]:
     """Dotted names of all fields and options of the configs that pages speak of."""
     names = ("gsm8k_qwen3_0p6b", "sft_gsm8k_qwen3_0p6b", "grpo")
     configs = [load(ROOT / "configs" / f"{name}.py") for name in names]
-    return {name for config in configs for name in fields_of(config)}
+    names = {name for config in configs for name in fields_of(config)}
+    return names | {re.sub(r"\.\d+$", "", name) for name in names}  # of a tuple
 
 
 @for_every_page
