@@ -13,7 +13,7 @@ quickstart: $(VENV)/run.stamp
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-check: lint types test
+check: lint types test site
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

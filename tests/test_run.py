@@ -147,7 +147,7 @@ def test_alarms_are_kept_as_other_rows_are_and_told_at_the_end(tmp_path, monkeyp
         "learn from (step 5). Held-out pass rate unknown: 7 steps, 9 tokens generated"
     )
     page = run.page.write(tmp_path).read_text()
-    top = page[page.index("<header>") : page.index("</header>")]
+    top = page[page.index("<header") : page.index("</header>")]
     assert top.count('<p class="alarm">Step ') == 2
     assert "Step 5: nothing to train on in 5 steps in a row up to step 5, " in top
 
