@@ -224,14 +224,12 @@ def test_the_config_names_them_or_has_functions_of_its_own(tmp_path):
     assert (tmp_path / "seen").read_text() == "[1, 2]"
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_the_packages_that_are_installed_take_it(tmp_path, monkeypatch, name):
-    pytest.importorskip(name)
+def test_wandb_itself_takes_it_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     for step in (-1, 1):
-        made, warnings = opened(tmp_path, name, step=step)
+        made, warnings = opened(tmp_path, "wandb", step=step)
         made.write(ROWS, [DONE])
         made.close()
         assert warnings == []
-    assert {*json.loads((tmp_path / dashboards.IDS).read_text())} == {name}
+    assert {*json.loads((tmp_path / dashboards.IDS).read_text())} == {"wandb"}
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
