@@ -6,6 +6,7 @@ code; `make site` does all of it. Only the standard library is imported.
 """
 
 import ast
+import json
 import math
 import os
 import posixpath
@@ -44,6 +45,8 @@ def place(path: Path) -> str:
         return f"recipes/{path.stem}.md"
     if name.startswith("curax/") and (path.suffix == ".py" or path.is_dir()):
         return f"api/{module(path)}.md"
+    if path.suffix == ".ipynb":
+        return path.relative_to(ROOT).with_suffix(".md").as_posix()
     if path.is_dir():
         raise ValueError(f"{name} is a folder without a page")
     return name
@@ -99,8 +102,23 @@ def lay_out() -> None:
         if path.is_file() and place(path) == path.relative_to(ROOT).as_posix():
             (PAGES / place(path)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, PAGES / place(path))
+    notebooks()
     api()
     recipes()
+
+
+def notebooks() -> None:
+    """A page per notebook, its text and its code, and the notebook beside it."""
+    for path in sorted(ROOT.glob("docs/notebooks/*.ipynb")):
+        cells = []
+        for cell in json.loads(path.read_text())["cells"]:
+            text = "".join(cell["source"])
+            is_code = cell["cell_type"] == "code"
+            cells.append(f"```python\n{text}\n```" if is_code else text)
+        page, _ = with_links("\n\n".join(cells), path)
+        note = f"\nAs a notebook: [{path.name}]({path.name}).\n"
+        write(place(path), page.replace("\n", f"\n{note}", 1))
+        shutil.copy(path, (PAGES / place(path)).parent)
 
 
 def api() -> None:
