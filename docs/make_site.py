@@ -140,7 +140,8 @@ def recipes() -> None:
     lines = [
         "# Pictures of w(p)\n",
         "How much a prompt with pass rate p weighs, over one with p = .5, by the",
-        "x-ray, at the pass rates of [the table](docs/recipes.md); dotted: p itself.\n",
+        "x-ray, at the pass rates of [the table](docs/recipes.md); dotted: p itself.",
+        f"What is beyond {2**REACH}x or below 1/{2**REACH}x is drawn there.\n",
     ]
     for path in sorted((ROOT / "configs").glob("*.py")):
         name, text = path.stem, path.read_text()
