@@ -63,6 +63,7 @@ def programs() -> Path:
 # All workers, the next run, and the processes that tests start share one folder. Only
 # this process writes to it: one that a test kills would leave half a program behind.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(programs()))
+os.environ["WANDB_MODE"] = "offline"  # read once, by the first test that opens it
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
 

@@ -224,8 +224,8 @@ def test_the_config_names_them_or_has_functions_of_its_own(tmp_path):
     assert (tmp_path / "seen").read_text() == "[1, 2]"
 
 
-def test_wandb_itself_takes_it_offline(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
+def test_wandb_itself_takes_it_offline(tmp_path):
+    assert os.environ["WANDB_MODE"] == "offline"  # for all tests
     for step in (-1, 1):
         made, warnings = opened(tmp_path, "wandb", step=step)
         made.write(ROWS, [DONE])

@@ -8,6 +8,7 @@ results stay.
 """
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -537,6 +538,7 @@ class Seen:
                 run.Run(diary, Path(folder), recalled).run()  # pyright: ignore[reportArgumentType]
             except run.RunError as error:
                 diary.told.append(("stopped", str(error).replace(folder, "")))
+            diary.told.append(("files", sorted(os.listdir(folder))))
         return diary.told
 
 
