@@ -40,10 +40,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from curax.arrays import checks, masked
+from curax.arrays import checks, masked, ratios
 from curax.settings.declared import declares
-
-_LARGEST = 20.0  # nats; exp of a larger log-ratio is noise, and at 88 it overflows
 
 
 @declares(constant=True)
@@ -449,8 +447,7 @@ def ratio(
     log_ratio = lax.stop_gradient(logp - logp_behaviour)
     if sequence:
         log_ratio = masked.total(log_ratio, mask, keepdims=True)
-    value = jnp.exp(jnp.clip(log_ratio, -_LARGEST, _LARGEST))
-    return jnp.where(mask, value, 0.0)
+    return jnp.where(mask, ratios.ratio(log_ratio), 0.0)
 
 
 @declares(of_sequence="sequence")

@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from curax.arrays import checks, masked
+from curax.arrays import checks, masked, ratios
 from curax.settings.declared import declares
-
-_LARGEST = 20.0  # nats; exp of a larger log-ratio is noise, and at 88 it overflows
 
 
 @declares(has_ratio=False)
@@ -94,7 +92,7 @@ def clipped_ratio(
         Xiong et al. 2025, arXiv:2504.11343.
     """
     logp, logp_old, credit = _finite(logp, logp_old, advantage, mask)
-    return -credit * _bounded(_ratio(logp - logp_old), credit, low, high, dual)
+    return -credit * _bounded(ratios.ratio(logp - logp_old), credit, low, high, dual)
 
 
 def gspo(
@@ -138,7 +136,7 @@ def gspo(
     """
     logp, logp_old, credit = _finite(logp, logp_old, advantage, mask)
     sequence = masked.mean(logp - logp_old, mask, keepdims=True)
-    ratio = _ratio(lax.stop_gradient(sequence - logp) + logp)
+    ratio = ratios.ratio(lax.stop_gradient(sequence - logp) + logp)
     return -credit * _bounded(ratio, credit, low, high)
 
 
@@ -180,7 +178,7 @@ def cispo(
         Attention", arXiv:2506.13585, equations 4 and 5.
     """
     logp, logp_old, credit = _finite(logp, logp_old, advantage, mask)
-    ratio = lax.stop_gradient(_ratio(logp - logp_old))
+    ratio = lax.stop_gradient(ratios.ratio(logp - logp_old))
     return -credit * jnp.clip(ratio, 1.0 - low, 1.0 + high) * logp
 
 
@@ -251,7 +249,7 @@ def k3(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
         Schulman 2020, as `k1`. Shao et al. 2024, DeepSeekMath, arXiv:2402.03300,
         equation 4.
     """
-    d = jnp.minimum(_towards(logp, logp_ref), _LARGEST)
+    d = jnp.minimum(_towards(logp, logp_ref), ratios.LARGEST)
     return jnp.expm1(d) - d
 
 
@@ -265,10 +263,6 @@ def _bounded(
     """The ratio, held where moving on would only overdo what `credit` asks for."""
     lowered = jnp.clip(ratio, 1.0 - low, dual)
     return jnp.where(credit > 0, jnp.minimum(ratio, 1.0 + high), lowered)
-
-
-def _ratio(log_ratio: jax.Array) -> jax.Array:
-    return jnp.exp(jnp.clip(log_ratio, -_LARGEST, _LARGEST))
 
 
 def _towards(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from curax.arrays import checks, masked
+from curax.arrays import checks, masked, ratios
 from curax.settings.declared import declares
 from curax.types import Tokens
 
 _BATCH = (-2, -1)
-_LARGEST = 20.0  # nats; exp of a larger log-ratio is noise, and at 88 it overflows
 
 
 @declares(constant=True)
@@ -406,7 +405,7 @@ def _inside(
 
 
 def _ratio(tokens: Tokens) -> jax.Array:
-    return jnp.exp(jnp.clip(tokens.logp - tokens.logp_old, -_LARGEST, _LARGEST))
+    return ratios.ratio(tokens.logp - tokens.logp_old)
 
 
 def _number(tokens: Tokens) -> jax.Array:

@@ -1,7 +1,9 @@
 """Statistics of a comparison, and that it says no more than its intervals carry."""
 
+import html
 import json
 import math
+import os
 from functools import cache, partial
 
 import numpy as np
@@ -13,6 +15,8 @@ from test_report import Page
 
 from curax.comparison import analysis, figures, page, statistics
 from curax.comparison.analysis import Entry, History, Question
+from curax.runs import record
+from curax.runs.page import NO_PICTURES
 
 close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
 draw = np.random.default_rng
@@ -174,7 +178,7 @@ def claimed(found):
     plain = {entry.recipe: entry for entry in found}
     places = {a: analysis._places(found, a, QUESTION) for a in analysis.AXES}
     gaps = analysis._gaps(plain, places, QUESTION)
-    return analysis.claims({"baseline": "r0", "gaps": analysis._json(gaps)})
+    return analysis.claims({"baseline": "r0", "gaps": record.json_value(gaps)})
 
 
 def test_a_recipe_that_is_better_is_called_so_on_every_axis():
@@ -255,6 +259,17 @@ def test_the_page_shows_all_axes_and_no_markup_of_others(tmp_path):
         assert claim in read.text
     assert not [a for a in read.all("script") + read.all("link") if a]
     assert json.loads(json.dumps(shown().found, allow_nan=False))
+
+
+def test_without_matplotlib_the_page_says_that_it_has_no_pictures(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(page, "is_installed", lambda name: name != "matplotlib")
+    monkeypatch.setattr(figures, "png", None)
+    text = page.write(tmp_path, shown()).read_text()
+    assert html.escape(NO_PICTURES) in text
+    assert "<figure" not in text
+    assert os.listdir(tmp_path) == ["report.html"]
 
 
 def test_a_knob_is_shown_where_all_of_its_arms_have_come():

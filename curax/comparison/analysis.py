@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.comparison import statistics
-from curax.runs.record import count_text
+from curax.runs.record import count_text, json_value
 
 AXES = {
     "tokens": "generated tokens",
@@ -108,7 +108,7 @@ def analyse(entries: Sequence[Entry], question: Question) -> dict[str, Any]:
     if question.threshold is not None:
         found["threshold"] = question.threshold
         found["waits"] = {axis: _waits(plain, axis, question) for axis in AXES}
-    return _json(found)
+    return json_value(found)
 
 
 def _places(entries: Any, axis: str, question: Question) -> dict[str, float]:
@@ -263,17 +263,6 @@ def _sensitivity(
                 for value, entry in tried
             ]
     return found
-
-
-def _json(value: Any) -> Any:
-    """JSON values: arrays as lists; NaN and infinity are None."""
-    if isinstance(value, Mapping):
-        return {name: _json(part) for name, part in value.items()}
-    if isinstance(value, np.ndarray | list | tuple):
-        return [_json(part) for part in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value
 
 
 # ----- words

@@ -1,6 +1,5 @@
 """A comparison from its experiment to its report: runs, results.json, page."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from curax.comparison import analysis, figures, page, runner
 from curax.comparison.experiment import Arm, Experiment, setting_of, warm_key
 from curax.runs import folder, lock, record
 from curax.runs.progress import Progress
-from curax.runs.run import enable_compilation_cache
+from curax.runs.run import set_up_libraries
+from curax.settings.cli import write_file
 
 RESULTS = "results.json"
 
@@ -40,9 +40,7 @@ def compare(
         ConfigError: wrong input; nothing has been written.
     """
     folder.check_writable(workdir)
-    enable_compilation_cache()
-    for library in ("absl", "asyncio"):  # orbax says at length what is told here
-        logging.getLogger(library).setLevel(logging.CRITICAL)
+    set_up_libraries()
     cost = cost or experiment.cost
     with lock.hold(workdir, "--workdir"):
         runner.check(workdir, experiment, arms)
@@ -53,7 +51,7 @@ def compare(
         prices = cost or (measured["drawn_s"], measured["trained_s"])
         shown = results(experiment, arms, histories, prices)
         found = {"name": name, "measured": measured or None, **shown.found}
-        runner.write_json(workdir / RESULTS, found)
+        write_file(workdir / RESULTS, record.json_bytes(found))
         path = page.write(workdir, shown._replace(found=found))
     said = analysis.claims(found) or ["No difference that the intervals show."]
     return "\n".join([*said, f"Report: {path}"])

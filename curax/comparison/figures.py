@@ -4,7 +4,6 @@ A picture is a function of the results of `analysis.analyse`, of the entries beh
 them, and of a style; it is None where there is nothing to draw.
 """
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,8 @@ import numpy as np
 
 from curax.comparison import analysis, statistics
 from curax.comparison.analysis import AXES, Entry, Question
-from curax.runs.pictures import Style, percent
+from curax.runs import pictures
+from curax.runs.pictures import Style, as_png, percent
 from curax.runs.record import count_text
 
 if TYPE_CHECKING:
@@ -48,19 +48,7 @@ class Picture(NamedTuple):
 def png(picture: Picture, shown: Shown, style: Style) -> bytes | None:
     """PNG bytes, None where there is nothing to draw; equal results, equal bytes."""
     figure = picture.draw(shown, style)
-    if figure is None:
-        return None
-    figure.suptitle(
-        picture.title,
-        x=0.01,
-        ha="left",
-        fontsize=12,
-        fontweight="bold",
-        color=style.ink,
-    )
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+    return figure and as_png(figure, picture.title, style)
 
 
 def _looks(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
@@ -81,20 +69,8 @@ def _panels(
     style: Style, rows: int, columns: int, height: float, share: bool = False
 ) -> "tuple[Figure, np.ndarray]":
     """An empty figure with a grid of panels, `[rows, columns]`; height in inches."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(
-        (WIDTHS[columns > 1], height), 120, facecolor=style.paper, layout="constrained"
-    )
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=share)
-    for axes in panels.flat:
-        axes.set_facecolor(style.paper)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(style.muted)
-        axes.tick_params(colors=style.muted, labelcolor=style.ink, labelsize=9.5)
-        axes.grid(axis="y", color=style.grid, linewidth=0.8)
-        axes.set_axisbelow(True)
-    return figure, panels
+    size = (WIDTHS[columns > 1], height)
+    return pictures.grid(style, rows, [1] * columns, size, share)
 
 
 def _title(axes: "Axes", style: Style, text: str) -> None:

@@ -1,6 +1,5 @@
 """The page of a comparison: what the intervals carry, tables and pictures, one file."""
 
-import base64
 import html
 import importlib.resources
 import re
@@ -10,11 +9,12 @@ from typing import Any
 
 from curax.comparison import analysis, figures
 from curax.comparison.analysis import AXES
+from curax.runs import page
+from curax.runs.page import tile
 from curax.runs.pictures import DARK, LIGHT
 from curax.runs.record import count_text, plural
 from curax.settings.cli import write_file
-
-BROAD = 800  # pixels; a broader picture is moved sideways on a phone, not shrunk
+from curax.settings.packages import is_installed
 
 
 def write(workdir: Path, shown: figures.Shown) -> Path:
@@ -28,14 +28,16 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
         Path of the page.
     """
     drawn = []
-    for picture in figures.PICTURES:
+    if not is_installed("matplotlib"):
+        drawn = [f"<p>{html.escape(page.NO_PICTURES)}</p>"]
+    for picture in figures.PICTURES if is_installed("matplotlib") else ():
         light, dark = (figures.png(picture, shown, style) for style in (LIGHT, DARK))
         if light and dark:
             write_file(workdir / f"{picture.name}.png", light)
-            drawn.append(_figure(picture, light, dark))
+            drawn.append(page.figure(picture.title, picture.caption, light, dark))
     found = shown.found
     parts = {
-        "style": _style(),
+        "style": page.style(),
         "title": html.escape(found["name"]),
         "lead": "\n".join(_lead(found)),
         "tiles": "\n".join(_tiles(found)),
@@ -48,19 +50,11 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
         ),
     }
     file = importlib.resources.files("curax.comparison") / "page.html.tmpl"
-    page = re.sub(
-        r"\{\{(\w+)\}\}", lambda name: parts[name[1]], file.read_text("utf-8")
-    )
+    text = file.read_text("utf-8")
+    text = re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], text)
     path = workdir / "report.html"
-    write_file(path, page.encode("utf-8", "replace"))
+    write_file(path, text.encode("utf-8", "replace"))
     return path
-
-
-def _style() -> str:
-    """The style sheet of the page of a run, which this one looks like."""
-    file = importlib.resources.files("curax.runs") / "page.html.tmpl"
-    (style,) = re.findall(r"<style>(.*?)</style>", file.read_text("utf-8"), re.S)
-    return style
 
 
 def _lead(found: Mapping[str, Any]) -> Iterator[str]:
@@ -91,36 +85,16 @@ def _tiles(found: Mapping[str, Any]) -> Iterator[str]:
     if found.get("measured"):
         how = f"measured on {found['measured']['device']}"
     arms = found["arms"]
-    yield _tile("Recipes", len(found["recipes"]), f"against {found['baseline']}")
-    yield _tile("Seeds", found["seeds"], f"{plural(len(arms), 'arm')} in all")
+    yield tile("Recipes", str(len(found["recipes"])), f"against {found['baseline']}")
+    yield tile("Seeds", str(found["seeds"]), f"{plural(len(arms), 'arm')} in all")
     for axis, title in list(AXES.items())[:2]:
         ends = found["places"][axis]
         note = "where recipes are compared"
         if len(ends) > 1:
             note = ", ".join(f"{name}: {count_text(x)}" for name, x in ends.items())
-        yield _tile(title.capitalize(), count_text(min(ends.values())), note)
+        yield tile(title.capitalize(), count_text(min(ends.values())), note)
     ratio = f"{drawn / unit:.3g} : {trained / unit:.3g}"
-    yield _tile("Cost, drawn : trained token", ratio, how)
-
-
-def _tile(name: str, value: Any, note: str) -> str:
-    name, value, note = map(html.escape, (name, str(value), note))
-    return f"<div><span>{name}</span><b>{value}</b><small>{note}</small></div>"
-
-
-def _figure(picture: figures.Picture, light: bytes, dark: bytes) -> str:
-    shown, shaded = (
-        f"data:image/png;base64,{base64.b64encode(png).decode()}"
-        for png in (light, dark)
-    )
-    broad = int.from_bytes(light[16:20]) > BROAD  # of the header of a PNG
-    kind = ' class="broad"' if broad else ""
-    return (
-        f'<figure{kind}><picture><source media="(prefers-color-scheme: dark)" '
-        f'srcset="{shaded}"><img src="{shown}" '
-        f'alt="{html.escape(picture.title)}"></picture>'
-        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
-    )
+    yield tile("Cost, drawn : trained token", ratio, how)
 
 
 def _section(found: Mapping[str, Any], axis: str) -> str:

@@ -226,7 +226,9 @@ class Comparison:
             warm = jax.tree.map(lambda x: x[0], warm)
         with progress.waiting("measuring what a token costs"):
             config = replace(arm.config, seeds=1, staged=True)
-            write_json(self._workdir / COST, measured_cost(config, warm))
+            write_file(
+                self._workdir / COST, record.json_bytes(measured_cost(config, warm))
+            )
 
 
 def measured_cost(config: Config, warm: Any) -> dict[str, Any]:
@@ -252,11 +254,6 @@ def measured_cost(config: Config, warm: Any) -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "steps": TIMED,
     }
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON values atomically."""
-    write_file(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 class _Clock:

@@ -56,7 +56,7 @@ def evaluate(args: Namespace, out: Path, *, command: str) -> int:
     Raises:
         ConfigError: wrong input; nothing has been written.
     """
-    run.enable_compilation_cache()
+    run.set_up_libraries()
     with contextlib.ExitStack() as opened:
         if not out.exists() or out.is_dir():  # `check_folder` refuses a file
             opened.enter_context(lock.hold(out, "--out"))

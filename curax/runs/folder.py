@@ -288,22 +288,9 @@ def check_rows(workdir: Path, *, step: int | None, warm: int) -> None:
         record.evaluation(workdir)
 
 
-def json_value(value: Any) -> Any:
-    """A tree of Python values and arrays as JSON values; non-finite floats as None."""
-    if isinstance(value, dict):
-        return {key: json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    if hasattr(value, "tolist"):
-        return json_value(np.asarray(value).tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically: a failed write leaves the old file."""
-    write_whole(path, (json.dumps(json_value(value), indent=1) + "\n").encode())
+    write_whole(path, record.json_bytes(value))
 
 
 class Rows:
@@ -342,7 +329,7 @@ class Rows:
             NotWrittenError: disk full or no permission; no row is written.
         """
         self.check()
-        append_rows(self._file, self._path, map(json_value, rows))
+        append_rows(self._file, self._path, map(record.json_value, rows))
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield all rows in order; non-finite values are None."""

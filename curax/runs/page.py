@@ -35,6 +35,7 @@ from curax.settings.packages import is_installed
 NO_PICTURES = (
     "No pictures: matplotlib is not installed; run pip install 'curax[pictures]'."
 )
+_BROAD = 800  # pixels; a broader picture is moved sideways on a phone, not shrunk
 _SIDE = 5  # first and last steps that are compared with the prediction
 _MAX_ROLLOUTS = 2_000  # completions on a page
 _MAX_WORDS = 400  # tokens shown of a reference answer
@@ -124,6 +125,12 @@ def live(version: str | None) -> str:
     if version is None:
         return ""
     return template("live.js.tmpl").replace("{{version}}", json.dumps(version))
+
+
+def style() -> str:
+    """The style sheet of the page of a run, which pages of several runs share."""
+    (found,) = re.findall("<style>(.*?)</style>", template("page.html.tmpl"), re.S)
+    return found
 
 
 def template(name: str) -> str:
@@ -327,30 +334,30 @@ def _tiles(run: Run) -> Iterator[str]:
                 start = "after supervised training"
             certainty = _interval_text(run, metric).replace("t-interval is ", "")
             note = f"{start}; {certainty}" if certainty else start
-            yield _tile(name, f"{rates[last]:.1%}", note)
+            yield tile(name, f"{rates[last]:.1%}", note)
     if is_supervised(run):
         rows = (run.config.get("warm_start") or {}).get("rows")
         note = f"of {plural(rows, 'trace')} each" if isinstance(rows, int) else ""
-        yield _tile("Supervised steps", count_text(run.warm[-1]["step"]), note)
+        yield tile("Supervised steps", count_text(run.warm[-1]["step"]), note)
         if losses := list(means(run.warm, "warm/loss_nats").values()):
             note = f"nats per token, from {losses[0]:.3f}"
-            yield _tile("Loss of a batch", f"{losses[-1]:.3f}", note)
+            yield tile("Loss of a batch", f"{losses[-1]:.3f}", note)
         return
     if (tokens := _last(rows, "rollout/tokens")) is not None:
         exact = f"{tokens:,.0f}" if tokens >= 1000 else "in training"
-        yield _tile("Generated tokens", count_text(tokens), each or exact)
+        yield tile("Generated tokens", count_text(tokens), each or exact)
     if (updates := _last(rows, "update/count")) is not None:
         done, steps = rows[-1]["step"], run.config.get("steps")
         where = plural(done, "step")
         if isinstance(steps, int):
             where = f"{done:,.0f} of {plural(steps, 'step')}"
         note = f"{each} in {where}".strip()
-        yield _tile("Optimizer updates", count_text(updates), note)
+        yield tile("Optimizer updates", count_text(updates), note)
     if skipped := sum(means(rows, "update/skipped").values()):
         odd = sum(means(rows, "update/nonfinite").values())
         note = f"{count_text(skipped - odd)} had no gradient, "
         note += f"{count_text(odd)} were not finite"
-        yield _tile("Updates skipped", count_text(skipped), f"{note} {each}".strip())
+        yield tile("Updates skipped", count_text(skipped), f"{note} {each}".strip())
     if dead := means(rows, "group/dead_fraction"):
         shares = [
             f"{np.mean(list(share.values())):.0%} {end}"
@@ -358,15 +365,15 @@ def _tiles(run: Run) -> Iterator[str]:
             if (share := means(rows, f"group/{end}_fraction"))
         ]
         note = ", ".join(shares) or "of all groups"
-        yield _tile(
+        yield tile(
             "Groups that taught nothing", f"{np.mean(list(dead.values())):.0%}", note
         )
     if lengths := list(means(rows, "rollout/length_tokens").values()):
         note = f"tokens, from {lengths[0]:.1f}"
-        yield _tile("Completion length", f"{lengths[-1]:.1f}", note)
+        yield tile("Completion length", f"{lengths[-1]:.1f}", note)
     if entropy := list(means(rows, "policy/entropy_nats").values()):
         note = f"nats per token, from {entropy[0]:.2f}"
-        yield _tile("Policy entropy", f"{entropy[-1]:.2f}", note)
+        yield tile("Policy entropy", f"{entropy[-1]:.2f}", note)
     if spent := record.times(rows):
         note = "all of it in first steps, which compile"
         if spent.first < spent.total:
@@ -375,13 +382,14 @@ def _tiles(run: Run) -> Iterator[str]:
             share = seconds.sum() / max(behind, 1e-9)
             note = f"{duration_text(spent.first)} in first steps, which compile; "
             note += f"of the rest {share:.0%} {stage}"
-        yield _tile("Time in all stages", duration_text(spent.total), note)
+        yield tile("Time in all stages", duration_text(spent.total), note)
 
 
 # Parts of the page
 
 
-def _tile(name: str, value: str, note: str) -> str:
+def tile(name: str, value: str, note: str) -> str:
+    """HTML of a key number: its name, its value and a note."""
     name, value, note = map(html.escape, (name, value, note))
     return f"<div><span>{name}</span><b>{value}</b><small>{note}</small></div>"
 
@@ -392,9 +400,11 @@ def figure(title: str, caption: str, light: bytes, dark: bytes) -> str:
         f"data:image/png;base64,{base64.b64encode(png).decode()}"
         for png in (light, dark)
     )
+    width, height = (int.from_bytes(light[i : i + 4]) for i in (16, 20))  # PNG header
+    kind = ' class="broad"' if width > _BROAD else ""
     return (
-        '<figure><picture><source media="(prefers-color-scheme: dark)" '
-        f'srcset="{shaded}"><img src="{shown}" width="768" height="432" '
+        f'<figure{kind}><picture><source media="(prefers-color-scheme: dark)" '
+        f'srcset="{shaded}"><img src="{shown}" width="{width}" height="{height}" '
         f'alt="{html.escape(title)}"></picture>'
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )

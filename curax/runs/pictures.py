@@ -59,19 +59,41 @@ _BAND = "_mean, 95% t-interval,"
 # House style
 
 
-def canvas(style: Style, widths: Sequence[float] = (1,)) -> "tuple[Figure, list[Axes]]":
-    """An empty figure of 6.4 by 3.6 inches with panels side by side."""
+def grid(
+    style: Style,
+    rows: int,
+    widths: Sequence[float],
+    size: tuple[float, float],
+    share: bool = False,
+) -> "tuple[Figure, np.ndarray]":
+    """An empty figure with panels `[rows, len(widths)]`, its size in inches.
+
+    Args:
+        style: colours.
+        rows: of panels.
+        widths: of the columns, beside each other.
+        size: width and height of the figure, inches.
+        share: panels have one vertical axis.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure((6.4, 3.6), 120, facecolor=style.paper, layout="constrained")
-    panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=list(widths))
-    for axes in panels[0]:
+    figure = Figure(size, 120, facecolor=style.paper, layout="constrained")
+    panels = figure.subplots(
+        *(rows, len(widths)), squeeze=False, sharey=share, width_ratios=list(widths)
+    )
+    for axes in panels.flat:
         axes.set_facecolor(style.paper)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(style.muted)
         axes.tick_params(colors=style.muted, labelcolor=style.ink, labelsize=9.5)
         axes.grid(axis="y", color=style.grid, linewidth=0.8)
         axes.set_axisbelow(True)
+    return figure, panels
+
+
+def canvas(style: Style, widths: Sequence[float] = (1,)) -> "tuple[Figure, list[Axes]]":
+    """An empty figure of 6.4 by 3.6 inches with panels side by side."""
+    figure, panels = grid(style, 1, widths, (6.4, 3.6))
     return figure, list(panels[0])
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import logging
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -126,7 +125,7 @@ def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
             f"{path} holds {config.seeds} policies side by side, of as many seeds; "
             "train with seeds=1."
         )
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # warnings of orbax
+    run.silence_orbax()
     saved = ReadOnlyCheckpoints(path / folder.CHECKPOINTS)
     number = saved.resolve(step)
     loop = run.make_loop(config, rehearse=False)

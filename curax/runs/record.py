@@ -33,6 +33,24 @@ class Run(NamedTuple):
     alarms: Sequence[Row] = ()  # rows of alarms.jsonl
 
 
+def json_value(value: Any) -> Any:
+    """A tree of Python values and arrays as JSON values; non-finite floats as None."""
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if hasattr(value, "tolist"):
+        return json_value(np.asarray(value).tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON file of `json_value`."""
+    return (json.dumps(json_value(value), indent=1, allow_nan=False) + "\n").encode()
+
+
 def read(folder: Path) -> Run:
     """Read a run folder; only `metrics.jsonl` is required.
 

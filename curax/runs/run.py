@@ -96,10 +96,7 @@ def begun(config: Config, workdir: Path, *, resume: bool) -> int | None:
     Raises:
         ConfigError: a file of the run is damaged, or processes have other configs.
     """
-    enable_compilation_cache()
-    for name in ("absl", "asyncio"):
-        # Orbax logs failed saves at length here; the run reports each in a sentence.
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    set_up_libraries()
     since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
     since = peers.broadcast(since)
     peers.on_loss(partial(last_checkpoint, workdir))
@@ -220,8 +217,15 @@ def write_predictions(config: Config, workdir: Path) -> None:
     folder.write_json(workdir / folder.EXPECTED, sides)
 
 
-def enable_compilation_cache() -> None:
-    """Set JAX's compilation cache to the user's cache folder, unless it is set."""
+def silence_orbax() -> None:
+    """Drop what it logs at length; curax tells a failure in a sentence."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def set_up_libraries() -> None:
+    """Silence orbax; JAX's compilation cache is the user's cache folder, unless set."""
+    silence_orbax()
     if jax.config.values["jax_compilation_cache_dir"] is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(cache / "curax" / "jax"))

@@ -1,7 +1,6 @@
 """The page of several runs: pass rates at equal tokens, updates and seconds."""
 
 import html
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -77,9 +76,6 @@ def render(
         light, dark = (png(runs, axis, style) for style in (LIGHT, DARK))
         if light and dark:
             figures.append(page.figure(axis.title, axis.caption, light, dark))
-    text = page.template("page.html.tmpl")
-    styles = re.search("<style>.*?</style>", text, re.S)
-    assert styles
     connect = "'none'" if version is None else "'self'"
     notes = "".join(
         f'<p class="alarm">{html.escape(name)}: {html.escape(why)}</p>'
@@ -95,7 +91,7 @@ def render(
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
 style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}">
 <title>{title}</title>
-{styles[0]}
+<style>{page.style()}</style>
 </head>
 <body>
 <header data-live><h1>{title}</h1>{notes}</header>
