@@ -29,6 +29,7 @@ PACKAGES = {
     "tunix": ("google-tunix==0.1.7", "jax==0.10.2"),
     "trl": ("trl==1.16.0", "torch==2.13.0", "transformers==5.23.0"),
 }
+SYSTEMS = ("curax", "plain", *PACKAGES)
 START = "start"  # not a workload: how long a user of curax waits at first
 TRAIN = (sys.executable, "-m", "curax.train")
 
@@ -44,14 +45,22 @@ class Process:
         said: what it said of its import: `import_s`, `versions`.
     """
 
-    def __init__(self, system: str, python: str, work: str, limit: float):
+    def __init__(
+        self,
+        system: str,
+        python: str,
+        work: str,
+        limit: float,
+        platforms: str | None = "cpu",
+    ):
         """Start it with empty caches.
 
         Args:
             system: such as `tunix`, or `tunix:4` for 4 micro-batches.
             python: interpreter of its environment.
-            work: name of the workload.
+            work: name of the workload, or its fields as JSON.
             limit: seconds to wait for an answer.
+            platforms: where JAX looks for devices; None: everywhere.
 
         Raises:
             FailedError: it ended, or did not answer in time.
@@ -69,7 +78,7 @@ class Process:
                 stderr=log,
                 text=True,
                 cwd=machine.ROOT,
-                env=environment(self._folder.name),
+                env=environment(self._folder.name, platforms),
             )
         self.said = self._answer()
 
@@ -117,11 +126,11 @@ class Process:
         raise FailedError(machine.without_paths(f"{self._name} {why}"))
 
 
-def environment(cache: str) -> dict[str, str]:
+def environment(cache: str, platforms: str | None = "cpu") -> dict[str, str]:
     """The variables of a measured process: its caches lie in a folder of ours."""
     kept = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    ours = {"XDG_CACHE_HOME": cache, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
-    return kept | ours
+    ours = {"XDG_CACHE_HOME": cache, "HF_HUB_OFFLINE": "1"}
+    return kept | ours | ({"JAX_PLATFORMS": platforms} if platforms else {})
 
 
 def start(
@@ -201,6 +210,15 @@ def measure(
         for process in alive.values():
             process.stop()
     return found
+
+
+def limits_here() -> dict[str, float]:
+    """What the machine can do, measured by a process of its own."""
+    command = (sys.executable, "-m", "benchmarks.limits")
+    done = subprocess.run(
+        command, cwd=machine.ROOT, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
 
 
 def say(work: str, system: str, what: str, one: dict[str, Any]) -> None:
@@ -315,7 +333,7 @@ def parser() -> argparse.ArgumentParser:
     add("--workloads", default=names, help=f"some of {names} (default: all)")
     add(
         "--systems",
-        default="curax,tunix,trl",
+        default=",".join(SYSTEMS),
         help="which, each perhaps with its micro-batches of gradients, as in tunix:1 "
         "(default: %(default)s, with the micro-batches found fastest)",
     )
@@ -362,6 +380,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 limit=args.limit,
             )
             about["parameters"] = WORKLOADS[work].parameters
+            about["limits"] = limits_here()
         results[work] = about | {"found": found}
         args.out.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(results, indent=1) + "\n")

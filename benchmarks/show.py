@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.limits import Limits, decoded_bytes, forward_flops
 from benchmarks.machine import QUIET
 from benchmarks.scaling import MEMORY, MODEL, STEPS
 from benchmarks.workload import WORKLOADS
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Results = dict[str, Any]
 HERE = Path(__file__).parent
+PICTURED = ("nano", "small", "unequal", "long")
 
 
 # ----- numbers
@@ -149,49 +151,53 @@ def _measured(one: Median | None) -> Measured | None:
     return one and Measured(one.value, one.quiet)
 
 
+def _rollout(found: Results) -> Measured | None:
+    """Seconds of a token that was drawn: lengths come out of each sampler."""
+    done = rounds(found)
+    taken = median(done, "rollout_s")
+    if taken is None:
+        return None
+    drawn = statistics.mean(one["mean_length"] * one["rows"] for one in done)
+    return Measured(taken.value / drawn, taken.quiet)
+
+
+def _growth(results: Results) -> Measured | None:
+    """Seconds of a token among 1,024, over those of one among 64."""
+    points = {p["x"]: p for p in results.get("length", {}).get("points", [])}
+    if not {64, 1024} <= points.keys():
+        return None
+    each = [
+        (points[length]["rollout_s"] + points[length]["update_s"]) / length
+        for length in (1024, 64)
+    ]
+    quiet = not any(points[length]["disturbed"] for length in (1024, 64))
+    return Measured(each[0] / each[1], quiet)
+
+
+def _against(
+    work: str, peer: str, limit: float, what: str = "iteration", of: str = ""
+) -> Target:
+    """curax at most so many times a peer."""
+    kinds = {"iteration": _iteration, "first iteration": _first}
+    kinds |= {"peak memory": _peak, "decoding, a token": _rollout}
+    name = f"{work}, {what} against {of or peer.partition(':')[0]}"
+    return Target(name, limit, " ×", _ratio(work, peer, kinds[what]))
+
+
 TARGETS = (
-    Target(
-        "nano, iteration against tunix", 0.5, " ×", _ratio("nano", "tunix", _iteration)
-    ),
-    Target(
-        "nano, iteration against trl", 0.75, " ×", _ratio("nano", "trl", _iteration)
-    ),
-    Target(
-        "unequal, iteration against tunix",
-        0.35,
-        " ×",
-        _ratio("unequal", "tunix", _iteration),
-    ),
-    Target(
-        "small, iteration against tunix",
-        0.6,
-        " ×",
-        _ratio("small", "tunix", _iteration),
-    ),
-    Target(
-        "nano, peak memory against tunix in one batch",
-        0.3,
-        " ×",
-        _ratio("nano", "tunix:1", _peak),
-    ),
-    Target(
-        "nano, peak memory against tunix at its fastest",
-        0.3,
-        " ×",
-        _ratio("nano", "tunix", _peak),
-    ),
-    Target(
-        "small, peak memory against tunix",
-        0.3,
-        " ×",
-        _ratio("small", "tunix", _peak),
-    ),
-    Target(
-        "nano, first iteration against tunix",
-        1.0,
-        " ×",
-        _ratio("nano", "tunix", _first),
-    ),
+    _against("nano", "tunix", 0.4),
+    _against("nano", "trl", 0.5),
+    _against("nano", "plain", 1.0),
+    _against("unequal", "tunix", 0.35),
+    _against("small", "tunix", 0.6),
+    _against("long", "tunix", 0.15, "decoding, a token"),
+    _against("long", "tunix", 0.5, "peak memory"),
+    _against("long", "trl", 0.5, "peak memory"),
+    _against("nano", "tunix:1", 0.3, "peak memory", "tunix in one batch"),
+    _against("nano", "tunix", 0.3, "peak memory", "tunix at its fastest"),
+    _against("small", "tunix", 0.3, "peak memory"),
+    _against("nano", "tunix", 0.6, "first iteration"),
+    Target("a token among 1,024 against one among 64", 1.5, " ×", _growth),
     Target("curax.train --help", 1.0, " s", _help),
     Target("quickstart, first steps shown, warm cache", 10.0, " s", _quickstart),
 )
@@ -214,7 +220,8 @@ def of_workload(results: Results, work: str) -> str:
     """The table of one workload; below it, what failed."""
     head = (
         *("system", "rollout s", "update s", "iteration s (n)", "curax takes"),
-        *("CPU-s", "first iteration s", "import s", "peak MiB", "tokens per row (cv)"),
+        *("of the machine", "CPU-s", "first iteration s", "import s", "peak MiB"),
+        "tokens per row (cv)",
     )
     ours, rows, notes = fastest(results, work, "curax"), [], []
     own = _iteration(ours) if ours else None
@@ -237,6 +244,7 @@ def of_workload(results: Results, work: str) -> str:
                 f"{own.value / taken.value:.2f} ×" + "†" * (not taken.quiet)
                 if own
                 else "–",
+                shares(work, results[work].get("limits"), done),
                 str(median(done, "cpu_rollout_s", "cpu_update_s")),
                 str(first(found, "iteration_s")),
                 str(first(found, "import_s")),
@@ -245,6 +253,21 @@ def of_workload(results: Results, work: str) -> str:
             )
         )
     return "\n\n".join([table(head, rows) if rows else "Nothing was measured.", *notes])
+
+
+def shares(name: str, most: Results | None, done: Sequence[Results]) -> str:
+    """Least seconds that the machine allows over those taken: rollout, update."""
+    if most is None:
+        return "–"
+    work, limits = WORKLOADS[name], Limits(**most)
+    tokens = work.rows * statistics.mean(one["mean_length"] for one in done)
+    forward = forward_flops(work, tokens)
+    least = {
+        "rollout_s": limits.seconds(size=decoded_bytes(work, tokens, 4), flops=forward),
+        "update_s": limits.seconds(size=0, flops=3 * forward),
+    }
+    taken = {stage: median(done, stage) for stage in least}
+    return ", ".join(f"{least[stage] / t.value:.2f}" for stage, t in taken.items() if t)
 
 
 def tables(results: Results) -> str:
@@ -272,8 +295,8 @@ def shapes(results: Results) -> Iterator[str]:
             f"- **{name}**: {work.layers} layers, width {work.width}, MLP "
             f"{work.mlp_width}, vocabulary {work.vocab_size}, "
             f"{results[name]['parameters'] / 1e6:.1f} M parameters; {work.prompts} "
-            f"prompts × {work.group_size} = {work.rows} rows on {work.slots} slots, at "
-            f"most {work.max_tokens} tokens each{ends}."
+            f"prompts of {work.prompt_tokens} tokens × {work.group_size} = {work.rows} "
+            f"rows on {work.slots} slots, at most {work.max_tokens} tokens each{ends}."
         )
 
 
@@ -298,7 +321,8 @@ def provenance(results: Results) -> str:
     for part, about in results.items():
         own = about["machine"]
         machine = (
-            f"{own['cores']} cores, {own['cpu']}, {own['memory_gib']} GiB, "
+            f"{own['cores']} cores, {own['cpu']} with{'out' * (not own['avx512'])} "
+            f"AVX-512, {own['memory_gib']} GiB, "
             f"Python {own['python']}"
         )
         command = f"`{about['command']}`"
@@ -392,8 +416,9 @@ def _cells(point: Results, *names: str) -> list[str]:
 README = """\
 # Benchmarks
 
-What curax costs, beside two public trainers that do the same work on a CPU, and how its
-cost grows. This page is written by `python -m benchmarks.show` from the files in
+What curax costs, beside two public trainers that do the same work on a CPU and beside a
+plain sampler and update in JAX that were written for these shapes, and how its cost
+grows. This page is written by `python -m benchmarks.show` from the files in
 `results/`; no figure on it is typed by hand.
 
 ## Targets
@@ -408,8 +433,8 @@ was measured.
 ## Beside the peers
 
 One iteration is a rollout and one GRPO update: a random decoder of the Qwen3 family
-in float32, prompts of {prompt_tokens} tokens with {group_size} completions each,
-temperature 1, AdamW, no KL term, a reward that costs nothing.
+in float32, a group of completions for each prompt, temperature 1, AdamW, no KL term, a
+reward that costs nothing.
 
 {shapes}
 
@@ -417,9 +442,11 @@ temperature 1, AdamW, no KL term, a reward that costs nothing.
 
 † All iterations were disturbed: others took more than {quiet} of a core, and no target
 is decided on them. CPU-s are processor seconds of an iteration, rollout and update
-together. The first iteration builds the model and compiles everything, in a fresh
-process with empty caches; it comes on top of the import. "curax takes" is the time of
-curax over that of the row.
+together. "Of the machine" is the least time that it allows for rollout and for update,
+by the bandwidth and the matrix products measured in the same run, over the time taken;
+older tables lack it. The first iteration builds the model and compiles everything, in a
+fresh process with empty caches; it comes on top of the import. "curax takes" is the
+time of curax over that of the row.
 
 Versions: {versions}.
 
@@ -451,6 +478,13 @@ read and how fast large matrices are multiplied.
 
 {real}
 
+## On a GPU
+
+The same in bfloat16, of both sizes, beside trl, by one command:
+`python -m benchmarks.gpu`.
+
+{gpu}
+
 ## How many completions are judged in a second
 
 The mix is as a run on GSM8K and MATH would ask for: of the prompts 70 % have a number
@@ -480,6 +514,7 @@ On `nano`, all rows of a step, in rollouts; a pilot has fewer rows:
     python -m benchmarks.allocation
     python -m benchmarks.score_norm
     python -m benchmarks.qwen3
+    python -m benchmarks.gpu
     python -m benchmarks.verifier
     python -m benchmarks.show
 
@@ -498,10 +533,11 @@ during which others took more than {quiet} of a core is marked, and repeated.
 - Each system has the micro-batches of gradients that were found fastest for it on nano;
   a peer's other settings are its defaults, but for gradient checkpointing and bf16,
   which TRL switches on and which slow a CPU down.
-- Neither peer refills slots on a CPU in the settings used here, so on `unequal` each
-  samples its rows in batches of the slots, as long as their longest row.
-- Lengths on `unequal` come out of each system's own sampler; their mean and coefficient
-  of variation are in the table.
+- Neither peer refills slots on a CPU in the settings used here, so where completions
+  end by themselves each samples its rows in batches of the slots, as long as their
+  longest row. `plain` samples all rows at once, to the end.
+- Where completions end by themselves, lengths come out of each system's own sampler;
+  their mean and coefficient of variation are in the table.
 - Processor seconds are no neutral measure: threads that wait may spin.
 """
 
@@ -543,48 +579,55 @@ def of_norms(results: Results) -> str:
 
 
 def of_real(results: Results) -> str:
-    """A column per measurement."""
+    """A column per measurement, and below what was not measured."""
     if not results:
         return "Not measured."
     points = results["points"]
-    rows = [
-        ("device", [p["device"] + "†" * p["disturbed"] for p in points]),
-        ("precision", [p["dtype"] for p in points]),
-        ("parameters", [f"{p['parameters'] / 1e6:.0f} M" for p in points]),
+    shares = [
+        (
+            f"{stage}, share of the device's {what}",
+            lambda p, name=f"{stage}_share_of_{kind}": f"{p[name]:.2f}",
+        )
+        for stage, kind, what in (
+            ("rollout", "bandwidth", "bandwidth"),
+            ("rollout", "flops", "peak"),
+            ("update", "flops", "peak"),
+        )
+    ]
+    lines: list[tuple[str, Callable[[Results], str]]] = [
+        ("device", lambda p: p["device"] + "†" * p["disturbed"]),
+        ("precision", lambda p: p["dtype"]),
+        ("parameters", lambda p: f"{p['parameters'] / 1e6:.0f} M"),
         (
             "completions × tokens, of prompts × tokens",
-            [
+            lambda p: (
                 f"{p['prompts'] * p['group_size']} × {p['max_tokens']}, "
                 f"{p['prompts']} × {p['prompt_tokens']}"
-                for p in points
-            ],
+            ),
         ),
-        ("rollout, s", [f"{p['rollout_s']:.1f}" for p in points]),
-        ("tokens drawn per s", [f"{p['generated_tokens_per_s']:.1f}" for p in points]),
-        ("update, s", [f"{p['update_s']:.1f}" for p in points]),
-        ("tokens trained per s", [f"{p['trained_tokens_per_s']:.1f}" for p in points]),
-        ("peak memory, MiB", [f"{p['peak_mib']:.0f}" for p in points]),
-        *(
-            (
-                f"{stage}, share of the floor's {what}",
-                [f"{p[f'{stage}_share_of_{what}']:.2f}" for p in points],
-            )
-            for stage, what in (
-                ("rollout", "bandwidth"),
-                ("rollout", "flops"),
-                ("update", "flops"),
-            )
-        ),
+        ("rollout, s", lambda p: f"{p['rollout_s']:.1f}"),
+        ("tokens drawn per s", lambda p: f"{p['generated_tokens_per_s']:.1f}"),
+        ("update, s", lambda p: f"{p['update_s']:.1f}"),
+        ("tokens trained per s", lambda p: f"{p['trained_tokens_per_s']:.1f}"),
+        ("peak memory, MiB", lambda p: f"{p['peak_mib']:.0f}"),
+        *shares,
         (
-            "the floor",
-            [
+            "the device",
+            lambda p: (
                 f"{p['floor_gb_per_s']:.1f} GB/s, {p['floor_gflop_per_s']:.0f} GFLOP/s"
-                for p in points
-            ],
+            ),
         ),
     ]
-    head = ("", *(f"run {i}" for i in range(1, len(points) + 1)))
-    return table(head, [(name, *cells) for name, cells in rows])
+
+    def cell(write: Callable[[Results], str], point: Results) -> str:
+        try:
+            return write(point)
+        except KeyError:  # another system, which says less
+            return "–"
+
+    rows = [(name, *(cell(write, p) for p in points)) for name, write in lines]
+    head = ["", *(f"{p.get('system', 'run')} {i}" for i, p in enumerate(points, 1))]
+    return "\n\n".join([table(head, rows), *results.get("notes", [])])
 
 
 def of_verifier(results: Results) -> str:
@@ -615,19 +658,18 @@ def readme(
     norms: Results,
     real: Results,
     verifier: Results,
+    gpu: Results,
 ) -> str:
     """The page."""
     parts = peers | grown
     named = {"allocation": shares, "score norms": norms}
-    named |= {"a real shape": real, "verifiers": verifier}
+    named |= {"a real shape": real, "verifiers": verifier, "a GPU": gpu}
     parts |= {name: found for name, found in named.items() if found}
-    work = WORKLOADS["nano"]
     return README.format(
         targets=table(
-            ("", "target", "measured", "reached"), [t.row(peers) for t in TARGETS]
+            ("", "target", "measured", "reached"),
+            [target.row(peers | grown) for target in TARGETS],
         ),
-        prompt_tokens=work.prompt_tokens,
-        group_size=work.group_size,
         shapes="\n".join(shapes(peers)),
         workloads="\n\n".join(
             f"### {work}\n\n{of_workload(peers, work)}" for work in _works(peers)
@@ -644,6 +686,7 @@ def readme(
         allocation=of_allocation(shares),
         norms=of_norms(norms),
         real=of_real(real),
+        gpu=of_real(gpu),
         verifier=of_verifier(verifier),
         provenance=provenance(parts),
     )
@@ -656,7 +699,7 @@ def of_peers(results: Results) -> "Figure":
     """Stacked bars, rollout and update, a panel per workload."""
     from curax.runs.pictures import LIGHT, canvas, label
 
-    works = _works(results)
+    works = [work for work in PICTURED if work in results]
     figure, panels = canvas(LIGHT, [len(results[work]["found"]) for work in works])
     figure.set_size_inches(10.5, 4.4)
     for axes, work in zip(panels, works, strict=True):
@@ -722,7 +765,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder")
     parser.add_argument("--out", type=Path, default=HERE, help="folder")
     args = parser.parse_args()
-    names = ("peers", "scaling", "allocation", "score_norm", "qwen3", "verifier")
+    names = ("peers", "scaling", "allocation", "score_norm", "qwen3", "verifier", "gpu")
     files = (args.results / f"{name}.json" for name in names)
     found = [json.loads(file.read_text()) if file.exists() else {} for file in files]
     peers, grown = found[:2]

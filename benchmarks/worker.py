@@ -10,12 +10,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.machine import peak_rss_mib
-from benchmarks.workload import WORKLOADS, Workload, mean_and_cv
+from benchmarks.workload import Workload, mean_and_cv, named
 
 
 class Worker:
@@ -23,9 +23,10 @@ class Worker:
 
     def __init__(self) -> None:
         """Before any library is imported."""
-        self.work: Workload = WORKLOADS[sys.argv[1]]
+        self.work: Workload = named(sys.argv[1])
         self.micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # 0: default
         self.lengths: list[int] = []  # of this iteration's completions
+        self.peak_mib: Callable[[], float] = peak_rss_mib
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._clock = self._rollout = (0.0, 0.0)
@@ -71,7 +72,7 @@ class Worker:
             iteration_s=wall,
             cpu_rollout_s=self._rollout[1],
             cpu_update_s=cpu - self._rollout[1],
-            peak_rss_mib=peak_rss_mib(),
+            peak_rss_mib=self.peak_mib(),
             mean_length=mean,
             cv_length=cv,
             rows=len(self.lengths),

@@ -91,7 +91,10 @@ def main() -> None:
     # its longest row, and their gradients add up to one optimizer update.
     batches = work.rows // work.slots
     micro_batches = WORKER.micro_batches or work.rows // ROWS_PER_MICRO_BATCH
-    micro_batches //= batches  # of gradients, per batch sampled
+    micro_batches = max(1, micro_batches // batches)  # of gradients, per batch sampled
+    gpu = torch.cuda.is_available()
+    if gpu:
+        WORKER.peak_mib = lambda: torch.cuda.max_memory_allocated() / 2**20
     args = trl.GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=work.slots // micro_batches,
@@ -109,10 +112,10 @@ def main() -> None:
         weight_decay=workload.WEIGHT_DECAY,
         max_grad_norm=workload.CLIP_NORM,
         lr_scheduler_type="constant",
-        use_cpu=True,
+        use_cpu=not gpu,
         # Both are on by default, and both are wrong for a CPU.
-        bf16=False,
-        gradient_checkpointing=False,
+        bf16=gpu,
+        gradient_checkpointing=gpu,
         dataloader_pin_memory=False,
         logging_strategy="no",
         save_strategy="no",

@@ -94,7 +94,8 @@ def main() -> None:
         param_dtype=jnp.float32,
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    micro_batches = WORKER.micro_batches or work.rows // ROWS_PER_MICRO_BATCH
+    micro_batches = WORKER.micro_batches or max(1, work.rows // ROWS_PER_MICRO_BATCH)
+    micro_batches = min(micro_batches, work.prompts)  # of whole groups
     optimizer = optax.chain(
         optax.clip_by_global_norm(workload.CLIP_NORM),
         optax.adamw(workload.LEARNING_RATE, weight_decay=workload.WEIGHT_DECAY),

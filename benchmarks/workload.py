@@ -1,9 +1,10 @@
 """The work that every system is given. Standard library only: all of them import it.
 
-A random Qwen3-style decoder in float32; prompts of 32 tokens, 8 completions each, 64
-tokens at most, temperature 1; then one GRPO update over all of them: AdamW, no KL term.
+A random Qwen3-style decoder in float32; prompts with a group of completions each,
+temperature 1; then one GRPO update over all of them: AdamW, no KL term.
 """
 
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -68,25 +69,68 @@ _nano = partial(
     mlp_width=1024,
     vocab_size=512,
 )
+_small = partial(
+    Workload,
+    layers=12,
+    width=512,
+    heads=8,
+    kv_heads=4,
+    head_dim=64,
+    mlp_width=2048,
+    vocab_size=4096,
+)
+_shared = partial(_nano, prompt_tokens=512, max_tokens=128, slots=64)
+_qwen3 = partial(
+    Workload,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    vocab_size=151_936,
+)
+
+
+def _length(tokens: int, varied: bool) -> Workload:
+    """Completions of `tokens`; or of an eighth in the mean, cv near 1, in few slots."""
+    prompts = max(4, 8192 // tokens) if varied else max(1, 2048 // tokens)
+    return _nano(
+        name=f"length{tokens}{'varied' * varied}",
+        prompts=prompts,
+        slots=2 * prompts if varied else 8 * prompts,
+        max_tokens=tokens,
+        hazard=8 / tokens if varied else 0.0,
+    )
+
+
+# In the order in which they are measured; the first four are those of the targets.
 WORKLOADS = {
     work.name: work
     for work in (
         _nano(name="nano"),
-        Workload(
-            name="small",
-            layers=12,
-            width=512,
-            heads=8,
-            kv_heads=4,
-            head_dim=64,
-            mlp_width=2048,
-            vocab_size=4096,
-        ),
+        _small(name="small"),
         # At this hazard lengths cut off at 64 tokens have a coefficient of variation
         # of 0.8; there are four times as many rows as slots.
         _nano(name="unequal", prompts=64, hazard=0.035),
+        # 128 tokens in the mean, 1,024 at most.
+        _nano(name="long", prompts=64, max_tokens=1024, hazard=1 / 128),
+        *(_length(t, varied) for t in (256, 1024, 4096) for varied in (False, True)),
+        # A context of 512 tokens is that of 8 completions, and of 32.
+        _shared(name="shared8", prompts=8, group_size=8),
+        _shared(name="shared32", prompts=2, group_size=32),
+        _nano(name="vocabulary", vocab_size=151_936, prompts=4, slots=32),
     )
 }
+QWEN3 = {
+    "qwen3-0.6b": partial(_qwen3, name="qwen3-0.6b", width=1024, mlp_width=3072),
+    "qwen3-1.7b": partial(_qwen3, name="qwen3-1.7b", width=2048, mlp_width=6144),
+}
+
+
+def named(words: str) -> Workload:
+    """The workload of a name, or the one whose fields are written as JSON."""
+    if words.startswith("{"):
+        return Workload(**json.loads(words))
+    return WORKLOADS[words]
 
 
 def prompts(work: Workload) -> list[list[int]]:
