@@ -26,7 +26,7 @@ SMALL = {
     "grpo": Size(draws=4, most=4, kept=4, pilots=0, rounds=1),
     "dapo": Size(draws=4, most=4, kept=4, pilots=0, rounds=2),
     "pods_exact": Size(draws=8, most=8, kept=4, pilots=0, rounds=1),
-    "ada_est_exact": Size(draws=4, most=6, kept=6, pilots=0, rounds=1),
+    "ada_est_exact": Size(draws=5, most=6, kept=6, pilots=0, rounds=1),
     "gvm_raft_exact": Size(draws=4, most=6, kept=6, pilots=4, rounds=1),
 }
 

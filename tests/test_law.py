@@ -726,7 +726,6 @@ PODS = "E[sqrt(q (1 - q))] / (p (1 - p)), q = j / 8, j = min(max(4, k - 24), k),
 PODS += "k ~ Binomial(32, p)"
 IN_GROUPS = "E[n(p) v(p, n)] / {rows} with v(p, n) = sqrt((n - 1) / n) "
 IN_GROUPS += "E[sqrt(q (1 - q))] / (p (1 - p)), q = k / n"
-LOG = "E[(1 - (1 - p)^n) / p], n as allocated"
 TEXT = "(C+, C-) = E[(j / 4) (1 - q) / q], E[-(1 - j / 4); q > 0]"
 STOPPED = "(C+, C-) = E[(j / 4) (1 - q)], E[-(1 - j / 4) q]"
 
@@ -791,7 +790,7 @@ def with_a_second_right(at):
 # trained per prompt, and the config, for its other sizes. Of a recipe with hints it is
 # that of a group under its own context; `test_hinted` joins the levels.
 STATEMENTS = {
-    "ada_est_exact": (LOG, log_of_all),
+    "ada_est_exact": ("(1 - (1 - p)^4) / p", log_of_terms),
     "ada_est_hybrid_exact": (
         "E[n(q) / sqrt(q)] / 16",
         lambda at: at.n / np.sqrt(at.q) / (2 * at.rows),

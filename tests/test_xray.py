@@ -292,7 +292,7 @@ def test_names_are_given_to_what_recipes_follow():
         "rloo": "follows p",
         "neyman": "follows p",
         "gvm_raft_exact": "follows log p, 4 terms",
-        "ada_est_exact": "follows log p as far as its draws reach",
+        "ada_est_exact": "follows log p, 4 terms",
     }.items():
         assert table.verdict(of(recipe)) == says
     published = table.verdict(of("ada_seq_balanced_published"))
