@@ -13,9 +13,8 @@ Here:     As sage, but the policy writes the hints when it is shown the solution
           step where its group collapsed and with the weights of that step: the online
           form. A writing has all three levels, is drawn at temperature 1 (the code has
           0) and tried three times until it can be read; it is paid for in tokens. A
-          policy of this size writes poor hints. The offline and the teacher form of the
-          paper are source=hint.from_file with `task.hints_file`, hints that the policy
-          RL starts from, or a stronger one, wrote before: for problems in files.
+          policy of this size writes poor hints. sage_offline and
+          sage_teacher are the other forms of the paper.
 """
 
 from functools import partial

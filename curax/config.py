@@ -164,6 +164,7 @@ class Writing:
     max_tokens: Count = 512  # tokens of one writing, which has hints of all levels
     temperature: Magnitude = 1.0  # divides the logits
     tries: Count = 3  # attempts per prompt until a writing can be parsed
+    frozen: bool = False  # written by the policy RL starts from, kept beside the policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +227,8 @@ class Reflection:
     length_weight: Magnitude = 1.0  # weight of that reward, nats per token
     rubric: Function | None = None  # of curax.reflect: effect of an unfit answer
     direct: Magnitude = 0.0  # weight of the gradient through the reference log-prob
+    keep: Function | None = None  # of curax.reflect: groups that train, judged by their
+    # own completions; None: all
     queries: Queries | None = None  # None: all prompts in turn
 
     def conflicts(self, config: "Config") -> Iterator[str]:
@@ -243,6 +246,17 @@ class Reflection:
                     f"sampling.{name}={value} follows what a verifier says, and "
                     f"reflection asks none; set sampling.{name} to 1."
                 )
+        if self.keep and declared(self.keep, "remembers", False):
+            yield (
+                "reflection.keep judges each step by itself, and this rule remembers "
+                "steps before; set reflection.keep to reflect.null_test or "
+                "reflect.percentile."
+            )
+        if self.keep and option(self.keep, "hardest") is not None:
+            yield (
+                "reflection.keep does not rank the tokens of references; set "
+                "reflection.keep.hardest to None, or use reflection.queries."
+            )
         if self.queries and self.queries.carried > 1:
             yield (
                 f"reflection.queries.carried={self.queries.carried} is more than there "

@@ -18,6 +18,7 @@ import numpy as np
 from jax.scipy.special import gammainc, gammaincc
 
 from curax.arrays import checks, masked
+from curax.settings.declared import declares
 
 _NODES = 64  # of the integral in `null_chance`; more change its fifth digit at most
 
@@ -563,6 +564,7 @@ def percentile(
     return known & easy & (place < jnp.sum(known) - dropped), state
 
 
+@declares(remembers=True)
 def ema(
     hard: jax.Array,
     spread: jax.Array,

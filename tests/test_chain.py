@@ -193,6 +193,25 @@ def blocks():
     return sign, np.sum(there & (block < chain.MODULUS), -1)
 
 
+def test_hints_written_beforehand_are_as_right_as_who_wrote_them_and_stay_so():
+    with_file = partial(chain.task, hints=True)
+    by = {chance: with_file(hint_errors=(chance,) * 3) for chance in (0.0, 1.0)}
+    assert HINTING.from_file is None
+    filed = {chance: jax.jit(made.hinting.from_file) for chance, made in by.items()}
+    tokens, mask = jax.device_get(filed[0.0](some()))
+    want = jax.device_get(read(some(), *HINTING.solution(some())))
+    np.testing.assert_array_equal(mask, want[1])
+    np.testing.assert_array_equal(tokens[mask], want[0][mask])
+    wrong, there = jax.device_get(filed[1.0](some()))
+    np.testing.assert_array_equal(there, mask)
+    assert (wrong[..., 0] != tokens[..., 0])[mask[..., 0]].all()
+    # By the prompt's own id, wherever it stands in a batch.
+    half = jax.jit(with_file(hint_errors=(0.5,) * 3).hinting.from_file)
+    back = jax.tree.map(lambda leaf: leaf[::-1], some())
+    one, other = half(some())[0], half(back)[0]
+    np.testing.assert_array_equal(one, other[::-1])
+
+
 def test_a_task_has_no_hints_unless_it_is_asked_for_them():
     assert TASK.hinting is None
     assert TASK.trace_contexts is None

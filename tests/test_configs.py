@@ -54,7 +54,8 @@ def task(*, hints=False):
     def verify(target, tokens, mask):
         return (tokens[:, 0] % 2 == 0).astype(jnp.float32)
 
-    strict = chain.task(depth=2, num_prompts=64, hints=hints)
+    filed = (0.05, 0.4, 0.85) if hints else None
+    strict = chain.task(depth=2, num_prompts=64, hints=hints, hint_errors=filed)
     return replace(strict, verify=verify, end=tuple(range(chain.MODULUS)))
 
 
@@ -139,6 +140,9 @@ RELEASED = {
     "sage": (0.2, 0.28, 3.0, None),
     "prefix_sampling": (0.2, 0.28, 3.0, None),
     "sage_light": (0.2, 0.28, 3.0, None),
+    "sage_offline": (0.2, 0.28, 3.0, None),
+    "sage_self": (0.2, 0.28, 3.0, None),
+    "sage_teacher": (0.2, 0.28, 3.0, None),
 }
 
 

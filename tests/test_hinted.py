@@ -717,6 +717,26 @@ def test_writings_of_different_tries_have_noise_of_their_own():
     assert (jax.random.key_data(other) != jax.random.key_data(key)).any()
 
 
+def test_hints_written_before_rl_are_those_of_the_first_policy_at_every_visit():
+    how = load(CONFIGS / "sage_offline.py").hint.writing
+    config = replace(WRITER, hint=replace(WRITES, writing=replace(how, max_tokens=6)))
+    parts = build(config)
+    assert loops.refers(parts)
+    assert not loops.refers(build(WRITER))
+    state = begun(scripted())
+    state = replace(state, reference=state.params)
+    later = jax.tree.map(lambda leaf: -leaf, state.params)
+    later = replace(state, params=later, step=jnp.int32(7))
+    contexts, todo = parts.task.hinting.writing_contexts(PROMPTS), jnp.ones(B, bool)
+    write = jax.jit(partial(hint_sources.sample, parts))
+    first = write(state, contexts, todo, jnp.int32(0))
+    np.testing.assert_array_equal(
+        first.tokens, write(later, contexts, todo, jnp.int32(0)).tokens
+    )
+    other = write(replace(state, reference=later.params), contexts, todo, jnp.int32(0))
+    assert (first.tokens != other.tokens).any()
+
+
 def test_what_cannot_be_read_is_written_again_and_all_of_it_is_paid():
     state, wanted = begun(scripted()), jnp.array([True, True, True, False])
     steps = 16

@@ -843,6 +843,8 @@ STATEMENTS = {
     "rloo": ("1, whatever p", one),
     "sage": (GRPO.format(n=8), grpo_of_all),
     "sage_self": (GRPO.format(n=8), grpo_of_all),
+    "sage_offline": (GRPO.format(n=8), grpo_of_all),
+    "sage_teacher": (GRPO.format(n=8), grpo_of_all),
     "sage_exact": ("1, whatever p", one),
     "prefix_sampling": (GRPO.format(n=8), grpo_of_all),
     "sage_light": (GRPO.format(n=8), grpo_of_all),

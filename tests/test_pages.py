@@ -438,6 +438,7 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `kl` is set": config["kl"] is not None and not first,
         "where `modulate` is set": modulates and not first,
         "where `reflection` is set": bool(reflects) and not first,
+        "where `reflection.keep` is set": bool(reflects.get("keep")) and not first,
         "where `reflection.queries` is set": bool(reflects.get("queries"))
         and not first,
         "verifier on the host": host and not first,
@@ -473,7 +474,7 @@ CHANGED = {
     "stops": "staged=True, "
     "stop=Stop(rule=partial(stop.positives, right=1), round_size=2)",
     "reflects": "task=partial(rationale.task, depth=1, words=2, num_prompts=64), "
-    "reflection=Reflection(weights=reflect.mean, "
+    "reflection=Reflection(weights=reflect.mean, keep=reflect.null_test, "
     "queries=Queries(every=2, draws=2, keep=reflect.null_test)), "
     "sampling=replace(config.sampling, top_p=0.9, "
     "correct=correct.truncated_ratio)",

@@ -34,6 +34,7 @@ from curax import (
 )
 from curax.config import (
     Config,
+    ConfigError,
     Logging,
     Queries,
     Reflection,
@@ -769,6 +770,40 @@ def test_the_staged_loop_gives_the_same_in_micro_batches():
                 np.testing.assert_allclose(
                     mine[name], theirs[name], rtol=1e-3, atol=1e-4, err_msg=name
                 )
+
+
+def test_groups_that_show_nothing_do_not_train_where_the_step_itself_is_the_look():
+    """Their completions are missing, as those of which no thought ends."""
+    prompts, contexts, rollouts = sampled(rows())
+    keep = partial(reflect.percentile, flattest=0.5)
+
+    @jax.jit
+    def read(rollouts):
+        wanted = references.references_of(built(), prompts)
+        args = start(), contexts, rollouts, wanted
+        return references.score(built(), *args), references.score(
+            built(keep=keep), *args
+        )
+
+    (outcome, plain), (left, gated) = jax.device_get(read(rollouts))
+    assert plain.kept is None
+    # 2 has no reference, 3 has one thought; 4 said the same, and is flattest of 0, 1.
+    flat = np.where(plain.certainty.spread.max(-1) > 0, 0, 1)
+    assert gated.kept.sum() == 2
+    assert not (gated.kept & (flat == 1)).any()
+    trains = gated.kept[np.asarray(rollouts.prompt)]
+    np.testing.assert_array_equal(left[trains], outcome[trains])
+    assert np.isnan(left[~trains]).all()
+    np.testing.assert_array_equal(gated.reward[trains], plain.reward[trains])
+    for wrong, says in (
+        (reflect.ema, "remembers"),
+        (partial(keep, hardest=4.0), "hardest to None"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            replace(CONFIG, reflection=replace(HOW, keep=wrong))
+    recipe = load(ROOT / "configs" / "dro_in_step.py")
+    dro = load(ROOT / "configs" / "dro.py").reflection
+    assert recipe.reflection == replace(dro, queries=None, keep=reflect.null_test)
 
 
 def test_the_recipe_as_published_takes_a_step():

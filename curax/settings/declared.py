@@ -10,6 +10,7 @@
                     the coefficient that they had under it
     method          the `step.records.Method` that keeps what a function reads
     recall          the completions that a source of hints reads, of a method's state
+    remembers       the rule that keeps prompts has a state from one look to the next
     keeps           the option of a down-sampling that is the most it keeps of a prompt
     floor           the option of an allocator that is the least it gives a prompt
     rows_per_prompt the option of a correction that is the rows trained per prompt

@@ -367,6 +367,22 @@ def apply_rubric(
     return several("reflection.rubric", rubric, reward, exists, fit, outputs=outputs)
 
 
+def trained_groups(config: Config, spread: jax.Array, null: jax.Array) -> jax.Array:
+    """`[B]` bool, groups that train by their own completions, by `reflection.keep`.
+
+    Args:
+        config: the recipe.
+        spread: `[B]` float32, largest spread of a token in each group, nats.
+        null: `[B]` float32, probability that noise alone gives one as large.
+    """
+    assert config.reflection
+    keep, nothing = config.reflection.keep, jnp.zeros_like(spread)
+    assert keep
+    looks = (nothing, spread, null, jnp.float32(jnp.nan))
+    outputs = (spread.shape, "bool"), ((), "float")
+    return several("reflection.keep", keep, *looks, outputs=outputs)[0]
+
+
 def select_prompts(
     config: Config, looks: Sequence[jax.Array], level: jax.Array
 ) -> tuple[jax.Array, ...]:

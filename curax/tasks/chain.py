@@ -53,6 +53,7 @@ def task(
     levels: Count = 3,
     hinted_traces: Magnitude = 0.25,
     asked_traces: Magnitude = 0.25,
+    hint_errors: tuple[float, float, float] | None = None,
 ) -> Task:
     """The task, whose prompts are pure functions of their ids.
 
@@ -67,6 +68,8 @@ def task(
         levels: L, levels of hints in one completion that writes hints.
         hinted_traces: share of the traces that follow a hint, if `hints`.
         asked_traces: share of the traces that copy a solution, if `hints`.
+        hint_errors: as `errors`, of whoever wrote the hints of `hint.from_file`; None:
+            there are none.
 
     Returns:
         The task; prompts take 2 depth + 2 tokens, right completions at most depth + 1,
@@ -86,19 +89,25 @@ def task(
         verify=verify if on_device else verify_one,
         on_device=on_device,
         decode=decode,
-        hinting=hinting(depth=depth, levels=levels) if hints else None,
+        hinting=(
+            hinting(depth=depth, levels=levels, errors=hint_errors) if hints else None
+        ),
         trace_contexts=partial(shown, shares=shares) if hints else None,
     )
 
 
-def hinting(*, depth: int, levels: int) -> Hinting:
+def hinting(
+    *, depth: int, levels: int, errors: tuple[float, float, float] | None = None
+) -> Hinting:
     """The functions of hints, which are the first running values of a solution."""
+    filed = None if errors is None else partial(file, levels=levels, errors=errors)
     return Hinting(
         solution=solution,
         wrap=partial(wrap, depth=depth),
         leaks=leaks,
         writing_contexts=ask,
         parse=partial(read, levels=levels),
+        from_file=filed,
     )
 
 
@@ -179,14 +188,14 @@ def traces(
     key: jax.Array, prompts: Prompts, *, errors: tuple[float, float, float]
 ) -> tuple[jax.Array, jax.Array]:
     """The teacher's completion of each prompt, `[B, depth + 1]` tokens and mask."""
-    tokens = jax.vmap(run)(prompts.tokens, _errors(key, prompts, errors))
+    tokens = jax.vmap(run)(prompts.tokens, _errors(key, prompts.tokens, errors))
     return tokens, tokens != PAD
 
 
-def _errors(key, prompts, errors):
-    """`[B, depth]` bool, the steps at which the teacher errs."""
-    depth = prompts.tokens.shape[-1] // 2 - 1
-    ops = jnp.clip(prompts.tokens[:, 1 : depth + 1] - MODULUS, 0, len(OPERATIONS) - 1)
+def _errors(key, tokens, errors):
+    """`[B, depth]` bool, the steps of prompts at which somebody errs."""
+    depth = tokens.shape[-1] // 2 - 1
+    ops = jnp.clip(tokens[:, 1 : depth + 1] - MODULUS, 0, len(OPERATIONS) - 1)
     return jax.random.uniform(key, ops.shape) < jnp.asarray(errors)[ops]
 
 
@@ -271,6 +280,29 @@ def read(
     return jnp.where(keep, tokens[:, None], PAD), keep
 
 
+def file(
+    prompts: Prompts, *, levels: int, errors: tuple[float, float, float]
+) -> tuple[jax.Array, jax.Array]:
+    """Hints written beforehand, by somebody who errs: those of a prompt never change.
+
+    Args:
+        prompts: `[B]`.
+        levels: L.
+        errors: as of `task`, of who wrote them; an error is carried on.
+
+    Returns:
+        `[B, L, depth]` tokens and mask, cut to levels as by `read`.
+    """
+
+    def wrong(prompt_id, tokens):
+        key = jax.random.fold_in(jax.random.key(3), prompt_id)
+        return _errors(key, tokens[None], errors)[0]
+
+    steps = jax.vmap(wrong)(prompts.id, prompts.tokens)
+    tokens = jax.vmap(run)(prompts.tokens, steps)[:, :-1]
+    return read(prompts, tokens, tokens < MODULUS, levels=levels)
+
+
 def hinted(
     key: jax.Array,
     prompts: Prompts,
@@ -286,7 +318,7 @@ def hinted(
     depth = prompts.tokens.shape[-1] // 2 - 1
     _, given = _hint_lengths(key, prompts, shares)
     free = jnp.arange(depth)[None] >= given[:, None]
-    tokens = jax.vmap(run)(prompts.tokens, _errors(key, prompts, errors) & free)
+    tokens = jax.vmap(run)(prompts.tokens, _errors(key, prompts.tokens, errors) & free)
     return tokens, tokens != PAD
 
 

@@ -115,7 +115,7 @@ def sample(
     key = jax.random.fold_in(stage_key(state.seed, state.step, "hint"), number)
     return rollout.sample(
         policy(parts, state),
-        state.params,
+        state.reference if how.writing.frozen else state.params,
         contexts,
         allocate.plan(todo.astype(jnp.int32), rows=sizes.prompts),
         key,

@@ -183,6 +183,7 @@ class Scored:
     certainty: reflect.Certainty  # [B, G]
     reference: jax.Array  # [B, Y] int32
     reference_mask: jax.Array  # [B, Y] bool
+    kept: jax.Array | None = None  # [B] bool, groups that train; None: all
 
 
 def grade(
@@ -249,6 +250,13 @@ def score(
         leave_one_out=how.leave_one_out,
         baseline=baseline,
     )
+    kept = None
+    if how.keep:
+        null = reflect.null_chance(logp, exists, mask, clip_nats=how.clip_nats)
+        spread = jnp.max(found.spread, -1, where=mask, initial=0.0)
+        kept = stages.trained_groups(parts.config, spread, null)
+        kept = kept & jnp.any(exists, -1)
+        exists = exists & kept[:, None]
     reward, rest = found.value, jnp.zeros_like(found.value)
     said = jnp.sum(rollouts.mask, -1, dtype=jnp.int32) - thought.length
     if how.length:
@@ -273,6 +281,7 @@ def score(
         certainty=found,
         reference=wanted,
         reference_mask=mask,
+        kept=kept,
     )
 
 
@@ -349,6 +358,9 @@ def metrics_of(
         "reflect/thought_tokens": metrics.mean(scored.thought, ended),
         "reflect/answer_tokens": metrics.mean(length - scored.thought, ended),
     }
+    if scored.kept is not None:
+        everyone = jnp.ones_like(scored.kept)
+        means["reflect/kept_fraction"] = metrics.mean(scored.kept, everyone)
     return Tally(means=means, counts={})
 
 
