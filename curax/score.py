@@ -235,19 +235,15 @@ def gradient_norms(
     phi, rebuild = parameters(params)
 
     def log_prob(phi, tokens, mask, own):
-        theta = rebuild(phi)
-        # The axis that is mapped lies over the mesh; that of a single row must not.
-        with logical_axis_rules(()):
-            prefix = prefill(model, theta, own)
-            features = extend(model, theta, prefix, own.mask, tokens)
-            logp, _ = masked.token_logprobs(
-                features,
-                model.head(theta),
-                tokens,
-                temperature=temperature,
-                chunk=token_chunk,
-            )
-        return masked.total(logp, mask, axis=None)
+        return completion_logp(
+            model,
+            rebuild(phi),
+            own,
+            tokens,
+            mask,
+            temperature=temperature,
+            token_chunk=token_chunk,
+        )
 
     def norm(row):
         row = jax.tree.map(lambda leaf: leaf[None], row)
@@ -257,6 +253,43 @@ def gradient_norms(
 
     own = jax.tree.map(lambda leaf: leaf[context], contexts)
     return _over_parts(jax.vmap(norm), (tokens, mask, own), micro_batches)
+
+
+def completion_logp(
+    model: Model,
+    params: Any,
+    context: Contexts,
+    tokens: jax.Array,
+    mask: jax.Array,
+    *,
+    temperature: float | jax.Array = 1.0,
+    token_chunk: Natural = 0,
+) -> jax.Array:
+    """`[]` float32, nats: log-prob of one completion.
+
+    To be differentiated, through the context too, and mapped over rows.
+
+    Args:
+        model: the policy.
+        params: its parameters.
+        context: `[1, P]`.
+        tokens: `[1, T]` int32.
+        mask: `[1, T]` bool.
+        temperature: of the policy.
+        token_chunk: tokens whose logits exist at a time; 0: all T.
+    """
+    # The axis that is mapped lies over the mesh; that of a single row must not.
+    with logical_axis_rules(()):
+        prefix = prefill(model, params, context)
+        features = extend(model, params, prefix, context.mask, tokens)
+        logp, _ = masked.token_logprobs(
+            features,
+            model.head(params),
+            tokens,
+            temperature=temperature,
+            chunk=token_chunk,
+        )
+    return masked.total(logp, mask, axis=None)
 
 
 def last_layer_norms(

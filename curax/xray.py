@@ -1,7 +1,8 @@
 """python -m curax.xray: the objective a recipe really optimises, before any training.
 
 Writes the numbers of `theory.summary` as a table, a picture and JSON. With --advise it
-ranks all recipes by predicted progress per cost instead.
+ranks all recipes by predicted progress per cost instead, with --gradients it measures
+the gradients of a policy.
 """
 
 import importlib.metadata
@@ -26,6 +27,7 @@ from curax.theory import advice_options, population
 from curax.theory.population import LIFT, Population
 
 STRONG = 20.0  # nats; a larger lift is refused
+PROBE = (256, 64)  # prompts, and completions of each, of which gradients are measured
 
 
 def parser() -> Parser:
@@ -73,6 +75,26 @@ def parser() -> Parser:
     result.add_argument(
         "--workdir", metavar="DIR", help="where to write (default: runs/xray/NAME)"
     )
+    group = result.add_argument_group(
+        "gradients", "--gradients draws completions and measures what theory assumes"
+    )
+    group.add_argument(
+        "--gradients",
+        metavar="RUN_OR_RECIPE",
+        help="a run folder, or a recipe, whose policy after the warm start is taken; "
+        "in place of RECIPE",
+    )
+    group.add_argument(
+        "--step",
+        help="checkpoint of the run: latest, best or a number (default: latest)",
+    )
+    group.add_argument(
+        "--probe",
+        nargs=2,
+        type=int,
+        metavar=("K", "N"),
+        help="training prompts, and completions of each (default: 256 64)",
+    )
     advice_options.add_options(result)
     return result
 
@@ -81,11 +103,14 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    # A run may be using the accelerator, and none is needed here.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         args = parser().parse_args(argv)
         advice_options.check(args)
+        if check_probe(args):
+            gradients(args)
+            return 0
+        # A run may be using the accelerator, and none is needed here.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if args.advise:
             advise(args)
             return 0
@@ -133,6 +158,84 @@ def population_of(args: Namespace) -> Population:
     if args.evaluation:
         return population.of_evaluation(Path(args.evaluation))
     return population.of_beta(*args.beta)
+
+
+def check_probe(args: Namespace) -> bool:
+    """Whether gradients are to be measured.
+
+    Raises:
+        ConfigError: an option is for another command, or out of range.
+    """
+    for name in ("step", "probe"):
+        if getattr(args, name) is not None and not args.gradients:
+            raise ConfigError(
+                f"--{name} is for --gradients; add that, or leave it out."
+            )
+    if not args.gradients:
+        return False
+    others = ("recipe", "config", "trl", "memory", "evaluation", "lift")
+    named = [name for name in others if getattr(args, name) is not None]
+    named += ["advise"] * bool(args.advise)
+    if named:
+        what = args.recipe if named[0] == "recipe" else f"--{named[0]}"
+        raise ConfigError(
+            f"--gradients {args.gradients} names what is measured, and {what} is not "
+            "for it; leave one out."
+        )
+    prompts, samples = args.probe or PROBE
+    if not (prompts >= 2 and samples >= 8 and samples % 2 == 0):
+        raise ConfigError(
+            f"--probe {prompts} {samples}: at least 2 prompts, and 8 completions of "
+            "each, in two equal halves; write 256 64."
+        )
+    return True
+
+
+def gradients(args: Namespace) -> None:
+    """Measure gradients of a policy; print them and write gradients.json.
+
+    Raises:
+        ConfigError: the policy cannot be read, or has no gradients of a pass rate.
+    """
+    from curax.runs import policies, run
+    from curax.theory import gradients as measured
+    from curax.theory import probe
+    from curax.theory.gradient_table import table
+
+    path = Path(args.gradients)
+    run.enable_compilation_cache()
+    if policies.is_run(path):
+        config = override(policies.run_config(path), args.assignments)
+        name = path.resolve().name
+        probe.check(config)
+        loop, state = policies.load_state(path, config, step=args.step or "latest")
+    else:
+        if args.step:
+            raise ConfigError(
+                f"--step {args.step}: {path} is no run folder; leave it out."
+            )
+        name = named(path)
+        config = override(load(path), args.assignments)
+        probe.check(config)
+        loop = run.make_loop(config, rehearse=False)
+        state = policies.warm_state(loop)
+    workdir = Path(args.workdir or Path("runs", "xray", name))
+    make_folder(workdir)
+    prompts, samples = args.probe or PROBE
+    with loop.context():
+        found = measured.summarise(loop.parts, state, prompts, samples, _told)
+    head = {"of": args.gradients, "set": args.assignments}
+    data = json.dumps(head | found, indent=1, allow_nan=False) + "\n"
+    write_file(workdir / "gradients.json", data.encode())
+    print(table(name, found))
+    print(f"Written: {workdir}/gradients.json")
+
+
+def _told(done: int, total: int) -> None:
+    """Say how many prompts are measured, on one line of a terminal."""
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r{done} of {total} prompts measured", end=end, file=sys.stderr)
 
 
 def advise(args: Namespace) -> None:

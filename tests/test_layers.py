@@ -68,6 +68,7 @@ NO_JAX = {
     *("settings", "config", "hub", "models/prompt_form", "runs/xray_picture"),
     *(f"theory/{name}" for name in ("frontier", "population", "table")),
     *(f"theory/{name}" for name in ("advice_table", "advice_options", "sizes")),
+    "theory/gradient_table",
     *(f"runs/{name}" for name in ("record", "pictures", "page", "progress", "alarms")),
     *(
         f"comparison/{name}"

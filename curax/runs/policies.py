@@ -31,7 +31,7 @@ from curax.settings import files
 from curax.settings.config_paths import OF_FILE
 from curax.step import loops
 from curax.step import mesh as meshes
-from curax.types import Model, Task
+from curax.types import Model, Task, TrainState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +120,22 @@ def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
     Raises:
         ConfigError: there is no such checkpoint, or it is damaged.
     """
+    loop, state = load_state(path, config, step=step)
+    rest = state.frozen
+    return Policy(
+        model=loop.parts.model,
+        params=frozen.join(state.params, rest),
+        mesh=loop.mesh,
+        config=config,
+        task=loop.parts.task,
+        step=int(state.step),
+    )
+
+
+def load_state(
+    path: Path, config: Config, *, step: str = "latest"
+) -> tuple[loops.Loop, TrainState]:
+    """The loop of a run and its whole train state at a checkpoint; as `load_run`."""
     if config.seeds > 1:
         raise ConfigError(
             f"{path} holds {config.seeds} policies side by side, of as many seeds; "
@@ -147,14 +163,25 @@ def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
             "the parameters that are not trained differ from those the run began with; "
             f"bring back what model.path={option(config.model, 'path')} was."
         )
-    return Policy(
-        model=loop.parts.model,
-        params=frozen.join(state.params, rest),
-        mesh=loop.mesh,
-        config=config,
-        task=loop.parts.task,
-        step=number,
-    )
+    return loop, state
+
+
+def warm_state(loop: loops.Loop) -> TrainState:
+    """The state before the first RL step, after the whole warm start of one seed.
+
+    Raises:
+        ConfigError: the config has several seeds.
+    """
+    config = loop.parts.config
+    if config.seeds > 1:
+        raise ConfigError(f"seeds={config.seeds} are as many policies; set seeds to 1.")
+    with loop.context():
+        warm, left = loop.initial(), config.warm_start.steps if config.warm_start else 0
+        while left:
+            times = min(left, config.logging.every)
+            warm, _ = loop.warm(warm, times)
+            left -= times
+        return loop.begin(warm)
 
 
 class ReadOnlyCheckpoints(checkpoint.Checkpoints):

@@ -8,6 +8,7 @@ No method is named here: methods change credit, batch and metrics through their 
 import dataclasses
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -29,13 +30,56 @@ from curax.step.records import (
     grid_of,
     groups,
 )
-from curax.types import Batch, TrainState
+from curax.types import Batch, Contexts, TrainState
+
+
+@flax.struct.dataclass(kw_only=True)
+class Prepared:
+    """The batch of a step, and the credit on the grid that it was made from."""
+
+    seen: Groups
+    reward: jax.Array  # [B, G] float32
+    given: Credit
+    used: jax.Array  # [M] bool, rows that train
+    contexts: Contexts
+    batch: Batch
 
 
 def learn(
     parts: Components, state: TrainState, drawn: StepRollouts
 ) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
     """The train state after the update, with metrics and logged completions."""
+    cfg, ready = parts.config, prepared(parts, state, drawn)
+    seen, given, reward = ready.seen, ready.given, ready.reward
+    params, opt_state, tally = optimise(parts, state, ready.contexts, ready.batch)
+    tally.means.update(group_metrics(parts, drawn, seen, given))
+    tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
+    tally.counts["train/rows"] = metrics.count(ready.used)
+    tally = metrics.join(drawn.tally, tally)
+    own: dict[str, Any] = dict(state.methods)
+    for method in parts.methods:
+        if method.metrics:
+            more = method.metrics(parts, state, drawn, seen)
+            tally = metrics.merge(tally, more)
+        if method.after_update:
+            args = state, params, drawn, seen
+            own[method.name] = method.after_update(parts, *args)
+    taken = drawn.attempts * cfg.sampling.prompts if in_turn(parts) else 0
+    state = dataclasses.replace(
+        state,
+        params=params,
+        opt_state=opt_state,
+        memory=drawn.memory,
+        methods=own,
+        position=state.position + taken,
+        step=state.step + 1,
+    )
+    shown = show(parts, drawn, seen, reward, given)
+    return state, (metrics.finish(tally), shown)
+
+
+def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepared:
+    """Everything of an update but the update: credit of the grid, and the batch."""
     cfg = parts.config
     seen = groups(grid_of(cfg), drawn.rollouts, drawn.outcome)
     reward = reward_of(parts, drawn, seen)
@@ -58,31 +102,14 @@ def learn(
     for method in parts.methods:
         if method.batch:
             batch = method.batch(parts, state, trained, seen, given, rows, batch)
-    params, opt_state, tally = optimise(parts, state, trained.contexts, batch)
-    tally.means.update(group_metrics(parts, drawn, seen, given))
-    tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
-    tally.counts["train/rows"] = metrics.count(rows.used)
-    tally = metrics.join(drawn.tally, tally)
-    own: dict[str, Any] = dict(state.methods)
-    for method in parts.methods:
-        if method.metrics:
-            more = method.metrics(parts, state, drawn, seen)
-            tally = metrics.merge(tally, more)
-        if method.after_update:
-            args = state, params, drawn, seen
-            own[method.name] = method.after_update(parts, *args)
-    taken = drawn.attempts * cfg.sampling.prompts if in_turn(parts) else 0
-    state = dataclasses.replace(
-        state,
-        params=params,
-        opt_state=opt_state,
-        memory=drawn.memory,
-        methods=own,
-        position=state.position + taken,
-        step=state.step + 1,
+    return Prepared(
+        seen=seen,
+        reward=reward,
+        given=given,
+        used=rows.used,
+        contexts=trained.contexts,
+        batch=batch,
     )
-    shown = show(parts, drawn, seen, reward, given)
-    return state, (metrics.finish(tally), shown)
 
 
 def reward_of(parts: Components, drawn: StepRollouts, seen: Groups) -> jax.Array:

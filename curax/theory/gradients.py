@@ -1,0 +1,96 @@
+"""Gradients of a policy measured: what --advise believes, and what allocators gain."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from curax.config import ConfigError, rows_of
+from curax.step import drivers
+from curax.step.records import Components
+from curax.theory import gradient_stats, probe
+from curax.theory.gradient_stats import Sums
+from curax.types import TrainState
+
+
+def summarise(
+    parts: Components,
+    state: TrainState,
+    prompts: int,
+    samples: int,
+    told: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measured variance of the gradients of a policy, as JSON.
+
+    Prompts are training prompts, spread evenly over those of the task. Those of which
+    fewer than 4 completions of either half have outcomes are left out.
+
+    Args:
+        parts: components of a run.
+        state: its policy.
+        prompts: K, at most those of the task.
+        samples: completions of each, even, 8 at least.
+        told: as `probe.probe`.
+
+    Returns:
+        "explained" and "shared", the beliefs of `progress`; "correlations",
+        "allocations" and "floors" of `gradient_stats`; "prompts", a row of each;
+        sizes.
+    """
+    count = min(prompts, parts.task.num_prompts)
+    ids = np.arange(count) * parts.task.num_prompts // count
+    drive = drivers.Hosted()
+    found = probe.probe(parts, state, ids, samples, drive=drive, told=told)
+    total = float(optax.tree.norm(found.gradient, squared=True)) * count**2
+    mean = rows_of(parts.config) / parts.config.sampling.prompts
+    return {
+        "step": int(state.step),
+        "seed": int(state.seed),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "completions": samples,
+    } | judged(ids, found.sums, total, max(round(mean), gradient_stats.LEAST))
+
+
+def judged(ids: np.ndarray, sums: Sums, total: float, mean: int) -> dict[str, Any]:
+    """What `summarise` says of the sums.
+
+    Args:
+        ids: `[K]`.
+        sums: `[3, K]`, as of `probe.Probe`.
+        total: |sum over prompts of the estimated grad p|^2.
+        mean: completions per prompt that allocators share out.
+
+    Raises:
+        ConfigError: fewer than two prompts have right and wrong completions.
+    """
+    kept = (sums.n[:2] >= 4).all(0)
+    known, measured, each = (
+        gradient_stats.estimates(Sums(*(x[half][kept] for x in sums)))
+        for half in range(3)
+    )
+    alive = int(np.sum(each.outcome > 0))
+    if alive < 2 or not measured.variance.any() or not known.variance.any():
+        raise ConfigError(
+            f"{alive} of {len(ids)} prompts have right and wrong completions, and "
+            "gradients of others are 0; measure a policy that solves some, or more of "
+            "them with --probe."
+        )
+    draws = sums.n[0][kept]
+    common = gradient_stats.shared_square(each, total)
+    believed = gradient_stats.shrunk(known, draws)
+    names = ("pass_rate", "score_square", "gradient_square", "variance", "length")
+    columns = each.p, each.square, each.gradient, each.variance, each.length
+    rows = zip(ids[kept].tolist(), *map(np.ndarray.tolist, columns), strict=True)
+    return {
+        "probed": len(each.p),
+        "group": mean,
+        "explained": gradient_stats.explained(each),
+        "shared": gradient_stats.shared(each, total),
+        "common_square": common,
+        "correlations": gradient_stats.correlations(known, measured),
+        "allocations": gradient_stats.allocations(known, draws, measured, mean),
+        "floors": gradient_stats.floors(believed, measured, each, common, mean),
+        "prompts": [dict(zip(("id", *names), row, strict=True)) for row in rows],
+    }

@@ -1,0 +1,215 @@
+"""A probe of a policy: sums over the scores of many completions of some prompts.
+
+All scores are by all trained parameters. A few of them exist at a time, and of a prompt
+only sums are kept, so that memory is that of some ten times the parameters.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from curax import hint, score
+from curax.arrays.keys import stage_key
+from curax.config import Config, ConfigError
+from curax.step import draw, drivers
+from curax.step import mesh as meshes
+from curax.step.records import Components, Request
+from curax.theory.gradient_stats import Sums
+from curax.types import Contexts, Difficulty, TrainState
+
+ENTRIES = 2**23  # of the scores that exist at a time
+
+
+class Probe(NamedTuple):
+    """Sums of K prompts, and the mean of their gradients."""
+
+    sums: Sums  # `[3, K]`: of the first half of the completions, of the second, of all
+    gradient: Any  # like params, mean over prompts of weight times estimated grad p
+    weight: np.ndarray  # `[K]`
+
+
+def check(config: Config) -> None:
+    """Check that completions have outcomes of their own, and one device.
+
+    Raises:
+        ConfigError: in a sentence, if not.
+    """
+    if config.reflection:
+        raise ConfigError(
+            "reflection rewards by the log-prob of references, and gradients of a pass "
+            "rate need right and wrong completions; name another recipe."
+        )
+    if meshes.make(config.mesh) is not None:
+        raise ConfigError(
+            "mesh spreads the run over several devices, and gradients of completions "
+            "are taken on one; set mesh.data, mesh.fsdp and mesh.tensor to 1."
+        )
+
+
+def probe(
+    parts: Components,
+    state: TrainState,
+    ids: np.ndarray,
+    samples: int,
+    *,
+    drive: drivers.Hosted,
+    weigh: Callable[[np.ndarray], np.ndarray] = np.ones_like,
+    told: Callable[[int, int], None] | None = None,
+) -> Probe:
+    """Draw completions of prompts, grade them, and sum up their scores.
+
+    Args:
+        parts: components of a run.
+        state: its policy, at whose parameters scores are taken.
+        ids: `[K]` int32, training prompts.
+        samples: completions of each, even, 8 at least.
+        drive: keeps the compiled programs.
+        weigh: weights `[K]` of the prompts in the mean, from their shares of right
+            ones.
+        told: called with the number of prompts done, and of all.
+    """
+    contexts, rows = drawn(parts, state, ids, samples, drive)
+    count = np.maximum(np.sum(~np.isnan(rows[2]), -1), 1)
+    weight = np.asarray(weigh(np.nansum(rows[2], -1) / count), np.float64)
+    total = optax.tree.zeros_like(state.params)
+    found = []
+    for k in range(len(ids)):
+        context = Contexts(
+            tokens=contexts.tokens[k : k + 1], mask=contexts.mask[k : k + 1]
+        )
+        share = np.float32(weight[k] / len(ids))
+        own = [part[k] for part in rows]
+        total, sums = drive.call(add_scores, parts, state, total, share, context, *own)
+        found.append(sums)
+        if told:
+            told(k + 1, len(ids))
+    each = jax.device_get(found)
+    sums = Sums(*(np.stack(x, -1).astype(np.float64) for x in zip(*each, strict=True)))
+    return Probe(sums, total, weight)
+
+
+def drawn(
+    parts: Components,
+    state: TrainState,
+    ids: np.ndarray,
+    samples: int,
+    drive: drivers.Hosted,
+) -> tuple[Contexts, tuple[np.ndarray, ...]]:
+    """Contexts `[K, P]`; tokens `[K, n, T]`, their mask, and outcomes `[K, n]`.
+
+    About as many completions are drawn at a time as in a step of the run.
+    """
+    size = min(max(parts.rows // samples, 1), len(ids))
+    key = stage_key(state.seed, state.step, "probe")
+    found = []
+    for number, start in enumerate(range(0, len(ids), size)):
+        own = np.resize(ids[start : start + size], size).astype(np.int32)
+        prompts = drive.call_task(draw.prompts_of, parts, own)
+        request = Request(
+            prompts=prompts,
+            contexts=hint.none(prompts),
+            level=jnp.zeros(size, jnp.int32),
+            wanted=jnp.ones(size, bool),
+            known=Difficulty(),
+            counts=jnp.full(size, samples, jnp.int32),
+            memory=state.memory,
+            key=jax.random.fold_in(key, number),
+            rows=size * samples,
+            whole=True,
+        )
+        graded = drive.draw_and_grade(parts, state, request)
+        said = graded.rollouts.tokens, graded.rollouts.mask, graded.outcome
+        grid = [np.asarray(x).reshape(size, samples, *x.shape[1:]) for x in said]
+        shown = np.asarray(request.contexts.tokens), np.asarray(request.contexts.mask)
+        found.append((*shown, *grid))
+    tokens, mask, *rows = (
+        np.concatenate(x)[: len(ids)] for x in zip(*found, strict=True)
+    )
+    contexts = Contexts(tokens=jnp.asarray(tokens), mask=jnp.asarray(mask))
+    return contexts, tuple(rows)
+
+
+def add_scores(
+    parts: Components,
+    state: TrainState,
+    total: Any,
+    share: jax.Array,
+    context: Contexts,
+    tokens: jax.Array,
+    mask: jax.Array,
+    outcome: jax.Array,
+) -> tuple[Any, tuple[jax.Array, ...]]:
+    """Sums of one prompt, and the total with its gradient added.
+
+    Args:
+        parts: components of the run.
+        state: policy.
+        total: like params.
+        share: `[]` of the prompt's gradient in the total.
+        context: `[1, P]`.
+        tokens: `[n, T]` int32.
+        mask: `[n, T]` bool.
+        outcome: `[n]` float32, NaN where missing: as if it had not been drawn.
+
+    Returns:
+        The total; fields of `Sums`, `[3]`.
+    """
+    model = draw.policy(parts, state)
+    exists, n = ~jnp.isnan(outcome), outcome.shape[0]
+    r = jnp.where(exists, outcome, 0.0)
+    half = (jnp.arange(n) * 2 // n)[None] == jnp.arange(2)[:, None]
+    half = (half & exists[None]).astype(jnp.float32)  # [2, n], 0 where missing
+    power = jnp.stack([jnp.ones_like(r), r, r**2])
+    factor = half[:, None] * power[None]  # [2, 3, n]
+
+    def logp(params, tokens, mask):
+        return score.completion_logp(
+            model,
+            params,
+            context,
+            tokens[None],
+            mask[None],
+            temperature=parts.config.sampling.temperature,
+            token_chunk=parts.config.update.token_chunk,
+        )
+
+    def add(sums, rows):
+        *said, own = rows
+        scores = jax.vmap(jax.grad(logp), (None, 0, 0))(state.params, *said)
+        scores = jax.tree.map(lambda x: x.astype(jnp.float32), scores)
+        sums = jax.tree.map(
+            lambda a, x: a + jnp.einsum("nhk,n...->hk...", own, x, precision="highest"),
+            sums,
+            scores,
+        )
+        squares = [jnp.sum(x**2, range(1, x.ndim)) for x in jax.tree.leaves(scores)]
+        return sums, sum(squares, jnp.zeros(own.shape[0]))
+
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    most = max(ENTRIES // parameters, 1)
+    size = max(k for k in range(1, n + 1) if n % k == 0 and k <= most)
+    rows = tokens, mask & exists[:, None], jnp.moveaxis(factor, -1, 0)
+    rows = jax.tree.map(lambda x: x.reshape(n // size, size, *x.shape[1:]), rows)
+    start = jax.tree.map(lambda x: jnp.zeros((2, 3, *x.shape)), state.params)
+    sums, square = jax.lax.scan(add, start, rows)
+    sums = jax.tree.map(lambda x: jnp.concatenate([x, x.sum(0, keepdims=True)]), sums)
+    products = (
+        jnp.einsum("hi...,hj...->hij", x, x, precision="highest")
+        for x in jax.tree.leaves(sums)
+    )
+    gram = sum(products, jnp.zeros((3, 3, 3)))
+    square, tokens_of = square.reshape(n), jnp.sum(mask, -1, dtype=jnp.float32)
+    each = jnp.ones_like(r), tokens_of, r, r**2, square, r * square, r**2 * square
+    halves = jnp.einsum("fn,hn->fh", jnp.stack(each), half, precision="highest")
+    fields = jnp.concatenate([halves, halves.sum(-1, keepdims=True)], -1)
+    count, solved = fields[0, 2], fields[2, 2]
+    rate = solved / jnp.maximum(count, 1)
+    own = jax.tree.map(lambda x: x[2, 1] - rate * x[2, 0], sums)
+    scale = share / jnp.maximum(count - 1, 1)
+    total = jax.tree.map(lambda a, x: a + (scale * x).astype(a.dtype), total, own)
+    pairs = (gram[:, i, j] for i, j in ((0, 0), (1, 1), (0, 1), (0, 2)))
+    return total, (*fields, *pairs)

@@ -1,0 +1,261 @@
+"""Variance of gradients: unbiased by enumeration, streamed as naive numpy has it."""
+
+import inspect
+import json
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+
+import jax
+import numpy as np
+import pytest
+import small
+import tiny
+
+import curax
+from curax import allocate, xray
+from curax.config import ConfigError, load
+from curax.step import drivers
+from curax.theory import gradient_stats as stats
+from curax.theory import gradients, probe
+
+close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+nearly = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
+
+
+def sums_of(outcome, scores, tokens=1.0):
+    """`Sums` of completions `[..., n]` and scores `[..., n, P]`, naively."""
+    square = (scores**2).sum(-1)
+    total, right, twice = ((outcome[..., None] ** k * scores).sum(-2) for k in range(3))
+
+    def dot(x, y):
+        return (x * y).sum(-1)
+
+    return stats.Sums(
+        n=np.full(outcome.shape[:-1], float(outcome.shape[-1])),
+        tokens=np.sum(tokens * np.ones_like(outcome), -1),
+        r=outcome.sum(-1),
+        rr=(outcome**2).sum(-1),
+        square=square.sum(-1),
+        r_square=(outcome * square).sum(-1),
+        rr_square=(outcome**2 * square).sum(-1),
+        total=dot(total, total),
+        right=dot(right, right),
+        cross=dot(total, right),
+        cross_rr=dot(total, twice),
+    )
+
+
+def softmax(logits):
+    """Probabilities and scores, by the logits, of a table with one row."""
+    policy = np.exp(logits) / np.exp(logits).sum()
+    return policy, np.eye(len(logits)) - policy
+
+
+def test_estimates_are_unbiased_over_all_draws_of_a_tabular_policy():
+    """Closed forms: grad p = pi (r - p), V = E[(r - p)^2 |s|^2] - |grad p|^2."""
+    policy, scores = softmax(np.array([0.3, -0.5, 1.0]))
+    reward = np.array([1.0, 0.0, 0.25])  # a grader may give part of it
+    actions = np.array(list(product(range(3), repeat=6)))
+    chance = policy[actions].prod(-1)
+    got = stats.estimates(sums_of(reward[actions], scores[actions]))
+    p, square = policy @ reward, (scores**2).sum(-1)
+    grad_p = policy * (reward - p)
+    want = {
+        "p": p,
+        "outcome": policy @ (reward - p) ** 2,
+        "square": policy @ square,
+        "proxy": policy @ square * (policy @ (reward - p) ** 2),
+        "gradient": grad_p @ grad_p,
+        "variance": policy @ ((reward - p) ** 2 * square) - grad_p @ grad_p,
+    }
+    for name, value in want.items():
+        close(chance @ getattr(got, name), value)
+    same = stats.estimates(sums_of(np.ones((1, 6)), scores[actions[:1]]))
+    close([same.variance, same.gradient, same.proxy], 0)
+    assert np.isnan(stats.estimates(sums_of(np.ones((1, 3)), scores[None])).variance)
+
+
+# ----- drawn from a policy
+
+
+@cache
+def parts():
+    """The small run with the policy that is a table."""
+    config = load(small.FILE)
+    return curax.build(replace(config, model=partial(tiny.table), warm_start=None))
+
+
+@cache
+def driver():
+    return drivers.Hosted()
+
+
+def table_scores(embed, contexts, tokens, mask):
+    """`[n, V D]` gradients of log pi by the table, in closed form."""
+    found = []
+    for said, real in zip(tokens, mask, strict=True):
+        grad, last = np.zeros_like(embed), contexts.tokens[-1]
+        for token in said[real]:
+            logits = embed @ embed[last]
+            error = np.eye(len(embed))[token] - np.exp(logits) / np.exp(logits).sum()
+            grad += np.outer(error, embed[last])
+            grad[last] += error @ embed
+            last = token
+        found.append(grad.reshape(-1))
+    return np.stack(found)
+
+
+def test_sums_are_those_of_naive_scores_of_a_table(monkeypatch):
+    """Streamed two at a time; halves and all; a missing outcome is not there."""
+    state = curax.init(parts(), 1)
+    monkeypatch.setattr(probe, "ENTRIES", 2 * state.params["embed"].size)
+    ids, weight = np.array([5, 1, 40]), np.array([0.5, 1.0, 2.0])
+    contexts, (tokens, mask, graded) = probe.drawn(parts(), state, ids, 8, driver())
+    assert graded.shape == (3, 8)
+    outcome = np.random.default_rng(0).integers(0, 3, (3, 8)).astype(np.float32) / 2
+    outcome[0, 5] = np.nan
+    given = contexts, (tokens, mask, outcome)
+    monkeypatch.setattr(probe, "drawn", lambda *_: given)
+    got = probe.probe(parts(), state, ids, 8, drive=driver(), weigh=lambda _: weight)
+    embed, total = np.asarray(state.params["embed"], np.float64), 0.0
+    for k in range(3):
+        here = jax.tree.map(lambda x, k=k: x[k], contexts)
+        scores = table_scores(embed, here, tokens[k], mask[k])
+        own, labels = scores, outcome[k]
+        for half, part in enumerate((slice(4), slice(4, 8), slice(8))):
+            real = ~np.isnan(outcome[k, part])
+            own, labels = scores[part][real], outcome[k, part][real]
+            want = sums_of(labels, own, mask[k, part][real].sum(-1))
+            for name, x, y in zip(stats.Sums._fields, got.sums, want, strict=True):
+                nearly(x[half, k], y, err_msg=name)
+        centred = labels - labels.mean()
+        total = total + weight[k] / 3 * centred @ own / (len(own) - 1)
+    nearly(np.asarray(got.gradient["embed"]).reshape(-1), total)
+
+
+# ----- what follows
+
+
+def population(rng, count=40, n=16, width=30):
+    """Sums and mean gradient of prompts whose scores lie along the outcome by .2 of
+    their square and whose gradients have the cosine .3, drawn."""
+    p = rng.uniform(0.1, 0.9, count)
+    common, own = rng.normal(size=width), rng.normal(size=(count, width))
+    way = np.sqrt(0.3) * common + np.sqrt(0.7) * own
+    way /= np.sqrt(width)
+    r = (rng.random((count, n)) < p[:, None]).astype(float)
+    unit = (r - p[:, None]) / np.sqrt(p * (1 - p))[:, None]
+    noise = rng.normal(size=(count, n, width)) / np.sqrt(width)
+    scores = np.sqrt(0.2) * unit[..., None] * way[:, None] + np.sqrt(0.8) * noise
+    gradient = np.einsum("kn,knw->kw", r - r.mean(-1, keepdims=True), scores) / (n - 1)
+    return p, r, scores, gradient
+
+
+def test_both_beliefs_are_found_again():
+    found = []
+    for seed in range(20):
+        _, r, scores, gradient = population(np.random.default_rng(seed))
+        each = stats.estimates(sums_of(r, scores))
+        total = float((gradient.sum(0) ** 2).sum())
+        close(each.own, (gradient**2).sum(-1))
+        found.append((stats.explained(each), stats.shared(each, total)))
+    mean, error = np.mean(found, 0), np.std(found, 0) / np.sqrt(len(found))
+    assert (error < 0.03).all()
+    assert (np.abs(mean - [0.2, 0.3]) < 3 * error + 0.01).all()
+
+
+def test_perfect_knowledge_leaves_what_neyman_says():
+    """With V known, the oracle is the closed form up to whole numbers and bounds."""
+    rng = np.random.default_rng(0)
+    _, r, scores, _ = population(rng, count=60)
+    each = stats.estimates(sums_of(r, scores))
+    v = rng.uniform(0.5, 4.0, 60)
+    each = each._replace(variance=v, gradient=rng.uniform(0, 0.2, 60))
+    found = stats.floors(each, each, each, 0.02, 8)
+    close(found["counts"]["least"], np.mean(np.sqrt(v)) ** 2 / np.mean(v))
+    close(found["counts"]["least"], found["counts"]["reached"])
+    step = each.gradient + v / 8
+    best = np.mean(np.sqrt(step)) ** 2 - 0.02
+    close(found["prompts"]["least"], best / (np.mean(step) - 0.02))
+    both = np.mean(np.sqrt(each.gradient + v)) ** 2 - 0.02
+    close(found["both"]["least"], both / 8 / (np.mean(step) - 0.02))
+    rows = stats.allocations(each, np.full(60, 16.0), each, 8)
+    close([rows["uniform"][name] for name in ("measured", "labels", "tokens")], 1)
+    close(rows["uniform"]["log_measured"], 1)
+    least = min(row["norms"] for row in rows.values())
+    assert rows["neyman"]["norms"] <= least + 1e-9  # the optimum of what it believes
+    assert found["counts"]["least"] <= rows["oracle"]["measured"] < 1
+    same = stats.correlations(each, each)["variance"]
+    close(list(same.values()), 1)
+
+
+def test_every_allocator_is_judged():
+    known = {
+        name
+        for name, rule in inspect.getmembers(allocate, inspect.isfunction)
+        if {"budget", "most"} <= set(inspect.signature(rule).parameters)
+        and not name.startswith("_")
+    }
+    assert set(stats.allocators(64, 32, 64.0)) == known
+
+
+# ----- as a command
+
+
+LUCKY = """
+from dataclasses import replace
+from functools import partial
+
+import small
+import tiny
+from curax.config import load
+
+def task():
+    def verify(target, tokens, mask):
+        return (tokens[:, 0] % 2).astype("float32")
+
+    return replace(small.task(), verify=verify)
+
+def get_config():
+    model = partial(tiny.table)
+    return replace(load(small.FILE), task=task, model=model, warm_start=None)
+"""
+
+
+def test_the_command_writes_what_it_prints(tmp_path, capsys):
+    """Of a recipe before its first step."""
+    recipe = tmp_path / "lucky.py"
+    recipe.write_text(LUCKY)
+    options = ["--gradients", str(recipe), "--probe", "6", "8", "--set", "seed=2"]
+    assert xray.main([*options, "--workdir", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    found = json.loads((tmp_path / "gradients.json").read_text())
+    assert len(found["prompts"]) == found["probed"] == 6
+    assert f"--explained {found['explained']:.3g}" in text
+    for row in ("neyman_within_tokens", "oracle", "choice of prompts"):
+        assert row in text
+
+
+def test_prompts_without_any_gradient_are_told():
+    """And none is divided by."""
+    one = sums_of(np.ones((2, 8)), np.ones((2, 8, 3)))
+    three = stats.Sums(*(np.stack([x, x, x]) for x in one))
+    with pytest.raises(ConfigError, match="0 of 2 prompts have right and wrong"):
+        gradients.judged(np.arange(2), three, 0.0, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--probe", "4", "8"], "--probe is for --gradients; add that"),
+        (["--gradients", "grpo", "--probe", "4", "7"], "--probe 4 7: at least 2"),
+        (["grpo", "--gradients", "grpo"], "--gradients grpo names what is measured"),
+        (["--gradients", "grpo", "--step", "3"], "grpo is no run folder"),
+        (["--gradients", "dro"], "reflection rewards by the log-prob"),
+    ],
+)
+def test_bad_options_get_a_sentence(options, said, capsys, tmp_path):
+    assert xray.main([*options, "--workdir", str(tmp_path / "new")]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/*"))
