@@ -95,6 +95,13 @@ def parser() -> Parser:
         metavar=("K", "N"),
         help="training prompts, and completions of each (default: 256 64)",
     )
+    group.add_argument(
+        "--law",
+        type=int,
+        metavar="R",
+        help="besides, the expected update of R draws of the next step beside the law "
+        "of the effective weight, and what takes it away from that",
+    )
     advice_options.add_options(result)
     return result
 
@@ -166,7 +173,7 @@ def check_probe(args: Namespace) -> bool:
     Raises:
         ConfigError: an option is for another command, or out of range.
     """
-    for name in ("step", "probe"):
+    for name in ("step", "probe", "law"):
         if getattr(args, name) is not None and not args.gradients:
             raise ConfigError(
                 f"--{name} is for --gradients; add that, or leave it out."
@@ -188,6 +195,10 @@ def check_probe(args: Namespace) -> bool:
             f"--probe {prompts} {samples}: at least 2 prompts, and 8 completions of "
             "each, in two equal halves; write 256 64."
         )
+    if args.law is not None and args.law < 2:
+        raise ConfigError(
+            f"--law {args.law}: noise is told apart by 2 draws at least; write 32."
+        )
     return True
 
 
@@ -199,15 +210,17 @@ def gradients(args: Namespace) -> None:
     """
     from curax.runs import policies, run
     from curax.theory import gradients as measured
-    from curax.theory import probe
+    from curax.theory import law_residual, probe
     from curax.theory.gradient_table import table
 
-    path = Path(args.gradients)
+    path, check = Path(args.gradients), probe.check
+    if args.law:
+        check = law_residual.check
     run.enable_compilation_cache()
     if policies.is_run(path):
         config = override(policies.run_config(path), args.assignments)
         name = path.resolve().name
-        probe.check(config)
+        check(config)
         loop, state = policies.load_state(path, config, step=args.step or "latest")
     else:
         if args.step:
@@ -216,7 +229,7 @@ def gradients(args: Namespace) -> None:
             )
         name = named(path)
         config = override(load(path), args.assignments)
-        probe.check(config)
+        check(config)
         loop = run.make_loop(config, rehearse=False)
         state = policies.warm_state(loop)
     workdir = Path(args.workdir or Path("runs", "xray", name))
@@ -224,6 +237,9 @@ def gradients(args: Namespace) -> None:
     prompts, samples = args.probe or PROBE
     with loop.context():
         found = measured.summarise(loop.parts, state, prompts, samples, _told)
+        if args.law:
+            more = law_residual.residual(loop.parts, state, samples, args.law)
+            found["law"] = {"repeats": args.law, "rows": more}
     head = {"of": args.gradients, "set": args.assignments}
     data = json.dumps(head | found, indent=1, allow_nan=False) + "\n"
     write_file(workdir / "gradients.json", data.encode())

@@ -2,22 +2,24 @@
 
 import inspect
 import json
+import re
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 
 import jax
 import numpy as np
+import optax
 import pytest
 import small
 import tiny
 
 import curax
-from curax import allocate, xray
-from curax.config import ConfigError, load
-from curax.step import drivers
+from curax import allocate, update, xray
+from curax.config import ConfigError, Update, load
+from curax.step import draw, drivers, learn
 from curax.theory import gradient_stats as stats
-from curax.theory import gradients, probe
+from curax.theory import gradients, law_residual, probe
 
 close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
 nearly = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
@@ -134,6 +136,62 @@ def test_sums_are_those_of_naive_scores_of_a_table(monkeypatch):
     nearly(np.asarray(got.gradient["embed"]).reshape(-1), total)
 
 
+# ----- the law and a real step
+
+
+def test_a_step_departs_from_the_law_by_what_is_added_to_it():
+    """Of a table, credits are sum c s / M; a constant length and SGD only scale."""
+    sgd = partial(optax.sgd, learning_rate=0.5)
+    config = replace(parts().config, optimizer=sgd, update=Update(minibatches=1))
+    run = replace(parts(), config=config, tx=update.transformation(sgd, 1.0))
+    state = curax.init(run, 1)
+    drawn = driver().call(partial(_drawn_with_luck, drivers.Traced()), run, state)
+    found = driver().call(law_residual.updates, run, state, drawn)
+    each = [np.asarray(x["embed"], np.float64).reshape(-1) for x in found]
+    batch = driver().call(learn.prepared, run, state, drawn).batch
+    embed, want = np.asarray(state.params["embed"], np.float64), 0.0
+    tokens, mask, credit = map(np.asarray, (batch.tokens, batch.mask, batch.credit))
+    assert (credit != 0).any()
+    for m, c in enumerate(np.asarray(batch.context)):
+        here = jax.tree.map(lambda x, c=c: np.asarray(x)[c], drawn.contexts)
+        own = table_scores(embed, here, tokens[m][None], mask[m][None])[0]
+        want = want + credit[m, 0] * own / len(tokens)
+    nearly(each[0], want)
+    length = 2  # of `aggregate.length` in small.py
+    for value in each[1:5]:  # norm clipping does not reach this far
+        nearly(value, want / length)
+    nearly(each[5], want / length / 2)
+
+
+def _drawn_with_luck(drive, run, state):
+    """A batch whose outcomes are whether the first token is odd."""
+    drawn = draw.attempt(drive, run, state, None)
+    outcome = (drawn.rollouts.tokens[:, 0] % 2).astype("float32")
+    return replace(drawn, outcome=outcome)
+
+
+def test_cosines_and_scales_are_those_of_expected_updates():
+    """Of updates that are nearly all noise, by products of different draws."""
+    rng, repeats, law = np.random.default_rng(0), 4000, np.array([1.0, 0, 0])
+    scale = np.array([1.0, 0.5, 0.5, 0.5, 0.1, 2.0])
+    turned = np.array([[1, 0, 0]] * 3 + [[0.6, 0.8, 0]] * 3)
+    noise = rng.normal(size=(repeats, 1, 3)) * 2  # shared by all, as in a real step
+    each = scale[:, None] * (turned + noise)
+    gram = np.einsum("rif,rjf->ij", each, each)
+    total = each.sum(0)
+    along = total @ law / repeats
+    found = law_residual.rows(total @ total.T, gram, along, 1.0, repeats)
+    assert [row["stage"] for row in found] == list(law_residual.STAGES)
+    assert [found[0][k] for k in ("cosine", "scale", "single_cosine")] == [1, 1, 1]
+    mean = noise.mean((0, 1))
+    close([row["scale"] for row in found[1:]], scale * (turned[:, 0] + mean[0]))
+    got = [row["cosine"] for row in found[1:]]
+    np.testing.assert_allclose(got, turned[:, 0], atol=0.1)
+    close([found[i]["scale_before"] for i in (2, 3, 5, 6)], [0.5, 1, 0.2, 20])
+    close([found[i]["cosine_before"] for i in (2, 3, 5, 6)], 1)
+    assert all(row["single_cosine"] < 0.5 for row in found[1:])
+
+
 # ----- what follows
 
 
@@ -228,11 +286,14 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     recipe = tmp_path / "lucky.py"
     recipe.write_text(LUCKY)
     options = ["--gradients", str(recipe), "--probe", "6", "8", "--set", "seed=2"]
+    options += ["--law", "3"]
     assert xray.main([*options, "--workdir", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     found = json.loads((tmp_path / "gradients.json").read_text())
     assert len(found["prompts"]) == found["probed"] == 6
     assert f"--explained {found['explained']:.3g}" in text
+    assert len(found["law"]["rows"]) == 7
+    assert re.search(r"^optimizer +", text, re.M)
     for row in ("neyman_within_tokens", "oracle", "choice of prompts"):
         assert row in text
 
@@ -252,6 +313,9 @@ def test_prompts_without_any_gradient_are_told():
         (["--gradients", "grpo", "--probe", "4", "7"], "--probe 4 7: at least 2"),
         (["grpo", "--gradients", "grpo"], "--gradients grpo names what is measured"),
         (["--gradients", "grpo", "--step", "3"], "grpo is no run folder"),
+        (["--gradients", "grpo", "--law", "1"], "--law 1: noise is told apart by 2"),
+        (["--gradients", "dapo", "--law", "8"], "set sampling.rounds to 1"),
+        (["--gradients", "sage", "--law", "8"], "set hint to None"),
         (["--gradients", "dro"], "reflection rewards by the log-prob"),
     ],
 )

@@ -20,6 +20,7 @@ References:
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from curax.types import Difficulty
 
 LEAST = 2  # completions of a prompt: a baseline needs another one
 WIDEST = 4  # most of them, as a multiple of the mean
+BINS = (0.0, 0.03, 0.1, 0.3, 0.7, 0.9, 0.97, 1.01)  # of pass rates
 LOWEST = 0.01  # of the mean: the least variance that a choice of prompts believes
 
 
@@ -272,6 +274,39 @@ def floors(
         "prompts": bounds(1, mean, common, 1),
         "both": bounds(1, 1, common, mean),
     }
+
+
+def by_pass_rate(
+    known: Estimates, measured: Estimates, each: Estimates
+) -> list[dict[str, float]]:
+    """Means over prompts, by the pass rate that `known` says: V is of other draws.
+
+    Returns:
+        Of each of BINS with any prompt: its bounds "low" and "high", "prompts", and
+        the means of "pass_rate", "variance", "norms" G^2 p (1 - p), "square" G^2, all
+        `measured`; "explained", kappa of `each`.
+    """
+    found = []
+    for low, high in pairwise(BINS):
+        here = (known.p >= low) & (known.p < high)
+        if not here.any():
+            continue
+        of = Estimates(*(x[here] for x in measured))
+        both = Estimates(*(x[here] for x in each))
+        proxy = float(np.sum(both.proxy))
+        found.append(
+            {
+                "low": low,
+                "high": min(high, 1.0),
+                "prompts": int(np.sum(here)),
+                "pass_rate": float(np.mean(of.p)),
+                "variance": float(np.mean(of.variance)),
+                "norms": float(np.mean(of.proxy)),
+                "square": float(np.mean(of.square)),
+                "explained": explained(both) if proxy > 0 else 0.0,
+            }
+        )
+    return found
 
 
 def correlations(known: Estimates, measured: Estimates) -> dict[str, dict[str, float]]:

@@ -24,6 +24,16 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         f"{name}, step {found['step']}: gradients of {found['probed']} prompts x "
         f"{found['completions']} completions by {found['parameters']:,} parameters",
         "",
+        f"By pass rate in the first {half} completions; of the last {half} of them",
+        f"{'pass rate':14}{'prompts':>8}{'V':>10}{'G^2 p(1-p)':>12}{'G^2':>10}"
+        f"{'--explained':>13}",
+        *(
+            f"{row['low']:.2f} to {row['high']:.2f}{row['prompts']:10}"
+            f"{row['variance']:10.3g}{row['norms']:12.3g}{row['square']:10.3g}"
+            f"{row['explained']:13.2g}"
+            for row in found["by_pass_rate"]
+        ),
+        "",
         f"Correlation of V, from the last {half} completions of a prompt, with what "
         f"the first {half} say",
         f"{'':18}{'Pearson':>8}{'Spearman':>10}",
@@ -65,4 +75,25 @@ def table(name: str, found: Mapping[str, Any]) -> str:
     }.items():
         row = found["floors"][key]
         lines.append(f"{words:40}{row[low]:13.2f}{row[high]:10.2f}")
+    if "law" in found:
+        lines += ["", *_law_rows(found["law"])]
     return "\n".join(lines)
+
+
+def _law_rows(law: Mapping[str, Any]) -> list[str]:
+    """A line of each thing that takes the update away from the law."""
+    lines = [
+        f"Expected update of {law['repeats']} draws of the next step, against sum "
+        "w(p) grad p and against the row above",
+        f"{'':14}{'cosine':>8}{'scale':>11}{'':4}{'cosine':>8}{'scale':>11}"
+        f"{'one draw, cosine':>20}",
+    ]
+    for row in law["rows"]:
+        cells = [
+            "-" if row[key] is None else f"{row[key]:.3g}"
+            for key in ("cosine", "scale", "cosine_before", "scale_before")
+        ]
+        one = "-" if row["single_cosine"] is None else f"{row['single_cosine']:.3g}"
+        a, b, c, d = cells
+        lines.append(f"{row['stage']:14}{a:>8}{b:>11}{'':4}{c:>8}{d:>11}{one:>20}")
+    return lines

@@ -89,6 +89,7 @@ def judged(ids: np.ndarray, sums: Sums, total: float, mean: int) -> dict[str, An
         "explained": gradient_stats.explained(each),
         "shared": gradient_stats.shared(each, total),
         "common_square": common,
+        "by_pass_rate": gradient_stats.by_pass_rate(known, measured, each),
         "correlations": gradient_stats.correlations(known, measured),
         "allocations": gradient_stats.allocations(known, draws, measured, mean),
         "floors": gradient_stats.floors(believed, measured, each, common, mean),
