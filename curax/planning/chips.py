@@ -151,8 +151,12 @@ def devices(place: Topology) -> Sequence[Any]:
                 f"set XLA_FLAGS=--xla_force_host_platform_device_count={place.chips}."
             )
         return here[: place.chips]
+    # The compiler takes slices of whole hosts, unless it is told of a smaller one.
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if place.chips == 1 else {}
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=place.name)
+        found = topologies.get_topology_desc(
+            platform="tpu", topology_name=place.name, **alone
+        )
     except Exception as error:  # of several types, by the version of libtpu
         said = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
