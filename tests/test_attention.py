@@ -1,5 +1,7 @@
 """Attention: each implementation against naive numpy, and which one is taken where."""
 
+import math
+import re
 from functools import partial
 
 import jax
@@ -62,6 +64,57 @@ def test_causal_attention_is_its_definition(
     got = attend(*inputs, causal=True)
     for n, own in enumerate(zip(*inputs[:3], mask, strict=True)):
         close(got[n], naive(*own), atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [140, 165])
+@pytest.mark.parametrize("choice", ["chunked", "flash_long"])
+def test_long_rows_are_attended_to_as_short_ones_are(choice, length, monkeypatch):
+    flash = through_xla(monkeypatch)
+    assert flash
+    (q, k, v, _), _ = arrays(2, 4, 2, 140, length)
+    seen = np.arange(length) >= np.array([0, length - 138])[:, None]
+    weight = np.where(seen[:, None, -140:, None], q, 0)  # others see nothing
+
+    def run(attend, *arrays):
+        return jnp.sum(weight * attend(*arrays, seen, causal=True) ** 2)
+
+    got, want = (
+        jax.value_and_grad(partial(run, attend), (0, 1, 2))(q, k, v)
+        for attend in (getattr(attention, choice), attention.plain)
+    )
+    jax.tree.map(partial(close, rtol=1e-4, atol=1e-4), got, want)
+
+
+def test_the_kernel_for_long_rows_gets_no_mask(monkeypatch):
+    given = []
+    attend = partial(through_xla(monkeypatch), causal=True)
+    plain, long = jax.nn.dot_product_attention, attention.flash_long
+    assert attend
+
+    def spy(*arrays, **options):
+        given.append(set(options))
+        return plain(*arrays, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
+    inputs, _ = arrays(2, 4, 2, 3, 5)
+    long(*inputs, causal=True)
+    assert given == [{"is_causal", "key_value_seq_lengths", "implementation"}]
+
+
+def test_in_chunks_neither_scores_nor_a_mask_of_a_long_row_exist():
+    row = jax.ShapeDtypeStruct((1, 1, attention.LONG, 8), jnp.float32)
+    seen = jax.ShapeDtypeStruct((1, attention.LONG), bool)
+
+    def run(q, k, v, seen):
+        choice = attention.choose(q.shape[-2], q.shape[-1], q.dtype)
+        return jnp.sum(choice(q, k, v, seen, causal=True))
+
+    text = jax.jit(jax.grad(run, (0, 1, 2))).lower(row, row, row, seen).as_text()
+    sizes = [
+        math.prod(map(int, found.split("x")[:-1]))
+        for found in re.findall(r"tensor<((?:\d+x)+\w+)>", text)
+    ]
+    assert attention.LONG * 128 <= max(sizes) < attention.LONG**2 / 4
 
 
 @pytest.mark.parametrize("choice", ["plain", "flash"])
@@ -185,7 +238,7 @@ def test_the_kernel_for_tpus_lies_over_the_mesh(kv_heads):
 def taken(monkeypatch, platform, q, length=200, causal=True, chip="9.0"):
     """The implementation that runs, by name."""
     names = []
-    for name in ("plain", "flash", "splash"):
+    for name in ("plain", "chunked", "flash", "flash_long", "splash"):
 
         def spy(q, *_, name=name, **__):
             names.append(name)
@@ -218,6 +271,9 @@ def queries(size=128, d=64, dtype=jnp.bfloat16):
         ("gpu", queries(d=36), {}, "plain"),
         ("gpu", queries(d=256), {}, "plain"),
         ("gpu", queries(1), {}, "plain"),
+        ("gpu", queries(2048), {}, "flash_long"),
+        ("gpu", queries(2048, d=36), {}, "chunked"),
+        ("cpu", queries(2048), {}, "chunked"),
         ("gpu", queries(), {"causal": False}, "plain"),
         ("tpu", queries(), {}, "splash"),
         ("tpu", queries(dtype=jnp.float32), {}, "splash"),

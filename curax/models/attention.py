@@ -9,6 +9,7 @@ and s <= t + S - Q. Otherwise key s is visible to all queries if `seen[s]`.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax.sharding import PartitionSpec
 from curax.arrays.sharding import platform
 
 LANES = 128  # lanes of a TPU, of which blocks of tokens are multiples
+LONG = 2048  # queries from which on neither scores nor mask of all of them are made
 
 
 def by_platform(
@@ -30,17 +32,21 @@ def by_platform(
     The device is that of the mesh in context, which need not be here. Decoding, with a
     single query, is done by `plain`. Arguments and result as `plain`.
     """
-    kind, (queries, d) = platform(), q.shape[-2:]
+    choice = choose(q.shape[-2], q.shape[-1], q.dtype) if causal else plain
+    return choice(q, k, v, seen, causal=causal)
+
+
+def choose(queries: int, d: int, dtype: Any) -> Callable[..., jax.Array]:
+    """The implementation for so many causal queries of size d, for the platform."""
+    kind, half = platform(), dtype in (jnp.bfloat16, jnp.float16)
     # The compiler places rows that are mapped over: no kernel may assume where.
     mapped = not jax.sharding.get_abstract_mesh().empty and not _rules()
-    choice = plain
-    if causal and queries > 1 and kind == "gpu" and not mapped:
-        half = q.dtype in (jnp.bfloat16, jnp.float16)
-        if half and d % 8 == 0 and d <= 128 and _has_cudnn():
-            choice = flash
-    if causal and queries >= LANES and kind == "tpu" and not mapped:
-        choice = splash if d % 64 == 0 else plain
-    return choice(q, k, v, seen, causal=causal)
+    shaped = queries > 1 and d % 8 == 0 and d <= 128
+    if kind == "gpu" and half and shaped and not mapped and _has_cudnn():
+        return flash_long if queries >= LONG else flash
+    if queries >= LANES and kind == "tpu" and not mapped and d % 64 == 0:
+        return splash
+    return chunked if queries >= LONG else plain
 
 
 def plain(
@@ -58,9 +64,13 @@ def plain(
     Returns:
         `[N, heads, Q, d]`. A query without visible keys gets the mean of v.
     """
+    return _plain(q, k, v, visible(seen, q.shape[-2], causal=causal))
+
+
+def _plain(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """`plain` with the keys visible to each query, `[N, Q, S]` or `[N, 1, S]` bool."""
     n, heads, queries, d = q.shape
     kv_heads, length = k.shape[1], k.shape[2]
-    mask = visible(seen, queries, causal=causal)
     q = q.reshape(n, kv_heads, heads // kv_heads * queries, d)
     scores = jnp.einsum("nkqd,nksd->nkqs", q, k, preferred_element_type=jnp.float32)
     scores = scores.reshape(n, kv_heads, -1, queries, length) * d**-0.5
@@ -68,6 +78,33 @@ def plain(
     shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     shares = shares.reshape(n, kv_heads, -1, length)
     return jnp.einsum("nkqs,nksd->nkqd", shares, v).reshape(n, heads, queries, d)
+
+
+def chunked(
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
+) -> jax.Array:
+    """`plain` by some queries at a time, whose scores the backward pass makes again.
+
+    Arguments and result as `plain`.
+    """
+    n, heads, queries, d = q.shape
+    length, wide = k.shape[-2], -(-queries // LANES) * LANES
+    own = (k.astype(jnp.float32), v.astype(jnp.float32))  # gradients are summed so
+    key = jnp.arange(length, dtype=jnp.int32)
+
+    @jax.checkpoint
+    def some(part):
+        start, q = part
+        place = start + jnp.arange(LANES, dtype=jnp.int32) + length - queries
+        mask = seen[:, None, :]
+        if causal:
+            mask = mask & (key[None] <= place[:, None])[None]
+        return _plain(q, own[0].astype(k.dtype), own[1].astype(v.dtype), mask)
+
+    parts = _padded(q, -2, wide).reshape(n, heads, -1, LANES, d)
+    starts = jnp.arange(0, wide, LANES, dtype=jnp.int32)
+    out = jax.lax.map(some, (starts, jnp.moveaxis(parts, 2, 0)))
+    return jnp.moveaxis(out, 0, 2).reshape(n, heads, wide, d)[:, :, :queries]
 
 
 def flash(
@@ -99,6 +136,53 @@ def flash(
             implementation="cudnn",
         )
         return jnp.swapaxes(out, -2, -3)[:, :, :queries]
+
+    return _over_mesh(run, q, k, v, seen)
+
+
+def flash_long(
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
+) -> jax.Array:
+    """`flash` without a mask, for keys of which the last ones are visible.
+
+    Each row's first visible key is moved to the front, and queries to the places of
+    their own keys, behind some that nobody reads. So causality and a number of keys
+    tell the kernel what is visible; it makes up to 2 S / Q times the products.
+
+    Args:
+        q: `[N, heads, Q, d]`.
+        k: `[N, kv_heads, S, d]`.
+        v: `[N, kv_heads, S, d]`.
+        seen: `[N, S]` bool; visible from the first True on.
+        causal: must be True.
+
+    Returns:
+        `[N, heads, Q, d]`.
+    """
+    assert causal
+    queries, length = q.shape[-2], k.shape[-2]
+    even = length + length % 2  # as its gradient requires
+
+    def run(q, k, v, seen):
+        first = jnp.argmax(seen, -1).astype(jnp.int32)[:, None]
+        place = jnp.arange(even, dtype=jnp.int32)[None]
+
+        def tokens_first(x):
+            x = jnp.swapaxes(_padded(x, -2, even), -2, -3)
+            return jnp.take_along_axis(x, ((place + first) % even)[..., None, None], 1)
+
+        front = ((0, 0), (0, 0), (length - queries, 0), (0, 0))
+        out = jax.nn.dot_product_attention(
+            tokens_first(jnp.pad(q, front)),
+            tokens_first(k),
+            tokens_first(v),
+            is_causal=True,
+            key_value_seq_lengths=length - first[:, 0],
+            implementation="cudnn",
+        )
+        back = (place[:, length - queries : length] - first) % even
+        out = jnp.take_along_axis(out, back[..., None, None], 1)
+        return jnp.swapaxes(out, -2, -3)
 
     return _over_mesh(run, q, k, v, seen)
 
