@@ -190,6 +190,8 @@ class Model:
         load: `sharding -> params`, read from a checkpoint instead of drawn, all or
             some; the sharding is a tree like params, None for one device. None:
             nothing is read.
+        packs: whether `features` takes, here, a `curax.arrays.lines.Visible` in place
+            of `seen`, with N = 1 and the cache of all contexts; None: it does not.
     """
 
     init: Callable[[jax.Array], Any]
@@ -199,6 +201,7 @@ class Model:
     trained: Callable[[tuple[str, ...]], bool] | None = None
     ready: Callable[[Any], Any] | None = None
     load: Callable[[Any], Any] | None = None
+    packs: Callable[[], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """One parameter update: log-probs, micro-batches whose gradients add up, optax.
 
 The weight of every token is computed before, on the whole batch. So the loss is a plain
-sum over rows, and neither the number of micro-batches nor that of devices changes it.
+sum over rows, and neither the number of micro-batches nor that of devices changes it,
+nor the packing of rows by tokens, each whole in one line, where there is no kernel.
 Contexts are run through the model once, not once per completion: the gradient with
 respect to their keys and values is summed over the rows, then pulled back.
 """
@@ -18,7 +19,8 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
-from curax.arrays.sharding import constrain, shard_rows, shards, spread
+from curax.arrays.lines import Line, Packing, Visible
+from curax.arrays.sharding import active, constrain, shard_rows, shards, spread
 from curax.monitors import confidence
 from curax.rollout import Prefix, extend, prefill
 from curax.types import Batch, Contexts, Model, Rollouts
@@ -95,6 +97,12 @@ def cuts(steps: int, buckets: int) -> list[int]:
     return sorted({-(-steps // 2**k) for k in range(buckets)})
 
 
+def ends(mask: jax.Array) -> jax.Array:
+    """`[M]` int32: tokens of each row up to the last one that its mask `[M, T]` has."""
+    place = jnp.arange(1, mask.shape[-1] + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(mask, place, 0), -1)
+
+
 def over_parts(
     function: Callable[[Any], tuple[Any, Any]],
     rows: Any,
@@ -120,13 +128,12 @@ def over_parts(
     """
     steps, parts = mask.shape[-1], settings.parts(*mask.shape)
     lengths = cuts(steps, settings.length_buckets)
-    ends = jnp.max(jnp.where(mask, jnp.arange(1, steps + 1, dtype=jnp.int32), 0), -1)
-    order = None
+    last, order = ends(mask), None
     if len(lengths) > 1:
         # `split` deals rows out to the parts like cards; here each gets like lengths.
-        order = jnp.argsort(ends).reshape(parts, -1).T.reshape(-1)
-        rows, ends = jax.tree.map(lambda x: jnp.take(x, order, 0), (rows, ends))
-    rows, ends = jax.tree.map(shard_rows, (rows, ends))
+        order = jnp.argsort(last).reshape(parts, -1).T.reshape(-1)
+        rows, last = jax.tree.map(lambda x: jnp.take(x, order, 0), (rows, last))
+    rows, last = jax.tree.map(shard_rows, (rows, last))
 
     def cut(rows, length):
         short = jax.tree.map(lambda x: x[:, :length] if x.ndim > 1 else x, rows)
@@ -135,13 +142,13 @@ def over_parts(
         return total, jax.tree.map(lambda x: jnp.pad(x, behind), own)
 
     def add(total, part):
-        rows, ends = part
-        which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), jnp.max(ends))
+        rows, last = part
+        which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), jnp.max(last))
         branches = [partial(cut, length=length) for length in lengths]
         new, own = jax.lax.switch(which, branches, rows)
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new), own
 
-    rows = split((rows, ends), parts)
+    rows = split((rows, last), parts)
     like, _ = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], rows[0]))
     start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
     total, own = jax.lax.scan(add, start, rows)
@@ -151,20 +158,138 @@ def over_parts(
     return total, own
 
 
-def take(
-    model, params, contexts, prefix, tokens, context, settings: Settings
-) -> TokenLogprobs:
-    """Log-probs and entropies of the completions of some rows."""
-    features = extend(
-        model, params, prefix.take(context), contexts.mask[context], tokens
+def over_rows(
+    model: Model,
+    function: Callable[[Any, Line | None], tuple[Any, Any]],
+    rows: Any,
+    mask: jax.Array,
+    settings: Settings,
+) -> tuple[Any, Any]:
+    """`over_lines` where the model packs and tokens are counted, else `over_parts`.
+
+    Args:
+        model: the policy.
+        function: of rows and their line; None: they are `[m, t]`.
+        rows: as `over_parts`.
+        mask: as `over_parts`.
+        settings: as `over_parts`.
+    """
+    packs = settings.tokens_per_micro_batch and model.packs and model.packs()
+    if packs and not active():
+        return over_lines(function, rows, mask, settings)
+    return over_parts(lambda rows: function(rows, None), rows, mask, settings)
+
+
+def over_lines(
+    function: Callable[[Any, Line], tuple[Any, Any]],
+    rows: Any,
+    mask: jax.Array,
+    settings: Settings,
+) -> tuple[Any, Any]:
+    """Call a function on each line of packed rows: as many as the tokens fill.
+
+    Args:
+        function: of rows `[R, T]` and `[R]` and their line, as that of `over_parts`.
+        rows: as `over_parts`.
+        mask: as `over_parts`.
+        settings: tokens of a line.
+
+    Returns:
+        As `over_parts`.
+    """
+    count, steps = mask.shape
+    packing = Packing.of(
+        ends(mask), steps=steps, tokens=settings.tokens_per_micro_batch
     )
-    logp, entropy = masked.token_logprobs(
+
+    def read(number):
+        which, line = packing.at(number)
+        # Rows that are none are 0: without a mask, and without weight.
+        own = jax.tree.map(lambda x: x.at[which].get(mode="fill", fill_value=0), rows)
+        total, own = function(own, line)
+        return which, total, own
+
+    def add(number, state):
+        which, new, part = read(number)
+        total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), state[0], new)
+        return total, jax.tree.map(
+            lambda x, y: x.at[which].set(y, mode="drop"), state[1], part
+        )
+
+    _, total, own = jax.eval_shape(read, packing.lines)
+    start = (
+        jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), total),
+        jax.tree.map(lambda x: jnp.zeros((count, steps), x.dtype), own),
+    )
+    return jax.lax.fori_loop(0, packing.lines, add, start)
+
+
+def predict(
+    model: Model,
+    params: Any,
+    contexts: Contexts,
+    prefix: Prefix,
+    tokens: jax.Array,
+    context: jax.Array,
+    line: Line | None,
+) -> jax.Array:
+    """Features that predict the tokens of some rows, `[m, t, D]`; of a line, `[L, D]`.
+
+    In a line token t - 1 of a row stands at t, and the last of the context at 0: what
+    predicts the first token is known of the prefix.
+    """
+    if line is None:
+        own = prefix.take(context)
+        return extend(model, params, own, contexts.mask[context], tokens)
+    of_tile = context[jnp.minimum(line.row, context.shape[0] - 1)]
+    place = (
+        jnp.arange(line.tile, dtype=jnp.int32)[None] + line.place[:, None] * line.tile
+    )
+    length = jnp.sum(contexts.mask, -1, dtype=jnp.int32)[of_tile]
+    features, _ = model.features(
+        params,
+        line.tiles(jnp.pad(tokens[:, :-1], ((0, 0), (1, 0))))[None],
+        jnp.maximum(length[:, None] + place - 1, 0).reshape(1, -1),
+        Visible(place=line.place, context=of_tile, seen=contexts.mask, tile=line.tile),
+        prefix.cache,
+    )
+    features = features.reshape(*place.shape, -1)
+    first = prefix.last[of_tile][:, None]
+    features = jnp.where((place == 0)[..., None], first, features)
+    return features.reshape(place.size, -1)
+
+
+def read_tokens(
+    read: Callable[..., tuple[jax.Array, ...]],
+    model: Model,
+    params: Any,
+    contexts: Contexts,
+    prefix: Prefix,
+    tokens: jax.Array,
+    context: jax.Array,
+    line: Line | None,
+    settings: Settings,
+) -> tuple[jax.Array, ...]:
+    """What a function of `masked` says of the tokens of some rows, `[m, t]` each."""
+    features = predict(model, params, contexts, prefix, tokens, context, line)
+    found = read(
         features,
         model.head(params),
-        tokens,
+        tokens if line is None else line.tiles(tokens),
         temperature=settings.temperature,
         chunk=settings.token_chunk,
     )
+    if line is None:
+        return found
+    return tuple(line.rows(x, tokens.shape[-1]) for x in found)
+
+
+def take(
+    model, params, contexts, prefix, tokens, context, line, settings: Settings
+) -> TokenLogprobs:
+    """Log-probs and entropies of the completions of some rows."""
+    where = model, params, contexts, prefix, tokens, context, line, settings
+    logp, entropy = read_tokens(masked.token_logprobs, *where)
     return TokenLogprobs(logp=logp, entropy=entropy)
 
 
@@ -193,12 +318,12 @@ def logprobs(
     """
     prefix = prefill(model, params, contexts)
 
-    def read(rows):
+    def read(rows, line):
         tokens, context = rows
-        own = take(model, params, contexts, prefix, tokens, context, settings)
+        own = take(model, params, contexts, prefix, tokens, context, line, settings)
         return (), own.logp
 
-    return over_parts(read, (tokens, context), mask, settings)[1]
+    return over_rows(model, read, (tokens, context), mask, settings)[1]
 
 
 def look(
@@ -219,23 +344,24 @@ def look(
     """
     prefix = prefill(model, params, contexts)
 
-    def read(rows):
+    def read(rows, line):
         tokens, context = rows
-        features = extend(
-            model, params, prefix.take(context), contexts.mask[context], tokens
-        )
-        logp, entropy, norm, covariance = masked.token_logprobs_and_moments(
-            features,
-            model.head(params),
+        logp, entropy, norm, covariance = read_tokens(
+            masked.token_logprobs_and_moments,
+            model,
+            params,
+            contexts,
+            prefix,
             tokens,
-            temperature=settings.temperature,
-            chunk=settings.token_chunk,
+            context,
+            line,
+            settings,
         )
         return (), TokenStats(
             logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
         )
 
-    return over_parts(read, (tokens, context), mask, settings)[1]
+    return over_rows(model, read, (tokens, context), mask, settings)[1]
 
 
 def confidences(
@@ -341,20 +467,21 @@ def gradient(
     """
     prefix = prefill(model, params, contexts)
 
-    def loss_of(params, prefix, rows, weight):
-        own = take(model, params, contexts, prefix, rows.tokens, rows.context, settings)
+    def loss_of(params, prefix, rows, weight, line):
+        said = rows.tokens, rows.context, line, settings
+        own = take(model, params, contexts, prefix, *said)
         rows = with_old(rows, own.logp, still_old)
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)
 
-    def pull(rows_and_weight):
+    def pull(rows_and_weight, line):
         (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
-            params, prefix, *rows_and_weight
+            params, prefix, *rows_and_weight, line
         )
         return (loss, like_params(model, grads[0]), grads[1]), own
 
     rows = (batch, weight)
-    (loss, grads, pulled), own = over_parts(pull, rows, batch.mask, settings)
+    (loss, grads, pulled), own = over_rows(model, pull, rows, batch.mask, settings)
     pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
     return loss, pull_back(model, params, contexts, pulled, grads, batch, settings), own
 

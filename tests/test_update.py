@@ -13,6 +13,7 @@ from contracts import close
 from jax.extend.core import jaxprs_in_params
 
 from curax import loss, update
+from curax.arrays import lines
 from curax.arrays import masked as reductions
 from curax.types import Batch
 
@@ -226,6 +227,80 @@ def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets,
     longest = np.sort(length).reshape(4, 3).max(-1)
     needed = [min(cut for cut in cuts if cut >= n) for n in longest]
     assert float(total["steps"]) == sum(needed)
+
+
+# ----- rows packed into lines
+
+
+@cache
+def packed(tokens):
+    """Loss and gradient as `compiled`, rows in lines of tiles of two tokens."""
+    settings = dataclasses.replace(how(1, 4, 1), tokens_per_micro_batch=tokens)
+
+    @jax.jit
+    def run(params, rows, weight):
+        args = params, tiny.CONTEXTS, rows, weight, token_loss, settings
+        return update.gradient(tiny.MODEL, *args, still_old=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "TILE", 2)
+        return run.lower(tiny.params(), *batch()).compile()
+
+
+@pytest.mark.parametrize("tokens", [8, 20])
+def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens):
+    run, order = packed(tokens), np.random.default_rng(0).permutation(M)
+    got = run(tiny.params(), *batch())
+    alike(masked(got), masked(naive()))
+    value, grads, own = run(tiny.params(), *jax.tree.map(lambda x: x[order], batch()))
+    back = jax.tree.map(lambda leaf: leaf[np.argsort(order)], own)
+    alike(masked((value, grads, back)), masked(got))
+
+
+def test_packed_logprobs_are_those_of_a_naive_forward():
+    rows, _ = batch()
+    settings = dataclasses.replace(how(1, 0, 1), tokens_per_micro_batch=6)
+    read = jax.jit(partial(update.look, tiny.MODEL, settings=settings))
+    got = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
+    close(*(np.where(rows.mask, x.logp, 0) for x in (got, naive()[2])), atol=1e-5)
+
+
+@pytest.mark.parametrize(("steps", "tokens"), [(70, 256), (512, 300), (5, 3)])
+def test_rows_lie_in_one_line_each_and_are_never_cut(steps, tokens):
+    length = np.random.default_rng(0).integers(0, steps + 1, 40).astype(np.int32)
+    length[:3] = 0, 1, steps
+    packing = lines.Packing.of(jnp.asarray(length), steps=steps, tokens=tokens)
+    said = np.arange(40 * steps, dtype=np.int32).reshape(40, steps)
+    seen, full = [], 0
+    for number in range(int(packing.lines)):
+        which, line = packing.at(number)
+        which = np.asarray(which)
+        here = np.minimum(which, 39)
+        rows = said[here]
+        exist = (np.arange(steps) < length[here, None]) & (which < 40)[:, None]
+        back = line.rows(line.tiles(jnp.asarray(rows)), steps)
+        np.testing.assert_array_equal(np.where(exist, back, 0), rows * exist)
+        seen += [int(row) for row in which if row < 40]
+        full += int(np.sum(np.asarray(line.row) < packing.most))
+    assert sorted(seen) == [row for row in range(40) if length[row]]
+    assert full == np.sum(-(-length // packing.tile))
+    longest = -(-steps // packing.tile)
+    assert packing.width == max(tokens // packing.tile, longest)
+    assert (int(packing.lines) - 1) * (packing.width - longest) <= full
+
+
+def test_no_scores_or_mask_of_a_line_by_itself_exist():
+    settings = update.Settings(tokens_per_micro_batch=1024, token_chunk=64)
+    rows, weight = jax.tree.map(
+        lambda x: np.resize(x, (M, 512)) if x.ndim > 1 else x, batch()
+    )
+
+    def run(params, rows, weight):
+        args = params, tiny.CONTEXTS, rows, weight, token_loss, settings
+        return update.gradient(tiny.MODEL, *args, still_old=True)
+
+    inside = shapes(jax.make_jaxpr(run)(tiny.params(), rows, weight).jaxpr)
+    assert max(np.prod(shape) for shape in inside) < 512 * 512
 
 
 def test_the_order_of_rows_changes_nothing():

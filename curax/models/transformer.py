@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
+from curax.arrays.lines import Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
-from curax.models import attention
+from curax.models import attention, tiles
 from curax.models.modules import (
     MATRICES,
     Dense,
@@ -167,7 +168,16 @@ class Transformer:
             axes=self.axes,
             trained=is_adapter if self.block.lora_rank else None,
             ready=self.ready,
+            packs=self.packs,
         )
+
+    def packs(self):
+        """Whether rows may be packed: but for kernels, nothing is better."""
+        block = self.block
+        if block.attend is not attention.by_platform:
+            return False
+        choice = attention.choose(attention.LANES, block.head_dim, block.dtype)
+        return choice is attention.plain
 
     @cached_property
     def axes(self) -> Any:
@@ -354,16 +364,18 @@ class Block(nn.Module):
         q, k = (
             rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
         )
-        if cache is not None and column is None:
-            k, v = (
-                jnp.concatenate(pair, -2) for pair in zip(cache, (k, v), strict=True)
-            )
-        elif cache is not None:
-            k, v = (
-                jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
-                for old, new in zip(cache, (k, v), strict=True)
-            )
-        y = self.attend(q, k, v, seen, causal=column is None)
+        if isinstance(seen, Visible):
+            y = tiles.attend(q, k, v, cache, seen)
+        else:
+            if cache is not None and column is None:
+                pairs = zip(cache, (k, v), strict=True)
+                k, v = (jnp.concatenate(pair, -2) for pair in pairs)
+            elif cache is not None:
+                k, v = (
+                    jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
+                    for old, new in zip(cache, (k, v), strict=True)
+                )
+            y = self.attend(q, k, v, seen, causal=column is None)
         y = jnp.swapaxes(y, -3, -2).reshape(*x.shape[:-1], -1)
         x = x + dense("o", self.width, "heads", "embed", scale=small)(y)
 

@@ -1,0 +1,120 @@
+"""Rows of unequal length packed into lines of equally many tokens.
+
+A line is U tiles of B tokens. A row fills whole tiles, one after the other, and is
+never cut; rows of a line are about equally long. As many lines are worked on as there
+are.
+"""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+TILE = 32  # tokens; half a tile of each row is padding
+
+
+@flax.struct.dataclass(kw_only=True)
+class Line:
+    """What the tiles of a line are, U of them; of R rows at most."""
+
+    row: jax.Array  # [U] int32 in [0, R], rows of the line in turn; R: an empty tile
+    place: jax.Array  # [U] int32, tiles of the same row before it
+    start: jax.Array  # [R] int32, first tile of each row
+    count: jax.Array  # [R] int32, its tiles, 0: there is no such row
+    tile: int = flax.struct.field(pytree_node=False)  # B
+
+    def tiles(self, rows: jax.Array) -> jax.Array:
+        """`[U B]`: what `[R, T]` says of the tokens of the line, in their order."""
+        count, steps = rows.shape
+        rows = jnp.pad(rows, ((0, 0), (0, -steps % self.tile)))
+        rows = rows.reshape(count, -1, self.tile)
+        return rows[jnp.minimum(self.row, count - 1), self.place].reshape(-1)
+
+    def rows(self, tokens: jax.Array, steps: int) -> jax.Array:
+        """`[R, T]`: what `[U B]` says of the tokens of the line; 0 where none is."""
+        tiles = tokens.reshape(-1, self.tile)
+        place = jnp.arange(-(-steps // self.tile), dtype=jnp.int32)[None]
+        which = jnp.minimum(self.start[:, None] + place, tiles.shape[0] - 1)
+        here = (place < self.count[:, None])[..., None]
+        found = jnp.where(here, tiles[which], jnp.zeros((), tokens.dtype))
+        return found.reshape(which.shape[0], -1)[:, :steps]
+
+
+@flax.struct.dataclass(kw_only=True)
+class Visible:
+    """Keys that the queries of a line see, each those of its context and of its row.
+
+    The first token of a row is nobody's key: it stands for the last of the context.
+    """
+
+    place: jax.Array  # [U] int32, tiles of the same row before each tile
+    context: jax.Array  # [U] int32 in [0, C)
+    seen: jax.Array  # [C, P] bool, tokens of the contexts
+    tile: int = flax.struct.field(pytree_node=False)  # B
+
+
+@flax.struct.dataclass(kw_only=True)
+class Packing:
+    """Rows dealt out to lines, M of them in L lines."""
+
+    order: jax.Array  # [M] int32, rows by falling length
+    count: jax.Array  # [M] int32, tiles of each, in that order
+    line: jax.Array  # [M] int32, its line, in that order; rising
+    lines: jax.Array  # [] int32, L
+    width: int = flax.struct.field(pytree_node=False)  # U
+    tile: int = flax.struct.field(pytree_node=False)  # B
+
+    @classmethod
+    def of(cls, length: jax.Array, *, steps: int, tokens: int) -> "Packing":
+        """Rows in lines of about so many tokens, at least as many as a row may have.
+
+        Args:
+            length: `[M]` int32, tokens of each row; without any it is in no line.
+            steps: T, the most that a row may have.
+            tokens: of a line.
+        """
+        tile = min(TILE, steps)
+        width = max(tokens // tile, -(-steps // tile))
+        order = jnp.argsort(-length).astype(jnp.int32)
+        count = -(-length[order] // tile)
+
+        def deal(state, count):
+            line, used = state
+            fits = used + count <= width
+            line = jnp.where(fits, line, line + 1)
+            return (line, jnp.where(fits, used, 0) + count), line
+
+        start = (jnp.int32(0), jnp.int32(0))
+        _, line = jax.lax.scan(deal, start, count)
+        lines = jnp.max(jnp.where(count > 0, line + 1, 0))
+        return cls(
+            order=order, count=count, line=line, lines=lines, width=width, tile=tile
+        )
+
+    @property
+    def most(self) -> int:
+        """R, rows that a line may have."""
+        return min(self.width, self.order.shape[0])
+
+    def at(self, number: Any) -> tuple[jax.Array, Line]:
+        """The rows of a line, `[R]` int32 in [0, M), M: none; and its tiles."""
+        rows = self.order.shape[0]
+        first = jnp.searchsorted(self.line, number).astype(jnp.int32)
+        place = first + jnp.arange(self.most, dtype=jnp.int32)
+        inside = jnp.minimum(place, rows - 1)
+        here = (place < rows) & (self.line[inside] == number)
+        here = here & (self.count[inside] > 0)
+        count = jnp.where(here, self.count[inside], 0)
+        end = jnp.cumsum(count, dtype=jnp.int32)
+        tile = jnp.arange(self.width, dtype=jnp.int32)
+        row = jnp.searchsorted(end, tile, side="right").astype(jnp.int32)
+        start = end - count
+        own = start[jnp.minimum(row, self.most - 1)]
+        return jnp.where(here, self.order[inside], rows), Line(
+            row=row,
+            place=jnp.where(row < self.most, tile - own, 0),
+            start=start,
+            count=count,
+            tile=self.tile,
+        )

@@ -1,0 +1,221 @@
+"""Attention of rows that are packed into a line of tokens, tile by tile.
+
+A line is cut into tiles of B tokens; a row fills whole tiles, one after the other. Each
+query sees the context of its row, whose keys and values exist once for all rows that
+share it, and its own row up to itself:
+
+    o = (sum_P e^s_p v_p + sum_R e^s_r v_r) / (sum_P e^s_p + sum_R e^s_r)
+
+with s = q k / sqrt(d), the keys p of the context and r of the row.
+
+One loop goes over tiles of the contexts, another over those of the own row, back from
+the query's; sums and maximum are kept in float32. Both loops end with the longest that
+is there, and neither scores nor a mask of the line by itself ever exist.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from curax.arrays.lines import Visible
+
+LOW = -1e30  # score of a key that is not visible
+
+
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, prefix: Any, line: Visible
+) -> jax.Array:
+    """Attention of a line, as the head of this module has it.
+
+    Args:
+        q: `[1, heads, U B, d]`.
+        k: `[1, kv_heads, U B, d]`.
+        v: `[1, kv_heads, U B, d]`.
+        prefix: keys and values of the contexts, `[C, kv_heads, P, d]`.
+        line: what the tiles are.
+
+    Returns:
+        `[1, heads, U B, d]`; 0 where nothing is visible.
+    """
+    heads, kv_heads, d = q.shape[1], k.shape[1], q.shape[-1]
+    tile, group = line.tile, heads // kv_heads
+
+    def tiles(x):  # [1, heads, U B, d] -> [U, kv_heads, heads / kv_heads B, d]
+        x = x.reshape(kv_heads, -1, x.shape[2] // tile, tile, d)
+        return x.transpose(2, 0, 1, 3, 4).reshape(x.shape[2], kv_heads, -1, d)
+
+    out = _attend(tiles(q), tiles(k), tiles(v), *prefix, line)
+    out = out.reshape(-1, kv_heads, group, tile, d).transpose(1, 2, 0, 3, 4)
+    return out.reshape(1, heads, -1, d)
+
+
+class _Loops(NamedTuple):
+    """The keys that are visited, a tile for every tile of the line at each turn."""
+
+    line: Visible
+    group: int  # query heads of a head of keys
+
+    @property
+    def first(self) -> jax.Array:
+        """`[]` int32, the first tile of the contexts in which a token is seen."""
+        some = jnp.any(self.line.seen, 0)
+        return (jnp.argmax(some) // self.line.tile).astype(jnp.int32)
+
+    @property
+    def shift(self) -> int:
+        """Tokens that stand before the contexts, which are whole tiles so."""
+        return -self.line.seen.shape[1] % self.line.tile
+
+    def whole(self, x: jax.Array, axis: int) -> jax.Array:
+        """Contexts padded in front to whole tiles."""
+        pad = [(0, 0)] * x.ndim
+        pad[axis] = (self.shift, 0)
+        return jnp.pad(x, pad)
+
+    def of_context(self, turn: Any, *keys: jax.Array) -> Any:
+        """Keys `[U, kv_heads, B, d]` of a tile of the contexts, and which are seen."""
+
+        def cut(x, axis):
+            size = self.line.tile
+            x = jax.lax.dynamic_slice_in_dim(x, turn * size, size, axis)
+            return x[self.line.context]
+
+        seen = cut(self.whole(self.line.seen, 1), 1)[:, None, None]
+        return *(cut(x, 2) for x in keys), seen
+
+    def of_row(self, back: Any, *keys: jax.Array) -> Any:
+        """Keys of the tile that is so many tiles before each, and which are seen."""
+        count = self.line.place.shape[0]
+        keys = tuple(
+            jax.lax.dynamic_slice_in_dim(x, count - back, count, 0) for x in keys
+        )
+        token = jnp.arange(self.line.tile, dtype=jnp.int32)[None, None]
+        first = self.line.place[:, None, None] * self.line.tile
+        key = first - back * self.line.tile + token  # negative: of another row
+        query = first + jnp.swapaxes(token, 1, 2)
+        seen = (key > 0) & (key <= query)
+        return *keys, jnp.tile(seen, (1, self.group, 1))[:, None]
+
+
+def _before(x: jax.Array) -> jax.Array:
+    """As many empty tiles before those of a line, for `_Loops.of_row`."""
+    return jnp.concatenate([jnp.zeros_like(x), x])
+
+
+def _scores(q, k, seen):
+    scores = jnp.einsum("ukqd,uksd->ukqs", q, k, preferred_element_type=jnp.float32)
+    return jnp.where(seen, scores * q.shape[-1] ** -0.5, LOW)
+
+
+@jax.custom_vjp
+def _attend(q, k, v, prefix_k, prefix_v, line):
+    """`attend` of tiles `[U, kv_heads, ., d]`."""
+    return _forward(q, k, v, prefix_k, prefix_v, line)[0]
+
+
+def _forward(q, k, v, prefix_k, prefix_v, line):
+    loops = _Loops(line, q.shape[2] // line.tile)
+    prefix = loops.whole(prefix_k, 2), loops.whole(prefix_v, 2)
+    own = _before(k), _before(v)
+
+    def add(state, k, v, seen):
+        top, total, out = state
+        scores = _scores(q, k, seen)
+        new = jnp.maximum(top, jnp.max(scores, -1))
+        shares = jnp.where(seen, jnp.exp(scores - new[..., None]), 0.0)
+        old = jnp.exp(top - new)
+        more = jnp.einsum(
+            "ukqs,uksd->ukqd",
+            shares.astype(v.dtype),
+            v,
+            preferred_element_type=jnp.float32,
+        )
+        total = total * old + jnp.sum(shares, -1)
+        return new, total, out * old[..., None] + more
+
+    state = (
+        jnp.full(q.shape[:-1], LOW, jnp.float32),
+        jnp.zeros(q.shape[:-1], jnp.float32),
+        jnp.zeros(q.shape, jnp.float32),
+    )
+    state = jax.lax.fori_loop(
+        loops.first,
+        prefix[0].shape[2] // line.tile,
+        lambda turn, state: add(state, *loops.of_context(turn, *prefix)),
+        state,
+    )
+    top, total, out = jax.lax.fori_loop(
+        0,
+        jnp.max(line.place) + 1,
+        lambda back, state: add(state, *loops.of_row(back, *own)),
+        state,
+    )
+    out = (out / jnp.maximum(total, 1e-30)[..., None]).astype(q.dtype)
+    level = top + jnp.log(jnp.maximum(total, 1e-30))
+    return out, (q, k, v, prefix_k, prefix_v, line, out, level)
+
+
+def _backward(saved, slope):
+    q, k, v, prefix_k, prefix_v, line, out, level = saved
+    loops = _Loops(line, q.shape[2] // line.tile)
+    prefix = loops.whole(prefix_k, 2), loops.whole(prefix_v, 2)
+    own = _before(k), _before(v)
+    mean = jnp.sum(out.astype(jnp.float32) * slope.astype(jnp.float32), -1)
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+    def pull(k, v, seen):
+        """What a tile of keys adds to the gradients of q, k and v."""
+        shares = jnp.where(seen, jnp.exp(_scores(q, k, seen) - level[..., None]), 0.0)
+        rise = product("ukqd,uksd->ukqs", slope, v) - mean[..., None]
+        rise = (shares * rise * q.shape[-1] ** -0.5).astype(q.dtype)
+        return (
+            product("ukqs,uksd->ukqd", rise, k),
+            product("ukqs,ukqd->uksd", rise, q),
+            product("ukqs,ukqd->uksd", shares.astype(q.dtype), slope),
+        )
+
+    def context(turn, state):
+        queries, *sums = state
+        more, *parts = pull(*loops.of_context(turn, *prefix))
+
+        def put(total, part):
+            part = (
+                jnp.zeros((total.shape[0], *part.shape[1:])).at[line.context].add(part)
+            )
+            return jax.lax.dynamic_update_slice_in_dim(total, part, turn * line.tile, 2)
+
+        return queries + more, *map(put, sums, parts)
+
+    def row(back, state):
+        queries, *sums = state
+        more, *parts = pull(*loops.of_row(back, *own))
+        count = q.shape[0]
+
+        def put(total, part):
+            old = jax.lax.dynamic_slice_in_dim(total, count - back, count, 0)
+            return jax.lax.dynamic_update_slice_in_dim(
+                total, old + part, count - back, 0
+            )
+
+        return queries + more, *map(put, sums, parts)
+
+    def zeros(x):
+        return jnp.zeros(x.shape, jnp.float32)
+
+    queries, *of_context = jax.lax.fori_loop(
+        loops.first,
+        prefix[0].shape[2] // line.tile,
+        context,
+        (zeros(q), *map(zeros, prefix)),
+    )
+    queries, *of_row = jax.lax.fori_loop(
+        0, jnp.max(line.place) + 1, row, (queries, *map(zeros, own))
+    )
+    of_row = (x[q.shape[0] :].astype(k.dtype) for x in of_row)
+    of_context = (x[:, :, loops.shift :].astype(prefix_k.dtype) for x in of_context)
+    return queries.astype(q.dtype), *of_row, *of_context, None
+
+
+_attend.defvjp(_forward, _backward)
