@@ -1,8 +1,8 @@
 """python -m benchmarks.decoding: what a decoding step costs as completions grow.
 
 Draws of random Qwen3-style decoders of 4.1 M parameters in float32 over contexts that
-groups of 8 share. Seconds are those of the processor and of the clock, the least of
-some draws in turn.
+`--group` completions share. Seconds are those of the processor and of the clock, the
+least of some draws in turn.
 
 With `--data N` nothing runs: a draw of two layers of the width of Qwen3-0.6B, 256 rows
 in 64 slots, is compiled from shapes for N devices of the host along `mesh.data`, and
@@ -39,13 +39,14 @@ POLICY = partial(
 )
 
 
-def draws(context: int, tokens: int, *, groups: int, slots: int, mean: int):
+def draws(context: int, tokens: int, *, groups: int, group: int, slots: int, mean: int):
     """A compiled draw of a policy, its arguments, and the seconds to compile it.
 
     Args:
         context: P.
         tokens: T.
         groups: contexts.
+        group: completions of each.
         slots: completions decoded at a time; 0: all.
         mean: length of completions, about, geometrically distributed; 0: all take T.
     """
@@ -56,7 +57,7 @@ def draws(context: int, tokens: int, *, groups: int, slots: int, mean: int):
         tokens=jax.random.randint(jax.random.key(1), (groups, context), 0, VOCAB),
         mask=jnp.ones((groups, context), bool),
     )
-    plan = allocate.plan(jnp.full(groups, GROUP), rows=GROUP * groups)
+    plan = allocate.plan(jnp.full(groups, group), rows=group * groups)
     end = tuple(range(max(1, VOCAB // mean))) if mean else ()
     options = {"max_tokens": tokens, "end": end, "pad": 0, "slots": slots}
     args = params, seen, plan, jax.random.key(2)
@@ -111,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, nargs="*", default=[512, 1024])
     parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("--group", type=int, default=GROUP)
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--mean", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3)
@@ -125,7 +127,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def print_costs(args: argparse.Namespace) -> None:
     """Print a line for each number of tokens."""
-    sizes = {"groups": args.groups, "slots": args.slots, "mean": args.mean}
+    names = ("groups", "group", "slots", "mean")
+    sizes = {name: getattr(args, name) for name in names}
     made = {n: draws(args.context, n, **sizes) for n in args.tokens}
     taken = {n: [] for n in made}
     longest = {}
@@ -141,7 +144,7 @@ def print_costs(args: argparse.Namespace) -> None:
         assert analysis is not None
         memory = analysis.temp_size_in_bytes / 2**20
         print(
-            f"{args.context} + {n} tokens, {args.groups} x {GROUP} rows, longest "
+            f"{args.context} + {n} tokens, {args.groups} x {args.group} rows, longest "
             f"{longest[n]}: {own:.2f} processor s, {wall:.2f} s; temporaries "
             f"{memory:.0f} MiB; compiled in {compiling:.1f} s"
         )

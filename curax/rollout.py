@@ -3,17 +3,19 @@
 A stopping rule may end a prompt early: its next completions are opened round by round,
 and slots that have nothing left to do take rows of other prompts.
 
-A prompt is run through the model once; its keys and values go to the slots of its
-group. Behind them each slot has a ring of `max_tokens` columns. All slots write one
-column, the oldest, so the cache is updated in place at one scalar index although slots
-are at different tokens of different rows; a mask by age tells which columns belong to a
-slot's row. Where `max_tokens` is large the ring begins with fewer columns and grows, in
-two stages at most, when a completion needs more: a token reads all there are.
+A prompt is run through the model once; its keys and values are held once, and read by
+all slots of its group where they lie. Besides, each slot has a ring of `max_tokens`
+columns. All slots write one column, the oldest, so the cache is updated in place at one
+scalar index although slots are at different tokens of different rows; a mask by age
+tells which columns belong to a slot's row. A slot that takes another row writes none of
+them: its row says which prefix it reads. Where `max_tokens` is large the ring begins
+with fewer columns and grows, in two stages at most, when a completion needs more: a
+token reads all there are.
 
 On a mesh slots and their caches are sharded by rows, and each shard has a queue of its
-own: groups are dealt to shards, whose slots refill from the prefixes of these groups
-alone. Parameters are laid out once, before the loop. So a token moves no parameters and
-no caches: devices exchange activations over `tensor` and a few numbers per row.
+own: groups are dealt to shards, which hold the prefixes of these groups alone.
+Parameters are laid out once, before the loop. So a token moves no parameters and no
+caches: devices exchange activations over `tensor` and a few numbers per row.
 """
 
 import dataclasses
@@ -28,7 +30,7 @@ import jax.numpy as jnp
 
 from curax.arrays import keys
 from curax.arrays.sharding import constrain, platform, shard_rows, shards
-from curax.types import Contexts, Model, Plan, Rollouts
+from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -43,7 +45,7 @@ class Prefix:
         return jax.tree.map(lambda leaf: leaf[context], self)
 
     def dealt(self, queue: "Queue") -> "Prefix":
-        """What each shard refills its slots from, its block: `[D, C / blocks, ...]`.
+        """What the slots of each shard read, its block: `[D, C / blocks, ...]`.
 
         Shards lie over the data axes of the mesh; heads stay sharded over `tensor`.
         """
@@ -178,14 +180,17 @@ def sample(
     if stopping:  # more than that are never open at a time
         slots = min(slots, groups * stopping.size)
     even = slots + -slots % queue.shards
-    refills = bool(stopping) or even < rows
-    if refills and (queue.blocks > 1 or stopping):
+    # Shards may have more rows than slots, so they refill them.
+    refills = bool(stopping) or even < rows or queue.shards > 1
+    own = plan
+    if queue.blocks > 1:
         order = queue.dealt()
         context = plan.context[queue.at(queue.first)][order]
         contexts = jax.tree.map(lambda leaf: leaf[context], contexts)
         prefix = prefix and prefix.take(context)
         group = jnp.argsort(order).astype(jnp.int32)[group]
         queue = Queue.of(plan, group, groups)
+        own = dataclasses.replace(plan, context=group)
     if prefix is None:
         prefix = prefill(model, params, contexts)
     fixed = LoopInputs(
@@ -194,8 +199,8 @@ def sample(
         head=model.head(ready),
         contexts=contexts,
         length=jnp.sum(contexts.mask, -1, dtype=jnp.int32),
-        plan=dataclasses.replace(plan, context=group),
-        prefix=prefix.dealt(queue) if refills else prefix,
+        plan=own,
+        prefix=prefix.dealt(queue),
         queue=queue,
         row_key=keys.row_keys(key, plan.prompt, plan.slot),
         max_tokens=max_tokens,
@@ -203,13 +208,14 @@ def sample(
         choose=partial(choose, temperature=temperature, top_k=top_k, top_p=top_p),
         stopping=stopping,
         refills=refills,
+        sharing=stopping.size if stopping else max(1, rows // groups),
     )
     table = initial_table(fixed, even if refills else rows, pad)
     for width in widths(contexts.tokens.shape[1], max_tokens):
         table = jax.lax.while_loop(
             partial(goes_on, fixed, width),
             partial(next_token, fixed, width),
-            widened(fixed, width, table),
+            widened(width, table),
         )
     # Every row that was opened was drawn: the loop ends when no slot has any left.
     place = jnp.argsort(queue.row) - queue.first[group]
@@ -278,11 +284,14 @@ class Queue:
 
     @property
     def turn(self) -> jax.Array:
-        """`[D, 1]` int32 in [0, sharing): the first row that a shard takes of a group.
+        """`[D, C / blocks]` int32 in [0, sharing): the first row it takes of a group.
 
-        From there on it takes every so many.
+        From there on it takes every so many. Another shard of the block is the first to
+        take one of the next group.
         """
-        return jnp.arange(self.shards, dtype=jnp.int32)[:, None] % self.sharing
+        shard = jnp.arange(self.shards, dtype=jnp.int32)[:, None]
+        group = jnp.arange(self.first.shape[0] // self.blocks, dtype=jnp.int32)[None]
+        return (shard + group) % self.sharing
 
     def shares(self, of_groups: jax.Array) -> jax.Array:
         """`[D, C / blocks]` int32: how many it draws of the first `[C]` of a group."""
@@ -299,8 +308,8 @@ class LoopInputs:
     head: jax.Array  # [V, D]
     contexts: Contexts  # [C, P]
     length: jax.Array  # [C] int32, their tokens
-    plan: Plan  # [N], its contexts those of the queue's groups
-    prefix: Prefix  # [C], of the contexts; if slots refill, [D, C / blocks], as dealt
+    plan: Plan  # [N], its contexts as dealt
+    prefix: Prefix  # [D, C / blocks], of the contexts, as dealt
     queue: Queue
     row_key: jax.Array  # [N] PRNG keys
     max_tokens: int  # T
@@ -308,6 +317,17 @@ class LoopInputs:
     choose: Callable[..., tuple[jax.Array, ...]]  # (keys, logits) -> as `choose`
     stopping: Stopping | None
     refills: bool  # slots take other rows when theirs have ended
+    sharing: int  # slots that are expected to have one context
+
+    def prefix_of(self, row: jax.Array) -> jax.Array:
+        """`[K]` int32: which of its shard's prefixes each slot reads, given its row."""
+        return self.plan.context[row] % self.prefix.last.shape[1]
+
+    def first_features(self, row: jax.Array) -> jax.Array:
+        """`[K, D]`, those that predict the first tokens of rows `[K]`."""
+        own = self.prefix_of(row).reshape(self.queue.shards, -1)
+        last = jax.vmap(lambda last, own: last[own])(self.prefix.last, own)
+        return last.reshape(-1, last.shape[-1])
 
     def logits(self, features: jax.Array) -> jax.Array:
         """`[K, V]` float32, of features `[K, D]`."""
@@ -329,16 +349,15 @@ class Table:
     row: jax.Array  # [K] int32, the row that a slot works on
     count: jax.Array  # [K] int32, tokens of that row chosen so far
     active: jax.Array  # [K] bool, False once the queue has run out
-    logits: jax.Array  # [K, V] float32, of the next token
-    cache: Any  # per layer k, v [K, kv_heads, P + W, d], W columns, at most T
+    features: jax.Array  # [K, D], they predict the next token
+    cache: Any  # per layer k, v [K, kv_heads, W, d], W columns, at most T
     out: Rollouts  # [N, T]
 
 
 def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
     """The table before the first token, whose slots hold the first rows.
 
-    Without refills there is a slot for each row. Rows then need not be dealt to shards:
-    their prefixes move once.
+    Without refills there is a slot for each row.
     """
     plan, queue, steps = fixed.plan, fixed.queue, fixed.max_tokens
     rows, wanted, rule = plan.prompt.shape[0], queue.wanted, fixed.stopping
@@ -357,13 +376,6 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
         exists=plan.exists,
     )
     row = queue.row[:slots] if not fixed.refills else jnp.zeros(slots, jnp.int32)
-    if fixed.refills:
-        logits = jnp.zeros((slots, fixed.head.shape[0]), jnp.float32)
-        cache = jax.tree.map(partial(empty, slots), fixed.prefix.cache)
-    else:
-        start = fixed.prefix.take(plan.context[row])
-        logits = fixed.logits(start.last)
-        cache = start.cache
     table = Table(
         time=jnp.int32(0),
         written=jnp.full(steps, -steps, jnp.int32),
@@ -375,16 +387,15 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
         count=jnp.zeros(slots, jnp.int32),
         active=jnp.arange(slots) < (0 if fixed.refills else jnp.sum(wanted)),
         out=jax.tree.map(shard_rows, out),
-        logits=logits,
-        cache=cache,
+        features=fixed.first_features(row),
+        cache=jax.tree.map(partial(empty, slots), fixed.prefix.cache),
     )
     return refill(fixed, table) if fixed.refills else table
 
 
 def empty(slots: int, prefix: jax.Array) -> jax.Array:
-    """A layer of the cache of idle slots, `[K, kv_heads, P, d]`, without prefixes."""
-    zeros = jnp.zeros((slots, *prefix.shape[-3:]), prefix.dtype)
-    return constrain(zeros, ("rows", "heads", None, None))
+    """A layer of the cache of slots, without a column: `[K, kv_heads, 0, d]`."""
+    return jnp.zeros((slots, prefix.shape[-3], 0, prefix.shape[-1]), prefix.dtype)
 
 
 def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
@@ -407,12 +418,12 @@ def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
     return (*widths(context, half, most - 1), steps)
 
 
-def widened(fixed: LoopInputs, width: int, table: Table) -> Table:
-    """The table with so many columns behind the context."""
+def widened(width: int, table: Table) -> Table:
+    """The table with so many columns."""
 
     def leaf(x):
-        more = fixed.contexts.tokens.shape[1] + width - x.shape[2]
-        return jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, 0)))
+        wide = jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2]), (0, 0)))
+        return constrain(wide, ("rows", "heads", None, None))
 
     return dataclasses.replace(table, cache=jax.tree.map(leaf, table.cache))
 
@@ -428,7 +439,7 @@ def goes_on(fixed: LoopInputs, width: int, table: Table) -> jax.Array:
 def next_token(fixed: LoopInputs, width: int, table: Table) -> Table:
     """The table after one token: every active slot samples it and reads it."""
     key = jax.vmap(jax.random.fold_in)(fixed.row_key[table.row], table.count)
-    token, *said = fixed.choose(key, table.logits)
+    token, *said = fixed.choose(key, fixed.logits(table.features))
     stop = jnp.isin(token, jnp.asarray(fixed.end, token.dtype))
     table = dataclasses.replace(
         table, out=write(table.out, table, token, said, stop), count=table.count + 1
@@ -444,7 +455,7 @@ def next_token(fixed: LoopInputs, width: int, table: Table) -> Table:
 
 
 def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Table:
-    """The table after the model has read the chosen tokens: logits and a column.
+    """The table after the model has read the chosen tokens: features and a column.
 
     The column is the oldest: no slot has as many tokens as there are columns.
     """
@@ -452,16 +463,48 @@ def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Tab
     column = jnp.argmin(table.written[:width]).astype(jnp.int32)
     written = table.written.at[column].set(table.time)
     own = (table.time - written[:width])[None, :] < table.count[:, None]
-    features, cache = fixed.model.features(
+    idle = fixed.prefix.last.shape[1]
+    cache = SharedCache(
+        own=table.cache,
+        prefix=fixed.prefix.cache,
+        context=jnp.where(table.active, fixed.prefix_of(table.row), idle),
+        group=fixed.sharing,
+    )
+    read = (
+        fixed.model.features if fixed.model.shared else partial(unshared, fixed.model)
+    )
+    features, cache = read(
         fixed.params,
         token[:, None],
         (fixed.length[context] + table.count - 1)[:, None],
         jnp.concatenate([contexts.mask[context], own], -1),
-        table.cache,
-        contexts.tokens.shape[-1] + column,
+        cache,
+        column,
     )
-    logits = fixed.logits(features[:, 0])
-    return dataclasses.replace(table, written=written, logits=logits, cache=cache)
+    return dataclasses.replace(
+        table, written=written, features=features[:, 0], cache=cache.own
+    )
+
+
+def unshared(
+    model: Model, params, tokens, positions, seen, cache: SharedCache, column
+) -> tuple[jax.Array, SharedCache]:
+    """`Model.features` of a model that knows no shared prefixes: they are copied."""
+    width = 0
+
+    def join(prefix, own):
+        nonlocal width
+        context = cache.context.reshape(prefix.shape[0], -1)
+        taken = jax.vmap(lambda prefix, own: prefix[own])(prefix, context)
+        width = prefix.shape[-2]
+        return jnp.concatenate([taken.reshape(-1, *prefix.shape[2:]), own], -2)
+
+    whole = jax.tree.map(join, cache.prefix, cache.own)
+    features, whole = model.features(
+        params, tokens, positions, seen, whole, width + column
+    )
+    own = jax.tree.map(lambda x: x[:, :, width:], whole)
+    return features, dataclasses.replace(cache, own=own)
 
 
 def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
@@ -491,7 +534,7 @@ def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
 
 def refill(fixed: LoopInputs, table: Table) -> Table:
     """The table with idle slots filled by the next open rows of their shard's queue."""
-    queue, width = fixed.queue, fixed.contexts.tokens.shape[-1]
+    queue = fixed.queue
     pending = queue.shares(table.opened) - table.started  # [D, C / blocks]
     upto = jnp.cumsum(pending, -1)
     idle = ~table.active.reshape(queue.shards, -1)  # [D, K / D]
@@ -501,33 +544,20 @@ def refill(fixed: LoopInputs, table: Table) -> Table:
     own = jnp.minimum(own.astype(jnp.int32), pending.shape[-1] - 1)
     pick = partial(jnp.take_along_axis, indices=own, axis=-1)
     number = pick(table.started - (upto - pending)) + ticket
-    place = pick(queue.of_shards(queue.first)) + number * queue.sharing + queue.turn
+    number = number * queue.sharing + pick(queue.turn)
+    place = pick(queue.of_shards(queue.first)) + number
     started = jax.vmap(lambda started, own, fresh: started.at[own].add(fresh))(
         table.started, own, fresh.astype(jnp.int32)
     )
     new = shard_rows(fresh.reshape(-1))
     row = jnp.where(new, queue.at(place.reshape(-1)), table.row)
-
-    def take(leaf):  # [D, C / blocks, ...] -> [K, ...], each shard its own
-        taken = jax.vmap(lambda leaf, own: leaf[own])(leaf, own)
-        return taken.reshape(-1, *leaf.shape[2:])
-
-    def copy_prefix(cache):
-        def leaf(old, prefix):
-            some = jnp.where(new[:, None, None, None], take(prefix), old[:, :, :width])
-            return old.at[:, :, :width].set(some)
-
-        return jax.tree.map(leaf, cache, fixed.prefix.cache)
-
-    start = fixed.logits(take(fixed.prefix.last))
     return dataclasses.replace(
         table,
         started=started,
         row=row,
         count=jnp.where(new, 0, table.count),
         active=table.active | new,
-        logits=jnp.where(new[:, None], start, table.logits),
-        cache=jax.lax.cond(somewhere(new), copy_prefix, lambda c: c, table.cache),
+        features=jnp.where(new[:, None], fixed.first_features(row), table.features),
     )
 
 

@@ -169,6 +169,19 @@ class TrainState:
     seed: jax.Array  # [] uint32, from which every random key derives
 
 
+@flax.struct.dataclass(kw_only=True)
+class SharedCache:
+    """Keys and values that decoding slots read: those of contexts once, and their own.
+
+    Slots lie on D shards, K / D on each; a shard has the prefixes of its own contexts.
+    """
+
+    own: Any  # per layer k, v [K, kv_heads, W, d]: columns that slots have written
+    prefix: Any  # per layer k, v [D, C, kv_heads, P, d]
+    context: jax.Array  # [K] int32 in [0, C), prefix of each slot; C: the slot is idle
+    group: int = flax.struct.field(pytree_node=False)  # slots expected to share one
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
     """A policy as pure functions of its params, a plain nested dict.
@@ -181,6 +194,8 @@ class Model:
             `column` is None (S grows by Q; no cache: S = Q), else written in place
             from `column` on (S is the cache's length). Queries look at the keys `seen`
             names; without a column, of these at their own and those before.
+            With `shared` the cache may be a `SharedCache`: `column` is one of the W, S
+            is P + W, and a slot looks at the prefix of its context before its own.
         head: `params -> [V, D]`, the matrix that turns features into logits.
         axes: tree like params of logical axis names, one per dimension.
         trained: whether the parameter at a path of keys is trained; None: all are.
@@ -192,6 +207,8 @@ class Model:
             nothing is read.
         packs: whether `features` takes, here, a `curax.arrays.lines.Visible` in place
             of `seen`, with N = 1 and the cache of all contexts; None: it does not.
+        shared: whether `features` with a column takes a `SharedCache`. If not, each
+            slot's prefix is copied in front of its own columns at every token.
     """
 
     init: Callable[[jax.Array], Any]
@@ -202,6 +219,7 @@ class Model:
     ready: Callable[[Any], Any] | None = None
     load: Callable[[Any], Any] | None = None
     packs: Callable[[], bool] | None = None
+    shared: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from contracts import close
 from curax import allocate, loss, memory, rollout, update
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
+from curax.models import decoding
 from curax.planning.hlo import in_loops
 from curax.step import mesh
 from curax.types import Batch, TrainState
@@ -335,7 +336,8 @@ def same(got, want):
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 1)])
-def test_rounds_that_open_slots_move_no_cache_either(sizes):
+def test_rounds_that_open_slots_move_no_cache_either(sizes, monkeypatch):
+    monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one
     policy, where, program = compiled(sizes, 2, slots=9, stopping=RULE)
     for one in moved(program):
         assert one.entries <= 12 * V, one  # four shards have three slots each

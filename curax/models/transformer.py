@@ -25,7 +25,7 @@ from jax.nn import initializers
 
 from curax.arrays.lines import Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
-from curax.models import attention, tiles
+from curax.models import attention, decoding, tiles
 from curax.models.modules import (
     MATRICES,
     Dense,
@@ -37,7 +37,7 @@ from curax.models.modules import (
 )
 from curax.models.rotary import RopeScaling, rotate
 from curax.settings.config_types import Count, Natural, Positive
-from curax.types import Model
+from curax.types import Model, SharedCache
 
 CAST = ("embed", "head", "kernel", "bias")  # parameters that are read in `dtype` only
 Cache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: k, v [N, kv_heads, S, d]
@@ -169,6 +169,7 @@ class Transformer:
             trained=is_adapter if self.block.lora_rank else None,
             ready=self.ready,
             packs=self.packs,
+            shared=True,
         )
 
     def packs(self):
@@ -220,6 +221,10 @@ class Transformer:
 
     def features(self, params, tokens, positions, seen, cache=None, column=None):
         """Features `[N, Q, D]` behind the last norm, and the cache; see `Model`."""
+        if isinstance(cache, SharedCache):
+            layers = decoding.layers(cache)
+            x, layers = self.features(params, tokens, positions, seen, layers, column)
+            return x, dataclasses.replace(cache, own=layers)
         layers = self.block.depth
         if column is None:
             x = rows_of(params["embed"], tokens, self.block.dtype)
@@ -364,17 +369,20 @@ class Block(nn.Module):
         q, k = (
             rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
         )
-        if isinstance(seen, Visible):
+        lines, shared = isinstance(seen, Visible), isinstance(cache, decoding.Layer)
+        if cache is not None and column is not None:
+            k, v = (
+                jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
+                for old, new in zip(cache.own if shared else cache, (k, v), strict=True)
+            )
+        elif cache is not None and not lines:
+            pairs = zip(cache, (k, v), strict=True)
+            k, v = (jnp.concatenate(pair, -2) for pair in pairs)
+        if lines:
             y = tiles.attend(q, k, v, cache, seen)
+        elif shared:
+            y = cache.attend(q, k, v, seen)
         else:
-            if cache is not None and column is None:
-                pairs = zip(cache, (k, v), strict=True)
-                k, v = (jnp.concatenate(pair, -2) for pair in pairs)
-            elif cache is not None:
-                k, v = (
-                    jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
-                    for old, new in zip(cache, (k, v), strict=True)
-                )
             y = self.attend(q, k, v, seen, causal=column is None)
         y = jnp.swapaxes(y, -3, -2).reshape(*x.shape[:-1], -1)
         x = x + dense("o", self.width, "heads", "embed", scale=small)(y)

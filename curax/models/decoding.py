@@ -1,0 +1,275 @@
+"""Attention of decoding slots to a prefix that several share, and to what is theirs.
+
+The softmax over both is merged from two parts, in float32. With l = q k^T / sqrt(d), m
+and z = sum_s e^(l_s - m) the maximum and sum over the keys seen of a part, and M the
+maximum over both:
+
+    o = sum_parts sum_s p_s v_s
+    p_s = e^(l_s - m) f,  f = e^(m - M) / sum_parts e^(m - M) z
+
+As in the trainer it is p that is rounded to the precision of v.
+
+Slots that read one prefix are tiles of rows: their queries are multiplied with its keys
+as one matrix, so that keys and values are held, and read, once for a tile.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from curax.arrays.sharding import active, constrain, mesh_axes, platform
+from curax.types import SharedCache
+
+MOST = 32  # slots of a tile
+COPIED = (
+    2**20
+)  # bytes of keys that a CPU copies from prefixes at a time: they stay near
+LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+@flax.struct.dataclass(kw_only=True)
+class Tiles:
+    """The slots of each shard, in at most t tiles of m that read one prefix."""
+
+    prefix: jax.Array  # [D, t] int32, what a tile reads
+    slot: jax.Array  # [D, t, m] int32, its slots; where there are fewer, slot 0
+    place: jax.Array  # [D, K / D] int32, where each slot is in [t m]; idle: somewhere
+    count: jax.Array  # [D] int32, tiles that there are
+
+
+@flax.struct.dataclass(kw_only=True)
+class Layer:
+    """What slots read in a layer."""
+
+    own: Any  # k, v [K, kv_heads, W, d]
+    prefix: Any  # k, v [D, C, kv_heads, P, d]
+    tiles: Tiles
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array
+    ) -> jax.Array:
+        """Attention of one query per slot.
+
+        Args:
+            q: `[K, heads, 1, d]`.
+            k: `[K, kv_heads, W, d]`, the slots' own, that of this token included.
+            v: `[K, kv_heads, W, d]`.
+            seen: `[K, P + W]` bool, keys of the prefix and own ones that are visible.
+
+        Returns:
+            `[K, heads, 1, d]`.
+        """
+        heads, kv_heads = q.shape[1], k.shape[1]
+        by_keys = mesh_axes("heads", kv_heads)
+        axes = by_keys or mesh_axes("heads", heads)
+
+        def run(q, own, prefix, seen, tiles):
+            if axes and not by_keys:  # copies of all heads of keys, of which it takes
+                first = jax.lax.axis_index(axes) * q.shape[1]
+                of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
+                own = tuple(heads_of(x, of, 1) for x in own)
+                prefix = tuple(heads_of(x, of, 2) for x in prefix)
+            return _attend(q, own, prefix, seen, tiles)
+
+        args = q, (k, v), self.prefix, seen, self.tiles
+        if not active():
+            return run(*args)
+        rows, cut = mesh_axes("rows") or None, axes or None
+        keys = by_keys or None
+        return jax.shard_map(
+            run,
+            in_specs=(
+                PartitionSpec(rows, cut),
+                PartitionSpec(rows, keys),
+                PartitionSpec(rows, None, keys),
+                PartitionSpec(rows),
+                PartitionSpec(rows),
+            ),
+            out_specs=PartitionSpec(rows, cut),
+            check_vma=False,
+        )(*args)
+
+
+def layers(cache: SharedCache) -> tuple[Layer, ...]:
+    """The cache of each layer, with the tiles that are those of all."""
+    tiles = tiles_of(cache)
+    return tuple(
+        Layer(own=own, prefix=prefix, tiles=tiles)
+        for own, prefix in zip(cache.own, cache.prefix, strict=True)
+    )
+
+
+def tiles_of(cache: SharedCache) -> Tiles:
+    """The tiles of a cache: of m slots, as many as are expected to share a prefix."""
+    shards, contexts = jax.tree.leaves(cache.prefix)[0].shape[:2]
+    context = constrain(cache.context.reshape(shards, -1), ("rows", None))
+    size = min(cache.group, context.shape[1], MOST)
+    tiles = jax.vmap(partial(_tiles, contexts=contexts, size=size))(context)
+    tiles = jax.tree.map(
+        lambda x: constrain(x, ("rows", *(None,) * (x.ndim - 1))), tiles
+    )
+    return tiles.replace(count=_most(tiles.count))
+
+
+def _tiles(context: jax.Array, *, contexts: int, size: int) -> Tiles:
+    """The tiles of a shard, of `size` slots, given the prefix of each slot `[K]`."""
+    slots = context.shape[0]
+    most = (slots + min(contexts, slots) * (size - 1)) // size
+    at = jnp.arange(slots, dtype=jnp.int32)
+    order = jnp.argsort(context).astype(jnp.int32)
+    ordered = context[order]
+    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+    rank = at - jax.lax.cummax(jnp.where(first, at, 0))
+    works = ordered < contexts
+    begins = works & (rank % size == 0)
+    tile = jnp.cumsum(begins, dtype=jnp.int32) - 1
+    place = jnp.where(works, tile * size + rank % size, most * size)  # out: dropped
+    slot = jnp.zeros(most * size, jnp.int32).at[place].set(order, mode="drop")
+    last = most * size - 1
+    return Tiles(
+        prefix=jnp.zeros(most, jnp.int32)
+        .at[jnp.where(begins, tile, most)]
+        .set(ordered, mode="drop"),
+        slot=slot.reshape(most, size),
+        place=jnp.zeros(slots, jnp.int32).at[order].set(jnp.minimum(place, last)),
+        count=jnp.sum(begins, dtype=jnp.int32),
+    )
+
+
+@jax.custom_batching.custom_vmap
+def _most(count: jax.Array) -> jax.Array:
+    """The counts; in a batch of samplers the most of any, so that all loop alike."""
+    return count
+
+
+@_most.def_vmap
+def _(axis_size: int, in_batched: list[bool], count: jax.Array):
+    del axis_size
+    return (jnp.max(count, 0) if in_batched[0] else count), False
+
+
+def heads_of(x: jax.Array, of: jax.Array, axis: int) -> jax.Array:
+    """Keys or values of these heads; of all, if there is but one."""
+    return x if x.shape[axis] == 1 else jnp.take(x, of, axis)
+
+
+def _attend(q, own, prefix, seen, tiles: Tiles) -> jax.Array:
+    """As `Layer.attend`, of the slots and heads of one device."""
+    (k, v), width = own, prefix[0].shape[-2]
+    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
+    tiles = jax.tree.map(lambda x: x[0], tiles)
+    shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
+    here, top, total = exponentials(grouped, k, seen[:, width:])
+    there, high, sum_ = shared.exponentials(grouped, seen[:, :width])
+    high = jnp.where(sum_ > 0, high, LOWEST)  # an idle slot may be in no tile
+    most = jnp.maximum(top, high)
+    low, up = jnp.exp(top - most), jnp.exp(high - most)
+    total = total * low + sum_ * up
+    out = mixed(here, low / total, v) + shared.mixed(there, up / total)
+    return out.astype(v.dtype).reshape(q.shape)
+
+
+def exponentials(q: jax.Array, k: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
+    """A part of a softmax, before it is known what the other parts are.
+
+    Args:
+        q: `[N, kv_heads, R, d]`, queries of the heads of a group, of one or more slots.
+        k: `[N, kv_heads, S, d]`.
+        seen: `[N, S]` bool, the visible keys.
+
+    Returns:
+        e^(l_s - m) `[N, kv_heads, R, S]`, m and z `[N, kv_heads, R]`, float32. Where no
+        key is visible m is the lowest float32.
+    """
+    scores = jnp.einsum("nkrd,nksd->nkrs", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen[:, None, None], scores * q.shape[-1] ** -0.5, LOWEST)
+    top = jnp.max(scores, -1)
+    e = jnp.exp(scores - top[..., None])
+    return e, top, jnp.sum(e, -1)
+
+
+def mixed(e: jax.Array, factor: jax.Array, v: jax.Array) -> jax.Array:
+    """sum_s p_s v_s `[N, kv_heads, R, d]` float32, p rounded to the precision of v."""
+    share = (e * factor[..., None]).astype(v.dtype)
+    return jnp.einsum("nkrs,nksd->nkrd", share, v, preferred_element_type=jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The prefixes of one device, and the tiles of slots that read them.
+
+    A CPU takes a few tiles at a time, those that there are; other devices take all at
+    once, as a loop inside of a token costs them more than tiles without slots.
+    """
+
+    k: jax.Array  # [C, kv_heads, P, d]
+    v: jax.Array  # [C, kv_heads, P, d]
+    tiles: Tiles  # without the axis D
+
+    def exponentials(self, q: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
+        """`exponentials` of tiles, `[t, kv_heads, m R, P]`; m and z of slots."""
+        rows, mask = self.of_tiles(q), seen[self.tiles.slot[:, 0]]
+
+        def part(cut):
+            return exponentials(cut(rows), self.k[cut(self.tiles.prefix)], cut(mask))
+
+        e, top, total = self.over_tiles(part)
+        return e, self.of_slots(top), self.of_slots(total)
+
+    def mixed(self, e: jax.Array, factor: jax.Array) -> jax.Array:
+        """`mixed` of slots, given those of tiles and the factors of slots."""
+        factors = self.of_tiles(factor)
+
+        def part(cut):
+            return mixed(cut(e), cut(factors), self.v[cut(self.tiles.prefix)])
+
+        return self.of_slots(self.over_tiles(part))
+
+    def of_tiles(self, x: jax.Array) -> jax.Array:
+        """`[K, kv_heads, R, ...]` of slots, `[t, kv_heads, m R, ...]` of tiles."""
+        x = jnp.swapaxes(x[self.tiles.slot], 1, 2)
+        return x.reshape(*x.shape[:2], -1, *x.shape[4:])
+
+    def of_slots(self, x: jax.Array) -> jax.Array:
+        """The opposite of `of_tiles`."""
+        most, size = self.tiles.slot.shape
+        x = x.reshape(*x.shape[:2], size, -1, *x.shape[3:])
+        x = jnp.swapaxes(x, 1, 2)
+        return x.reshape(most * size, *x.shape[2:])[self.tiles.place]
+
+    def over_tiles(self, part: Callable[[Callable[..., jax.Array]], Any]) -> Any:
+        """What a function of some tiles gives of all; it is told how to cut them out.
+
+        Tiles that there are not may be left out, with zeros in their place.
+        """
+        most = self.tiles.slot.shape[0]
+        number = COPIED // (math.prod(self.k.shape[1:]) * self.k.dtype.itemsize)
+        number = max(1, number)
+        if platform() != "cpu" or number >= most:
+            return part(lambda x: x)
+
+        def some(i):
+            return part(
+                partial(
+                    jax.lax.dynamic_slice_in_dim,
+                    start_index=i * number,
+                    slice_size=number,
+                )
+            )
+
+        def body(i, whole):
+            put = partial(
+                jax.lax.dynamic_update_slice_in_dim, start_index=i * number, axis=0
+            )
+            return jax.tree.map(put, whole, some(i))
+
+        shapes = jax.eval_shape(some, 0)
+        none = jax.tree.map(lambda x: jnp.zeros((most, *x.shape[1:]), x.dtype), shapes)
+        return jax.lax.fori_loop(0, -(-self.tiles.count // number), body, none)
