@@ -216,7 +216,7 @@ def gradients(args: Namespace) -> None:
     path, check = Path(args.gradients), probe.check
     if args.law:
         check = law_residual.check
-    run.enable_compilation_cache()
+    run.set_up_libraries()
     if policies.is_run(path):
         config = override(policies.run_config(path), args.assignments)
         name = path.resolve().name
