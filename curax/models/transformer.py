@@ -369,18 +369,18 @@ class Block(nn.Module):
         q, k = (
             rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
         )
-        lines, shared = isinstance(seen, Visible), isinstance(cache, decoding.Layer)
         if cache is not None and column is not None:
+            own = cache.own if isinstance(cache, decoding.Layer) else cache
             k, v = (
                 jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
-                for old, new in zip(cache.own if shared else cache, (k, v), strict=True)
+                for old, new in zip(own, (k, v), strict=True)
             )
-        elif cache is not None and not lines:
+        elif cache is not None and not isinstance(seen, Visible):
             pairs = zip(cache, (k, v), strict=True)
             k, v = (jnp.concatenate(pair, -2) for pair in pairs)
-        if lines:
+        if isinstance(seen, Visible):
             y = tiles.attend(q, k, v, cache, seen)
-        elif shared:
+        elif isinstance(cache, decoding.Layer):
             y = cache.attend(q, k, v, seen)
         else:
             y = self.attend(q, k, v, seen, causal=column is None)
