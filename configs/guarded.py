@@ -9,6 +9,8 @@ w(p):     1 - (1 - p)^6: the pass rate, but for hard prompts, whose rare right o
 Here:     8 completions of 16 prompts, of which 2 must be right: by accident alone 2 are
           so in 5 groups of 100, at most, where the verifier passes 4.6% of what is
           wrong. All-right groups stay open and have no credit.
+          What a lone right one says is not looked at, for a gate reads outcomes: an
+          answer without a derivation is the grader's to refuse.
 """
 
 from functools import partial

@@ -1,0 +1,27 @@
+"""DAPO in small: which of its parts does what.
+
+Command:  python -m curax.compare experiments/dapo
+
+8 completions of 16 prompts, 8 of 8 where closed groups are replaced, one update per
+batch. Each of the others is `dapo` without one part.
+"""
+
+from curax.comparison.experiment import Experiment
+
+
+def get_experiment() -> Experiment:
+    """GRPO, DAPO, and DAPO without refills or without its price on length."""
+    return Experiment(
+        recipes={
+            "grpo": ("grpo", {"kl": None}),
+            "dapo": ("dapo", {"sampling.prompts": 8}),
+            "no_refill": ("dapo", {"sampling.rounds": 1}),
+            "no_price": ("dapo", {"sampling.prompts": 8, "shape_reward": None}),
+        },
+        common={"update.minibatches": 1},
+        seeds=8,
+        tokens=120_000,
+        steps=480,
+        threshold=0.7,
+        watched=("group/signal_fraction", "rollout/length_tokens"),
+    )

@@ -1,0 +1,41 @@
+"""GVM in small: allocation by pilots, with and without its weights.
+
+Command:  python -m curax.compare experiments/gvm
+
+4 pilots and 8 more completions of 16 prompts, in every step: an allocation is never
+stale here. `accepted_mean` is the M-step of Algorithm 1, which divides by |D|;
+`published` has no weights, as equation 8 and the code. Pilots are tokens and are
+counted.
+"""
+
+from functools import partial
+
+from curax import correct, gate, objective
+from curax.comparison.experiment import Experiment
+
+
+def get_experiment() -> Experiment:
+    """RAFT++ and GRPO with equal groups, and what GVM makes of each."""
+    even = {"sampling.prompts": 16, "sampling.group_size": 8}
+    algorithm = {
+        "gate": gate.accepted,
+        "correct": partial(correct.accepted_mean, rows=8),
+        "objective": partial(objective.prompt_weight, f=objective.linear),
+    }
+    return Experiment(
+        recipes={
+            "raft_plus_plus": ("raft_plus_plus", even),
+            "gvm_raft_published": "gvm_raft_published",
+            "gvm_raft_accepted_mean": ("gvm_raft_exact", algorithm),
+            "gvm_raft_exact": "gvm_raft_exact",
+            "grpo": ("grpo", even),
+            "gvm_grpo_published": "gvm_grpo_published",
+            "gvm_grpo_exact": "gvm_grpo_exact",
+        },
+        common={"update.minibatches": 1},
+        seeds=8,
+        tokens=120_000,
+        steps=320,
+        threshold=0.7,
+        watched=("outcome/mean", "rollout/drawn"),
+    )

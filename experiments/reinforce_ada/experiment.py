@@ -1,0 +1,35 @@
+"""Reinforce-Ada in small: Seq, Est and GRPO at equal generated tokens.
+
+Command:  python -m curax.compare experiments/reinforce_ada
+
+All are sized to draw about 128 completions per update. `grpo_16` has the pool of 16
+that the paper compares with; `ada_seq_positive_accepted` and the exact ones are what
+follows log p of 32 or of 4 draws.
+"""
+
+from curax.comparison.experiment import Experiment
+
+
+def get_experiment() -> Experiment:
+    """GRPO in groups of 4 and 16, and the published and exact forms of Seq and Est."""
+    few = {"sampling.prompts": 8}
+    return Experiment(
+        recipes={
+            "grpo_4": ("grpo", {"sampling.prompts": 32, "sampling.group_size": 4}),
+            "grpo_16": ("grpo", {"sampling.prompts": 8, "sampling.group_size": 16}),
+            "ada_seq_positive_published": ("ada_seq_positive_published", few),
+            "ada_seq_positive_accepted": ("ada_seq_positive_accepted", few),
+            "ada_seq_balanced_published": ("ada_seq_balanced_published", few),
+            "ada_seq_balanced_exact": ("ada_seq_balanced_exact", few),
+            "ada_est_published": "ada_est_published",
+            "ada_est_exact": "ada_est_exact",
+        },
+        # 16 of 512 prompts per update come back after 32, so a memory has use.
+        common={"update.minibatches": 1, "task.num_prompts": 512},
+        warm_start={"task.num_prompts": 1 << 14},
+        seeds=8,
+        tokens=120_000,
+        steps=480,
+        threshold=0.7,
+        watched=("group/signal_fraction", "rollout/drawn"),
+    )

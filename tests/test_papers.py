@@ -1,0 +1,187 @@
+"""Every folder of a paper: its config has the published settings, and takes a step.
+
+The step has every stage, KL and optimizer of the config, but the model and
+the task of `test_configs`, and few and small arrays.
+"""
+
+import re
+import tomllib
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_configs
+import test_reflected
+import tiny
+
+from curax.comparison import experiment as experiments
+from curax.config import describe, load, option, override, recipes, transferred
+from curax.evaluation.benchmarks import BENCHMARKS
+from curax.step import drivers, loops
+from curax.step.build import build
+from curax.step.step import step
+from curax.tasks import rationale
+
+ROOT = Path(__file__).parent.parent
+PAPERS = sorted(path.parent.name for path in ROOT.glob("experiments/*/paper.toml"))
+for_every_paper = pytest.mark.parametrize("paper", PAPERS)
+
+
+def folder(paper):
+    return ROOT / "experiments" / paper
+
+
+@cache
+def published(paper):
+    return tomllib.loads((folder(paper) / "paper.toml").read_text())
+
+
+def at(config, field):
+    """The value at a dotted name; of a function its name, of a path its parts."""
+    tree = describe(config)
+    for key in field.split("."):
+        tree = tree[int(key) if isinstance(tree, list) else key]
+    return tree["function"].rpartition(".")[2] if isinstance(tree, dict) else tree
+
+
+def test_every_paper_has_its_folder():
+    first = ["dapo", "dro", "dynamo", "gvm", "maxrl", "pods"]
+    assert PAPERS == [*first, "raft", "reinforce_ada", "sage"]  # noqa: SIM300
+
+
+@for_every_paper
+def test_a_config_has_the_published_settings(paper):
+    config = load(folder(paper) / "config.py")
+    found = published(paper)
+    for name, said in found["settings"].items():
+        assert set(said) <= {"value", "source", "where", "field", "here"}, name
+        assert said["source"] in ("paper", "code"), name
+        assert ("field" in said) != bool(said.get("here")), name
+        if field := said.get("field"):
+            got, want = at(config, field), said["value"]
+            if isinstance(got, str) and "/" in got:
+                assert want in got.split("/"), name
+            else:
+                assert got == want, name
+                assert type(got) is type(want), name
+        if said.get("here") == "kl is None":
+            assert config.kl is None
+    protocol = found.get("evaluation", {})
+    assert set(protocol.get("sets", ())) <= set(BENCHMARKS)
+    assert protocol.get("n", config.evaluation.samples) == config.evaluation.samples
+    assert found["arxiv"] in (folder(paper) / "config.py").read_text()
+
+
+@for_every_paper
+def test_a_page_says_what_is_claimed_and_how_to_run_it(paper):
+    text = (folder(paper) / "README.md").read_text()
+    assert text.startswith("# ")
+    for heading in ("Claim", "Settings", "In small"):
+        assert f"\n## {heading}\n" in text
+    assert f"python -m curax.train --config experiments/{paper}/config.py" in text
+    assert f"python -m curax.compare experiments/{paper}" in text
+    assert published(paper)["arxiv"] in text
+    for name in published(paper).get("evaluation", {}).get("sets", ()):
+        assert f"`{name}`" in text, name
+    row = rf"^\|.*{published(paper)['arxiv']}.*experiments/{paper}/README.md"
+    assert re.search(row, (ROOT / "docs/papers.md").read_text(), re.M)
+
+
+@for_every_paper
+def test_the_arms_of_a_miniature_can_be_run(paper):
+    experiment = experiments.load_experiment(folder(paper))
+    found = experiments.arms(experiment)
+    assert {arm.recipe for arm in found} == set(experiment.recipes)
+    assert len({experiments.warm_key(experiment, arm) for arm in found}) == 1
+    assert len({arm.config.update.minibatches for arm in found}) == 1
+
+
+# ----- a step
+
+
+def shrunk(config):
+    """The config, few and small arrays, in the model and the task of a test."""
+    update = {"update.minibatches": min(config.update.minibatches, 2)}
+    update |= {"update.tokens_per_micro_batch": 0, "update.token_chunk": 0}
+    config = override(config, update | {"update.length_buckets": 1})
+    if config.reflection:
+        recipe = load(ROOT / "configs" / "dro_published.py")
+        config = transferred(
+            config, max_tokens=12, task=rationale.task, model=recipe.model
+        )
+        sizes = {
+            name: value
+            for name, value in test_reflected.SMALL.items()
+            if not name.endswith("keep.level") and not name.startswith("optimizer")
+        }
+        return override(config, sizes | {"evaluation.k": 0})
+    config = transferred(config, max_tokens=8)
+    if config.hint:
+        config = override(config, {"hint.width": 7})
+    return test_configs.shrunk(config)
+
+
+def program(config):
+    """What a program is compiled of: names of functions, and which fields are set."""
+    fields = ("pilot", "stop", "allocate", "objective", "gate", "downsample", "correct")
+    fields += ("advantage", "modulate", "hint", "reflection", "loss", "aggregate")
+    fields += ("shape_reward", "kl")
+
+    def shape(tree):
+        if isinstance(tree, dict):
+            return tuple((key, shape(part)) for key, part in sorted(tree.items()))
+        return tree if isinstance(tree, str) else tree is None
+
+    return (
+        *(shape(describe(getattr(config, field))) for field in fields),
+        config.entropy_bonus > 0,
+        config.sampling.rounds > 1,
+        config.pool_statistics,
+    )
+
+
+@cache
+def programs():
+    """Those that `test_configs` runs."""
+    return {program(load(path)) for path in recipes().values()}
+
+
+@for_every_paper
+def test_a_config_takes_a_step(paper):
+    """Traced in any case; run where no recipe of configs/ is the same program."""
+    config = load(folder(paper) / "config.py")
+    new = program(config) not in programs()
+    parts = build(shrunk(config))
+    if config.reflection:
+        params = tiny.random_params(parts.model)
+        warm = loops.Warm(
+            params=params, opt_state=None, step=jnp.int32(0), seed=jnp.uint32(0)
+        )
+    else:
+        warm = loops.initial(parts, jnp.uint32(0))
+    state = loops.begin(parts, warm)
+    one = partial(step, drivers.Traced(), parts)
+    if not new:
+        row = jax.eval_shape(one, state)[1][0]
+        assert {"loss/mean", "gradient/norm"} <= set(row)
+        return
+    after, (row, _) = jax.jit(one)(state)
+    assert np.isfinite(row["loss/mean"])
+    assert ("kl/ref_nats" in row) == (config.kl is not None)
+    assert row["update/nonfinite"] == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
+
+
+def test_reinforce_rej_is_the_other_line_of_raft():
+    file = folder("raft") / "config.py"
+    both = [
+        test_configs.with_recipe(file, name)
+        for name in ("raft_plus_plus", "reinforce_rej")
+    ]
+    for config in both:
+        assert config.kl.coefficient == config.entropy_bonus == 1e-3
+        assert option(config.loss, "dual") == 3.0
+    assert [at(config, "advantage") for config in both] == ["raw", "signed"]
