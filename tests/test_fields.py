@@ -132,6 +132,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "task.levels": (2, "step refuses with writing"),
     "task.hinted_traces": (0.5, "warm with hints"),
     "task.asked_traces": (0.5, "warm with hints"),
+    "task.hint_errors": ((0.0, 0.5, 1.0), "step with filed"),
     "model": (another_model, "draw"),
     "model.width": (8, "draw"),
     "model.layers": (2, "draw"),
@@ -305,6 +306,11 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
 WITH: dict[str, Any] = {
     "confidence": {"evaluation.confidence": 3},
     "hints": {"task.hints": True},
+    "filed": {
+        "task.hints": True,
+        "task.hint_errors": (0.5, 0.5, 0.5),
+        "hint": Hint(source=hint.from_file, width=7, trigger=hint.all_wrong),
+    },
     "mesh": {"mesh.fsdp": 2},
     "truncation": {
         "sampling.top_p": 0.9,
@@ -320,6 +326,7 @@ MORE_FIELDS = {
     "hint.writing.max_tokens": (4, "step"),
     "hint.writing.temperature": (0.5, "step"),
     "hint.writing.tries": (1, "step"),
+    "hint.writing.frozen": (True, "step"),
     "hint.trigger": (hint.no_signal, "step"),
     "hint.stop_probability": (0.5, "step"),
     "hint.controller": (hint.paper, "step"),
@@ -347,6 +354,7 @@ MORE_FIELDS = {
     "reflection.length_weight": (0.5, "references"),
     "reflection.rubric": (reflect.drop, "references"),
     "reflection.direct": (0.1, "step"),
+    "reflection.keep": (reflect.null_test, "references"),
     "reflection.queries.every": (3, "queries"),
     "reflection.queries.candidates": (3, "queries"),
     "reflection.queries.draws": (3, "queries"),
