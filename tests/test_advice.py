@@ -12,7 +12,16 @@ from test_law import assigned, loaded
 
 from curax import allocate, xray
 from curax.config import ConfigError
-from curax.theory import advice, cases, moments, population, predict, progress, sizes
+from curax.theory import (
+    advice,
+    advice_options,
+    cases,
+    moments,
+    population,
+    predict,
+    progress,
+    sizes,
+)
 from curax.theory.sizes import Size
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -264,6 +273,29 @@ def test_pass_rates_of_an_evaluation_have_less_spread_than_its_shares(tmp_path):
     assert got.draws is None
 
 
+def test_beliefs_are_those_of_a_file_but_for_what_is_said(tmp_path):
+    path = tmp_path / "gradients.json"
+    path.write_text(json.dumps({"shared": -0.01, "explained": 0.4, "prompts": []}))
+    of = partial(advice_options.beliefs, path)
+    assert of() == {"shared": 0.0, "explained": 0.4}  # cut to what may be
+    args = xray.parser().parse_args(
+        ["--advise", "--prompts", "9", "--measured", str(path), "--shared", "0.5"]
+    )
+    asked = []
+    with (
+        mock.patch.object(advice, "rank", lambda _, known, __: asked.append(known)),
+        mock.patch.object(advice, "candidates"),
+        mock.patch.object(advice_options.json, "dumps", side_effect=InterruptedError),
+        pytest.raises(InterruptedError),
+    ):
+        advice_options.advise(args, SEVERAL, None)
+    assert (asked[0].shared, asked[0].explained) == (0.5, 0.4)
+    for text in ("{", '{"shared": 0.1}', '{"shared": NaN, "explained": 1}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="name a gradients"):
+            of()
+
+
 SAMPLE = '{"problem": 0, "greedy": false, "outcome": 1.0}\n'
 WRONG = {
     "alone": (["--prompts", "9"], "--prompts is for --advise; add that, or leave "),
@@ -271,6 +303,7 @@ WRONG = {
     "none": (["--advise", "--prompts", "0"], "--prompts 0 must be from 1 to 1e+09; "),
     "often": (["--advise", "--visits", "-1"], "--visits -1 must be from 0 to 1e+06"),
     "share": (["--advise", "--shared", "nan"], "--shared nan must be from 0 to 1; "),
+    "file": (["--measured", "no.json"], "--measured is for --advise; add that, or "),
     "free": (["--advise", "--cost", "0", "0"], "--cost 0 0: neither may be below 0, "),
     "paid": (["--advise", "--cost", "1", "-1"], "--cost 1 -1: neither may be below"),
     "lift": (["--advise", "--lift", "1"], "--lift is not for --advise; leave it out."),

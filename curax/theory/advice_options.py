@@ -41,12 +41,17 @@ def add_options(parser: ArgumentParser) -> None:
          "as (default: 128)"),
         ("tokens", float, "tokens per completion (default: as measured, else alike)"),
         ("shared", float, "believed cosine of the gradients of two prompts (default: "
-         "0.1)"),
+         "0.02)"),
         ("explained", float, "believed share of a score that lies along the outcome "
-         "(default: 0.01)"),
+         "(default: 0.3)"),
     ]  # fmt: skip
     for name, kind, text in numbers:
         group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
+    group.add_argument(
+        "--measured",
+        metavar="FILE",
+        help="gradients.json of --gradients: both of these as measured there",
+    )
     group.add_argument(
         "--cost",
         nargs=2,
@@ -69,7 +74,7 @@ def check(args: Namespace) -> None:
     Raises:
         ConfigError: in a sentence with the option, its value and a fix.
     """
-    given = {name: getattr(args, name) for name in (*FIELDS, "out")}
+    given = {name: getattr(args, name) for name in (*FIELDS, "measured", "out")}
     given = {name: value for name, value in given.items() if value is not None}
     if not args.advise:
         for name in given:
@@ -83,8 +88,8 @@ def check(args: Namespace) -> None:
         "visits": (0, 1e6, "0"),
         "budget": (1, 1e6, "128"),
         "tokens": (1, 1e9, "512"),
-        "shared": (0, 1, "0.1"),
-        "explained": (1e-9, 1, "0.01"),
+        "shared": (0, 1, "0.02"),
+        "explained": (1e-9, 1, "0.3"),
     }
     for name, (low, high, fix) in ranges.items():
         if name in given and not low <= given[name] <= high:
@@ -104,6 +109,30 @@ def check(args: Namespace) -> None:
         raise ConfigError(f"--out {args.out}: there is no such folder; make it.")
 
 
+def beliefs(path: Path) -> dict[str, Any]:
+    """Both beliefs as a gradients.json has them, cut to what they may be.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        shared, explained = float(found["shared"]), float(found["explained"])
+        if not math.isfinite(shared + explained):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = getattr(error, "strerror", None) or "no numbers shared and explained"
+        raise ConfigError(
+            f"--measured {path} cannot be read ({why}); name a gradients.json that "
+            "--gradients wrote."
+        ) from error
+    # Estimates are unbiased, so noise may take them out of their range.
+    return {
+        "shared": min(max(shared, 0.0), 1.0),
+        "explained": min(max(explained, 1e-9), 1.0),
+    }
+
+
 def advise(
     args: Namespace, prompts: Population, named: tuple[str, Config] | None
 ) -> None:
@@ -119,6 +148,8 @@ def advise(
     """
     fields = {FIELDS[name]: getattr(args, name) for name in FIELDS}
     fields = {name: value for name, value in fields.items() if value is not None}
+    if args.measured:
+        fields = beliefs(Path(args.measured)) | fields
     own = dict([named]) if named else {}
     if named:
         fields |= {"steps": named[1].steps, "loaded": named[1].memory.load is not None}
