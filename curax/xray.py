@@ -182,7 +182,7 @@ def check_probe(args: Namespace) -> bool:
         return False
     others = ("recipe", "config", "trl", "memory", "evaluation", "lift")
     named = [name for name in others if getattr(args, name) is not None]
-    named += ["advise"] * bool(args.advise)
+    named += ["advise"] * bool(args.advise) + ["beta"] * isinstance(args.beta, list)
     if named:
         what = args.recipe if named[0] == "recipe" else f"--{named[0]}"
         raise ConfigError(

@@ -312,6 +312,7 @@ def test_prompts_without_any_gradient_are_told():
         (["--probe", "4", "8"], "--probe is for --gradients; add that"),
         (["--gradients", "grpo", "--probe", "4", "7"], "--probe 4 7: at least 2"),
         (["grpo", "--gradients", "grpo"], "--gradients grpo names what is measured"),
+        (["--gradients", "grpo", "--beta", "1", "2"], "and --beta is not for it"),
         (["--gradients", "grpo", "--step", "3"], "grpo is no run folder"),
         (["--gradients", "grpo", "--law", "1"], "--law 1: noise is told apart by 2"),
         (["--gradients", "dapo", "--law", "8"], "set sampling.rounds to 1"),
