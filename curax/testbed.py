@@ -128,7 +128,7 @@ def from_checkpoint(
         ConfigError: what `Config` raises.
     """
     shared = {
-        "model": partial(pretrained.model, path=path, dtype="bfloat16", remat=True),
+        "model": partial(pretrained.model, path=path, remat="everything"),
         "optimizer": partial(
             optax.adamw, learning_rate=1e-6, b2=0.95, weight_decay=0.0
         ),

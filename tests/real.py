@@ -58,7 +58,9 @@ def get_config() -> Config:
             max_trace_tokens=16,
             workers=1,
         ),
-        model=partial(pretrained.model, path="checkpoint", scan_layers=False),
+        model=partial(
+            pretrained.model, path="checkpoint", scan_layers=False, dtype="float32"
+        ),
         warm_start=WarmStart(
             steps=150,
             rows=64,

@@ -164,7 +164,8 @@ def test_every_problem_has_a_block_of_completions(whole, place):
 
 def test_greedy_completions_are_the_likeliest_tokens(whole):
     folder = real.checkpoint(small=True)
-    model, spoken = pretrained.model(path=str(folder)), text.load(folder)
+    model = pretrained.model(path=str(folder), dtype="float32")
+    spoken = text.load(folder)
     params = model.load(None)
     features = jax.jit(lambda *args: model.features(params, *args)[0])
     places = np.arange(64, dtype=np.int32)[None]

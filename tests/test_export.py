@@ -74,7 +74,7 @@ def of_run(make, step):
 
 
 def of_folder(path):
-    model = pretrained.model(path=str(path))
+    model = pretrained.model(path=str(path), dtype="float32")
     return said(model, model.load(None))
 
 

@@ -11,7 +11,7 @@ import test_attention
 import tiny
 from contracts import close
 
-from curax.models import rotary
+from curax.models import rotary, transformer
 from curax.models.rotary import RopeScaling
 
 N, Q, BEFORE = 3, 6, 4
@@ -356,7 +356,7 @@ def test_no_feature_depends_on_a_later_token(t):
     assert (np.abs(one[:, t:] - two[:, t:]).max(-1) > 1e-3).all()
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", ["none", "everything"])
 def test_scanned_layers_are_unrolled_layers(remat):
     scanned = jax.jit(tiny.model(scan_layers=True, remat=remat).features)
     params, alike = stacked(tiny.params()), partial(close, atol=1e-6)
@@ -385,10 +385,20 @@ def test_remat_keeps_less_and_changes_no_gradient(scan_layers):
         size = sum(leaf.size for leaf in jax.tree.leaves(pull))
         return size, jax.jit(jax.grad(loss))(params)
 
-    more, want = kept_and_gradient(False)
-    less, got = kept_and_gradient(True)
+    more, want = kept_and_gradient("none")
+    some, other = kept_and_gradient("dots")
+    less, got = kept_and_gradient("everything")
+    assert less < some < more
     assert less < more / 2
     jax.tree.map(partial(close, rtol=1e-5, atol=1e-5), got, want)
+    jax.tree.map(partial(close, rtol=1e-5, atol=1e-5), other, want)
+
+
+def test_remat_is_one_of_three_or_true_or_false():
+    said = [transformer.recomputed(x) for x in (False, True, *transformer.REMAT)]
+    assert said == ["none", "everything", "none", "dots", "everything"]
+    with pytest.raises(ValueError, match=r"model\.remat='dot' is none of none, dots"):
+        tiny.model(remat="dot")
 
 
 # ----- bfloat16 and errors

@@ -33,9 +33,12 @@ for_every_family = pytest.mark.parametrize("name", NAMES)
 ADAPTED = {"lora_rank": 2, "lora_alpha": 6.0, "lora_modules": ("q", "up", "down")}
 
 
+full = partial(pretrained.model, dtype="float32")
+
+
 @cache
 def policy(name, **options):
-    return pretrained.model(path=str(GOLDEN / name), **options)
+    return full(path=str(GOLDEN / name), **options)
 
 
 @cache
@@ -480,7 +483,7 @@ def test_adapters_are_merged(scan_layers, tmp_path):
     options = {"head_dim": 8, "rope_theta": 1e4, "norm_eps": 1e-6}
     write_new(wide, params("qwen3"), **options)
     export(wide, own, tmp_path / "out", lora_alpha=6.0)
-    merged = pretrained.model(path=str(tmp_path / "out"), scan_layers=scan_layers)
+    merged = full(path=str(tmp_path / "out"), scan_layers=scan_layers)
     want = load_file(GOLDEN / "qwen3.safetensors")
     at = [want[k].astype(np.int32) for k in ("tokens", "positions")] + [want["mask"]]
     with_adapters = policy("qwen3", scan_layers=scan_layers, **ADAPTED)
@@ -596,7 +599,7 @@ def test_a_model_without_a_source_becomes_a_checkpoint(shards, scan_layers, tmp_
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["eos_token_id"] == 9
     assert len([*tmp_path.rglob("*.safetensors")]) == shards
-    read = pretrained.model(path=str(tmp_path / "out"), scan_layers=scan_layers)
+    read = full(path=str(tmp_path / "out"), scan_layers=scan_layers)
     equal(read.load(None), drawn)
     tokens = np.arange(5, dtype=np.int32)[None]
     at = tokens, tokens, np.ones((1, 5), bool)

@@ -61,7 +61,7 @@ def trained(workdir):
 
 
 def policy(path):
-    model = pretrained.model(path=str(path), scan_layers=False)
+    model = pretrained.model(path=str(path), scan_layers=False, dtype="float32")
     return model, model.load(None)
 
 

@@ -26,8 +26,8 @@ def model(
     path: CheckpointPath,
     vocab_size: Count | None = None,
     scan_layers: bool = True,
-    remat: bool = False,
-    dtype: Any = "float32",
+    remat: bool | str = "none",
+    dtype: Any = "bfloat16",
     param_dtype: Any = "float32",
     attend: Callable[..., jax.Array] = attention.by_platform,
     lora_rank: Natural = 0,
@@ -42,9 +42,10 @@ def model(
         vocab_size: of the task, at most that of the checkpoint, which the model keeps:
             its embedding often has more rows than its tokenizer has tokens.
         scan_layers: as `transformer.model`, and so are the options that follow.
-        remat: recompute the activations within a layer.
-        dtype: of activations and matrix products.
-        param_dtype: of the parameters, whatever the files have.
+        remat: what is recomputed of a layer: none, dots or everything.
+        dtype: of activations and matrix products; float32 is quicker on a CPU.
+        param_dtype: of the parameters that are trained, whatever the files have: in
+            bfloat16 steps of a small learning rate would be rounded away.
         attend: an implementation of `curax.models.attention`.
         lora_rank: of the adapters, which are not read from the folder.
         lora_alpha: the adapters' scale is `lora_alpha / lora_rank`.

@@ -40,6 +40,13 @@ from curax.settings.config_types import Count, Natural, Positive
 from curax.types import Model, SharedCache
 
 CAST = ("embed", "head", "kernel", "bias")  # parameters that are read in `dtype` only
+# What the backward pass of a layer keeps of the forward one, beside what enters it; the
+# rest it computes again. Products have no rows as batch, those of attention have.
+REMAT: dict[str, Any] = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "everything": jax.checkpoint_policies.nothing_saveable,
+}
 Cache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: k, v [N, kv_heads, S, d]
 
 
@@ -60,7 +67,7 @@ def model(
     tied: bool = False,
     embedding_std: float = 0.3,
     scan_layers: bool = False,
-    remat: bool = False,
+    remat: bool | str = "none",
     dtype: Any = "float32",
     param_dtype: Any = "float32",
     attend: Callable[..., jax.Array] = attention.by_platform,
@@ -88,8 +95,9 @@ def model(
             RMSNorm behind it makes their gradients, hence Adam's steps, very large.
         scan_layers: scan over the layers instead of unrolling them, but for decoding:
             the time to compile an update no longer grows with L.
-        remat: recompute the activations within a layer in the backward pass: less
-            memory, about a third more work in the update.
+        remat: what the backward pass of a layer recomputes: `none` of its activations;
+            `dots`: all but products with its matrices; `everything`: the least memory,
+            about a third more work in the update. False is none, True everything.
         dtype: of activations and matrix products, that with the output head included;
             log-probs are float32 regardless.
         param_dtype: of the parameters.
@@ -99,8 +107,8 @@ def model(
         lora_modules: matrices of each layer that have an adapter, of `MATRICES`.
 
     Raises:
-        ValueError: if `kv_heads` does not divide `heads`, `head_dim` is odd or
-            `lora_modules` names what is none.
+        ValueError: if `kv_heads` does not divide `heads`, `head_dim` is odd, or `remat`
+            or `lora_modules` names what is none.
     """
     check_heads(heads, kv_heads, head_dim)
     if lora_rank:
@@ -130,8 +138,23 @@ def model(
         tied=tied,
         embedding_std=embedding_std,
         scan_layers=scan_layers,
-        remat=remat,
+        remat=recomputed(remat),
     ).model()
+
+
+def recomputed(remat: bool | str) -> str:
+    """The name of `REMAT` that an option says.
+
+    Raises:
+        ValueError: in a sentence, if it is none of them.
+    """
+    name = ("everything" if remat else "none") if isinstance(remat, bool) else remat
+    if name not in REMAT:
+        raise ValueError(
+            f"model.remat={remat!r} is none of {', '.join(REMAT)}; set it to dots, or "
+            "to everything for the least memory."
+        )
+    return name
 
 
 def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
@@ -157,7 +180,7 @@ class Transformer:
     tied: bool
     embedding_std: float
     scan_layers: bool
-    remat: bool
+    remat: str  # of REMAT
 
     def model(self) -> Model:
         """The model: functions, and the logical axes of its parameters."""
@@ -233,8 +256,8 @@ class Transformer:
         x = constrain(x, ("rows", None, None))
         axes = None if column is not None else self.axes["layers"]
         apply = partial(layer, self.block, axes, positions, seen, column)
-        if self.remat:
-            apply = jax.checkpoint(apply)
+        if self.remat != "none":
+            apply = jax.checkpoint(apply, policy=REMAT[self.remat])
         if self.scan_layers and column is None:
             stacked = cache and jax.tree.map(lambda *c: jnp.stack(c), *cache)
             x, stacked = jax.lax.scan(apply, x, (params["layers"], stacked))

@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, Mesh
 from curax import rollout
 from curax.arrays import frozen
 from curax.config import option
+from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
 from curax.step.records import Components
 from curax.types import Contexts, TrainState
@@ -231,18 +232,21 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
 def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -> Work:
     """The work of a chip in an update whose rows all have T tokens.
 
-    Forward 2, backward 4 operations per entry and token, and 2 more where activations
-    are recomputed; the contexts besides, without a head, twice forward.
+    Forward 2, backward 4 operations per entry and token, and 2 more where `model.remat`
+    recomputes everything, those of attention with dots too; the contexts besides,
+    without a head, twice forward.
     """
     how, tensor = parts.config.update, cut.tensor
     passes = how.epochs
-    remat = bool(option(parts.config.model, "remat"))
+    again = recomputed(option(parts.config.model, "remat", False))
+    remat = again == "everything"
     head, factor = sizes.vocab * sizes.width, 8.0 if remat else 6.0
     rows = cut.share(sizes.trained)
     tokens, prompts = rows * sizes.steps, cut.share(sizes.contexts) * sizes.prompt
     keys = sizes.prompt + sizes.steps / 2
     flops = factor * tokens * (sizes.products + head)
-    flops += factor / 2 * rows * attention_flops(sizes, sizes.steps, keys)
+    attention = rows * attention_flops(sizes, sizes.steps, keys)
+    flops += (3.0 if again == "none" else 4.0) * attention
     flops += (factor + 2) * prompts * sizes.products
     micro = how.micro_batches
     if how.tokens_per_micro_batch:  # of each shard of the rows

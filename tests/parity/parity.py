@@ -48,6 +48,7 @@ TOKENS = RANDOM.integers(0, V, (3, LENGTH)).astype(np.int32)
 PADS = np.array([[0], [5], [LENGTH - 1]])
 LEFT = np.arange(LENGTH) >= PADS
 RIGHT = LEFT[:, ::-1].copy()
+full = partial(pretrained.model, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def alike(got, want, mask):
 @pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_logits_are_theirs(name, mask, scan_layers, folder):
-    policy = pretrained.model(path=str(folder(name)), scan_layers=scan_layers)
+    policy = full(path=str(folder(name)), scan_layers=scan_layers)
     got = our_logits(policy, policy.load(None), mask)
     alike(got, their_logits(theirs(folder(name)), mask), mask)
 
@@ -112,7 +113,7 @@ def test_logits_are_theirs(name, mask, scan_layers, folder):
 @for_every_checkpoint
 def test_greedy_continuations_are_theirs(name, folder):
     """Cached decoding, past the original window where frequencies are rescaled."""
-    policy = pretrained.model(path=str(folder(name)), vocab_size=V)
+    policy = full(path=str(folder(name)), vocab_size=V)
     count = jnp.arange(len(TOKENS), dtype=jnp.int32)
     rows = rollout.sample(
         policy,
@@ -139,7 +140,7 @@ def test_greedy_continuations_are_theirs(name, folder):
 def test_what_they_save_is_read_and_written_back_byte_by_byte(name, folder, tmp_path):
     model, options = theirs(folder(name)), {"max_shard_size": "40kB"}
     model.to(torch.bfloat16).save_pretrained(tmp_path / "theirs", **options)
-    policy = pretrained.model(path=str(tmp_path / "theirs"))
+    policy = full(path=str(tmp_path / "theirs"))
     export(tmp_path / "theirs", policy.load(None), tmp_path / "ours")
     for file in (tmp_path / "theirs").iterdir():
         assert (tmp_path / "ours" / file.name).read_bytes() == file.read_bytes()
@@ -148,7 +149,7 @@ def test_what_they_save_is_read_and_written_back_byte_by_byte(name, folder, tmp_
 
 @for_every_checkpoint
 def test_what_was_trained_is_what_they_load(name, folder, tmp_path):
-    policy = pretrained.model(path=str(folder(name)))
+    policy = full(path=str(folder(name)))
     noise = np.random.default_rng(1)
     trained = jax.tree.map(
         lambda p: p + jnp.asarray(0.1 * noise.normal(size=p.shape), p.dtype),
@@ -163,7 +164,7 @@ def test_what_was_trained_is_what_they_load(name, folder, tmp_path):
 def with_adapters(path):
     """A policy with adapters that do something, and its parameters."""
     options = {"lora_rank": 4, "lora_alpha": 6.0, "lora_modules": ("q", "v", "o", "up")}
-    policy = pretrained.model(path=str(path), **options)
+    policy = full(path=str(path), **options)
     noise, read = np.random.default_rng(2), policy.load(None)
 
     def leaf(path, drawn):
