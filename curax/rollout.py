@@ -418,6 +418,25 @@ def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
     return (*widths(context, half, most - 1), steps)
 
 
+def cache_tokens(
+    *, rows: int, slots: int, contexts: int, prompt: int, steps: int, shards: int
+) -> tuple[int, int]:
+    """Tokens whose keys and values a shard of a draw holds: of slots, and of contexts.
+
+        T ceil(K / D),  P C / gcd(C, D)
+
+    Args:
+        rows: N.
+        slots: K; 0: one per row.
+        contexts: C.
+        prompt: P.
+        steps: T, `max_tokens`.
+        shards: D, over which slots lie.
+    """
+    slots = min(slots or rows, rows)
+    return -(-slots // shards) * steps, contexts // math.gcd(contexts, shards) * prompt
+
+
 def widened(width: int, table: Table) -> Table:
     """The table with so many columns."""
 

@@ -5,10 +5,12 @@ import re
 
 import pytest
 import small
+from jax.sharding import AbstractMesh
 
 from curax import plan
-from curax.config import ConfigError
-from curax.planning import chips, hlo
+from curax.config import ConfigError, load, override
+from curax.planning import chips, estimate, hlo, planner
+from curax.step import draw, mesh
 
 SMALL = ["--config", str(small.FILE)]
 MODULE = """\
@@ -121,6 +123,21 @@ def test_without_a_mesh_all_that_divide_are_ranked_and_nothing_is_compiled(
     out = capsys.readouterr().out
     assert "fits 16 GiB per chip, by an estimate" in out
     assert (tmp_path / "plan" / "plan.txt").read_text() in out + "\n"
+
+
+def test_a_run_says_the_cache_that_is_planned():
+    config = override(load(small.FILE), ["sampling.slots=6", "sampling.max_tokens=7"])
+    run = planner.traced(config)
+    for shape, slots, contexts in (((1, 1, 1), 6, 4), ((2, 1, 2), 3, 2)):
+        layout = AbstractMesh(shape, mesh.AXES)
+        cut = estimate.Cut.of(layout, run.sizes)
+        memory = estimate.draw(run.sizes, cut, cut_sampler=False).memory
+        got = draw.cache_size(run.parts, layout)
+        assert (got.slots, got.contexts) == (6, 4)
+        assert got.bytes == memory["cache"] + memory["prefix"]
+        # One head of keys does not divide over two devices.
+        token = 2 * run.sizes.layers * run.sizes.keys * run.sizes.item
+        assert got.bytes == token * (slots * 7 + contexts * got.prompt)
 
 
 def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):

@@ -873,6 +873,7 @@ def test_a_dry_run_compiles_all_and_writes_nothing(
     assert (status, err, ran) == (0, "", [])
     assert not folder.exists()
     assert "A step: 4 prompts, 16 completions of at most 2 tokens, 16 of them" in out
+    assert "GiB of a device for 16 slots of 2 tokens, and 4 prompts of" in out
     assert f"without --dry-run: a new run in {folder}." in out
     state, rows = out.partition("State, MiB of a device: ")[2].split("\n\n")[:2]
     assert "parameters" in state

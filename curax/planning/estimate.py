@@ -185,9 +185,9 @@ def attention_flops(sizes: Shapes, queries: float, keys: float) -> float:
 def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     """The work of a chip in a draw whose completions all take T tokens.
 
-    Each decoding step reads the weights and the ring of every slot, which has grown to
-    its width when the first rows end. All rows of a slot follow one another, so the
-    loop makes at least ceil(N / K) T steps.
+    Each decoding step reads the weights, the ring of every slot, which has grown to its
+    width when the first rows end, and the prefixes of as many groups as slots hold. All
+    rows of a slot follow one another, so the loop makes at least ceil(N / K) T steps.
     """
     slots, tensor = cut.share(sizes.slots), cut.tensor
     turns = -(-sizes.rows // sizes.slots) * sizes.steps
@@ -195,7 +195,16 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     matrices = (sizes.products + head) * sizes.item / tensor
     length = sizes.prompt + sizes.steps
     token = 2 * sizes.layers * sizes.keys * sizes.item / cut.heads  # keys and values
-    ring = slots * length * token
+    rings, prefixes = rollout.cache_tokens(
+        rows=sizes.rows,
+        slots=sizes.slots,
+        contexts=sizes.contexts,
+        prompt=sizes.prompt,
+        steps=sizes.steps,
+        shards=cut.rows,
+    )
+    groups = -(-slots * sizes.contexts // sizes.rows)  # at a time, on a device
+    read = token * (rings + min(groups * sizes.prompt, prefixes))
     stages = itertools.pairwise((0, *rollout.widths(sizes.prompt, sizes.steps)))
     unread = slots * sum((b - a) * (sizes.steps - b) for a, b in stages)  # by the first
     each = 2.0 * (sizes.products + head) + attention_flops(sizes, 1, length)
@@ -205,14 +214,11 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     )
     reduced = 2 * (tensor - 1) / tensor * sizes.width * sizes.item * 2 * sizes.layers
     gathered = matrices * (cut.fsdp - 1) / cut.fsdp
-    refills = sizes.slots < sizes.rows
-    dealt = sizes.contexts // math.gcd(sizes.contexts, cut.rows)
-    own = dealt if refills else cut.share(sizes.contexts)
     kept = 1 / cut.fsdp if cut_sampler else 1.0
     return Work(
         flops=(turns * slots * each - unread * attention_flops(sizes, 1, 1) + first)
         / tensor,
-        read=turns * (matrices + ring) - unread * token,
+        read=turns * (matrices + read) - unread * token,
         received=turns * slots * reduced
         + prompts * reduced
         + gathered * (turns if cut_sampler else 2),
@@ -221,8 +227,8 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
             "weights of the sampler": (sizes.products * kept + head)
             * sizes.item
             / tensor,
-            "cache": ring,
-            "prefix": own * sizes.prompt * token,
+            "cache": rings * token,
+            "prefix": prefixes * token,
             "logits": 2.0 * slots * sizes.vocab * FLOAT32 / tensor,
             "completions": 6.0 * cut.share(sizes.rows) * sizes.steps * FLOAT32,
         },

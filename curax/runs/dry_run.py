@@ -1,7 +1,6 @@
 """A dry run: all that a run does before its first step, and what its programs take."""
 
 import dataclasses
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 
 from curax.config import Config, kept_of
 from curax.processes import peers
-from curax.runs import record, run
+from curax.runs import cache, record, run
+from curax.runs.cache import memory_of_device
 from curax.runs.progress import Progress
 from curax.step.loops import Loop
 
@@ -100,7 +100,8 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
         loop.rehearse(compiler, loaded)
     most = max(program.total for program in compiler.programs)
     limit = memory_of_device()
-    run.say("\n".join([*sizes(loop), "", *table(compiler), ""]))
+    held = [told] if (told := cache.line(loop)) else []
+    run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
     verdict = "It fits" if most <= limit else "It does not fit"
     where = f"{workdir}, step {since}" if since else f"a new run in {workdir}"
     run.say(
@@ -166,13 +167,6 @@ def bytes_on_device(tree: Any) -> int:
 
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def memory_of_device() -> int:
-    """Bytes of memory of a device: its own, or this machine's for CPUs."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(stats.get("bytes_limit", machine))
 
 
 def mib(size: float) -> str:

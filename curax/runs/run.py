@@ -20,7 +20,16 @@ from curax import hub
 from curax.config import Config, ConfigError, describe, option
 from curax.models import prompt_form
 from curax.processes import peers
-from curax.runs import alarms, checkpoint, dashboards, folder, memory_io, page, record
+from curax.runs import (
+    alarms,
+    cache,
+    checkpoint,
+    dashboards,
+    folder,
+    memory_io,
+    page,
+    record,
+)
 from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
@@ -349,6 +358,8 @@ class Run:
             self._open.callback(self._profile.close)
             if description := self._loop.parts.task.summary:
                 self._progress.say(description)
+            if held := cache.line(self._loop):
+                self._progress.say(held)
             found = self._restore()
             state = found.state if found else self._start()
             if state is not None:

@@ -16,6 +16,8 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from curax import allocate, data, hint, rollout
 from curax import memory as memories
@@ -222,6 +224,61 @@ def draw_plan(
         slots=sizes.slots,
         stopping=stopping,
         prefix=prefix,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """What a draw holds of keys and values; slots and contexts are of all devices."""
+
+    bytes: float  # of one device
+    slots: int  # K
+    contexts: int  # C
+    prompt: int  # P, with the widest hint
+
+
+def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
+    """The size of the cache of a draw, from shapes; prefixes are held once.
+
+    Args:
+        parts: components of the run.
+        mesh: of the run; None: one device.
+    """
+    sizes, how, model = parts.config.sampling, parts.config.hint, parts.model
+
+    def contexts(ids):
+        prompts = parts.task.prompts(ids)
+        return hint.widened(prompts, how.width) if how else hint.none(prompts)
+
+    ids = np.zeros(sizes.prompts, np.int32)
+    asked = contexts(ids) if parts.task.in_files else jax.eval_shape(contexts, ids)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    prefix = jax.eval_shape(partial(rollout.prefill, model), params, asked)
+    cut = dict(mesh.shape) if mesh else {}
+    tensor, (_, prompt) = cut.get("tensor", 1), asked.tokens.shape
+    token = sum(
+        leaf.size
+        // asked.tokens.size
+        * leaf.dtype.itemsize
+        / (tensor if leaf.shape[1] % tensor == 0 else 1)
+        for leaf in jax.tree.leaves(prefix.cache)
+    )
+    rows = parts.rows // sizes.chunks
+    if stop := parts.config.stop:  # more are never open at a time
+        rows = min(rows, sizes.prompts * stop.round_size)
+    own, shared = rollout.cache_tokens(
+        rows=rows,
+        slots=sizes.slots,
+        contexts=sizes.prompts,
+        prompt=prompt,
+        steps=sizes.max_tokens,
+        shards=cut.get("data", 1) * cut.get("fsdp", 1),
+    )
+    return CacheSize(
+        bytes=token * (own + shared),
+        slots=min(sizes.slots or rows, rows),
+        contexts=sizes.prompts,
+        prompt=prompt,
     )
 
 

@@ -1,0 +1,32 @@
+"""What keys and values take in decoding, said before a run draws anything."""
+
+import os
+
+import jax
+
+from curax.step import draw
+from curax.step.loops import Loop
+
+MIB, GIB = 2**20, 2**30
+
+
+def line(loop: Loop) -> str | None:
+    """`Cache: 3.1 of 9.6 GiB of a device for 128 slots ...`; None: there is none."""
+    found = draw.cache_size(loop.parts, loop.mesh)
+    taken = loop.parts.config.seeds * found.bytes
+    if not taken:
+        return None
+    whole, steps = memory_of_device(), loop.parts.config.sampling.max_tokens
+    small = taken < 0.1 * GIB
+    text = f"{taken / MIB:.2g} MiB" if small else f"{taken / GIB:.2g}"
+    return (
+        f"Cache: {text} of {whole / GIB:.2g} GiB of a device for {found.slots} slots "
+        f"of {steps:,} tokens, and {found.contexts} prompts of {found.prompt:,}."
+    )
+
+
+def memory_of_device() -> int:
+    """Bytes of memory of a device: its own, or this machine's for CPUs."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(stats.get("bytes_limit", machine))
