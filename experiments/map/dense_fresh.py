@@ -1,0 +1,12 @@
+"""The regime dense_fresh of the map, its recipes as tuned.
+
+Command:  python -m curax.compare experiments/map/dense_fresh.py
+"""
+
+from curax.comparison.experiment import Experiment
+from experiments.map import regimes
+
+
+def get_experiment() -> Experiment:
+    """Recipes at the settings that tuning chose, with 20 fresh seeds."""
+    return regimes.claimed("dense_fresh")

@@ -1,0 +1,144 @@
+"""Functions that the regimes of the map need and no recipe does."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import allocate
+from curax.settings.config_types import Count, Magnitude, Natural, Positive, Share
+from curax.tasks import chain
+from curax.types import Difficulty, Prompts, Task
+
+RSUB = chain.MODULUS + chain.OPERATIONS.index("rsub")
+
+
+def equal_groups(
+    difficulty: Difficulty, *, budget: int, most: int, size: Positive = 8.0
+) -> jax.Array:
+    """Groups of one size for as many prompts as the budget has room for, others none.
+
+        n_i = size for i < budget / size, else 0
+
+    The size may be traced: so every size is a lane of one program, and none of its own
+    has to be compiled. That of a run is a constant; a prompt without a draw is passed
+    over until it comes back.
+
+    Args:
+        difficulty: of the B prompts; only their number is read.
+        budget: completions of the whole step; static.
+        most: largest number that one prompt may get; static.
+        size: completions of a group, a whole number that divides the budget.
+
+    Returns:
+        `[B]` int32 with sum `budget`, where B prompts are enough for it.
+    """
+    known = allocate.uniform(difficulty, budget=budget, most=most)
+    each = jnp.minimum(jnp.round(size).astype(jnp.int32), most)
+    place = jnp.arange(known.shape[0], dtype=jnp.int32)
+    return jnp.where(place < budget // each, each, 0)
+
+
+def enough_right(
+    outcome: jax.Array, exists: jax.Array, *, right: Positive = 1.0
+) -> jax.Array:
+    """Enough right completions: N+ >= right. `stop.positives`, but `right` is traced.
+
+    Args:
+        outcome: `[..., G]` float in [0, 1], what the verifier said.
+        exists: `[..., G]` bool, True where there is a completion with an outcome.
+        right: right completions that are enough.
+
+    Returns:
+        `[...]` bool, True where the prompt needs no more.
+    """
+    found = jnp.sum(exists & (outcome > 0.5), -1, dtype=jnp.float32)
+    return found >= right
+
+
+def task(
+    *,
+    depth: Count = 3,
+    num_prompts: Natural = 1 << 14,
+    errors: tuple[float, float, float] = (0.05, 0.40, 0.85),
+    hard: Magnitude = 0.0,
+    accepted: Magnitude = 0.0,
+    hints: bool = False,
+) -> Task:
+    """Chains of arithmetic, of which some are hard, and a verifier that may err.
+
+    Args:
+        depth: operations in a prompt, at most.
+        num_prompts: size of the training set.
+        errors: of the teacher, as `chain.task`.
+        hard: share of the prompts that have a reverse subtraction; 0: as they come.
+        accepted: share of wrong completions of training prompts that the verifier
+            passes, by a hash of prompt and completion; it is never wrong on held-out
+            prompts.
+        hints: whether prompts can be hinted.
+
+    Returns:
+        The task.
+    """
+    made = chain.task(depth=depth, num_prompts=num_prompts, errors=errors, hints=hints)
+    if hard:
+        made = replace(
+            made,
+            prompts=partial(_mixed, depth=depth, hard=hard, held_out=False),
+            held_out=partial(_mixed, depth=depth, hard=hard, held_out=True),
+        )
+    if accepted:
+        made = replace(
+            made,
+            prompts=partial(_marked, made.prompts, errs=True),
+            held_out=partial(_marked, made.held_out, errs=False),
+            verify=partial(_erring, accepted=accepted),
+        )
+    return made
+
+
+def _mixed(prompt_id, *, depth: int, hard: Share, held_out: bool) -> Prompts:
+    """Every k-th prompt is a hard one, k = 1 / hard: ids of `chain` that fit."""
+    every = round(1 / hard)
+    easy, difficult = _ids(depth, held_out)
+    which = prompt_id // every, prompt_id - prompt_id // every - 1
+    is_hard = prompt_id % every == 0
+    own = jnp.where(
+        is_hard,
+        jnp.asarray(difficult)[which[0] % len(difficult)],
+        jnp.asarray(easy)[which[1] % len(easy)],
+    )
+    made = chain.prompts(own.astype(jnp.int32), depth=depth, held_out=held_out)
+    return replace(made, id=prompt_id)
+
+
+@cache
+def _ids(depth: int, held_out: bool, most: int = 4096) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of prompts without and with a reverse subtraction."""
+    with jax.ensure_compile_time_eval():
+        ids = jnp.arange(most, dtype=jnp.int32)
+        made = chain.prompts(ids, depth=depth, held_out=held_out)
+        hard = np.asarray(jnp.any(made.tokens == RSUB, -1))
+    return np.flatnonzero(~hard), np.flatnonzero(hard)
+
+
+def _marked(prompts, prompt_id, *, errs: bool) -> Prompts:
+    """Prompts whose targets end with their id + 1 where the verifier errs, else 0."""
+    made = prompts(prompt_id)
+    mark = prompt_id + 1 if errs else jnp.zeros_like(prompt_id)
+    column = mark[..., None].astype(made.target.dtype)
+    return replace(made, target=jnp.concatenate([made.target, column], -1))
+
+
+def _erring(target, tokens, mask, *, accepted: float) -> jax.Array:
+    """Outcomes, 1 for some of the wrong ones where the target is marked."""
+    right = chain.verify(target[:, :-1], tokens, mask)
+    told = jnp.concatenate([target, jnp.where(mask, tokens, chain.PAD)], -1)
+    h = jnp.zeros(told.shape[0], jnp.uint32)
+    for column in told.T:
+        mixed = (h ^ column.astype(jnp.uint32)) * jnp.uint32(2654435761)
+        h = mixed ^ (mixed >> 15)
+    lucky = (h >> 8).astype(jnp.float32) < accepted * 2.0**24
+    return jnp.maximum(right, (lucky & (target[:, -1] > 0)).astype(jnp.float32))

@@ -1,0 +1,326 @@
+"""Regimes of the map: tasks, recipes, what is tuned of them, and how long they run.
+
+Everything that decides a figure stands here, and stood here before it was measured.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from curax import gate, hint, stop
+from curax.comparison.experiment import Arm, Experiment, arms
+from curax.config import ConfigError, override
+from experiments.map import parts
+
+RESULTS = Path(__file__).parent / "results"
+RATES = (1e-4, 3e-4, 1e-3)  # learning rates, beside five values of a knob
+HIGH = (3e-4, 1e-3, 3e-3)  # where little is right, and gradients are small
+FINE = (5e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # beside three variants
+SIZES = (2.0, 4.0, 8.0, 16.0, 32.0)  # n, completions of a prompt
+ROWS = 64  # completions of a step, where their number is fixed
+TUNING, CLAIMING = tuple(range(4)), tuple(range(4, 24))  # seeds
+TOKENS = {"tune": 16_000, "claim": 40_000}  # drawn by every run at least, at 1 : 0
+STEPS = 600  # at most
+RATE = "optimizer.learning_rate"
+DEPTH = 3
+
+COMMON = {
+    "model.width": 64,
+    "model.layers": 1,
+    "warm_start.steps": 400,
+    "warm_start.rows": 64,
+    "warm_start.optimizer.learning_rate.peak": 1e-2,
+    "warm_start.optimizer.learning_rate.steps": 400,
+    "sampling.max_tokens": DEPTH + 1,
+    "evaluation.prompts": 128,
+    "evaluation.samples": 4,
+    "update.minibatches": 1,
+}
+FIXED = {"sampling.prompts": 32, "sampling.group_size": 32, "sampling.budget": ROWS}
+EQUAL = {**FIXED, "allocate": parts.equal_groups}
+# By the memory: 8 prompts share what uniform recipes draw.
+SHARED = {"sampling.prompts": 8, "sampling.group_size": 32, "sampling.budget": ROWS}
+LENGTH = {"aggregate.length": DEPTH + 1}
+HALF_LIVES = (1.6, 3.3, 6.6, 13.0, 26.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A recipe with 15 settings: a knob of five values, or three variants of its own.
+
+    Attributes:
+        config: file of configs/.
+        changes: what is changed of it.
+        knob: a magnitude that is tuned beside the learning rate; "": there is none.
+        values: five values of it.
+        variants: name -> further changes, each a program of its own.
+        every: steps between two evaluations.
+        share: tokens trained per token drawn, at most; sets how long it runs.
+    """
+
+    config: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    knob: str = ""
+    values: tuple[float, ...] = ()
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    every: int = 20
+    share: float = 1.0
+
+    def chunks(self, rates: Sequence[float] = RATES) -> Iterator[list["Setting"]]:
+        """Settings that run side by side, five each; rates are those of a regime."""
+        for variant in self.variants:
+            if self.knob:
+                for rate in rates:
+                    yield [Setting(variant, value, rate) for value in self.values]
+            else:
+                yield [Setting(variant, None, rate) for rate in FINE]
+
+    def changed(self, setting: "Setting") -> dict[str, Any]:
+        """All changes of the recipe at a setting."""
+        tuned = {self.knob: setting.value} if self.knob else {}
+        tuned[RATE] = setting.rate
+        return {**self.changes, **self.variants[setting.variant], **tuned}
+
+    @property
+    def magnitudes(self) -> tuple[str, ...]:
+        """Names of what differs between the lanes of a program."""
+        return (self.knob, RATE) if self.knob else (RATE,)
+
+
+class Setting(NamedTuple):
+    """One trial of a recipe."""
+
+    variant: str
+    value: float | None  # of the knob
+    rate: float
+
+
+SIZED = {"knob": "allocate.size", "values": SIZES}
+REMEMBERED = {"knob": "memory.half_life", "values": HALF_LIVES}
+RECIPES = {
+    "rloo": Recipe(config="rloo", changes=EQUAL | LENGTH, **SIZED),
+    "grpo": Recipe(config="grpo", changes=EQUAL, **SIZED),
+    "maxrl": Recipe(config="maxrl", changes=EQUAL | LENGTH, **SIZED),
+    "rloo_live": Recipe(
+        config="rloo", changes=EQUAL | LENGTH | {"gate": gate.zero_variance}, **SIZED
+    ),
+    "guarded": Recipe(config="guarded", changes=EQUAL | LENGTH, **SIZED),
+    "ada_seq_positive_accepted": Recipe(
+        config="ada_seq_positive_accepted",
+        changes={
+            "sampling.prompts": 8,
+            "stop.rule": parts.enough_right,
+            **LENGTH,
+        },
+        knob="stop.rule.right",
+        values=(1.0, 2.0, 3.0, 4.0, 6.0),
+        every=10,
+        share=0.5,
+    ),
+    "ada_seq_balanced_exact": Recipe(
+        config="ada_seq_balanced_exact",
+        changes={"sampling.prompts": 8, **LENGTH},
+        variants={
+            str(n): {"stop.rule": partial(stop.balanced, right=n, wrong=n)}
+            for n in (1, 2, 3)
+        },
+        every=10,
+        share=0.5,
+    ),
+    "greso": Recipe(
+        config="greso",
+        changes={**SHARED, **LENGTH},
+        knob="allocate.margin",
+        values=(0.0, 0.02, 0.05, 0.1, 0.2),
+    ),
+    "neyman": Recipe(config="neyman", changes=SHARED | LENGTH, **REMEMBERED),
+    "dynamo_allocation_exact": Recipe(
+        config="dynamo_allocation_exact",
+        changes=SHARED | LENGTH | {"allocate.least": 4, "correct.rows": 8},
+        **REMEMBERED,
+    ),
+    "ada_est_exact": Recipe(
+        config="ada_est_exact", changes=SHARED | LENGTH, **REMEMBERED
+    ),
+    **{
+        name: Recipe(
+            config=name,
+            changes=LENGTH if name == "pods_exact" else {},
+            variants={
+                f"{m}of32": {"downsample.m": m, "sampling.prompts": prompts}
+                for m, prompts in ((2, 8), (4, 4), (8, 4))
+            },
+            every=10,
+            share=0.25,
+        )
+        for name in ("pods_exact", "pods_published")
+    },
+    "sage": Recipe(config="sage", changes=EQUAL | LENGTH | {"hint.width": 4}, **SIZED),
+    "sage_light": Recipe(
+        config="sage_light", changes=EQUAL | LENGTH | {"hint.width": 4}, **SIZED
+    ),
+    "ada_seq_sage": Recipe(
+        config="ada_seq_sage",
+        changes={
+            "sampling.prompts": 8,
+            "stop.rule": parts.enough_right,
+            "hint.width": 4,
+            "hint.source": hint.reference_prefix,
+            **LENGTH,
+        },
+        knob="stop.rule.right",
+        values=(1.0, 2.0, 3.0, 4.0, 6.0),
+        every=10,
+    ),
+}
+BASELINES = ("rloo", "grpo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """A task, the recipes that have a use in it, and what a token costs.
+
+    Attributes:
+        says: one line about it.
+        task: options of `parts.task`.
+        recipes: names; the baselines come first.
+        cost: of a token drawn and of one trained.
+        rates: learning rates that are tried beside a knob.
+    """
+
+    says: str
+    task: Mapping[str, Any]
+    recipes: tuple[str, ...]
+    cost: tuple[float, float] = (1.0, 0.0)
+    rates: tuple[float, float, float] = RATES
+
+    def chunks(self, recipe: str) -> list[list[Setting]]:
+        """Settings of a recipe that are tried, five side by side."""
+        return list(RECIPES[recipe].chunks(self.rates))
+
+    def tokens(self, recipe: Recipe, stage: str) -> int:
+        """Tokens that every run of a recipe draws at least, for one cost of all."""
+        drawn, trained = self.cost
+        whole = TOKENS[stage] * (drawn + trained)
+        return round(whole / (drawn + recipe.share * trained))
+
+
+DENSE, SPARSE = (0.05, 0.40, 0.85), (0.90, 0.97, 0.995)
+MEMORY = ("greso", "neyman", "dynamo_allocation_exact", "ada_est_exact")
+REGIMES = {
+    "sparse": Regime(
+        says="next to nothing is solved, no prompt returns",
+        task={"errors": SPARSE},
+        recipes=(
+            *BASELINES,
+            *("ada_seq_positive_accepted", "maxrl", "ada_seq_balanced_exact"),
+        ),
+        rates=HIGH,
+    ),
+    "bimodal": Regime(
+        says="four of five prompts are solved, one is hard; they return",
+        task={"errors": (0.02, 0.02, 0.97), "hard": 0.2, "num_prompts": 256},
+        recipes=(
+            *BASELINES,
+            "greso",
+            "ada_seq_positive_accepted",
+            "maxrl",
+            *MEMORY[1:],
+        ),
+    ),
+    "dense_returning": Regime(
+        says="prompts of all pass rates, which return",
+        task={"errors": DENSE, "num_prompts": 256},
+        recipes=(*BASELINES, *MEMORY, "maxrl", "ada_seq_positive_accepted"),
+    ),
+    "noisy": Regime(
+        says="as sparse, and the verifier passes 3 % of what is wrong",
+        task={"errors": SPARSE, "accepted": 0.03},
+        recipes=(*BASELINES, "guarded", "maxrl", "ada_seq_positive_accepted"),
+        rates=HIGH,
+    ),
+    "updates_dear": Regime(
+        says="prompts of all pass rates, fresh; a trained token costs ten drawn ones",
+        task={"errors": DENSE},
+        recipes=(*BASELINES, "rloo_live", "pods_exact", "pods_published"),
+        cost=(1.0, 10.0),
+    ),
+    "dense_fresh": Regime(
+        says="prompts of all pass rates, none of which returns",
+        task={"errors": DENSE},
+        recipes=(
+            *BASELINES,
+            *("maxrl", "ada_seq_positive_accepted", "ada_seq_balanced_exact"),
+        ),
+    ),
+    "rollouts_dear": Regime(
+        says="prompts of all pass rates, fresh; a drawn token costs ten trained ones",
+        task={"errors": DENSE},
+        recipes=(
+            *BASELINES,
+            *("rloo_live", "maxrl", "ada_seq_positive_accepted", "pods_exact"),
+        ),
+        cost=(10.0, 1.0),
+    ),
+    "hints": Regime(
+        says="as good as nothing is solved without a hint",
+        task={"errors": (0.97, 0.99, 0.995), "hints": True},
+        recipes=(*BASELINES, "sage", "sage_light", "ada_seq_sage"),
+        rates=HIGH,
+    ),
+}
+
+
+def experiment(
+    regime: str, chosen: Mapping[str, Setting], stage: str = "claim"
+) -> Experiment:
+    """The experiment of some recipes of a regime at chosen settings.
+
+    Args:
+        regime: name of a regime.
+        chosen: recipe -> its setting.
+        stage: `tune` or `claim`, which decides seeds and tokens.
+    """
+    about = REGIMES[regime]
+    seeds = TUNING if stage == "tune" else CLAIMING
+    task = {f"task.{name}": value for name, value in about.task.items()}
+    return Experiment(
+        recipes={
+            name: (RECIPES[name].config, RECIPES[name].changed(setting))
+            for name, setting in chosen.items()
+        },
+        common={"task": parts.task, **COMMON, **task, "seed": seeds[0]},
+        warm_start={"task.num_prompts": 1 << 14},
+        seeds=len(seeds),
+        tokens=max(about.tokens(RECIPES[name], stage) for name in chosen),
+        steps=STEPS,
+        every=max(RECIPES[name].every for name in chosen),
+        cost=about.cost,
+    )
+
+
+def arm(regime: str, recipe: str, setting: Setting, stage: str) -> Arm:
+    """A recipe at one setting, with the seeds of a stage."""
+    (found,) = arms(experiment(regime, {recipe: setting}, stage))
+    return found._replace(config=override(found.config, {"evaluation.every": 10}))
+
+
+def claimed(regime: str) -> Experiment:
+    """The experiment of a regime: all recipes that are tuned, at their best settings.
+
+    Raises:
+        ConfigError: none is.
+    """
+    path = RESULTS / regime / "tuned.json"
+    if not path.exists():
+        raise ConfigError(
+            f"{path} is not there, for nothing is tuned in {regime} yet; run python -m "
+            "experiments.map.run --next first."
+        )
+    found = json.loads(path.read_text())
+    return experiment(
+        regime, {name: Setting(*own["setting"]) for name, own in found.items()}
+    )

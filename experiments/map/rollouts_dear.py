@@ -1,0 +1,12 @@
+"""The regime rollouts_dear of the map, its recipes as tuned.
+
+Command:  python -m curax.compare experiments/map/rollouts_dear.py
+"""
+
+from curax.comparison.experiment import Experiment
+from experiments.map import regimes
+
+
+def get_experiment() -> Experiment:
+    """Recipes at the settings that tuning chose, with 20 fresh seeds."""
+    return regimes.claimed("rollouts_dear")

@@ -1,0 +1,126 @@
+"""The map: its regimes load, all recipes have as many trials, its own functions."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from curax import stop
+from curax.comparison import experiment as experiments
+from curax.comparison import programs
+from curax.config import ConfigError, override
+from curax.step import loops
+from curax.step.build import build
+from curax.tasks import chain
+from curax.types import Difficulty
+from experiments.map import parts, regimes, run, show
+
+
+@pytest.mark.parametrize("regime", regimes.REGIMES)
+def test_the_recipes_of_a_regime_load_and_have_fifteen_trials_each(regime):
+    about, keys = regimes.REGIMES[regime], set()
+    assert about.recipes[:2] == regimes.BASELINES
+    for name in about.recipes:
+        chunks = about.chunks(name)
+        assert [len(chunk) for chunk in chunks] == [5, 5, 5]
+        assert len({setting for chunk in chunks for setting in chunk}) == 15
+        for chunk in chunks[:: len(chunks) - 1]:
+            tuned = regimes.experiment(regime, {name: chunk[0]}, "tune")
+            (arm,) = experiments.arms(tuned)
+            assert arm.config.seeds == 4
+            keys.add(experiments.warm_key(tuned, arm))
+    assert len(keys) == 1  # one warm start
+    name, *_ = about.recipes
+    claim = regimes.experiment(regime, {name: about.chunks(name)[0][0]})
+    assert claim.seeds >= 16
+    assert not set(regimes.TUNING) & set(regimes.CLAIMING)
+
+
+def test_a_regime_is_an_experiment_once_it_is_tuned(tmp_path, monkeypatch):
+    monkeypatch.setattr(regimes, "RESULTS", tmp_path)
+    path = run.Path(regimes.__file__).parent / "sparse.py"
+    with pytest.raises(ConfigError, match="nothing is tuned in sparse yet"):
+        experiments.load_experiment(path)
+    before = run.left("sparse")
+    for number, rate in enumerate((0.2, 0.4, 0.3)):
+        piece = run.Piece("sparse", "tune", "rloo", number)
+        rates = [[0.0] * 20, [rate + 0.01 * (i // 4 == 3) for i in range(20)]]
+        drawn = [[0] * 20, [regimes.TOKENS["tune"]] * 20]
+        settings = regimes.REGIMES["sparse"].chunks("rloo")[number]
+        own = {"settings": settings, "rate": rates, "drawn": drawn, "trained": drawn}
+        run._write(piece.path, json.dumps(own).encode())
+    assert len(run.left("sparse")) == len(before) - 3
+    found = run.choose("sparse")
+    assert list(found) == ["rloo"]
+    assert tuple(found["rloo"]["setting"]) == ("", 16.0, 1e-3)
+    assert len(found["rloo"]["trials"]) == 15
+    (arm,) = experiments.arms(experiments.load_experiment(path))
+    assert experiments.setting_of(arm.config, "allocate.size") == 16
+    assert experiments.setting_of(arm.config, regimes.RATE) == 1e-3
+
+
+def test_the_settings_of_a_piece_are_lanes_of_one_program():
+    chunk = regimes.REGIMES["sparse"].chunks("rloo")[0]
+    small = {"warm_start": None, "seeds": 2, "logging.every": 1}
+    found = []
+    for i, setting in enumerate(chunk):
+        arm = regimes.arm("sparse", "rloo", setting, "tune")
+        config = replace(override(arm.config, small), model=partial(tiny.table))
+        found.append(arm._replace(config=config, setting=f"trial{i}", value=i))
+    lanes = programs.Lanes(programs.Plan(tuple(found), ("allocate.size", regimes.RATE)))
+    assert (
+        lanes.magnitudes["allocate.size"].tolist()
+        == np.repeat(regimes.SIZES, 2).tolist()
+    )
+    lanes.rehearse(loops.Jitted(build(lanes.config)).abstract_warm)
+    assert set(programs.COUNTED.values()) <= set(lanes.metrics)
+
+
+def test_equal_groups_and_enough_right_are_what_they_say():
+    known = Difficulty(**{n: jnp.ones(8) for n in Difficulty.__dataclass_fields__})
+    counts = jax.jit(partial(parts.equal_groups, known, budget=16, most=8))
+    for size, want in ((2.0, [2] * 8), (4.0, [4] * 4 + [0] * 4), (8.0, [8] * 2)):
+        got = counts(size=size).tolist()
+        assert got == want + [0] * (8 - len(want))
+    random = np.random.default_rng(0)
+    outcome = jnp.asarray(random.integers(0, 2, (50, 6)), jnp.float32)
+    exists = jnp.asarray(random.integers(0, 2, (50, 6)), bool)
+    for right in (1, 2, 3):
+        own = parts.enough_right(outcome, exists, right=jnp.float32(right))
+        want = stop.positives(outcome, exists, right=right)
+        np.testing.assert_array_equal(own, want)
+
+
+def test_a_verifier_errs_in_training_alone_and_hard_prompts_have_their_share():
+    task = parts.task(hard=0.2, accepted=0.05, num_prompts=2000)
+    ids = jnp.arange(2000, dtype=jnp.int32)
+    for made, passed in ((task.prompts(ids), 0.05), (task.held_out(ids), 0.0)):
+        hard = np.asarray((made.tokens == parts.RSUB).any(-1))
+        np.testing.assert_array_equal(hard, np.asarray(ids) % 5 == 0)
+        wrong = jnp.full((2000, 4), chain.END, jnp.int32)
+        mask = jnp.ones((2000, 4), bool)
+        share = float(task.verify(made.target, wrong, mask).mean())
+        assert abs(share - passed) < 3 * math.sqrt(0.05 * 0.95 / 2000)
+        assert (share == 0) == (passed == 0)
+        right = made.target[:, :-1]
+        good = task.verify(made.target, right, right != chain.PAD)
+        assert float(good.min()) == 1
+
+
+def test_a_curve_is_where_the_baseline_ended_from_its_last_rise_on():
+    x = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    y = np.array([[0.0, 0.6, 0.2, 0.6, 0.8], [0.0, 0.1, 0.2, 0.3, 0.4]])
+    found = show.reached(show.Curve(x, y), 4.0, np.array([0.5, 0.5]))
+    np.testing.assert_allclose(found, [2.75, math.inf])
+    base = show.Curve(np.tile(x[:, None], 20), np.tile(x[:, None] / 4, 20))
+    ours = show.Curve(base.spent, np.minimum(base.rate * 2, 1.0))
+    np.testing.assert_allclose(show.ratio(ours, base), (0.5, 0.5, 0.5, 1.0), rtol=1e-6)
+    assert show.ratio_text(show.ratio(base, ours)) == "1.00 [1.00, 1.00]"
+    slow = show.Curve(base.spent, base.rate / 2)
+    assert show.ratio_text(show.ratio(slow, base)) == "> 1.00"
