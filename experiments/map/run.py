@@ -143,6 +143,7 @@ def _warm(piece: Piece) -> Any:
     seeds = (*TUNING, *CLAIMING)[piece.number * SEEDS_AT_A_TIME :][:SEEDS_AT_A_TIME]
     config = replace(_warm_config(piece.regime), seed=seeds[0], seeds=len(seeds))
     loop = loops.Jitted(build(config))
+    assert config.warm_start
     state, done, total = loop.initial(), 0, config.warm_start.steps
     while done < total:
         times = min(config.logging.every, total - done)

@@ -181,25 +181,24 @@ def markdown(head: list[str], body: list[list[str]]) -> str:
 
 def draw(path: Path, names: list[str]) -> None:
     """A panel per regime: mean pass rates over cost, the band one of the mean."""
-    with canvas(LIGHT, 4.2 * len(names), 3.4) as figure:
-        for i, regime in enumerate(names):
-            axes = figure.add_subplot(1, len(names), i + 1)
-            found = curves(regime, regimes.REGIMES[regime].cost)
-            place = min(curve.spent[-1].min() for curve in found.values())
-            places = np.linspace(0, place, 41)
-            for color, (name, curve) in zip(COLORS, found.items(), strict=False):
-                values = statistics.at(curve.spent, curve.rate, places)
-                middle, half = record.t_interval(values)
-                axes.plot(places, middle, color=color, label=name, linewidth=1.6)
-                axes.fill_between(
-                    places, middle - half, middle + half, color=color, alpha=0.1
-                )
-            axes.set_title(regime, fontsize=9)
-            percent(axes)
-            label(axes, LIGHT, "cost", "held-out pass rate" if i == 0 else "")
-            axes.legend(frameon=False, fontsize=7)
-            axes.xaxis.set_major_formatter(lambda value, _: record.count_text(value))
-        figure.savefig(path, metadata={"Software": None})
+    figure, panels = canvas(LIGHT, (1,) * len(names))
+    figure.set_size_inches(4.6 * len(names), 4.0)
+    for regime, axes in zip(names, panels, strict=True):
+        found = curves(regime, regimes.REGIMES[regime].cost)
+        place = min(curve.spent[-1].min() for curve in found.values())
+        places = np.linspace(0, place, 41)
+        for color, (name, curve) in zip(COLORS, found.items(), strict=False):
+            values = statistics.at(curve.spent, curve.rate, places)
+            middle, half = record.t_interval(values)
+            low, high = middle - half, middle + half
+            axes.plot(places, middle, color=color, label=name, linewidth=1.6)
+            axes.fill_between(places, low, high, color=color, alpha=0.1)
+        axes.set_title(regime, fontsize=9)
+        percent(axes)
+        label(axes, LIGHT, "cost", "held-out pass rate")
+        axes.legend(frameon=False, fontsize=7, loc="lower right")
+        axes.xaxis.set_major_formatter(lambda value, _: record.count_text(value))
+    figure.savefig(path, metadata={"Software": None})
 
 
 def main() -> None:
