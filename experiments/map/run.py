@@ -26,7 +26,7 @@ from curax import reward
 from curax.comparison import programs, statistics
 from curax.comparison.experiment import warm_config
 from curax.config import override
-from curax.runs.run import enable_compilation_cache
+from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
 from curax.step import loops, validation
 from curax.step.build import build
@@ -310,7 +310,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     missing = left(args.regime)
     count = len(missing) if args.all else args.next
-    enable_compilation_cache()
+    set_up_libraries()
     for piece in missing[:count]:
         begun = time.monotonic()
         measure(piece)
