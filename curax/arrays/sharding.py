@@ -176,3 +176,22 @@ def padded_rows(function: Callable[..., Any], *rows: jax.Array) -> Any:
         return function(*rows)
     wide = (jnp.pad(x, ((0, more),) + ((0, 0),) * (x.ndim - 1)) for x in rows)
     return jax.tree.map(lambda x: x[:count], function(*wide))
+
+
+def bytes_on_device(tree: Any, where: Any = None) -> int:
+    """Bytes of one device's shards of arrays or of their shapes.
+
+    Args:
+        tree: arrays, shapes or PRNG keys.
+        where: tree of their shardings; None: each has its own.
+    """
+
+    def leaf(x: Any, sharding: Any) -> int:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        data = jax.eval_shape(jax.random.key_data, x) if is_key else x
+        shard = sharding.shard_shape(x.shape) + data.shape[len(x.shape) :]
+        return math.prod(shard) * data.dtype.itemsize
+
+    if where is None:
+        where = jax.tree.map(lambda x: x.sharding, tree)
+    return sum(jax.tree.leaves(jax.tree.map(leaf, tree, where)))

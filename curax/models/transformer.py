@@ -25,7 +25,7 @@ from jax.nn import initializers
 
 from curax.arrays.lines import Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
-from curax.models import attention, decoding, tiles
+from curax.models import attention, decoding, packed
 from curax.models.modules import (
     MATRICES,
     Dense,
@@ -402,7 +402,7 @@ class Block(nn.Module):
             pairs = zip(cache, (k, v), strict=True)
             k, v = (jnp.concatenate(pair, -2) for pair in pairs)
         if isinstance(seen, Visible):
-            y = tiles.attend(q, k, v, cache, seen)
+            y = packed.attend(q, k, v, cache, seen)
         elif isinstance(cache, decoding.Layer):
             y = cache.attend(q, k, v, seen)
         else:

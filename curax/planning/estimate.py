@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from curax import rollout
 from curax.arrays import frozen
+from curax.arrays.sharding import bytes_on_device
 from curax.config import option
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
@@ -127,24 +127,12 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
     )
 
 
-def bytes_on_chip(tree: Any, where: Any) -> float:
-    """Bytes of one chip's shards of arrays with these shardings."""
-
-    def leaf(array: Any, sharding: Any) -> float:
-        shard = sharding.shard_shape(array.shape)
-        kind = array.dtype
-        item = np.dtype(kind).itemsize if isinstance(kind, np.dtype) else 8
-        return float(math.prod(shard) * item)
-
-    return sum(jax.tree.leaves(jax.tree.map(leaf, tree, where)))
-
-
 def state_bytes(state: TrainState, where: TrainState) -> dict[str, float]:
     """Bytes of the train state on one chip, by part; exact."""
 
-    def part(name: str) -> float:
+    def part(name: str) -> int:
         value = getattr(state, name)
-        return bytes_on_chip(value, getattr(where, name)) if value is not None else 0.0
+        return 0 if value is None else bytes_on_device(value, getattr(where, name))
 
     whole = {
         "parameters": part("params") + part("frozen"),

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 from jax.sharding import AbstractMesh, AxisType
 
+from curax.arrays.sharding import bytes_on_device
 from curax.config import AXES, Config, ConfigError
 from curax.config import Mesh as Sizes
 from curax.planning import chips, estimate, programs, stand_in
@@ -242,10 +242,7 @@ def _programs(
         done = programs.compiled(run.parts, mesh, where, call, quick=quick)
         args = programs.laid_out(mesh, where, call.args)
         rest = [arg for arg in args if not isinstance(arg, TrainState)]
-        others = sum(
-            estimate.bytes_on_chip(leaf, leaf.sharding)
-            for leaf in jax.tree.leaves(rest)
-        )
+        others = bytes_on_device(rest)
         found.append(_verdict(place, one, role(call), done, others))
     return found
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from curax.arrays.sharding import bytes_on_device
 from curax.config import Config, kept_of
 from curax.processes import peers
 from curax.runs import cache, record, run
@@ -152,21 +152,6 @@ def table(compiler: Compiler) -> list[str]:
         "",
         *(f"{name:20}" + "".join(f"{x:>13}" for x in row) for name, *row in lines),
     ]
-
-
-def bytes_on_device(tree: Any) -> int:
-    """Bytes of one device's shards of arrays, or of shapes with shardings."""
-
-    def leaf(x: Any) -> int:
-        kind = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
-        shape = x.sharding.shard_shape(x.shape) + kind.shape[len(x.shape) :]
-        return int(np.prod(shape, dtype=np.int64)) * kind.dtype.itemsize
-
-    return sum(leaf(x) for x in jax.tree.leaves(tree))
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def mib(size: float) -> str:

@@ -12,17 +12,11 @@ from curax.settings.cli import write_file
 from curax.theory import population
 from curax.theory.population import Population
 
-# Field of `advice.Known`, by option.
-FIELDS = {
-    "prompts": "prompts",
-    "visits": "visits",
-    "cost": "cost",
-    "budget": "budget",
-    "tokens": "tokens",
-    "references": "references",
-    "shared": "shared",
-    "explained": "explained",
-}
+# Options that are fields of `advice.Known`.
+FIELDS = (
+    *("prompts", "visits", "cost", "budget", "tokens", "references", "shared"),
+    "explained",
+)
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -146,7 +140,7 @@ def advise(
     Raises:
         ConfigError: the number of prompts is not known; or the file cannot be written.
     """
-    fields = {FIELDS[name]: getattr(args, name) for name in FIELDS}
+    fields = {name: getattr(args, name) for name in FIELDS}
     fields = {name: value for name, value in fields.items() if value is not None}
     if args.measured:
         fields = beliefs(Path(args.measured)) | fields
