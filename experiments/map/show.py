@@ -63,7 +63,7 @@ def reached(curve: Curve, place: float, level: Any) -> np.ndarray:
     x, y = curve
     inside = x <= place
     x, y, level = x[inside], y[..., inside], np.asarray(level)[..., None]
-    above = y >= level
+    above = y >= level - 1e-9  # of means, which round
     good = np.flip(np.cumprod(np.flip(above, -1), -1), -1).astype(bool)
     there = good.any(-1)
     first = np.argmax(good, -1)
