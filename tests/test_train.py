@@ -163,6 +163,7 @@ def test_the_terminal_shows_progress_and_at_the_end_what_came_of_it(whole):
     workdir, out = whole
     # A step of sixteen completions may well have nothing to train on.
     said = [line for line in out.splitlines() if "Warning: nothing to" not in line]
+    assert said.pop(0).startswith("Cache: ")
     took = r"( \(took [\w. ]+ the last time\))?"
     what = "compiling the supervised update"
     assert re.fullmatch(rf"warm start 0/5  {what}{took}", said[0])
