@@ -540,6 +540,7 @@ class Seen:
         with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
             patch.setattr(run.checkpoint, "Checkpoints", diary.checkpoints)
             patch.setattr(run, "memory_io", diary)
+            patch.setattr(run.cache, "line", lambda _: None)  # it has no model
             patch.setattr(run.Progress, "say", lambda *words: diary.say(*words))
             try:
                 recalled = run.load_memory(diary.parts)  # pyright: ignore[reportArgumentType]
