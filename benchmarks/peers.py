@@ -359,7 +359,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pythons = {s: getattr(args, s.partition(":")[0], sys.executable) for s in systems}
     kept = ("workloads", "systems", "rounds", "cold")
     options = [f"--{name} {shlex.quote(str(getattr(args, name)))}" for name in kept]
-    file = args.out / "peers.json"
+    file = args.out / show.PEERS[bool(machine.describe()["avx512"])]
     results = json.loads(file.read_text()) if file.exists() else {}
     for work in args.workloads.split(","):
         about = {

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Results = dict[str, Any]
 HERE = Path(__file__).parent
+# Results beside the peers, by whether the processor has AVX-512.
+PEERS = {True: "peers.json", False: "peers_without_avx512.json"}
 PICTURED = ("nano", "small", "unequal", "long")
 
 
@@ -97,16 +99,20 @@ class Target(NamedTuple):
     unit: str
     measured: Callable[[Results], Measured | None]
 
-    def row(self, results: Results) -> tuple[str, str, str, str]:
-        """For the table: name, target, measured, reached."""
-        one = self.measured(results)
+    def row(self, *results: Results) -> tuple[str, ...]:
+        """For the table: name, target, and what was measured on each machine."""
         target = f"at most {self.limit:g}{self.unit}"
+        return self.name, target, *map(self.reached, results)
+
+    def reached(self, results: Results) -> str:
+        """What was measured, and whether that is within the limit."""
+        one = self.measured(results)
         if one is None:
-            return self.name, target, "not measured", "–"
-        reached = "yes" if one.value <= self.limit else "no"
+            return "not measured"
         if not one.quiet:
-            return self.name, target, f"{one.value:.2f}{self.unit} †", "undecided"
-        return self.name, target, f"{one.value:.2f}{self.unit}", reached
+            return f"{one.value:.2f}{self.unit} †, undecided"
+        which = "reached" if one.value <= self.limit else "missed"
+        return f"{one.value:.2f}{self.unit}, {which}"
 
 
 def _ratio(
@@ -275,7 +281,7 @@ def tables(results: Results) -> str:
     parts = [f"{work}\n\n{of_workload(results, work)}" for work in _works(results)]
     parts.append(
         table(
-            ("", "target", "measured", "reached"),
+            ("", "target", "measured"),
             [target.row(results) for target in TARGETS],
         )
     )
@@ -439,6 +445,8 @@ reward that costs nothing.
 {shapes}
 
 {workloads}
+
+{without}
 
 † All iterations were disturbed: others took more than {quiet} of a core, and no target
 is decided on them. CPU-s are processor seconds of an iteration, rollout and update
@@ -653,6 +661,7 @@ def of_verifier(results: Results) -> str:
 
 def readme(
     peers: Results,
+    without: Results,
     grown: Results,
     shares: Results,
     norms: Results,
@@ -661,21 +670,25 @@ def readme(
     gpu: Results,
 ) -> str:
     """The page."""
-    parts = peers | grown
+    parts = peers | {f"{work}, AVX2": about for work, about in without.items()} | grown
     named = {"allocation": shares, "score norms": norms}
     named |= {"a real shape": real, "verifiers": verifier, "a GPU": gpu}
     parts |= {name: found for name, found in named.items() if found}
     return README.format(
         targets=table(
-            ("", "target", "measured", "reached"),
-            [target.row(peers | grown) for target in TARGETS],
+            ("", "target", "with AVX-512", "without"),
+            [target.row(peers | grown, without) for target in TARGETS],
         ),
-        shapes="\n".join(shapes(peers)),
+        shapes="\n".join(shapes(peers | without)),
         workloads="\n\n".join(
             f"### {work}\n\n{of_workload(peers, work)}" for work in _works(peers)
         ),
+        without="\n\n".join(
+            f"### {work}, without AVX-512\n\n{of_workload(without, work)}"
+            for work in _works(without)
+        ),
         quiet=QUIET,
-        versions=versions(peers),
+        versions=versions(peers | without),
         waits=waits(peers),
         scaling=scaling(grown),
         model=f"{MODEL.layers} layers, width {MODEL.width}, "
@@ -765,10 +778,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder")
     parser.add_argument("--out", type=Path, default=HERE, help="folder")
     args = parser.parse_args()
-    names = ("peers", "scaling", "allocation", "score_norm", "qwen3", "verifier", "gpu")
-    files = (args.results / f"{name}.json" for name in names)
+    names = ("scaling", "allocation", "score_norm", "qwen3", "verifier", "gpu")
+    every = (*PEERS.values(), *(f"{name}.json" for name in names))
+    files = (args.results / name for name in every)
     found = [json.loads(file.read_text()) if file.exists() else {} for file in files]
-    peers, grown = found[:2]
+    peers, _, grown = found[:3]
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "README.md").write_text(readme(*found))
     for name, title, results, draw in (
