@@ -82,10 +82,12 @@ def runs() -> Iterator[tuple[str, Callable[[], tuple[Config, type[loops.Loop]]]]
 def reflective(path: Path, loop: type[loops.Loop]):
     """A recipe without a verifier, as small as in its own tests."""
     config = replace(load(path), warm_start=None)
+    looks = config.reflection and config.reflection.queries
     sizes = {
         name: value
         for name, value in (test_reflected.SMALL | SHOWN).items()
-        if path.stem == "dro" or not name.endswith("keep.level")
+        if (looks or ".queries." not in name)
+        and (path.stem == "dro" or not name.endswith("keep.level"))
     }
     return override(config, sizes), loop
 
