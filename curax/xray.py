@@ -11,11 +11,13 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from curax.config import Config, ConfigError, load, override
 from curax.settings.cli import (
     Parser,
+    count,
     make_folder,
     program,
     recipe_of,
@@ -236,22 +238,17 @@ def gradients(args: Namespace) -> None:
     make_folder(workdir)
     prompts, samples = args.probe or PROBE
     with loop.context():
-        found = measured.summarise(loop.parts, state, prompts, samples, _told)
+        told = partial(count, "prompts measured")
+        found = measured.summarise(loop.parts, state, prompts, samples, told)
         if args.law:
-            more = law_residual.residual(loop.parts, state, samples, args.law)
+            told = partial(count, "draws of the step")
+            more = law_residual.residual(loop.parts, state, samples, args.law, told)
             found["law"] = {"repeats": args.law, "rows": more}
     head = {"of": args.gradients, "set": args.assignments}
     data = json.dumps(head | found, indent=1, allow_nan=False) + "\n"
     write_file(workdir / "gradients.json", data.encode())
     print(table(name, found))
     print(f"Written: {workdir}/gradients.json")
-
-
-def _told(done: int, total: int) -> None:
-    """Say how many prompts are measured, on one line of a terminal."""
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\r{done} of {total} prompts measured", end=end, file=sys.stderr)
 
 
 def advise(args: Namespace) -> None:

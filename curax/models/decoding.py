@@ -28,9 +28,7 @@ from curax.arrays.sharding import active, constrain, mesh_axes, platform
 from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
-COPIED = (
-    2**20
-)  # bytes of keys that a CPU copies from prefixes at a time: they stay near
+COPIED = 2**20  # bytes of keys that a CPU copies from prefixes at a time: cached
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
 

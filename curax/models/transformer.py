@@ -196,7 +196,7 @@ class Transformer:
         )
 
     def packs(self):
-        """Whether rows may be packed: but for kernels, nothing is better."""
+        """Whether attention has no kernel here, so that packed rows cost least."""
         block = self.block
         if block.attend is not attention.by_platform:
             return False

@@ -140,6 +140,15 @@ def write_whole(path: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+def count(what: str, done: int, total: int) -> None:
+    """Say on stderr how many are done: on one line of a terminal, else by quarters."""
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r{done} of {total} {what}", end=end, file=sys.stderr, flush=True)
+    elif done * 4 // total > (done - 1) * 4 // total:
+        print(f"{done} of {total} {what}", file=sys.stderr)
+
+
 def make_folder(workdir: Path) -> None:
     """Make the output folder before any work is done.
 

@@ -2,13 +2,13 @@
 
 import json
 import math
-import sys
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from curax.config import Config, ConfigError
-from curax.settings.cli import write_file
+from curax.settings.cli import count, write_file
 from curax.theory import population
 from curax.theory.population import Population
 
@@ -161,19 +161,10 @@ def advise(
 
     known = advice.Known(population=prompts, **fields)
     among = advice.candidates(own, references=known.references)
-    found = advice.rank(among, known, _told)
+    found = advice.rank(among, known, partial(count, "sizes predicted"))
     data = json.dumps(found, indent=1, allow_nan=False) + "\n"
     if args.out:
         write_file(Path(args.out), data.encode())
     print(table(found))
     if args.out:
         print(f"Written: {args.out}")
-
-
-def _told(done: int, total: int) -> None:
-    """Say how far the ranking is, on one line of a terminal."""
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\r{done} of {total} sizes predicted", end=end, file=sys.stderr)
-    elif done * 4 // total > (done - 1) * 4 // total:
-        print(f"{done} of {total} sizes predicted", file=sys.stderr)

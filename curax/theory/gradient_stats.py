@@ -317,13 +317,13 @@ def correlations(known: Estimates, measured: Estimates) -> dict[str, dict[str, f
         `known`, and by "variance", the V of `known`, which bounds them: "pearson" and
         "spearman"; 0 where one of both is constant.
     """
-    from scipy.stats import rankdata
+    from scipy.stats import pearsonr, spearmanr
 
-    def correlation(x: Any, y: Any) -> float:
-        x, y = x - np.mean(x), y - np.mean(y)
-        size = np.sqrt(np.sum(x**2) * np.sum(y**2))
-        return float(np.sum(x * y) / size) if size > 0 else 0.0
+    def correlation(rule: Any, x: np.ndarray) -> float:
+        constant = not (np.ptp(x) and np.ptp(v))
+        return 0.0 if constant else float(rule(x, v).statistic)
 
+    v = measured.variance
     of = {
         "labels": known.outcome,
         "norms": known.proxy,
@@ -331,11 +331,10 @@ def correlations(known: Estimates, measured: Estimates) -> dict[str, dict[str, f
         "length": known.length,
         "variance": known.variance,
     }
-    v = measured.variance
     return {
         name: {
-            "pearson": correlation(x, v),
-            "spearman": correlation(rankdata(x), rankdata(v)),
+            "pearson": correlation(pearsonr, x),
+            "spearman": correlation(spearmanr, x),
         }
         for name, x in of.items()
     }
