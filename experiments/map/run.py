@@ -205,6 +205,10 @@ def _start(piece: Piece) -> dict[str, Any]:
         "histogram": [round(float(share), 4) for share in shares],
         "never": float((rates == 0).mean()),
         "always": float((rates == 1).mean()),
+        # How many prompts of how many have k right ones of SAMPLES, k = 0 .. SAMPLES.
+        "right": np.bincount(
+            np.rint(rates * SAMPLES).astype(int).ravel(), minlength=SAMPLES + 1
+        ).tolist(),
         "samples": SAMPLES,
         "length_mean": float(length.mean()),
         "length_cv": float(length.std() / length.mean()),

@@ -1,0 +1,131 @@
+"""Predict the order of recipes in each regime, before it is measured.
+
+Command:  python -m experiments.map.predict
+
+For every regime whose start is measured, `results/REGIME/predicted.json`: the progress
+per cost of each recipe by the formula of `curax xray --advise`, at the sizes among
+which tuning chooses, from pass rates before RL, visits to a prompt and the cost of a
+token. What is there is not predicted again. Git says which came first: prediction or
+claim.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from curax import stop
+from curax.config import Config, load, override, recipes
+from curax.runs.run import set_up_libraries
+from curax.settings.cli import write_file
+from curax.theory import advice, expect, sizes
+from curax.theory.population import Population
+from curax.theory.sizes import Size
+from experiments.map import regimes, run
+
+# What the embedded task has elsewhere; lengths are taken to be alike.
+BUDGET = regimes.ROWS
+
+
+def population(regime: str) -> Population:
+    """Pass rates of the prompts, freed of the noise of few samples.
+
+    Args:
+        regime: one whose start is measured.
+    """
+    own = json.loads(run.Piece(regime, "start").path.read_text())
+    shares = np.arange(run.SAMPLES + 1) / run.SAMPLES
+    rates = expect.spread(np.repeat(shares, own["right"]), run.SAMPLES)
+    return Population(f"start of {regime}", np.sort(rates))
+
+
+def known(regime: str) -> advice.Known:
+    """What is known of a regime before training; its visits are those of a claim."""
+    own = json.loads(run.Piece(regime, "start").path.read_text())
+    about = regimes.REGIMES[regime]
+    drawn = about.tokens(regimes.RECIPES["rloo"], "claim") / own["length_mean"]
+    return advice.Known(
+        population=population(regime),
+        prompts=own["prompts"],
+        visits=int(drawn / 8 / own["prompts"]),
+        cost=about.cost,
+        budget=BUDGET,
+        references=bool(about.task.get("hints")),
+    )
+
+
+def tried(name: str) -> Iterator[tuple[str, Config, Size]]:
+    """Settings of a recipe that a prediction tells apart: label, config and sizes.
+
+    Those functions of the map that only make a knob traced give way to the recipe's
+    own; learning rates and half-lives are no part of the formula.
+    """
+    recipe = regimes.RECIPES[name]
+    config = load(recipes()[recipe.config])
+    if "gate" in recipe.changes:
+        config = override(config, {"gate": recipe.changes["gate"]})
+    if recipe.knob == "allocate.size":
+        for n in map(int, recipe.values):
+            yield f"n = {n}", config, Size(n, n, n, 0, 1)
+    elif recipe.knob == "stop.rule.right":
+        for k in map(int, recipe.values):
+            rule = partial(stop.positives, right=k)
+            yield f"{k} right", override(config, {"stop.rule": rule}), _own(config)
+    elif recipe.config.startswith("pods"):
+        for label in recipe.variants:
+            m, n = map(int, label.split("of"))
+            yield label, config, Size(n, n, m, 0, 1)
+    elif recipe.variants.keys() != {""}:
+        for label, changes in recipe.variants.items():
+            yield label, override(config, changes), _own(config)
+    else:
+        draws = BUDGET // 8
+        yield "", config, Size(draws, 4 * draws, 4 * draws, 0, 1)
+
+
+def _own(config: Config) -> Size:
+    return sizes.size_of(config)._replace(rounds=1)
+
+
+def predicted(regime: str) -> dict[str, dict[str, object]]:
+    """Best size of each recipe and its progress, or why there is no prediction."""
+    about = known(regime)
+    found: dict[str, dict[str, object]] = {}
+    for name in regimes.REGIMES[regime].recipes:
+        rows, why = {}, ""
+        for label, config, size in tried(name):
+            if config.hint:
+                why = "hinted groups are not predicted"
+                continue
+            row = advice.predicted(config, size, about)
+            if isinstance(row, str):
+                why = row
+            else:
+                rows[label] = row["progress"]
+        if rows:
+            best = max(rows, key=lambda label: rows[label])
+            found[name] = {"best": best, "progress": rows[best], "sizes": rows}
+        else:
+            found[name] = {"why": why}
+    return found
+
+
+def main() -> int:
+    """Exit status 0."""
+    set_up_libraries()
+    for regime in regimes.REGIMES:
+        path = regimes.RESULTS / regime / "predicted.json"
+        if path.exists() or not run.Piece(regime, "start").path.exists():
+            continue
+        found = predicted(regime)
+        write_file(path, (json.dumps(found, indent=1) + "\n").encode())
+        for name, own in found.items():
+            print(f"{regime} {name}: {own.get('best', own.get('why'))}", end=" ")
+            print(f"{own['progress']:.4f}" if "progress" in own else "")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
