@@ -66,6 +66,7 @@ def task(
     hard: Magnitude = 0.0,
     accepted: Magnitude = 0.0,
     hints: bool = False,
+    whole: bool = False,
 ) -> Task:
     """Chains of arithmetic, of which some are hard, and a verifier that may err.
 
@@ -78,11 +79,18 @@ def task(
             passes, by a hash of prompt and completion; it is never wrong on held-out
             prompts.
         hints: whether prompts can be hinted.
+        whole: whether all chains have `depth` operations; else 1 to `depth`.
 
     Returns:
         The task.
     """
     made = chain.task(depth=depth, num_prompts=num_prompts, errors=errors, hints=hints)
+    if whole:
+        made = replace(
+            made,
+            prompts=partial(_whole, depth=depth, held_out=False),
+            held_out=partial(_whole, depth=depth, held_out=True),
+        )
     if hard:
         made = replace(
             made,
@@ -114,14 +122,25 @@ def _mixed(prompt_id, *, depth: int, hard: Share, held_out: bool) -> Prompts:
     return replace(made, id=prompt_id)
 
 
-@cache
-def _ids(depth: int, held_out: bool, most: int = 4096) -> tuple[np.ndarray, np.ndarray]:
+def _ids(depth: int, held_out: bool) -> tuple[np.ndarray, np.ndarray]:
     """Ids of prompts without and with a reverse subtraction."""
-    with jax.ensure_compile_time_eval():
-        ids = jnp.arange(most, dtype=jnp.int32)
-        made = chain.prompts(ids, depth=depth, held_out=held_out)
-        hard = np.asarray(jnp.any(made.tokens == RSUB, -1))
+    hard = np.any(_tokens(depth, held_out, 4096) == RSUB, -1)
     return np.flatnonzero(~hard), np.flatnonzero(hard)
+
+
+@cache
+def _tokens(depth: int, held_out: bool, count: int) -> np.ndarray:
+    """Tokens of the first prompts of `chain`."""
+    with jax.ensure_compile_time_eval():
+        ids = jnp.arange(count, dtype=jnp.int32)
+        return np.asarray(chain.prompts(ids, depth=depth, held_out=held_out).tokens)
+
+
+def _whole(prompt_id, *, depth: int, held_out: bool) -> Prompts:
+    """Prompts of `depth` operations: ids of `chain` that have no blank, in turn."""
+    ids = np.flatnonzero(np.all(_tokens(depth, held_out, 1 << 15) != chain.BLANK, -1))
+    own = jnp.asarray(ids.astype(np.int32))[prompt_id % len(ids)]
+    return replace(chain.prompts(own, depth=depth, held_out=held_out), id=prompt_id)
 
 
 def _marked(prompts, prompt_id, *, errs: bool) -> Prompts:
