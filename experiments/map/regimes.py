@@ -30,10 +30,8 @@ DEPTH = 3
 COMMON = {
     "model.width": 64,
     "model.layers": 1,
-    "warm_start.steps": 400,
     "warm_start.rows": 64,
     "warm_start.optimizer.learning_rate.peak": 1e-2,
-    "warm_start.optimizer.learning_rate.steps": 400,
     "sampling.max_tokens": DEPTH + 1,
     "evaluation.prompts": 128,
     "evaluation.samples": 4,
@@ -189,6 +187,7 @@ class Regime:
         recipes: names; the baselines come first.
         cost: of a token drawn and of one trained.
         rates: learning rates that are tried beside a knob.
+        warm_steps: of the supervised warm start.
     """
 
     says: str
@@ -196,6 +195,7 @@ class Regime:
     recipes: tuple[str, ...]
     cost: tuple[float, float] = (1.0, 0.0)
     rates: tuple[float, float, float] = RATES
+    warm_steps: int = 400
 
     def chunks(self, recipe: str) -> list[list[Setting]]:
         """Settings of a recipe that are tried, five side by side."""
@@ -222,7 +222,8 @@ REGIMES = {
     ),
     "bimodal": Regime(
         says="four of five prompts are solved, one is hard; they return",
-        task={"errors": (0.02, 0.02, 0.97), "hard": 0.2, "num_prompts": 256},
+        task={"errors": (0.0, 0.0, 0.95), "hard": 0.2, "num_prompts": 256},
+        warm_steps=800,
         recipes=(
             *BASELINES,
             "greso",
@@ -287,12 +288,14 @@ def experiment(
     about = REGIMES[regime]
     seeds = TUNING if stage == "tune" else CLAIMING
     task = {f"task.{name}": value for name, value in about.task.items()}
+    warm = ("warm_start.steps", "warm_start.optimizer.learning_rate.steps")
+    warm = dict.fromkeys(warm, about.warm_steps)
     return Experiment(
         recipes={
             name: (RECIPES[name].config, RECIPES[name].changed(setting))
             for name, setting in chosen.items()
         },
-        common={"task": parts.task, **COMMON, **task, "seed": seeds[0]},
+        common={"task": parts.task, **COMMON, **warm, **task, "seed": seeds[0]},
         warm_start={"task.num_prompts": 1 << 14},
         seeds=len(seeds),
         tokens=max(about.tokens(RECIPES[name], stage) for name in chosen),
