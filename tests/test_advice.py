@@ -40,12 +40,19 @@ SMALL = {
 }
 
 
-def scores():
-    """Of a softmax over two right and two wrong actions, alike within each kind.
+RIGHT = {1: np.array([1.0, 0.0]), 2: np.array([0.5, 0.5])}  # chances of right actions
 
-    The gradient of p is p (1 - p) (1, 1, -1, -1) / 2.
-    """
-    return progress.Scores((P * (1 - P)) ** 2, np.full(3, 0.5))
+
+def gradients(right):
+    """`[3, 4]` gradients of p by the logits of two right and two wrong actions."""
+    each = np.concatenate([RIGHT[right], [-0.5, -0.5]])
+    return (P * (1 - P))[:, None] * each
+
+
+def scores(right):
+    """Of a softmax over these, of which one right one or both are ever drawn."""
+    square = (gradients(right) ** 2).sum(-1)
+    return progress.Scores(square, np.full(3, (right - 1) / 2), np.full(3, 0.5))
 
 
 @cache
@@ -60,8 +67,8 @@ def foreseen(recipe):
         return predict.predict(config, P, P, often=VISITS)
 
 
-def steps_of(config, prompt, number, rng):
-    """Direction of each step, shared `[S, 4]` and by prompt `[S, B, 4]`, as drawn."""
+def steps_of(config, prompt, number, rng, ways):
+    """Direction of each step, by prompt `[S, B, 4]`, as drawn; and what is open."""
     group = config.sampling.group_size
     known = None
     count = np.full(prompt.shape, group)
@@ -71,8 +78,10 @@ def steps_of(config, prompt, number, rng):
         count, known = cases.allocator(config, draws)(share)
     right = rng.random((*prompt.shape, group)) < P[prompt][..., None]
     exists = np.arange(group) < count[..., None]
-    action = 2 * ~right + (rng.random(right.shape) < 0.5)
-    policy = np.repeat(np.stack([P, 1 - P], -1) / 2, 2, -1)
+    second = rng.random(right.shape) < np.where(right, RIGHT[ways][1], 0.5)
+    action = 2 * ~right + second
+    policy = np.stack([P, 1 - P], -1)[..., None] * [RIGHT[ways], [0.5, 0.5]]
+    policy = policy.reshape(3, 4)
     score = np.eye(4)[action] - policy[prompt][:, :, None]
     labels = (right & exists).astype(np.float32)
     history = 0.5 if known is None else known
@@ -95,7 +104,7 @@ def prompts_of(total, count, rng):
     return rng.permuted(np.tile(np.arange(3), (count, 1)), axis=1)[:, :2]
 
 
-def drawn(recipe, total, count=60_000):
+def drawn(recipe, total, ways, count=60_000):
     """grad J . E g and E|g|^2 of steps of two prompts, by drawing them.
 
     Logits are sqrt(rho) times those that all share plus sqrt(1 - rho) times a prompt's
@@ -104,14 +113,14 @@ def drawn(recipe, total, count=60_000):
     config, rng = small(recipe), np.random.default_rng(0)
     held = predict.memory_draws(config, None, VISITS)
     prompt = prompts_of(total, count, rng)
-    own, open_ = steps_of(config, prompt, held, rng)
+    own, open_ = steps_of(config, prompt, held, rng, ways)
     for _ in range(config.sampling.rounds - 1):  # open groups of another batch
         again = prompts_of(total, count, rng)
-        more, fits = steps_of(config, again, held, rng)
+        more, fits = steps_of(config, again, held, rng, ways)
         use = np.concatenate([open_, fits], 1)
         first = np.argsort(~use, 1, kind="stable")[:, :2]
         own = np.take_along_axis(np.concatenate([own, more], 1), first[..., None], 1)
-    gradient = (P * (1 - P) / 2)[:, None] * np.array([1, 1, -1, -1.0])
+    gradient = gradients(ways)
     shared, alone = own.sum(1), own
     toward = SHARED * shared.mean(0) @ gradient.mean(0)
     if total == 3:
@@ -121,21 +130,22 @@ def drawn(recipe, total, count=60_000):
     return toward, square.mean(), square.std() / count**0.5
 
 
+@pytest.mark.parametrize("ways", RIGHT)
 @pytest.mark.parametrize("recipe", SMALL)
-def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe):
+def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe, ways):
     """Of distinct prompts with gradients that are partly shared, by drawing steps."""
     config = small(recipe)
     total = np.inf if config.sampling.rounds > 1 else 3
     got = progress.progress(
         foreseen(recipe),
         P,
-        scores(),
+        scores(ways),
         shared=SHARED,
         prompts=2,
         rounds=config.sampling.rounds,
         total=total,
     )
-    toward, square, error = drawn(recipe, total)
+    toward, square, error = drawn(recipe, total, ways)
     close(got.toward, toward, rtol=0.01)
     # A shared budget ties the prompts of a batch together, most of all two.
     tied = 0.02 * square if foreseen(recipe).how else 0.0
@@ -216,7 +226,12 @@ def test_scores_as_measured_are_those_near_a_pass_rate():
     close(population.mean_squares(prompts, np.array([0.1, 0.9])), [2.0, 6.0])
     found = progress.believed(P, 0.1, 2.0)
     close(found.gradient, 0.2 * P * (1 - P))
-    close(found.rest, 1.8)
+    close(found.right, 1.8)
+    close(found.wrong, 1.8)
+    for varied in (0.0, 0.5, 3.0):
+        found = progress.believed(P, 0.1, 2.0, varied)
+        close(found.right, varied * found.wrong)
+        close(P * found.right + (1 - P) * found.wrong, 1.8)
 
 
 @pytest.fixture
@@ -277,7 +292,8 @@ def test_beliefs_are_those_of_a_file_but_for_what_is_said(tmp_path):
     path = tmp_path / "gradients.json"
     path.write_text(json.dumps({"shared": -0.01, "explained": 0.4, "prompts": []}))
     of = partial(advice_options.beliefs, path)
-    assert of() == {"shared": 0.0, "explained": 0.4}  # cut to what may be
+    found = {"shared": 0.0, "explained": 0.4, "varied": 1.0}
+    assert of() == found  # cut to what may be
     args = xray.parser().parse_args(
         ["--advise", "--prompts", "9", "--measured", str(path), "--shared", "0.5"]
     )

@@ -210,6 +210,21 @@ def population(rng, count=40, n=16, width=30):
     return p, r, scores, gradient
 
 
+def test_how_far_right_completions_vary_is_found_again():
+    """Scores of right ones about their mean have a fourth of the variance, or none."""
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.2, 0.8, 60)[:, None]
+    r = (rng.random((60, 16)) < p).astype(float)
+    noise = rng.normal(size=(60, 16, 30))
+    mean = rng.normal(size=(60, 1, 30)) * (r - p)[..., None]
+    for part in (1.0, 0.5, 0.0):
+        scores = mean + noise * np.where(r, part, 1.0)[..., None]
+        found = stats.varied(sums_of(r, scores))
+        np.testing.assert_allclose(found, part**2, atol=0.03)
+    assert stats.varied(sums_of(r / 2, scores)) == 1.0  # neither right nor wrong
+    assert stats.varied(sums_of(np.zeros((60, 16)), scores)) == 1.0
+
+
 def test_both_beliefs_are_found_again():
     found = []
     for seed in range(20):
@@ -292,6 +307,7 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     found = json.loads((tmp_path / "gradients.json").read_text())
     assert len(found["prompts"]) == found["probed"] == 6
     assert f"--explained {found['explained']:.3g}" in text
+    assert f"--varied {found['varied']:.3g}" in text
     assert len(found["law"]["rows"]) == 7
     assert re.search(r"^optimizer +", text, re.M)
     for row in ("neyman_within_tokens", "oracle", "choice of prompts"):

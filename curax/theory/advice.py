@@ -47,6 +47,7 @@ class Known:
     # As measured on the embedded task (docs/choose_a_recipe.md).
     shared: float = 0.02  # rho, cosine of the gradients of two prompts
     explained: float = 0.3  # kappa, share of a score that lies along the outcome
+    varied: float = 1.0  # nu, how far right completions vary against wrong ones
 
 
 class Candidates(NamedTuple):
@@ -217,7 +218,7 @@ def _ratios(
         return progress.progress(
             seen,
             known.population.rates,
-            progress.believed(seen.p, explained, square),
+            progress.believed(seen.p, explained, square, known.varied),
             shared=min(known.shared * by_shared, 1.0),
             prompts=sized.sampling.prompts,
             rounds=sized.sampling.rounds,
@@ -316,6 +317,7 @@ def rank(
         "tokens": known.tokens,
         "shared": known.shared,
         "explained": known.explained,
+        "varied": known.varied,
         "rows": rows,
         "alike": among.alike,
         "notes": _notes(among, known),

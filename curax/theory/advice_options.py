@@ -15,7 +15,7 @@ from curax.theory.population import Population
 # Options that are fields of `advice.Known`.
 FIELDS = (
     *("prompts", "visits", "cost", "budget", "tokens", "references", "shared"),
-    "explained",
+    *("explained", "varied"),
 )
 
 
@@ -38,13 +38,15 @@ def add_options(parser: ArgumentParser) -> None:
          "0.02)"),
         ("explained", float, "believed share of a score that lies along the outcome "
          "(default: 0.3)"),
+        ("varied", float, "believed variance of the scores of right completions over "
+         "that of wrong ones; 0: one alone is right (default: 1)"),
     ]  # fmt: skip
     for name, kind, text in numbers:
         group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     group.add_argument(
         "--measured",
         metavar="FILE",
-        help="gradients.json of --gradients: both of these as measured there",
+        help="gradients.json of --gradients: these three as measured there",
     )
     group.add_argument(
         "--cost",
@@ -84,6 +86,7 @@ def check(args: Namespace) -> None:
         "tokens": (1, 1e9, "512"),
         "shared": (0, 1, "0.02"),
         "explained": (1e-9, 1, "0.3"),
+        "varied": (0, 1e3, "1"),
     }
     for name, (low, high, fix) in ranges.items():
         if name in given and not low <= given[name] <= high:
@@ -104,7 +107,7 @@ def check(args: Namespace) -> None:
 
 
 def beliefs(path: Path) -> dict[str, Any]:
-    """Both beliefs as a gradients.json has them, cut to what they may be.
+    """Beliefs as a gradients.json has them, cut to what they may be.
 
     Raises:
         ConfigError: it cannot be read.
@@ -112,7 +115,8 @@ def beliefs(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
         shared, explained = float(found["shared"]), float(found["explained"])
-        if not math.isfinite(shared + explained):
+        varied = float(found.get("varied", 1.0))  # older files have none
+        if not math.isfinite(shared + explained + varied):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = getattr(error, "strerror", None) or "no numbers shared and explained"
@@ -124,6 +128,7 @@ def beliefs(path: Path) -> dict[str, Any]:
     return {
         "shared": min(max(shared, 0.0), 1.0),
         "explained": min(max(explained, 1e-9), 1.0),
+        "varied": max(varied, 0.0),
     }
 
 

@@ -39,13 +39,15 @@ def table(found: Mapping[str, Any]) -> str:
         f"{base['n']}, the best with",
         "equal groups; every recipe at its best size. That step makes "
         f"{base['progress']:.1%} of the progress that",
-        "the exact gradient would. Range: over a tenth to ten times both beliefs: "
+        "the exact gradient would. Range: over a tenth to ten times these beliefs: "
         f"--shared {found['shared']:g},",
         "the cosine of the gradients of two prompts, and --explained "
         f"{found['explained']:g}, the share of a",
-        "score that lies along the outcome. One update of plain gradient ascent at its "
-        "best step",
-        "size; docs/choose_a_recipe.md has the formula.",
+        "score that lies along the outcome. Right completions vary "
+        f"{found['varied']:g} times as much as wrong",
+        "ones (--varied; 0 where but one is right). One update of plain gradient ascent "
+        "at its best",
+        "step size; docs/choose_a_recipe.md has the formula.",
     ]
     lines += [f"Note: {text}" for text in found["notes"]]
     lines += [f"Left out: {text}" for text in found["skipped"]]

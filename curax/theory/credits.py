@@ -67,9 +67,11 @@ class Credits:
         return credit.astype(np.float64), keep, open_
 
 
-# C+, C-, any credit, n, n > 0, k / n, sum of c^2, gate open, 1, C+^2, C+ C-, C-^2.
+# C+, C-, any credit, n, n > 0, k / n, sum of c^2, that of right ones, gate open, 1,
+# C+^2, C+ C-, C-^2.
 MOMENTS = (
-    *("right", "wrong", "signal", "draws", "some", "share", "square", "open", "all"),
+    *("right", "wrong", "signal", "draws", "some", "share"),
+    *("square", "right_square", "open", "all"),
     *("right_right", "right_wrong", "wrong_wrong"),
 )
 OPEN = MOMENTS.index("open")
@@ -93,7 +95,8 @@ def moments(credit, open_, outcome, exists, per_prompt: float) -> np.ndarray:
     parts = (
         *(plus, minus, (credit != 0).any(-1)),
         *(n, n > 0, (outcome * exists).sum(-1) / np.maximum(n, 1)),
-        *((credit**2).sum(-1) / per_prompt**2, open_, np.ones_like(plus)),
+        *((credit**2).sum(-1) / per_prompt**2,),
+        *((credit**2 * outcome).sum(-1) / per_prompt**2, open_, np.ones_like(plus)),
         *(plus**2, plus * minus, minus**2),
     )
     return np.stack([np.asarray(part, np.float64) for part in parts], -1)

@@ -90,7 +90,7 @@ def estimates(sums: Sums) -> Estimates:
     )
 
 
-# ----- the two beliefs of `progress`
+# ----- the beliefs of `progress`
 
 
 def explained(each: Estimates) -> float:
@@ -122,6 +122,29 @@ def shared(each: Estimates, total: float) -> float:
     count = int(np.sum(~np.isnan(each.own)))
     pairs = np.sum(np.sqrt(square)) ** 2 - np.sum(square)
     return shared_square(each, total) * count * (count - 1) / float(pairs)
+
+
+def varied(sums: Sums) -> float:
+    """nu of `progress`: variance of right completions' scores over that of wrong ones.
+
+    Sums of both over the prompts that have two of each; V_right is E|s|^2 among right
+    ones less |E s|^2 there, both unbiased. 1 where no prompt has, or an outcome is
+    neither 0 nor 1.
+
+    Args:
+        sums: `[K]` of prompts.
+    """
+    n, _, r, rr, s, rs, rrs, tt, uu, tu, _ = (np.asarray(x, np.float64) for x in sums)
+    if not np.array_equal(r, rr):
+        return 1.0
+    has = (r >= 2) & (n - r >= 2)
+
+    def within(count: np.ndarray, square: np.ndarray, whole: np.ndarray) -> float:
+        count, square, whole = count[has], square[has], whole[has]
+        return float(np.sum((square - (whole - square) / (count - 1)) / count))
+
+    right, wrong = within(r, rrs, uu), within(n - r, s - rs, tt - 2 * tu + uu)
+    return right / wrong if has.any() and wrong > 0 else 1.0
 
 
 # ----- what allocators make of it

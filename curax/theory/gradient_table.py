@@ -46,6 +46,7 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         "What --advise believes, measured (--measured):",
         f"  --explained {found['explained']:.3g}   share of a score along the outcome",
         f"  --shared {found['shared']:.3g}   cosine of the gradients of two prompts",
+        f"  --varied {found['varied']:.3g}   variance of right ones over that of wrong",
         "",
         f"Variance within prompts that an allocator leaves, over that of "
         f"{found['group']} completions each",

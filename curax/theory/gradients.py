@@ -35,7 +35,7 @@ def summarise(
         told: as `probe.probe`.
 
     Returns:
-        "explained" and "shared", the beliefs of `progress`; "correlations",
+        "explained", "shared" and "varied", the beliefs of `progress`; "correlations",
         "allocations" and "floors" of `gradient_stats`; "prompts", a row of each;
         sizes.
     """
@@ -88,6 +88,7 @@ def judged(ids: np.ndarray, sums: Sums, total: float, mean: int) -> dict[str, An
         "group": mean,
         "explained": gradient_stats.explained(each),
         "shared": gradient_stats.shared(each, total),
+        "varied": gradient_stats.varied(Sums(*(x[2][kept] for x in sums))),
         "common_square": common,
         "by_pass_rate": gradient_stats.by_pass_rate(known, measured, each),
         "correlations": gradient_stats.correlations(known, measured),

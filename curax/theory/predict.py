@@ -38,8 +38,8 @@ class Prediction:
 
         |grad p|^2 w^2 spread + E[sum of squared coefficients] V ,
 
-    where V is the trace of the score's covariance among right, or wrong, completions,
-    taken to be the same for both. Scores of long completions have many directions, of
+    where V is the trace of the score's covariance among right, or wrong, completions;
+    where both differ, `of_right` says how much of the sum has which. Scores of long completions have many directions, of
     which grad p is one: V is then much the larger, and `noise` is what counts.
     """
 
@@ -52,6 +52,7 @@ class Prediction:
     draws: np.ndarray  # expected completions, pilots included
     rate: np.ndarray  # E[share of right ones among those drawn, if any were]
     noise: np.ndarray  # draws times E[sum of squared coefficients] / w^2, pilots too
+    of_right: np.ndarray  # share of the squared coefficients that right ones have
     spread: np.ndarray  # Var(C+ / p - C- / (1 - p)) / w^2
     most: np.ndarray  # [R, G + 1] probability of each number that it may draw
     attempts: float  # expected batches of prompts drawn per step, with refilling
@@ -114,7 +115,7 @@ def predict(
 
     weights = each[..., 0] / p - each[..., 1] / (1 - p)
     weight, moments = weights.mean(0), each.mean(0).T
-    right, wrong, signal, drawn, some, share, square, _, _, *second = moments
+    right, wrong, signal, drawn, some, share, square, sure, _, _, *second = moments
     draws = drawn + (config.pilot.draws if config.pilot else 0)
     terms = np.array([1 / p**2, -2 / (p * (1 - p)), 1 / (1 - p) ** 2])
     half = np.zeros_like(p)
@@ -131,6 +132,7 @@ def predict(
             draws=draws,
             rate=share / some,
             noise=draws * square / weight**2,
+            of_right=np.where(square > 0, sure / square, 0.0),
             spread=np.maximum((terms * second).sum(0) / weight**2 - 1, 0),
             most=cases.most(sizes.group_size)[: len(p)],
             attempts=attempts,

@@ -15,13 +15,16 @@ Of a prompt of pass rate p, by the law of the effective weight (`predict.Predict
 
     E u = w grad p,   E|u|^2 = w^2 |grad p|^2 (1 + spread) + V E[sum of c^2] ,
 
-with V the variance of a completion's score within its class. Two numbers say what no
-label tells. A share kappa of the squared norm G^2 of a score lies along the outcome:
+with V the variance of a completion's score within its class, that of each completion
+its own: the sum is V_right E[sum of c^2 of right ones] + V_wrong E[that of wrong ones].
+Three numbers say what no label tells. A share kappa of the squared norm G^2 of a score
+lies along the outcome:
 
-    |grad p|^2 = kappa G^2 p (1 - p),   V = (1 - kappa) G^2 ,
+    |grad p|^2 = kappa G^2 p (1 - p),   p V_right + (1 - p) V_wrong = (1 - kappa) G^2 ,
 
-which is what the law of total variance leaves, with kappa = 1 at most. And gradients of
-two prompts have the cosine rho: grad p . grad p' = rho |grad p| |grad p'|. With h =
+which is what the law of total variance leaves, with kappa = 1 at most. Right ones vary
+by nu = V_right / V_wrong: 1 if as much as wrong ones, 0 if there is but one way to be
+right, and then completions that are right add no noise. And gradients of two prompts have the cosine rho: grad p . grad p' = rho |grad p| |grad p'|. With h =
 |grad p| and means over the prompts,
 
     grad J . E g = rho E[h] E[w h] + (1 - rho) E[w h^2] / K
@@ -34,8 +37,7 @@ half of what is possible is reached.
 Assumptions: one update of plain gradient ascent at the best step size; updates of a
 step's prompts are independent, given their pass rates, so that what a shared budget or
 statistics of the batch tie together is left out, and prompts of refilled batches are
-distinct; V is that of right and of wrong
-completions alike; and those of `predict`.
+distinct; nu is the same for all prompts; and those of `predict`.
 
 References:
     McCandlish et al. 2018, "An Empirical Model of Large-Batch Training",
@@ -53,11 +55,15 @@ class Scores(NamedTuple):
     """Squared norms of scores by pass rate, `[R]`, in one unit."""
 
     gradient: np.ndarray  # |grad p|^2
-    rest: np.ndarray  # V, within right or wrong completions
+    right: np.ndarray  # V_right, variance within right completions
+    wrong: np.ndarray  # V_wrong
 
 
 def believed(
-    p: np.ndarray, explained: float, square: np.ndarray | float = 1.0
+    p: np.ndarray,
+    explained: float,
+    square: np.ndarray | float = 1.0,
+    varied: float = 1.0,
 ) -> Scores:
     """Scores of which a share lies along the outcome.
 
@@ -65,10 +71,10 @@ def believed(
         p: `[R]` pass rates.
         explained: kappa in (0, 1].
         square: `[R]` or `[]`, mean squared norm of the score of a completion.
+        varied: nu, at least 0.
     """
-    return Scores(
-        explained * square * p * (1 - p), (1 - explained) * square * np.ones_like(p)
-    )
+    wrong = (1 - explained) * square / (1 - p + varied * p)
+    return Scores(explained * square * p * (1 - p), varied * wrong, wrong)
 
 
 class Progress(NamedTuple):
@@ -112,7 +118,8 @@ def progress(
     def mean(values: np.ndarray) -> float:
         return float(np.interp(rates, seen.p, values).mean())
 
-    own = mean((w * h) ** 2 * (1 + seen.spread) + scores.rest * credit)
+    rest = seen.of_right * scores.right + (1 - seen.of_right) * scores.wrong
+    own = mean((w * h) ** 2 * (1 + seen.spread) + rest * credit)
     common, alone = mean(w * h), mean((w * h) ** 2)
     toward = shared * mean(h) * common + (1 - shared) / total * mean(w * h**2)
     best = shared * mean(h) ** 2 + (1 - shared) / total * mean(h**2)

@@ -53,6 +53,7 @@ def known(regime: str) -> advice.Known:
         cost=about.cost,
         budget=BUDGET,
         references=bool(about.task.get("hints")),
+        varied=0.0,  # a chain has one right completion
     )
 
 
