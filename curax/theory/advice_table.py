@@ -45,8 +45,8 @@ def table(found: Mapping[str, Any]) -> str:
         f"{found['explained']:g}, the share of a",
         "score that lies along the outcome. Right completions vary "
         f"{found['varied']:g} times as much as wrong",
-        "ones (--varied; 0 where but one is right). One update of plain gradient ascent "
-        "at its best",
+        "ones (--varied; 0 where but one is right). One update of plain gradient "
+        "ascent at its best",
         "step size; docs/choose_a_recipe.md has the formula.",
     ]
     lines += [f"Note: {text}" for text in found["notes"]]

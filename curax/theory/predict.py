@@ -39,8 +39,9 @@ class Prediction:
         |grad p|^2 w^2 spread + E[sum of squared coefficients] V ,
 
     where V is the trace of the score's covariance among right, or wrong, completions;
-    where both differ, `of_right` says how much of the sum has which. Scores of long completions have many directions, of
-    which grad p is one: V is then much the larger, and `noise` is what counts.
+    where both differ, `of_right` says how much of the sum has which. Scores of long
+    completions have many directions, of which grad p is one: V is then much the larger,
+    and `noise` is what counts.
     """
 
     p: np.ndarray

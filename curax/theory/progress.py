@@ -24,8 +24,9 @@ lies along the outcome:
 
 which is what the law of total variance leaves, with kappa = 1 at most. Right ones vary
 by nu = V_right / V_wrong: 1 if as much as wrong ones, 0 if there is but one way to be
-right, and then completions that are right add no noise. And gradients of two prompts have the cosine rho: grad p . grad p' = rho |grad p| |grad p'|. With h =
-|grad p| and means over the prompts,
+right, and then completions that are right add no noise. And gradients of two prompts
+have the cosine rho: grad p . grad p' = rho |grad p| |grad p'|. With h = |grad p| and
+means over the prompts,
 
     grad J . E g = rho E[h] E[w h] + (1 - rho) E[w h^2] / K
     E|g|^2 = E|u|^2 / B + (1 - 1 / B) rho (E[w h]^2 - E[w^2 h^2] / K) / (1 - 1 / K) ,

@@ -2,13 +2,15 @@
 
 Command:  python -m experiments.map.predict
 
-For every regime whose start is measured, `results/REGIME/predicted.json`: the progress
-per cost of each recipe by the formula of `curax xray --advise`, at the sizes among
+For every regime whose start is measured, `predicted.json` in `results/REGIME` and
+`predicted_one_right.json`, which knows besides that a chain has one right completion,
+so that right ones do not vary (`--varied 0`): the progress per cost of each recipe by the formula of `curax xray --advise`, at the sizes among
 which tuning chooses, from pass rates before RL, visits to a prompt and the cost of a
 token. What is there is not predicted again. Git says which came first: prediction or
 claim.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from experiments.map import regimes, run
 
 # What the embedded task has elsewhere; lengths are taken to be alike.
 BUDGET = regimes.ROWS
+FORMS = {"predicted": 1.0, "predicted_one_right": 0.0}  # file and `--varied`
 
 
 def population(regime: str) -> Population:
@@ -41,7 +44,7 @@ def population(regime: str) -> Population:
     return Population(f"start of {regime}", np.sort(rates))
 
 
-def known(regime: str) -> advice.Known:
+def known(regime: str, varied: float) -> advice.Known:
     """What is known of a regime before training; its visits are those of a claim."""
     own = json.loads(run.Piece(regime, "start").path.read_text())
     about = regimes.REGIMES[regime]
@@ -53,7 +56,7 @@ def known(regime: str) -> advice.Known:
         cost=about.cost,
         budget=BUDGET,
         references=bool(about.task.get("hints")),
-        varied=0.0,  # a chain has one right completion
+        varied=varied,
     )
 
 
@@ -90,9 +93,9 @@ def _own(config: Config) -> Size:
     return sizes.size_of(config)._replace(rounds=1)
 
 
-def predicted(regime: str) -> dict[str, dict[str, object]]:
+def predicted(regime: str, varied: float) -> dict[str, dict[str, object]]:
     """Best size of each recipe and its progress, or why there is no prediction."""
-    about = known(regime)
+    about = known(regime, varied)
     found: dict[str, dict[str, object]] = {}
     for name in regimes.REGIMES[regime].recipes:
         rows, why = {}, ""
@@ -116,15 +119,15 @@ def predicted(regime: str) -> dict[str, dict[str, object]]:
 def main() -> int:
     """Exit status 0."""
     set_up_libraries()
-    for regime in regimes.REGIMES:
-        path = regimes.RESULTS / regime / "predicted.json"
+    for regime, (form, varied) in itertools.product(regimes.REGIMES, FORMS.items()):
+        path = regimes.RESULTS / regime / f"{form}.json"
         if path.exists() or not run.Piece(regime, "start").path.exists():
             continue
-        found = predicted(regime)
+        found = predicted(regime, varied)
         write_file(path, (json.dumps(found, indent=1) + "\n").encode())
         for name, own in found.items():
-            print(f"{regime} {name}: {own.get('best', own.get('why'))}", end=" ")
-            print(f"{own['progress']:.4f}" if "progress" in own else "")
+            print(f"{form} {regime} {name}: {own.get('best', own.get('why'))}", end=" ")
+            print(f"{own['progress']:.4f}" if "progress" in own else "", flush=True)
     return 0
 
 

@@ -14,6 +14,7 @@ falls below again, up to the end, so that a lucky evaluation does not count. A c
 that does not get there has no ratio, but as a bound: more than it spent.
 """
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -25,7 +26,7 @@ from scipy.stats import spearmanr
 from curax.comparison import statistics
 from curax.runs import record
 from curax.runs.pictures import LIGHT, canvas, label, percent
-from experiments.map import regimes, run
+from experiments.map import predict, regimes, run
 
 HERE = Path(__file__).parent
 COLORS = ("#1b1f24", "#5b6470", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
@@ -130,8 +131,12 @@ def rows(regime: str) -> list[list[str]]:
     return shown
 
 
-def order(regime: str) -> tuple[list[list[str]], tuple[float, float, float] | None]:
+def order(regime: str, form: str) -> tuple[list[list[str]], tuple[float, float, float] | None]:
     """Predicted beside measured: rows of a table, and their rank correlation.
+
+    Args:
+        regime: name of a regime.
+        form: of `predict.FORMS`.
 
     Returns:
         A row for each recipe that is predicted and measured, the best measured first;
@@ -139,7 +144,7 @@ def order(regime: str) -> tuple[list[list[str]], tuple[float, float, float] | No
         equal cost, with a 95% interval that resamples seeds, the same of all recipes;
         None where fewer than three recipes can be ordered.
     """
-    path = regimes.RESULTS / regime / "predicted.json"
+    path = regimes.RESULTS / regime / f"{form}.json"
     found = curves(regime, regimes.REGIMES[regime].cost)
     told = json.loads(path.read_text()) if path.exists() else {}
     names = [name for name in found if "progress" in told.get(name, {})]
@@ -158,7 +163,8 @@ def order(regime: str) -> tuple[list[list[str]], tuple[float, float, float] | No
     tuned = run.choose(regime)
     shown = [
         [
-            *(regime, names[i], f"{rates[i].mean():.3f}", f"{progress[i]:.4f}"),
+            *(form, regime, names[i]),
+            *(f"{rates[i].mean():.3f}", f"{progress[i]:.4f}"),
             *(told[names[i]]["best"], setting(names[i], tuned[names[i]]["setting"])),
         ]
         for i in np.argsort(-rates.mean(-1))
@@ -246,15 +252,17 @@ def main() -> None:
     every = {regime: rows(regime) for regime in regimes.REGIMES}
     head = ["regime", "recipe", "tuned to", "rate", "gap to the baseline", "cost ratio"]
     print(markdown(head, [row for own in every.values() for row in own]), end="\n\n")
-    both = {regime: order(regime) for regime in regimes.REGIMES}
-    head = ["regime", "recipe", "measured", "predicted progress", "best size", "tuned"]
+    both = {
+        key: order(*key) for key in itertools.product(regimes.REGIMES, predict.FORMS)
+    }
+    head = ["form", "regime", "recipe", "measured", "predicted", "best size", "tuned"]
     print(markdown(head, [row for own, _ in both.values() for row in own]), end="\n\n")
     body = [
-        [regime, str(len(own)), "{:+.2f} [{:+.2f}, {:+.2f}]".format(*found)]
-        for regime, (own, found) in both.items()
+        [*key, str(len(own)), "{:+.2f} [{:+.2f}, {:+.2f}]".format(*found)]
+        for key, (own, found) in both.items()
         if found
     ]
-    print(markdown(["regime", "recipes", "rank correlation"], body))
+    print(markdown(["regime", "form", "recipes", "rank correlation"], body))
     measured = [regime for regime, own in every.items() if own]
     if measured:
         draw(HERE / "map.png", measured)
