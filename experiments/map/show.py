@@ -131,7 +131,9 @@ def rows(regime: str) -> list[list[str]]:
     return shown
 
 
-def order(regime: str, form: str) -> tuple[list[list[str]], tuple[float, float, float] | None]:
+def order(
+    regime: str, form: str
+) -> tuple[list[list[str]], tuple[float, float, float] | None]:
     """Predicted beside measured: rows of a table, and their rank correlation.
 
     Args:
