@@ -2,12 +2,13 @@
 
 Command:  python -m experiments.map.predict
 
-For every regime whose start is measured, `predicted.json` in `results/REGIME` and
-`predicted_one_right.json`, which knows besides that a chain has one right completion,
-so that right ones do not vary (`--varied 0`): the progress per cost of each recipe by the formula of `curax xray --advise`, at the sizes among
-which tuning chooses, from pass rates before RL, visits to a prompt and the cost of a
-token. What is there is not predicted again. Git says which came first: prediction or
-claim.
+For every regime whose start is measured: the progress per cost of each recipe by the
+formula of `curax xray --advise`, at the sizes among which tuning chooses, from pass
+rates before RL, visits to a prompt and the cost of a token. In `results/REGIME`,
+`predicted.json` takes right completions to vary as wrong ones do, and
+`predicted_one_right.json` knows that a chain has one right completion, so that right
+ones do not vary (`--varied 0`). What is there is not predicted again. Git says which
+came first: prediction or claim.
 """
 
 import itertools
