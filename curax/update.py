@@ -126,6 +126,7 @@ def over_parts(
         Sums in float32, so that their order hardly matters; the `[M, T]` tree, 0 where
         rows were cut.
     """
+    function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
     steps, parts = mask.shape[-1], settings.parts(*mask.shape)
     lengths = cuts(steps, settings.length_buckets)
     last, order = ends(mask), None
@@ -197,6 +198,7 @@ def over_lines(
     Returns:
         As `over_parts`.
     """
+    function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
     count, steps = mask.shape
     packing = Packing.of(
         ends(mask), steps=steps, tokens=settings.tokens_per_micro_batch
