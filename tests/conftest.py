@@ -1,6 +1,5 @@
 """Strict for all: no silent broadcasting, no silent promotion, eight devices."""
 
-import contextlib
 import gc
 import hashlib
 import importlib.metadata
@@ -23,6 +22,9 @@ SPEED_UP = (
     *("while-loop-constant-sinking", "gather_expander", "simplify-sorts"),
     "tree_reduction_rewriter",
 )
+# Where in a file an operation comes from is written into no program: a tenth of the
+# time to trace and to lower it.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
@@ -60,36 +62,24 @@ def programs() -> Path:
     return ROOT / ".pytest_cache" / "programs" / "-".join([*versions, digest])
 
 
-# All workers, the next run, and the processes that tests start share one folder. Only
-# this process writes to it: one that a test kills would leave half a program behind.
+# All workers, the next run, and the processes that tests start share one folder; those
+# write to it where `sitecustomize` sees to it that no half program is left behind.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(programs()))
 os.environ["WANDB_MODE"] = "offline"  # read once, by the first test that opens it
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
 
 import hypothesis
+import kept_programs
+
+kept_programs.install()
+
 import jax
 import pytest
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-
-with contextlib.suppress(ImportError):
-    from jax._src.lru_cache import LRUCache
-
-    def put(self, key, value):
-        """Whole or not at all: workers read what others write."""
-        path = Path(str(self.path)) / f"{key}-cache"
-        if not path.exists():
-            part = path.with_name(f"{key}.{os.getpid()}.part")
-            try:
-                part.write_bytes(value)
-                part.replace(path)
-            except OSError:  # no room, and nothing is lost
-                part.unlink(missing_ok=True)
-
-    LRUCache.put = put
 
 hypothesis.settings.register_profile(
     "curax",
@@ -101,10 +91,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("curax")
 
 LONGEST = (
-    *("real", "train", "pages", "loops", "fields", "whole_path", "reflected", "hinted"),
-    *("configs", "workers", "memory_io", "evaluate", "refill", "text_hints", "rollout"),
-    *("reflect", "rehearsal", "law", "allocate", "layouts", "xray", "predict"),
-    *("compare", "comparison"),
+    *("real", "train", "configs", "pages", "loops", "processes", "fields", "rollout"),
+    *("evaluate", "reflected", "mesh", "downsample", "update", "hinted", "memory_io"),
+    *("xray", "whole_path", "checkpoint", "compare", "law", "score", "allocate"),
+    *("correct", "workers", "modulate", "sources", "model", "objective", "report"),
+    *("predict", "pretrained", "library"),
 )
 
 
@@ -113,6 +104,8 @@ def pytest_configure(config):
     folder = programs().parent
     if not hasattr(config, "workerinput") and folder.exists():
         held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        for part in folder.rglob("*.part"):  # of processes that were killed
+            part.unlink(missing_ok=True)
         if held > MOST_BYTES:
             shutil.rmtree(folder, ignore_errors=True)
 

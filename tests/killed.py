@@ -39,7 +39,7 @@ def start(
     begin += ["--resume"] if (workdir / folder.CONFIG).exists() else []
     return subprocess.Popen(
         command or begin,
-        env=os.environ | env | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | env | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -85,8 +85,6 @@ def start(
                 env=os.environ
                 | {"PYTHONPATH": path, "XLA_FLAGS": " ".join(flags)}
                 | {"JAX_PLATFORMS": "cpu"}
-                # Process 0 keeps what it compiles, for the others and the next run.
-                | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
                 | (env or {}),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

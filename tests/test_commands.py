@@ -51,7 +51,9 @@ def installed(tmp_path_factory):
     (wheel,) = here.glob("*.whl")
     pip("install", "--target", str(site), str(wheel))
     shutil.rmtree(source)
-    hidden = f"import sys; sys.modules |= dict.fromkeys({EXTRAS})\n"
+    own = (ROOT / "tests" / "sitecustomize.py").read_text()
+    hidden = f"import sys; sys.modules |= dict.fromkeys({EXTRAS})\n{own}"
+    shutil.copy(ROOT / "tests" / "kept_programs.py", site)
     (site / "sitecustomize.py").write_text(hidden)
 
     def run(*words):

@@ -767,7 +767,7 @@ def test_a_line_that_was_changed_is_done_again_with_all_behind_it(place, whole):
 
 def test_a_killed_and_an_interrupted_process_go_on(place, whole):
     out = place / "killed"
-    path = os.pathsep.join(map(str, (ROOT, place)))
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", place)))
     command = [sys.executable, "-m", "curax.evaluate", *typed(place, out)]
     for number, least in ((signal.SIGKILL, 1), (signal.SIGTERM, 25)):
         process = subprocess.Popen(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from run_files import rows
 from test_folder import lines
+from test_train import compiled  # noqa: F401, as a fixture
 
 from curax import train
 from curax.config import load, override
@@ -109,8 +110,7 @@ def test_two_processes_share_the_grading_and_one_goes_on_with_their_run(tmp_path
 def test_a_process_that_is_killed_ends_the_others_in_a_sentence(tmp_path):
     """Their verifiers answer at random, and until then the processes are equal."""
     words = ("task.on_device=false", "task.moody=true", "steps=500")
-    env = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9"}  # nor a half program
-    processes = many.start([tmp_path, tmp_path], *words, env=env)
+    processes = many.start([tmp_path, tmp_path], *words)
     wait_for(tmp_path / folder.CHECKPOINTS / "4", processes)
     processes[0].kill()
     start = time.monotonic()

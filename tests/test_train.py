@@ -46,14 +46,52 @@ WRITTEN = {
 
 
 BUILT: dict[str, loops.Loop] = {}
+# What the host alone reads, and no program; the seed is an argument of them.
+OF_HOST = {
+    "": ("steps", "seed"),
+    "update": ("patience",),
+    "evaluation": ("every",),
+    "warm_start": ("steps",),
+    "logging": ("checkpoint_every", "keep", "drift_nats", "dashboards"),
+}
+PROGRAMS = ("_initial", "_warm", "_begin", "_held_out", "_measured")
+PROGRAMS += ("_chunk", "_warm_ids", "_warm_once")  # of one of the two loops
+
+
+def programs_of(config) -> str:
+    """What the programs of a run follow from."""
+    told = describe(config)
+    for group, names in OF_HOST.items():
+        for name in names:
+            ((told[group] or {}) if group else told).pop(name, None)
+    return json.dumps(told)
 
 
 def remembered(config, build=run.make_loop, **options):
-    """Loops have no state: one that was traced and compiled serves again."""
-    key = json.dumps(describe(config))
-    if key not in BUILT:
-        BUILT[key] = build(config, **options)
+    """Loops have no state: one that was traced and compiled serves again.
+
+    Its programs serve a config too that differs in what the host alone reads.
+    """
+    key, of_programs = json.dumps(describe(config)), programs_of(config)
+    if key in BUILT:
+        return BUILT[key]
+    like = BUILT.get(of_programs)
+    if like and config.steps and like.parts.config.steps:
+        BUILT[key] = type(like)(replace(like.parts, config=config))
+        share(like, BUILT[key])
+    else:
+        BUILT[key] = BUILT[of_programs] = build(config, **options)
     return BUILT[key]
+
+
+def share(one: loops.Loop, other: loops.Loop) -> None:
+    """Give another loop the programs of one."""
+    for name in PROGRAMS:
+        if hasattr(one, name):
+            setattr(other, name, getattr(one, name))
+    if isinstance(one, loops.Staged) and isinstance(other, loops.Staged):
+        for (function, _), program in one._drive._jitted.items():
+            other._drive._jitted[function, other.parts] = program
 
 
 @pytest.fixture(scope="module", autouse=True)
