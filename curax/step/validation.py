@@ -7,6 +7,7 @@ the confidence of the policy in them, and its KL to the policy at the start of R
 import operator
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -211,11 +212,21 @@ def outcomes(
     """
     if not parts.task.on_device:
         return reward.on_host(parts.task, prompts, grading.own(rollouts))
-    grade = jax.jit(lambda p, r: reward.on_device(parts.task, p, r))
-    for _ in range(rollouts.prompt.ndim - 1):
-        grade = jax.vmap(grade)
+    grade = _on_device(parts, rollouts.prompt.ndim - 1)
     outcome = np.asarray(peers.fetch(grade(prompts, rollouts)))
     return reward.Verdicts(outcome, Counter())
+
+
+@lru_cache(maxsize=1)
+def _on_device(parts: Components, axes: int) -> Callable[[Prompts, Rollouts], Any]:
+    """The task's verifier, jitted, under so many leading axes; kept for the next one.
+
+    Every evaluation of a run calls it, with samples and with greedy completions.
+    """
+    grade = jax.jit(partial(reward.on_device, parts.task))
+    for _ in range(axes):
+        grade = jax.vmap(grade)
+    return grade
 
 
 def pass_rates(
