@@ -35,12 +35,21 @@ class WhenImported:
 
         def run_and_put(module):
             run(module)
-            module.LRUCache.put = put
+            patch(module)
 
         spec.loader.exec_module = run_and_put
         return spec
 
 
+def patch(module) -> None:
+    """Give JAX's cache our `put`, in versions that have the class."""
+    if hasattr(module, "LRUCache"):
+        module.LRUCache.put = put
+
+
 def install() -> None:
-    """Before JAX is imported."""
-    sys.meta_path.insert(0, WhenImported())
+    """Patch JAX's cache now, or as soon as it is imported."""
+    if CACHE in sys.modules:
+        patch(sys.modules[CACHE])
+    else:
+        sys.meta_path.insert(0, WhenImported())
