@@ -1,6 +1,7 @@
 """The sampler: the trainer's numbers, no influence of order, slots or neighbours."""
 
 import dataclasses
+import re
 from functools import cache, partial
 
 import jax
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 
 from curax import allocate, rollout, stop, update
+from curax.config import ConfigError
 from curax.models import decoding
 
 KEY = jax.random.key(1)
@@ -150,6 +152,33 @@ def test_rows_that_do_not_exist_draw_nothing(slots):
 @pytest.mark.parametrize("slots", [3, 7, 9])
 def test_the_number_of_slots_changes_nothing(slots):
     agree(tiny.drawn(slots), tiny.drawn())
+
+
+def test_a_bound_of_the_cache_makes_rows_wait_and_changes_nothing():
+    token = 2 * 2 * 8 * 4  # two layers, keys and values of one head of 8, float32
+    bound = token * (3 * tiny.P + 3 * tiny.T) + token
+    options = {"cache_bytes": bound, **tiny.SETTINGS}
+    draw = jax.jit(partial(rollout.sample, tiny.MODEL, **options))
+    lowered = draw.lower(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    held = set(re.findall(rf"tensor<(\d+)x1x{tiny.T}x8xf32>", lowered.as_text()))
+    assert held == {"3"}  # slots that have columns, of ten rows
+    got = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    jax.tree.map(np.testing.assert_array_equal, got, tiny.drawn(3))
+    agree(got, tiny.drawn())
+
+
+def test_slots_follow_from_a_bound_and_one_at_least_must_fit():
+    where = rollout.Places(contexts=6, prompt=10, steps=7, shards=4)
+    assert where.tokens(9) == (21, 30)
+    wants = {0: 9, 1e9: 9, 2 * (30 + 14): 8, 2 * (30 + 14) - 1: 4, 2 * (30 + 7): 4}
+    for bound, want in wants.items():
+        assert where.slots(9, bound=bound, token=2.0) == want
+    with pytest.raises(ConfigError) as caught:
+        where.slots(9, bound=2.0 * 36, token=2.0)
+    assert str(caught.value).startswith("sampling.cache_gib leaves 6.706e-08 GiB for")
+    assert "completion of 7 tokens beside 6 prompts of 10 takes 6.899e-08; set" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("slots", [0, 3])

@@ -2,7 +2,8 @@
 
 A line is U tiles of B tokens. A row fills whole tiles, one after the other, and is
 never cut; rows of a line are about equally long. As many lines are worked on as there
-are.
+are. On a mesh each shard of the rows has lines of its own, and works on one of them
+while the others work on theirs.
 """
 
 from typing import Any
@@ -43,15 +44,34 @@ class Line:
 
 @flax.struct.dataclass(kw_only=True)
 class Visible:
-    """Keys that the queries of a line see, each those of its context and of its row.
+    """Keys that queries of lines see, each those of its context and of its row.
 
-    The first token of a row is nobody's key: it stands for the last of the context.
+    A line of each of D shards. The first token of a row is nobody's key: it stands for
+    the last of the context.
     """
 
-    place: jax.Array  # [U] int32, tiles of the same row before each tile
-    context: jax.Array  # [U] int32 in [0, C)
+    place: jax.Array  # [D, U] int32, tiles of the same row before each tile
+    context: jax.Array  # [D, U] int32 in [0, C)
     seen: jax.Array  # [C, P] bool, tokens of the contexts
     tile: int = flax.struct.field(pytree_node=False)  # B
+
+
+def dealt(length: jax.Array, shards: int) -> jax.Array:
+    """Which row each place of a shard has, `[D, M / D]` int32 in [0, M), M: none.
+
+    Rows are dealt by falling length, there and back, so that shards have about as many
+    tokens each; M is rounded up to a multiple of D.
+
+    Args:
+        length: `[M]` int32, tokens of each row.
+        shards: D.
+    """
+    rows = length.shape[0]
+    order = jnp.argsort(-length).astype(jnp.int32)
+    order = jnp.pad(order, (0, -rows % shards), constant_values=rows)
+    laps = order.reshape(-1, shards)
+    back = jnp.arange(laps.shape[0])[:, None] % 2 == 1
+    return jnp.where(back, laps[:, ::-1], laps).T
 
 
 @flax.struct.dataclass(kw_only=True)

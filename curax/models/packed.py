@@ -1,4 +1,4 @@
-"""Attention of rows that are packed into a line of tokens, tile by tile.
+"""Attention of rows that are packed into lines of tokens, tile by tile.
 
 A line is cut into tiles of B tokens; a row fills whole tiles, one after the other. Each
 query sees the context of its row, whose keys and values exist once for all rows that
@@ -11,6 +11,9 @@ with s = q k / sqrt(d), the keys p of the context and r of the row.
 One loop goes over tiles of the contexts, another over those of the own row, back from
 the query's; sums and maximum are kept in float32. Both loops end with the longest that
 is there, and neither scores nor a mask of the line by itself ever exist.
+
+On a mesh each device has the line of its shard and its heads. It reads the contexts of
+all shards, one layer's at a time; nothing else passes between devices.
 """
 
 from functools import partial
@@ -18,43 +21,77 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from curax.arrays.lines import Visible
+from curax.arrays.sharding import active, mesh_axes
+from curax.models.decoding import heads_of
 
 LOW = -1e30  # score of a key that is not visible
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, prefix: Any, line: Visible
+    q: jax.Array, k: jax.Array, v: jax.Array, prefix: Any, lines: Visible
 ) -> jax.Array:
-    """Attention of a line, as the head of this module has it.
+    """Attention of a line of each shard, as the head of this module has it.
 
     Args:
-        q: `[1, heads, U B, d]`.
-        k: `[1, kv_heads, U B, d]`.
-        v: `[1, kv_heads, U B, d]`.
+        q: `[D, heads, U B, d]`.
+        k: `[D, kv_heads, U B, d]`.
+        v: `[D, kv_heads, U B, d]`.
         prefix: keys and values of the contexts, `[C, kv_heads, P, d]`.
-        line: what the tiles are.
+        lines: what the tiles are.
 
     Returns:
-        `[1, heads, U B, d]`; 0 where nothing is visible.
+        `[D, heads, U B, d]`; 0 where nothing is visible.
     """
-    heads, kv_heads, d = q.shape[1], k.shape[1], q.shape[-1]
-    tile, group = line.tile, heads // kv_heads
+    heads, kv_heads = q.shape[1], k.shape[1]
+    by_keys = mesh_axes("heads", kv_heads)
+    axes = by_keys or mesh_axes("heads", heads)
+
+    def run(q, k, v, prefix, place, context, seen):
+        if axes and not by_keys:  # copies of all heads of keys, of which it takes
+            first = jax.lax.axis_index(axes) * q.shape[1]
+            of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
+            k, v, *prefix = (heads_of(x, of, 1) for x in (k, v, *prefix))
+        line = lines.replace(place=place[0], context=context[0], seen=seen)
+        return _of_line(q, k, v, prefix, line)
+
+    args = q, k, v, prefix, lines.place, lines.context, lines.seen
+    if not active():
+        return run(*args)
+    rows, keys = mesh_axes("rows") or None, by_keys or None
+    query = PartitionSpec(rows, axes or None)
+    own, line = PartitionSpec(rows, keys), PartitionSpec(rows)
+    return jax.shard_map(
+        run,
+        in_specs=(
+            *(query, own, own, PartitionSpec(None, keys)),
+            *(line, line, PartitionSpec()),
+        ),
+        out_specs=query,
+        check_vma=False,
+    )(*args)
+
+
+def _of_line(q, k, v, prefix, line: Visible) -> jax.Array:
+    """As `attend`, of the line and the heads of one device."""
+    kv_heads, tile = k.shape[1], line.tile
+    group = q.shape[1] // kv_heads
 
     def tiles(x):  # [1, heads, U B, d] -> [U, kv_heads, heads / kv_heads B, d]
-        x = x.reshape(kv_heads, -1, x.shape[2] // tile, tile, d)
-        return x.transpose(2, 0, 1, 3, 4).reshape(x.shape[2], kv_heads, -1, d)
+        x = x.reshape(kv_heads, -1, x.shape[2] // tile, tile, x.shape[-1])
+        return x.transpose(2, 0, 1, 3, 4).reshape(x.shape[2], kv_heads, -1, x.shape[-1])
 
     out = _attend(tiles(q), tiles(k), tiles(v), *prefix, line)
-    out = out.reshape(-1, kv_heads, group, tile, d).transpose(1, 2, 0, 3, 4)
-    return out.reshape(1, heads, -1, d)
+    out = out.reshape(-1, kv_heads, group, tile, q.shape[-1])
+    return out.transpose(1, 2, 0, 3, 4).reshape(q.shape)
 
 
 class _Loops(NamedTuple):
     """The keys that are visited, a tile for every tile of the line at each turn."""
 
-    line: Visible
+    line: Visible  # of one shard: without the axis D
     group: int  # query heads of a head of keys
 
     @property
