@@ -206,9 +206,12 @@ class Model:
             some; the sharding is a tree like params, None for one device. None:
             nothing is read.
         packs: whether `features` takes, here, a `curax.arrays.lines.Visible` in place
-            of `seen`, with N = 1 and the cache of all contexts; None: it does not.
+            of `seen`, with a row for each shard of the rows and the cache of all
+            contexts; None: it does not.
         shared: whether `features` with a column takes a `SharedCache`. If not, each
             slot's prefix is copied in front of its own columns at every token.
+        ragged: whether it reads, here, of so many columns only those that hold tokens,
+            so that there may be all of them from the beginning; None: it does not.
     """
 
     init: Callable[[jax.Array], Any]
@@ -220,6 +223,7 @@ class Model:
     load: Callable[[Any], Any] | None = None
     packs: Callable[[], bool] | None = None
     shared: bool = False
+    ragged: Callable[[int], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

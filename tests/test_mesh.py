@@ -338,6 +338,7 @@ def same(got, want):
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 1)])
 def test_rounds_that_open_slots_move_no_cache_either(sizes, monkeypatch):
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one
+    monkeypatch.setattr(decoding, "LEAST", 1)  # and blocks of columns
     policy, where, program = compiled(sizes, 2, slots=9, stopping=RULE)
     for one in moved(program):
         assert one.entries <= 12 * V, one  # four shards have three slots each

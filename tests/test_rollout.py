@@ -282,6 +282,42 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
         assert steps == [1, 2, 4, 4, 5]
 
 
+def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(monkeypatch):
+    for name, value in {"LEAST": 1, "BLOCK": 2, "COPIED": 1}.items():
+        monkeypatch.setattr(decoding, name, value)
+    for slots in (0, 3):  # all rows at a time, and rings that several use in turn
+        draw = jax.jit(
+            partial(rollout.sample, tiny.MODEL, slots=slots, **tiny.SETTINGS)
+        )
+        rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+        agree(rows, tiny.drawn())
+
+
+def test_blocks_without_tokens_are_not_read():
+    """Keys that nobody sees may be anything, even no number."""
+    random = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(random.normal(size=(4, 2, *shape)), jnp.float32)
+        for shape in ((3, 8), (300, 8), (300, 8))
+    )
+    place = np.arange(300)
+    seen = (place >= 130) & (place < np.array([[131], [180], [300], [130]]))
+    hidden = (place < 128)[None, None, :, None]
+    run = jax.jit(decoding.of_blocks)
+    junk = (jnp.where(hidden, jnp.nan, x) for x in (k, v))
+    out, top, total = run(q, *junk, jnp.asarray(seen))
+    e, high, sum_ = decoding.exponentials(q, k, jnp.asarray(seen))
+    want = decoding.mixed(e, 1 / sum_, v)
+    close((out / total[..., None])[:3], want[:3], rtol=0, atol=1e-6)
+    close(top[:3], high[:3], rtol=1e-6)
+    close(total[:3], sum_[:3], rtol=1e-5)
+    assert not out[3].any()  # sees nothing
+    batched = jax.jit(jax.vmap(decoding.of_blocks))(
+        *(jnp.stack([x, x]) for x in (q, k, v, jnp.asarray(seen)))
+    )
+    close(batched[0][1], run(q, k, v, jnp.asarray(seen))[0], rtol=0, atol=1e-6)
+
+
 # ----- shards
 
 

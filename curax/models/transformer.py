@@ -193,6 +193,7 @@ class Transformer:
             ready=self.ready,
             packs=self.packs,
             shared=True,
+            ragged=decoding.by_blocks,
         )
 
     def packs(self):
