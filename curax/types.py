@@ -205,9 +205,10 @@ class Model:
         load: `sharding -> params`, read from a checkpoint instead of drawn, all or
             some; the sharding is a tree like params, None for one device. None:
             nothing is read.
-        packs: whether `features` takes, here, a `curax.arrays.lines.Visible` in place
-            of `seen`, with a row for each shard of the rows and the cache of all
-            contexts; None: it does not.
+        packs: `(tokens, T, P) -> Lines`, how rows are to be packed, here, of which a
+            micro-batch has so many tokens; None, as its result too: not at all. Then
+            `features` takes a `curax.arrays.lines.Visible` in place of `seen`, with a
+            line in place of a row, and the cache of all contexts.
         shared: whether `features` with a column takes a `SharedCache`. If not, each
             slot's prefix is copied in front of its own columns at every token.
         ragged: whether it reads, here, of so many columns only those that hold tokens,
@@ -221,7 +222,7 @@ class Model:
     trained: Callable[[tuple[str, ...]], bool] | None = None
     ready: Callable[[Any], Any] | None = None
     load: Callable[[Any], Any] | None = None
-    packs: Callable[[], bool] | None = None
+    packs: Callable[[int, int, int], Any] | None = None
     shared: bool = False
     ragged: Callable[[int], bool] | None = None
 

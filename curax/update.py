@@ -19,7 +19,7 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
-from curax.arrays.lines import Line, Packing, Visible, dealt
+from curax.arrays.lines import Line, Lines, Packing, Visible, dealt
 from curax.arrays.sharding import constrain, shard_rows, shards, spread
 from curax.monitors import confidence
 from curax.rollout import Prefix, extend, prefill
@@ -161,6 +161,7 @@ def over_parts(
 def over_rows(
     model: Model,
     function: Callable[[Any, Line | None], tuple[Any, Any]],
+    contexts: Contexts,
     rows: Any,
     mask: jax.Array,
     settings: Settings,
@@ -170,13 +171,17 @@ def over_rows(
     Args:
         model: the policy.
         function: of rows and their line; None: they are `[m, t]`.
+        contexts: `[C, P]`.
         rows: as `over_parts`.
         mask: as `over_parts`.
         settings: as `over_parts`.
     """
-    packs = settings.tokens_per_micro_batch and model.packs and model.packs()
-    if packs:
-        return over_lines(function, rows, mask, settings)
+    tokens, prompt = settings.tokens_per_micro_batch, contexts.mask.shape[-1]
+    how = (
+        model.packs(tokens, mask.shape[-1], prompt) if model.packs and tokens else None
+    )
+    if how:
+        return over_lines(function, rows, mask, how)
     return over_parts(lambda rows: function(rows, None), rows, mask, settings)
 
 
@@ -184,7 +189,7 @@ def over_lines(
     function: Callable[[Any, Line], tuple[Any, Any]],
     rows: Any,
     mask: jax.Array,
-    settings: Settings,
+    how: Lines,
 ) -> tuple[Any, Any]:
     """Call a function on each line of packed rows: as many as the tokens fill.
 
@@ -196,12 +201,13 @@ def over_lines(
             lines, as that of `over_parts`.
         rows: as `over_parts`.
         mask: as `over_parts`.
-        settings: tokens of a line.
+        how: rows are packed. Several lines of a shard together are as of more shards.
 
     Returns:
         As `over_parts`.
     """
-    (count, steps), parts, last = mask.shape, shards("rows"), ends(mask)
+    (count, steps), last = mask.shape, ends(mask)
+    parts = shards("rows") * min(how.together, -(-count // shards("rows")))
     order = dealt(last, parts) if parts > 1 else jnp.arange(count)[None]
 
     def pick(x, which):  # rows that are none are 0: without a mask, and without weight
@@ -211,7 +217,7 @@ def over_lines(
         return shard_rows(pick(x, order)) if parts > 1 else x[None]
 
     last, rows = jax.tree.map(deal, (last, rows))
-    of = partial(Packing.of, steps=steps, tokens=settings.tokens_per_micro_batch)
+    of = partial(Packing.of, steps=steps, tokens=how.tokens, rows=how.rows)
     packing = jax.vmap(of)(last)
 
     def read(number):
@@ -273,7 +279,14 @@ def predict(
         lambda x: constrain(x, ("rows", "heads", None, None)), prefix.cache
     )
     own = context.reshape(line.start.shape)
-    of_tile = jnp.take_along_axis(own, jnp.minimum(line.row, own.shape[1] - 1), 1)
+    visible = Visible(
+        row=line.row,
+        place=line.place,
+        contexts=own,
+        seen=contexts.mask,
+        tile=line.tile,
+    )
+    of_tile = visible.context
     place = jnp.arange(line.tile, dtype=jnp.int32)[None, None]
     place = place + line.place[..., None] * line.tile
     length = jnp.sum(contexts.mask, -1, dtype=jnp.int32)[of_tile]
@@ -281,7 +294,7 @@ def predict(
         params,
         laid(line, jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))),
         jnp.maximum(length[..., None] + place - 1, 0).reshape(len(own), -1),
-        Visible(place=line.place, context=of_tile, seen=contexts.mask, tile=line.tile),
+        visible,
         cache,
     )
     first = constrain(prefix.last, (None, None))[of_tile][:, :, None]
@@ -360,7 +373,7 @@ def logprobs(
         own = take(model, params, contexts, prefix, tokens, context, line, settings)
         return (), own.logp
 
-    return over_rows(model, read, (tokens, context), mask, settings)[1]
+    return over_rows(model, read, contexts, (tokens, context), mask, settings)[1]
 
 
 def look(
@@ -398,7 +411,7 @@ def look(
             logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
         )
 
-    return over_rows(model, read, (tokens, context), mask, settings)[1]
+    return over_rows(model, read, contexts, (tokens, context), mask, settings)[1]
 
 
 def confidences(
@@ -518,7 +531,9 @@ def gradient(
         return (loss, like_params(model, grads[0]), grads[1]), own
 
     rows = (batch, weight)
-    (loss, grads, pulled), own = over_rows(model, pull, rows, batch.mask, settings)
+    (loss, grads, pulled), own = over_rows(
+        model, pull, contexts, rows, batch.mask, settings
+    )
     pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
     return loss, pull_back(model, params, contexts, pulled, grads, batch, settings), own
 

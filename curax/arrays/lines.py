@@ -6,7 +6,7 @@ are. On a mesh each shard of the rows has lines of its own, and works on one of 
 while the others work on theirs.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -50,10 +50,25 @@ class Visible:
     the last of the context.
     """
 
+    row: jax.Array  # [D, U] int32 in [0, R], R: an empty tile
     place: jax.Array  # [D, U] int32, tiles of the same row before each tile
-    context: jax.Array  # [D, U] int32 in [0, C)
+    contexts: jax.Array  # [D, R] int32 in [0, C), of the rows
     seen: jax.Array  # [C, P] bool, tokens of the contexts
     tile: int = flax.struct.field(pytree_node=False)  # B
+
+    @property
+    def context(self) -> jax.Array:
+        """`[D, U]` int32 in [0, C), of each tile; of an empty one, anything."""
+        row = jnp.minimum(self.row, self.contexts.shape[1] - 1)
+        return jnp.take_along_axis(self.contexts, row, 1)
+
+
+class Lines(NamedTuple):
+    """How rows are packed."""
+
+    tokens: int  # of a line, about
+    rows: int = 0  # that a line has at most; 0: as many as there is place for
+    together: int = 1  # lines of each shard that are worked on at a time
 
 
 def dealt(length: jax.Array, shards: int) -> jax.Array:
@@ -84,38 +99,46 @@ class Packing:
     lines: jax.Array  # [] int32, L
     width: int = flax.struct.field(pytree_node=False)  # U
     tile: int = flax.struct.field(pytree_node=False)  # B
+    most: int = flax.struct.field(pytree_node=False)  # R, rows that a line may have
 
     @classmethod
-    def of(cls, length: jax.Array, *, steps: int, tokens: int) -> "Packing":
+    def of(
+        cls, length: jax.Array, *, steps: int, tokens: int, rows: int = 0
+    ) -> "Packing":
         """Rows in lines of about so many tokens, at least as many as a row may have.
 
         Args:
             length: `[M]` int32, tokens of each row; without any it is in no line.
             steps: T, the most that a row may have.
             tokens: of a line.
+            rows: of a line at most; 0: as many as there is place for.
         """
         tile = min(TILE, steps)
         width = max(tokens // tile, -(-steps // tile))
         order = jnp.argsort(-length).astype(jnp.int32)
         count = -(-length[order] // tile)
 
-        def deal(state, count):
-            line, used = state
-            fits = used + count <= width
-            line = jnp.where(fits, line, line + 1)
-            return (line, jnp.where(fits, used, 0) + count), line
+        most = min(width, length.shape[0], rows or width)
 
-        start = (jnp.int32(0), jnp.int32(0))
+        def deal(state, count):
+            line, used, number = state
+            fits = (used + count <= width) & (number < most)
+            line = jnp.where(fits, line, line + 1)
+            used, number = (jnp.where(fits, x, 0) for x in (used, number))
+            return (line, used + count, number + 1), line
+
+        start = (jnp.int32(0), jnp.int32(0), jnp.int32(0))
         _, line = jax.lax.scan(deal, start, count)
         lines = jnp.max(jnp.where(count > 0, line + 1, 0))
         return cls(
-            order=order, count=count, line=line, lines=lines, width=width, tile=tile
+            order=order,
+            count=count,
+            line=line,
+            lines=lines,
+            width=width,
+            tile=tile,
+            most=most,
         )
-
-    @property
-    def most(self) -> int:
-        """R, rows that a line may have."""
-        return min(self.width, self.order.shape[0])
 
     def at(self, number: Any) -> tuple[jax.Array, Line]:
         """The rows of a line, `[R]` int32 in [0, M), M: none; and its tiles."""
