@@ -319,8 +319,8 @@ class Update:
     minibatches: Count = 1  # optimizer updates per pass
     micro_batches: Count = 1  # gradients added up per update; changes memory only
     tokens_per_micro_batch: Natural = 0  # tokens that each shard of the rows scores at
-    # a time, in the warm start too; micro-batches follow, packed where attention has no
-    # kernel. 0: micro_batches says it
+    # a time, in the warm start too; micro-batches follow, packed on CPUs and TPUs, and
+    # on GPUs in float32. 0: micro_batches says it
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
     length_buckets: Count = 1  # lengths T, T/2, ... that micro-batches are cut to
     token_chunk: Natural = 0  # tokens whose logits exist at a time, on each shard of

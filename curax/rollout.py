@@ -10,7 +10,8 @@ scalar index although slots are at different tokens of different rows; a mask by
 tells which columns belong to a slot's row. A slot that takes another row writes none of
 them: its row says which prefix it reads. Where `max_tokens` is large the ring begins
 with fewer columns and grows, in two stages at most, when a completion needs more: a
-token reads all there are.
+token reads all there are. It has all from the beginning where the model reads those
+alone that hold tokens (`Model.ragged`).
 
 On a mesh slots and their caches are sharded by rows, and each shard has a queue of its
 own: groups are dealt to shards, which hold the prefixes of these groups alone.

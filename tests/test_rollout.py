@@ -283,8 +283,8 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
 
 
 def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(monkeypatch):
-    for name, value in {"LEAST": 1, "BLOCK": 2, "COPIED": 1}.items():
-        monkeypatch.setattr(decoding, name, value)
+    monkeypatch.setattr(decoding, "LEAST", 1)
+    monkeypatch.setattr(decoding, "piece", lambda *_: (4, 2))
     for slots in (0, 3):  # all rows at a time, and rings that several use in turn
         draw = jax.jit(
             partial(rollout.sample, tiny.MODEL, slots=slots, **tiny.SETTINGS)
@@ -293,8 +293,16 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(monkeypa
         agree(rows, tiny.drawn())
 
 
-def test_blocks_without_tokens_are_not_read():
+def test_a_block_is_of_so_many_bytes():
+    assert decoding.piece(2, 16, 4) == (8, 128)
+    assert decoding.piece(2, 64, 4) == (4, 64)
+    assert decoding.piece(8, 128, 4) == (2, 16)
+    assert decoding.piece(64, 256, 4) == (1, 16)
+
+
+def test_blocks_without_tokens_are_not_read(monkeypatch):
     """Keys that nobody sees may be anything, even no number."""
+    monkeypatch.setattr(decoding, "piece", lambda *_: (4, 64))
     random = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(random.normal(size=(4, 2, *shape)), jnp.float32)

@@ -32,8 +32,10 @@ from curax.arrays.sharding import active, constrain, mesh_axes, platform
 from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
-SLOTS, BLOCK = 4, 64  # slots and columns that a CPU reads at a time
-LEAST = 256  # columns from which on it does
+LEAST = 256  # columns from which on a CPU reads blocks of them
+PIECE = (
+    2**17
+)  # bytes of keys of a block, of a few slots: cached, with as many of values
 COPIED = 2**20  # bytes of keys that a CPU copies from prefixes at a time: cached
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
@@ -220,6 +222,13 @@ def by_blocks(width: int) -> bool:
     return platform() == "cpu" and width >= LEAST and placed
 
 
+def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
+    """Slots and columns of a block, about 16 columns a slot; `item` bytes an entry."""
+    places = max(1, PIECE // (kv_heads * d * item))
+    columns = max(16, 2 ** round(math.log2(16 * places) / 2))
+    return max(1, places // columns), columns
+
+
 @jax.custom_batching.sequential_vmap
 def of_blocks(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array
@@ -237,8 +246,9 @@ def of_blocks(
         float32. Where no key is visible: 0, the lowest float32, and not quite 0.
     """
     (slots, kv_heads, width, d), rows = k.shape, q.shape[2]
-    size, most = math.gcd(slots, SLOTS), -(-width // BLOCK)
-    block = min(BLOCK, width)
+    size, block = piece(kv_heads, d, k.dtype.itemsize)
+    size, block = math.gcd(slots, size), min(block, width)
+    most = -(-width // block)
     behind = ((0, 0), (0, most * block - width))
     some = jnp.pad(seen, behind).reshape(-1, size, most, block).any((1, 3)).reshape(-1)
     (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
