@@ -11,9 +11,9 @@ import pytest
 from contracts import close
 
 from curax.arrays import sharding
-from curax.arrays.lines import Visible
+from curax.arrays.lines import Lines, Visible
 from curax.config import Mesh
-from curax.models import attention, packed
+from curax.models import attention, packed, transformer
 from curax.step import mesh as meshes
 
 splash = partial(attention.splash, interpret=True)
@@ -308,6 +308,22 @@ def test_rows_that_are_mapped_one_by_one_over_a_mesh_take_the_plain_one(monkeypa
 
 
 # ----- rows packed into lines
+
+
+def test_how_rows_are_packed_follows_from_the_platform_and_the_prompt(monkeypatch):
+    policy = transformer.model(vocab_size=8, heads=2, kv_heads=1, head_dim=64)
+    assert policy.packs
+    assert policy.packs(4096, 2000, 512) == Lines(4096)
+    monkeypatch.setattr(attention, "platform", lambda: "tpu")
+    assert policy.packs(4096, 2000, 512) == Lines(2048, 4, 2)
+    assert policy.packs(1024, 32768, 1024) == Lines(32768, 8, 1)
+    assert policy.packs(4096, 2000, 1025) is None  # one row would fill a line
+    monkeypatch.setattr(attention, "platform", lambda: "gpu")
+    monkeypatch.setattr(attention, "_has_cudnn", lambda: True)
+    low = transformer.model(vocab_size=8, head_dim=64, dtype="bfloat16")
+    assert policy.packs(4096, 2000, 512) == Lines(4096)  # float32: no kernel
+    assert low.packs
+    assert low.packs(4096, 2000, 512) is None
 
 
 def test_the_kernel_of_lines_and_the_loops_over_tiles_agree_and_so_do_gradients():
