@@ -105,6 +105,8 @@ class Sampling:
     correct: Function | None = None  # of curax.correct: weights of tokens, policy over
     # what was drawn from; None: all are 1, and top_k and top_p are refused
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
+    cache_gib: Magnitude = 0.0  # GiB of a device that keys and values may take: as many
+    # slots as there is room for, and rows wait for one; 0: what `slots` take
     rounds: Count = 1  # draws of prompts to refill groups the gate closed; 1: no refill
     chunks: Count = 1  # of a draw; the host verifies one while the next is drawn
 
@@ -317,8 +319,8 @@ class Update:
     minibatches: Count = 1  # optimizer updates per pass
     micro_batches: Count = 1  # gradients added up per update; changes memory only
     tokens_per_micro_batch: Natural = 0  # tokens that each shard of the rows scores at
-    # a time, in the warm start too; micro-batches follow, packed where attention has no
-    # kernel and there is no mesh. 0: micro_batches says it
+    # a time, in the warm start too; micro-batches follow, packed on CPUs and TPUs, and
+    # on GPUs in float32. 0: micro_batches says it
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
     length_buckets: Count = 1  # lengths T, T/2, ... that micro-batches are cut to
     token_chunk: Natural = 0  # tokens whose logits exist at a time, on each shard of
@@ -930,6 +932,11 @@ def truncates(config: Config) -> bool:
 def updates_of(config: Config) -> int:
     """Optimizer updates per step."""
     return config.update.epochs * config.update.minibatches
+
+
+def cache_bytes(config: Config) -> float:
+    """Bytes of a device that the cache of one seed's draw may take; 0: any."""
+    return config.sampling.cache_gib * 2**30 / config.seeds
 
 
 def rows_of(config: Config) -> int:

@@ -10,7 +10,8 @@ scalar index although slots are at different tokens of different rows; a mask by
 tells which columns belong to a slot's row. A slot that takes another row writes none of
 them: its row says which prefix it reads. Where `max_tokens` is large the ring begins
 with fewer columns and grows, in two stages at most, when a completion needs more: a
-token reads all there are.
+token reads all there are. It has all from the beginning where the model reads those
+alone that hold tokens (`Model.ragged`).
 
 On a mesh slots and their caches are sharded by rows, and each shard has a queue of its
 own: groups are dealt to shards, which hold the prefixes of these groups alone.
@@ -30,6 +31,7 @@ import jax.numpy as jnp
 
 from curax.arrays import keys
 from curax.arrays.sharding import constrain, platform, shard_rows, shards
+from curax.settings.config_paths import ConfigError
 from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
 
 
@@ -137,6 +139,7 @@ def sample(
     top_k: int = 0,
     top_p: float | jax.Array = 1.0,
     slots: int = 0,
+    cache_bytes: float = 0.0,
     stopping: Stopping | None = None,
     prefix: Prefix | None = None,
 ) -> Rollouts:
@@ -163,6 +166,8 @@ def sample(
         top_k: keep the k likeliest tokens only; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens with this mass; 1 keeps all.
         slots: completions decoded at a time; 0 means one per row.
+        cache_bytes: that keys and values may take of a device; there are only as many
+            slots as it has room for, and other rows wait for one. 0: any.
         stopping: ends prompts early; None draws all rows of the plan.
         prefix: `prefill` of the contexts, if it is known already.
 
@@ -170,6 +175,9 @@ def sample(
         `[N, T]` completions with log-probs of the distribution drawn from and of the
         policy at this temperature. At temperature 0 the former are 0 and the latter are
         taken at temperature 1. Rows that were never opened do not exist.
+
+    Raises:
+        ConfigError: `cache_bytes` are too few for one row on each device.
     """
     rows, groups = plan.prompt.shape[0], contexts.tokens.shape[0]
     # Before the loop, which would do it at every token.
@@ -179,6 +187,16 @@ def sample(
     slots = min(slots or rows, rows)
     if stopping:  # more than that are never open at a time
         slots = min(slots, groups * stopping.size)
+    if cache_bytes:
+        known = prefix or jax.eval_shape(partial(prefill, model), params, contexts)
+        token = token_bytes(known.cache, contexts, partial(shards, "heads"))
+        where = Places(
+            contexts=groups,
+            prompt=contexts.tokens.shape[1],
+            steps=max_tokens,
+            shards=queue.shards,
+        )
+        slots = where.slots(slots, bound=cache_bytes, token=token)
     even = slots + -slots % queue.shards
     # Shards may have more rows than slots, so they refill them.
     refills = bool(stopping) or even < rows or queue.shards > 1
@@ -211,7 +229,10 @@ def sample(
         sharing=stopping.size if stopping else max(1, rows // groups),
     )
     table = initial_table(fixed, even if refills else rows, pad)
-    for width in widths(contexts.tokens.shape[1], max_tokens):
+    stages = widths(contexts.tokens.shape[1], max_tokens)
+    if model.ragged and model.ragged(max_tokens):
+        stages = (max_tokens,)
+    for width in stages:
         table = jax.lax.while_loop(
             partial(goes_on, fixed, width),
             partial(next_token, fixed, width),
@@ -418,23 +439,66 @@ def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
     return (*widths(context, half, most - 1), steps)
 
 
-def cache_tokens(
-    *, rows: int, slots: int, contexts: int, prompt: int, steps: int, shards: int
-) -> tuple[int, int]:
-    """Tokens whose keys and values a shard of a draw holds: of slots, and of contexts.
-
-        T ceil(K / D),  P C / gcd(C, D)
+def token_bytes(
+    cache: Any, contexts: Contexts, parts: Callable[[int], int] = lambda heads: 1
+) -> float:
+    """Bytes that keys and values of a token take of a device, all layers.
 
     Args:
-        rows: N.
-        slots: K; 0: one per row.
-        contexts: C.
-        prompt: P.
-        steps: T, `max_tokens`.
-        shards: D, over which slots lie.
+        cache: of `prefill`, or its shapes, `[C, kv_heads, P, d]`.
+        contexts: `[C, P]`.
+        parts: into how many so many heads are cut.
     """
-    slots = min(slots or rows, rows)
-    return -(-slots // shards) * steps, contexts // math.gcd(contexts, shards) * prompt
+    return sum(
+        leaf.size // contexts.tokens.size * leaf.dtype.itemsize / parts(leaf.shape[1])
+        for leaf in jax.tree.leaves(cache)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Places:
+    """What the cache of a draw is made of, whatever its slots."""
+
+    contexts: int  # C
+    prompt: int  # P
+    steps: int  # T, `max_tokens`
+    shards: int  # D, over which slots lie
+
+    def tokens(self, slots: int) -> tuple[int, int]:
+        """Tokens whose keys and values a shard holds: of K slots, and of contexts.
+
+        T ceil(K / D),  P C / gcd(C, D)
+        """
+        own = -(-slots // self.shards) * self.steps
+        return own, self.contexts // math.gcd(self.contexts, self.shards) * self.prompt
+
+    def slots(self, most: int, *, bound: float, token: float) -> int:
+        """Slots whose keys and values fit with those of the contexts.
+
+            K = min(most, D floor((bound / token - P C / gcd(C, D)) / T))
+
+        Args:
+            most: slots that are wanted.
+            bound: bytes of a device; 0: any.
+            token: bytes of a token there.
+
+        Raises:
+            ConfigError: not even one slot of each shard fits.
+        """
+        if not bound or not token:
+            return most
+        one, shared = self.tokens(1)
+        each = int((bound / token - shared) // one)
+        if each < 1:
+            least = 1.001 * token * (shared + one) / 2**30  # .4g may round it off
+            raise ConfigError(
+                f"sampling.cache_gib leaves {bound / 2**30:.4g} GiB for keys and "
+                f"values, and a completion of {self.steps:,} tokens beside "
+                f"{self.contexts} prompts of {self.prompt:,} takes {least:.4g}; set "
+                "sampling.cache_gib higher, or sampling.max_tokens or "
+                "sampling.prompts lower."
+            )
+        return min(most, each * self.shards)
 
 
 def widened(width: int, table: Table) -> Table:

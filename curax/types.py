@@ -205,10 +205,14 @@ class Model:
         load: `sharding -> params`, read from a checkpoint instead of drawn, all or
             some; the sharding is a tree like params, None for one device. None:
             nothing is read.
-        packs: whether `features` takes, here, a `curax.arrays.lines.Visible` in place
-            of `seen`, with N = 1 and the cache of all contexts; None: it does not.
+        packs: `(tokens, T, P) -> Lines`, how rows are to be packed, here, of which a
+            micro-batch has so many tokens; None, as its result too: not at all. Then
+            `features` takes a `curax.arrays.lines.Visible` in place of `seen`, with a
+            line in place of a row, and the cache of all contexts.
         shared: whether `features` with a column takes a `SharedCache`. If not, each
             slot's prefix is copied in front of its own columns at every token.
+        ragged: whether it reads, here, of so many columns only those that hold tokens,
+            so that there may be all of them from the beginning; None: it does not.
     """
 
     init: Callable[[jax.Array], Any]
@@ -218,8 +222,9 @@ class Model:
     trained: Callable[[tuple[str, ...]], bool] | None = None
     ready: Callable[[Any], Any] | None = None
     load: Callable[[Any], Any] | None = None
-    packs: Callable[[], bool] | None = None
+    packs: Callable[[int, int, int], Any] | None = None
     shared: bool = False
+    ragged: Callable[[int], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

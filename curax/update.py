@@ -19,8 +19,8 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
-from curax.arrays.lines import Line, Packing, Visible
-from curax.arrays.sharding import active, constrain, shard_rows, shards, spread
+from curax.arrays.lines import Line, Lines, Packing, Visible, dealt
+from curax.arrays.sharding import constrain, shard_rows, shards, spread
 from curax.monitors import confidence
 from curax.rollout import Prefix, extend, prefill
 from curax.types import Batch, Contexts, Model, Rollouts
@@ -162,6 +162,7 @@ def over_parts(
 def over_rows(
     model: Model,
     function: Callable[[Any, Line | None], tuple[Any, Any]],
+    contexts: Contexts,
     rows: Any,
     mask: jax.Array,
     settings: Settings,
@@ -171,13 +172,17 @@ def over_rows(
     Args:
         model: the policy.
         function: of rows and their line; None: they are `[m, t]`.
+        contexts: `[C, P]`.
         rows: as `over_parts`.
         mask: as `over_parts`.
         settings: as `over_parts`.
     """
-    packs = settings.tokens_per_micro_batch and model.packs and model.packs()
-    if packs and not active():
-        return over_lines(function, rows, mask, settings)
+    tokens, prompt = settings.tokens_per_micro_batch, contexts.mask.shape[-1]
+    how = (
+        model.packs(tokens, mask.shape[-1], prompt) if model.packs and tokens else None
+    )
+    if how:
+        return over_lines(function, rows, mask, how)
     return over_parts(lambda rows: function(rows, None), rows, mask, settings)
 
 
@@ -185,45 +190,73 @@ def over_lines(
     function: Callable[[Any, Line], tuple[Any, Any]],
     rows: Any,
     mask: jax.Array,
-    settings: Settings,
+    how: Lines,
 ) -> tuple[Any, Any]:
     """Call a function on each line of packed rows: as many as the tokens fill.
 
+    On a mesh a line of each shard of the rows at a time, as often as the shard with
+    most lines needs.
+
     Args:
-        function: of rows `[R, T]` and `[R]` and their line, as that of `over_parts`.
+        function: of rows `[D R, T]` and `[D R]`, R of each of D shards, and their
+            lines, as that of `over_parts`.
         rows: as `over_parts`.
         mask: as `over_parts`.
-        settings: tokens of a line.
+        how: rows are packed. Several lines of a shard together are as of more shards.
 
     Returns:
         As `over_parts`.
     """
     function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
-    count, steps = mask.shape
-    packing = Packing.of(
-        ends(mask), steps=steps, tokens=settings.tokens_per_micro_batch
-    )
+    (count, steps), last = mask.shape, ends(mask)
+    parts = shards("rows") * min(how.together, -(-count // shards("rows")))
+    order = dealt(last, parts) if parts > 1 else jnp.arange(count)[None]
+
+    def pick(x, which):  # rows that are none are 0: without a mask, and without weight
+        return x.at[which].get(mode="fill", fill_value=0)
+
+    def deal(x):  # [M, ...] -> [D, M / D, ...]
+        return shard_rows(pick(x, order)) if parts > 1 else x[None]
+
+    last, rows = jax.tree.map(deal, (last, rows))
+    of = partial(Packing.of, steps=steps, tokens=how.tokens, rows=how.rows)
+    packing = jax.vmap(of)(last)
 
     def read(number):
-        which, line = packing.at(number)
-        # Rows that are none are 0: without a mask, and without weight.
-        own = jax.tree.map(lambda x: x.at[which].get(mode="fill", fill_value=0), rows)
+        which, line = jax.vmap(lambda packing: packing.at(number))(packing)
+        own = jax.tree.map(lambda x: join_shards(jax.vmap(pick)(x, which)), rows)
         total, own = function(own, line)
         return which, total, own
 
     def add(number, state):
         which, new, part = read(number)
-        total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), state[0], new)
-        return total, jax.tree.map(
-            lambda x, y: x.at[which].set(y, mode="drop"), state[1], part
-        )
 
-    _, total, own = jax.eval_shape(read, packing.lines)
+        def put(whole, part):
+            part = part.reshape(*which.shape, steps)
+            return jax.vmap(lambda x, at, y: x.at[at].set(y, mode="drop"))(
+                whole, which, part
+            )
+
+        total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), state[0], new)
+        return total, jax.tree.map(put, state[1], part)
+
+    _, total, own = jax.eval_shape(read, jnp.int32(0))
     start = (
         jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), total),
-        jax.tree.map(lambda x: jnp.zeros((count, steps), x.dtype), own),
+        jax.tree.map(
+            lambda x: shard_rows(jnp.zeros((*last.shape, steps), x.dtype)), own
+        ),
     )
-    return jax.lax.fori_loop(0, packing.lines, add, start)
+    total, own = jax.lax.fori_loop(0, jnp.max(packing.lines), add, start)
+    if parts > 1:
+        back = jnp.argsort(order.reshape(-1))[:count]
+        return total, jax.tree.map(lambda x: join_shards(x)[back], own)
+    return total, jax.tree.map(join_shards, own)
+
+
+def join_shards(x: jax.Array) -> jax.Array:
+    """`[D R, ...]`, of `[D, R, ...]`."""
+    return shard_rows(x.reshape(-1, *x.shape[2:]))
 
 
 def predict(
@@ -235,30 +268,46 @@ def predict(
     context: jax.Array,
     line: Line | None,
 ) -> jax.Array:
-    """Features that predict the tokens of some rows, `[m, t, D]`; of a line, `[L, D]`.
+    """Features that predict the tokens of some rows, `[m, t, D]`; of lines `[s, L, D]`.
 
-    In a line token t - 1 of a row stands at t, and the last of the context at 0: what
-    predicts the first token is known of the prefix.
+    There is a line of each of s shards. In it token t - 1 of a row stands at t, and the
+    last of the context at 0: what predicts the first token is known of the prefix.
     """
     if line is None:
         own = prefix.take(context)
         return extend(model, params, own, contexts.mask[context], tokens)
-    of_tile = context[jnp.minimum(line.row, context.shape[0] - 1)]
-    place = (
-        jnp.arange(line.tile, dtype=jnp.int32)[None] + line.place[:, None] * line.tile
+    # A line reads contexts of any shard: each layer gathers its own, not before.
+    cache = jax.tree.map(
+        lambda x: constrain(x, ("rows", "heads", None, None)), prefix.cache
     )
+    own = context.reshape(line.start.shape)
+    visible = Visible(
+        row=line.row,
+        place=line.place,
+        contexts=own,
+        seen=contexts.mask,
+        tile=line.tile,
+    )
+    of_tile = visible.context
+    place = jnp.arange(line.tile, dtype=jnp.int32)[None, None]
+    place = place + line.place[..., None] * line.tile
     length = jnp.sum(contexts.mask, -1, dtype=jnp.int32)[of_tile]
     features, _ = model.features(
         params,
-        line.tiles(jnp.pad(tokens[:, :-1], ((0, 0), (1, 0))))[None],
-        jnp.maximum(length[:, None] + place - 1, 0).reshape(1, -1),
-        Visible(place=line.place, context=of_tile, seen=contexts.mask, tile=line.tile),
-        prefix.cache,
+        laid(line, jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))),
+        jnp.maximum(length[..., None] + place - 1, 0).reshape(len(own), -1),
+        visible,
+        cache,
     )
-    features = features.reshape(*place.shape, -1)
-    first = prefix.last[of_tile][:, None]
-    features = jnp.where((place == 0)[..., None], first, features)
-    return features.reshape(place.size, -1)
+    first = constrain(prefix.last, (None, None))[of_tile][:, :, None]
+    apart = features.reshape(*place.shape, -1)
+    return jnp.where((place == 0)[..., None], first, apart).reshape(features.shape)
+
+
+def laid(line: Line, rows: jax.Array) -> jax.Array:
+    """`[D, L]`: what `[D R, T]` says of the tokens of a line of each shard."""
+    rows = rows.reshape(*line.start.shape, -1)
+    return shard_rows(jax.vmap(Line.tiles)(line, rows))
 
 
 def read_tokens(
@@ -277,13 +326,14 @@ def read_tokens(
     found = read(
         features,
         model.head(params),
-        tokens if line is None else line.tiles(tokens),
+        tokens if line is None else laid(line, tokens),
         temperature=settings.temperature,
         chunk=settings.token_chunk,
     )
     if line is None:
         return found
-    return tuple(line.rows(x, tokens.shape[-1]) for x in found)
+    rows = jax.vmap(partial(Line.rows, steps=tokens.shape[-1]))
+    return tuple(join_shards(rows(line, x)) for x in found)
 
 
 def take(
@@ -325,7 +375,7 @@ def logprobs(
         own = take(model, params, contexts, prefix, tokens, context, line, settings)
         return (), own.logp
 
-    return over_rows(model, read, (tokens, context), mask, settings)[1]
+    return over_rows(model, read, contexts, (tokens, context), mask, settings)[1]
 
 
 def look(
@@ -363,7 +413,7 @@ def look(
             logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
         )
 
-    return over_rows(model, read, (tokens, context), mask, settings)[1]
+    return over_rows(model, read, contexts, (tokens, context), mask, settings)[1]
 
 
 def confidences(
@@ -483,7 +533,9 @@ def gradient(
         return (loss, like_params(model, grads[0]), grads[1]), own
 
     rows = (batch, weight)
-    (loss, grads, pulled), own = over_rows(model, pull, rows, batch.mask, settings)
+    (loss, grads, pulled), own = over_rows(
+        model, pull, contexts, rows, batch.mask, settings
+    )
     pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
     return loss, pull_back(model, params, contexts, pulled, grads, batch, settings), own
 

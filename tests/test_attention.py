@@ -11,8 +11,9 @@ import pytest
 from contracts import close
 
 from curax.arrays import sharding
+from curax.arrays.lines import Lines, Visible
 from curax.config import Mesh
-from curax.models import attention
+from curax.models import attention, packed, transformer
 from curax.step import mesh as meshes
 
 splash = partial(attention.splash, interpret=True)
@@ -304,3 +305,79 @@ def test_rows_that_are_mapped_one_by_one_over_a_mesh_take_the_plain_one(monkeypa
             assert taken(monkeypatch, platform, queries()) == [kernel]
         with jax.set_mesh(mesh):
             assert taken(monkeypatch, platform, queries()) == ["plain"]
+
+
+# ----- rows packed into lines
+
+
+def test_how_rows_are_packed_follows_from_the_platform_and_the_prompt(monkeypatch):
+    policy = transformer.model(vocab_size=8, heads=2, kv_heads=1, head_dim=64)
+    assert policy.packs
+    assert policy.packs(4096, 2000, 512) == Lines(4096)
+    monkeypatch.setattr(attention, "platform", lambda: "tpu")
+    assert policy.packs(4096, 2000, 512) == Lines(2048, 4, 2)
+    assert policy.packs(1024, 32768, 1024) == Lines(32768, 8, 1)
+    assert policy.packs(4096, 2000, 1025) is None  # one row would fill a line
+    monkeypatch.setattr(attention, "platform", lambda: "gpu")
+    monkeypatch.setattr(attention, "_has_cudnn", lambda: True)
+    low = transformer.model(vocab_size=8, head_dim=64, dtype="bfloat16")
+    assert policy.packs(4096, 2000, 512) == Lines(4096)  # float32: no kernel
+    assert low.packs
+    assert low.packs(4096, 2000, 512) is None
+
+
+def test_the_kernel_of_lines_and_the_loops_over_tiles_agree_and_so_do_gradients():
+    random = np.random.default_rng(0)
+    tile, wide, d = 32, 128, 64
+
+    def some(*shape):
+        return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+    q = some(2, 2, wide, d)
+    own, prefix = (
+        tuple(some(*shape) for _ in range(2))
+        for shape in ((2, 1, wide, d), (3, 1, 24, d))
+    )
+    lines = Visible(  # three rows, then two and an empty tile
+        row=jnp.array([[0, 0, 1, 2], [0, 1, 1, 3]], jnp.int32),
+        place=jnp.array([[0, 1, 0, 0], [0, 0, 1, 0]], jnp.int32),
+        contexts=jnp.array([[2, 2, 0], [1, 0, 0]], jnp.int32),
+        seen=jnp.arange(24)[None] >= jnp.array([[0], [9], [20]]),
+        tile=tile,
+    )
+    real = np.repeat(np.asarray(lines.row) < 3, tile, 1)[:, None, :, None]
+    weight = real * random.normal(size=q.shape).astype(np.float32)
+
+    def by_kernel(q, own, prefix):
+        return packed.segments(q, *own, prefix, lines, interpret=True)
+
+    def by_loops(q, own, prefix):  # a line at a time
+        parts = (
+            jax.tree.map(lambda x, n=n: x[n : n + 1], (q, own, lines.row, lines.place))
+            for n in range(2)
+        )
+        out = [
+            packed.attend(
+                q,
+                *own,
+                prefix,
+                lines.replace(row=row, place=place, contexts=lines.contexts[n : n + 1]),
+            )
+            for n, (q, own, row, place) in enumerate(parts)
+        ]
+        return jnp.concatenate(out)
+
+    def total(attend, *args):
+        out = attend(*args)
+        return jnp.sum(weight * out), out
+
+    got, want = (
+        jax.jit(jax.value_and_grad(partial(total, way), (0, 1, 2), has_aux=True))(
+            q, own, prefix
+        )
+        for way in (by_kernel, by_loops)
+    )
+    close(
+        np.where(real, got[0][1], 0), np.where(real, want[0][1], 0), rtol=0, atol=1e-5
+    )
+    jax.tree.map(partial(close, rtol=1e-4, atol=1e-4), got[1], want[1])

@@ -153,6 +153,7 @@ BOUNDS = {
     "sampling.top_k": ("at least 0", -1, 0),
     "sampling.top_p": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
     "sampling.slots": ("at least 0", -1, 0),
+    "sampling.cache_gib": ("at least 0.0", -0.5, 0.0),
     "sampling.rounds": ("at least 1", 0, 1),
     "sampling.chunks": ("at least 1", 0, 1),
     "sampling.budget": ("at least 0", -1, 0),

@@ -163,6 +163,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.top_p": (0.5, "draw with truncation"),
     "sampling.correct": (correct.icepop, "step with truncation"),
     "sampling.slots": (3, "draw"),
+    "sampling.cache_gib": (2e-6, "draw with keys"),
     "sampling.rounds": (2, "step"),
     "sampling.chunks": (2, "refused: sampling.chunks to 1"),  # verified on the device
     "sampling.budget": (12, "draw"),
@@ -311,6 +312,7 @@ WITH: dict[str, Any] = {
         "task.hint_errors": (0.5, 0.5, 0.5),
         "hint": Hint(source=hint.from_file, width=7, trigger=hint.all_wrong),
     },
+    "keys": {"model": CONFIG.model},
     "mesh": {"mesh.fsdp": 2},
     "truncation": {
         "sampling.top_p": 0.9,

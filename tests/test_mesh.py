@@ -338,6 +338,7 @@ def same(got, want):
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 1)])
 def test_rounds_that_open_slots_move_no_cache_either(sizes, monkeypatch):
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one
+    monkeypatch.setattr(decoding, "LEAST", 1)  # and blocks of columns
     policy, where, program = compiled(sizes, 2, slots=9, stopping=RULE)
     for one in moved(program):
         assert one.entries <= 12 * V, one  # four shards have three slots each
@@ -360,7 +361,11 @@ def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads
 
 LARGE = 256  # of a vocabulary, so that the head is the largest array
 UPDATES = {(2, 2, 2): 2, (1, 2, 4): 1}  # sizes of a mesh, to heads of keys
-SCORED = update.Settings(tokens_per_micro_batch=10, token_chunk=4)
+SCORED = {
+    "rows": update.Settings(micro_batches=2, token_chunk=4),
+    "lines": update.Settings(tokens_per_micro_batch=10, token_chunk=4),
+}
+BOTH = [(*one, how) for one in UPDATES.items() for how in SCORED]
 
 
 @cache
@@ -385,19 +390,19 @@ def scored():
     return rows, jnp.where(rows.mask, 0.1, 0.0)
 
 
-def differentiate(policy, params, rows, weight):
+def differentiate(policy, how, params, rows, weight):
     """Loss, gradient and log-probs of an update."""
 
     def token_loss(logp, entropy, rows):
         value = loss.clipped_ratio(logp, rows.logp_policy, rows.credit, rows.mask)
         return value - 0.01 * entropy
 
-    args = CONTEXTS, rows, weight, token_loss, SCORED
+    args = CONTEXTS, rows, weight, token_loss, SCORED[how]
     return update.gradient(policy, params, *args, still_old=True)
 
 
 @cache
-def updating(sizes, kv_heads):
+def updating(sizes, kv_heads, how):
     """An update compiled for a mesh: policy, layout, program, words of the compiler."""
     policy = tiny.model(vocab_size=LARGE, heads=4, kv_heads=kv_heads, remat=True)
     made = mesh.make(Sizes(**dict(zip(mesh.AXES, sizes, strict=True))))
@@ -405,7 +410,7 @@ def updating(sizes, kv_heads):
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     where = mesh.of_params(made, policy.axes, shapes)
     jitted = jax.jit(
-        partial(differentiate, policy),
+        partial(differentiate, policy, how),
         in_shardings=(where, None, None),
         out_shardings=(None, where, None),
     )
@@ -421,9 +426,9 @@ def updating(sizes, kv_heads):
     return policy, where, program, said
 
 
-@pytest.mark.parametrize(("sizes", "kv_heads"), UPDATES.items())
-def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads):
-    policy, _, compiled, said = updating(sizes, kv_heads)
+@pytest.mark.parametrize(("sizes", "kv_heads", "how"), BOTH)
+def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads, how):
+    policy, _, compiled, said = updating(sizes, kv_heads, how)
     program = compiled.as_text() or ""
     shape = jax.eval_shape(policy.init, jax.random.key(0))["head"].shape
     head = np.prod(shape) // sizes[-1]  # of a device, once gathered over `fsdp`
@@ -434,13 +439,25 @@ def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads)
     assert not remade
 
 
-@pytest.mark.parametrize(("sizes", "kv_heads"), UPDATES.items())
-def test_loss_and_gradient_are_those_of_one_device(sizes, kv_heads):
-    policy, where, program, _ = updating(sizes, kv_heads)
+@cache
+def on_one_device(kv_heads):
+    """Parameters, and the update of rows that are not packed, without a mesh."""
+    policy = tiny.model(vocab_size=LARGE, heads=4, kv_heads=kv_heads, remat=True)
     params = tiny.random_params(policy)
-    want = jax.jit(partial(differentiate, policy))(params, *scored())
+    return params, jax.jit(partial(differentiate, policy, "rows"))(params, *scored())
+
+
+@pytest.mark.parametrize(("sizes", "kv_heads", "how"), BOTH)
+def test_loss_and_gradient_are_those_of_one_device(sizes, kv_heads, how):
+    _, where, program, _ = updating(sizes, kv_heads, how)
+    params, want = on_one_device(kv_heads)
     got = program(jax.device_put(params, where), *scored())
     assert jax.tree.map(lambda x: x.sharding, got[1]) == where
+    mask = scored()[0].mask  # elsewhere log-probs may be anything
+    got, want = (
+        (*x[:2], jax.tree.map(lambda own: jnp.where(mask, own, 0), x[2]))
+        for x in (got, want)
+    )
     jax.tree.map(partial(close, rtol=1e-5, atol=1e-5), got, want)
 
 

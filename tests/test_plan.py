@@ -138,6 +138,14 @@ def test_a_run_says_the_cache_that_is_planned():
         # One head of keys does not divide over two devices.
         token = 2 * run.sizes.layers * run.sizes.keys * run.sizes.item
         assert got.bytes == token * (slots * 7 + contexts * got.prompt)
+        # What is left for one slot less on each device.
+        allowed = (got.bytes - 1) / 2**30
+        bounded = planner.traced(override(config, {"sampling.cache_gib": allowed}))
+        less = draw.cache_size(bounded.parts, layout)
+        assert (less.slots, less.wanted) == (6 - 6 // slots, 6)
+        assert less.bytes == got.bytes - token * 7
+        memory = estimate.draw(bounded.sizes, cut, cut_sampler=False).memory
+        assert less.bytes == memory["cache"] + memory["prefix"]
 
 
 def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The sampler: the trainer's numbers, no influence of order, slots or neighbours."""
 
 import dataclasses
+import re
 from functools import cache, partial
 
 import jax
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 
 from curax import allocate, rollout, stop, update
+from curax.config import ConfigError
 from curax.models import decoding
 
 KEY = jax.random.key(1)
@@ -152,6 +154,33 @@ def test_the_number_of_slots_changes_nothing(slots):
     agree(tiny.drawn(slots), tiny.drawn())
 
 
+def test_a_bound_of_the_cache_makes_rows_wait_and_changes_nothing():
+    token = 2 * 2 * 8 * 4  # two layers, keys and values of one head of 8, float32
+    bound = token * (3 * tiny.P + 3 * tiny.T) + token
+    options = {"cache_bytes": bound, **tiny.SETTINGS}
+    draw = jax.jit(partial(rollout.sample, tiny.MODEL, **options))
+    lowered = draw.lower(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    held = set(re.findall(rf"tensor<(\d+)x1x{tiny.T}x8xf32>", lowered.as_text()))
+    assert held == {"3"}  # slots that have columns, of ten rows
+    got = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    jax.tree.map(np.testing.assert_array_equal, got, tiny.drawn(3))
+    agree(got, tiny.drawn())
+
+
+def test_slots_follow_from_a_bound_and_one_at_least_must_fit():
+    where = rollout.Places(contexts=6, prompt=10, steps=7, shards=4)
+    assert where.tokens(9) == (21, 30)
+    wants = {0: 9, 1e9: 9, 2 * (30 + 14): 8, 2 * (30 + 14) - 1: 4, 2 * (30 + 7): 4}
+    for bound, want in wants.items():
+        assert where.slots(9, bound=bound, token=2.0) == want
+    with pytest.raises(ConfigError) as caught:
+        where.slots(9, bound=2.0 * 36, token=2.0)
+    assert str(caught.value).startswith("sampling.cache_gib leaves 6.706e-08 GiB for")
+    assert "completion of 7 tokens beside 6 prompts of 10 takes 6.899e-08; set" in str(
+        caught.value
+    )
+
+
 @pytest.mark.parametrize("slots", [0, 3])
 def test_permuted_rows_are_permuted_completions(slots):
     order = np.random.default_rng(0).permutation(10)
@@ -251,6 +280,50 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
         assert steps == sorted(steps)
     else:
         assert steps == [1, 2, 4, 4, 5]
+
+
+def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(monkeypatch):
+    monkeypatch.setattr(decoding, "LEAST", 1)
+    monkeypatch.setattr(decoding, "piece", lambda *_: (4, 2))
+    for slots in (0, 3):  # all rows at a time, and rings that several use in turn
+        draw = jax.jit(
+            partial(rollout.sample, tiny.MODEL, slots=slots, **tiny.SETTINGS)
+        )
+        rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+        agree(rows, tiny.drawn())
+
+
+def test_a_block_is_of_so_many_bytes():
+    assert decoding.piece(2, 16, 4) == (8, 128)
+    assert decoding.piece(2, 64, 4) == (4, 64)
+    assert decoding.piece(8, 128, 4) == (2, 16)
+    assert decoding.piece(64, 256, 4) == (1, 16)
+
+
+def test_blocks_without_tokens_are_not_read(monkeypatch):
+    """Keys that nobody sees may be anything, even no number."""
+    monkeypatch.setattr(decoding, "piece", lambda *_: (4, 64))
+    random = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(random.normal(size=(4, 2, *shape)), jnp.float32)
+        for shape in ((3, 8), (300, 8), (300, 8))
+    )
+    place = np.arange(300)
+    seen = (place >= 130) & (place < np.array([[131], [180], [300], [130]]))
+    hidden = (place < 128)[None, None, :, None]
+    run = jax.jit(decoding.of_blocks)
+    junk = (jnp.where(hidden, jnp.nan, x) for x in (k, v))
+    out, top, total = run(q, *junk, jnp.asarray(seen))
+    e, high, sum_ = decoding.exponentials(q, k, jnp.asarray(seen))
+    want = decoding.mixed(e, 1 / sum_, v)
+    close((out / total[..., None])[:3], want[:3], rtol=0, atol=1e-6)
+    close(top[:3], high[:3], rtol=1e-6)
+    close(total[:3], sum_[:3], rtol=1e-5)
+    assert not out[3].any()  # sees nothing
+    batched = jax.jit(jax.vmap(decoding.of_blocks))(
+        *(jnp.stack([x, x]) for x in (q, k, v, jnp.asarray(seen)))
+    )
+    close(batched[0][1], run(q, k, v, jnp.asarray(seen))[0], rtol=0, atol=1e-6)
 
 
 # ----- shards

@@ -289,6 +289,19 @@ def test_rows_lie_in_one_line_each_and_are_never_cut(steps, tokens):
     assert (int(packing.lines) - 1) * (packing.width - longest) <= full
 
 
+def test_rows_are_dealt_to_shards_evenly_and_a_line_has_no_more_than_it_may():
+    length = np.random.default_rng(1).geometric(0.02, 61).clip(max=300).astype(np.int32)
+    order = np.asarray(lines.dealt(jnp.asarray(length), 4))
+    assert order.shape == (4, 16)
+    assert sorted(order.reshape(-1)) == [*range(61), 61, 61, 61]
+    tokens = np.append(length, 0)[order].sum(1)
+    assert tokens.max() - tokens.min() <= length.max()
+    packing = lines.Packing.of(jnp.asarray(length), steps=300, tokens=512, rows=3)
+    found = [np.asarray(packing.at(n)[0]) for n in range(int(packing.lines))]
+    assert {which.shape for which in found} == {(3,)}
+    assert sorted(row for which in found for row in which if row < 61) == [*range(61)]
+
+
 def test_no_scores_or_mask_of_a_line_by_itself_exist():
     settings = update.Settings(tokens_per_micro_batch=1024, token_chunk=64)
     rows, weight = jax.tree.map(

@@ -2,10 +2,11 @@
 
 A line is U tiles of B tokens. A row fills whole tiles, one after the other, and is
 never cut; rows of a line are about equally long. As many lines are worked on as there
-are.
+are. On a mesh each shard of the rows has lines of its own, and works on one of them
+while the others work on theirs.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -43,15 +44,49 @@ class Line:
 
 @flax.struct.dataclass(kw_only=True)
 class Visible:
-    """Keys that the queries of a line see, each those of its context and of its row.
+    """Keys that queries of lines see, each those of its context and of its row.
 
-    The first token of a row is nobody's key: it stands for the last of the context.
+    A line of each of D shards. The first token of a row is nobody's key: it stands for
+    the last of the context.
     """
 
-    place: jax.Array  # [U] int32, tiles of the same row before each tile
-    context: jax.Array  # [U] int32 in [0, C)
+    row: jax.Array  # [D, U] int32 in [0, R], R: an empty tile
+    place: jax.Array  # [D, U] int32, tiles of the same row before each tile
+    contexts: jax.Array  # [D, R] int32 in [0, C), of the rows
     seen: jax.Array  # [C, P] bool, tokens of the contexts
     tile: int = flax.struct.field(pytree_node=False)  # B
+
+    @property
+    def context(self) -> jax.Array:
+        """`[D, U]` int32 in [0, C), of each tile; of an empty one, anything."""
+        row = jnp.minimum(self.row, self.contexts.shape[1] - 1)
+        return jnp.take_along_axis(self.contexts, row, 1)
+
+
+class Lines(NamedTuple):
+    """How rows are packed."""
+
+    tokens: int  # of a line, about
+    rows: int = 0  # that a line has at most; 0: as many as there is place for
+    together: int = 1  # lines of each shard that are worked on at a time
+
+
+def dealt(length: jax.Array, shards: int) -> jax.Array:
+    """Which row each place of a shard has, `[D, M / D]` int32 in [0, M), M: none.
+
+    Rows are dealt by falling length, there and back, so that shards have about as many
+    tokens each; M is rounded up to a multiple of D.
+
+    Args:
+        length: `[M]` int32, tokens of each row.
+        shards: D.
+    """
+    rows = length.shape[0]
+    order = jnp.argsort(-length).astype(jnp.int32)
+    order = jnp.pad(order, (0, -rows % shards), constant_values=rows)
+    laps = order.reshape(-1, shards)
+    back = jnp.arange(laps.shape[0])[:, None] % 2 == 1
+    return jnp.where(back, laps[:, ::-1], laps).T
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -64,38 +99,46 @@ class Packing:
     lines: jax.Array  # [] int32, L
     width: int = flax.struct.field(pytree_node=False)  # U
     tile: int = flax.struct.field(pytree_node=False)  # B
+    most: int = flax.struct.field(pytree_node=False)  # R, rows that a line may have
 
     @classmethod
-    def of(cls, length: jax.Array, *, steps: int, tokens: int) -> "Packing":
+    def of(
+        cls, length: jax.Array, *, steps: int, tokens: int, rows: int = 0
+    ) -> "Packing":
         """Rows in lines of about so many tokens, at least as many as a row may have.
 
         Args:
             length: `[M]` int32, tokens of each row; without any it is in no line.
             steps: T, the most that a row may have.
             tokens: of a line.
+            rows: of a line at most; 0: as many as there is place for.
         """
         tile = min(TILE, steps)
         width = max(tokens // tile, -(-steps // tile))
         order = jnp.argsort(-length).astype(jnp.int32)
         count = -(-length[order] // tile)
 
-        def deal(state, count):
-            line, used = state
-            fits = used + count <= width
-            line = jnp.where(fits, line, line + 1)
-            return (line, jnp.where(fits, used, 0) + count), line
+        most = min(width, length.shape[0], rows or width)
 
-        start = (jnp.int32(0), jnp.int32(0))
+        def deal(state, count):
+            line, used, number = state
+            fits = (used + count <= width) & (number < most)
+            line = jnp.where(fits, line, line + 1)
+            used, number = (jnp.where(fits, x, 0) for x in (used, number))
+            return (line, used + count, number + 1), line
+
+        start = (jnp.int32(0), jnp.int32(0), jnp.int32(0))
         _, line = jax.lax.scan(deal, start, count)
         lines = jnp.max(jnp.where(count > 0, line + 1, 0))
         return cls(
-            order=order, count=count, line=line, lines=lines, width=width, tile=tile
+            order=order,
+            count=count,
+            line=line,
+            lines=lines,
+            width=width,
+            tile=tile,
+            most=most,
         )
-
-    @property
-    def most(self) -> int:
-        """R, rows that a line may have."""
-        return min(self.width, self.order.shape[0])
 
     def at(self, number: Any) -> tuple[jax.Array, Line]:
         """The rows of a line, `[R]` int32 in [0, M), M: none; and its tiles."""

@@ -209,6 +209,37 @@ def splash(
         causal: whether a query sees keys up to its own alone.
         interpret: interpret the kernel, on any device; slow.
     """
+
+    # A query sees the keys of its segment: all are in 1, invisible keys in 0.
+    def run(q, k, v, seen):
+        ours = jnp.ones((q.shape[0], q.shape[2]), jnp.int32)
+        said = seen.astype(jnp.int32)
+        return segmented(q, k, v, ours, said, causal=causal, interpret=interpret)
+
+    return _over_mesh(run, q, k, v, seen)
+
+
+def segmented(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    ours: jax.Array,
+    theirs: jax.Array,
+    *,
+    causal: bool = True,
+    interpret: bool = False,
+) -> jax.Array:
+    """`splash` on one device, of queries to the keys of their segments.
+
+    Args:
+        q: `[N, heads, Q, d]`.
+        k: `[N, kv_heads, S, d]`.
+        v: `[N, kv_heads, S, d]`.
+        ours: `[N, Q]` int32, segments of the queries.
+        theirs: `[N, S]` int32, segments of the keys; what pads them is in 0.
+        causal: as `splash`.
+        interpret: as `splash`.
+    """
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     queries, length = q.shape[-2], k.shape[-2]
@@ -229,25 +260,22 @@ def splash(
         block_kv_dq=other,
     )
 
-    def run(q, k, v, seen) -> Any:
-        kernel = kernels.make_splash_mha(
-            kernels.MultiHeadMask([mask] * q.shape[1]),
-            head_shards=1,
-            q_seq_shards=1,
-            block_sizes=blocks,
-            interpret=interpret,
-        )
-        # A query sees the keys of its segment: all are in 1, invisible keys in 0.
-        ours = jnp.ones((q.shape[0], rows), jnp.int32)
-        segments = kernels.SegmentIds(ours, seen.astype(jnp.int32))
-        return jax.vmap(kernel)(q, k, v, segments)
-
-    out = _over_mesh(
-        run,
+    kernel: Any = kernels.make_splash_mha(
+        kernels.MultiHeadMask([mask] * q.shape[1]),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=blocks,
+        interpret=interpret,
+    )
+    segments = kernels.SegmentIds(
+        jnp.pad(ours, ((0, 0), (0, rows - queries)), mode="edge"),
+        _padded(theirs, -1, columns),
+    )
+    out = jax.vmap(kernel)(
         _padded(q * q.shape[-1] ** -0.5, -2, rows),
         _padded(k, -2, columns),
         _padded(v, -2, columns),
-        _padded(seen, -1, columns),
+        segments,
     )
     return out[:, :, :queries]
 

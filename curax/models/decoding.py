@@ -11,6 +11,10 @@ As in the trainer it is p that is rounded to the precision of v.
 
 Slots that read one prefix are tiles of rows: their queries are multiplied with its keys
 as one matrix, so that keys and values are held, and read, once for a tile.
+
+Of columns of their own a CPU reads, from `LEAST` on, only blocks that hold a token of
+some of a few slots, one after the other, wherever in the ring they are; there
+e^(l_s - m) is rounded, for the m so far. So cost follows the tokens that there are.
 """
 
 import dataclasses
@@ -28,6 +32,10 @@ from curax.arrays.sharding import active, constrain, mesh_axes, platform
 from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
+LEAST = 256  # columns from which on a CPU reads blocks of them
+PIECE = (
+    2**17
+)  # bytes of keys of a block, of a few slots: cached, with as many of values
 COPIED = 2**20  # bytes of keys that a CPU copies from prefixes at a time: cached
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
@@ -164,13 +172,19 @@ def _attend(q, own, prefix, seen, tiles: Tiles) -> jax.Array:
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
-    here, top, total = exponentials(grouped, k, seen[:, width:])
+    ours, blocks = seen[:, width:], by_blocks(k.shape[2])
+    if blocks:
+        here, top, total = of_blocks(grouped, k, v, ours)
+    else:
+        here, top, total = exponentials(grouped, k, ours)
     there, high, sum_ = shared.exponentials(grouped, seen[:, :width])
     high = jnp.where(sum_ > 0, high, LOWEST)  # an idle slot may be in no tile
     most = jnp.maximum(top, high)
     low, up = jnp.exp(top - most), jnp.exp(high - most)
     total = total * low + sum_ * up
-    out = mixed(here, low / total, v) + shared.mixed(there, up / total)
+    factor = low / total
+    own = here * factor[..., None] if blocks else mixed(here, factor, v)
+    out = own + shared.mixed(there, up / total)
     return out.astype(v.dtype).reshape(q.shape)
 
 
@@ -197,6 +211,82 @@ def mixed(e: jax.Array, factor: jax.Array, v: jax.Array) -> jax.Array:
     """sum_s p_s v_s `[N, kv_heads, R, d]` float32, p rounded to the precision of v."""
     share = (e * factor[..., None]).astype(v.dtype)
     return jnp.einsum("nkrs,nksd->nkrd", share, v, preferred_element_type=jnp.float32)
+
+
+def by_blocks(width: int) -> bool:
+    """Whether slots with so many columns read `of_blocks`, here.
+
+    Not where the compiler places slots, as those of seeds over a mesh.
+    """
+    placed = jax.sharding.get_abstract_mesh().empty or active()
+    return platform() == "cpu" and width >= LEAST and placed
+
+
+def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
+    """Slots and columns of a block, about 16 columns a slot; `item` bytes an entry."""
+    places = max(1, PIECE // (kv_heads * d * item))
+    columns = max(16, 2 ** round(math.log2(16 * places) / 2))
+    return max(1, places // columns), columns
+
+
+@jax.custom_batching.sequential_vmap
+def of_blocks(
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array
+) -> tuple[jax.Array, ...]:
+    """A part of a softmax, and of what it is to mix, by blocks that hold tokens.
+
+    Args:
+        q: as `exponentials`.
+        k: as `exponentials`.
+        v: `[N, kv_heads, S, d]`.
+        seen: as `exponentials`.
+
+    Returns:
+        sum_s e^(l_s - m) v_s `[N, kv_heads, R, d]`, m and z `[N, kv_heads, R]`, all
+        float32. Where no key is visible: 0, the lowest float32, and not quite 0.
+    """
+    (slots, kv_heads, width, d), rows = k.shape, q.shape[2]
+    size, block = piece(kv_heads, d, k.dtype.itemsize)
+    size, block = math.gcd(slots, size), min(block, width)
+    most = -(-width // block)
+    behind = ((0, 0), (0, most * block - width))
+    some = jnp.pad(seen, behind).reshape(-1, size, most, block).any((1, 3)).reshape(-1)
+    (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
+
+    def add(i, state):
+        slot, column = found[i] // most * size, found[i] % most * block
+        start = jnp.minimum(column, width - block)  # the last may begin before its own
+
+        def of_slots(x):
+            return jax.lax.dynamic_slice_in_dim(x, slot, size)
+
+        def keys(x):
+            shape = (size, kv_heads, block, d)
+            return jax.lax.dynamic_slice(x, (slot, 0, start, 0), shape)
+
+        mask = jax.lax.dynamic_slice(seen, (slot, start), (size, block))
+        mask &= (start + jnp.arange(block) >= column)[None]
+        mask = mask[:, None, None]
+        queries, (out, top, total) = of_slots(q), map(of_slots, state)
+        scores = jnp.einsum(
+            "nkrd,nksd->nkrs", queries, keys(k), preferred_element_type=jnp.float32
+        )
+        scores = jnp.where(mask, scores * d**-0.5, LOWEST)
+        new = jnp.maximum(top, jnp.max(scores, -1))
+        e = jnp.where(mask, jnp.exp(scores - new[..., None]), 0.0)
+        old = jnp.exp(top - new)
+        more = mixed(e, jnp.ones_like(new), keys(v))
+        state_of = out * old[..., None] + more, new, total * old + jnp.sum(e, -1)
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(x, y, slot, 0)
+            for x, y in zip(state, state_of, strict=True)
+        )
+
+    none = jnp.zeros((slots, kv_heads, rows), jnp.float32)
+    state = jnp.zeros((*none.shape, d), jnp.float32), none + LOWEST, none
+    count = jnp.sum(some, dtype=jnp.int32)
+    out, top, total = jax.lax.fori_loop(0, count, add, state)
+    return out, top, jnp.maximum(total, 1e-30)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

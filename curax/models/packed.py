@@ -1,4 +1,4 @@
-"""Attention of rows that are packed into a line of tokens, tile by tile.
+"""Attention of rows that are packed into lines of tokens, tile by tile.
 
 A line is cut into tiles of B tokens; a row fills whole tiles, one after the other. Each
 query sees the context of its row, whose keys and values exist once for all rows that
@@ -11,50 +11,147 @@ with s = q k / sqrt(d), the keys p of the context and r of the row.
 One loop goes over tiles of the contexts, another over those of the own row, back from
 the query's; sums and maximum are kept in float32. Both loops end with the longest that
 is there, and neither scores nor a mask of the line by itself ever exist.
+
+On a mesh each device has the line of its shard and its heads. It reads the contexts of
+all shards, one layer's at a time; nothing else passes between devices.
 """
 
 from functools import partial
 from typing import Any, NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from curax.arrays.lines import Visible
+from curax.arrays.sharding import active, mesh_axes
+from curax.models import attention
+from curax.models.decoding import heads_of
 
+ROWS = 8  # of a line that a kernel is given, at most
 LOW = -1e30  # score of a key that is not visible
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, prefix: Any, line: Visible
+    q: jax.Array, k: jax.Array, v: jax.Array, prefix: Any, lines: Visible
 ) -> jax.Array:
-    """Attention of a line, as the head of this module has it.
+    """Attention of a line of each shard, as the head of this module has it.
 
     Args:
-        q: `[1, heads, U B, d]`.
-        k: `[1, kv_heads, U B, d]`.
-        v: `[1, kv_heads, U B, d]`.
+        q: `[D, heads, U B, d]`.
+        k: `[D, kv_heads, U B, d]`.
+        v: `[D, kv_heads, U B, d]`.
         prefix: keys and values of the contexts, `[C, kv_heads, P, d]`.
-        line: what the tiles are.
+        lines: what the tiles are.
 
     Returns:
-        `[1, heads, U B, d]`; 0 where nothing is visible.
+        `[D, heads, U B, d]`; 0 where nothing is visible.
     """
-    heads, kv_heads, d = q.shape[1], k.shape[1], q.shape[-1]
-    tile, group = line.tile, heads // kv_heads
+    heads, kv_heads = q.shape[1], k.shape[1]
+    by_keys = mesh_axes("heads", kv_heads)
+    axes = by_keys or mesh_axes("heads", heads)
+
+    by_kernel = attention.choose(q.shape[2], q.shape[3], q.dtype) is attention.splash
+
+    def run(q, k, v, prefix, lines):
+        if axes and not by_keys:  # copies of all heads of keys, of which it takes
+            first = jax.lax.axis_index(axes) * q.shape[1]
+            of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
+            k, v, *prefix = (heads_of(x, of, 1) for x in (k, v, *prefix))
+        return (segments if by_kernel else _of_line)(q, k, v, prefix, lines)
+
+    args = q, k, v, prefix, lines
+    if not active():
+        return run(*args)
+    rows, keys = mesh_axes("rows") or None, by_keys or None
+    query = PartitionSpec(rows, axes or None)
+    own, line = PartitionSpec(rows, keys), PartitionSpec(rows)
+    return jax.shard_map(
+        run,
+        in_specs=(
+            *(query, own, own, PartitionSpec(None, keys)),
+            lines.replace(row=line, place=line, contexts=line, seen=PartitionSpec()),
+        ),
+        out_specs=query,
+        check_vma=False,
+    )(*args)
+
+
+def segments(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    prefix: Any,
+    lines: Visible,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """`attend` on one device by the kernel of a TPU.
+
+    The keys of a line are those of its rows' contexts, R P of them, and its own. Row r
+    and its context are segment r + 1; what nobody sees is in segment 0.
+
+    Args:
+        q: as `attend`.
+        k: as `attend`.
+        v: as `attend`.
+        prefix: as `attend`.
+        lines: as `attend`.
+        interpret: interpret the kernel, on any device; slow.
+    """
+    count, rows = lines.contexts.shape
+
+    def joined(shared, own):
+        shared = jnp.swapaxes(shared[lines.contexts], 1, 2)
+        shared = shared.reshape(*own.shape[:2], -1, own.shape[-1])
+        return jnp.concatenate([shared, own], 2)
+
+    number = jnp.where(lines.row < rows, lines.row + 1, 0)
+    ours = jnp.repeat(number, lines.tile, 1)
+    first = (lines.place == 0)[..., None] & (jnp.arange(lines.tile) == 0)[None, None]
+    own = jnp.where(first.reshape(ours.shape), 0, ours)
+    each = jnp.arange(1, rows + 1, dtype=jnp.int32)[None, :, None]
+    theirs = jnp.where(lines.seen[lines.contexts], each, 0).reshape(count, -1)
+    return attention.segmented(
+        q,
+        joined(prefix[0], k),
+        joined(prefix[1], v),
+        ours,
+        jnp.concatenate([theirs, own], 1),
+        interpret=interpret,
+    )
+
+
+@flax.struct.dataclass
+class _Line:
+    """What the tiles of one line are, as in `Visible`."""
+
+    place: jax.Array  # [U]
+    context: jax.Array  # [U]
+    seen: jax.Array  # [C, P]
+    tile: int = flax.struct.field(pytree_node=False)
+
+
+def _of_line(q, k, v, prefix, lines: Visible) -> jax.Array:
+    """As `attend`, of the one line and the heads of one device, without a kernel."""
+    kv_heads, tile = k.shape[1], lines.tile
+    group = q.shape[1] // kv_heads
 
     def tiles(x):  # [1, heads, U B, d] -> [U, kv_heads, heads / kv_heads B, d]
-        x = x.reshape(kv_heads, -1, x.shape[2] // tile, tile, d)
-        return x.transpose(2, 0, 1, 3, 4).reshape(x.shape[2], kv_heads, -1, d)
+        x = x.reshape(kv_heads, -1, x.shape[2] // tile, tile, x.shape[-1])
+        return x.transpose(2, 0, 1, 3, 4).reshape(x.shape[2], kv_heads, -1, x.shape[-1])
 
+    line = _Line(lines.place[0], lines.context[0], lines.seen, tile)
     out = _attend(tiles(q), tiles(k), tiles(v), *prefix, line)
-    out = out.reshape(-1, kv_heads, group, tile, d).transpose(1, 2, 0, 3, 4)
-    return out.reshape(1, heads, -1, d)
+    out = out.reshape(-1, kv_heads, group, tile, q.shape[-1])
+    return out.transpose(1, 2, 0, 3, 4).reshape(q.shape)
 
 
 class _Loops(NamedTuple):
     """The keys that are visited, a tile for every tile of the line at each turn."""
 
-    line: Visible
+    line: _Line
     group: int  # query heads of a head of keys
 
     @property

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
-from curax.arrays.lines import Visible
+from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
 from curax.models import attention, decoding, packed
 from curax.models.modules import (
@@ -193,15 +193,27 @@ class Transformer:
             ready=self.ready,
             packs=self.packs,
             shared=True,
+            ragged=decoding.by_blocks,
         )
 
-    def packs(self):
-        """Whether attention has no kernel here, so that packed rows cost least."""
-        block = self.block
+    def packs(self, tokens, steps, prompt):
+        """How rows are packed, for `Model.packs`.
+
+        Without a kernel in lines of so many tokens. The kernel of a TPU computes all
+        pairs of a line, and reads a copy of each row's prompt: so lines are as long as
+        the longest row, with a few rows each. That of a GPU knows no segments.
+        """
+        block, lanes = self.block, attention.LANES
         if block.attend is not attention.by_platform:
-            return False
-        choice = attention.choose(attention.LANES, block.head_dim, block.dtype)
-        return choice is attention.plain
+            return None
+        choice = attention.choose(lanes, block.head_dim, block.dtype)
+        if choice is attention.plain:
+            return Lines(tokens)
+        wide = -(-steps // lanes) * lanes
+        rows = min(packed.ROWS, wide // prompt)
+        if choice is not attention.splash or rows < 2:
+            return None
+        return Lines(wide, rows, max(1, tokens // wide))
 
     @cached_property
     def axes(self) -> Any:

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 from curax import rollout
 from curax.arrays import frozen
 from curax.arrays.sharding import bytes_on_device
-from curax.config import option
+from curax.config import cache_bytes, option
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
 from curax.step.records import Components
@@ -76,7 +76,8 @@ class Shapes:
     contexts: int  # C
     prompt: int  # P
     rows: int  # N
-    slots: int  # K
+    slots: int  # K, at most
+    bound: float  # bytes of a device that the cache may take; 0: any
     trained: int  # M
     steps: int  # T
 
@@ -122,6 +123,7 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         prompt=contexts.tokens.shape[1],
         rows=parts.rows,
         slots=min(sizes.slots or parts.rows, parts.rows),
+        bound=cache_bytes(parts.config),
         trained=parts.train_rows,
         steps=sizes.max_tokens,
     )
@@ -177,20 +179,21 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     width when the first rows end, and the prefixes of as many groups as slots hold. All
     rows of a slot follow one another, so the loop makes at least ceil(N / K) T steps.
     """
-    slots, tensor = cut.share(sizes.slots), cut.tensor
-    turns = -(-sizes.rows // sizes.slots) * sizes.steps
-    head = sizes.vocab * sizes.width
-    matrices = (sizes.products + head) * sizes.item / tensor
-    length = sizes.prompt + sizes.steps
+    tensor = cut.tensor
     token = 2 * sizes.layers * sizes.keys * sizes.item / cut.heads  # keys and values
-    rings, prefixes = rollout.cache_tokens(
-        rows=sizes.rows,
-        slots=sizes.slots,
+    where = rollout.Places(
         contexts=sizes.contexts,
         prompt=sizes.prompt,
         steps=sizes.steps,
         shards=cut.rows,
     )
+    whole = where.slots(sizes.slots, bound=sizes.bound, token=token)
+    slots = cut.share(whole)
+    turns = -(-sizes.rows // whole) * sizes.steps
+    head = sizes.vocab * sizes.width
+    matrices = (sizes.products + head) * sizes.item / tensor
+    length = sizes.prompt + sizes.steps
+    rings, prefixes = where.tokens(whole)
     groups = -(-slots * sizes.contexts // sizes.rows)  # at a time, on a device
     read = token * (rings + min(groups * sizes.prompt, prefixes))
     stages = itertools.pairwise((0, *rollout.widths(sizes.prompt, sizes.steps)))

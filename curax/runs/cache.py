@@ -11,17 +11,26 @@ MIB, GIB = 2**20, 2**30
 
 
 def line(loop: Loop) -> str | None:
-    """`Cache: 3.1 of 9.6 GiB of a device for 128 slots ...`; None: there is none."""
+    """`Cache: 3.1 of 9.6 GiB of a device for 128 slots ...`; None: there is none.
+
+    Raises:
+        ConfigError: `sampling.cache_gib` has no room for a completion.
+    """
     found = draw.cache_size(loop.parts, loop.mesh)
     taken = loop.parts.config.seeds * found.bytes
     if not taken:
         return None
-    whole, steps = memory_of_device(), loop.parts.config.sampling.max_tokens
+    sizes = loop.parts.config.sampling
     small = taken < 0.1 * GIB
     text = f"{taken / MIB:.2g} MiB" if small else f"{taken / GIB:.2g}"
+    whole = f"{sizes.cache_gib or memory_of_device() / GIB:.2g} GiB of a device"
+    slots = f"{found.slots} slots"
+    if sizes.cache_gib:
+        whole += " that sampling.cache_gib allows"
+        slots = f"{found.slots} of {found.wanted} slots"
     return (
-        f"Cache: {text} of {whole / GIB:.2g} GiB of a device for {found.slots} slots "
-        f"of {steps:,} tokens, and {found.contexts} prompts of {found.prompt:,}."
+        f"Cache: {text} of {whole} for {slots} of {sizes.max_tokens:,} tokens, "
+        f"and {found.contexts} prompts of {found.prompt:,}."
     )
 
 

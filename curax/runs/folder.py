@@ -46,7 +46,7 @@ CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 # depend on them by rounding at most.
 CHANGEABLE = (
     *("update.micro_batches", "update.tokens_per_micro_batch", "update.token_chunk"),
-    "warm_start.micro_batches",
+    *("warm_start.micro_batches", "sampling.cache_gib"),
     *("logging.checkpoint_every", "logging.keep", "logging.drift_nats"),
 )
 

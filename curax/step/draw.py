@@ -23,7 +23,7 @@ from curax import allocate, data, hint, rollout
 from curax import memory as memories
 from curax.arrays import frozen, masked, metrics
 from curax.arrays.keys import stage_key
-from curax.config import Config, truncates
+from curax.config import Config, cache_bytes, truncates
 from curax.step import stages
 from curax.step.records import (
     Components,
@@ -222,6 +222,7 @@ def draw_plan(
         top_k=sizes.top_k,
         top_p=sizes.top_p,
         slots=sizes.slots,
+        cache_bytes=cache_bytes(parts.config),
         stopping=stopping,
         prefix=prefix,
     )
@@ -233,6 +234,7 @@ class CacheSize:
 
     bytes: float  # of one device
     slots: int  # K
+    wanted: int  # K without a bound
     contexts: int  # C
     prompt: int  # P, with the widest hint
 
@@ -243,6 +245,9 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
     Args:
         parts: components of the run.
         mesh: of the run; None: one device.
+
+    Raises:
+        ConfigError: `sampling.cache_gib` has no room for a completion.
     """
     sizes, how, model = parts.config.sampling, parts.config.hint, parts.model
 
@@ -256,27 +261,25 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
     prefix = jax.eval_shape(partial(rollout.prefill, model), params, asked)
     cut = dict(mesh.shape) if mesh else {}
     tensor, (_, prompt) = cut.get("tensor", 1), asked.tokens.shape
-    token = sum(
-        leaf.size
-        // asked.tokens.size
-        * leaf.dtype.itemsize
-        / (tensor if leaf.shape[1] % tensor == 0 else 1)
-        for leaf in jax.tree.leaves(prefix.cache)
+    token = rollout.token_bytes(
+        prefix.cache, asked, lambda heads: tensor if heads % tensor == 0 else 1
     )
     rows = parts.rows // sizes.chunks
     if stop := parts.config.stop:  # more are never open at a time
         rows = min(rows, sizes.prompts * stop.round_size)
-    own, shared = rollout.cache_tokens(
-        rows=rows,
-        slots=sizes.slots,
+    where = rollout.Places(
         contexts=sizes.prompts,
         prompt=prompt,
         steps=sizes.max_tokens,
         shards=cut.get("data", 1) * cut.get("fsdp", 1),
     )
+    most = min(sizes.slots or rows, rows)
+    slots = where.slots(most, bound=cache_bytes(parts.config), token=token)
+    own, shared = where.tokens(slots)
     return CacheSize(
         bytes=token * (own + shared),
-        slots=min(sizes.slots or rows, rows),
+        slots=slots,
+        wanted=most,
         contexts=sizes.prompts,
         prompt=prompt,
     )

@@ -17,6 +17,7 @@ import numpy as np
 from curax import allocate, hint, reward, rollout, update
 from curax.arrays import masked
 from curax.arrays.keys import stage_key
+from curax.config import cache_bytes
 from curax.monitors import attempts, diversity
 from curax.monitors.distance import from_base
 from curax.processes import peers
@@ -72,6 +73,7 @@ def draw(
         top_k=cfg.sampling.top_k,
         top_p=cfg.sampling.top_p,
         slots=cfg.sampling.slots,
+        cache_bytes=cache_bytes(cfg),
     )
     return prompts, rollouts
 

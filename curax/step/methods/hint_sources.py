@@ -10,6 +10,7 @@ from curax import allocate, hint, rollout
 from curax.arrays import metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
+from curax.config import cache_bytes
 from curax.settings.declared import declared
 from curax.step.draw import policy
 from curax.step.records import Components, Driver
@@ -124,6 +125,7 @@ def sample(
         pad=parts.task.pad,
         temperature=how.writing.temperature,
         slots=sizes.slots,
+        cache_bytes=cache_bytes(parts.config),
     )
 
 
