@@ -43,7 +43,7 @@ MEMORY, EXPECTED = "memory.jsonl", "expected.json"
 QUESTIONS, ALARMS = "questions.json", "alarms.jsonl"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 # Options, with mesh.* and logging.*, that a resumed run may change: results
-# depend on them by rounding at most, and on logging.rollout_prompts what is shown of them.
+# depend on them by rounding at most; completions that are shown are as many as asked.
 CHANGEABLE = (
     *("update.micro_batches", "update.tokens_per_micro_batch", "update.token_chunk"),
     "warm_start.micro_batches",
