@@ -5,6 +5,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from curax.config import ConfigError, load, override
@@ -44,7 +45,7 @@ def parser() -> Parser:
     )
     result.add_argument(
         "--profile",
-        type=steps_of,
+        type=count_of,
         default=0,
         metavar="N",
         help="trace N steps behind the first, for TensorBoard and Perfetto",
@@ -69,6 +70,13 @@ def parser() -> Parser:
     group.add_argument("--processes", type=int, metavar="N", help="how many there are")
     group.add_argument(
         "--process", type=int, metavar="I", help="number of this one, from 0 to N - 1"
+    )
+    group.add_argument(
+        "--start-timeout",
+        type=count_of,
+        metavar="SECONDS",
+        help="for all to find each other, as where machines come one by one "
+        "(default: 40)",
     )
     return result
 
@@ -113,8 +121,7 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
     Raises:
         ConfigError: wrong input.
     """
-    recipe = recipe_of(args, DEFAULT)
-    workdir = Path(args.workdir or Path("runs") / Path(recipe).stem)
+    recipe, workdir = recipe_of(args, DEFAULT), workdir_of(args)
     config = override(load(recipe), args.assignments)
     # These import jax, which takes seconds; wrong input is reported before.
     from curax.processes import peers
@@ -140,13 +147,25 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
         )
 
 
+def workdir_of(args: argparse.Namespace) -> Path:
+    """The run folder.
+
+    Raises:
+        ConfigError: the recipe cannot be found.
+    """
+    return Path(args.workdir or Path("runs") / Path(recipe_of(args, DEFAULT)).stem)
+
+
 def train_with_others(args: argparse.Namespace, argv: Sequence[str]) -> int:
     """Exit status of one of several processes; after an error it ends here."""
     from curax.processes import peers
+    from curax.runs import run
 
-    status = 130
+    status, seconds = 130, args.start_timeout or peers.START
     try:
-        peers.start(args.coordinator, args.processes, args.process)
+        saved = partial(run.last_checkpoint, workdir_of(args))
+        named = args.coordinator, args.processes, args.process
+        peers.start(*named, saved=saved, seconds=seconds)
         status = train(args, argv)
         peers.finish(status)
     except ConfigError as error:
@@ -198,11 +217,11 @@ def refused(error: ConfigError) -> int:
     return 2
 
 
-def steps_of(text: str) -> int:
-    """The value of --profile, an integer of at least 1."""
+def count_of(text: str) -> int:
+    """The value of --profile or --start-timeout, an integer of at least 1."""
     if text.isdecimal() and int(text):
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is no number of steps from 1 on")
+    raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
 
 
 def names_of(assignments: Sequence[str]) -> list[str]:

@@ -20,7 +20,14 @@ from jax.typing import ArrayLike
 
 from curax.arrays import masked
 from curax.arrays.lines import Line, Lines, Packing, Visible, dealt
-from curax.arrays.sharding import constrain, shard_rows, shards, spread
+from curax.arrays.sharding import (
+    constrain,
+    on_copies,
+    over_copies,
+    shard_rows,
+    shards,
+    spread,
+)
 from curax.monitors import confidence
 from curax.rollout import Prefix, extend, prefill
 from curax.types import Batch, Contexts, Model, Rollouts
@@ -43,9 +50,9 @@ class Settings:
 
     def parts(self, rows: int, steps: int) -> int:
         """Micro-batches of `[rows, steps]` tokens; each spreads over all shards."""
-        if not self.tokens_per_micro_batch:
-            return self.micro_batches
-        return spread(rows, -(-rows * steps // self._tokens))
+        counted = self.tokens_per_micro_batch
+        fewest = -(-rows * steps // self._tokens) if counted else self.micro_batches
+        return spread(rows, fewest)
 
     @property
     def _tokens(self) -> int:
@@ -144,7 +151,8 @@ def over_parts(
 
     def add(total, part):
         rows, last = part
-        which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), jnp.max(last))
+        longest = over_copies(jax.lax.pmax, jnp.max(last))
+        which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), longest)
         branches = [partial(cut, length=length) for length in lengths]
         new, own = jax.lax.switch(which, branches, rows)
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new), own
@@ -247,7 +255,8 @@ def over_lines(
             lambda x: shard_rows(jnp.zeros((*last.shape, steps), x.dtype)), own
         ),
     )
-    total, own = jax.lax.fori_loop(0, jnp.max(packing.lines), add, start)
+    most = over_copies(jax.lax.pmax, jnp.max(packing.lines))
+    total, own = jax.lax.fori_loop(0, most, add, start)
     if parts > 1:
         back = jnp.argsort(order.reshape(-1))[:count]
         return total, jax.tree.map(lambda x: join_shards(x)[back], own)
@@ -519,25 +528,37 @@ def gradient(
     """
     prefix = prefill(model, params, contexts)
 
-    def loss_of(params, prefix, rows, weight, line):
+    def loss_of(params, prefix, contexts, still_old, rows, weight, line):
         said = rows.tokens, rows.context, line, settings
         own = take(model, params, contexts, prefix, *said)
         rows = with_old(rows, own.logp, still_old)
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)
 
-    def pull(rows_and_weight, line):
-        (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
-            params, prefix, *rows_and_weight, line
-        )
-        return (loss, like_params(model, grads[0]), grads[1]), own
+    def of_copy(known, of_own):
+        params, prefix, *_ = known
+        own_contexts, rows = of_own
 
-    rows = (batch, weight)
-    (loss, grads, pulled), own = over_rows(
-        model, pull, contexts, rows, batch.mask, settings
-    )
-    pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
-    return loss, pull_back(model, params, contexts, pulled, grads, batch, settings), own
+        def pull(rows_and_weight, line):
+            (loss, own), grads = jax.value_and_grad(
+                loss_of, argnums=(0, 1), has_aux=True
+            )(*known, *rows_and_weight, line)
+            return (loss, like_params(model, grads[0]), grads[1]), own
+
+        batch = rows[0]
+        (loss, grads, pulled), own = over_rows(
+            model, pull, contexts, rows, batch.mask, settings
+        )
+        pulled = over_copies(
+            partial(jax.lax.psum_scatter, scatter_dimension=0, tiled=True), pulled
+        )
+        pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
+        grads = pull_back(model, params, own_contexts, pulled, grads, batch, settings)
+        return over_copies(jax.lax.psum, (loss, grads)), own
+
+    known = params, prefix, contexts, jnp.asarray(still_old)
+    (loss, grads), own = on_copies(of_copy, known, (contexts, (batch, weight)))
+    return loss, grads, own
 
 
 def pull_back(

@@ -2,11 +2,11 @@
 
     python tests/killed_many.py --times 20
 
-The process is killed with -9: the first, which is the coordinator, or another; while
-programs compile, in the warm start, between steps, or while a checkpoint is being
-written. The others have to end within a minute, not with 0, with a sentence that names
-the last checkpoint. A run that gets to its end is compared, bit for bit, with one that
-was not killed.
+The process is killed with -9: the first, which is the coordinator, or another; before
+they have found each other, while programs compile, in the warm start, between steps, or
+while a checkpoint is being written. The others have to end within a minute, not with 0,
+with a sentence that names the last checkpoint. A run that gets to its end is compared,
+bit for bit, with one that was not killed.
 """
 
 import argparse
@@ -29,9 +29,10 @@ from curax.runs import folder, lock
 
 STEPS = 30
 WORDS = (f"steps={STEPS}", "warm_start.steps=9", "task.slow=0.01")
-MOMENTS = ("warm start", "saving", "step", "compiling")
+MOMENTS = ("warm start", "saving", "step", "compiling", "starting")
 SENTENCE = re.compile(
-    r"curax\.train: process \d of \d .*; go on with --resume: "
+    r"curax\.train: (?:process \d of \d .*; go on with --resume|the processes of this "
+    r"run did not all find each other .*): "
     r"(the checkpoint of step \d+ is intact|there is no checkpoint yet)"
 )
 MOST = 60.0  # seconds for the others to end
@@ -47,11 +48,12 @@ class Kill(NamedTuple):
 
 
 def ready(workdir: Path, moment: str, chance: random.Random) -> Iterator[bool]:
-    """Whether the moment has come, asked again and again.
-
-    It is later than the start: until they have found each other, processes wait.
-    """
+    """Whether the moment has come, asked again and again."""
     began, held = time.time(), workdir / lock.FILE
+    if moment == "starting":
+        end = time.monotonic() + chance.uniform(0, 8)
+        while True:
+            yield time.monotonic() > end
     while not (held.exists() and held.stat().st_mtime > began):
         yield False
     if moment == "compiling":

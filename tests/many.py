@@ -61,8 +61,19 @@ def start(
     env: dict[str, str] | None = None,
     resume: bool = False,
     config: Path = FILE,
+    typed: tuple[str, ...] = (),
 ) -> list[subprocess.Popen]:
-    """The processes of a run, one for each folder; these are one and the same."""
+    """The processes of a run, one for each folder; these are one and the same.
+
+    Args:
+        workdirs: a folder for each process.
+        assignments: words behind --set.
+        devices: of each process.
+        env: more of the environment.
+        resume: go on with the run.
+        config: the file.
+        typed: more words of the command.
+    """
     port, count = free_port(), len(workdirs)
     flags = [
         flag
@@ -74,7 +85,7 @@ def start(
     started = []
     for process, workdir in enumerate(workdirs):
         argv = [sys.executable, "-m", "curax.train", "--config", str(config)]
-        argv += ["--workdir", str(workdir)]
+        argv += ["--workdir", str(workdir), *typed]
         argv += ["--set", *assignments] if assignments else []
         if count > 1:
             argv += ["--coordinator", f"localhost:{port}"]

@@ -437,6 +437,7 @@ def test_a_run_is_resumed_with_its_own_config_and_with_more_steps(tmp_path):
         ["update.tokens_per_micro_batch=8"],
         ["warm_start.micro_batches=2"],
         ["logging.checkpoint_every=1", "logging.keep=9", "logging.drift_nats=0.1"],
+        ["logging.every=1", "logging.rollout_prompts=0"],
     ],
 )
 def test_a_run_is_resumed_with_what_changes_results_by_rounding_at_most(

@@ -435,6 +435,14 @@ def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads,
     large = [one for one in hlo.everywhere(program) if one.entries >= head]
     assert [one.kind for one in large] == ["all-gather"], large
     assert large[0] in in_loops(program)  # once for each micro-batch
+    if sizes[0] > 1:  # copies of the parameters: summed over once, behind the loop
+        sums = [
+            one
+            for one in hlo.everywhere(program)
+            if one.kind == "all-reduce" and one.entries >= head // sizes[1]
+        ]
+        assert sums
+        assert not set(sums) & set(in_loops(program))
     remade = [line for line in said if "full rematerialization" in line]
     assert not remade
 

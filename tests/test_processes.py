@@ -121,6 +121,14 @@ def test_a_process_that_is_killed_ends_the_others_in_a_sentence(tmp_path):
     assert told
     last = checkpoint.latest(tmp_path / folder.CHECKPOINTS)
     assert told[1] == f"the checkpoint of step {last} is intact"
+    soon = ("--start-timeout", "2")
+    processes = many.start([tmp_path] * 2, *words, resume=True, typed=soon)
+    processes[1].kill()  # which has not been found yet
+    (status, _, err), _ = many.ends(processes)
+    assert status == 1
+    never = killed_many.SENTENCE.search(err)
+    assert never
+    assert never[1] == told[1]
 
 
 def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):

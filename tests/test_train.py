@@ -896,7 +896,7 @@ def test_a_profile_traces_some_steps_and_changes_none(whole, tmp_path):
     for wrong in ("0", "-1", "two"):
         status, out, err = main("quickstart", f"--profile={wrong}")
         assert (status, out) == (2, "")
-        assert f"argument --profile: {wrong} is no number of steps from 1 on;" in err
+        assert f"argument --profile: {wrong} is no whole number from 1 on;" in err
 
 
 @pytest.mark.parametrize("staged", [False, True])

@@ -33,16 +33,19 @@ def active() -> bool:
 def mesh_axes(name: str | None, size: int | None = None) -> tuple[str, ...]:
     """Axes of the mesh that a logical axis lies along; none without a mesh.
 
+    Inside of `on_copies` arrays are those of one copy, so its axes are left out.
+
     Args:
         name: of the logical axis.
         size: of the dimension; one that does not divide over its axes is copied.
     """
     if not active():
         return ()
-    shape = jax.sharding.get_abstract_mesh().shape
+    mesh = jax.sharding.get_abstract_mesh()
+    shape, copies = mesh.shape, mesh.manual_axes
     places = (logical_to_mesh_axes((name,)) or (None,))[0] or ()
     places = places if isinstance(places, tuple) else (places,)
-    axes = tuple(axis for axis in places if shape[axis] > 1)
+    axes = tuple(axis for axis in places if shape[axis] > 1 and axis not in copies)
     parts = math.prod(shape[axis] for axis in axes)
     return axes if size is None or size % parts == 0 else ()
 
@@ -176,6 +179,44 @@ def padded_rows(function: Callable[..., Any], *rows: jax.Array) -> Any:
         return function(*rows)
     wide = (jnp.pad(x, ((0, more),) + ((0, 0),) * (x.ndim - 1)) for x in rows)
     return jax.tree.map(lambda x: x[:count], function(*wide))
+
+
+def on_copies(
+    function: Callable[[Any, Any], tuple[Any, Any]], known: Any, rows: Any
+) -> tuple[Any, Any]:
+    """A function of rows, run by each copy of the parameters on its own ones.
+
+    Copies lie along the axes of the mesh that cut rows and no parameter. What a copy
+    adds up thus moves along the other axes alone, until the function sums it over all
+    copies at its end: partitioned as a whole, each term would be summed over all rows.
+
+    Args:
+        function: of what is known and a part of the rows; returns a tree that is the
+            same on all copies, by `over_copies`, and a tree of rows.
+        known: tree of what all copies need whole, as the parameters.
+        rows: tree of `[N, ...]`. Where a number of rows does not divide over the
+            copies, or there is one copy, this is `function(known, rows)`.
+    """
+    axes = tuple(a for a in mesh_axes("rows") if a not in mesh_axes("embed"))
+    shape = jax.sharding.get_abstract_mesh().shape
+    count = math.prod(shape[axis] for axis in axes)
+    if count == 1 or any(x.shape[0] % count for x in jax.tree.leaves(rows)):
+        return function(known, rows)
+    return jax.shard_map(
+        function,
+        in_specs=(PartitionSpec(), PartitionSpec(axes)),
+        out_specs=(PartitionSpec(), PartitionSpec(axes)),
+        axis_names=set(axes),
+        check_vma=False,
+    )(known, rows)
+
+
+def over_copies(reduce: Callable[[Any, Any], Any], tree: Any) -> Any:
+    """`lax.psum` or another reduction of each leaf over the copies of `on_copies`."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if not axes:
+        return tree
+    return jax.tree.map(lambda x: reduce(x, axes), tree)
 
 
 def bytes_on_device(tree: Any, where: Any = None) -> int:

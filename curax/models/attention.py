@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax.core.spmd import get_logical_axis_rules
-from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import PartitionSpec
 
-from curax.arrays.sharding import platform
+from curax.arrays.sharding import mesh_axes, platform, shards
 
 LANES = 128  # lanes of a TPU, of which blocks of tokens are multiples
 LONG = 2048  # queries from which on neither scores nor mask of all of them are made
@@ -294,12 +293,10 @@ def _over_mesh(run: Any, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Arr
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return run(q, k, v, seen)
-    axes = logical_to_mesh_axes(("rows", "heads")) if _rules() else None
-    rows, heads = axes or (None, None)
-    parts = mesh.shape[heads] if heads else 1
-    if q.shape[1] % parts:  # then every device runs all heads
-        heads, parts = None, 1
-    spec = PartitionSpec(rows, heads)
+    rows = mesh_axes("rows") or None
+    # Where they do not divide, every device runs all heads.
+    heads, parts = mesh_axes("heads", q.shape[1]), shards("heads", q.shape[1])
+    spec = PartitionSpec(rows, heads or None)
     # Too few heads of keys for the mesh axis: devices share copies of them.
     copies = parts // math.gcd(parts, k.shape[1])
     k, v = (jnp.repeat(x, copies, axis=1) for x in (k, v))

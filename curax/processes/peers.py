@@ -6,6 +6,8 @@ but `is_first` and `leave` is called by all processes, in the same order, and in
 main thread. With one process each gives at once what went in.
 """
 
+import math
+import os
 import pickle
 import sys
 import time
@@ -17,9 +19,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from curax.processes.watch import GRACE, Watch
+from curax.processes.watch import GRACE, Address, Watch, within
 from curax.settings.config_paths import ConfigError
 
+START = 40.0  # seconds for all processes to find each other
 HEARTBEAT = 50  # seconds after which JAX ends a process whose peer is silent
 _watch: Watch | None = None
 
@@ -28,13 +31,20 @@ def start(
     coordinator: str | None = None,
     processes: int | None = None,
     process: int | None = None,
+    *,
+    saved: Callable[[], str],
+    seconds: float = START,
 ) -> None:
     """Start `jax.distributed`, before JAX has done anything else.
+
+    A process that has not found all others in time says so and ends.
 
     Args:
         coordinator: HOST:PORT of process 0; None: of the cluster that JAX detects.
         processes: number of processes; None: of the cluster.
         process: number of this one, from 0; None: of the cluster.
+        saved: the phrase on what is saved, for the sentence that tells of a lost one.
+        seconds: for all to find each other.
 
     Where a cluster seemed to be there and JAX finds none, this process is warned and
     alone; the lock of the run folder keeps several such processes apart.
@@ -45,45 +55,64 @@ def start(
     global _watch
     # Signals are agreed on by `stop_signal`; JAX would keep SIGTERM to itself.
     jax.config.update("jax_enable_preemption_service", False)
-    try:
-        jax.distributed.initialize(
-            coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT
-        )
-    except (ValueError, RuntimeError) as error:
-        if coordinator is None and isinstance(error, ValueError):
-            print(f"Warning: no other processes were found ({error})", file=sys.stderr)
-            return
-        why = " ".join(str(error).split())[:200].rstrip(".")
-        raise ConfigError(
-            f"the processes of this run did not find each other ({why}); start all of "
-            "them with the same --coordinator HOST:PORT and --processes, each with its "
-            "own --process from 0 on."
-        ) from error
-    if count() == 1:
-        return
-    watch = Watch(jax.process_index(), count())
-    address = gather(watch.listen() if is_first() else None)[0]
-    try:
-        if is_first():
-            watch.accept()
-        else:
-            watch.connect(_host(), address)
-    except OSError as error:
-        raise ConfigError(
-            f"process 0 listens on port {address.port} of {_host()}, and not all of "
-            f"the {count()} processes have reached it ({error}); let the machines of a "
-            "run connect with each other on every port."
-        ) from error
-    _watch = watch
+    with within(seconds, saved):
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                processes,
+                process,
+                initialization_timeout=math.ceil(2 * seconds),  # `within` ends before
+                heartbeat_timeout_seconds=HEARTBEAT,
+            )
+        except (ValueError, RuntimeError) as error:
+            if coordinator is None and isinstance(error, ValueError):
+                print(
+                    f"Warning: no other processes were found ({error})", file=sys.stderr
+                )
+                return
+            why = " ".join(str(error).split())[:200].rstrip(".")
+            raise ConfigError(
+                f"the processes of this run did not find each other ({why}); start all "
+                "of them with the same --coordinator HOST:PORT and --processes, each "
+                "with its own --process from 0 on."
+            ) from error
+        watch = _connected(saved, seconds)
+    if watch:
+        watch.begin()
+        _watch = watch
 
 
-def _host() -> str:
-    """The machine of process 0."""
+def _connected(saved: Callable[[], str], seconds: float) -> Watch | None:
+    """The watch, connected before JAX has looked for devices; None: there is one.
+
+    Raises:
+        ConfigError: process 0 was not reached.
+    """
     from jax._src import distributed  # no public name
 
-    address = distributed.global_state.coordinator_address
-    assert address
-    return address.rpartition(":")[0].strip("[]")
+    state = distributed.global_state
+    if state.num_processes == 1:
+        return None
+    assert state.client
+    assert state.coordinator_address
+    watch, name = Watch(state.process_id, state.num_processes, saved), "watch"
+    if state.process_id == 0:
+        state.client.key_value_set_bytes(name, pickle.dumps(watch.listen()))
+        watch.accept()
+        return watch
+    wait = math.ceil(2000 * seconds)
+    said = state.client.blocking_key_value_get_bytes(name, wait)
+    address: Address = pickle.loads(said)
+    host = state.coordinator_address.rpartition(":")[0].strip("[]")
+    try:
+        watch.connect(host, address)
+    except OSError as error:
+        raise ConfigError(
+            f"process 0 listens on port {address.port} of {host}, and process "
+            f"{state.process_id} has not reached it ({error}); let the machines of a "
+            "run connect with each other on every port."
+        ) from error
+    return watch
 
 
 def count() -> int:
@@ -187,12 +216,6 @@ def share(rows: np.ndarray) -> np.ndarray:
 # ----- the end
 
 
-def on_loss(saved: Callable[[], str]) -> None:
-    """Set the phrase on what is saved, for the sentence that tells of a lost one."""
-    if _watch:
-        _watch.saved = saved
-
-
 def finish(status: int) -> None:
     """Before a process returns its exit status: wait for the others, or leave at once.
 
@@ -215,6 +238,9 @@ def leave(status: int) -> None:
     """End this process with a status; the others notice. With one, nothing."""
     if _watch:
         _watch.leave(status)
+    elif jax.distributed.is_initialized():  # whose end would wait for the others
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def settle() -> None:

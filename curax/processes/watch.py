@@ -6,6 +6,7 @@ seconds, so a machine that is gone is noticed as well. JAX notices either by its
 then ends the process without a word of ours, or waits.
 """
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -14,12 +15,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 EVERY, SILENCE = 2.0, 30.0  # seconds between two bytes; without any, until one is lost
 GRACE = 3.0  # seconds in which a process may say by itself why it ends
-CONNECT = 60.0  # seconds for all to connect
 BEAT, DONE, FAILED = b".", b"q", b"x"
 
 
@@ -30,13 +30,50 @@ class Address(NamedTuple):
     token: bytes
 
 
-def _delay_abort(_: int) -> None:
-    """Handler of SIGABRT, which JAX raises as soon as it has lost process 0.
+def _on_abort(call: Callable[[], None]) -> Any:
+    """Set the handler of SIGABRT, by which JAX ends a process that has lost others.
 
-    It runs in the thread that aborts, unlike Python's handlers, and gives the thread
-    that hears of process 0 the time to say so and to end this process.
+    It runs in the thread that aborts, unlike Python's handlers. What is returned must
+    live as long as the handler.
     """
-    time.sleep(2 * GRACE)
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: call())
+    ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+    return handler
+
+
+@contextlib.contextmanager
+def within(seconds: float, saved: Callable[[], str]) -> Iterator[None]:
+    """Processes find each other inside of this; one that has not ends with status 1.
+
+    So too where JAX gives up before, which says nothing a user could go by.
+
+    Args:
+        seconds: until then.
+        saved: the phrase on what is saved.
+    """
+    ending = threading.Lock()
+
+    def give_up() -> None:
+        with ending:
+            text = (
+                "curax.train: the processes of this run did not all find each other "
+                f"within {seconds:g} s, so this one ends; start all of them again, "
+                "with --start-timeout SECONDS where they need longer: "
+                f"{saved()}.\n"
+            )
+            os.write(2, text.encode())
+            os._exit(1)
+
+    handler = _on_abort(give_up)  # alive until it is taken back
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        ctypes.CDLL(None).signal(signal.SIGABRT, ctypes.c_void_p(0))  # the default
+        del handler
 
 
 class Watch:
@@ -47,21 +84,20 @@ class Watch:
     use that time to say what went wrong with themselves, which may be the same.
     """
 
-    def __init__(self, index: int, count: int):
+    def __init__(self, index: int, count: int, saved: Callable[[], str]):
         """Set the number of this process and of all; nothing is opened.
 
         Args:
             index: number of this process, from 0.
             count: processes of the run.
+            saved: the phrase on what is saved.
         """
         self._index, self._count = index, count
         self._links: dict[int, socket.socket] = {}  # by the other process
         self._threads: dict[int, threading.Thread] = {}
         self._lock, self._leaving = threading.Lock(), False
         self._dead = threading.Event()  # a process is gone that did not say so
-        self.saved: Callable[[], str] = lambda: (
-            "there is no checkpoint yet, so it will start again"
-        )
+        self._saved = saved
 
     # ----- begin
 
@@ -76,23 +112,19 @@ class Watch:
         return Address(self._server.getsockname()[1], self._token)
 
     def accept(self) -> None:
-        """Wait until all others have connected; of process 0.
-
-        Raises:
-            TimeoutError: some have not.
-        """
-        end = time.monotonic() + CONNECT
+        """Wait until all others have connected; of process 0."""
         with self._server as server:
             while len(self._links) < self._count - 1:
-                server.settimeout(max(end - time.monotonic(), 0.01))
                 link, _ = server.accept()
-                link.settimeout(CONNECT)
-                said = link.recv(20, socket.MSG_WAITALL)
+                link.settimeout(GRACE)
+                try:
+                    said = link.recv(20, socket.MSG_WAITALL)
+                except OSError:
+                    said = b""
                 if said[:16] == self._token:
                     self._links[int.from_bytes(said[16:])] = link
                 else:
                     link.close()
-        self._begin()
 
     def connect(self, host: str, address: Address) -> None:
         """Connect with process 0.
@@ -100,18 +132,18 @@ class Watch:
         Raises:
             OSError: it cannot be reached.
         """
-        link = socket.create_connection((host, address.port), timeout=CONNECT)
+        link = socket.create_connection((host, address.port), timeout=SILENCE)
         link.sendall(address.token + self._index.to_bytes(4))
         self._links[0] = link
-        self._begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Watch the connections from now on."""
         for peer, link in self._links.items():
             link.settimeout(SILENCE)
             thread = threading.Thread(target=self._hear, args=(peer, link), daemon=True)
             self._threads[peer] = thread
-        self._delay = ctypes.CFUNCTYPE(None, ctypes.c_int)(_delay_abort)
-        ctypes.CDLL(None).signal(signal.SIGABRT, self._delay)
+        # Time for the thread that hears of the end of process 0 to say so.
+        self._handler = _on_abort(lambda: time.sleep(2 * GRACE))
         beats = threading.Thread(target=self._beat, daemon=True)
         for thread in (*self._threads.values(), beats):
             thread.start()
@@ -158,7 +190,7 @@ class Watch:
             self._leaving = True
         text = (
             f"curax.train: process {peer} of {self._count} {what}, so process "
-            f"{self._index} ends; go on with --resume: {self.saved()}.\n"
+            f"{self._index} ends; go on with --resume: {self._saved()}.\n"
         )
         os.write(2, text.encode())
         self._end(1)
@@ -185,7 +217,7 @@ class Watch:
         """
         with self._lock:
             if self._leaving:  # a thread of this object ends the process
-                time.sleep(2 * CONNECT)
+                time.sleep(4 * SILENCE)
             self._leaving = True
         self._end(status)
 

@@ -42,12 +42,11 @@ WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
 MEMORY, EXPECTED = "memory.jsonl", "expected.json"
 QUESTIONS, ALARMS = "questions.json", "alarms.jsonl"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
-# Options, with mesh.* and logging.dashboards, that a resumed run may change: results
-# depend on them by rounding at most.
+# Options, with mesh.* and logging.*, that a resumed run may change: results
+# depend on them by rounding at most; completions that are shown are as many as asked.
 CHANGEABLE = (
     *("update.micro_batches", "update.tokens_per_micro_batch", "update.token_chunk"),
     *("warm_start.micro_batches", "sampling.cache_gib"),
-    *("logging.checkpoint_every", "logging.keep", "logging.drift_nats"),
 )
 
 
@@ -168,7 +167,7 @@ def _check_same(path: Path, config: Config) -> None:
     for name, was, now in changes(with_current_fields(old), describe(config)):
         if name == "steps" and isinstance(was, int) and was < now:
             continue
-        if name in CHANGEABLE or name.startswith(("mesh.", "logging.dashboards")):
+        if name in CHANGEABLE or name.startswith(("mesh.", "logging.")):
             continue
         rule = "steps may only grow" if name == "steps" else "a run keeps its config"
         raise ConfigError(

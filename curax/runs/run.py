@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,6 @@ def begun(config: Config, workdir: Path, *, resume: bool) -> int | None:
     set_up_libraries()
     since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
     since = peers.broadcast(since)
-    peers.on_loss(partial(last_checkpoint, workdir))
     peers.same("the config", describe(config))
     if resume:
         peers.on_first(check_files, workdir, since, finished=since == config.steps)

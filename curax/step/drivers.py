@@ -20,6 +20,7 @@ import numpy as np
 from curax import reward
 from curax.processes import peers
 from curax.step import draw, grading
+from curax.step import mesh as meshes
 from curax.step.records import Components, Graded, Method, Request
 from curax.types import Rollouts, TrainState
 
@@ -116,8 +117,13 @@ class Hosted:
 
     def finishing(self, function: Callable, parts: Components) -> Any:
         """The jitted function that ends a step, with the sharding of its state."""
-        where = (self._sharding, None)
-        return self.jitted(function, parts, out_shardings=where, donate_argnums=0)
+        return self.jitted(
+            function,
+            parts,
+            out_shardings=(self._sharding, None),
+            donate_argnums=0,
+            compiler_options=meshes.compiler_options(self._sharding),
+        )
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
         """Run a Python loop."""

@@ -206,6 +206,7 @@ class Loop(abc.ABC):
             self._each(self._warm_many, None),
             out_shardings=(self.warm_sharding, None),
             donate_argnums=0,
+            compiler_options=meshes.compiler_options(self.warm_sharding),
         )
         self._begin = jax.jit(
             self._each(partial(begin, parts)), out_shardings=self.sharding
@@ -382,6 +383,7 @@ class Jitted(Loop):
             self._each(self._many, None),
             out_shardings=(self.sharding, None),
             donate_argnums=0,
+            compiler_options=meshes.compiler_options(self.sharding),
         )
 
     def _many(self, state, times):
@@ -426,6 +428,7 @@ class Staged(Loop):
             partial(warm_step, parts),
             out_shardings=(self.warm_sharding, None),
             donate_argnums=0,
+            compiler_options=meshes.compiler_options(self.warm_sharding),
         )
 
     def _rehearse_warm(self, visit, warm):

@@ -104,6 +104,21 @@ def use(mesh: Mesh | None, *, cut_sampler: bool = False) -> Iterator[None]:
         yield
 
 
+def compiler_options(where: Any) -> dict[str, Any] | None:
+    """Options of programs with an update; None but on TPUs.
+
+    A pass that moves sums out of loops ends the TPU compiler of libtpu 0.0.42 with an
+    internal error at an update whose rows lie on several chips.
+
+    Args:
+        where: tree of shardings; None: one device.
+    """
+    leaves = jax.tree.leaves(where)
+    if not leaves or leaves[0].mesh.devices.flat[0].platform != "tpu":
+        return None
+    return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
+
+
 def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
     """The sharding of every parameter, from the names of its logical axes.
 
