@@ -329,9 +329,8 @@ def ends(name: str) -> dict[str, np.ndarray]:
 def difference(signed: str, found: Mapping[str, np.ndarray]) -> statistics.Estimate:
     """Interquartile mean of `+a -b` over seeds, of the same seed."""
     signs = {"+": 1.0, "-": -1.0}
-    return statistics.center(
-        [sum(signs[term[0]] * found[term[1:]] for term in signed.split())]
-    )
+    terms = [signs[term[0]] * found[term[1:]] for term in signed.split()]
+    return statistics.center([np.sum(terms, 0)])
 
 
 def rows(name: str) -> list[list[str]]:
