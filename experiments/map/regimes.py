@@ -313,7 +313,12 @@ REGIMES = {
         says="references alone; a verifier, which only rloo and grpo ask, gains .3",
         make=rationale.task,
         task={"depth": DEPTH, "words": WORDS, "errors": DENSE},
-        changes={"sampling.max_tokens": DEPTH + WORDS + 4},
+        changes={
+            "sampling.max_tokens": DEPTH + WORDS + 4,
+            # Fewer leave the policy without the operations, which RL does not teach.
+            "warm_start.steps": 1200,
+            "warm_start.optimizer.learning_rate.steps": 1200,
+        },
         recipes=(*BASELINES, "supervised", "aggregate", "r3", "dro_in_step", "dro"),
         baselines=("supervised", "aggregate"),
         rates=HIGH,
