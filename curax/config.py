@@ -144,6 +144,8 @@ class Pilot:
     """Pilot completions, drawn to estimate pass rates; they do not train."""
 
     draws: Count  # completions per prompt
+    every: Count = 1  # steps between copies of the policy that draws them; 1: the
+    # policy itself, so that no allocation is ever stale
     norm: Function | None = None  # gradient norm of curax.score; None: all are equal
     accepted: bool = True  # average norms of right completions only; False: of all
     root_mean_square: bool = True  # root mean square of the norms; False: their mean

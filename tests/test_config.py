@@ -187,6 +187,7 @@ BOUNDS = {
     "logging.keep": ("at least 1", 0, 1),
     "logging.drift_nats": ("greater than 0.0", 0.0, 1.0),
     "pilot.draws": ("at least 1", 0, 1),
+    "pilot.every": ("at least 1", 0, 1),
     "stop.round_size": ("at least 1", 0, 1),
     "hint.levels": ("at least 1", 0, 1),
     "hint.width": ("at least 1", 0, 1),

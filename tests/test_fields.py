@@ -340,6 +340,7 @@ MORE_FIELDS = {
     "stop.rule.threshold": (0.7, "draw"),
     "stop.round_size": (1, "draw"),
     "pilot.draws": (1, "step"),
+    "pilot.every": (2, "step"),
     "pilot.norm": (score.last_layer, "step"),
     "pilot.accepted": (False, "step"),
     "pilot.root_mean_square": (False, "step"),

@@ -257,6 +257,22 @@ def test_pilots_decide_what_is_drawn_and_do_not_train_in_both_loops():
     assert set(drawn[drawn > 0]) >= {6.0}
 
 
+def test_pilots_of_several_steps_are_drawn_by_one_policy():
+    """As if at once: the first step of each K is that of fresh pilots."""
+    config = replace(TINY, pilot=Pilot(draws=1, every=3))
+    parts = build(config)
+    (own,) = (method for method in parts.methods if method.name == "pilots")
+    assert own.init
+    assert own.after_update
+    assert build(replace(TINY, pilot=Pilot(draws=1))).methods[0].init is None
+    held, seen = {"x": jnp.float32(0)}, []
+    for step in range(6):
+        state = SimpleNamespace(step=jnp.int32(step), methods={"pilots": held})
+        seen.append(float(held["x"]))
+        held = own.after_update(parts, state, {"x": jnp.float32(step + 1)}, None, None)
+    assert seen == [0, 0, 0, 3, 3, 3]
+
+
 def test_chunks_of_any_size_give_the_same_bits():
     for chunks in ((1, 3), (1, 1, 1, 1)):
         state, rows = trained(TINY, chunks=chunks)

@@ -19,7 +19,7 @@ from curax.step import loops
 from curax.step.build import build
 from curax.tasks import chain
 from curax.types import Difficulty
-from experiments.map import parts, regimes, run, show
+from experiments.map import ablations, parts, regimes, run, show
 
 
 @pytest.mark.parametrize("regime", regimes.REGIMES)
@@ -54,7 +54,7 @@ def test_a_regime_is_an_experiment_once_it_is_tuned(tmp_path, monkeypatch):
         drawn = [[0] * 20, [regimes.TOKENS["tune"]] * 20]
         settings = regimes.REGIMES["sparse"].chunks("rloo")[number]
         own = {"settings": settings, "rate": rates, "drawn": drawn, "trained": drawn}
-        run._write(piece.path, json.dumps(own).encode())
+        run.write(piece.path, json.dumps(own).encode())
     assert len(run.left("sparse")) == len(before) - 3
     found = run.choose("sparse")
     assert list(found) == ["rloo"]
@@ -124,3 +124,41 @@ def test_a_curve_is_where_the_baseline_ended_from_its_last_rise_on():
     assert show.ratio_text(show.ratio(base, ours)) == "1.00 [1.00, 1.00]"
     slow = show.Curve(base.spent, base.rate / 2)
     assert show.ratio_text(show.ratio(slow, base)) == "> 1.00"
+
+
+@pytest.mark.parametrize("name", ablations.ABLATIONS)
+def test_arms_of_an_ablation_load_and_differences_name_them(name):
+    own = ablations.ABLATIONS[name]
+    made = experiments.arms(ablations.experiment(name, 1e-3))
+    assert [arm.recipe for arm in made] == list(own.arms)
+    for arm in made:
+        assert arm.config.seeds >= 16
+        build(replace(arm.config, seeds=1))
+    assert not set(ablations.SEEDS) & set(regimes.TUNING)
+    for signed in own.pairs.values():
+        terms = signed.split()
+        assert {term[1:] for term in terms} <= set(own.arms)
+        assert sum({"+": 1, "-": -1}[term[0]] for term in terms) == 0
+
+
+def test_an_ablation_is_shown_once_it_is_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(ablations, "RESULTS", tmp_path)
+    name = "reference_filter"
+    assert ablations.left(name)[0] == (name, "rate")
+    tried = [[0.0] * 12, [0.1] * 4 + [0.3] * 4 + [0.2] * 4]
+    own = {"rates": [1e-4, 3e-4, 1e-3], "seeds": [0, 1, 2, 3], "steps": [0, 20]}
+    own |= {"rate": tried, "drawn": [[0] * 12, [10**6] * 12]}
+    run.write(ablations.path(name, "rate"), json.dumps(own).encode())
+    for arm, rate in (("none", 0.3), ("in_step", 0.4), ("look", 0.3)):
+        assert ablations.rows(name) == []
+        noise = np.random.default_rng(0).normal(0, 0.01, 16)
+        rates = [[0.0] * 16, (rate + noise * (arm == "look")).tolist()]
+        one = own | {"seeds": list(ablations.SEEDS), "rate": rates}
+        one |= {"drawn": [[0] * 16, [10**6] * 16]}
+        run.write(ablations.path(name, arm), json.dumps(one).encode())
+    assert ablations.left(name) == []
+    assert ablations.rate_of(name) == 3e-4
+    found = {row[1]: row[-1] for row in ablations.rows(name)}
+    assert found["filter in the step"] == "+0.100 [+0.100, +0.100]"
+    low, high = ablations.difference("+look -none", ablations.ends(name)).interval()
+    assert low < 0 < high

@@ -52,11 +52,11 @@ def methods_of(config: Config) -> tuple[Method, ...]:
 
     Those that its fields enable, and those that its functions declare.
     """
-    reflection = config.reflection
+    reflection, pilot = config.reflection, config.pilot
     named = (
         (queries.METHOD, reflection and reflection.queries),
         (references.METHOD, reflection),
-        (pilots.METHOD, config.pilot),
+        (pilots.method(pilot.every if pilot else 1), pilot),
         (refill.METHOD, config.sampling.rounds > 1),
         (hints.METHOD, config.hint),
     )

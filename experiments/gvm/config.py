@@ -6,8 +6,9 @@ Paper:    Yao et al. 2025, "Optimizing Chain-of-Thought Reasoners via Gradient V
 Command:  python -m curax.train --config experiments/gvm/config.py --set
           model.path=DIR task.train=train.jsonl task.held_out=held_out.jsonl
 w(p):     That of gvm_raft_published, whose stages these are, with 8 pilots.
-Here:     Pilots are drawn in every step; there once for nine steps, with a reference
-          and an optimizer of their own. A prompt gets at most 64 completions, there any
+Here:     Pilots are drawn by a copy of the policy that is renewed every nine steps,
+          as if for nine steps at once; there with a reference and an optimizer of
+          their own. A prompt gets at most 64 completions, there any
           number. 4 updates per batch, as a mini-batch of 256 of 1024 prompts says; the
           released trainer makes 32.
 """
@@ -42,7 +43,7 @@ def get_config() -> Config:
         sampling=replace(
             recipe.sampling, prompts=1024, group_size=64, budget=(8 + 8) * 1024
         ),
-        pilot=replace(recipe.pilot, draws=8),
+        pilot=replace(recipe.pilot, draws=8, every=9),
         loss=partial(loss.clipped_ratio, low=0.2, high=0.2, dual=3.0),
         optimizer=partial(optax.adamw, learning_rate=1e-6, weight_decay=0.01),
         update=Update(minibatches=4, tokens_per_micro_batch=8192, token_chunk=512),

@@ -2,10 +2,11 @@
 
 Command:  python -m curax.compare experiments/gvm
 
-4 pilots and 8 more completions of 16 prompts, in every step: an allocation is never
-stale here. `accepted_mean` is the M-step of Algorithm 1, which divides by |D|;
-`published` has no weights, as equation 8 and the code. Pilots are tokens and are
-counted.
+4 pilots and 8 more completions of 16 prompts, in every step. `gvm_raft_stale` draws its
+pilots from a copy of the policy that is renewed every nine steps, as if nine steps were
+allocated at once, which is published; the others from the policy itself.
+`accepted_mean` is the M-step of Algorithm 1, which divides by |D|; `published` has no
+weights, as equation 8 and the code. Pilots are tokens and are counted.
 """
 
 from functools import partial
@@ -26,6 +27,7 @@ def get_experiment() -> Experiment:
         recipes={
             "raft_plus_plus": ("raft_plus_plus", even),
             "gvm_raft_published": "gvm_raft_published",
+            "gvm_raft_stale": ("gvm_raft_published", {"pilot.every": 9}),
             "gvm_raft_accepted_mean": ("gvm_raft_exact", algorithm),
             "gvm_raft_exact": "gvm_raft_exact",
             "grpo": ("grpo", even),

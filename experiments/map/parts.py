@@ -15,6 +15,20 @@ from curax.types import Difficulty, Prompts, Task
 RSUB = chain.MODULUS + chain.OPERATIONS.index("rsub")
 
 
+def no_credit(reward: jax.Array, exists: jax.Array) -> jax.Array:
+    """No credit for any completion: what is drawn is not reinforced.
+
+    Args:
+        reward: `[..., G]` float; not read.
+        exists: `[..., G]` bool.
+
+    Returns:
+        `[..., G]` float32, 0.
+    """
+    del reward
+    return jnp.zeros(exists.shape, jnp.float32)
+
+
 def equal_groups(
     difficulty: Difficulty, *, budget: int, most: int, size: Positive = 8.0
 ) -> jax.Array:
@@ -67,6 +81,7 @@ def task(
     accepted: Magnitude = 0.0,
     hints: bool = False,
     whole: bool = False,
+    hint_errors: tuple[float, float, float] | None = None,
 ) -> Task:
     """Chains of arithmetic, of which some are hard, and a verifier that may err.
 
@@ -80,11 +95,18 @@ def task(
             prompts.
         hints: whether prompts can be hinted.
         whole: whether all chains have `depth` operations; else 1 to `depth`.
+        hint_errors: of another who writes hints; None: there is none.
 
     Returns:
         The task.
     """
-    made = chain.task(depth=depth, num_prompts=num_prompts, errors=errors, hints=hints)
+    made = chain.task(
+        depth=depth,
+        num_prompts=num_prompts,
+        errors=errors,
+        hints=hints,
+        hint_errors=hint_errors,
+    )
     if whole:
         made = replace(
             made,

@@ -101,8 +101,8 @@ def predicted(regime: str, varied: float) -> dict[str, dict[str, object]]:
     for name in regimes.REGIMES[regime].recipes:
         rows, why = {}, ""
         for label, config, size in tried(name):
-            if config.hint:
-                why = "hinted groups are not predicted"
+            if config.hint or config.reflection:
+                why = "hinted groups and rewards by references are not predicted"
                 continue
             row = advice.predicted(config, size, about)
             if isinstance(row, str):

@@ -4,15 +4,16 @@ Everything that decides a figure stands here, and stood here before it was measu
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curax import gate, hint, stop
+from curax import gate, hint, reflect, stop
 from curax.comparison.experiment import Arm, Experiment, arms
 from curax.config import ConfigError, override
+from curax.tasks import rationale
 from experiments.map import parts
 
 RESULTS = Path(__file__).parent / "results"
@@ -26,6 +27,7 @@ TOKENS = {"tune": 16_000, "claim": 40_000}  # drawn by every run at least, at 1 
 STEPS = 600  # at most
 RATE = "optimizer.learning_rate"
 DEPTH = 3
+WORDS = 4  # of a reference answer
 
 COMMON = {
     "model.width": 64,
@@ -42,6 +44,8 @@ EQUAL = {**FIXED, "allocate": parts.equal_groups}
 # By the memory: 8 prompts share what uniform recipes draw.
 SHARED = {"sampling.prompts": 8, "sampling.group_size": 32, "sampling.budget": ROWS}
 LENGTH = {"aggregate.length": DEPTH + 1}
+# Of DRO: every prompt in turn, and all tokens of a reference count the same.
+UNIFORM = {**EQUAL, "reflection.queries": None, "reflection.weights": reflect.mean}
 HALF_LIVES = (1.6, 3.3, 6.6, 13.0, 26.0)
 
 
@@ -173,6 +177,28 @@ RECIPES = {
         values=(1.0, 2.0, 3.0, 4.0, 6.0),
         every=10,
     ),
+    # References behind thoughts that the policy draws are imitated; thoughts get no
+    # credit.
+    "supervised": Recipe(
+        config="dro",
+        changes=UNIFORM | {"reflection.direct": 1.0, "advantage": parts.no_credit},
+        **SIZED,
+    ),
+    "aggregate": Recipe(config="dro", changes=UNIFORM, **SIZED),
+    "r3": Recipe(config="dro", changes=EQUAL | {"reflection.queries": None}, **SIZED),
+    "dro_in_step": Recipe(config="dro_in_step", changes=EQUAL, **SIZED),
+    # A look draws as much as is trained on: n / 2 of twice the prompts, 64 / n.
+    "dro": Recipe(
+        config="dro",
+        variants={
+            f"n{n}": {
+                "sampling.prompts": ROWS // n,
+                "sampling.group_size": n,
+                "reflection.queries.draws": n // 2,
+            }
+            for n in (8, 16, 32)
+        },
+    ),
 }
 BASELINES = ("rloo", "grpo")
 
@@ -188,6 +214,10 @@ class Regime:
         cost: of a token drawn and of one trained.
         rates: learning rates that are tried beside a knob.
         warm_steps: of the supervised warm start.
+        make: the task.
+        changes: of all its recipes, beside those of all regimes.
+        baselines: what gaps and costs are beside: the best of them, as tuned.
+        times: as many tokens as in other regimes, for completions as much longer.
     """
 
     says: str
@@ -196,6 +226,10 @@ class Regime:
     cost: tuple[float, float] = (1.0, 0.0)
     rates: tuple[float, float, float] = RATES
     warm_steps: int = 400
+    make: Callable[..., Any] = parts.task
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    baselines: tuple[str, ...] = BASELINES
+    times: float = 1.0
 
     def chunks(self, recipe: str) -> list[list[Setting]]:
         """Settings of a recipe that are tried, five side by side."""
@@ -204,8 +238,11 @@ class Regime:
     def tokens(self, recipe: Recipe, stage: str) -> int:
         """Tokens that every run of a recipe draws at least, for one cost of all."""
         drawn, trained = self.cost
-        whole = TOKENS[stage] * (drawn + trained)
-        return round(whole / (drawn + recipe.share * trained))
+        return round(self.whole(stage) / (drawn + recipe.share * trained))
+
+    def whole(self, stage: str) -> float:
+        """Cost that every run spends at least."""
+        return TOKENS[stage] * self.times * sum(self.cost)
 
 
 DENSE, SPARSE = (0.05, 0.40, 0.85), (0.90, 0.97, 0.995)
@@ -272,6 +309,19 @@ REGIMES = {
         recipes=(*BASELINES, "sage", "sage_light", "ada_seq_sage"),
         rates=HIGH,
     ),
+    # RLOO and GRPO ask the verifier, as a ceiling; the others have references alone.
+    "no_verifier": Regime(
+        says="references alone; a verifier, which only rloo and grpo ask, gains .3",
+        make=rationale.task,
+        task={"depth": DEPTH, "words": WORDS, "errors": DENSE},
+        changes={"sampling.max_tokens": DEPTH + WORDS + 4},
+        # Fewer leave the policy without the operations, which RL does not teach.
+        warm_steps=1200,
+        recipes=(*BASELINES, "supervised", "aggregate", "r3", "dro_in_step", "dro"),
+        baselines=("supervised", "aggregate"),
+        rates=HIGH,
+        times=3.5,
+    ),
 }
 
 
@@ -295,7 +345,14 @@ def experiment(
             name: (RECIPES[name].config, RECIPES[name].changed(setting))
             for name, setting in chosen.items()
         },
-        common={"task": parts.task, **COMMON, **warm, **task, "seed": seeds[0]},
+        common={
+            "task": about.make,
+            **COMMON,
+            **warm,
+            **about.changes,
+            **task,
+            "seed": seeds[0],
+        },
         warm_start={"task.num_prompts": 1 << 14},
         seeds=len(seeds),
         tokens=max(about.tokens(RECIPES[name], stage) for name in chosen),

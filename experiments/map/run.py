@@ -109,7 +109,7 @@ def measure(piece: Piece) -> None:
     ](piece)
     if piece.kind == "warm":
         found = {"state": found, "seconds": time.monotonic() - begun[0]}
-        _write(piece.path, pickle.dumps(found))
+        write(piece.path, pickle.dumps(found))
         return
     found |= {
         "seconds": round(time.monotonic() - begun[0], 1),
@@ -117,10 +117,11 @@ def measure(piece: Piece) -> None:
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }
-    _write(piece.path, (json.dumps(found) + "\n").encode())
+    write(piece.path, (json.dumps(found) + "\n").encode())
 
 
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
+    """Write a file and its folder, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, data)
 
@@ -292,7 +293,7 @@ def choose(regime: str) -> dict[str, Any]:
             ],
         }
     path = regimes.RESULTS / regime / "tuned.json"
-    _write(path, (json.dumps(found) + "\n").encode())
+    write(path, (json.dumps(found) + "\n").encode())
     return found
 
 
@@ -300,7 +301,7 @@ def trial_rates(own: dict[str, Any], regime: str) -> np.ndarray:
     """`[settings]` mean rates over seeds where each run has spent the same."""
     drawn, trained = REGIMES[regime].cost
     spent = drawn * np.array(own["drawn"]) + trained * np.array(own["trained"])
-    place = min(spent[-1].min(), regimes.TOKENS["tune"] * (drawn + trained))
+    place = min(spent[-1].min(), REGIMES[regime].whole("tune"))
     rates = statistics.at(spent, np.array(own["rate"]), place)
     return rates.reshape(len(own["settings"]), -1).mean(-1)
 

@@ -26,7 +26,7 @@ from scipy.stats import spearmanr
 from curax.comparison import statistics
 from curax.runs import record
 from curax.runs.pictures import LIGHT, canvas, label, percent
-from experiments.map import predict, regimes, run
+from experiments.map import ablations, predict, regimes, run
 
 HERE = Path(__file__).parent
 COLORS = ("#1b1f24", "#5b6470", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
@@ -103,9 +103,9 @@ def rows(regime: str) -> list[list[str]]:
     about = regimes.REGIMES[regime]
     found = curves(regime, about.cost)
     tuned = run.choose(regime) if found else {}
-    if not set(regimes.BASELINES) <= set(found):
+    if not set(about.baselines) <= set(found):
         return []
-    base = max(regimes.BASELINES, key=lambda name: tuned[name]["rate"])
+    base = max(about.baselines, key=lambda name: tuned[name]["rate"])
     place = min(curve.spent[-1].min() for curve in found.values())
     theirs = statistics.at(found[base].spent, found[base].rate, place)
     names = [base, *(name for name in found if name != base)]
@@ -209,7 +209,8 @@ def start(regime: str) -> list[str]:
         return [regime, about.says, *["not run"] * 5, f"{a:g} : {b:g}", accepted]
     own = json.loads(path.read_text())
     bars = " ".join(f"{share:.2f}" for share in own["histogram"])
-    visits = regimes.TOKENS["claim"] / own["length_mean"] / 8 / own["prompts"]
+    drawn = about.whole("claim") / sum(about.cost)
+    visits = drawn / own["length_mean"] / 8 / own["prompts"]
     return [
         *(regime, about.says, f"{own['pass_rate']:.3f}", bars, f"{own['never']:.2f}"),
         f"{visits:.1f}" if visits > 0.5 else "0",
@@ -246,6 +247,19 @@ def draw(path: Path, names: list[str]) -> None:
     figure.savefig(path, metadata={"Software": None})
 
 
+def ablated() -> str:
+    """Tables of the ablations that are whole: pass rates of arms, and differences."""
+    names = list(ablations.ABLATIONS)
+    arms = [row for name in names for row in ablations.arm_rows(name)]
+    gaps = [row for name in names for row in ablations.rows(name)]
+    if not gaps:
+        return "\nNo ablation is whole."
+    head = ["ablation", "arm", "rate", "tokens a step"]
+    tables = [markdown(head, arms)]
+    head = ["ablation", "what", "difference", "learning rate", "of the same seed"]
+    return "\n\n".join(["", *tables, markdown(head, gaps)])
+
+
 def main() -> None:
     """Print the tables; draw the picture of what is measured."""
     head = ["regime", "which", "right", "histogram", "never", "visits"]
@@ -265,6 +279,7 @@ def main() -> None:
         if found
     ]
     print(markdown(["regime", "form", "recipes", "rank correlation"], body))
+    print(ablated())
     measured = [regime for regime, own in every.items() if own]
     if measured:
         draw(HERE / "map.png", measured)

@@ -1,24 +1,63 @@
 """Pilots: completions that estimate the difficulty of prompts, and do not train.
 
+The policy draws them, or with `pilot.every` = K a copy of it every K steps: then the
+prompts of K steps are allocated by one policy, as if their pilots were drawn at once.
+
 References:
     GVM-RAFT, arXiv:2505.02391, stage 1 of algorithm 1.
 """
 
 import dataclasses
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from curax.arrays import grids, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.step import draw, stages
-from curax.step.records import Components, Driver, Graded, Method, Request, groups
+from curax.step.records import (
+    Components,
+    Driver,
+    Graded,
+    Groups,
+    Method,
+    Request,
+    StepRollouts,
+    groups,
+)
 from curax.types import Difficulty, TrainState
+
+NAME = "pilots"
+
+
+def init(parts: Components, params: Any) -> Any:
+    """Parameters that draw pilots, a copy of the policy's."""
+    del parts
+    return jax.tree.map(jnp.copy, params)
+
+
+def after_update(
+    parts: Components,
+    state: TrainState,
+    params: Any,
+    drawn: StepRollouts,
+    seen: Groups,
+) -> Any:
+    """Parameters that draw the pilots of the next step."""
+    del drawn, seen
+    assert parts.config.pilot
+    due = (state.step + 1) % parts.config.pilot.every == 0
+    held = state.methods[NAME]
+    return jax.tree.map(lambda old, new: jnp.where(due, new, old), held, params)
 
 
 def before_draw(
     drive: Driver, parts: Components, state: TrainState, request: Request
 ) -> Request:
     """The request with difficulty estimated by pilot completions of its prompts."""
+    held = state.methods.get(NAME, state.params)
+    state = dataclasses.replace(state, params=held)
     pilots = drive.call(ask, parts, state, request)
     graded = drive.draw_and_grade(parts, state, pilots)
     return drive.call(explored, parts, state, request, graded)
@@ -81,4 +120,11 @@ def explored(
     )
 
 
-METHOD = Method(name="pilots", before_draw=before_draw)
+METHOD = Method(name=NAME, before_draw=before_draw)
+# Where a copy of the policy draws them.
+STALE = dataclasses.replace(METHOD, init=init, after_update=after_update)
+
+
+def method(every: int) -> Method:
+    """The method: it has a state where pilots are not drawn by the policy itself."""
+    return METHOD if every == 1 else STALE
