@@ -16,6 +16,7 @@ On a mesh each device has the line of its shard and its heads. It reads the cont
 all shards, one layer's at a time; nothing else passes between devices.
 """
 
+import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,7 +72,9 @@ def attend(
         run,
         in_specs=(
             *(query, own, own, PartitionSpec(None, keys)),
-            lines.replace(row=line, place=line, contexts=line, seen=PartitionSpec()),
+            dataclasses.replace(
+                lines, row=line, place=line, contexts=line, seen=PartitionSpec()
+            ),
         ),
         out_specs=query,
         check_vma=False,
