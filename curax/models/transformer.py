@@ -267,18 +267,21 @@ class Transformer:
             x = params["embed"][tokens].astype(self.block.dtype)
         x = constrain(x, ("rows", None, None))
         axes = None if column is not None else self.axes["layers"]
-        apply = partial(layer, self.block, axes, positions, seen, column)
+        apply, given = partial(layer, self.block, axes), (positions, seen, column)
         if self.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT[self.remat])
         if self.scan_layers and column is None:
             stacked = cache and jax.tree.map(lambda *c: jnp.stack(c), *cache)
-            x, stacked = jax.lax.scan(apply, x, (params["layers"], stacked))
+            x, stacked = jax.lax.scan(
+                partial(apply, given), x, (params["layers"], stacked)
+            )
             new = [jax.tree.map(lambda c, i=i: c[i], stacked) for i in range(layers)]
         else:
             new, stack = [], params["layers"]
             stack = stack if "0" in stack else unstacked(stack, layers)
+            apply = jax.jit(apply)  # layers are alike: traced once, and so is its pull
             for i in range(layers):
-                x, kv = apply(x, (stack[str(i)], cache and cache[i]))
+                x, kv = apply(given, x, (stack[str(i)], cache and cache[i]))
                 new.append(kv)
         return self.norm.apply({"params": params["norm"]}, x), tuple(new)
 
@@ -320,12 +323,13 @@ def unstacked(params: Any, layers: int) -> dict[str, Any]:
     return {str(i): jax.tree.map(lambda p, i=i: p[i], params) for i in range(layers)}
 
 
-def layer(block, axes, positions, seen, column, x, params_and_cache):
+def layer(block, axes, given, x, params_and_cache):
     """A block as the body of a scan: `(x, (params, cache)) -> (x, cache)`.
 
     With the logical axes of all layers, parameters are gathered here, one layer's.
+    Given to all of them are positions, the keys seen, and the column.
     """
-    params, cache = params_and_cache
+    (positions, seen, column), (params, cache) = given, params_and_cache
     if axes is not None:
         params = jax.tree.map(
             lambda p, names: gathered(p, names[-p.ndim :], block.dtype),
