@@ -24,8 +24,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from curax.comparison import statistics
-from curax.runs import record
-from curax.runs.pictures import LIGHT, canvas, label, percent
+from curax.runs.pictures import LIGHT, canvas
 from experiments.map import ablations, predict, regimes, run
 
 HERE = Path(__file__).parent
@@ -98,8 +97,19 @@ def ratio(ours: Curve, base: Curve) -> tuple[float, float, float, float]:
     return float(found[0]), float(low), float(high), float(most / end)
 
 
-def rows(regime: str) -> list[list[str]]:
-    """A row of the table for each recipe of a regime; the baseline comes first."""
+class Judged(NamedTuple):
+    """A recipe in a regime, at the setting that tuning chose."""
+
+    regime: str
+    recipe: str
+    setting: str
+    rate: tuple[float, float, float]  # held-out pass rate at equal cost, its interval
+    gap: tuple[float, float, float] | None  # to the baseline, which has none
+    ratio: tuple[float, float, float, float] | None  # of `ratio`
+
+
+def judged(regime: str) -> list[Judged]:
+    """The recipes of a regime that are measured; the baseline comes first."""
     about = regimes.REGIMES[regime]
     found = curves(regime, about.cost)
     tuned = run.choose(regime) if found else {}
@@ -107,28 +117,47 @@ def rows(regime: str) -> list[list[str]]:
         return []
     base = max(about.baselines, key=lambda name: tuned[name]["rate"])
     place = min(curve.spent[-1].min() for curve in found.values())
-    theirs = statistics.at(found[base].spent, found[base].rate, place)
+    rates = {
+        name: statistics.at(curve.spent, curve.rate, place)
+        for name, curve in found.items()
+    }
     names = [base, *(name for name in found if name != base)]
-    gaps = {}
-    for name in names[1:]:
-        ours = statistics.at(found[name].spent, found[name].rate, place)
-        gaps[name] = statistics.gap([ours], [theirs], paired=True)
+    gaps = {
+        name: statistics.gap([rates[name]], [rates[base]], paired=True)
+        for name in names[1:]
+    }
     levels = statistics.holm([float(gap.p_value()) for gap in gaps.values()])
     shown = []
     for name in names:
-        ours = statistics.at(found[name].spent, found[name].rate, place)
-        spread = statistics.center([ours])
-        low, high = spread.interval()
-        row = [regime, name, setting(name, tuned[name]["setting"])]
-        row += [f"{spread.value:.3f} [{low:.3f}, {high:.3f}]"]
-        if name == base:
-            shown.append([*row, "baseline", "1"])
-            continue
-        level = levels[list(gaps).index(name)]
-        low, high = gaps[name].interval(level)
-        row += [f"{gaps[name].value:+.3f} [{low:+.3f}, {high:+.3f}]"]
-        shown.append([*row, ratio_text(ratio(found[name], found[base]))])
+        spread = statistics.center([rates[name]])
+        rate = numbers(spread.value, spread.interval())
+        gap = times = None
+        if name != base:
+            level = levels[list(gaps).index(name)]
+            gap = numbers(gaps[name].value, gaps[name].interval(level))
+            times = ratio(found[name], found[base])
+        said = setting(name, tuned[name]["setting"])
+        shown.append(Judged(regime, name, said, rate, gap, times))
     return shown
+
+
+def numbers(value: Any, ends: Any) -> tuple[float, float, float]:
+    """A value and the ends of its interval."""
+    low, high = ends
+    return float(value), float(low), float(high)
+
+
+def row(one: Judged) -> list[str]:
+    """A row of the table."""
+    shown = [one.regime, one.recipe, one.setting, "{:.3f} [{:.3f}, {:.3f}]"]
+    shown[-1] = shown[-1].format(*one.rate)
+    if one.gap is None or one.ratio is None:
+        return [*shown, "baseline", "1"]
+    return [
+        *shown,
+        "{:+.3f} [{:+.3f}, {:+.3f}]".format(*one.gap),
+        ratio_text(one.ratio),
+    ]
 
 
 def order(
@@ -159,9 +188,13 @@ def order(
     progress = [told[name]["progress"] for name in names]
     rng = np.random.default_rng(0)
     rows = rng.integers(0, rates.shape[1], (RESAMPLES, rates.shape[1]))
-    each = [spearmanr(progress, rates[:, own].mean(-1)).statistic for own in rows]
-    low, high = np.quantile(each, (0.025, 0.975))
-    middle = float(spearmanr(progress, rates.mean(-1)).statistic)
+
+    def correlation(own: np.ndarray) -> float:
+        found: Any = spearmanr(progress, rates[:, own].mean(-1))
+        return float(found.statistic)
+
+    low, high = np.quantile([correlation(own) for own in rows], (0.025, 0.975))
+    middle = correlation(np.arange(rates.shape[1]))
     tuned = run.choose(regime)
     shown = [
         [
@@ -225,26 +258,49 @@ def markdown(head: list[str], body: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def draw(path: Path, names: list[str]) -> None:
-    """A panel per regime: mean pass rates over cost, the band one of the mean."""
-    figure, panels = canvas(LIGHT, (1,) * len(names))
-    figure.set_size_inches(4.6 * len(names), 4.0)
-    for regime, axes in zip(names, panels, strict=True):
-        found = curves(regime, regimes.REGIMES[regime].cost)
-        place = min(curve.spent[-1].min() for curve in found.values())
-        places = np.linspace(0, place, 41)
-        for color, (name, curve) in zip(COLORS, found.items(), strict=False):
-            values = statistics.at(curve.spent, curve.rate, places)
-            middle, half = record.t_interval(values)
-            low, high = middle - half, middle + half
-            axes.plot(places, middle, color=color, label=name, linewidth=1.6)
-            axes.fill_between(places, low, high, color=color, alpha=0.1)
-        axes.set_title(regime, fontsize=9)
-        percent(axes)
-        label(axes, LIGHT, "cost", "held-out pass rate")
-        axes.legend(frameon=False, fontsize=7, loc="lower right")
-        axes.xaxis.set_major_formatter(lambda value, _: record.count_text(value))
+def draw(path: Path, every: list[list[Judged]]) -> None:
+    """Gaps to the baseline of each regime, and what it took to get where that ends."""
+    lines = [one for own in every for one in own[1:]]
+    figure, (left, right) = canvas(LIGHT, (3, 2))
+    figure.set_size_inches(10.5, 0.9 + 0.24 * (len(lines) + len(every)))
+    y, places, names = 0, [], []
+    for own in every:
+        base = f"{own[0].regime}, over {own[0].recipe}"
+        places.append(y)
+        names.append(base)
+        y += 1
+        for one in own[1:]:
+            assert one.gap
+            assert one.ratio
+            sure = one.gap[1] > 0 or one.gap[2] < 0
+            color = COLORS[0] if not sure else COLORS[2 if one.gap[0] > 0 else 3]
+            interval(left, y, one.gap, color)
+            *times, most = one.ratio
+            interval(right, y, [min(x, most) for x in times], color)
+            if times[2] == math.inf:
+                right.plot(most, y, marker=">", color=color, markersize=4)
+            places.append(y)
+            names.append(one.recipe)
+            y += 1
+    for axes, middle in ((left, 0.0), (right, 1.0)):
+        axes.axvline(middle, color=COLORS[1], linewidth=0.8)
+        axes.set_ylim(y - 0.4, -0.8)
+        axes.set_yticks(places, names if axes is left else [""] * len(names))
+        axes.tick_params(axis="y", length=0, labelsize=8)
+    right.axvline(0.6, color=COLORS[1], linewidth=0.8, linestyle=":")
+    right.set_xlim(0, 1.1)
+    for said in left.get_yticklabels():
+        said.set_fontweight("bold" if ", over " in said.get_text() else "normal")
+    left.set_xlabel("gap of the held-out pass rate, at equal cost", fontsize=9)
+    right.set_xlabel("cost to get where the baseline ends; dots: the aim", fontsize=9)
     figure.savefig(path, metadata={"Software": None})
+
+
+def interval(axes: Any, y: float, found: Any, color: str) -> None:
+    """A value and its interval."""
+    value, low, high = found
+    axes.plot([low, high], [y, y], color=color, linewidth=1.6)
+    axes.plot(value, y, marker="o", color=color, markersize=4)
 
 
 def ablated() -> str:
@@ -265,14 +321,14 @@ def main() -> None:
     head = ["regime", "which", "right", "histogram", "never", "visits"]
     head += ["length, cv", "a : b", "wrongly passed"]
     print(markdown(head, [start(regime) for regime in regimes.REGIMES]), end="\n\n")
-    every = {regime: rows(regime) for regime in regimes.REGIMES}
+    every = [own for regime in regimes.REGIMES if (own := judged(regime))]
     head = ["regime", "recipe", "tuned to", "rate", "gap to the baseline", "cost ratio"]
-    print(markdown(head, [row for own in every.values() for row in own]), end="\n\n")
+    print(markdown(head, [row(one) for own in every for one in own]), end="\n\n")
     both = {
         key: order(*key) for key in itertools.product(regimes.REGIMES, predict.FORMS)
     }
     head = ["form", "regime", "recipe", "measured", "predicted", "best size", "tuned"]
-    print(markdown(head, [row for own, _ in both.values() for row in own]), end="\n\n")
+    print(markdown(head, [x for own, _ in both.values() for x in own]), end="\n\n")
     body = [
         [*key, str(len(own)), "{:+.2f} [{:+.2f}, {:+.2f}]".format(*found)]
         for key, (own, found) in both.items()
@@ -280,9 +336,8 @@ def main() -> None:
     ]
     print(markdown(["regime", "form", "recipes", "rank correlation"], body))
     print(ablated())
-    measured = [regime for regime, own in every.items() if own]
-    if measured:
-        draw(HERE / "map.png", measured)
+    if every:
+        draw(HERE / "map.png", every)
 
 
 if __name__ == "__main__":
