@@ -33,9 +33,7 @@ from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
 LEAST = 256  # columns from which on a CPU reads blocks of them
-PIECE = (
-    2**17
-)  # bytes of keys of a block, of a few slots: cached, with as many of values
+PIECE = 2**17  # bytes of keys in a block: cached, with as many of values
 COPIED = 2**20  # bytes of keys that a CPU copies from prefixes at a time: cached
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
