@@ -306,10 +306,53 @@ def test_beliefs_are_those_of_a_file_but_for_what_is_said(tmp_path):
     ):
         advice_options.advise(args, SEVERAL, None)
     assert (asked[0].shared, asked[0].explained) == (0.5, 0.4)
+    assert asked[0].by_rate is None
     for text in ("{", '{"shared": 0.1}', '{"shared": NaN, "explained": 1}'):
         path.write_text(text)
         with pytest.raises(ConfigError, match="name a gradients"):
             of()
+
+
+def test_scores_are_those_of_their_pass_rate_where_a_file_has_them(tmp_path):
+    """One right completion each: |grad p| = 3 p, and G^2 is 9 p of it or more."""
+    p = np.array([0.02, 0.1, 0.5, 0.9])
+    gradient, square = 9 * p**2, 40 - 20 * p
+    table = [
+        {
+            "pass_rate": rate,
+            "square": g2,
+            "norms": g2 * rate * (1 - rate),
+            "explained": grad / (g2 * rate * (1 - rate)),
+            "prompts": count,
+        }
+        for rate, g2, grad, count in zip(p, square, gradient, (1, 2, 3, 4), strict=True)
+    ]
+    lost = table[0] | {"pass_rate": 0.0, "norms": 0.0}
+    path = tmp_path / "gradients.json"
+    common = 0.2 * (np.sum(3 * p * (1, 2, 3, 4)) / 10) ** 2
+    found = {"shared": 0.9, "explained": 0.4, "varied": 0.0, "common_square": common}
+    path.write_text(json.dumps(found | {"by_pass_rate": [lost, *table]}))
+    got = advice_options.beliefs(path)
+    assert set(got) == {"shared", "explained", "varied", "by_rate"}
+    close(got["shared"], 0.2)
+    explained, squares = got["by_rate"].at(p)
+    close(squares, square)
+    scores = progress.believed(p, explained, squares, 0.0)
+    close(scores.gradient, gradient)
+    assert (scores.right == 0).all()
+    close((1 - p) * scores.wrong, (1 - explained) * square)
+    between, _ = got["by_rate"].at(np.array([0.001, 0.3, 0.99]))
+    close(between[[0, 2]], explained[[0, 3]])
+    assert explained[1] < between[1] < explained[2]
+    assert "by_rate" not in advice_options.beliefs(path, rates=False)
+    # What it changes: rare right answers of short scores are less noise.
+    size = of(draws=8, most=8, kept=8)
+    ratios = []
+    for known in ({"varied": 0.0}, got):
+        told = replace(KNOWN, **known)
+        both = [advice.predicted(loaded(n), size, told) for n in ("maxrl", "rloo")]
+        ratios.append(both[0]["progress"] / both[1]["progress"])
+    assert ratios[1] > ratios[0]
 
 
 SAMPLE = '{"problem": 0, "greedy": false, "outcome": 1.0}\n'

@@ -48,6 +48,7 @@ class Known:
     shared: float = 0.02  # rho, cosine of the gradients of two prompts
     explained: float = 0.3  # kappa, share of a score that lies along the outcome
     varied: float = 1.0  # nu, how far right completions vary against wrong ones
+    by_rate: progress.ByRate | None = None  # kappa and G^2 by pass rate, if measured
 
 
 class Candidates(NamedTuple):
@@ -212,9 +213,12 @@ def _ratios(
     """Progress at the beliefs and, under "beliefs", at BELIEFS times both of them."""
     square = mean_squares(known.population, seen.p)
     square = 1.0 if square is None else square
+    share_of = known.explained
+    if known.by_rate:
+        share_of, square = known.by_rate.at(seen.p)
 
     def at(by_shared: float, by_explained: float) -> progress.Progress:
-        explained = min(known.explained * by_explained, 1.0)
+        explained = np.minimum(share_of * by_explained, 1.0)
         return progress.progress(
             seen,
             known.population.rates,
@@ -318,6 +322,7 @@ def rank(
         "shared": known.shared,
         "explained": known.explained,
         "varied": known.varied,
+        "by_rate": known.by_rate is not None,
         "rows": rows,
         "alike": among.alike,
         "notes": _notes(among, known),

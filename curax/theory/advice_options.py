@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from curax.config import Config, ConfigError
 from curax.settings.cli import count, write_file
 from curax.theory import population
@@ -106,8 +108,12 @@ def check(args: Namespace) -> None:
         raise ConfigError(f"--out {args.out}: there is no such folder; make it.")
 
 
-def beliefs(path: Path) -> dict[str, Any]:
+def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
     """Beliefs as a gradients.json has them, cut to what they may be.
+
+    Args:
+        path: the file.
+        rates: kappa and G^2 by pass rate too, where it has them.
 
     Raises:
         ConfigError: it cannot be read.
@@ -125,10 +131,44 @@ def beliefs(path: Path) -> dict[str, Any]:
             "--gradients wrote."
         ) from error
     # Estimates are unbiased, so noise may take them out of their range.
-    return {
+    told = {
         "shared": min(max(shared, 0.0), 1.0),
         "explained": min(max(explained, 1e-9), 1.0),
         "varied": max(varied, 0.0),
+    }
+    if not rates or "common_square" not in found:
+        return told
+    return told | by_rate(found["by_pass_rate"], float(found["common_square"]))
+
+
+def by_rate(rows: list[dict[str, float]], common: float) -> dict[str, Any]:
+    """kappa and G^2 by pass rate, and the rho that belongs to them.
+
+    rho = |E grad p|^2 / (E |grad p|)^2, with |grad p|^2 = kappa G^2 p (1 - p) of each
+    row of the table, so that |E grad p|^2 is as measured.
+
+    Args:
+        rows: "by_pass_rate" of a gradients.json.
+        common: its "common_square", |E grad p|^2.
+
+    Returns:
+        Fields of `advice.Known`; none where fewer than two rows say anything.
+    """
+    from curax.theory.progress import ByRate
+
+    kept = [row for row in rows if 0 < row["pass_rate"] < 1 and row["norms"] > 0]
+    p, explained, square, norms, prompts = (
+        np.array([row[name] for row in kept])
+        for name in ("pass_rate", "explained", "square", "norms", "prompts")
+    )
+    explained = np.clip(explained, 0.0, 1.0)
+    mean = np.sum(prompts * np.sqrt(explained * norms)) / max(np.sum(prompts), 1)
+    if len(kept) < 2 or not mean:
+        return {}
+    order = np.argsort(p)
+    return {
+        "shared": float(np.clip(common / mean**2, 0.0, 1.0)),
+        "by_rate": ByRate(p[order], explained[order], square[order]),
     }
 
 
@@ -148,7 +188,8 @@ def advise(
     fields = {name: getattr(args, name) for name in FIELDS}
     fields = {name: value for name, value in fields.items() if value is not None}
     if args.measured:
-        fields = beliefs(Path(args.measured)) | fields
+        # What is said of kappa holds for all pass rates.
+        fields = beliefs(Path(args.measured), rates="explained" not in fields) | fields
     own = dict([named]) if named else {}
     if named:
         fields |= {"steps": named[1].steps, "loaded": named[1].memory.load is not None}

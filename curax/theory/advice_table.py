@@ -32,6 +32,9 @@ def table(found: Mapping[str, Any]) -> str:
             f"{row['draws']:5.0f} {row['trained']:7.0f}  {row['recipe']}",
             f"{'':17}{row['remark']}{_alike(found, row['recipe'])}",
         ]
+    share = (
+        "as measured by pass rate" if found["by_rate"] else f"{found['explained']:g}"
+    )
     base = next(row for row in found["rows"] if row["baseline"])
     lines += [
         "",
@@ -42,7 +45,7 @@ def table(found: Mapping[str, Any]) -> str:
         "the exact gradient would. Range: over a tenth to ten times these beliefs: "
         f"--shared {found['shared']:g},",
         "the cosine of the gradients of two prompts, and --explained "
-        f"{found['explained']:g}, the share of a",
+        f"{share}, the share of a",
         "score that lies along the outcome. Right completions vary "
         f"{found['varied']:g} times as much as wrong",
         "ones (--varied; 0 where but one is right). One update of plain gradient "

@@ -60,9 +60,22 @@ class Scores(NamedTuple):
     wrong: np.ndarray  # V_wrong
 
 
+class ByRate(NamedTuple):
+    """kappa and G^2 as measured, by pass rate: `[K]` means of prompts alike in it."""
+
+    p: np.ndarray  # rising
+    explained: np.ndarray
+    square: np.ndarray
+
+    def at(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both at pass rates `[R]`, linear in their log-odds and constant beyond."""
+        x, own = (np.log(q) - np.log1p(-q) for q in (p, self.p))
+        return np.interp(x, own, self.explained), np.interp(x, own, self.square)
+
+
 def believed(
     p: np.ndarray,
-    explained: float,
+    explained: np.ndarray | float,
     square: np.ndarray | float = 1.0,
     varied: float = 1.0,
 ) -> Scores:
@@ -70,7 +83,7 @@ def believed(
 
     Args:
         p: `[R]` pass rates.
-        explained: kappa in (0, 1].
+        explained: `[R]` or `[]`, kappa in [0, 1].
         square: `[R]` or `[]`, mean squared norm of the score of a completion.
         varied: nu, at least 0.
     """
