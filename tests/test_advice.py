@@ -314,9 +314,9 @@ def test_beliefs_are_those_of_a_file_but_for_what_is_said(tmp_path):
 
 
 def test_scores_are_those_of_their_pass_rate_where_a_file_has_them(tmp_path):
-    """One right completion each: |grad p| = 3 p, and G^2 is 9 p of it or more."""
+    """One right completion each, and |grad p|^2 = 9 p^2 (1 - p)."""
     p = np.array([0.02, 0.1, 0.5, 0.9])
-    gradient, square = 9 * p**2, 40 - 20 * p
+    gradient, square = 9 * p**2 * (1 - p), 40 - 20 * p
     table = [
         {
             "pass_rate": rate,
@@ -329,7 +329,7 @@ def test_scores_are_those_of_their_pass_rate_where_a_file_has_them(tmp_path):
     ]
     lost = table[0] | {"pass_rate": 0.0, "norms": 0.0}
     path = tmp_path / "gradients.json"
-    common = 0.2 * (np.sum(3 * p * (1, 2, 3, 4)) / 10) ** 2
+    common = 0.2 * (np.sum(gradient**0.5 * (1, 2, 3, 4)) / 10) ** 2
     found = {"shared": 0.9, "explained": 0.4, "varied": 0.0, "common_square": common}
     path.write_text(json.dumps(found | {"by_pass_rate": [lost, *table]}))
     got = advice_options.beliefs(path)
