@@ -279,7 +279,8 @@ class Transformer:
         else:
             new, stack = [], params["layers"]
             stack = stack if "0" in stack else unstacked(stack, layers)
-            apply = jax.jit(apply)  # layers are alike: traced once, and so is its pull
+            # Layers are alike: traced once. Inlined, the program is as without it.
+            apply = jax.jit(apply, inline=True)
             for i in range(layers):
                 x, kv = apply(given, x, (stack[str(i)], cache and cache[i]))
                 new.append(kv)
