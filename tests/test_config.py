@@ -131,6 +131,7 @@ def test_the_defaults_are_those_of_the_design():
         "top_p": 1.0,
         "correct": None,
         "slots": 0,
+        "cache_gib": 0.0,
         "rounds": 1,
         "chunks": 1,
     }
