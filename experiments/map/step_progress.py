@@ -101,18 +101,31 @@ def measured(
     }
 
 
+def known(text: str) -> tuple[str, float]:
+    """A recipe of the map and the value of its knob, of `NAME:KNOB`."""
+    name, _, value = text.partition(":")
+    if name not in RECIPES or not value.replace(".", "", 1).isdigit():
+        raise argparse.ArgumentTypeError(
+            f"{text} names no recipe of the map with the value of its knob; write "
+            "rloo:4, say"
+        )
+    return name, float(value)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input."""
     parser = argparse.ArgumentParser(prog="python -m experiments.map.step_progress")
     parser.add_argument("--regime", choices=list(regimes.REGIMES), required=True)
-    parser.add_argument("--recipes", nargs="+", metavar="NAME:KNOB", required=True)
+    parser.add_argument(
+        "--recipes", nargs="+", type=known, metavar="NAME:KNOB", required=True
+    )
     parser.add_argument("--steps", type=int, default=150)
     args = parser.parse_args(argv)
     set_up_libraries()
     slope, found = slopes(args.regime), {}
-    for name in args.recipes:
-        recipe, _, value = name.partition(":")
-        found[name] = measured(args.regime, recipe, float(value), args.steps, slope)
+    for recipe, value in args.recipes:
+        name = f"{recipe}:{value:g}"
+        found[name] = measured(args.regime, recipe, value, args.steps, slope)
         print(f"{name}: {found[name]}", flush=True)
     path = regimes.RESULTS / args.regime / "progress.json"
     rows = {"steps": args.steps, "recipes": found}
