@@ -5,10 +5,12 @@ Command:  python -m experiments.map.predict
 For every regime whose start is measured: the progress per cost of each recipe by the
 formula of `curax xray --advise`, at the sizes among which tuning chooses, from pass
 rates before RL, visits to a prompt and the cost of a token. In `results/REGIME`,
-`predicted.json` takes right completions to vary as wrong ones do, and
+`predicted.json` takes right completions to vary as wrong ones do,
 `predicted_one_right.json` knows that a chain has one right completion, so that right
-ones do not vary (`--varied 0`). What is there is not predicted again. Git says which
-came first: prediction or claim.
+ones do not vary (`--varied 0`), and `predicted_by_rate.json` takes what gradients are
+measured to be (`--measured`): those of seed 0 at its warm start, 256 prompts with 64
+completions each, in `gradients.json`. What is there is not predicted again. Git says
+which came first: prediction or claim.
 """
 
 import itertools
@@ -16,6 +18,7 @@ import json
 import sys
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +26,17 @@ from curax import stop
 from curax.config import Config, load, override, recipes
 from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
-from curax.theory import advice, expect, sizes
+from curax.theory import advice, advice_options, expect, gradients, sizes
 from curax.theory.population import Population
 from curax.theory.sizes import Size
-from experiments.map import regimes, run
+from experiments.map import regimes, run, step_progress
 
 # What the embedded task has elsewhere; lengths are taken to be alike.
 BUDGET = regimes.ROWS
-FORMS = {"predicted": 1.0, "predicted_one_right": 0.0}  # file and `--varied`
+PROBED, SAMPLES = 256, 64  # prompts and completions of measured gradients
+ASSUMED = {"predicted": 1.0, "predicted_one_right": 0.0}  # file and `--varied`
+BY_RATE = "predicted_by_rate"
+FORMS = (*ASSUMED, BY_RATE)
 
 
 def population(regime: str) -> Population:
@@ -45,7 +51,23 @@ def population(regime: str) -> Population:
     return Population(f"start of {regime}", np.sort(rates))
 
 
-def known(regime: str, varied: float) -> advice.Known:
+def measured(regime: str) -> dict[str, Any]:
+    """Beliefs as gradients at the warm start of seed 0 say; measured once, and kept."""
+    path = regimes.RESULTS / regime / "gradients.json"
+    if not path.exists():
+        parts, state = step_progress.started(regime, "rloo", 4.0)
+        found = gradients.summarise(parts, state, PROBED, SAMPLES)
+        del found["prompts"]  # a row of each
+        write_file(path, (json.dumps(found, indent=1) + "\n").encode())
+    return advice_options.beliefs(path)
+
+
+def believed(regime: str, form: str) -> dict[str, Any]:
+    """What a form of prediction takes for known, as fields of `advice.Known`."""
+    return measured(regime) if form == BY_RATE else {"varied": ASSUMED[form]}
+
+
+def known(regime: str, form: str) -> advice.Known:
     """What is known of a regime before training; its visits are those of a claim."""
     own = json.loads(run.Piece(regime, "start").path.read_text())
     about = regimes.REGIMES[regime]
@@ -57,7 +79,7 @@ def known(regime: str, varied: float) -> advice.Known:
         cost=about.cost,
         budget=BUDGET,
         references=bool(about.task.get("hints")),
-        varied=varied,
+        **believed(regime, form),
     )
 
 
@@ -94,9 +116,9 @@ def _own(config: Config) -> Size:
     return sizes.size_of(config)._replace(rounds=1)
 
 
-def predicted(regime: str, varied: float) -> dict[str, dict[str, object]]:
+def predicted(regime: str, form: str) -> dict[str, dict[str, object]]:
     """Best size of each recipe and its progress, or why there is no prediction."""
-    about = known(regime, varied)
+    about = known(regime, form)
     found: dict[str, dict[str, object]] = {}
     for name in regimes.REGIMES[regime].recipes:
         rows, why = {}, ""
@@ -118,13 +140,16 @@ def predicted(regime: str, varied: float) -> dict[str, dict[str, object]]:
 
 
 def main() -> int:
-    """Exit status 0."""
+    """Exit status 0. Gradients are measured where the regime's warm starts are."""
     set_up_libraries()
-    for regime, (form, varied) in itertools.product(regimes.REGIMES, FORMS.items()):
+    for regime, form in itertools.product(regimes.REGIMES, FORMS):
         path = regimes.RESULTS / regime / f"{form}.json"
         if path.exists() or not run.Piece(regime, "start").path.exists():
             continue
-        found = predicted(regime, varied)
+        warm = all(p.path.exists() for p in run.pieces(regime) if p.kind == "warm")
+        if form == BY_RATE and not warm:
+            continue
+        found = predicted(regime, form)
         write_file(path, (json.dumps(found, indent=1) + "\n").encode())
         for name, own in found.items():
             print(f"{form} {regime} {name}: {own.get('best', own.get('why'))}", end=" ")

@@ -107,7 +107,10 @@ RECIPES = {
     "grpo": Recipe(config="grpo", changes=EQUAL, **SIZED),
     "maxrl": Recipe(config="maxrl", changes=EQUAL | LENGTH, **SIZED),
     "rloo_live": Recipe(
-        config="rloo", changes=EQUAL | LENGTH | {"gate": gate.zero_variance}, **SIZED
+        config="rloo",
+        changes=EQUAL | LENGTH | {"gate": gate.zero_variance},
+        share=0.3,
+        **SIZED,
     ),
     "guarded": Recipe(config="guarded", changes=EQUAL | LENGTH, **SIZED),
     "ada_seq_positive_accepted": Recipe(
