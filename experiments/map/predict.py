@@ -9,7 +9,9 @@ rates before RL, visits to a prompt and the cost of a token. In `results/REGIME`
 `predicted_one_right.json` knows that a chain has one right completion, so that right
 ones do not vary (`--varied 0`), and `predicted_by_rate.json` takes what gradients are
 measured to be (`--measured`): those of seed 0 at its warm start, 256 prompts with 64
-completions each, in `gradients.json`. What is there is not predicted again. Git says
+completions each, in `gradients.json`. `predicted_by_steps.json` has no formula: it is
+the progress of steps that were drawn and not taken (`step_progress`), per cost, of the
+recipes and sizes that were drawn so. What is there is not predicted again. Git says
 which came first: prediction or claim.
 """
 
@@ -35,8 +37,8 @@ from experiments.map import regimes, run, step_progress
 BUDGET = regimes.ROWS
 PROBED, SAMPLES = 256, 64  # prompts and completions of measured gradients
 ASSUMED = {"predicted": 1.0, "predicted_one_right": 0.0}  # file and `--varied`
-BY_RATE = "predicted_by_rate"
-FORMS = (*ASSUMED, BY_RATE)
+BY_RATE, BY_STEPS = "predicted_by_rate", "predicted_by_steps"
+FORMS = (*ASSUMED, BY_RATE, BY_STEPS)
 
 
 def population(regime: str) -> Population:
@@ -55,7 +57,7 @@ def measured(regime: str) -> dict[str, Any]:
     """Beliefs as gradients at the warm start of seed 0 say; measured once, and kept."""
     path = regimes.RESULTS / regime / "gradients.json"
     if not path.exists():
-        parts, state = step_progress.started(regime, "rloo", 4.0)
+        parts, state = step_progress.started(regime, "rloo", "4")
         found = gradients.summarise(parts, state, PROBED, SAMPLES)
         del found["prompts"]  # a row of each
         write_file(path, (json.dumps(found, indent=1) + "\n").encode())
@@ -112,6 +114,19 @@ def tried(name: str) -> Iterator[tuple[str, Config, Size]]:
         yield "", config, Size(draws, 4 * draws, 4 * draws, 0, 1)
 
 
+def drawn(regime: str) -> dict[str, dict[str, object]]:
+    """Progress of drawn steps per cost, beside that of RLOO's size and share of 1."""
+    a, b = regimes.REGIMES[regime].cost
+    path = regimes.RESULTS / regime / "progress.json"
+    found: dict[str, dict[str, object]] = {}
+    for label, own in json.loads(path.read_text())["recipes"].items():
+        name, _, size = label.partition(":")
+        cost = (a + b * regimes.RECIPES[name].share) / (a + b)
+        made = own["per_64_draws"] / cost
+        found[name] = {"best": size, "progress": made, "sizes": {size: made}}
+    return found
+
+
 def _own(config: Config) -> Size:
     return sizes.size_of(config)._replace(rounds=1)
 
@@ -147,9 +162,10 @@ def main() -> int:
         if path.exists() or not run.Piece(regime, "start").path.exists():
             continue
         warm = all(p.path.exists() for p in run.pieces(regime) if p.kind == "warm")
-        if form == BY_RATE and not warm:
+        steps = regimes.RESULTS / regime / "progress.json"
+        if (form == BY_RATE and not warm) or (form == BY_STEPS and not steps.exists()):
             continue
-        found = predicted(regime, form)
+        found = drawn(regime) if form == BY_STEPS else predicted(regime, form)
         write_file(path, (json.dumps(found, indent=1) + "\n").encode())
         for name, own in found.items():
             print(f"{form} {regime} {name}: {own.get('best', own.get('why'))}", end=" ")

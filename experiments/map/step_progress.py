@@ -3,6 +3,8 @@
 Command:  python -m experiments.map.step_progress --regime dense_fresh \\
               --steps 150 --recipes rloo:4 maxrl:8 ada_seq_positive_accepted:1
 
+A recipe is named with the value of its knob, or with its variant: pods_exact:8of32.
+
 At the warm start of seed 0, `--steps` steps of each recipe are drawn with prompts of
 their own, and none is taken. g is the gradient of a step, grad J that of the mean pass
 rate, from two probes of 512 other prompts, 32 completions each:
@@ -49,9 +51,11 @@ def gradient(parts: Components, state: TrainState, drawn: StepRollouts) -> Any:
     return law_residual.updates(parts, state, drawn)[LOSS]
 
 
-def started(regime: str, recipe: str, value: float) -> tuple[Components, TrainState]:
+def started(regime: str, recipe: str, value: str) -> tuple[Components, TrainState]:
     """Components of a recipe at a value of its knob, and its state at the start."""
-    setting = Setting(next(iter(RECIPES[recipe].variants)), value, 0.0)
+    own = RECIPES[recipe]
+    knob = Setting(next(iter(own.variants)), float(value), 0.0) if own.knob else None
+    setting = knob or Setting(value, None, 0.0)
     config = regimes.arm(regime, recipe, setting, "claim").config
     parts = build(replace(config, seed=0, seeds=1))
     warm = jax.tree.map(lambda x: x[0], run.warmed(regime, (0,)))
@@ -60,7 +64,7 @@ def started(regime: str, recipe: str, value: float) -> tuple[Components, TrainSt
 
 def slopes(regime: str) -> np.ndarray:
     """`[2, parameters]`: grad J by two probes of different prompts."""
-    parts, state = started(regime, "rloo", 4.0)
+    parts, state = started(regime, "rloo", "4")
     rng = np.random.default_rng(0)
     ids = rng.choice(parts.task.num_prompts, (2, PROBED), replace=False)
     drive = drivers.Hosted()
@@ -72,7 +76,7 @@ def slopes(regime: str) -> np.ndarray:
 
 
 def measured(
-    regime: str, recipe: str, value: float, steps: int, slope: np.ndarray
+    regime: str, recipe: str, value: str, steps: int, slope: np.ndarray
 ) -> dict[str, float]:
     """Progress of a step of a recipe, and per 64 draws, with its standard error."""
     parts, state = started(regime, recipe, value)
@@ -101,15 +105,17 @@ def measured(
     }
 
 
-def known(text: str) -> tuple[str, float]:
-    """A recipe of the map and the value of its knob, of `NAME:KNOB`."""
+def known(text: str) -> tuple[str, str]:
+    """A recipe of the map and the value of its knob or its variant, of `NAME:KNOB`."""
     name, _, value = text.partition(":")
-    if name not in RECIPES or not value.replace(".", "", 1).isdigit():
+    own = RECIPES.get(name)
+    number = value.replace(".", "", 1).isdigit()
+    if own is None or not (number if own.knob else value in own.variants):
         raise argparse.ArgumentTypeError(
-            f"{text} names no recipe of the map with the value of its knob; write "
-            "rloo:4, say"
+            f"{text} names no recipe of the map with the value of its knob, or with "
+            "its variant where it has none; write rloo:4 or pods_exact:8of32, say"
         )
-    return name, float(value)
+    return name, value
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -124,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     set_up_libraries()
     slope, found = slopes(args.regime), {}
     for recipe, value in args.recipes:
-        name = f"{recipe}:{value:g}"
+        name = f"{recipe}:{value}"
         found[name] = measured(args.regime, recipe, value, args.steps, slope)
         print(f"{name}: {found[name]}", flush=True)
     path = regimes.RESULTS / args.regime / "progress.json"
