@@ -28,6 +28,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 P = np.array([0.2, 0.5, 0.8])  # all prompts there are
 SHARED = 0.3
+AXES = np.array([[0.7, 0.5, 0.1], [0.2, -0.3, 0.6]])  # a, of each of P
 VISITS = 3
 # Recipe, in a size that a table of outcomes can hold.
 SMALL = {
@@ -104,12 +105,9 @@ def prompts_of(total, count, rng):
     return rng.permuted(np.tile(np.arange(3), (count, 1)), axis=1)[:, :2]
 
 
-def drawn(recipe, total, ways, count=60_000):
-    """grad J . E g and E|g|^2 of steps of two prompts, by drawing them.
-
-    Logits are sqrt(rho) times those that all share plus sqrt(1 - rho) times a prompt's
-    own, so that gradients of two prompts have the cosine rho.
-    """
+@cache
+def draws_of(recipe, total, ways, count=60_000):
+    """`[S, 2]` prompts of steps, and `[S, 2, 4]` their directions, as drawn."""
     config, rng = small(recipe), np.random.default_rng(0)
     held = predict.memory_draws(config, None, VISITS)
     prompt = prompts_of(total, count, rng)
@@ -119,15 +117,30 @@ def drawn(recipe, total, ways, count=60_000):
         more, fits = steps_of(config, again, held, rng, ways)
         use = np.concatenate([open_, fits], 1)
         first = np.argsort(~use, 1, kind="stable")[:, :2]
+        took = np.concatenate([prompt, again], 1)
         own = np.take_along_axis(np.concatenate([own, more], 1), first[..., None], 1)
-    gradient = gradients(ways)
-    shared, alone = own.sum(1), own
-    toward = SHARED * shared.mean(0) @ gradient.mean(0)
+        prompt = np.take_along_axis(took, first, 1)
+    return prompt, own
+
+
+def drawn(recipe, total, ways, axes):
+    """grad J . E g and E|g|^2 of steps of two prompts, by drawing them.
+
+    Logits are those that all share, a of them each, and a prompt's own times
+    sqrt(1 - |a|^2): so gradients of two prompts have the cosine a . a'.
+    """
+    prompt, own = draws_of(recipe, total, ways)
+    gradient, rest = gradients(ways), 1 - (axes**2).sum(0)
+    shared = np.einsum("sba,ksb->ska", own, axes[:, prompt])
+    whole = np.einsum("xa,kx->ka", gradient, axes) / 3
+    toward = np.einsum("ka,ka->", shared.mean(0), whole)
+    alone = own * np.sqrt(rest)[prompt][..., None]
     if total == 3:
-        alone = np.einsum("sba,sbk->ska", own, np.eye(3)[prompt])
-        toward += (1 - SHARED) * np.einsum("ka,ka->", alone.mean(0), gradient / 3)
-    square = SHARED * (shared**2).sum(-1) + (1 - SHARED) * (alone**2).sum((1, 2))
-    return toward, square.mean(), square.std() / count**0.5
+        alone = np.einsum("sba,sbk->ska", alone, np.eye(3)[prompt])
+        mine = np.sqrt(rest)[:, None] * gradient / 3
+        toward += np.einsum("ka,ka->", alone.mean(0), mine)
+    square = (shared**2).sum((1, 2)) + (alone**2).sum((1, 2))
+    return toward, square.mean(), square.std() / len(square) ** 0.5
 
 
 @pytest.mark.parametrize("ways", RIGHT)
@@ -136,20 +149,22 @@ def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe, ways):
     """Of distinct prompts with gradients that are partly shared, by drawing steps."""
     config = small(recipe)
     total = np.inf if config.sampling.rounds > 1 else 3
-    got = progress.progress(
-        foreseen(recipe),
-        P,
-        scores(ways),
-        shared=SHARED,
-        prompts=2,
-        rounds=config.sampling.rounds,
-        total=total,
-    )
-    toward, square, error = drawn(recipe, total, ways)
-    close(got.toward, toward, rtol=0.01)
-    # A shared budget ties the prompts of a batch together, most of all two.
-    tied = 0.02 * square if foreseen(recipe).how else 0.0
-    close(got.square, square, rtol=0, atol=3 * error + tied)
+    for shared in (SHARED, AXES):
+        got = progress.progress(
+            foreseen(recipe),
+            P,
+            scores(ways),
+            shared=shared,
+            prompts=2,
+            rounds=config.sampling.rounds,
+            total=total,
+        )
+        axes = AXES if shared is AXES else np.full((1, 3), SHARED**0.5)
+        toward, square, error = drawn(recipe, total, ways, axes)
+        close(got.toward, toward, rtol=0.01)
+        # A shared budget ties the prompts of a batch together, most of all two.
+        tied = 0.02 * square if foreseen(recipe).how else 0.0
+        close(got.square, square, rtol=0, atol=3 * error + tied)
 
 
 # ----- what follows from it
@@ -329,19 +344,21 @@ def test_scores_are_those_of_their_pass_rate_where_a_file_has_them(tmp_path):
     ]
     lost = table[0] | {"pass_rate": 0.0, "norms": 0.0}
     path = tmp_path / "gradients.json"
-    common = 0.2 * (np.sum(gradient**0.5 * (1, 2, 3, 4)) / 10) ** 2
-    found = {"shared": 0.9, "explained": 0.4, "varied": 0.0, "common_square": common}
-    path.write_text(json.dumps(found | {"by_pass_rate": [lost, *table]}))
+    a = np.array([[0.5, 0.4, 0.3, 0.1], [0.0, 0.1, -0.2, 0.3]])
+    cosines = np.pad(a.T @ a, (1, 0), constant_values=7.0)
+    found = {"shared": 0.9, "explained": 0.4, "varied": 0.0}
+    rows = {"by_pass_rate": [lost, *table], "cosines": cosines.tolist()}
+    path.write_text(json.dumps(found | rows))
     got = advice_options.beliefs(path)
     assert set(got) == {"shared", "explained", "varied", "by_rate"}
-    close(got["shared"], 0.2)
-    explained, squares = got["by_rate"].at(p)
+    explained, squares, axes = got["by_rate"].at(p)
     close(squares, square)
+    close(axes.T @ axes, a.T @ a)
     scores = progress.believed(p, explained, squares, 0.0)
     close(scores.gradient, gradient)
     assert (scores.right == 0).all()
     close((1 - p) * scores.wrong, (1 - explained) * square)
-    between, _ = got["by_rate"].at(np.array([0.001, 0.3, 0.99]))
+    between, *_ = got["by_rate"].at(np.array([0.001, 0.3, 0.99]))
     close(between[[0, 2]], explained[[0, 3]])
     assert explained[1] < between[1] < explained[2]
     assert "by_rate" not in advice_options.beliefs(path, rates=False)

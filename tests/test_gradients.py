@@ -134,6 +134,22 @@ def test_sums_are_those_of_naive_scores_of_a_table(monkeypatch):
         centred = labels - labels.mean()
         total = total + weight[k] / 3 * centred @ own / (len(own) - 1)
     nearly(np.asarray(got.gradient["embed"]).reshape(-1), total)
+    # By bins of the share of right ones in the first half.
+    edges = (0.0, *np.unique(np.nanmean(outcome[:, :4], -1))[1:], 1.01)
+    apart = probe.probe(
+        *(parts(), state, ids, 8),
+        drive=driver(),
+        weigh=lambda _: weight,
+        edges=edges,
+    )
+    assert sorted(apart.place) == [*range(len(edges) - 1)] or len(edges) < 4
+    nearly(np.asarray(apart.gradient["embed"]).reshape(-1), total)
+    for bin_, own in enumerate(apart.parts):
+        only = np.where(apart.place == bin_, weight, 0.0)
+        alone = probe.probe(
+            parts(), state, ids, 8, drive=driver(), weigh=lambda _, w=only: w
+        )
+        jax.tree.map(nearly, own, alone.gradient)
 
 
 # ----- the law and a real step
@@ -318,8 +334,26 @@ def test_prompts_without_any_gradient_are_told():
     """And none is divided by."""
     one = sums_of(np.ones((2, 8)), np.ones((2, 8, 3)))
     three = stats.Sums(*(np.stack([x, x, x]) for x in one))
+    ids = np.arange(2)
     with pytest.raises(ConfigError, match="0 of 2 prompts have right and wrong"):
-        gradients.judged(np.arange(2), three, 0.0, 8)
+        gradients.judged(ids, three, ids, np.zeros((2, 2)), 8)
+
+
+def test_cosines_are_means_over_pairs_of_prompts():
+    """Of noiseless gradients, by bins; of one with a single prompt nothing is said."""
+    rng = np.random.default_rng(0)
+    grad, place = rng.normal(size=(9, 5)) + 1, np.array([0, 0, 0, 1, 1, 2, 3, 3, 3])
+    grad[6:] = 0
+    norm = (grad**2).sum(-1)
+    blank = stats.Estimates(*[norm] * len(stats.Estimates._fields))
+    sums = np.stack([grad[place == b].sum(0) for b in range(4)])
+    got = stats.cosines(blank, place, sums @ sums.T)
+    for b, c in product(range(4), repeat=2):
+        here, there = (np.flatnonzero(place == x) for x in (b, c))
+        pairs = [grad[i] @ grad[j] for i, j in product(here, there) if i != j]
+        known = {b, c} <= {0, 1}
+        root = (norm[here].mean() * norm[there].mean()) ** 0.5
+        close(got[b, c], np.mean(pairs) / root if known else 0.0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

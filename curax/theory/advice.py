@@ -48,7 +48,7 @@ class Known:
     shared: float = 0.02  # rho, cosine of the gradients of two prompts
     explained: float = 0.3  # kappa, share of a score that lies along the outcome
     varied: float = 1.0  # nu, how far right completions vary against wrong ones
-    by_rate: progress.ByRate | None = None  # kappa and G^2 by pass rate, if measured
+    by_rate: progress.ByRate | None = None  # all three by pass rate, if measured
 
 
 class Candidates(NamedTuple):
@@ -213,9 +213,9 @@ def _ratios(
     """Progress at the beliefs and, under "beliefs", at BELIEFS times both of them."""
     square = mean_squares(known.population, seen.p)
     square = 1.0 if square is None else square
-    share_of = known.explained
+    share_of, axes = known.explained, np.full((1, len(seen.p)), known.shared**0.5)
     if known.by_rate:
-        share_of, square = known.by_rate.at(seen.p)
+        share_of, square, axes = known.by_rate.at(seen.p)
 
     def at(by_shared: float, by_explained: float) -> progress.Progress:
         explained = np.minimum(share_of * by_explained, 1.0)
@@ -223,7 +223,7 @@ def _ratios(
             seen,
             known.population.rates,
             progress.believed(seen.p, explained, square, known.varied),
-            shared=min(known.shared * by_shared, 1.0),
+            shared=progress.within(axes * by_shared**0.5),
             prompts=sized.sampling.prompts,
             rounds=sized.sampling.rounds,
             total=known.prompts,

@@ -136,40 +136,34 @@ def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
         "explained": min(max(explained, 1e-9), 1.0),
         "varied": max(varied, 0.0),
     }
-    if not rates or "common_square" not in found:
+    if not rates or "cosines" not in found:
         return told
-    return told | by_rate(found["by_pass_rate"], float(found["common_square"]))
+    return told | by_rate(found["by_pass_rate"], found["cosines"])
 
 
-def by_rate(rows: list[dict[str, float]], common: float) -> dict[str, Any]:
-    """kappa and G^2 by pass rate, and the rho that belongs to them.
-
-    rho = |E grad p|^2 / (E |grad p|)^2, with |grad p|^2 = kappa G^2 p (1 - p) of each
-    row of the table, so that |E grad p|^2 is as measured.
+def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[str, Any]:
+    """kappa, G^2 and rho by pass rate.
 
     Args:
         rows: "by_pass_rate" of a gradients.json.
-        common: its "common_square", |E grad p|^2.
+        cosines: its "cosines" between them.
 
     Returns:
         Fields of `advice.Known`; none where fewer than two rows say anything.
     """
-    from curax.theory.progress import ByRate
+    from curax.theory import progress
 
-    kept = [row for row in rows if 0 < row["pass_rate"] < 1 and row["norms"] > 0]
-    p, explained, square, norms, prompts = (
-        np.array([row[name] for row in kept])
-        for name in ("pass_rate", "explained", "square", "norms", "prompts")
+    place = [i for i, x in enumerate(rows) if 0 < x["pass_rate"] < 1 and x["norms"] > 0]
+    place.sort(key=lambda i: rows[i]["pass_rate"])
+    p, explained, square, prompts = (
+        np.array([rows[i][name] for i in place])
+        for name in ("pass_rate", "explained", "square", "prompts")
     )
     explained = np.clip(explained, 0.0, 1.0)
-    mean = np.sum(prompts * np.sqrt(explained * norms)) / max(np.sum(prompts), 1)
-    if len(kept) < 2 or not mean:
+    if len(place) < 2 or not explained.any():
         return {}
-    order = np.argsort(p)
-    return {
-        "shared": float(np.clip(common / mean**2, 0.0, 1.0)),
-        "by_rate": ByRate(p[order], explained[order], square[order]),
-    }
+    axes = progress.axes(np.array(cosines)[np.ix_(place, place)], prompts)
+    return {"by_rate": progress.ByRate(p, explained, square, axes)}
 
 
 def advise(

@@ -124,6 +124,29 @@ def shared(each: Estimates, total: float) -> float:
     return shared_square(each, total) * count * (count - 1) / float(pairs)
 
 
+def cosines(each: Estimates, place: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """`[B, B]` rho by pass rate: the cosine of the gradients of prompts of two bins.
+
+    Over pairs of distinct prompts, the mean of grad p . grad p', over the root of the
+    mean |grad p|^2 in each bin. Unbiased but for that root; 0 where a bin has fewer
+    than two prompts, or no gradient that is told from its noise.
+
+    Args:
+        each: `[K]` prompts.
+        place: `[K]` the bin of each.
+        gram: `[B, B]` products of the sums of the estimated grad p of bins.
+    """
+    here = place == np.arange(len(gram))[:, None]
+    count, own, square = (
+        (here * x).sum(-1) for x in (np.ones(len(place)), each.own, each.gradient)
+    )
+    pairs = np.outer(count, count) - np.diag(count)
+    norm = np.sqrt(np.maximum(square, 0) / np.maximum(count, 1)) * (count > 1)
+    below = np.outer(norm, norm) * pairs
+    above, none = gram - np.diag(own), np.zeros_like(gram)
+    return np.divide(above, below, out=none, where=below > 0)
+
+
 def varied(sums: Sums) -> float:
     """nu of `progress`: variance of right completions' scores over that of wrong ones.
 

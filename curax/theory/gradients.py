@@ -35,31 +35,39 @@ def summarise(
         told: as `probe.probe`.
 
     Returns:
-        "explained", "shared" and "varied", the beliefs of `progress`; "correlations",
-        "allocations" and "floors" of `gradient_stats`; "prompts", a row of each;
-        sizes.
+        "explained", "shared" and "varied", the beliefs of `progress`; "by_pass_rate"
+        and "cosines" between its rows; "correlations", "allocations" and "floors" of
+        `gradient_stats`; "prompts", a row of each; sizes.
     """
     count = min(prompts, parts.task.num_prompts)
     ids = np.arange(count) * parts.task.num_prompts // count
     drive = drivers.Hosted()
-    found = probe.probe(parts, state, ids, samples, drive=drive, told=told)
-    total = float(optax.tree.norm(found.gradient, squared=True)) * count**2
+    found = probe.probe(
+        parts, state, ids, samples, drive=drive, edges=gradient_stats.BINS, told=told
+    )
+    products = [[optax.tree.vdot(a, b) for a in found.parts] for b in found.parts]
+    gram = np.array(jax.device_get(products), np.float64) * count**2
     mean = rows_of(parts.config) / parts.config.sampling.prompts
     return {
         "step": int(state.step),
         "seed": int(state.seed),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "completions": samples,
-    } | judged(ids, found.sums, total, max(round(mean), gradient_stats.LEAST))
+    } | judged(
+        ids, found.sums, found.place, gram, max(round(mean), gradient_stats.LEAST)
+    )
 
 
-def judged(ids: np.ndarray, sums: Sums, total: float, mean: int) -> dict[str, Any]:
+def judged(
+    ids: np.ndarray, sums: Sums, place: np.ndarray, gram: np.ndarray, mean: int
+) -> dict[str, Any]:
     """What `summarise` says of the sums.
 
     Args:
         ids: `[K]`.
         sums: `[3, K]`, as of `probe.Probe`.
-        total: |sum over prompts of the estimated grad p|^2.
+        place: `[K]`, likewise.
+        gram: `[B, B]` products of the sums of the estimated grad p of bins.
         mean: completions per prompt that allocators share out.
 
     Raises:
@@ -77,7 +85,9 @@ def judged(ids: np.ndarray, sums: Sums, total: float, mean: int) -> dict[str, An
             "gradients of others are 0; measure a policy that solves some, or more of "
             "them with --probe."
         )
-    draws = sums.n[0][kept]
+    draws, total = sums.n[0][kept], float(np.sum(gram))
+    cosines = gradient_stats.cosines(each, place[kept], gram)
+    there = np.unique(place[kept])  # as `by_pass_rate`
     common = gradient_stats.shared_square(each, total)
     believed = gradient_stats.shrunk(known, draws)
     names = ("pass_rate", "score_square", "gradient_square", "variance", "length")
@@ -91,6 +101,7 @@ def judged(ids: np.ndarray, sums: Sums, total: float, mean: int) -> dict[str, An
         "varied": gradient_stats.varied(Sums(*(x[2][kept] for x in sums))),
         "common_square": common,
         "by_pass_rate": gradient_stats.by_pass_rate(known, measured, each),
+        "cosines": cosines[np.ix_(there, there)].tolist(),
         "correlations": gradient_stats.correlations(known, measured),
         "allocations": gradient_stats.allocations(known, draws, measured, mean),
         "floors": gradient_stats.floors(believed, measured, each, common, mean),

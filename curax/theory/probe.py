@@ -1,10 +1,10 @@
 """A probe of a policy: sums over the scores of many completions of some prompts.
 
 All scores are by all trained parameters. A few of them exist at a time, and of a prompt
-only sums are kept, so that memory is that of some ten times the parameters.
+only sums are kept, so that memory is that of some twenty times the parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,8 @@ class Probe(NamedTuple):
     sums: Sums  # `[3, K]`: of the first half of the completions, of the second, of all
     gradient: Any  # like params, mean over prompts of weight times estimated grad p
     weight: np.ndarray  # `[K]`
+    parts: list[Any]  # the gradient's share of each bin of pass rates
+    place: np.ndarray  # `[K]` int, the bin of each prompt
 
 
 def check(config: Config) -> None:
@@ -58,6 +60,7 @@ def probe(
     *,
     drive: drivers.Hosted,
     weigh: Callable[[np.ndarray], np.ndarray] = np.ones_like,
+    edges: Sequence[float] = (0.0, 1.01),
     told: Callable[[int, int], None] | None = None,
 ) -> Probe:
     """Draw completions of prompts, grade them, and sum up their scores.
@@ -70,26 +73,37 @@ def probe(
         drive: keeps the compiled programs.
         weigh: weights `[K]` of the prompts in the mean, from their shares of right
             ones.
+        edges: `[E]` of bins, rising; prompts are told apart by the share of right ones
+            in the first half of their completions.
         told: called with the number of prompts done, and of all.
     """
     contexts, rows = drawn(parts, state, ids, samples, drive)
-    count = np.maximum(np.sum(~np.isnan(rows[2]), -1), 1)
-    weight = np.asarray(weigh(np.nansum(rows[2], -1) / count), np.float64)
-    total = optax.tree.zeros_like(state.params)
+    weight = np.asarray(weigh(shares(rows[2])), np.float64)
+    place = np.digitize(shares(rows[2][:, : samples // 2]), edges) - 1
+    totals = [optax.tree.zeros_like(state.params) for _ in edges[1:]]
     found = []
     for k in range(len(ids)):
         context = Contexts(
             tokens=contexts.tokens[k : k + 1], mask=contexts.mask[k : k + 1]
         )
         share = np.float32(weight[k] / len(ids))
-        own = [part[k] for part in rows]
-        total, sums = drive.call(add_scores, parts, state, total, share, context, *own)
+        own, bin_ = [part[k] for part in rows], place[k]
+        totals[bin_], sums = drive.call(
+            add_scores, parts, state, totals[bin_], share, context, *own
+        )
         found.append(sums)
         if told:
             told(k + 1, len(ids))
     each = jax.device_get(found)
     sums = Sums(*(np.stack(x, -1).astype(np.float64) for x in zip(*each, strict=True)))
-    return Probe(sums, total, weight)
+    whole = jax.tree.map(lambda *x: sum(x[1:], x[0]), *totals)
+    return Probe(sums, whole, weight, totals, place)
+
+
+def shares(outcome: np.ndarray) -> np.ndarray:
+    """`[K]` shares of right ones among outcomes `[K, n]`; 0 where all are missing."""
+    count = np.maximum(np.sum(~np.isnan(outcome), -1), 1)
+    return np.nansum(outcome, -1) / count
 
 
 def drawn(

@@ -25,11 +25,13 @@ lies along the outcome:
 which is what the law of total variance leaves, with kappa = 1 at most. Right ones vary
 by nu = V_right / V_wrong: 1 if as much as wrong ones, 0 if there is but one way to be
 right, and then completions that are right add no noise. And gradients of two prompts
-have the cosine rho: grad p . grad p' = rho |grad p| |grad p'|. With h = |grad p| and
-means over the prompts,
+have the cosine rho: grad p . grad p' = rho |grad p| |grad p'|; where it was measured by
+pass rate, rho = a . a' with an a of each. With h = |grad p|, a = (sqrt(rho)) where rho
+is one number, and means over the prompts,
 
-    grad J . E g = rho E[h] E[w h] + (1 - rho) E[w h^2] / K
-    E|g|^2 = E|u|^2 / B + (1 - 1 / B) rho (E[w h]^2 - E[w^2 h^2] / K) / (1 - 1 / K) ,
+    grad J . E g = E[a h] . E[a w h] + E[(1 - |a|^2) w h^2] / K
+    E|g|^2 = E|u|^2 / B
+             + (1 - 1 / B) (|E[a w h]|^2 - E[|a|^2 w^2 h^2] / K) / (1 - 1 / K) ,
 
 as the prompts of a step are distinct. What differs between prompts is in E|u|^2. For
 large K progress is 1 / (1 + N / B), where N is the number of prompts of a step at which
@@ -60,17 +62,41 @@ class Scores(NamedTuple):
     wrong: np.ndarray  # V_wrong
 
 
+AXES = 2  # in which a is held that was measured; more of them are mostly noise
+
+
 class ByRate(NamedTuple):
-    """kappa and G^2 as measured, by pass rate: `[K]` means of prompts alike in it."""
+    """kappa, G^2 and a as measured, by pass rate: `[K]` of prompts alike in it."""
 
     p: np.ndarray  # rising
     explained: np.ndarray
     square: np.ndarray
+    axes: np.ndarray  # [A, K], a
 
-    def at(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both at pass rates `[R]`, linear in their log-odds and constant beyond."""
+    def at(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All at pass rates `[R]`, linear in their log-odds and constant beyond."""
         x, own = (np.log(q) - np.log1p(-q) for q in (p, self.p))
-        return np.interp(x, own, self.explained), np.interp(x, own, self.square)
+        axes = np.stack([np.interp(x, own, axis) for axis in self.axes])
+        explained, square = self.explained, self.square
+        return np.interp(x, own, explained), np.interp(x, own, square), axes
+
+
+def axes(cosines: np.ndarray, prompts: np.ndarray) -> np.ndarray:
+    """`[A, K]` a of each pass rate, nearest to cosines rho `[K, K]` between them.
+
+    Args:
+        cosines: symmetric, noise included.
+        prompts: `[K]` behind each; a pair weighs as much as its prompts' product.
+    """
+    root = np.sqrt(prompts)
+    values, vectors = np.linalg.eigh(cosines * np.outer(root, root))
+    found = vectors[:, -AXES:] * np.sqrt(np.maximum(values[-AXES:], 0.0))
+    return within(found.T / root)
+
+
+def within(axes: np.ndarray) -> np.ndarray:
+    """Axes `[A, R]` with |a| at most 1, as of the mean of unit vectors."""
+    return axes / np.maximum(np.linalg.norm(axes, axis=0), 1.0)
 
 
 def believed(
@@ -109,7 +135,7 @@ def progress(
     rates: np.ndarray,
     scores: Scores,
     *,
-    shared: float,
+    shared: float | np.ndarray,
     prompts: int,
     rounds: int = 1,
     total: float = np.inf,
@@ -121,12 +147,14 @@ def progress(
         rates: `[K']` pass rates of the prompts, all equally likely, between the first
             and the last of the prediction.
         scores: `[R]` squared norms.
-        shared: rho in [0, 1], cosine of the gradients of two prompts.
+        shared: rho in [0, 1], cosine of the gradients of two prompts; or a, `[A, R]`.
         prompts: B of a step, at most `total`.
         rounds: batches drawn at most to fill one, by open groups alone.
         total: K; inf: so many that none counts by itself.
     """
     w, h = seen.weight, np.sqrt(scores.gradient)
+    a = shared if isinstance(shared, np.ndarray) else np.full((1, len(h)), shared**0.5)
+    cosine = np.sum(a**2, 0)
     credit = seen.noise * w**2 / seen.draws  # E[sum of c^2]
 
     def mean(values: np.ndarray) -> float:
@@ -134,13 +162,14 @@ def progress(
 
     rest = seen.of_right * scores.right + (1 - seen.of_right) * scores.wrong
     own = mean((w * h) ** 2 * (1 + seen.spread) + rest * credit)
-    common, alone = mean(w * h), mean((w * h) ** 2)
-    toward = shared * mean(h) * common + (1 - shared) / total * mean(w * h**2)
-    best = shared * mean(h) ** 2 + (1 - shared) / total * mean(h**2)
-    still = shared * common**2 + (1 - shared) / total * alone  # |E u|^2
+    best_of, common = (np.array([mean(x) for x in a * y]) for y in (h, w * h))
+    toward = best_of @ common + mean((1 - cosine) * w * h**2) / total
+    best = best_of @ best_of + mean((1 - cosine) * h**2) / total
+    alike = common @ common
+    still = alike + mean((1 - cosine) * (w * h) ** 2) / total  # |E u|^2
     pairs = 0.0  # E[u . u'] of two prompts of a step
     if total > 1:
-        pairs = shared * (common**2 - alone / total) / (1 - 1 / total)
+        pairs = (alike - mean(cosine * (w * h) ** 2) / total) / (1 - 1 / total)
     used, squared = float(prompts), float(prompts) ** 2
     if rounds > 1:  # each place is filled by a group that the gate left open
         _, chance = filled_places(seen.open, prompts, rounds)

@@ -7,12 +7,14 @@ formula of `curax xray --advise`, at the sizes among which tuning chooses, from 
 rates before RL, visits to a prompt and the cost of a token. In `results/REGIME`,
 `predicted.json` takes right completions to vary as wrong ones do,
 `predicted_one_right.json` knows that a chain has one right completion, so that right
-ones do not vary (`--varied 0`), and `predicted_by_rate.json` takes what gradients are
-measured to be (`--measured`): those of seed 0 at its warm start, 256 prompts with 64
-completions each, in `gradients.json`. `predicted_by_steps.json` has no formula: it is
-the progress of steps that were drawn and not taken (`step_progress`), per cost, of the
-recipes and sizes that were drawn so. What is there is not predicted again. Git says
-which came first: prediction or claim.
+ones do not vary (`--varied 0`), and `predicted_by_cosine.json` takes what gradients are
+measured to be (`--measured`): those of seed 0 at its warm start, 512 prompts with 64
+completions each, in `gradients.json`. `predicted_by_rate.json` is what that was up to
+commit 611625e, which knew kappa and G^2 by pass rate and not rho, of 256 prompts; it is
+kept. `predicted_by_steps.json` has no formula: it is the progress of steps that were
+drawn and not taken (`step_progress`), per cost, of the recipes and sizes that were
+drawn so. What is there is not predicted again. Git says which came first: prediction or
+claim.
 """
 
 import itertools
@@ -35,10 +37,10 @@ from experiments.map import regimes, run, step_progress
 
 # What the embedded task has elsewhere; lengths are taken to be alike.
 BUDGET = regimes.ROWS
-PROBED, SAMPLES = 256, 64  # prompts and completions of measured gradients
+PROBED, SAMPLES = 512, 64  # prompts and completions of measured gradients
 ASSUMED = {"predicted": 1.0, "predicted_one_right": 0.0}  # file and `--varied`
-BY_RATE, BY_STEPS = "predicted_by_rate", "predicted_by_steps"
-FORMS = (*ASSUMED, BY_RATE, BY_STEPS)
+BY_COSINE, BY_STEPS = "predicted_by_cosine", "predicted_by_steps"
+FORMS = (*ASSUMED, "predicted_by_rate", BY_COSINE, BY_STEPS)
 
 
 def population(regime: str) -> Population:
@@ -66,7 +68,7 @@ def measured(regime: str) -> dict[str, Any]:
 
 def believed(regime: str, form: str) -> dict[str, Any]:
     """What a form of prediction takes for known, as fields of `advice.Known`."""
-    return measured(regime) if form == BY_RATE else {"varied": ASSUMED[form]}
+    return measured(regime) if form == BY_COSINE else {"varied": ASSUMED[form]}
 
 
 def known(regime: str, form: str) -> advice.Known:
@@ -157,13 +159,16 @@ def predicted(regime: str, form: str) -> dict[str, dict[str, object]]:
 def main() -> int:
     """Exit status 0. Gradients are measured where the regime's warm starts are."""
     set_up_libraries()
-    for regime, form in itertools.product(regimes.REGIMES, FORMS):
+    forms = (*ASSUMED, BY_COSINE, BY_STEPS)
+    for regime, form in itertools.product(regimes.REGIMES, forms):
         path = regimes.RESULTS / regime / f"{form}.json"
         if path.exists() or not run.Piece(regime, "start").path.exists():
             continue
         warm = all(p.path.exists() for p in run.pieces(regime) if p.kind == "warm")
         steps = regimes.RESULTS / regime / "progress.json"
-        if (form == BY_RATE and not warm) or (form == BY_STEPS and not steps.exists()):
+        if (form == BY_COSINE and not warm) or (
+            form == BY_STEPS and not steps.exists()
+        ):
             continue
         found = drawn(regime) if form == BY_STEPS else predicted(regime, form)
         write_file(path, (json.dumps(found, indent=1) + "\n").encode())
