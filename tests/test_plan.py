@@ -162,6 +162,10 @@ def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
     assert sum(draw["traffic"]["turn"]["received"].values()) > 0
     assert not learn["traffic"]["turn"]["received"]
     assert sum(learn["traffic"]["call"]["received"].values()) > 0
+    for program, turns in zip(one["programs"], (2, 1), strict=True):
+        own = program["compiled"]["traffic"]
+        turn, call = (sum(own[x]["received"].values()) for x in ("turn", "call"))
+        assert program["received"] == call + turns * turn
     assert all(program["total"] > state for program in one["programs"])
     assert "No limit is known for a CPU" in capsys.readouterr().out
 

@@ -36,14 +36,15 @@ class Work:
         read: bytes read from memory at least: weights and, in decoding, keys and
             values.
         received: bytes over the links, those of the layout alone.
-        turns: decoding steps, 0 outside of decoding.
+        turns: of the loop that ends by data, at most: decoding steps, or the
+            micro-batches of an update with rows as long as they may be.
         memory: bytes by part; parts exist at the same time.
     """
 
     flops: float
     read: float
     received: float
-    turns: int = 0
+    turns: int
     memory: dict[str, float]
 
     def seconds(self, chip: Chip, received: float | None = None) -> dict[str, float]:
@@ -270,6 +271,7 @@ def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -
         + 5 * shard
         + passes * 10.0 * (tokens + prompts) * sizes.layers * inner,
         received=passes * received,
+        turns=micro,
         memory={
             "gradients": 2.0 * trained,
             "activations": at_once * (kept + 3 * inner),

@@ -48,7 +48,7 @@ class Program:
     total: float  # bytes in use while it runs, the state included
     fits: bool | None
     seconds: dict[str, float]  # by resource, with the bytes that it moves
-    received: float  # bytes over the links in a step, with all decoding steps
+    received: float  # bytes over the links in a step, with all turns of its loops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ def _verdict(
     fits: bool | None = None if chip is None else total <= chip.memory_bytes
     if done.refusal is not None:
         total, fits = math.nan, False
-    moved = done.traffic.call.total + max(work.turns, 1) * done.traffic.turn.total
+    moved = done.traffic.call.total + work.turns * done.traffic.turn.total
     return Program(
         role=role,
         compiled=done,

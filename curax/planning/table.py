@@ -86,7 +86,7 @@ def _compiled(plan: Plan, found: list[Program]) -> list[str]:
         ("  temporaries", [gib(d.temporaries) for d in done]),
         ("  outputs", [gib(d.outputs) for d in done]),
         ("  code", [gib(d.code) for d in done]),
-        ("MiB received: per token", [mib(d.traffic.turn.total) for d in done]),
+        ("MiB received: per turn", [mib(d.traffic.turn.total) for d in done]),
         ("  else, per call", [mib(d.traffic.call.total) for d in done]),
         ("  in a step", [mib(p.received) for p in found]),
         ("s to trace", [f"{d.lower_s:.1f}" for d in done]),
@@ -100,7 +100,7 @@ def _compiled(plan: Plan, found: list[Program]) -> list[str]:
     kinds = sorted({kind for d in done for kind in _counts(d)})
     for kind in kinds:
         each = [_counts(d).get(kind, "0") for d in done]
-        lines += _columns([], [(f"  {kind}s, per token + call", each)])[1:]
+        lines += _columns([], [(f"  {kind}s, per turn + call", each)])[1:]
     for program in found:
         if program.compiled.refusal:
             lines.append(f"  {program.compiled.name}: {program.compiled.refusal}")
