@@ -32,8 +32,9 @@ def table(found: Mapping[str, Any]) -> str:
             f"{row['draws']:5.0f} {row['trained']:7.0f}  {row['recipe']}",
             f"{'':17}{row['remark']}{_alike(found, row['recipe'])}",
         ]
-    share = (
-        "as measured by pass rate" if found["by_rate"] else f"{found['explained']:g}"
+    shared, share = (
+        "by pass rate" if found["by_rate"] else f"{found[name]:g}"
+        for name in ("shared", "explained")
     )
     base = next(row for row in found["rows"] if row["baseline"])
     lines += [
@@ -43,7 +44,7 @@ def table(found: Mapping[str, Any]) -> str:
         "equal groups; every recipe at its best size. That step makes "
         f"{base['progress']:.1%} of the progress that",
         "the exact gradient would. Range: over a tenth to ten times these beliefs: "
-        f"--shared {found['shared']:g},",
+        f"--shared {shared},",
         "the cosine of the gradients of two prompts, and --explained "
         f"{share}, the share of a",
         "score that lies along the outcome. Right completions vary "
