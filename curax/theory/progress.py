@@ -163,9 +163,9 @@ def progress(
     rest = seen.of_right * scores.right + (1 - seen.of_right) * scores.wrong
     own = mean((w * h) ** 2 * (1 + seen.spread) + rest * credit)
     best_of, common = (np.array([mean(x) for x in a * y]) for y in (h, w * h))
-    toward = best_of @ common + mean((1 - cosine) * w * h**2) / total
-    best = best_of @ best_of + mean((1 - cosine) * h**2) / total
-    alike = common @ common
+    toward = float(best_of @ common) + mean((1 - cosine) * w * h**2) / total
+    best = float(best_of @ best_of) + mean((1 - cosine) * h**2) / total
+    alike = float(common @ common)
     still = alike + mean((1 - cosine) * (w * h) ** 2) / total  # |E u|^2
     pairs = 0.0  # E[u . u'] of two prompts of a step
     if total > 1:
