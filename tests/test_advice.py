@@ -372,6 +372,29 @@ def test_scores_are_those_of_their_pass_rate_where_a_file_has_them(tmp_path):
     assert ratios[1] > ratios[0]
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"shared": None},
+        {"explained": "much"},
+        {"cosines": "none"},
+        {"cosines": [[0.1]]},
+        {"cosines": [[float("nan")] * 2] * 2},
+        {"by_pass_rate": [{}]},
+    ],
+)
+def test_a_file_that_lacks_numbers_is_told(broken, tmp_path):
+    row = {"pass_rate": 0.2, "norms": 1.0, "square": 2.0, "explained": 0.3}
+    rows = [row | {"prompts": 3}, row | {"prompts": 4, "pass_rate": 0.5}]
+    found = {"shared": 0.1, "explained": 0.3, "cosines": [[0.1, 0.1], [0.1, 0.1]]}
+    path = tmp_path / "gradients.json"
+    path.write_text(json.dumps(found | {"by_pass_rate": rows}))
+    assert "by_rate" in advice_options.beliefs(path)
+    path.write_text(json.dumps(found | {"by_pass_rate": rows} | broken))
+    with pytest.raises(ConfigError, match=r"cannot be read \(numbers are missing\); "):
+        advice_options.beliefs(path)
+
+
 SAMPLE = '{"problem": 0, "greedy": false, "outcome": 1.0}\n'
 WRONG = {
     "alone": (["--prompts", "9"], "--prompts is for --advise; add that, or leave "),

@@ -113,7 +113,7 @@ def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
 
     Args:
         path: the file.
-        rates: kappa and G^2 by pass rate too, where it has them.
+        rates: kappa, G^2 and rho by pass rate too, where it has them.
 
     Raises:
         ConfigError: it cannot be read.
@@ -124,8 +124,11 @@ def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
         varied = float(found.get("varied", 1.0))  # older files have none
         if not math.isfinite(shared + explained + varied):
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = getattr(error, "strerror", None) or "no numbers shared and explained"
+        more = {}
+        if rates and "cosines" in found:
+            more = by_rate(found["by_pass_rate"], found["cosines"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        why = getattr(error, "strerror", None) or "numbers are missing"
         raise ConfigError(
             f"--measured {path} cannot be read ({why}); name a gradients.json that "
             "--gradients wrote."
@@ -136,9 +139,7 @@ def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
         "explained": min(max(explained, 1e-9), 1.0),
         "varied": max(varied, 0.0),
     }
-    if not rates or "cosines" not in found:
-        return told
-    return told | by_rate(found["by_pass_rate"], found["cosines"])
+    return told | more
 
 
 def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[str, Any]:
@@ -150,6 +151,9 @@ def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[st
 
     Returns:
         Fields of `advice.Known`; none where fewer than two rows say anything.
+
+    Raises:
+        ValueError: a number is not finite.
     """
     from curax.theory import progress
 
@@ -159,10 +163,13 @@ def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[st
         np.array([rows[i][name] for i in place])
         for name in ("pass_rate", "explained", "square", "prompts")
     )
+    between = np.array(cosines)[np.ix_(place, place)]
+    if not all(np.isfinite(x).all() for x in (explained, square, prompts, between)):
+        raise ValueError
     explained = np.clip(explained, 0.0, 1.0)
     if len(place) < 2 or not explained.any():
         return {}
-    axes = progress.axes(np.array(cosines)[np.ix_(place, place)], prompts)
+    axes = progress.axes(between, prompts)
     return {"by_rate": progress.ByRate(p, explained, square, axes)}
 
 
