@@ -105,10 +105,12 @@ def compiled(page: dict[str, Any], mesh: Any) -> list[str]:
     programs = {one["role"]: one for one in found[0]["programs"]}
     cells = []
     for role in ("draw", "learn"):
-        total = programs[role]["total"]
-        cells.append("refused" if total is None else f"{total / 2**30:.3g}")
+        total, fits = programs[role]["total"], programs[role]["fits"]
+        size = "refused" if total is None else f"{total / 2**30:.3g}"
+        cells.append(size if fits or total is None else f"{size}, too large")
     turn = programs["draw"]["compiled"]["traffic"]["turn"]["received"]
-    cells.append(f"{sum(turn.values()) / 2**20:.3g}")
+    drew = programs["draw"]["total"] is not None
+    cells.append(f"{sum(turn.values()) / 2**20:.3g}" if drew else "")
     took = sum(one["compiled"]["compile_s"] for one in programs.values())
     return [*cells, f"{math.ceil(took)}{' (quick)' if page['quick'] else ''}"]
 
