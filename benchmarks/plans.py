@@ -105,9 +105,9 @@ def compiled(page: dict[str, Any], mesh: Any) -> list[str]:
     programs = {one["role"]: one for one in found[0]["programs"]}
     cells = []
     for role in ("draw", "learn"):
-        total, fits = programs[role]["total"], programs[role]["fits"]
-        size = "refused" if total is None else f"{total / 2**30:.3g}"
-        cells.append(size if fits or total is None else f"{size}, too large")
+        total = programs[role]["total"]
+        beyond = ", too large" if programs[role]["fits"] is False else ""
+        cells.append("refused" if total is None else f"{total / 2**30:.3g}{beyond}")
     turn = programs["draw"]["compiled"]["traffic"]["turn"]["received"]
     drew = programs["draw"]["total"] is not None
     cells.append(f"{sum(turn.values()) / 2**20:.3g}" if drew else "")

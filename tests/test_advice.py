@@ -27,8 +27,8 @@ from curax.theory.sizes import Size
 CONFIGS = Path(__file__).parent.parent / "configs"
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 P = np.array([0.2, 0.5, 0.8])  # all prompts there are
-SHARED = 0.3
-AXES = np.array([[0.7, 0.5, 0.1], [0.2, -0.3, 0.6]])  # a, of each of P
+# Vectors a of the pass rates P: a cosine of .3 for all, and others for each.
+AXES = np.full((1, 3), 0.3**0.5), np.array([[0.7, 0.5, 0.1], [0.2, -0.3, 0.6]])
 VISITS = 3
 # Recipe, in a size that a table of outcomes can hold.
 SMALL = {
@@ -149,17 +149,16 @@ def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe, ways):
     """Of distinct prompts with gradients that are partly shared, by drawing steps."""
     config = small(recipe)
     total = np.inf if config.sampling.rounds > 1 else 3
-    for shared in (SHARED, AXES):
+    for axes in AXES:
         got = progress.progress(
             foreseen(recipe),
             P,
             scores(ways),
-            shared=shared,
+            axes=axes,
             prompts=2,
             rounds=config.sampling.rounds,
             total=total,
         )
-        axes = AXES if shared is AXES else np.full((1, 3), SHARED**0.5)
         toward, square, error = drawn(recipe, total, ways, axes)
         close(got.toward, toward, rtol=0.01)
         # A shared budget ties the prompts of a batch together, most of all two.

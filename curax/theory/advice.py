@@ -48,7 +48,7 @@ class Known:
     shared: float = 0.02  # rho, cosine of the gradients of two prompts
     explained: float = 0.3  # kappa, share of a score that lies along the outcome
     varied: float = 1.0  # nu, how far right completions vary against wrong ones
-    by_rate: progress.ByRate | None = None  # all three by pass rate, if measured
+    by_rate: progress.ByRate | None = None  # kappa, G^2, rho by pass rate, if measured
 
 
 class Candidates(NamedTuple):
@@ -223,7 +223,7 @@ def _ratios(
             seen,
             known.population.rates,
             progress.believed(seen.p, explained, square, known.varied),
-            shared=progress.within(axes * by_shared**0.5),
+            axes=progress.at_most_one(axes * by_shared**0.5),
             prompts=sized.sampling.prompts,
             rounds=sized.sampling.rounds,
             total=known.prompts,

@@ -169,7 +169,7 @@ def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[st
     explained = np.clip(explained, 0.0, 1.0)
     if len(place) < 2 or not explained.any():
         return {}
-    axes = progress.axes(between, prompts)
+    axes = progress.axes_of(between, prompts)
     return {"by_rate": progress.ByRate(p, explained, square, axes)}
 
 

@@ -124,7 +124,7 @@ def shared(each: Estimates, total: float) -> float:
     return shared_square(each, total) * count * (count - 1) / float(pairs)
 
 
-def cosines(each: Estimates, place: np.ndarray, gram: np.ndarray) -> np.ndarray:
+def cosines(each: Estimates, bins: np.ndarray, gram: np.ndarray) -> np.ndarray:
     """`[B, B]` rho by pass rate: the cosine of the gradients of prompts of two bins.
 
     Over pairs of distinct prompts, the mean of grad p . grad p', over the root of the
@@ -133,12 +133,11 @@ def cosines(each: Estimates, place: np.ndarray, gram: np.ndarray) -> np.ndarray:
 
     Args:
         each: `[K]` prompts.
-        place: `[K]` the bin of each.
+        bins: `[K]` the bin of each.
         gram: `[B, B]` products of the sums of the estimated grad p of bins.
     """
-    here = place == np.arange(len(gram))[:, None]
     count, own, square = (
-        (here * x).sum(-1) for x in (np.ones(len(place)), each.own, each.gradient)
+        np.bincount(bins, x, len(gram)) for x in (None, each.own, each.gradient)
     )
     pairs = np.outer(count, count) - np.diag(count)
     norm = np.sqrt(np.maximum(square, 0) / np.maximum(count, 1)) * (count > 1)

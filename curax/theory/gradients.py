@@ -45,7 +45,7 @@ def summarise(
     found = probe.probe(
         parts, state, ids, samples, drive=drive, edges=gradient_stats.BINS, told=told
     )
-    products = [[optax.tree.vdot(a, b) for a in found.parts] for b in found.parts]
+    products = [[optax.tree.vdot(a, b) for a in found.by_bin] for b in found.by_bin]
     gram = np.array(jax.device_get(products), np.float64) * count**2
     mean = rows_of(parts.config) / parts.config.sampling.prompts
     return {
@@ -54,19 +54,19 @@ def summarise(
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "completions": samples,
     } | judged(
-        ids, found.sums, found.place, gram, max(round(mean), gradient_stats.LEAST)
+        ids, found.sums, found.bins, gram, max(round(mean), gradient_stats.LEAST)
     )
 
 
 def judged(
-    ids: np.ndarray, sums: Sums, place: np.ndarray, gram: np.ndarray, mean: int
+    ids: np.ndarray, sums: Sums, bins: np.ndarray, gram: np.ndarray, mean: int
 ) -> dict[str, Any]:
     """What `summarise` says of the sums.
 
     Args:
         ids: `[K]`.
         sums: `[3, K]`, as of `probe.Probe`.
-        place: `[K]`, likewise.
+        bins: `[K]`, likewise.
         gram: `[B, B]` products of the sums of the estimated grad p of bins.
         mean: completions per prompt that allocators share out.
 
@@ -86,8 +86,8 @@ def judged(
             "them with --probe."
         )
     draws, total = sums.n[0][kept], float(np.sum(gram))
-    cosines = gradient_stats.cosines(each, place[kept], gram)
-    there = np.unique(place[kept])  # as `by_pass_rate`
+    cosines = gradient_stats.cosines(each, bins[kept], gram)
+    there = np.unique(bins[kept])  # as `by_pass_rate`
     common = gradient_stats.shared_square(each, total)
     believed = gradient_stats.shrunk(known, draws)
     names = ("pass_rate", "score_square", "gradient_square", "variance", "length")

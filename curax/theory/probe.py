@@ -30,8 +30,8 @@ class Probe(NamedTuple):
     sums: Sums  # `[3, K]`: of the first half of the completions, of the second, of all
     gradient: Any  # like params, mean over prompts of weight times estimated grad p
     weight: np.ndarray  # `[K]`
-    parts: list[Any]  # the gradient's share of each bin of pass rates
-    place: np.ndarray  # `[K]` int, the bin of each prompt
+    by_bin: list[Any]  # terms of the gradient, a tree for each bin of pass rates
+    bins: np.ndarray  # `[K]` int, the bin of each prompt
 
 
 def check(config: Config) -> None:
@@ -73,13 +73,13 @@ def probe(
         drive: keeps the compiled programs.
         weigh: weights `[K]` of the prompts in the mean, from their shares of right
             ones.
-        edges: `[E]` of bins, rising; prompts are told apart by the share of right ones
-            in the first half of their completions.
+        edges: of bins of pass rates, rising, one more than bins; a prompt's bin is that
+            of the share of right ones in the first half of its completions.
         told: called with the number of prompts done, and of all.
     """
     contexts, rows = drawn(parts, state, ids, samples, drive)
     weight = np.asarray(weigh(shares(rows[2])), np.float64)
-    place = np.digitize(shares(rows[2][:, : samples // 2]), edges) - 1
+    bins = np.digitize(shares(rows[2][:, : samples // 2]), edges) - 1
     totals = [optax.tree.zeros_like(state.params) for _ in edges[1:]]
     found = []
     for k in range(len(ids)):
@@ -87,9 +87,9 @@ def probe(
             tokens=contexts.tokens[k : k + 1], mask=contexts.mask[k : k + 1]
         )
         share = np.float32(weight[k] / len(ids))
-        own, bin_ = [part[k] for part in rows], place[k]
-        totals[bin_], sums = drive.call(
-            add_scores, parts, state, totals[bin_], share, context, *own
+        own, b = [part[k] for part in rows], bins[k]
+        totals[b], sums = drive.call(
+            add_scores, parts, state, totals[b], share, context, *own
         )
         found.append(sums)
         if told:
@@ -97,7 +97,7 @@ def probe(
     each = jax.device_get(found)
     sums = Sums(*(np.stack(x, -1).astype(np.float64) for x in zip(*each, strict=True)))
     whole = jax.tree.map(lambda *x: sum(x[1:], x[0]), *totals)
-    return Probe(sums, whole, weight, totals, place)
+    return Probe(sums, whole, weight, totals, bins)
 
 
 def shares(outcome: np.ndarray) -> np.ndarray:

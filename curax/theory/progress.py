@@ -66,36 +66,39 @@ AXES = 2  # in which a is held that was measured; more of them are mostly noise
 
 
 class ByRate(NamedTuple):
-    """kappa, G^2 and a as measured, by pass rate: `[K]` of prompts alike in it."""
+    """kappa, G^2 and a as measured at K pass rates."""
 
-    p: np.ndarray  # rising
-    explained: np.ndarray
-    square: np.ndarray
+    p: np.ndarray  # [K], rising
+    explained: np.ndarray  # [K], kappa
+    square: np.ndarray  # [K], G^2
     axes: np.ndarray  # [A, K], a
 
     def at(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All at pass rates `[R]`, linear in their log-odds and constant beyond."""
+        """`[R]`, `[R]` and `[A, R]` at pass rates p, linear in log-odds, then flat."""
         x, own = (np.log(q) - np.log1p(-q) for q in (p, self.p))
         axes = np.stack([np.interp(x, own, axis) for axis in self.axes])
         explained, square = self.explained, self.square
         return np.interp(x, own, explained), np.interp(x, own, square), axes
 
 
-def axes(cosines: np.ndarray, prompts: np.ndarray) -> np.ndarray:
-    """`[A, K]` a of each pass rate, nearest to cosines rho `[K, K]` between them.
+def axes_of(cosines: np.ndarray, prompts: np.ndarray) -> np.ndarray:
+    """Vectors a `[AXES, K]`, one for each pass rate, with a . a' nearest to cosines.
+
+    Nearest in squares, where two pass rates weigh as much as they have pairs of
+    prompts.
 
     Args:
-        cosines: symmetric, noise included.
-        prompts: `[K]` behind each; a pair weighs as much as its prompts' product.
+        cosines: `[K, K]` rho between pass rates, symmetric, noise included.
+        prompts: `[K]` number of prompts behind each.
     """
     root = np.sqrt(prompts)
     values, vectors = np.linalg.eigh(cosines * np.outer(root, root))
     found = vectors[:, -AXES:] * np.sqrt(np.maximum(values[-AXES:], 0.0))
-    return within(found.T / root)
+    return at_most_one(found.T / root)
 
 
-def within(axes: np.ndarray) -> np.ndarray:
-    """Axes `[A, R]` with |a| at most 1, as of the mean of unit vectors."""
+def at_most_one(axes: np.ndarray) -> np.ndarray:
+    """Vectors a `[A, R]` shortened to |a| = 1 where longer, for rho is a cosine."""
     return axes / np.maximum(np.linalg.norm(axes, axis=0), 1.0)
 
 
@@ -135,7 +138,7 @@ def progress(
     rates: np.ndarray,
     scores: Scores,
     *,
-    shared: float | np.ndarray,
+    axes: np.ndarray,
     prompts: int,
     rounds: int = 1,
     total: float = np.inf,
@@ -147,14 +150,14 @@ def progress(
         rates: `[K']` pass rates of the prompts, all equally likely, between the first
             and the last of the prediction.
         scores: `[R]` squared norms.
-        shared: rho in [0, 1], cosine of the gradients of two prompts; or a, `[A, R]`.
+        axes: `[A, R]` vectors a, rho = a . a' the cosine of the gradients of two
+            prompts; one row of sqrt(rho) where it is the same for all.
         prompts: B of a step, at most `total`.
         rounds: batches drawn at most to fill one, by open groups alone.
         total: K; inf: so many that none counts by itself.
     """
     w, h = seen.weight, np.sqrt(scores.gradient)
-    a = shared if isinstance(shared, np.ndarray) else np.full((1, len(h)), shared**0.5)
-    cosine = np.sum(a**2, 0)
+    cosine = np.sum(axes**2, 0)  # of two prompts alike in p
     credit = seen.noise * w**2 / seen.draws  # E[sum of c^2]
 
     def mean(values: np.ndarray) -> float:
@@ -162,7 +165,7 @@ def progress(
 
     rest = seen.of_right * scores.right + (1 - seen.of_right) * scores.wrong
     own = mean((w * h) ** 2 * (1 + seen.spread) + rest * credit)
-    best_of, common = (np.array([mean(x) for x in a * y]) for y in (h, w * h))
+    best_of, common = (np.array([mean(x) for x in axes * y]) for y in (h, w * h))
     toward = float(best_of @ common) + mean((1 - cosine) * w * h**2) / total
     best = float(best_of @ best_of) + mean((1 - cosine) * h**2) / total
     alike = float(common @ common)

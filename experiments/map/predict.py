@@ -117,7 +117,7 @@ def tried(name: str) -> Iterator[tuple[str, Config, Size]]:
 
 
 def drawn(regime: str) -> dict[str, dict[str, object]]:
-    """Progress of drawn steps per cost, beside that of RLOO's size and share of 1."""
+    """Progress of drawn steps, per the cost of 64 rows that are drawn and trained."""
     a, b = regimes.REGIMES[regime].cost
     path = regimes.RESULTS / regime / "progress.json"
     found: dict[str, dict[str, object]] = {}

@@ -52,10 +52,11 @@ def gradient(parts: Components, state: TrainState, drawn: StepRollouts) -> Any:
 
 
 def started(regime: str, recipe: str, value: str) -> tuple[Components, TrainState]:
-    """Components of a recipe at a value of its knob, and its state at the start."""
-    own = RECIPES[recipe]
-    knob = Setting(next(iter(own.variants)), float(value), 0.0) if own.knob else None
-    setting = knob or Setting(value, None, 0.0)
+    """Components of a recipe at a knob or of a variant, and its state at the start."""
+    if RECIPES[recipe].knob:
+        setting = Setting(next(iter(RECIPES[recipe].variants)), float(value), 0.0)
+    else:
+        setting = Setting(value, None, 0.0)
     config = regimes.arm(regime, recipe, setting, "claim").config
     parts = build(replace(config, seed=0, seeds=1))
     warm = jax.tree.map(lambda x: x[0], run.warmed(regime, (0,)))
