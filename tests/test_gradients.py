@@ -163,7 +163,7 @@ def test_a_step_departs_from_the_law_by_what_is_added_to_it():
     config = replace(parts().config, optimizer=sgd, update=Update(minibatches=1))
     run = replace(parts(), config=config, tx=update.transformation(sgd, 1.0))
     state = curax.init(run, 1)
-    drawn = driver().call(partial(_drawn_with_luck, drivers.Traced()), run, state)
+    drawn = driver().call(drawn_with_luck, run, state)
     found = driver().call(law_residual.updates, run, state, drawn)
     each = [np.asarray(x["embed"], np.float64).reshape(-1) for x in found]
     batch = driver().call(learn.prepared, run, state, drawn).batch
@@ -181,9 +181,9 @@ def test_a_step_departs_from_the_law_by_what_is_added_to_it():
     nearly(each[5], want / length / 2)
 
 
-def _drawn_with_luck(drive, run, state):
+def drawn_with_luck(run, state):
     """A batch whose outcomes are whether the first token is odd."""
-    drawn = draw.attempt(drive, run, state, None)
+    drawn = draw.attempt(drivers.Traced(), run, state, None)
     outcome = (drawn.rollouts.tokens[:, 0] % 2).astype("float32")
     return replace(drawn, outcome=outcome)
 

@@ -21,6 +21,7 @@ plan = jax.jit(partial(allocate.plan, rows=ROWS))
 index = jax.jit(partial(grids.index, shape=(B, G)))
 grid = jax.jit(grids.grid, static_argnames="fill")
 compact = jax.jit(grids.compact, static_argnames="rows")
+last_of_each = jax.jit(grids.last_of_each, static_argnames="size")
 
 
 def rollouts(counts, order):
@@ -112,3 +113,10 @@ def test_a_row_outside_the_grid_is_dropped():
     np.testing.assert_array_equal(
         index(outside)[:, 0] < ROWS, [True, True, False, True]
     )
+
+
+@given(hnp.arrays(np.int32, 6, elements=st.integers(0, 5)))
+def test_the_last_place_of_each_id_is_one_place(ids):
+    """And ids from the size on, which a write drops, have none."""
+    want = [b < 4 and b not in ids[i + 1 :] for i, b in enumerate(ids)]
+    np.testing.assert_array_equal(last_of_each(ids, size=4), want)

@@ -25,8 +25,18 @@ def graded():
 
 def tally(rows, outcome, grid):
     exists = ~np.isnan(grid)
-    missing = np.asarray(rows.exists) & np.isnan(outcome)
-    return of_rollouts(rows, np.where(exists, grid, 0), exists, missing=missing)
+    return of_rollouts(rows, np.where(exists, grid, 0), exists, graded=outcome)
+
+
+def test_outcomes_outside_their_range_are_counted_in_pilots_too():
+    """And those of rows that do not exist are not."""
+    rows, outcome, _ = graded()
+    outcome = np.where(np.asarray(rows.exists), outcome, 7)
+    outcome[:2] = -0.5, 1.5
+    got = metrics.of_pilots(rows, jnp.asarray(outcome)).counts
+    assert got["outcome/out_of_range"] == 2
+    assert got["outcome/missing"] == 1
+    assert got["pilot/drawn"] == got["rollout/drawn"] == 8
 
 
 def test_rollout_metrics_are_what_their_names_say():
@@ -46,6 +56,7 @@ def test_rollout_metrics_are_what_their_names_say():
         "rollout/drawn": 8,
         "rollout/tokens": length.sum(),
         "outcome/missing": 1,
+        "outcome/out_of_range": 0,
     }
     assert set(got) == set(want)
     for name, value in want.items():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,38 @@ def test_the_first_right_completion_of_a_group_is_remembered_without_its_end(
     _, later, values = walk(again, jnp.zeros(outcome.size))
     jax.tree.map(np.testing.assert_array_equal, later.methods[prefixes.NAME], solved)
     assert 0 < values["prefix/known_fraction"] < 1
+
+
+def test_of_a_prompt_that_a_step_has_twice_the_last_right_group_is_remembered(
+    parts, state
+):
+    """Tokens and length are those of one completion."""
+    count, size = CONFIG.sampling.prompts, CONFIG.sampling.group_size
+    assert count == 4
+    rows, width = count * size, CONFIG.sampling.max_tokens
+    tokens = jnp.arange(rows * width, dtype=jnp.int32).reshape(rows, width) + 100
+    length = 1 + jnp.arange(rows, dtype=jnp.int32) % width
+    drawn = SimpleNamespace(
+        prompts=SimpleNamespace(id=jnp.int32([7, 5, 7, 7])),
+        rollouts=SimpleNamespace(
+            tokens=tokens, mask=jnp.arange(width)[None] < length[:, None]
+        ),
+    )
+    right = np.zeros((count, size), bool)
+    right[:3, 1] = True  # the last group of prompt 7 has none right
+    seen = SimpleNamespace(
+        row=jnp.arange(rows, dtype=jnp.int32).reshape(count, size),
+        exists=jnp.ones((count, size), bool),
+        outcome=jnp.asarray(right, jnp.float32),
+    )
+    got = prefixes.after_update(parts, state, None, drawn, seen)
+    for who, b in ((7, 2), (5, 1)):
+        row = b * size + 1
+        assert got.length[who] == length[row]
+        assert got.tokens[who, : length[row]].tolist() == (
+            tokens[row, : length[row]].tolist()
+        )
+    assert int(jnp.sum(got.length > 0)) == 2
 
 
 def test_hints_are_heads_of_what_is_remembered_and_unsolved_prompts_have_none(

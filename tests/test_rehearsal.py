@@ -16,7 +16,7 @@ from curax import advantage, downsample, gate, loss, modulate, objective, reward
 from curax.config import KL, ConfigError, Stop
 from curax.runs import run
 from curax.settings.declared import declares
-from curax.step import draw, rehearsal, stages
+from curax.step import draw, drivers, rehearsal, stages
 from curax.step.records import Request
 from curax.theory import population, summary
 from curax.types import Difficulty
@@ -384,3 +384,13 @@ def test_an_installed_curax_names_its_own_line(monkeypatch):
         "/lib/site-packages/curax/model.py:1: KeyError: 'width'; change the option "
         "that this line reads, or mend the line."
     )
+
+
+def test_a_function_that_would_compile_at_every_call_is_refused():
+    """Programs are kept by their function, so one made anew is another each time."""
+    drive = drivers.Hosted()
+    for made_anew in (lambda parts: parts, partial(everything), counts(1)):
+        with pytest.raises(ValueError, match="is made at each call"):
+            drive.call(made_anew, None)
+    with pytest.raises(ValueError, match="is made at each call"):
+        drivers.Abstract(drive).call(partial(everything), None)

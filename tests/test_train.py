@@ -90,8 +90,8 @@ def share(one: loops.Loop, other: loops.Loop) -> None:
         if hasattr(one, name):
             setattr(other, name, getattr(one, name))
     if isinstance(one, loops.Staged) and isinstance(other, loops.Staged):
-        for (function, _), program in one._drive._jitted.items():
-            other._drive._jitted[function, other.parts] = program
+        for (function, _, *options), program in one._drive._jitted.items():
+            other._drive._jitted[function, other.parts, *options] = program
 
 
 @pytest.fixture(scope="module", autouse=True)

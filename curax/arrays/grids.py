@@ -25,6 +25,18 @@ def grid(values: jax.Array, index: jax.Array, *, fill: Any) -> jax.Array:
     return values.at[index].get(mode="fill", fill_value=fill)
 
 
+def last_of_each(ids: jax.Array, *, size: int) -> jax.Array:
+    """`[B]` bool: the last place of each id, so that a write to ids has one value.
+
+    Args:
+        ids: `[B]` int32; those from `size` on are nobody's and never the last.
+        size: number of ids, static.
+    """
+    place = jnp.arange(ids.shape[0], dtype=jnp.int32)
+    last = jnp.full(size, -1, jnp.int32).at[ids].max(place, mode="drop")
+    return last.at[ids].get(mode="fill", fill_value=-1) == place
+
+
 def compact(keep: jax.Array, *, rows: int) -> tuple[jax.Array, jax.Array]:
     """Flat grid indices of the kept completions, in grid order.
 

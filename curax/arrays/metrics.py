@@ -62,7 +62,7 @@ def finish(tally: Tally) -> dict[str, Any]:
 
 
 def of_rollouts(
-    rollouts: Rollouts, outcome: jax.Array, exists: jax.Array, *, missing: jax.Array
+    rollouts: Rollouts, outcome: jax.Array, exists: jax.Array, *, graded: jax.Array
 ) -> Tally:
     """Metrics of all completions drawn, before any selection.
 
@@ -70,7 +70,7 @@ def of_rollouts(
         rollouts: `[N]` rows.
         outcome: `[B, G]` float32, 0 where not `exists`.
         exists: `[B, G]` bool, drawn and graded.
-        missing: `[N]` bool, drawn but not graded.
+        graded: `[N]` float32, outcomes as they came, NaN where missing.
     """
     drawn, some = rollouts.exists, jnp.any(exists, -1)
     best = jnp.max(outcome, -1, where=exists, initial=-jnp.inf)
@@ -86,20 +86,27 @@ def of_rollouts(
             "rollout/unfinished_fraction": mean(~rollouts.finished, drawn),
             "policy/entropy_nats": mean(rollouts.entropy, rollouts.mask),
         },
-        counts=_counts(rollouts, missing),
+        counts=counts_of(rollouts, graded),
     )
 
 
-def of_pilots(rollouts: Rollouts, *, missing: jax.Array) -> Tally:
+def of_pilots(rollouts: Rollouts, outcome: jax.Array) -> Tally:
     """Counts of pilots, which are in the counts of all rollouts and in their own."""
-    counts = _counts(rollouts, missing)
+    counts = counts_of(rollouts, outcome)
     return Tally(means={}, counts=counts | {"pilot/drawn": counts["rollout/drawn"]})
 
 
-def _counts(rollouts: Rollouts, missing: jax.Array) -> dict[str, jax.Array]:
-    """Completions, tokens and missing outcomes."""
+def counts_of(rollouts: Rollouts, outcome: jax.Array) -> dict[str, jax.Array]:
+    """Numbers of completions, of tokens, and of outcomes that are none.
+
+    Args:
+        rollouts: `[N]` completions.
+        outcome: `[N]` float32, NaN where missing.
+    """
+    drawn = rollouts.exists
     return {
-        "rollout/drawn": count(rollouts.exists),
+        "rollout/drawn": count(drawn),
         "rollout/tokens": count(rollouts.mask),
-        "outcome/missing": count(missing),
+        "outcome/missing": count(drawn & jnp.isnan(outcome)),
+        "outcome/out_of_range": count(drawn & ((outcome < 0) | (outcome > 1))),
     }

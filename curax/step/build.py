@@ -1,6 +1,7 @@
 """Components of a run, built from its config."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from curax import update
 from curax.config import Config, kept_of, option, options, rows_of
@@ -18,6 +19,8 @@ def build(config: Config) -> Components:
         ValueError: if a combination is impossible, in a sentence.
     """
     task, methods = task_of(config), methods_of(config)
+    for sentence in _clashes(config, methods):
+        raise ValueError(sentence)
     for method in methods:
         for sentence in method.needs(config, task) if method.needs else ():
             raise ValueError(sentence)
@@ -67,6 +70,47 @@ def methods_of(config: Config) -> tuple[Method, ...]:
     )
     found = [method for method, is_set in named if is_set]
     return tuple(dict.fromkeys([*found, *(method for method in own if method)]))
+
+
+def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
+    """Sentences about methods that cannot go together, or not with an option."""
+    for name, count in Counter(method.name for method in methods).items():
+        if count > 1:
+            yield (
+                f"{count} methods are called {name}, the key of their states; give "
+                "each a name of its own."
+            )
+    for role in ("prompt_ids", "grade", "reward", "shown"):
+        names = sorted(method.name for method in methods if getattr(method, role))
+        if len(names) > 1:
+            yield (
+                f"{' and '.join(names)} both have {role}, of which a step has one; use "
+                "one of these methods."
+            )
+    sizes = config.sampling
+    replaces = {
+        f"sampling.rounds={sizes.rounds}": (sizes.rounds > 1, "sampling.rounds to 1"),
+        f"sampling.chunks={sizes.chunks}": (sizes.chunks > 1, "sampling.chunks to 1"),
+        "stop": (config.stop is not None, "stop to None"),
+        "hint": (config.hint is not None, "hint to None"),
+    }
+    for method in methods:
+        if (method.reward or method.shown) and not method.grade:
+            yield (
+                f"{method.name} has reward or shown, which read what its grade found, "
+                "and no grade; give it one."
+            )
+        for name, (is_set, mended) in replaces.items():
+            if method.grade and is_set:
+                yield (
+                    f"{name} draws completions by their outcomes, which {method.name} "
+                    f"tells of a whole draw alone; set {mended}."
+                )
+        if method.prompt_ids and sizes.rounds > 1:
+            yield (
+                f"sampling.rounds={sizes.rounds} asks for the next prompts of the "
+                f"data, and {method.name} chooses them; set sampling.rounds to 1."
+            )
 
 
 def _lacks(config: Config, task: Task) -> Iterator[str]:

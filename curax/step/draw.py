@@ -330,11 +330,7 @@ def draw_round(
     """
     sizes, stop = parts.config.sampling, parts.config.stop
     assert stop
-    drawn = jnp.zeros(sizes.prompts, jnp.int32)
-    counts = drawn + min(stop.round_size, sizes.group_size)
-    if pool is not None:
-        drawn, counts = next_round(parts, pool)
-    counts = jnp.where(request.wanted, counts, 0)
+    drawn, counts = next_round(parts, request, pool)
     plan = allocate.plan(counts, rows=sizes.prompts * stop.round_size)
     plan = dataclasses.replace(plan, slot=plan.slot + drawn[plan.prompt])
     return draw_plan(parts, state, request, plan)
@@ -371,20 +367,30 @@ def add_round(
     )
 
 
-def next_round(parts: Components, pool: Pool) -> tuple[jax.Array, jax.Array]:
-    """`[B]` int32: completions drawn so far, and completions of the next round."""
-    sizes, stop = parts.config.sampling, parts.config.stop
+def next_round(
+    parts: Components, request: Request, pool: Pool | None
+) -> tuple[jax.Array, jax.Array]:
+    """`[B]` int32: completions drawn so far, and completions of the next round.
+
+    A prompt draws until its rule is met or it has what the allocator gave it.
+    """
+    stop, plan = parts.config.stop, plan_of(request)
     assert stop
+    given = (
+        jnp.zeros_like(request.level).at[plan.prompt].add(plan.exists.astype(jnp.int32))
+    )
+    most = jnp.minimum(given, parts.config.sampling.group_size)
+    if pool is None:
+        return jnp.zeros_like(most), jnp.minimum(stop.round_size, most)
     seen = groups(grid_of(parts.config), pool.rollouts, pool.outcome)
     drawn = jnp.sum(seen.row < parts.rows, -1, dtype=jnp.int32)
-    more = jnp.minimum(stop.round_size, sizes.group_size - drawn)
     done = stages.met(parts.config, seen.outcome, seen.exists)
-    return drawn, jnp.where(done, 0, more)
+    return drawn, jnp.where(done, 0, jnp.minimum(stop.round_size, most - drawn))
 
 
 def wants_round(parts: Components, request: Request, pool: Pool) -> jax.Array:
     """`[]` bool: whether any prompt has a next round."""
-    return jnp.any((next_round(parts, pool)[1] > 0) & request.wanted)
+    return jnp.any(next_round(parts, request, pool)[1] > 0)
 
 
 # ----- collection
@@ -409,13 +415,7 @@ def collect(
     plain = dataclasses.replace(
         seen, exists=seen.exists & (request.level == 0)[:, None]
     )
-    tally = metrics.of_rollouts(
-        rollouts,
-        plain.outcome,
-        plain.exists,
-        missing=rollouts.exists & jnp.isnan(outcome),
-    )
-    tally.counts["outcome/out_of_range"] = metrics.count((outcome < 0) | (outcome > 1))
+    tally = metrics.of_rollouts(rollouts, plain.outcome, plain.exists, graded=outcome)
     tally.counts["allocate/dropped_rows"] = dropped_rows(parts, request)
     if truncates(cfg):
         cut = metrics.mean(rollout.cut_mass(rollouts), rollouts.mask)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from curax.step import mesh as meshes
 from curax.step.records import Components, Graded, Method, Request
 from curax.types import Rollouts, TrainState
 
+Stage = Literal["rollout", "verify", "update"]  # of a step, timed apart
 KINDS = ("none", "error", "timeout", "crash")  # reasons for missing outcomes
 
 
@@ -49,6 +50,13 @@ class Traced:
 
     call_task = finish = call
 
+    def call_timed(
+        self, stage: Stage, function: Callable, parts: Components, *args: Any
+    ) -> Any:
+        """Call the function itself: nothing can be timed inside a program."""
+        del stage
+        return function(parts, *args)
+
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
         """Run `jax.lax.while_loop`."""
         return jax.lax.while_loop(wants, body, start)
@@ -67,11 +75,6 @@ class Traced:
         outcome = grade(parts, request, rollouts)
         return Graded(rollouts=rollouts, outcome=outcome, found={})
 
-    def timed(self, stage: str) -> contextlib.AbstractContextManager[None]:
-        """A null context: nothing can be timed inside a program."""
-        del stage
-        return contextlib.nullcontext()
-
 
 class Hosted:
     """Driver from the host, for prompts in files and host verifiers.
@@ -83,19 +86,28 @@ class Hosted:
 
     def __init__(self, sharding: Any = None):
         """Set the sharding of the train state, None on one device; compile nothing."""
-        self._jitted: dict[tuple[Callable, Components], Any] = {}
+        self._jitted: dict[tuple[Any, ...], Any] = {}
         self._sharding = sharding
         self._background = ThreadPoolExecutor(1, "verify")
         self.clock = Clock()  # times of the present step
         self.reason: str | None = None  # latest reason for missing outcomes
 
     def jitted(self, function: Callable, parts: Components, **options: Any) -> Any:
-        """The jitted function with `parts` bound, cached by (function, parts).
+        """The jitted function with `parts` bound, kept by function, parts and options.
 
         Its programs are freed with this driver; with `parts` as a static argument of a
-        global jitted function they would be kept forever.
+        global jitted function they would be kept forever. A function made anew for each
+        call is another one each time, and would compile each time.
+
+        Raises:
+            ValueError: it was made anew: a lambda, an inner function or a partial.
         """
-        key = function, parts
+        if "<" in getattr(function, "__qualname__", "<"):
+            raise ValueError(
+                f"{function} is made at each call and would be compiled at each; make "
+                "it a function of a module, and what it binds its arguments."
+            )
+        key = function, parts, *options
         if key not in self._jitted:
             self._jitted[key] = jax.jit(partial(function, parts), **options)
         return self._jitted[key]
@@ -110,9 +122,16 @@ class Hosted:
             return self.call(function, parts, *args)
         return function(parts, *peers.fetch(args))
 
+    def call_timed(
+        self, stage: Stage, function: Callable, parts: Components, *args: Any
+    ) -> Any:
+        """As `call`, and wait for the result: its time is that of the stage."""
+        with self.clock.times(stage):
+            return self._waited_for(self.call(function, parts, *args))
+
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Call the jitted function, donating its first array; timed as the update."""
-        with self.timed("update"):
+        with self.clock.times("update"):
             return jax.block_until_ready(self.finishing(function, parts)(*args))
 
     def finishing(self, function: Callable, parts: Components) -> Any:
@@ -131,18 +150,14 @@ class Hosted:
             start = body(start)
         return start
 
-    def timed(self, stage: str) -> contextlib.AbstractContextManager[None]:
-        """A context that adds the time of its block to a stage of this step."""
-        return self.clock.times(stage)
-
     def draw_and_grade(
         self, parts: Components, state: TrainState, request: Request
     ) -> Graded:
         """Draw as the config says, at once, in chunks or in rounds, and grade."""
         if method := grader(parts):
             assert method.grade
-            rollouts = self._draw(draw.draw, parts, state, request)
-            with self.timed("verify"):
+            rollouts = self.call_timed("rollout", draw.draw, parts, state, request)
+            with self.clock.times("verify"):
                 graded = method.grade(self, parts, state, request, rollouts)
                 outcome, found = self._waited_for(graded)
             return Graded(
@@ -152,13 +167,9 @@ class Hosted:
             return self._in_rounds(parts, state, request)
         if not request.whole and parts.config.sampling.chunks > 1:
             return self._in_chunks(parts, state, request)
-        rollouts = self._draw(draw.draw, parts, state, request)
+        rollouts = self.call_timed("rollout", draw.draw, parts, state, request)
         outcome = self._outcome_of([self._grade(parts, request, rollouts)])
         return Graded(rollouts=rollouts, outcome=outcome, found={})
-
-    def _draw(self, function: Callable, parts: Components, *args: Any) -> Rollouts:
-        with self.timed("rollout"):
-            return self._waited_for(self.call(function, parts, *args))
 
     def _waited_for(self, arrays: Any) -> Any:
         return jax.block_until_ready(arrays)
@@ -169,7 +180,8 @@ class Hosted:
         """Draw in rounds, between which the stopping rule is tested."""
 
         def another(pool: draw.Pool | None) -> draw.Pool:
-            rollouts = self._draw(draw.draw_round, parts, state, request, pool)
+            args = state, request, pool
+            rollouts = self.call_timed("rollout", draw.draw_round, parts, *args)
             outcome = self._outcome_of([self._grade(parts, request, rollouts)])
             return self.call(draw.add_round, parts, pool, rollouts, outcome)
 
@@ -182,7 +194,7 @@ class Hosted:
     ) -> Graded:
         """Draw in chunks; the host verifies one while the device draws the next."""
         pending, drawn = [], []
-        with self.timed("rollout"):
+        with self.clock.times("rollout"):
             prefix = self.call(draw.prefill, parts, state, request)
             for number in range(parts.config.sampling.chunks):
                 args = state, request, prefix, jnp.int32(number)
@@ -215,10 +227,11 @@ class Hosted:
 
     def _outcome_of(self, pending: "list[Future[Any]]") -> Any:
         """`[N]` outcomes of all futures; waits for them, and for other processes."""
-        with self.timed("verify"):
+        with self.clock.times("verify"):
             found = [future.result() for future in pending]
             if not isinstance(found[0], Timed):
-                return jnp.concatenate(found) if len(found) > 1 else found[0]
+                both = jnp.concatenate(found) if len(found) > 1 else found[0]
+                return self._waited_for(both)
             verdicts = grading.join([graded.verdicts for graded in found])
         for graded, verdict in zip(found, verdicts, strict=True):
             self.clock.graded(graded.seconds, verdict.missing)
@@ -258,8 +271,8 @@ class Abstract(Hosted):
 
     def call(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Shapes and dtypes of the function's outputs."""
-        name = function.__name__.strip("_")
-        return self._visit(name, self.jitted(function, parts), args)
+        program = self.jitted(function, parts)
+        return self._visit(function.__name__.strip("_"), program, args)
 
     def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
         """Call the function on zeros if the task is in files, else as `call`."""
@@ -311,11 +324,11 @@ class Clock:
 
     def __init__(self):
         """Start all times at zero."""
-        self._seconds: dict[str, float] = {"rollout": 0.0, "verify": 0.0, "update": 0.0}
+        self._seconds: dict[Stage, float] = dict.fromkeys(get_args(Stage), 0.0)
         self._grading, self._missing = 0.0, Counter[str]()
 
     @contextlib.contextmanager
-    def times(self, stage: str) -> Iterator[None]:
+    def times(self, stage: Stage) -> Iterator[None]:
         """A context that times a stage; for verify, the time spent waiting for it."""
         start = time.perf_counter()
         yield

@@ -157,21 +157,8 @@ def compute_credit(
     keep = stages.selected(config, key, reward, pool)
     undo = stages.correction(config, reward, pool, keep)
     factor = undo * stages.prompt_weight(config, outcome, exists, history)
-    credit = advantage_credit(config, reward, exists, keep, factor)
+    credit = stages.advantage_credit(config, reward, exists, keep, factor)
     return Credit(keep=keep, credit=credit, factor=factor)
-
-
-def advantage_credit(
-    config: Config,
-    reward: jax.Array,
-    exists: jax.Array,
-    keep: jax.Array,
-    factor: jax.Array,
-) -> jax.Array:
-    """`[B, G]` float32: advantage times `factor` of kept completions, 0 of others."""
-    sees = exists if config.pool_statistics else keep
-    advantage = stages.advantages(config, reward, sees)
-    return jnp.where(keep, advantage * factor, 0.0)
 
 
 def rows_to_train(parts: Components, seen: Groups, given: Credit) -> TrainRows:

@@ -105,8 +105,10 @@ class Driver(Protocol):
         """Completions of a request, with their outcomes."""
         ...
 
-    def timed(self, stage: str) -> Any:
-        """A context manager that adds the time of its block to a stage."""
+    def call_timed(
+        self, stage: Any, function: Callable, parts: Components, *args: Any
+    ) -> Any:
+        """As `call`; the time is that of a stage: rollout, verify or update."""
 
     def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
         """As `call`, for the last call of a step: the train state may be donated."""

@@ -292,6 +292,19 @@ def advantages(config: Config, reward: Array, exists: Array) -> jax.Array:
 # ----- per token
 
 
+def advantage_credit(
+    config: Config,
+    reward: Array,
+    exists: Array,
+    keep: jax.Array,
+    factor: jax.Array,
+) -> jax.Array:
+    """`[B, G]` float32: advantage times `factor` of kept completions, 0 of others."""
+    sees = exists if config.pool_statistics else keep
+    advantage = advantages(config, reward, sees)
+    return jnp.where(keep, advantage * factor, 0.0)
+
+
 def multipliers(config: Config, tokens: Tokens) -> jax.Array:
     """`[M, T]` float, multiplier of the policy term of each token, by `modulate`."""
     shape = tokens.mask.shape

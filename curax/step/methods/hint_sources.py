@@ -69,9 +69,8 @@ def write(
     ) -> tuple[jax.Array, Written, Tally]:
         number, written, cost = carry
         todo = drive.call_task(unreadable, parts, prompts, wanted, written)
-        with drive.timed("rollout"):
-            args = state, contexts, todo, number
-            new = drive.call(sample, parts, *args)
+        args = state, contexts, todo, number
+        new = drive.call_timed("rollout", sample, parts, *args)
         return number + 1, *drive.call(rewrite, parts, written, cost, new)
 
     start = drive.call(blank, parts, contexts)
@@ -192,7 +191,8 @@ def read(
 def zero_tally(levels: int) -> Tally:
     """Metrics of hints, all zero, so that the carry of a loop has every name."""
     zero = jnp.float32(0)
-    names = ["rollout/drawn", "rollout/tokens", "outcome/missing"]
+    names = ["rollout/drawn", "rollout/tokens"]
+    names += ["outcome/missing", "outcome/out_of_range"]
     names += [f"hint/{x}" for x in ("written_tokens", "leaked", "overlong", "missing")]
     for k in range(1, levels + 1):
         names += [f"hint/asked_{k}", f"hint/opened_{k}"]

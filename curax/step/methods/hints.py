@@ -289,14 +289,9 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
         context=place.context,
         exists=jnp.where(there, row < parts.rows, place.exists),
     )
-    missing = rollouts.exists & jnp.isnan(outcome)
-    counts = {
-        "rollout/drawn": metrics.count(rollouts.exists),
-        "rollout/tokens": metrics.count(rollouts.mask),
-        "outcome/missing": metrics.count(missing),
-    }
     tally = level_metrics(parts, request.level, mine, opens, seen)
-    tally = dataclasses.replace(tally, counts=tally.counts | counts)
+    counts = tally.counts | metrics.counts_of(rollouts, outcome)
+    tally = dataclasses.replace(tally, counts=counts)
     drawn = dataclasses.replace(
         old,
         contexts=jax.tree.map(
@@ -399,7 +394,8 @@ def after_update(
 ) -> HintMemory:
     """Memory of hints after a step: the level of the next visit, and who had a hint.
 
-    A prompt that was not drawn at the level planned for it keeps that level.
+    A prompt that was not drawn at the level planned for it keeps that level. Of one
+    that the step has twice the last group decides.
     """
     del params
     how, memory = parts.config.hint, state.methods[NAME]
@@ -418,7 +414,11 @@ def after_update(
             kind="integer",
             levels=how.levels,
         )
-        level = level.at[who].set(jnp.where(drawn.level == planned, then, planned))
+        size = level.shape[0]
+        once = jnp.where(grids.last_of_each(who, size=size), who, size)  # out: dropped
+        level = level.at[once].set(
+            jnp.where(drawn.level == planned, then, planned), mode="drop"
+        )
     return HintMemory(level=level, hinted=memory.hinted.at[who].max(drawn.level > 0))
 
 

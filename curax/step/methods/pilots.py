@@ -104,7 +104,6 @@ def explored(
         typical = jnp.sqrt(masked.mean(norm**2, of))
     draws = masked.total(seen.exists, seen.exists)
     solved = masked.total(seen.outcome, seen.exists)
-    missing = rollouts.exists & jnp.isnan(outcome)
     return dataclasses.replace(
         request,
         known=Difficulty(
@@ -115,7 +114,7 @@ def explored(
             tokens=masked.mean(seen.length, seen.exists),
         ),
         memory=draw.observe(parts, request.memory, request.prompts, seen),
-        explored=metrics.of_pilots(rollouts, missing=missing),
+        explored=metrics.of_pilots(rollouts, outcome),
         visited=True,
     )
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from curax import hint
-from curax.arrays import metrics
+from curax.arrays import grids, metrics
 from curax.arrays.metrics import Tally
 from curax.config import Config
 from curax.settings.declared import declares
@@ -72,7 +72,8 @@ def after_update(
 ) -> Solved:
     """The memory with the first right completion of each group of the step.
 
-    Right is an outcome above 0.5, with a hint or without.
+    Right is an outcome above 0.5, with a hint or without. Of a prompt that the step has
+    twice the last such group counts.
     """
     del params
     solved: Solved = state.methods[NAME]
@@ -83,7 +84,9 @@ def after_update(
     tokens, mask = drawn.rollouts.tokens[row], drawn.rollouts.mask[row]
     mask = mask & ~jnp.isin(tokens, jnp.asarray(parts.task.end, jnp.int32))
     length = jnp.sum(mask, -1, dtype=jnp.int32)
-    who = jnp.where(jnp.any(right, -1), drawn.prompts.id, len(solved.length))
+    size = solved.length.shape[0]
+    who = jnp.where(jnp.any(right, -1), drawn.prompts.id, size)
+    who = jnp.where(grids.last_of_each(who, size=size), who, size)  # out: dropped
     return Solved(
         tokens=solved.tokens.at[who].set(jnp.where(mask, tokens, 0), mode="drop"),
         length=solved.length.at[who].set(length, mode="drop"),

@@ -110,8 +110,8 @@ def looks(drive: Driver, parts: Components, state: TrainState, ids: jax.Array) -
         some = drive.call(block, parts, ids, number)
         prompts = drive.call_task(prompts_of, parts, some)
         reference = drive.call_task(references.references_of, parts, prompts)
-        with drive.timed("rollout"):
-            new = drive.call(look, parts, state, prompts, reference, number)
+        args = state, prompts, reference, number
+        new = drive.call_timed("rollout", look, parts, *args)
         return number + 1, drive.call(put, parts, found, new, number)
 
     empty = tuple(jnp.zeros(ids.shape, jnp.float32) for _ in range(4))

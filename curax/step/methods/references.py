@@ -23,7 +23,6 @@ from curax.config import Config
 from curax.rollout import extend, prefill
 from curax.step import stages
 from curax.step.draw import policy
-from curax.step.learn import advantage_credit
 from curax.step.optimise import settings
 from curax.step.records import (
     Components,
@@ -317,7 +316,7 @@ def batch(
     if not how.answers:
         rest = jnp.where(seen.exists, grids.grid(scored.rest, seen.row, fill=0.0), 0.0)
         args = parts.config, rest, seen.exists, given.keep, given.factor
-        own = advantage_credit(*args).reshape(-1)[rows.place]
+        own = stages.advantage_credit(*args).reshape(-1)[rows.place]
         own = jnp.where(jnp.any(batch.mask, -1), own, 0.0)
         answer = batch.mask & (column >= thought[:, None])
         batch = dataclasses.replace(

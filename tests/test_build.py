@@ -1,0 +1,73 @@
+"""Methods that cannot go together are refused when the components are built."""
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import small
+
+from curax import gate, stop
+from curax.config import Sampling, Stop
+from curax.settings.declared import declares
+from curax.step.build import build
+from curax.step.records import Method
+
+PLAIN = small.get_config()
+
+
+def like(own):
+    """Another function that does the same."""
+    return lambda *args, **options: own(*args, **options)
+
+
+def having(*methods):
+    """The config with methods of one's own, each declared by a function of a stage."""
+    config = PLAIN
+    for field, method in zip(("gate", "allocate"), methods, strict=False):
+        own = getattr(PLAIN, field)
+        config = replace(config, **{field: declares(method=method)(like(own))})
+    return config
+
+
+def nothing(*args):
+    """A hook that is never called here."""
+    raise AssertionError(args)
+
+
+JUDGE = Method(name="judge", grade=nothing)
+CHOOSER = Method(name="chooser", prompt_ids=nothing)
+SIZES = PLAIN.sampling
+UNTIL = Stop(rule=partial(stop.balanced, right=1, wrong=1), round_size=1)
+WRONG = {
+    "2 methods are called judge, ": having(JUDGE, Method(name="judge")),
+    "judge and other both have grade, ": having(
+        JUDGE, Method(name="other", grade=nothing)
+    ),
+    "chooser and other both have prompt_ids, ": having(
+        CHOOSER, Method(name="other", prompt_ids=nothing)
+    ),
+    "payer has reward or shown, ": having(Method(name="payer", reward=nothing)),
+    "sampling.rounds=2 draws completions by their outcomes, which judge ": replace(
+        having(JUDGE), sampling=replace(SIZES, rounds=2)
+    ),
+    "stop draws completions by their outcomes, which judge ": replace(
+        having(JUDGE), stop=UNTIL
+    ),
+    "sampling.rounds=2 asks for the next prompts of the data, and chooser ": replace(
+        having(CHOOSER), sampling=replace(SIZES, rounds=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("begins", WRONG)
+def test_methods_that_cannot_go_together_are_refused_in_a_sentence(begins):
+    with pytest.raises(ValueError, match=f"^{re.escape(begins)}.*[.]$"):
+        build(WRONG[begins])
+
+
+def test_methods_that_can_are_built_in_their_order():
+    assert isinstance(SIZES, Sampling)
+    judged = build(having(JUDGE, CHOOSER))
+    assert {method.name for method in judged.methods} == {"judge", "chooser"}
+    assert build(replace(having(JUDGE), gate=gate.none)).methods == ()
