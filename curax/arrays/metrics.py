@@ -91,13 +91,13 @@ def of_rollouts(
 
 
 def of_pilots(rollouts: Rollouts, *, missing: jax.Array) -> Tally:
-    """Counts of pilots, which are in the counts of all rollouts and in their own."""
+    """Counts of pilot completions, under the names of all rollouts and their own."""
     counts = _counts(rollouts, missing)
     return Tally(means={}, counts=counts | {"pilot/drawn": counts["rollout/drawn"]})
 
 
 def _counts(rollouts: Rollouts, missing: jax.Array) -> dict[str, jax.Array]:
-    """Completions, tokens and missing outcomes."""
+    """Counts of completions, tokens and missing outcomes, by metric name."""
     return {
         "rollout/drawn": count(rollouts.exists),
         "rollout/tokens": count(rollouts.mask),

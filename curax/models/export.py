@@ -152,7 +152,7 @@ def write_new(
     style: int = 5,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the checkpoint of a model that came from none.
+    """Write a checkpoint of a model that was not loaded from one.
 
     The architecture and all other sizes follow from the parameters.
 
@@ -307,7 +307,7 @@ def _folder(destination: str | Path) -> Iterator[Path]:
 
 
 def _describe(folder: Path, form: Mapping[str, Any] | None, card: str | None) -> None:
-    """Write the prompt form and the model card, those that there are."""
+    """Write the prompt form and the model card, where they are given."""
     if form is not None:
         prompt_form.write(folder, form)
     if card is not None:
