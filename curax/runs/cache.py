@@ -1,4 +1,4 @@
-"""What keys and values take in decoding, said before a run draws anything."""
+"""Memory of the KV cache in decoding, printed before a run draws anything."""
 
 import os
 

@@ -41,7 +41,7 @@ File = tuple[Path, os.stat_result]  # path and status
 
 
 class Session(NamedTuple):
-    """What a dashboard is opened with."""
+    """Arguments with which a dashboard is opened."""
 
     workdir: Path
     config: Any  # described, as in config.json
@@ -50,7 +50,7 @@ class Session(NamedTuple):
 
 
 class Dashboard(Protocol):
-    """Where metrics and logged completions of a run are shown.
+    """Interface of a dashboard that shows metrics and completions of a run.
 
     Attributes:
         id: of its run, kept in the run folder.
@@ -310,7 +310,7 @@ class Dashboards:
         step: int,
         warn: Callable[[str], None],
     ):
-        """Open them; the ids of their runs are kept in the run folder.
+        """Open all dashboards; ids of their runs are kept in the run folder.
 
         Args:
             named: of `logging.dashboards`.

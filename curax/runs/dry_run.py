@@ -112,7 +112,7 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
 
 
 def sizes(loop: Loop) -> list[str]:
-    """Lines that say on what and with which sizes a run would be made."""
+    """Lines on the devices of a run, and on the sizes of its steps."""
     config, devices = loop.parts.config, jax.devices()
     mesh = dict(loop.mesh.shape) if loop.mesh else {}
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)

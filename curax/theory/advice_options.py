@@ -109,7 +109,7 @@ def check(args: Namespace) -> None:
 
 
 def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
-    """Beliefs as a gradients.json has them, cut to what they may be.
+    """Measured kappa, rho and nu of a gradients.json, clipped to their ranges.
 
     Args:
         path: the file.
