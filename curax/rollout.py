@@ -362,7 +362,7 @@ class Table:
     """State of the decoding loop: K slots, and the completions written so far."""
 
     time: jax.Array  # [] int32, steps of the loop
-    written: jax.Array  # [T] int32, the step at which each column was; before all: -T
+    written: jax.Array  # [T] int32, step at which each column was written; at first -T
     opened: jax.Array  # [C] int32, rows of each group that may be drawn
     started: jax.Array  # [D, C / blocks] int32, rows that each shard has drawn of them
     done: jax.Array  # [N] bool, has ended; read by a stopping rule alone
@@ -473,7 +473,7 @@ class Places:
         return own, self.contexts // math.gcd(self.contexts, self.shards) * self.prompt
 
     def slots(self, most: int, *, bound: float, token: float) -> int:
-        """Slots whose keys and values fit with those of the contexts.
+        """Number of slots whose cache fits beside that of the contexts.
 
             K = min(most, D floor((bound / token - P C / gcd(C, D)) / T))
 

@@ -210,7 +210,7 @@ def over_lines(
             lines, as that of `over_parts`.
         rows: as `over_parts`.
         mask: as `over_parts`.
-        how: rows are packed. Several lines of a shard together are as of more shards.
+        how: sizes of lines; several of a shard at a time count as those of more shards.
 
     Returns:
         As `over_parts`.

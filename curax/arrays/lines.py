@@ -46,8 +46,8 @@ class Line:
 class Visible:
     """Visibility in packed lines: a query sees keys of its context and of its own row.
 
-    A line of each of D shards. The first token of a row is nobody's key: it stands for
-    the last of the context.
+    A line of each of D shards. The first token of a row is no key: it stands for the
+    last token of the context.
     """
 
     row: jax.Array  # [D, U] int32 in [0, R], R: an empty tile

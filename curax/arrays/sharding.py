@@ -17,7 +17,7 @@ Names = tuple[str | None, ...]
 def platform() -> str:
     """Platform that a program is traced for, as `tpu`: of the mesh in context, if any.
 
-    A mesh may be one of devices that are not here. Without one it is the default.
+    The devices of a mesh may be absent. Without a mesh it is the default platform.
     """
     mesh = jax.sharding.get_abstract_mesh()
     device = None if mesh.empty else mesh.abstract_device

@@ -155,7 +155,7 @@ def _pairing(gaps: Mapping[str, Any]) -> str:
 
 
 def _spread(triple: Any, sign: str = "", digits: int = 3) -> str:
-    """Text of a number with its interval."""
+    """Text of a number with its interval in brackets."""
     shown = ["-" if x is None else f"{x:{sign}.{digits}f}" for x in triple]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]"
 

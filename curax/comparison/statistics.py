@@ -1,7 +1,7 @@
 """Statistics of few runs: interquartile means, gaps, their intervals, times to a rate.
 
 Values come in strata, an array `[..., n]` each: the runs of a recipe under one
-condition, a value per seed. Strata are resampled apart and then taken together.
+condition, a value per seed. Strata are resampled separately and then pooled.
 
 An interval is the estimate plus or minus t times its bootstrap standard error:
 
@@ -288,8 +288,8 @@ class Survival(NamedTuple):
 def survival(given: Waits, level: float = LEVEL) -> Survival:
     """Kaplan-Meier estimate of the share of runs still below the threshold.
 
-    The interval is that of log(-log S) by Greenwood's variance; where nobody waits any
-    more it has no such interval, and the last one before is taken for its upper end.
+    The interval is that of log(-log S) by Greenwood's variance; where the share
+    is 0 that is undefined, and the upper end is the last defined one.
     """
     from scipy import stats
 

@@ -145,8 +145,8 @@ def flash_long(
     """`flash` without a mask, for rows whose visible keys are the last ones.
 
     Each row's first visible key is moved to the front, and queries to the places of
-    their own keys, behind some that nobody reads. So causality and a number of keys
-    tell the kernel what is visible; it makes up to 2 S / Q times the products.
+    their own keys, behind padding. So causality and the number of keys tell the kernel
+    what is visible; it computes up to 2 S / Q times as many products.
 
     Args:
         q: `[N, heads, Q, d]`.

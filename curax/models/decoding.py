@@ -291,8 +291,8 @@ def of_blocks(
 class Shared:
     """Prefixes of one device, and the tiles of slots that read them.
 
-    A CPU takes a few tiles at a time, those that there are; other devices take all at
-    once, as a loop inside of a token costs them more than tiles without slots.
+    A CPU computes a few tiles at a time and skips empty ones; other devices compute all
+    at once, as a loop inside a decoding step costs them more than empty tiles.
     """
 
     k: jax.Array  # [C, kv_heads, P, d]
@@ -333,7 +333,7 @@ class Shared:
     def over_tiles(self, part: Callable[[Callable[..., jax.Array]], Any]) -> Any:
         """Output of `part` for all tiles; on a CPU for a few tiles at a time.
 
-        Tiles that there are not may be left out, with zeros in their place.
+        Empty tiles may be left out, with zeros in their place.
         """
         most = self.tiles.slot.shape[0]
         number = COPIED // (math.prod(self.k.shape[1:]) * self.k.dtype.itemsize)

@@ -254,7 +254,7 @@ def _scale(params: Any, alpha: float | None) -> float:
 
 
 def others(source: Path, only: Sequence[str] = ("*",)) -> list[Path]:
-    """The files of a checkpoint to copy, relative to its folder: all but weights.
+    """Files of a checkpoint to copy, relative to its folder: all but weights.
 
     Links to folders are left behind. Those to files are followed inside the folder,
     and to the blobs of a cache, whose snapshots are folders of links.

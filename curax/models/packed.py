@@ -93,7 +93,7 @@ def segments(
     """`attend` on one device by a TPU kernel with segments.
 
     The keys of a line are those of its rows' contexts, R P of them, and its own. Row r
-    and its context are segment r + 1; what nobody sees is in segment 0.
+    and its context are segment r + 1; keys that no query sees are in segment 0.
 
     Args:
         q: as `attend`.

@@ -122,7 +122,7 @@ def plan(
         auto: try all meshes that divide; else the one of the config.
         compiles: compile the programs, of several meshes until one fits.
         quick: compile with the least effort.
-        say: told what is being done.
+        say: called with text on what is being done.
 
     Raises:
         ConfigError: in a sentence, for a mesh or a slice that cannot be.

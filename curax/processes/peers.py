@@ -37,17 +37,17 @@ def start(
 ) -> None:
     """Start `jax.distributed`, before JAX has done anything else.
 
-    A process that has not found all others in time says so and ends.
+    A process that does not find all others in time prints a message and ends.
 
     Args:
         coordinator: HOST:PORT of process 0; None: of the cluster that JAX detects.
         processes: number of processes; None: of the cluster.
         process: number of this one, from 0; None: of the cluster.
-        saved: the phrase on what is saved, for the sentence that tells of a lost one.
+        saved: text on the last checkpoint, for the message about a lost process.
         seconds: for all to find each other.
 
-    Where a cluster seemed to be there and JAX finds none, this process is warned and
-    alone; the lock of the run folder keeps several such processes apart.
+    Where a cluster was detected and JAX finds none, this process warns and runs alone;
+    the lock of the run folder keeps several such processes apart.
 
     Raises:
         ConfigError: the other processes were not reached.
@@ -217,7 +217,7 @@ def share(rows: np.ndarray) -> np.ndarray:
 
 
 def finish(status: int) -> None:
-    """Before a process returns its exit status: wait for the others, or leave at once.
+    """Wait for the others before a normal exit; leave at once after an error.
 
     Where the run is complete or was stopped, all wait for each other. After an error a
     process leaves without the others, which notice.
@@ -252,7 +252,7 @@ def settle() -> None:
 def fail(error: BaseException) -> None:
     """End this process after an uncaught exception; with one process, raise it.
 
-    Where it came of the end of another process, the watch says that instead.
+    If another process has ended, the watch reports that instead.
     """
     if _watch is None:
         raise error

@@ -45,11 +45,11 @@ def _on_abort(call: Callable[[], None]) -> Any:
 def within(seconds: float, saved: Callable[[], str]) -> Iterator[None]:
     """Context that ends this process with status 1 unless all are found in time.
 
-    So too where JAX gives up before, which says nothing a user could go by.
+    Also where JAX aborts earlier, as its own message does not help a user.
 
     Args:
-        seconds: until then.
-        saved: the phrase on what is saved.
+        seconds: time to find them.
+        saved: text on the last checkpoint, for the message.
     """
     ending = threading.Lock()
 
@@ -79,9 +79,9 @@ def within(seconds: float, saved: Callable[[], str]) -> Iterator[None]:
 class Watch:
     """The connections of one process, and what it does when another has ended.
 
-    With a lost process the run is lost: this one says so and ends with status 1. A
-    process that fails says why before it ends; the others give it `GRACE` to do so, and
-    use that time to say what went wrong with themselves, which may be the same.
+    If a process is lost, this one reports it and ends with status 1. A process that
+    fails reports why before it ends; the others wait `GRACE` for it, and meanwhile
+    report errors of their own, which may be the same.
     """
 
     def __init__(self, index: int, count: int, saved: Callable[[], str]):
@@ -90,7 +90,7 @@ class Watch:
         Args:
             index: number of this process, from 0.
             count: processes of the run.
-            saved: the phrase on what is saved.
+            saved: text on the last checkpoint, for messages.
         """
         self._index, self._count = index, count
         self._links: dict[int, socket.socket] = {}  # by the other process
@@ -205,7 +205,7 @@ class Watch:
     def settle(self) -> None:
         """Wait for the watch to end this process if another is lost; else return.
 
-        The watch says what is gone, and ends this process meanwhile.
+        The watch reports the lost process, and ends this one meanwhile.
         """
         if self._dead.wait(1.0):
             time.sleep(4 * GRACE)
@@ -213,7 +213,7 @@ class Watch:
     def leave(self, status: int) -> None:
         """End this process with a status, without JAX's wait for the others.
 
-        A process that fails by itself has said why.
+        A process that fails by itself has reported why.
         """
         with self._lock:
             if self._leaving:  # a thread of this object ends the process

@@ -65,7 +65,7 @@ class Dashboard(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Send buffered rows and end the dashboard's run."""
         ...
 
 
@@ -299,7 +299,7 @@ def check(named: Iterable[str | Function]) -> None:
 
 
 class Dashboards:
-    """The dashboards of a run. One that fails is left, with one warning."""
+    """The dashboards of a run; one that fails is closed, with a warning."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class Dashboards:
                 yield one.file
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Send buffered rows and close all dashboards."""
         for name, one in list(self._open.items()):
             with self._guard(name, one):
                 one.close()
@@ -359,7 +359,7 @@ class Dashboards:
         return _Guard(self, name, one)
 
     def leave(self, name: str, error: BaseException) -> None:
-        """Go on without a dashboard; its error may quote secrets and is not shown."""
+        """Stop using a dashboard; its error may quote secrets and is not shown."""
         self._open.pop(name, None)
         self._warn(
             f"{name} failed ({type(error).__name__}), so the run goes on without it; "

@@ -32,7 +32,7 @@ def own(rollouts: Rollouts) -> Rollouts:
 
 
 def join(verdicts: Sequence[Verdicts]) -> list[Verdicts]:
-    """Verdicts on all completions, from those of each process on its own.
+    """Verdicts on all completions, joined from those of all processes.
 
     Args:
         verdicts: of this process; as many, of the same rollouts, on every process.

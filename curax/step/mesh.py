@@ -1,4 +1,4 @@
-"""The device mesh, and which logical axis of an array lies along which axis of it."""
+"""The device mesh, and the rules that map logical axes of arrays to its axes."""
 
 import contextlib
 import dataclasses

@@ -247,7 +247,7 @@ def ask(prompts: Prompts) -> Contexts:
 
 
 def _before(prompts, block, mask):
-    """Contexts of a block and a prompt, left-padded where the block is missing."""
+    """Contexts of a block and then a prompt, left-padded where there is no block."""
     return Contexts(
         tokens=jnp.concatenate([block, prompts.tokens], -1),
         mask=jnp.concatenate([mask, prompts.mask], -1),

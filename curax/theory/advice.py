@@ -135,7 +135,7 @@ def _credit_of(config: Config) -> tuple[Any, ...]:
 
 
 def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
-    """Draws, cost and progress of a recipe in one size; or the sentence that refuses.
+    """Draws, cost and progress of a recipe at a size; an error sentence if refused.
 
     Args:
         config: the recipe.
@@ -200,7 +200,7 @@ def _memory(config: Config, known: Known) -> tuple[float | None, int]:
 
 
 def _sizes(config: Config, known: Known) -> list[Size]:
-    """Sizes to predict: where nothing is remembered, allocation has but one."""
+    """Sizes to predict: only the recipe's own where allocation lacks its memory."""
     held, often = _memory(config, known)
     if visits.remembers(config) and held is None and not often:
         return [sizes.size_of(config)]
@@ -331,7 +331,7 @@ def rank(
 
 
 def _notes(among: Candidates, known: Known) -> list[str]:
-    """Sentences on memories that hold nothing, and on what is not counted."""
+    """Sentences on empty memories, token weights and the meaning of progress."""
     found = []
     idle = [
         name
@@ -359,7 +359,7 @@ def _notes(among: Candidates, known: Known) -> list[str]:
 
 
 def _in_threads(calls: Sequence[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
-    """Index and result of each call, as they end; compiling leaves Python's lock."""
+    """Yield (index, result) of calls as they end; compiling releases Python's lock."""
     pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 4))
     try:
         at: dict[Future[Any], int] = {

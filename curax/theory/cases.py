@@ -43,7 +43,7 @@ class Cases:
     how: tuple[str, ...]  # why batches are random; empty: they are enumerated
 
     def most(self, group: int) -> np.ndarray:
-        """`[R, G + 1]` probability of each number of completions it may draw."""
+        """`[R, G + 1]` probability of each number of completions of the prompt."""
         each = self.count[self.place][..., None] == np.arange(group + 1)
         return self.chance @ each.mean(1)
 

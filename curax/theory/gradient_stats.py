@@ -128,7 +128,7 @@ def cosines(each: Estimates, bins: np.ndarray, gram: np.ndarray) -> np.ndarray:
 
     Over pairs of distinct prompts, the mean of grad p . grad p', over the root of the
     mean |grad p|^2 in each bin. Unbiased but for that root; 0 where a bin has fewer
-    than two prompts, or no gradient that is told from its noise.
+    than two prompts, or no gradient above its noise.
 
     Args:
         each: `[K]` prompts.
@@ -174,8 +174,8 @@ def varied(sums: Sums) -> float:
 def shrunk(each: Estimates, draws: np.ndarray) -> Estimates:
     """Estimates with V shrunk halfway to the prediction of score norms.
 
-    Half of V as estimated, half what the norms say, G^2 p (1 - p) with half a right and
-    half a wrong completion more, scaled to the mean of V: few draws give V = 0.
+    The mean of V as estimated and of G^2 p (1 - p), with p smoothed by half a right and
+    half a wrong completion, scaled to the mean of V: few draws may give V = 0.
     """
     norms = each.square * smoothed(each.p * draws, draws)
     scale = np.mean(each.variance) / np.mean(norms)
