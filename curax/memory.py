@@ -115,7 +115,7 @@ def dead_groups(
     *,
     most: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Predicted and observed share of dead groups, and the z-score of the latter.
+    """Expected share of dead groups, its standard deviation, and z of the observed one.
 
         P(dead) = prod_{j<n} (b + j) / (a + b + j) + prod_{j<n} (a + j) / (a + b + j)
 

@@ -125,7 +125,7 @@ def _places(entries: Any, axis: str, question: Question) -> dict[str, float]:
 def values_at(
     entry: Entry, axis: str, share: Any, places: Any, question: Question
 ) -> list[np.ndarray]:
-    """`[..., R]` pass rates by condition, at fractions `[...]` of the axis."""
+    """`[..., R]` pass rates by condition, at fractions `[...]` of the place."""
     found = []
     for condition, history in entry.histories.items():
         spent = history.spent(axis, question.prices)

@@ -74,7 +74,7 @@ class ByRate(NamedTuple):
     axes: np.ndarray  # [A, K], a
 
     def at(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """kappa `[R]`, G^2 `[R]` and a `[A, R]` at pass rates p, linear in log-odds."""
+        """kappa `[R]`, G^2 `[R]`, a `[A, R]` at p: linear in log-odds, flat outside."""
         x, own = (np.log(q) - np.log1p(-q) for q in (p, self.p))
         axes = np.stack([np.interp(x, own, axis) for axis in self.axes])
         explained, square = self.explained, self.square
