@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def again(argv: Sequence[str]) -> str:
-    """The command line that goes on."""
+    """Command line that resumes the comparison."""
     begin = [sys.orig_argv[0], "-m", "curax.compare"]
     if Path(sys.argv[0]).stem == "curax":  # the command that pip installed
         begin = [sys.argv[0], "compare"]

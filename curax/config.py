@@ -460,7 +460,7 @@ def load(path: str | Path) -> Config:
 
 
 def made_by(path: Path, function: str, kind: type[Made]) -> Made:
-    """What a function of a Python file returns.
+    """Return value of a function in a Python file, checked to be of a class.
 
     Args:
         path: Python file, which exists.

@@ -1,4 +1,4 @@
-"""Which training prompts a step takes: a stateless shuffle, its state one integer."""
+"""Selection of a step's training prompts by a stateless shuffle, from one integer."""
 
 import jax
 import jax.numpy as jnp

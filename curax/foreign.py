@@ -79,7 +79,7 @@ LOSS_FIX = {  # loss_type without a counterpart: why, and the nearest that has o
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """A recipe and what was left out of it.
+    """A recipe converted from TRL, with options and details that it leaves out.
 
     Attributes:
         fields: arguments of `testbed.embedded`.
@@ -283,7 +283,7 @@ def _batch(options: Mapping[str, Any]) -> tuple[Sampling, Update, int]:
 
 
 def _multiple(rows: int, group: int) -> int:
-    """The smallest multiple of both."""
+    """Least common multiple of `rows` and `group`."""
     return next(n for n in range(rows, rows * group + 1, rows) if n % group == 0)
 
 

@@ -1,4 +1,4 @@
-"""The difficulty memory: what earlier visits to a prompt have shown."""
+"""The difficulty memory: discounted counts from earlier visits to each prompt."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from curax.types import Difficulty, PromptMemory
 
 
 def forget(num_prompts: int) -> PromptMemory:
-    """A memory that has seen nothing: `[num_prompts]` zeros."""
+    """An empty memory: `[num_prompts]` zeros."""
     return PromptMemory(
         draws=jnp.zeros(num_prompts, jnp.float32),
         solved=jnp.zeros(num_prompts, jnp.float32),
@@ -18,7 +18,7 @@ def forget(num_prompts: int) -> PromptMemory:
 
 
 def discount(half_life: float | jax.Array) -> jax.Array:
-    """Factor per visit that halves what is remembered in `half_life` visits."""
+    """Discount per visit, under which counts halve in `half_life` visits."""
     return jnp.exp2(-1.0 / jnp.asarray(half_life, jnp.float32))
 
 
@@ -74,7 +74,7 @@ def observe(
 def difficulty(
     memory: PromptMemory, prompt_id: jax.Array, *, prior: tuple[float, float]
 ) -> Difficulty:
-    """What the memory knows of prompts.
+    """Estimated difficulty of prompts, from the memory and a Beta prior.
 
         pass_rate = (S+ + a) / (S + a + b)        under a Beta(a, b) prior
 
@@ -115,7 +115,7 @@ def dead_groups(
     *,
     most: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """How many groups should be dead by what the memory believes, and how many are.
+    """Expected share of dead groups, its standard deviation, and z of the observed one.
 
         P(dead) = prod_{j<n} (b + j) / (a + b + j) + prod_{j<n} (a + j) / (a + b + j)
 

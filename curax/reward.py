@@ -37,7 +37,7 @@ def on_device(task: Task, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
 
 
 class Verdicts(NamedTuple):
-    """What a verifier on the host said."""
+    """Outcomes by a host verifier, and the reasons why others are missing."""
 
     outcome: np.ndarray  # [N] float32, NaN where missing
     missing: Counter[str]  # rows without an outcome, by the kind of reason
@@ -91,7 +91,7 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
 
 
 def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:
-    """The outcome of one completion, or why there is none."""
+    """Outcome of one completion, or the reason why it is missing."""
     try:
         result = task.verify(target, tokens)
         return None if result is None else float(result)

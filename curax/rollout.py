@@ -37,7 +37,7 @@ from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
 
 @flax.struct.dataclass(kw_only=True)
 class Prefix:
-    """What the model makes of the contexts: shared by all rows conditioned on them."""
+    """Keys, values and last features of the contexts, shared by all their rows."""
 
     cache: Any  # per layer k, v [C, kv_heads, P, d]
     last: jax.Array  # [C, D] features of the last token: they predict the first
@@ -47,7 +47,7 @@ class Prefix:
         return jax.tree.map(lambda leaf: leaf[context], self)
 
     def dealt(self, queue: "Queue") -> "Prefix":
-        """What the slots of each shard read, its block: `[D, C / blocks, ...]`.
+        """Prefixes of each shard's block of contexts, `[D, C / blocks, ...]`.
 
         Shards lie over the data axes of the mesh; heads stay sharded over `tensor`.
         """
@@ -66,7 +66,7 @@ class Prefix:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """When a prompt needs no more completions.
+    """Stopping rule of the sampler: when a prompt needs no more completions.
 
     All rows of a prompt must have one context.
 
@@ -247,7 +247,7 @@ def sample(
 
 @flax.struct.dataclass(kw_only=True)
 class Queue:
-    """The rows of a plan that exist, group by group, and which shard draws them.
+    """The rows of a plan that exist, group by group, and the shards that draw them.
 
     A group is the rows of a context; with a stopping rule, of a prompt. The groups are
     cut into blocks, gcd(C, D) of them for D shards of slots. A block is that of one
@@ -262,7 +262,7 @@ class Queue:
 
     @classmethod
     def of(cls, plan: Plan, group: jax.Array, groups: int) -> "Queue":
-        """The queue of a plan whose rows are of these groups `[N]`, C of them."""
+        """Queue of a plan, from the group in [0, C) of each row, `[N]`."""
         order = (plan.slot, plan.prompt, group, ~plan.exists)
         asked = plan.exists.astype(jnp.int32)
         wanted = jnp.zeros(groups, jnp.int32).at[group].add(asked)
@@ -275,12 +275,12 @@ class Queue:
 
     @property
     def blocks(self) -> int:
-        """Blocks of groups."""
+        """Number of blocks of groups."""
         return math.gcd(self.first.shape[0], self.shards)
 
     @property
     def sharing(self) -> int:
-        """Shards of each block."""
+        """Number of shards that draw the rows of one block."""
         return self.shards // self.blocks
 
     def at(self, place: jax.Array) -> jax.Array:
@@ -288,7 +288,7 @@ class Queue:
         return self.row[jnp.minimum(place, self.row.shape[0] - 1)]
 
     def dealt(self) -> jax.Array:
-        """Groups in an order whose blocks want about as many rows each, `[C]` int32.
+        """`[C]` int32 order of groups, in which blocks have about equally many rows.
 
         Those that want most are dealt first, to the blocks in turn, there and back.
         """
@@ -299,13 +299,13 @@ class Queue:
         return jnp.where(back, laps[:, ::-1], laps).T.reshape(-1)
 
     def of_shards(self, of_groups: jax.Array) -> jax.Array:
-        """`[D, C / blocks]`: of each shard, what its block is, given `[C]`."""
+        """`[D, C / blocks]` values of each shard's block, from those by group `[C]`."""
         blocks = of_groups.reshape(self.blocks, 1, -1)
         return jnp.repeat(blocks, self.sharing, 1).reshape(self.shards, -1)
 
     @property
     def turn(self) -> jax.Array:
-        """`[D, C / blocks]` int32 in [0, sharing): the first row it takes of a group.
+        """`[D, C / blocks]` int32 in [0, sharing): first row a shard draws of a group.
 
         From there on it takes every so many. Another shard of the block is the first to
         take one of the next group.
@@ -315,7 +315,7 @@ class Queue:
         return (shard + group) % self.sharing
 
     def shares(self, of_groups: jax.Array) -> jax.Array:
-        """`[D, C / blocks]` int32: how many it draws of the first `[C]` of a group."""
+        """`[D, C / blocks]` int32: rows a shard draws, of the first `[C]` of groups."""
         whole = self.of_shards(of_groups) - self.turn + self.sharing - 1
         return whole // self.sharing
 
@@ -341,17 +341,17 @@ class LoopInputs:
     sharing: int  # slots that are expected to have one context
 
     def prefix_of(self, row: jax.Array) -> jax.Array:
-        """`[K]` int32: which of its shard's prefixes each slot reads, given its row."""
+        """`[K]` int32: index in its shard of each slot's prefix, from its row."""
         return self.plan.context[row] % self.prefix.last.shape[1]
 
     def first_features(self, row: jax.Array) -> jax.Array:
-        """`[K, D]`, those that predict the first tokens of rows `[K]`."""
+        """`[K, D]` features that predict the first tokens of rows `[K]`."""
         own = self.prefix_of(row).reshape(self.queue.shards, -1)
         last = jax.vmap(lambda last, own: last[own])(self.prefix.last, own)
         return last.reshape(-1, last.shape[-1])
 
     def logits(self, features: jax.Array) -> jax.Array:
-        """`[K, V]` float32, of features `[K, D]`."""
+        """`[K, V]` float32 logits of features `[K, D]`."""
         return jnp.einsum(
             "nd,vd->nv", features, self.head, preferred_element_type=jnp.float32
         )
@@ -359,10 +359,10 @@ class LoopInputs:
 
 @flax.struct.dataclass(kw_only=True)
 class Table:
-    """The decoding slots, K of them, and what they have written so far."""
+    """State of the decoding loop: K slots, and the completions written so far."""
 
     time: jax.Array  # [] int32, steps of the loop
-    written: jax.Array  # [T] int32, the step at which each column was; before all: -T
+    written: jax.Array  # [T] int32, step at which each column was written; at first -T
     opened: jax.Array  # [C] int32, rows of each group that may be drawn
     started: jax.Array  # [D, C / blocks] int32, rows that each shard has drawn of them
     done: jax.Array  # [N] bool, has ended; read by a stopping rule alone
@@ -415,7 +415,7 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
 
 
 def empty(slots: int, prefix: jax.Array) -> jax.Array:
-    """A layer of the cache of slots, without a column: `[K, kv_heads, 0, d]`."""
+    """Empty cache of a layer for K slots: `[K, kv_heads, 0, d]`."""
     return jnp.zeros((slots, prefix.shape[-3], 0, prefix.shape[-1]), prefix.dtype)
 
 
@@ -442,7 +442,7 @@ def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
 def token_bytes(
     cache: Any, contexts: Contexts, parts: Callable[[int], int] = lambda heads: 1
 ) -> float:
-    """Bytes that keys and values of a token take of a device, all layers.
+    """Bytes per device of the keys and values of one token, all layers.
 
     Args:
         cache: of `prefill`, or its shapes, `[C, kv_heads, P, d]`.
@@ -457,7 +457,7 @@ def token_bytes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Places:
-    """What the cache of a draw is made of, whatever its slots."""
+    """Sizes of the cache of a draw, for any number of slots."""
 
     contexts: int  # C
     prompt: int  # P
@@ -465,7 +465,7 @@ class Places:
     shards: int  # D, over which slots lie
 
     def tokens(self, slots: int) -> tuple[int, int]:
-        """Tokens whose keys and values a shard holds: of K slots, and of contexts.
+        """Tokens in a shard's cache: (own ones of K slots, those of contexts).
 
         T ceil(K / D),  P C / gcd(C, D)
         """
@@ -473,7 +473,7 @@ class Places:
         return own, self.contexts // math.gcd(self.contexts, self.shards) * self.prompt
 
     def slots(self, most: int, *, bound: float, token: float) -> int:
-        """Slots whose keys and values fit with those of the contexts.
+        """Number of slots whose cache fits beside that of the contexts.
 
             K = min(most, D floor((bound / token - P C / gcd(C, D)) / T))
 
@@ -502,7 +502,7 @@ class Places:
 
 
 def widened(width: int, table: Table) -> Table:
-    """The table with so many columns."""
+    """The table with its cache widened to `width` columns."""
 
     def leaf(x):
         wide = jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2]), (0, 0)))
@@ -512,7 +512,7 @@ def widened(width: int, table: Table) -> Table:
 
 
 def goes_on(fixed: LoopInputs, width: int, table: Table) -> jax.Array:
-    """`[]` bool: some slot has a row, and none has one that fills all columns."""
+    """`[]` bool: whether some slot is active and none has filled all columns."""
     if width == fixed.max_tokens:  # which end there
         return somewhere(table.active)
     full = table.active & (table.count >= width)
@@ -538,7 +538,7 @@ def next_token(fixed: LoopInputs, width: int, table: Table) -> Table:
 
 
 def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Table:
-    """The table after the model has read the chosen tokens: features and a column.
+    """The table after the model has read the chosen tokens, with one column more.
 
     The column is the oldest: no slot has as many tokens as there are columns.
     """
@@ -572,7 +572,7 @@ def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Tab
 def unshared(
     model: Model, params, tokens, positions, seen, cache: SharedCache, column
 ) -> tuple[jax.Array, SharedCache]:
-    """`Model.features` of a model that knows no shared prefixes: they are copied."""
+    """`Model.features` for a model without shared prefixes, which are copied by row."""
     width = 0
 
     def join(prefix, own):
@@ -646,7 +646,7 @@ def refill(fixed: LoopInputs, table: Table) -> Table:
 
 @jax.custom_batching.custom_vmap
 def somewhere(slots: jax.Array) -> jax.Array:
-    """`[]` bool: whether any slot is; in a batch of samplers, any slot of any of them.
+    """`[]` bool: whether any slot is True; under vmap, any slot of any sampler.
 
     Where a condition differs within a batch, old and new would be chosen entry by entry
     of the cache, in every step. A sampler whose slots are all idle writes nothing, so
@@ -662,7 +662,7 @@ def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
 
 
 def write(out: Rollouts, table: Table, token, said, stop) -> Rollouts:
-    """Put the token of every active slot in its place, and what is known of it."""
+    """Completions with the next token of every active slot and its log-probs."""
     row = jnp.where(table.active, table.row, out.finished.shape[0])  # out: dropped
     behaviour, policy, entropy, score_sq_norm = said
 
@@ -689,7 +689,7 @@ def choose(
     top_k: int = 0,
     top_p: float | jax.Array = 1.0,
 ) -> tuple[jax.Array, ...]:
-    """One token per row, and what is known of it.
+    """Sampled token of each row, with its log-probs, entropy and score norm.
 
     Args:
         key: `[N]` PRNG keys.
@@ -737,7 +737,7 @@ def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Ar
 
 
 def cut_mass(rollouts: Rollouts) -> jax.Array:
-    """What top-k and top-p took from the policy, `[N, T]` float32 in [0, 1).
+    """Probability that top-k and top-p remove from the policy, `[N, T]` in [0, 1).
 
         1 - sum_{b kept} pi_b = 1 - pi_a / mu_a
 

@@ -171,7 +171,7 @@ class TrainState:
 
 @flax.struct.dataclass(kw_only=True)
 class SharedCache:
-    """Keys and values that decoding slots read: those of contexts once, and their own.
+    """KV cache of decoding slots: contexts held once, and each slot's own tokens.
 
     Slots lie on D shards, K / D on each; a shard has the prefixes of its own contexts.
     """

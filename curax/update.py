@@ -1,8 +1,8 @@
 """One parameter update: log-probs, micro-batches whose gradients add up, optax.
 
 The weight of every token is computed before, on the whole batch. So the loss is a plain
-sum over rows, and neither the number of micro-batches nor that of devices changes it,
-nor the packing of rows by tokens, each whole in one line, where there is no kernel.
+sum over rows, independent of the number of micro-batches and of devices and, where
+there is no kernel, of the packing of rows by tokens.
 Contexts are run through the model once, not once per completion: the gradient with
 respect to their keys and values is summed over the rows, then pulled back.
 """
@@ -32,14 +32,14 @@ from curax.monitors import confidence
 from curax.rollout import Prefix, extend, prefill
 from curax.types import Batch, Contexts, Model, Rollouts
 
-TOKENS = 2**13  # of completions that are scored at a time
-ENTRIES = 2**26  # of the logits that exist while they are
+TOKENS = 2**13  # of completions whose confidence is computed at a time
+ENTRIES = 2**26  # of logits that exist at a time
 TokenLoss = Callable[[jax.Array, jax.Array, Batch], jax.Array]
 
 
 @flax.struct.dataclass(kw_only=True)
 class Settings:
-    """How log-probs are computed. Nothing here changes a result but temperature."""
+    """Options of computing log-probs; none but temperature changes a result."""
 
     temperature: float | jax.Array = 1.0  # of the policy that is trained
     micro_batches: int = flax.struct.field(pytree_node=False, default=1)
@@ -56,13 +56,13 @@ class Settings:
 
     @property
     def _tokens(self) -> int:
-        """Of a micro-batch, on all shards of the rows together."""
+        """Tokens of a micro-batch, over all shards of the rows."""
         return self.tokens_per_micro_batch * shards("rows")
 
 
 @flax.struct.dataclass(kw_only=True)
 class TokenLogprobs:
-    """What the policy says of the tokens of a batch."""
+    """Log-prob and entropy of the policy at each token of a batch."""
 
     logp: jax.Array  # [M, T] float32, nats, of the token taken
     entropy: jax.Array  # [M, T] float32, nats
@@ -70,7 +70,7 @@ class TokenLogprobs:
 
 @flax.struct.dataclass(kw_only=True)
 class TokenStats:
-    """What the policy says of the tokens of a batch, looked at more closely."""
+    """Log-prob, entropy, score norm and covariance of the policy at each token."""
 
     logp: jax.Array  # [M, T] float32, nats, of the token taken
     entropy: jax.Array  # [M, T] float32, nats
@@ -80,7 +80,7 @@ class TokenStats:
 
 
 def split(tree: Any, parts: int) -> Any:
-    """Leaves `[M, ...]` to `[parts, M / parts, ...]`.
+    """Leaves `[M, ...]` reshaped to micro-batches `[parts, M / parts, ...]`.
 
     Part i is made of rows i, i + parts, ...: each device's rows lie in every part.
     """
@@ -93,7 +93,7 @@ def split(tree: Any, parts: int) -> Any:
 
 
 def join(tree: Any) -> Any:
-    """Undo `split`."""
+    """Inverse of `split`."""
     return jax.tree.map(
         lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:]), tree
     )
@@ -105,7 +105,7 @@ def cuts(steps: int, buckets: int) -> list[int]:
 
 
 def ends(mask: jax.Array) -> jax.Array:
-    """`[M]` int32: tokens of each row up to the last one that its mask `[M, T]` has."""
+    """`[M]` int32: length of each row up to the last True of its mask `[M, T]`."""
     place = jnp.arange(1, mask.shape[-1] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(mask, place, 0), -1)
 
@@ -116,7 +116,7 @@ def over_parts(
     mask: jax.Array,
     settings: Settings,
 ) -> tuple[Any, Any]:
-    """Call a function on each micro-batch.
+    """Sums and per-token outputs of a function, called on each micro-batch.
 
     With several length buckets, rows are sorted by length, so that those of one
     micro-batch are about equally long, and it is cut behind its longest. Each length
@@ -175,7 +175,7 @@ def over_rows(
     mask: jax.Array,
     settings: Settings,
 ) -> tuple[Any, Any]:
-    """`over_lines` where the model packs and tokens are counted, else `over_parts`.
+    """Outputs of a function on packed lines if the model packs, else on micro-batches.
 
     Args:
         model: the policy.
@@ -200,7 +200,7 @@ def over_lines(
     mask: jax.Array,
     how: Lines,
 ) -> tuple[Any, Any]:
-    """Call a function on each line of packed rows: as many as the tokens fill.
+    """Sums and per-token outputs of a function, called on each line of packed rows.
 
     On a mesh a line of each shard of the rows at a time, as often as the shard with
     most lines needs.
@@ -210,7 +210,7 @@ def over_lines(
             lines, as that of `over_parts`.
         rows: as `over_parts`.
         mask: as `over_parts`.
-        how: rows are packed. Several lines of a shard together are as of more shards.
+        how: sizes of lines; several of a shard at a time count as those of more shards.
 
     Returns:
         As `over_parts`.
@@ -264,7 +264,7 @@ def over_lines(
 
 
 def join_shards(x: jax.Array) -> jax.Array:
-    """`[D R, ...]`, of `[D, R, ...]`."""
+    """`[D R, ...]` rows sharded over D shards, from `[D, R, ...]`."""
     return shard_rows(x.reshape(-1, *x.shape[2:]))
 
 
@@ -277,7 +277,7 @@ def predict(
     context: jax.Array,
     line: Line | None,
 ) -> jax.Array:
-    """Features that predict the tokens of some rows, `[m, t, D]`; of lines `[s, L, D]`.
+    """Features that predict the tokens, `[m, t, D]`; of packed lines, `[s, L, D]`.
 
     There is a line of each of s shards. In it token t - 1 of a row stands at t, and the
     last of the context at 0: what predicts the first token is known of the prefix.
@@ -314,7 +314,7 @@ def predict(
 
 
 def laid(line: Line, rows: jax.Array) -> jax.Array:
-    """`[D, L]`: what `[D R, T]` says of the tokens of a line of each shard."""
+    """`[D, L]` per-token values in the order of lines, from rows `[D R, T]`."""
     rows = rows.reshape(*line.start.shape, -1)
     return shard_rows(jax.vmap(Line.tiles)(line, rows))
 
@@ -330,7 +330,7 @@ def read_tokens(
     line: Line | None,
     settings: Settings,
 ) -> tuple[jax.Array, ...]:
-    """What a function of `masked` says of the tokens of some rows, `[m, t]` each."""
+    """Per-token outputs of a function of `masked`, `[m, t]` each."""
     features = predict(model, params, contexts, prefix, tokens, context, line)
     found = read(
         features,
@@ -396,7 +396,7 @@ def look(
     context: jax.Array,
     settings: Settings,
 ) -> TokenStats:
-    """All that a multiplier may read of tokens, without a gradient.
+    """`TokenStats` of completions, without a gradient.
 
     Micro-batch by micro-batch, as `logprobs`, whose arguments these are.
 
@@ -436,7 +436,7 @@ def confidences(
     window: int,
     prefix: Prefix | None = None,
 ) -> confidence.Scores:
-    """How sure the policy was of completions: they are run through it once more.
+    """Confidence scores of completions, from another forward pass of the policy.
 
     Some rows at a time, and of these some tokens, so that logits of all of them never
     exist together.
@@ -486,7 +486,7 @@ def confidences(
 
 
 def with_old(rows: Batch, logp: jax.Array, still_old: bool | jax.Array) -> Batch:
-    """The rows with old log-probs: the policy's own ones while it is still old.
+    """The rows with old log-probs; while the policy is still old, its own ones.
 
     Recomputing them would give the same numbers only up to rounding.
     """
@@ -570,7 +570,7 @@ def pull_back(
     batch: Batch,
     settings: Settings,
 ) -> Any:
-    """Add the gradient that goes through the contexts, a few of them at a time.
+    """Gradients plus those through the contexts, a few contexts at a time.
 
     They are run through the model again, about as many tokens at once as a micro-batch
     has, so that activations of all of them never exist together.
@@ -596,13 +596,13 @@ def like_params(model: Model, grads: Any) -> Any:
 def transformation(
     optimizer: Callable[[], optax.GradientTransformation], clip_norm: float | jax.Array
 ) -> optax.GradientTransformation:
-    """Clip by global norm, then the optimizer."""
+    """Gradient transformation: clipping by global norm, then the optimizer."""
     return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer())
 
 
 @flax.struct.dataclass(kw_only=True)
 class UpdateResult:
-    """What one optimizer update did."""
+    """Loss, gradient norm and status of one optimizer update."""
 
     loss: jax.Array  # [] float32
     gradient_norm: jax.Array  # [] float32, before clipping
@@ -613,7 +613,7 @@ class UpdateResult:
 def apply(
     tx: optax.GradientTransformation, params: Any, opt_state: Any, loss, grads, usable
 ) -> tuple[Any, Any, UpdateResult]:
-    """Parameters after one optimizer update; before it, if the update is unusable.
+    """Parameters after one optimizer update; unchanged if the update is unusable.
 
     An update is skipped as a whole (moments, schedule and weight decay too) where
     `usable` is False and where loss or gradient is not finite.

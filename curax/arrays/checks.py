@@ -47,7 +47,7 @@ def arrays(**named: tuple[Any, type]) -> list[jax.Array]:
 
 
 def shape(*, like: str = "", **named: tuple[jax.Array, tuple[int, ...]]) -> None:
-    """Check shapes.
+    """Check that arrays have the required shapes.
 
     Args:
         like: name of the argument whose shape is required, for the message.

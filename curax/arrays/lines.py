@@ -1,9 +1,9 @@
 """Rows of unequal length packed into lines of equally many tokens.
 
 A line is U tiles of B tokens. A row fills whole tiles, one after the other, and is
-never cut; rows of a line are about equally long. As many lines are worked on as there
-are. On a mesh each shard of the rows has lines of its own, and works on one of them
-while the others work on theirs.
+never cut; rows of a line are about equally long. Only lines that hold rows are
+computed. On a mesh each shard of the rows has lines of its own, and computes them in
+parallel with the other shards.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ TILE = 32  # tokens; half a tile of each row is padding
 
 @flax.struct.dataclass(kw_only=True)
 class Line:
-    """What the tiles of a line are, U of them; of R rows at most."""
+    """Layout of a packed line: U tiles of B tokens, in which at most R rows lie."""
 
     row: jax.Array  # [U] int32 in [0, R], rows of the line in turn; R: an empty tile
     place: jax.Array  # [U] int32, tiles of the same row before it
@@ -26,14 +26,14 @@ class Line:
     tile: int = flax.struct.field(pytree_node=False)  # B
 
     def tiles(self, rows: jax.Array) -> jax.Array:
-        """`[U B]`: what `[R, T]` says of the tokens of the line, in their order."""
+        """`[U B]` per-token values in the order of the line, from rows `[R, T]`."""
         count, steps = rows.shape
         rows = jnp.pad(rows, ((0, 0), (0, -steps % self.tile)))
         rows = rows.reshape(count, -1, self.tile)
         return rows[jnp.minimum(self.row, count - 1), self.place].reshape(-1)
 
     def rows(self, tokens: jax.Array, steps: int) -> jax.Array:
-        """`[R, T]`: what `[U B]` says of the tokens of the line; 0 where none is."""
+        """`[R, T]` per-token values, unpacked from `[U B]`; 0 past the end of a row."""
         tiles = tokens.reshape(-1, self.tile)
         place = jnp.arange(-(-steps // self.tile), dtype=jnp.int32)[None]
         which = jnp.minimum(self.start[:, None] + place, tiles.shape[0] - 1)
@@ -44,10 +44,10 @@ class Line:
 
 @flax.struct.dataclass(kw_only=True)
 class Visible:
-    """Keys that queries of lines see, each those of its context and of its row.
+    """Visibility in packed lines: a query sees keys of its context and of its own row.
 
-    A line of each of D shards. The first token of a row is nobody's key: it stands for
-    the last of the context.
+    A line of each of D shards. The first token of a row is no key: it stands for the
+    last token of the context.
     """
 
     row: jax.Array  # [D, U] int32 in [0, R], R: an empty tile
@@ -58,21 +58,21 @@ class Visible:
 
     @property
     def context(self) -> jax.Array:
-        """`[D, U]` int32 in [0, C), of each tile; of an empty one, anything."""
+        """`[D, U]` int32 in [0, C), context of each tile; arbitrary for empty ones."""
         row = jnp.minimum(self.row, self.contexts.shape[1] - 1)
         return jnp.take_along_axis(self.contexts, row, 1)
 
 
 class Lines(NamedTuple):
-    """How rows are packed."""
+    """Sizes of packed lines."""
 
-    tokens: int  # of a line, about
-    rows: int = 0  # that a line has at most; 0: as many as there is place for
-    together: int = 1  # lines of each shard that are worked on at a time
+    tokens: int  # per line, approximately
+    rows: int = 0  # per line at most; 0: as many as fit
+    together: int = 1  # lines of each shard that are computed at a time
 
 
 def dealt(length: jax.Array, shards: int) -> jax.Array:
-    """Which row each place of a shard has, `[D, M / D]` int32 in [0, M), M: none.
+    """`[D, M / D]` int32 indices of each shard's rows, in [0, M); M: no row.
 
     Rows are dealt by falling length, there and back, so that shards have about as many
     tokens each; M is rounded up to a multiple of D.
@@ -91,7 +91,7 @@ def dealt(length: jax.Array, shards: int) -> jax.Array:
 
 @flax.struct.dataclass(kw_only=True)
 class Packing:
-    """Rows dealt out to lines, M of them in L lines."""
+    """Assignment of M rows to L lines."""
 
     order: jax.Array  # [M] int32, rows by falling length
     count: jax.Array  # [M] int32, tiles of each, in that order
@@ -105,7 +105,7 @@ class Packing:
     def of(
         cls, length: jax.Array, *, steps: int, tokens: int, rows: int = 0
     ) -> "Packing":
-        """Rows in lines of about so many tokens, at least as many as a row may have.
+        """Packing of rows into lines of about `tokens` tokens, at least T.
 
         Args:
             length: `[M]` int32, tokens of each row; without any it is in no line.
@@ -141,7 +141,7 @@ class Packing:
         )
 
     def at(self, number: Any) -> tuple[jax.Array, Line]:
-        """The rows of a line, `[R]` int32 in [0, M), M: none; and its tiles."""
+        """`[R]` int32 indices of a line's rows, in [0, M), M: none; and its layout."""
         rows = self.order.shape[0]
         first = jnp.searchsorted(self.line, number).astype(jnp.int32)
         place = first + jnp.arange(self.most, dtype=jnp.int32)

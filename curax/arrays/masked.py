@@ -181,29 +181,31 @@ def _sums(
         tokens.reshape(-1, steps),
     )
     temperature = jnp.asarray(temperature, jnp.float32)
-    how = _How(chunk, squares, _Places.of(head) if sharding.active() else None)
+    options = _SumOptions(
+        chunk, squares, _MeshAxes.of(head) if sharding.active() else None
+    )
 
     def run(features, tokens):
-        return _row_sums(how, features, head, tokens, temperature)
+        return _row_sums(options, features, head, tokens, temperature)
 
     sums = sharding.padded_rows(run, *by_row)
     return tuple(x.reshape(shape) for x in sums)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _row_sums(how, features, head, tokens, temperature):
+def _row_sums(options, features, head, tokens, temperature):
     """`_sums` of `[N, T, D]` features and `[N, T]` tokens, a few tokens at a time.
 
     On a mesh every device has its rows and its part of the vocabulary. The head is
     gathered along `embed`, once for both passes; its gradient is summed in float32,
     first over chunks, then between devices, each of which gets its own part.
     """
-    return _row_sums_forward(how, features, head, tokens, temperature)[0]
+    return _row_sums_forward(options, features, head, tokens, temperature)[0]
 
 
-def _row_sums_forward(how, features, head, tokens, temperature):
-    """The sums, and what the backward pass reads."""
-    places = how.places or _Places()
+def _row_sums_forward(options, features, head, tokens, temperature):
+    """Sums as of `_row_sums`, and the residuals that the backward pass reads."""
+    places = options.places or _MeshAxes()
 
     def run(features, head, tokens, temperature):
         if places.embed:
@@ -216,21 +218,21 @@ def _row_sums_forward(how, features, head, tokens, temperature):
             top = jnp.max(z, -1)
             if places.vocab:
                 top = jax.lax.pmax(top, places.vocab)
-            sums = _sums_below(z, top, tokens - first, how.squares)
+            sums = _sums_below(z, top, tokens - first, options.squares)
             return top, *(jax.lax.psum(sums, places.vocab) if places.vocab else sums)
 
-        return _in_chunks(read, (features, tokens), how.chunk), head
+        return _in_chunks(read, (features, tokens), options.chunk), head
 
     rows, whole, part = places.rows, places.whole, places.part
-    run = how.on_mesh(run, (rows, part, rows, P()), (rows, whole))
+    run = options.on_mesh(run, (rows, part, rows, P()), (rows, whole))
     sums, head = run(features, head, tokens, temperature)
     return sums, (features, head, tokens, temperature, sums[0])
 
 
-def _row_sums_backward(how, saved, slopes):
+def _row_sums_backward(options, saved, slopes):
     """Gradients of features, head and temperature; the maximum has none."""
     features, head, tokens, temperature, top = saved
-    places = how.places or _Places()
+    places = options.places or _MeshAxes()
 
     def run(features, head, tokens, temperature, top, slopes):
         first = places.first_column(head)
@@ -240,14 +242,14 @@ def _row_sums_backward(how, saved, slopes):
 
             def sums(wide, head):
                 z = _logits(wide.astype(features.dtype), head, temperature)
-                return _sums_below(z, top, tokens - first, how.squares)
+                return _sums_below(z, top, tokens - first, options.squares)
 
             wide = features.astype(jnp.float32)
             own, whole = jax.vjp(sums, wide, head)[1](slopes)
             return own, whole.astype(jnp.float32)
 
         parts = (features, tokens, top, slopes)
-        own, whole = _in_chunks(pull, parts, how.chunk, summed=head.shape)
+        own, whole = _in_chunks(pull, parts, options.chunk, summed=head.shape)
         if places.vocab:
             own = jax.lax.psum(own, places.vocab)
         others = places.row
@@ -259,7 +261,7 @@ def _row_sums_backward(how, saved, slopes):
         return own, jax.lax.psum(whole, others) if others else whole
 
     rows, whole, part = places.rows, places.whole, places.part
-    run = how.on_mesh(run, (rows, whole, rows, P(), rows, rows), (rows, part))
+    run = options.on_mesh(run, (rows, whole, rows, P(), rows, rows), (rows, part))
     own, slope = run(features, head, tokens, temperature, top, slopes[1:])
     # Logits depend on features / temperature alone.
     heat = -jnp.sum(features.astype(jnp.float32) * own) / temperature
@@ -270,13 +272,13 @@ _row_sums.defvjp(_row_sums_forward, _row_sums_backward)
 
 
 def _logits(features, head, temperature):
-    """`[..., V]` float32."""
+    """`[..., V]` float32 logits, features head^T / temperature."""
     z = jnp.einsum("...d,vd->...v", features, head, preferred_element_type=jnp.float32)
     return z / temperature
 
 
 def _sums_below(z, top, column, squares):
-    """Sums over the last axis of z; `column` of the token, maybe of another device."""
+    """Sums over the last axis of logits z, as of `_sums`; `top` is their maximum."""
     columns = jnp.arange(z.shape[-1], dtype=column.dtype)
     here = column[..., None] == columns.reshape(*(1,) * column.ndim, -1)
     e = jnp.exp(z - top[..., None])
@@ -291,49 +293,49 @@ def _sums_below(z, top, column, squares):
     return sums
 
 
-class _Places(NamedTuple):
-    """Axes of the mesh along which rows and the head lie."""
+class _MeshAxes(NamedTuple):
+    """Axes of the mesh along which rows and the head are sharded."""
 
     row: tuple[str, ...] = ()
     vocab: tuple[str, ...] = ()
     embed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, head: jax.Array) -> "_Places":
-        """Those of a head `[V, D]`."""
+    def of(cls, head: jax.Array) -> "_MeshAxes":
+        """Mesh axes of a head `[V, D]`, and of rows."""
         vocab, embed = zip(("vocab", "embed"), head.shape, strict=True)
         axes = sharding.mesh_axes
         return cls(axes("rows"), axes(*vocab), axes(*embed))
 
     @property
     def rows(self) -> P:
-        """Of `[N, ...]`."""
+        """Partition spec of rows `[N, ...]`."""
         return P(self.row or None)
 
     @property
     def part(self) -> P:
-        """Of the head."""
+        """Partition spec of the sharded head."""
         return P(self.vocab or None, self.embed or None)
 
     @property
     def whole(self) -> P:
-        """Of the head that is gathered along `embed`."""
+        """Partition spec of the head after gathering it along `embed`."""
         return P(self.vocab or None)
 
     def first_column(self, head: jax.Array) -> jax.Array | int:
-        """Token of the first row of a device's part of the head."""
+        """Index in the vocabulary of the first row of a device's shard of the head."""
         return jax.lax.axis_index(self.vocab) * head.shape[0] if self.vocab else 0
 
 
-class _How(NamedTuple):
-    """Options of `_row_sums`; where its arrays lie holds for both passes."""
+class _SumOptions(NamedTuple):
+    """Static options of `_row_sums`, the same in both passes."""
 
     chunk: int
     squares: bool
-    places: _Places | None  # None: no mesh
+    places: _MeshAxes | None  # None: no mesh
 
     def on_mesh(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Any:
-        """The function of what each device has."""
+        """The function mapped over the shards of the mesh; without a mesh, itself."""
         if self.places is None:
             return function
         return jax.shard_map(
@@ -344,7 +346,7 @@ class _How(NamedTuple):
 def _in_chunks(
     function: Callable[[Any], Any], rows: Any, chunk: int, summed: Any = None
 ) -> Any:
-    """A function of leaves `[N, t, ...]` over all of `[N, T, ...]`, chunk by chunk.
+    """Output of a function of leaves `[N, t, ...]`, mapped over T chunk by chunk.
 
     Args:
         function: returns leaves `[N, t, ...]`; with `summed`, and an array beside them.

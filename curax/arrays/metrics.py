@@ -91,13 +91,13 @@ def of_rollouts(
 
 
 def of_pilots(rollouts: Rollouts, outcome: jax.Array) -> Tally:
-    """Counts of pilots, which are in the counts of all rollouts and in their own."""
+    """Counts of pilot completions, under the names of all rollouts and their own."""
     counts = counts_of(rollouts, outcome)
     return Tally(means={}, counts=counts | {"pilot/drawn": counts["rollout/drawn"]})
 
 
 def counts_of(rollouts: Rollouts, outcome: jax.Array) -> dict[str, jax.Array]:
-    """Numbers of completions, of tokens, and of outcomes that are none.
+    """Counts of completions, tokens, missing outcomes and impossible ones, by name.
 
     Args:
         rollouts: `[N]` completions.

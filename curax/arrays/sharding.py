@@ -1,4 +1,4 @@
-"""Arrays sharded by the names of their axes, which the rules of a mesh give places."""
+"""Sharding of arrays by logical axis names, which a mesh's rules map to its axes."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Names = tuple[str | None, ...]
 def platform() -> str:
     """Platform that a program is traced for, as `tpu`: of the mesh in context, if any.
 
-    A mesh may be one of devices that are not here. Without one it is the default.
+    The devices of a mesh may be absent. Without a mesh it is the default platform.
     """
     mesh = jax.sharding.get_abstract_mesh()
     device = None if mesh.empty else mesh.abstract_device
@@ -57,7 +57,7 @@ def shards(name: str, size: int | None = None) -> int:
 
 
 def spec(names: Names, shape: tuple[int, ...]) -> PartitionSpec:
-    """Places of dimensions with these names: rows always, others if they divide."""
+    """Partition spec of named dimensions: rows always, others where they divide."""
     places = (
         mesh_axes(name, None if name == "rows" else size) if name else ()
         for name, size in zip(names, shape, strict=True)
@@ -66,7 +66,7 @@ def spec(names: Names, shape: tuple[int, ...]) -> PartitionSpec:
 
 
 def constrain(x: jax.Array, names: Names) -> jax.Array:
-    """The array sharded by logical axes over the mesh; without one, as it is.
+    """The array constrained to a sharding by logical axes; unchanged without a mesh.
 
     A dimension that does not divide over its axes of the mesh is copied; rows are
     padded.
@@ -81,12 +81,12 @@ def constrain(x: jax.Array, names: Names) -> jax.Array:
 
 
 def shard_rows(x: jax.Array) -> jax.Array:
-    """Rows lie over the data axes of the mesh, if there is one."""
+    """The array with its first axis sharded over the data axes of the mesh, if any."""
     return constrain(x, ("rows",) + (None,) * (x.ndim - 1))
 
 
 def spread(count: int, fewest: int) -> int:
-    """Number of equal parts of some rows such that each lies on all shards of rows.
+    """Number of equal parts of some rows such that each part spans all row shards.
 
     Args:
         count: rows.
@@ -103,7 +103,7 @@ def spread(count: int, fewest: int) -> int:
 
 
 def gathered(x: jax.Array, names: Names, dtype: Any) -> jax.Array:
-    """A parameter in the compute type, whole along `embed`; its gradient is not.
+    """A parameter cast to `dtype` and gathered along `embed`; its gradient is sharded.
 
     What fully sharded data parallelism does before a layer: the cast comes before the
     gathering, and the gradient lies like the parameter. Without a mesh: as it is.
@@ -172,7 +172,7 @@ def rows_of(table: jax.Array, index: jax.Array, dtype: Any) -> jax.Array:
 
 
 def padded_rows(function: Callable[..., Any], *rows: jax.Array) -> Any:
-    """A function of arrays `[N, ...]` on as many rows as divide over their shards."""
+    """Output of a function of arrays `[N, ...]`, padded to divide over their shards."""
     count = rows[0].shape[0]
     more = -count % shards("rows")
     if not more:
@@ -184,7 +184,7 @@ def padded_rows(function: Callable[..., Any], *rows: jax.Array) -> Any:
 def on_copies(
     function: Callable[[Any, Any], tuple[Any, Any]], known: Any, rows: Any
 ) -> tuple[Any, Any]:
-    """A function of rows, run by each copy of the parameters on its own ones.
+    """Output of a function of rows, run by each replica of the parameters on its rows.
 
     Copies lie along the axes of the mesh that cut rows and no parameter. What a copy
     adds up thus moves along the other axes alone, until the function sums it over all
@@ -212,7 +212,7 @@ def on_copies(
 
 
 def over_copies(reduce: Callable[[Any, Any], Any], tree: Any) -> Any:
-    """`lax.psum` or another reduction of each leaf over the copies of `on_copies`."""
+    """`lax.psum` or another reduction of each leaf over the replicas of `on_copies`."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
     if not axes:
         return tree

@@ -1,1 +1,1 @@
-"""Comparisons of recipes: many runs, side by side, and what they carry in words."""
+"""Comparisons of recipes: runs under equal budgets, statistics, figures, report."""

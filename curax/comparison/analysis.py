@@ -1,6 +1,6 @@
-"""What the histories of a comparison say: numbers, and words that intervals carry.
+"""Analysis of a comparison: statistics of its histories, and claims they support.
 
-Everything is a pure function of histories. An axis is what is held equal:
+All functions are pure. An axis is the quantity held equal between recipes:
 
     tokens      tokens drawn, whatever became of them
     updates     of the optimizer
@@ -29,7 +29,7 @@ Strata = Sequence[np.ndarray]
 
 
 class History(NamedTuple):
-    """One arm under one condition: K evaluations of R runs, `[K, R]` each."""
+    """Evaluations of one arm under one condition: K of R runs, `[K, R]` each."""
 
     rate: np.ndarray  # held-out pass rates
     drawn: np.ndarray  # tokens
@@ -37,7 +37,7 @@ class History(NamedTuple):
     updates: np.ndarray
 
     def spent(self, axis: str, prices: tuple[float, float]) -> np.ndarray:
-        """What each run had spent at each evaluation, `[K, R]`."""
+        """`[K, R]` tokens, updates or cost of each run up to each evaluation."""
         if axis == "updates":
             return self.updates
         if axis == "tokens":
@@ -53,7 +53,7 @@ def history_of(found: Mapping[str, Any]) -> History:
 
 
 class Entry(NamedTuple):
-    """A recipe, as it is or at a swept value, with its histories by condition."""
+    """A recipe, unchanged or at a swept value, with its histories by condition."""
 
     recipe: str
     setting: str  # swept; "": the recipe as it is
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is asked of the histories."""
+    """Settings of an analysis: baseline, prices, budgets and threshold."""
 
     baseline: str
     prices: tuple[float, float]  # of a token drawn and of one trained
@@ -78,7 +78,7 @@ class Question(NamedTuple):
 
 
 def analyse(entries: Sequence[Entry], question: Question) -> dict[str, Any]:
-    """All numbers of a comparison, as JSON values; a number that is unknown is None.
+    """All statistics of a comparison, as JSON values; unknown numbers are None.
 
     Args:
         entries: recipes as they are, and at swept values.
@@ -112,7 +112,7 @@ def analyse(entries: Sequence[Entry], question: Question) -> dict[str, Any]:
 
 
 def _places(entries: Any, axis: str, question: Question) -> dict[str, float]:
-    """Where recipes are compared, by condition."""
+    """Value of an axis at which recipes are compared, by condition."""
     ends: dict[str, list[float]] = {}
     for entry in entries:
         for condition, history in entry.histories.items():
@@ -125,7 +125,7 @@ def _places(entries: Any, axis: str, question: Question) -> dict[str, float]:
 def values_at(
     entry: Entry, axis: str, share: Any, places: Any, question: Question
 ) -> list[np.ndarray]:
-    """`[..., R]` rates by condition, at shares `[...]` of the place of an axis."""
+    """`[..., R]` pass rates by condition, at fractions `[...]` of the place."""
     found = []
     for condition, history in entry.histories.items():
         spent = history.spent(axis, question.prices)
@@ -137,7 +137,7 @@ def values_at(
 def _at_place(
     entry: Entry, axis: str, places: Any, question: Question
 ) -> dict[str, Any]:
-    """The rate of a recipe at the place of an axis, and what leads there."""
+    """Pass rate of a recipe at the compared place of an axis, mean and spending."""
     values = values_at(entry, axis, 1.0, places, question)
     averages, others = [], {}
     for condition, history in entry.histories.items():
@@ -172,7 +172,7 @@ def _spread(values: Strata) -> list[float]:
 def curves(
     entries: Sequence[Entry], axis: str, condition: str, places: Any, question: Question
 ) -> dict[str, tuple[np.ndarray, ...]]:
-    """Curves up to the place of an axis: (x, middle, low, high), `[PLACES]` each."""
+    """Pass-rate curves by arm: (x, middle, low, high), `[PLACES]` each."""
     shares, found = np.linspace(0, 1, PLACES), {}
     for entry in entries:
         own = entry._replace(histories={condition: entry.histories[condition]})
@@ -184,7 +184,7 @@ def curves(
 
 
 def _gaps(plain: Mapping[str, Entry], places: Any, question: Question) -> Any:
-    """Gaps to the baseline by axis and recipe, widened for all of them together."""
+    """Gaps to the baseline by axis and recipe, with Holm's simultaneous intervals."""
     base, asked = plain[question.baseline], []
     for axis in AXES:
         theirs = values_at(base, axis, 1.0, places, question)
@@ -214,7 +214,7 @@ def _gaps(plain: Mapping[str, Entry], places: Any, question: Question) -> Any:
 
 
 def _waits(plain: Mapping[str, Entry], axis: str, question: Question) -> Any:
-    """Times to the threshold by condition and recipe: median, interval, how many."""
+    """Times to the threshold by condition and recipe: median, interval, run counts."""
     assert question.threshold is not None
     found: dict[str, Any] = {}
     for name, entry in plain.items():
@@ -238,7 +238,7 @@ def _sensitivity(
     plain: Mapping[str, Entry],
     question: Question,
 ) -> Any:
-    """Rates by setting and recipe, over the values of the setting.
+    """Pass rates by setting and recipe, over the values of the setting.
 
     They are taken as far as all arms have come, those of swept values too.
     """
@@ -269,7 +269,7 @@ def _sensitivity(
 
 
 def sentence(name: str, baseline: str, axis: str, gap: Mapping[str, Any]) -> str:
-    """What one gap says: above or below only where its interval leaves out 0.
+    """Sentence on a gap: above or below only where its interval excludes 0.
 
     Args:
         name: the recipe.
@@ -289,7 +289,7 @@ def sentence(name: str, baseline: str, axis: str, gap: Mapping[str, Any]) -> str
 
 
 def claims(found: Mapping[str, Any]) -> list[str]:
-    """Sentences of all gaps that are called one, of the results of `analyse`."""
+    """Sentences on the gaps whose intervals exclude 0, from results of `analyse`."""
     return [
         sentence(name, found["baseline"], axis, gap)
         for axis, gaps in found["gaps"].items()

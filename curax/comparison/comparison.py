@@ -26,7 +26,7 @@ def compare(
     cost: tuple[float, float] | None,
     name: str,
 ) -> str:
-    """Run what is left of a comparison, write its results, and say what they carry.
+    """Run the remaining arms, write results and report, and return the claims as text.
 
     Args:
         experiment: what runs.
@@ -83,7 +83,7 @@ def results(
     histories: Mapping[str, Any],
     prices: tuple[float, float],
 ) -> figures.Shown:
-    """What is said of the arms, with their histories, as results.json holds it."""
+    """Results of the arms with their histories, in the form of results.json."""
     budgets = {"tokens": experiment.tokens, "updates": experiment.updates}
     question = analysis.Question(
         baseline=experiment.against,

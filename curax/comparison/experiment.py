@@ -34,7 +34,7 @@ WARM_FIELDS = ("task", "model", "warm_start", "seed", "seeds", "update")
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What a comparison runs.
+    """An experiment: recipes, conditions, sweeps, seeds and budgets of a comparison.
 
     Raises:
         ConfigError: on construction; the message names the first wrong field and a fix.
@@ -93,7 +93,7 @@ class Experiment:
                 )
 
     def _changes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """(where, changes by dotted name) of all parts."""
+        """Yield (field, changes by dotted name) of every field that changes configs."""
         yield from (("common", self.common), ("sweep", self.sweep))
         yield "warm_start", self.warm_start
         yield from ((f"conditions[{n!r}]", c) for n, c in self.conditions.items())
@@ -155,7 +155,7 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def arms(experiment: Experiment) -> list[Arm]:
-    """All arms: recipes in order, under each condition, as they are and swept.
+    """All arms: each recipe under each condition, unchanged and at each swept value.
 
     Raises:
         ConfigError: a recipe, setting or value is wrong; two arms are the same; or an
@@ -177,7 +177,7 @@ def arms(experiment: Experiment) -> list[Arm]:
 def _base(
     experiment: Experiment, name: str, recipe: Any, changes: Mapping[str, Any]
 ) -> Config:
-    """Config of a recipe with what an experiment changes of it, but for the sweep."""
+    """Config of a recipe with the experiment's changes, without its sweep."""
     recipe, own = recipe if isinstance(recipe, tuple) else (recipe, {})
     decided = {
         "seeds": experiment.seeds,
@@ -195,7 +195,7 @@ def _base(
 
 
 def _swept(arm: Arm, setting: str, values: Any) -> Iterator[Arm]:
-    """The arms of a swept setting; the value that the recipe has is the recipe's arm.
+    """Yield an arm per value of a swept setting, but for the recipe's own value.
 
     Raises:
         ConfigError: no such setting, a wrong value, or a value that is there twice.
@@ -225,7 +225,7 @@ def setting_of(config: Config, name: str) -> Any:
 
 
 def _unfit(arm: Arm) -> Iterator[str]:
-    """Sentences about configs that cannot run side by side in one program."""
+    """Yield sentences on why a config cannot run side by side in one program."""
     if arm.config.staged:
         yield "staged=True runs one seed at a time; set staged to False."
     sizes = arm.config.mesh
@@ -246,7 +246,7 @@ def warm_config(experiment: Experiment, arm: Arm) -> Config:
 
 
 def warm_key(experiment: Experiment, arm: Arm) -> str:
-    """The same text for arms whose warm starts are the same, and for no others."""
+    """Digest of an arm's warm start: equal for equal warm starts alone."""
     fields = describe(warm_config(experiment, arm))
     sizes = ("tokens_per_micro_batch", "token_chunk", "length_buckets")
     fields["update"] = {name: fields["update"][name] for name in sizes}
@@ -254,13 +254,13 @@ def warm_key(experiment: Experiment, arm: Arm) -> str:
 
 
 def digest(value: Any) -> str:
-    """Twelve hexadecimal digits of JSON values."""
+    """Hash of JSON values as twelve hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def budget(experiment: Experiment) -> dict[str, Any]:
-    """What decides how long runs go on, and where they are measured."""
+    """Fields of an experiment that set lengths and evaluations of its runs, as JSON."""
     names = ("seeds", "tokens", "updates", "steps", "every")
     found = {name: getattr(experiment, name) for name in names}
     return found | {

@@ -24,7 +24,7 @@ WIDTHS = (6.4, 9.6)  # inches of one panel, and of several
 
 
 class Shown(NamedTuple):
-    """What pictures are drawn of."""
+    """Data that the figures show: results, entries and settings of the analysis."""
 
     found: Mapping[str, Any]  # results of `analysis.analyse`
     entries: Sequence[Entry]
@@ -32,12 +32,12 @@ class Shown(NamedTuple):
 
     @property
     def plain(self) -> list[Entry]:
-        """Recipes as they are."""
+        """Entries of the recipes, without swept values."""
         return [entry for entry in self.entries if not entry.setting]
 
 
 class Picture(NamedTuple):
-    """A picture of the page."""
+    """A figure of the report: its text and the function that draws it."""
 
     name: str  # of the PNG file
     title: str
@@ -51,8 +51,8 @@ def png(picture: Picture, shown: Shown, style: Style) -> bytes | None:
     return figure and as_png(figure, picture.title, style)
 
 
-def _looks(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
-    """(colour, dashes) of each recipe; the baseline has the colour of the ink."""
+def _line_styles(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
+    """(colour, line style) of each recipe; the baseline has the colour of the text."""
     hues = (style.blue, style.red, style.green, style.orange, style.purple)
     hues = (*hues, "#8b6cc4", "#9c7a3c", style.muted)
     looks, number = {}, 0
@@ -116,8 +116,8 @@ def _forest(
     names: Sequence[str],
     triple: Callable[[str, str], Sequence[Any]],
 ) -> "tuple[Figure, np.ndarray]":
-    """A row per recipe, a panel per axis, a point with its interval in each."""
-    looks = _looks(shown, style)
+    """Forest plot: a row per recipe, a panel per axis, points with intervals."""
+    looks = _line_styles(shown, style)
     figure, panels = _panels(style, 1, len(AXES), 1.35 + 0.32 * len(names), True)
     for axes, (axis, title) in zip(panels[0], AXES.items(), strict=True):
         for y, name in enumerate(names):
@@ -177,7 +177,7 @@ def _curves(axis: str) -> Callable[[Shown, Style], "Figure | None"]:
 
     def draw(shown: Shown, style: Style) -> "Figure | None":
         conditions = shown.found["places"][axis]
-        looks = _looks(shown, style)
+        looks = _line_styles(shown, style)
         figure, panels = _panels(style, 1, len(conditions), 4.6, True)
         for axes, condition in zip(panels[0], conditions, strict=True):
             found = analysis.curves(
@@ -209,7 +209,7 @@ def _waits(shown: Shown, style: Style) -> "Figure | None":
     if threshold is None:
         return None
     conditions = list(shown.found["places"]["tokens"])
-    looks = _looks(shown, style)
+    looks = _line_styles(shown, style)
     rows = len(conditions)
     figure, panels = _panels(style, rows, len(AXES), 1.2 + 2.8 * rows, True)
     for row, condition in zip(panels, conditions, strict=True):
@@ -247,11 +247,11 @@ def _sensitivity(shown: Shown, style: Style) -> "Figure | None":
     knobs = shown.found["sensitivity"]
     if not knobs:
         return None
-    looks = _looks(shown, style)
+    looks = _line_styles(shown, style)
     figure, panels = _panels(style, len(AXES), len(knobs), 1.1 + 2.3 * len(AXES), True)
     for column, (setting, recipes) in enumerate(knobs.items()):
         for axes, axis in zip(panels[:, column], AXES, strict=True):
-            _knob(axes, recipes, axis, looks)
+            _sweep_panel(axes, recipes, axis, looks)
             if column == 0:
                 short = AXES[axis].partition(",")[0].removeprefix("generated ")
                 _name(axes, style, y=f"pass rate, equal\n{short}")
@@ -260,8 +260,10 @@ def _sensitivity(shown: Shown, style: Style) -> "Figure | None":
     return figure
 
 
-def _knob(axes: "Axes", recipes: Any, axis: str, looks: Mapping[str, Any]) -> None:
-    """One panel: rates over the values of a setting, a line per recipe."""
+def _sweep_panel(
+    axes: "Axes", recipes: Any, axis: str, looks: Mapping[str, Any]
+) -> None:
+    """Draw pass rates over the values of a setting, a line per recipe, in a panel."""
     values = [point["value"] for points in recipes.values() for point in points]
     numbers = all(type(value) in (int, float) for value in values)
     labels: list[Any] = (

@@ -1,4 +1,4 @@
-"""The page of a comparison: what the intervals carry, tables and pictures, one file."""
+"""HTML report of a comparison: claims, tables and figures in one file."""
 
 import html
 import importlib.resources
@@ -42,9 +42,9 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
         "lead": "\n".join(_lead(found)),
         "tiles": "\n".join(_tiles(found)),
         "figures": "\n".join(drawn),
-        "tables": "\n".join(_section(found, axis) for axis in AXES),
-        "waits": "\n".join(_waits(found)),
-        "arms": "\n".join(_arms(found)),
+        "tables": "\n".join(_axis_section(found, axis) for axis in AXES),
+        "waits": "\n".join(_times_table(found)),
+        "arms": "\n".join(_arm_rows(found)),
         "footer": html.escape(
             f"curax {found['curax']}, JAX {found['jax']}, {found['device']}"
         ),
@@ -58,7 +58,7 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
 
 
 def _lead(found: Mapping[str, Any]) -> Iterator[str]:
-    """HTML paragraphs: the claims that the intervals carry, and how many there are."""
+    """Yield HTML paragraphs: the claims, and the number of comparisons behind them."""
     claims = analysis.claims(found)
     asked = sum(len(gaps) for gaps in found["gaps"].values())
     first = "No difference that the intervals show."
@@ -97,7 +97,7 @@ def _tiles(found: Mapping[str, Any]) -> Iterator[str]:
     yield tile("Cost, drawn : trained token", ratio, how)
 
 
-def _section(found: Mapping[str, Any], axis: str) -> str:
+def _axis_section(found: Mapping[str, Any], axis: str) -> str:
     """HTML of the table of an axis, and a sentence per recipe."""
     base, gaps = found["baseline"], found["gaps"][axis]
     title = "cost" if axis == "cost" else AXES[axis]
@@ -141,7 +141,7 @@ def _section(found: Mapping[str, Any], axis: str) -> str:
 
 
 def _pairing(gaps: Mapping[str, Any]) -> str:
-    """Sentence on which gaps are of the same seed."""
+    """Sentence on which gaps are paired by seed."""
     apart = [name for name, gap in gaps.items() if not gap["paired"]]
     if not gaps:
         return ""
@@ -155,7 +155,7 @@ def _pairing(gaps: Mapping[str, Any]) -> str:
 
 
 def _spread(triple: Any, sign: str = "", digits: int = 3) -> str:
-    """Text of a number with its interval."""
+    """Text of a number with its interval in brackets."""
     shown = ["-" if x is None else f"{x:{sign}.{digits}f}" for x in triple]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
@@ -164,7 +164,7 @@ def _count(value: float | None) -> str:
     return "-" if value is None else count_text(round(value))
 
 
-def _waits(found: Mapping[str, Any]) -> Iterator[str]:
+def _times_table(found: Mapping[str, Any]) -> Iterator[str]:
     """HTML of the table of times to the threshold; nothing without one."""
     if "waits" not in found:
         return
@@ -190,7 +190,7 @@ def _waits(found: Mapping[str, Any]) -> Iterator[str]:
     yield "</tbody></table></section>"
 
 
-def _arms(found: Mapping[str, Any]) -> Iterator[str]:
+def _arm_rows(found: Mapping[str, Any]) -> Iterator[str]:
     """HTML rows: each arm at its last evaluation, means over seeds."""
     for arm in found["arms"]:
         history = found["histories"][arm["name"]]

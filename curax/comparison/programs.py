@@ -1,4 +1,4 @@
-"""Arms that run as one program: every seed under every value of the magnitudes.
+"""Programs of a comparison: arms that differ in magnitudes alone run as one, vmapped.
 
 L lanes run side by side, S settings by R seeds, the seeds of a setting next to each
 other. Numbers that a function needs while it is traced, shapes and functions get a
@@ -34,26 +34,26 @@ STATIC = ("task", "model", "warm_start", "evaluation", "logging", "mesh", "seed"
 
 
 class Plan(NamedTuple):
-    """Arms of one program, and the settings whose values they differ in."""
+    """Arms that run as one program, and the settings in which they differ."""
 
     arms: tuple[Arm, ...]
     settings: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """Recipe and condition; the one arm's name where there is one."""
+        """Recipe and condition; the name of the arm where there is one."""
         first = self.arms[0]
         return first.name if len(self.arms) == 1 else first._replace(setting="").name
 
     @property
     def key(self) -> str:
-        """Name of its files: the same for the same configs, and for no others."""
+        """File name of the program, with a digest of its configs."""
         about = [[arm.name, describe(arm.config)] for arm in self.arms]
         return f"{self.arms[0].recipe}-{digest([about, self.settings])}"
 
 
 def plans(pending: Sequence[Arm], experiment: Experiment) -> list[Plan]:
-    """The fewest programs for some arms, in order of their first arms.
+    """Plans of the fewest programs that run some arms, in order of their first arms.
 
     Raises:
         ConfigError: a task is verified on the host, or a stage cannot work.
@@ -116,10 +116,10 @@ def _is_magnitude(config: Config, name: str, values: Sequence[Any]) -> bool:
 
 
 class Lanes:
-    """A program: all lanes of a plan, from the warm start on."""
+    """A compiled program of L lanes, one for each arm and seed of a plan."""
 
     def __init__(self, plan: Plan):
-        """Jit everything; nothing is compiled yet."""
+        """Jit the program's functions; nothing is compiled yet."""
         self.plan, self.config = plan, plan.arms[0].config
         seeds = self.config.seeds
         self.count = seeds * len(plan.arms)
@@ -184,7 +184,7 @@ class Lanes:
         self.abstract, self.metrics = state, tuple(values)
 
     def _spread(self, warm: loops.Warm) -> loops.Warm:
-        """The warm start of each lane, from that of each seed."""
+        """Warm-start state of each lane, copied from that of its seed."""
         seeds = self.config.seeds
         wide = (lambda x: x[None]) if seeds == 1 else (lambda x: x)
         lane = jnp.arange(self.count) % seeds
@@ -195,7 +195,7 @@ class Lanes:
         return self._begin(self._spread(warm), self.magnitudes)
 
     def advance(self, state: TrainState, times: int) -> tuple[TrainState, Any]:
-        """State after some steps, and `[L, times]` metrics by name."""
+        """State after `times` steps, and `[L, times]` metrics by name."""
         chunk = self._chunk(state, self.magnitudes, times)
         state, values = jax.block_until_ready(chunk)
         values = jax.device_get(values)
@@ -208,7 +208,7 @@ class Lanes:
 
 
 def split(lanes: Lanes, history: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(name, history) of each arm: lists `[K][R]` of those of the program, `[K][L]`."""
+    """Yield (name, history) of each arm, lists `[K][R]`, from `[K][L]` of all lanes."""
     seeds = lanes.config.seeds
     for i, arm in enumerate(lanes.plan.arms):
         own = slice(i * seeds, (i + 1) * seeds)

@@ -1,4 +1,4 @@
-"""The runs of a comparison in its folder: warm starts, programs, what is kept of them.
+"""Runner of a comparison in its folder: warm starts, programs, checkpoints, histories.
 
     experiment.json     what runs, so that another experiment is refused
     warm/KEY/           checkpoints of warm starts, shared by arms that have the same
@@ -76,13 +76,13 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
 
 
 def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
-    """What decides the histories of a comparison, as JSON values."""
+    """Budget and configs that determine the histories of a comparison, as JSON."""
     described = {arm.name: describe(arm.config) for arm in arms}
     return {"budget": budget(experiment), "arms": described}
 
 
 def finished(workdir: Path) -> dict[str, Any]:
-    """Histories of the arms that are at their end, by name."""
+    """Histories of the finished arms, by name."""
     found: dict[str, Any] = {}
     for path in sorted((workdir / ARMS).glob("*.json")):
         found |= record.read_json(path).get("arms", {})
@@ -90,10 +90,10 @@ def finished(workdir: Path) -> dict[str, Any]:
 
 
 class Comparison:
-    """The runs of an experiment in a folder that this process holds the lock of."""
+    """Runner of an experiment, in a folder that this process has locked."""
 
     def __init__(self, experiment: Experiment, arms: Sequence[Arm], workdir: Path):
-        """Trace all programs that are still to run; nothing is written yet.
+        """Trace all programs that are still to run; nothing is written.
 
         Raises:
             ConfigError: an arm cannot work.
@@ -112,7 +112,7 @@ class Comparison:
             self._check_watched()
 
     def _check_watched(self) -> None:
-        """Check that every metric to watch is one of some recipe.
+        """Check that each metric in `watched` is one of some recipe.
 
         Raises:
             ConfigError: one is not.
@@ -127,7 +127,7 @@ class Comparison:
                 )
 
     def run(self, *, measures: bool, progress: Progress) -> dict[str, Any]:
-        """Run what is left, and give the histories of all arms by name.
+        """Run the remaining programs, and return the histories of all arms by name.
 
         Args:
             measures: measure the cost of a token, if the folder does not know it.
@@ -158,7 +158,7 @@ class Comparison:
     # ----- warm starts
 
     def _warm_loop(self, arm: Arm) -> loops.Jitted:
-        """The loop of a warm start; arms that share one share it."""
+        """Training loop of an arm's warm start, cached by `warm_key`."""
         key = warm_key(self._experiment, arm)
         if key not in self._warm:
             config = warm_config(self._experiment, arm)
@@ -166,14 +166,14 @@ class Comparison:
         return self._warm[key]
 
     def _warmed(self, arm: Arm, progress: Progress) -> Any:
-        """The finished warm start of all seeds, made once for all that share it."""
+        """State of all seeds after an arm's warm start, cached by `warm_key`."""
         key, loop = warm_key(self._experiment, arm), self._warm_loop(arm)
         if key in self._states:
             return jax.device_put(self._states[key], jax.devices()[0])
         how, every = loop.parts.config.warm_start, loop.parts.config.logging.every
         total = how.steps if how else 0
-        with _opened(self._workdir / WARM / key) as saved:
-            found = _newest(saved, loop.abstract_warm)
+        with _open_checkpoints(self._workdir / WARM / key) as saved:
+            found = _newest_checkpoint(saved, loop.abstract_warm)
             state, done = (found.state, found.step) if found else (loop.initial(), 0)
             if done < total:
                 progress.begin("warm start", done, total)
@@ -194,32 +194,32 @@ class Comparison:
     def _run(
         self, lanes: programs.Lanes, progress: Progress, clock: "_Clock"
     ) -> dict[str, Any]:
-        """History of a program, from its last evaluation to its end."""
+        """Run a program from its last evaluation to its end, and return its history."""
         experiment, plan = self._experiment, lanes.plan
-        with _opened(self._workdir / RUNNING / plan.key) as saved:
-            found = _newest(saved, lanes.abstract)
+        with _open_checkpoints(self._workdir / RUNNING / plan.key) as saved:
+            found = _newest_checkpoint(saved, lanes.abstract)
             if found:
                 state, history = found.state, found.totals["history"]
             else:
                 state = lanes.begin(self._warmed(plan.arms[0], progress))
-                history = _empty(lanes, experiment)
+                history = _empty_history(lanes, experiment)
                 _evaluate(lanes, state, history)
             progress.begin(clock.title(plan.name), _percent(history, experiment), 100)
             while (percent := _percent(history, experiment)) < 100:
                 times = min(experiment.every, experiment.steps - history["steps"][-1])
                 begun = time.monotonic()
                 state, values = lanes.advance(state, times)
-                _add(history, values, times, time.monotonic() - begun)
+                _append_chunk(history, values, times, time.monotonic() - begun)
                 _evaluate(lanes, state, history)
                 saved.save(history["steps"][-1], state, {"history": history})
                 percent = _percent(history, experiment)
-                progress.note(percent, _told(history) + clock.left(percent))
+                progress.note(percent, _progress_text(history) + clock.left(percent))
         return history
 
     # ----- what a token costs
 
     def _measure(self, progress: Progress) -> None:
-        """Write cost.json: the steps of one seed of the baseline, stage by stage."""
+        """Measure the cost of a token on one seed of the baseline; write cost.json."""
         arm = next(arm for arm in self._arms if arm.recipe == self._experiment.against)
         warm = self._warmed(arm, progress)
         if self._experiment.seeds > 1:
@@ -232,7 +232,7 @@ class Comparison:
 
 
 def measured_cost(config: Config, warm: Any) -> dict[str, Any]:
-    """Seconds of a draw per token drawn, and of an update per token trained.
+    """Seconds of sampling per token drawn, and of updating per token trained.
 
     Medians over `TIMED` steps behind one that compiles.
 
@@ -257,7 +257,7 @@ def measured_cost(config: Config, warm: Any) -> dict[str, Any]:
 
 
 class _Clock:
-    """Time left of a program and of all, by what this process has done."""
+    """Estimator of the time left, for a program and for all of them."""
 
     def __init__(self, start: float, number: int, programs: int):
         self._start, self._number, self._programs = start, number, programs
@@ -268,7 +268,7 @@ class _Clock:
         return f"{name} ({self._number + 1} of {self._programs})"
 
     def left(self, percent: float) -> str:
-        """Text of the time left, once there is a second evaluation behind compiling."""
+        """Text of the time left; empty before the second evaluation."""
         now = time.monotonic()
         self._first = self._first or (now, percent)
         began, first = self._first
@@ -283,12 +283,14 @@ class _Clock:
         return f"  left {text(rest)}, about {text(every)} in all"
 
 
-def _opened(path: Path) -> Any:
-    """Context of the checkpoints in a folder, the latest kept."""
+def _open_checkpoints(path: Path) -> Any:
+    """Context manager for the checkpoints in a folder; the latest is kept."""
     return contextlib.closing(checkpoint.Checkpoints(path, keep=1))
 
 
-def _newest(saved: checkpoint.Checkpoints, like: Any) -> checkpoint.Restored | None:
+def _newest_checkpoint(
+    saved: checkpoint.Checkpoints, like: Any
+) -> checkpoint.Restored | None:
     """The newest checkpoint, None without one.
 
     Raises:
@@ -303,8 +305,8 @@ def _newest(saved: checkpoint.Checkpoints, like: Any) -> checkpoint.Restored | N
         ) from error
 
 
-def _empty(lanes: programs.Lanes, experiment: Experiment) -> dict[str, Any]:
-    """History before the first step: what is counted is 0."""
+def _empty_history(lanes: programs.Lanes, experiment: Experiment) -> dict[str, Any]:
+    """History before the first step: all counts are 0."""
     counted = {name: [[0.0] * lanes.count] for name in programs.COUNTED}
     watched = {name: [] for name in experiment.watched}
     return {"steps": [0], "seconds": [0.0], "rate": [], "watched": watched} | counted
@@ -314,8 +316,10 @@ def _evaluate(lanes: programs.Lanes, state: Any, history: dict[str, Any]) -> Non
     history["rate"].append([float(rate) for rate in lanes.evaluate(state)])
 
 
-def _add(history: dict[str, Any], values: Any, times: int, seconds: float) -> None:
-    """Add a chunk of steps, `[L, times]` metrics, to a history."""
+def _append_chunk(
+    history: dict[str, Any], values: Any, times: int, seconds: float
+) -> None:
+    """Append a chunk of steps, `[L, times]` metrics, to a history."""
     for name, metric in programs.COUNTED.items():
         added = np.asarray(values[metric], np.float64).sum(-1)
         history[name].append((added + history[name][-1]).tolist())
@@ -331,7 +335,7 @@ def _add(history: dict[str, Any], values: Any, times: int, seconds: float) -> No
 
 
 def _percent(history: dict[str, Any], experiment: Experiment) -> float:
-    """How much of the budgets the last lane has; 100 at the end."""
+    """Percentage of the budgets that the slowest lane has spent; 100 at the end."""
     if history["steps"][-1] >= experiment.steps:
         return 100.0
     wanted = {"drawn": experiment.tokens, "updates": experiment.updates}
@@ -339,8 +343,8 @@ def _percent(history: dict[str, Any], experiment: Experiment) -> float:
     return 100 * min(1.0, *shares)
 
 
-def _told(history: dict[str, Any]) -> str:
-    """Text of the last point of a history, means over lanes."""
+def _progress_text(history: dict[str, Any]) -> str:
+    """Progress text: pass rate, tokens and updates so far, means over lanes."""
     drawn = record.count_text(float(np.mean(history["drawn"][-1])))
     updates = np.mean(history["updates"][-1])
     return (

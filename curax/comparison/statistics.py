@@ -1,7 +1,7 @@
 """Statistics of few runs: interquartile means, gaps, their intervals, times to a rate.
 
 Values come in strata, an array `[..., n]` each: the runs of a recipe under one
-condition, a value per seed. Strata are resampled apart and then taken together.
+condition, a value per seed. Strata are resampled separately and then pooled.
 
 An interval is the estimate plus or minus t times its bootstrap standard error:
 
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
         return self.value - half, self.value + half
 
     def p_value(self) -> np.ndarray:
-        """1 - level of the interval that ends at 0, `[...]`; 1 without an error.
+        """Two-sided p value of the hypothesis of 0, `[...]`; 1 without an error.
 
         Equal values without any spread are 1 where they are 0, else 0.
         """
@@ -85,7 +85,7 @@ def center(strata: Strata, *, seed: int = 0) -> Estimate:
 
 
 def gap(ours: Strata, theirs: Strata, *, paired: bool, seed: int = 0) -> Estimate:
-    """How far the values of one side are above those of the other.
+    """Difference of interquartile means between two sides, with its standard error.
 
         paired:   IQM(x_i - y_i), i the seed, which both sides share
         else:     IQM(x) - IQM(y)
@@ -116,7 +116,7 @@ def _estimate(
     sizes: Sequence[int],
     seed: int,
 ) -> Estimate:
-    """A statistic of samples that are resampled independently of each other."""
+    """Bootstrap estimate of a statistic; samples are resampled independently."""
     from scipy import stats
 
     samples = [np.asarray(x, np.float64) for x in samples]
@@ -138,11 +138,11 @@ def _estimate(
 
 
 def holm(p: Sequence[float], alpha: float = 1 - LEVEL) -> list[float]:
-    """Levels of intervals that exclude 0 just where Holm's procedure rejects.
+    """Confidence levels at which intervals exclude 0 just where Holm's test rejects.
 
-    Of m comparisons the one with the j-th smallest p is shown at 1 - alpha / (m + 1 -
-    j), and all from the first on that is not rejected at the level of that one. So the
-    chance that any of m gaps that are none is called one is at most alpha.
+    Of m comparisons the one with the j-th smallest p gets 1 - alpha / (m + 1 - j); from
+    the first that is not rejected on, all get its level. So the family-wise error rate
+    is at most alpha.
 
     Args:
         p: p value of each comparison.
@@ -163,7 +163,7 @@ def holm(p: Sequence[float], alpha: float = 1 - LEVEL) -> list[float]:
 def improvement(
     ours: Strata, theirs: Strata, *, paired: bool, level: float = LEVEL
 ) -> tuple[float, float, float]:
-    """P(X > Y) of a run of one side and one of the other; a tie is half.
+    """Probability of improvement P(X > Y) of one side over the other; a tie is half.
 
         paired:   share of the seeds with x_i > y_i
         else:     share of the pairs (i, j) with x_i > y_j, mean over strata
@@ -205,10 +205,10 @@ def improvement(
 
 
 def at(spent: np.ndarray, values: np.ndarray, places: Any) -> np.ndarray:
-    """`[..., R]` values of R runs where each has spent so much.
+    """`[..., R]` values of R runs at places of an axis, interpolated linearly.
 
-    Between two evaluations it is the line through them: the last one before would be
-    the lower, the rarer a recipe is evaluated on an axis. Nothing is extrapolated:
+    Holding the last evaluation instead would put recipes with rare evaluations at a
+    disadvantage. Nothing is extrapolated:
     NaN before the first and after the last evaluation of a run.
 
     Args:
@@ -224,7 +224,7 @@ def at(spent: np.ndarray, values: np.ndarray, places: Any) -> np.ndarray:
 
 
 def average(spent: np.ndarray, values: np.ndarray, place: float) -> np.ndarray:
-    """`[R]` means of the curves of `at` from 0 to a place; NaN where one ends before.
+    """`[R]` means of the curves of `at` from 0 to `place`; NaN where a run ends before.
 
         1 / place  int_0^place value(x) dx
 
@@ -243,14 +243,14 @@ def average(spent: np.ndarray, values: np.ndarray, place: float) -> np.ndarray:
 
 
 class Waits(NamedTuple):
-    """Times of R runs to a threshold; the end of the run where it was not reached."""
+    """Times of R runs to a threshold, censored at the end of a run."""
 
     time: np.ndarray  # [R]
     reached: np.ndarray  # [R] bool; False: the time is censored
 
 
 def waits(spent: np.ndarray, values: np.ndarray, threshold: float) -> Waits:
-    """What each run had spent at its first evaluation at or above a threshold.
+    """Time of each run to its first evaluation at or above a threshold.
 
     Args:
         spent: `[K, R]`.
@@ -264,7 +264,7 @@ def waits(spent: np.ndarray, values: np.ndarray, threshold: float) -> Waits:
 
 
 class Survival(NamedTuple):
-    """Kaplan and Meier's share of runs that still wait, with its interval."""
+    """Kaplan-Meier curve: share of runs below the threshold, with its interval."""
 
     time: np.ndarray  # [J], sorted
     share: np.ndarray  # [J] from this time on
@@ -272,7 +272,7 @@ class Survival(NamedTuple):
     high: np.ndarray
 
     def median(self) -> tuple[float, float, float]:
-        """Time at which half of the runs are there, and its interval; inf: not yet.
+        """Median time to the threshold, with its interval; inf where not reached.
 
         The ends are the first times at which the ends of the share are at most 1/2
         (Brookmeyer and Crowley 1982).
@@ -286,10 +286,10 @@ class Survival(NamedTuple):
 
 
 def survival(given: Waits, level: float = LEVEL) -> Survival:
-    """Share of runs that have not reached the threshold, censored ones accounted for.
+    """Kaplan-Meier estimate of the share of runs still below the threshold.
 
-    The interval is that of log(-log S) by Greenwood's variance; where nobody waits any
-    more it has no such interval, and the last one before is taken for its upper end.
+    The interval is that of log(-log S) by Greenwood's variance; where the share
+    is 0 that is undefined, and the upper end is the last defined one.
     """
     from scipy import stats
 

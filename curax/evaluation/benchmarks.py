@@ -46,7 +46,7 @@ FEWER = {"olympiad": 674}  # size of another published copy of the set
 
 
 def remarks(name: str, problems: int, changed: dict[str, object]) -> list[str]:
-    """Sentences about what is not as in the published protocol, and whose that is.
+    """Sentences on the protocol of a benchmark, and on deviations from it.
 
     Args:
         name: of the benchmark.

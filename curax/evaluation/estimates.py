@@ -111,7 +111,7 @@ def weighted_majority(
 def _win_share(
     others: Sequence[np.ndarray], silent: np.ndarray, top: int, rest: int
 ) -> float:
-    """Expected share of the win of an answer with `top` of the votes.
+    """Expected share in the majority of an answer with `top` votes; ties share equally.
 
         E[1 / (1 + ties)  if no other answer has more votes, else 0]
 
@@ -202,7 +202,7 @@ def bootstrap(
 
 
 def quantile(values: np.ndarray, share: float) -> np.ndarray:
-    """Quantile on the last axis of what is not NaN, NaN where all is.
+    """Quantile over the last axis without NaN; NaN where all values are NaN.
 
         x_(i) + (t - i) (x_(i+1) - x_(i)),   t = share (n - 1), i = floor(t)
 

@@ -43,7 +43,7 @@ class NoOutcomeError(RuntimeError):
 
 
 def evaluate(args: Namespace, out: Path, *, command: str) -> int:
-    """Sample and grade what is missing, write the results, and print their tables.
+    """Sample and grade missing completions, write the results, print their tables.
 
     Args:
         args: command line.

@@ -330,5 +330,5 @@ def _questions_hash(questions: Questions) -> int:
 
 
 def _first_given(*values: Any) -> Any:
-    """The first value that is not None; None if all are."""
+    """First of some values that is not None; None if all are."""
     return next((value for value in values if value is not None), None)

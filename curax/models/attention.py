@@ -36,7 +36,7 @@ def by_platform(
 
 
 def choose(queries: int, d: int, dtype: Any) -> Callable[..., jax.Array]:
-    """The implementation for so many causal queries of size d, for the platform."""
+    """Attention function for this many causal queries of size d on the platform."""
     kind, half = platform(), dtype in (jnp.bfloat16, jnp.float16)
     # The compiler places rows that are mapped over: no kernel may assume where.
     mapped = not jax.sharding.get_abstract_mesh().empty and not _rules()
@@ -82,7 +82,7 @@ def _plain(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
 def chunked(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """`plain` by some queries at a time, whose scores the backward pass makes again.
+    """`plain` in chunks of queries, whose scores the backward pass recomputes.
 
     Arguments and result as `plain`.
     """
@@ -142,11 +142,11 @@ def flash(
 def flash_long(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """`flash` without a mask, for keys of which the last ones are visible.
+    """`flash` without a mask, for rows whose visible keys are the last ones.
 
     Each row's first visible key is moved to the front, and queries to the places of
-    their own keys, behind some that nobody reads. So causality and a number of keys
-    tell the kernel what is visible; it makes up to 2 S / Q times the products.
+    their own keys, behind padding. So causality and the number of keys tell the kernel
+    what is visible; it computes up to 2 S / Q times as many products.
 
     Args:
         q: `[N, heads, Q, d]`.
@@ -228,7 +228,7 @@ def segmented(
     causal: bool = True,
     interpret: bool = False,
 ) -> jax.Array:
-    """`splash` on one device, of queries to the keys of their segments.
+    """`splash` on one device, in which queries see the keys of their own segment.
 
     Args:
         q: `[N, heads, Q, d]`.

@@ -1,4 +1,4 @@
-"""Attention of decoding slots to a prefix that several share, and to what is theirs.
+"""Attention of decoding slots: to a prefix that several share, and to own tokens.
 
 The softmax over both is merged from two parts, in float32. With l = q k^T / sqrt(d), m
 and z = sum_s e^(l_s - m) the maximum and sum over the keys seen of a part, and M the
@@ -12,9 +12,9 @@ As in the trainer it is p that is rounded to the precision of v.
 Slots that read one prefix are tiles of rows: their queries are multiplied with its keys
 as one matrix, so that keys and values are held, and read, once for a tile.
 
-Of columns of their own a CPU reads, from `LEAST` on, only blocks that hold a token of
-some of a few slots, one after the other, wherever in the ring they are; there
-e^(l_s - m) is rounded, for the m so far. So cost follows the tokens that there are.
+On a CPU, slots with at least `LEAST` columns of their own read only blocks (some slots
+by some columns) that hold a token, one block after the other. There e^(l_s - m) is
+rounded, with the running m. So cost follows the number of tokens.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from curax.arrays.sharding import active, constrain, mesh_axes, platform
 from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
-LEAST = 256  # columns from which on a CPU reads blocks of them
+LEAST = 256  # fewest columns that a CPU reads in blocks
 PIECE = 2**17  # bytes of keys in a block: cached, with as many of values
 COPIED = 2**20  # bytes of keys that a CPU copies from prefixes at a time: cached
 LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -40,17 +40,17 @@ LOWEST = float(jnp.finfo(jnp.float32).min)
 
 @flax.struct.dataclass(kw_only=True)
 class Tiles:
-    """The slots of each shard, in at most t tiles of m that read one prefix."""
+    """Slots of each shard grouped into at most t tiles, of m slots with one prefix."""
 
-    prefix: jax.Array  # [D, t] int32, what a tile reads
-    slot: jax.Array  # [D, t, m] int32, its slots; where there are fewer, slot 0
-    place: jax.Array  # [D, K / D] int32, where each slot is in [t m]; idle: somewhere
-    count: jax.Array  # [D] int32, tiles that there are
+    prefix: jax.Array  # [D, t] int32, prefix of each tile
+    slot: jax.Array  # [D, t, m] int32, slots of each tile, filled up with 0
+    place: jax.Array  # [D, K / D] int32, index in [t m] of each slot; any if idle
+    count: jax.Array  # [D] int32, number of tiles in use
 
 
 @flax.struct.dataclass(kw_only=True)
 class Layer:
-    """What slots read in a layer."""
+    """Keys and values of a layer, as decoding slots read them."""
 
     own: Any  # k, v [K, kv_heads, W, d]
     prefix: Any  # k, v [D, C, kv_heads, P, d]
@@ -102,7 +102,7 @@ class Layer:
 
 
 def layers(cache: SharedCache) -> tuple[Layer, ...]:
-    """The cache of each layer, with the tiles that are those of all."""
+    """The cache of each layer, with the tiles that all layers have in common."""
     tiles = tiles_of(cache)
     return tuple(
         Layer(own=own, prefix=prefix, tiles=tiles)
@@ -111,7 +111,7 @@ def layers(cache: SharedCache) -> tuple[Layer, ...]:
 
 
 def tiles_of(cache: SharedCache) -> Tiles:
-    """The tiles of a cache: of m slots, as many as are expected to share a prefix."""
+    """Tiles of a cache, of as many slots m as are expected to share a prefix."""
     shards, contexts = jax.tree.leaves(cache.prefix)[0].shape[:2]
     context = constrain(cache.context.reshape(shards, -1), ("rows", None))
     size = min(cache.group, context.shape[1], MOST)
@@ -119,11 +119,11 @@ def tiles_of(cache: SharedCache) -> Tiles:
     tiles = jax.tree.map(
         lambda x: constrain(x, ("rows", *(None,) * (x.ndim - 1))), tiles
     )
-    return tiles.replace(count=_most(tiles.count))
+    return tiles.replace(count=_batch_max(tiles.count))
 
 
 def _tiles(context: jax.Array, *, contexts: int, size: int) -> Tiles:
-    """The tiles of a shard, of `size` slots, given the prefix of each slot `[K]`."""
+    """Tiles of a shard, of `size` slots, from the prefix of each slot `[K]`."""
     slots = context.shape[0]
     most = (slots + min(contexts, slots) * (size - 1)) // size
     at = jnp.arange(slots, dtype=jnp.int32)
@@ -148,24 +148,24 @@ def _tiles(context: jax.Array, *, contexts: int, size: int) -> Tiles:
 
 
 @jax.custom_batching.custom_vmap
-def _most(count: jax.Array) -> jax.Array:
-    """The counts; in a batch of samplers the most of any, so that all loop alike."""
+def _batch_max(count: jax.Array) -> jax.Array:
+    """Tile counts; under vmap over samplers their maximum, so that loops agree."""
     return count
 
 
-@_most.def_vmap
+@_batch_max.def_vmap
 def _(axis_size: int, in_batched: list[bool], count: jax.Array):
     del axis_size
     return (jnp.max(count, 0) if in_batched[0] else count), False
 
 
 def heads_of(x: jax.Array, of: jax.Array, axis: int) -> jax.Array:
-    """Keys or values of these heads; of all, if there is but one."""
+    """Keys or values of the given heads; unchanged where there is only one head."""
     return x if x.shape[axis] == 1 else jnp.take(x, of, axis)
 
 
 def _attend(q, own, prefix, seen, tiles: Tiles) -> jax.Array:
-    """As `Layer.attend`, of the slots and heads of one device."""
+    """`Layer.attend` for the slots and heads of one device."""
     (k, v), width = own, prefix[0].shape[-2]
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     tiles = jax.tree.map(lambda x: x[0], tiles)
@@ -187,7 +187,7 @@ def _attend(q, own, prefix, seen, tiles: Tiles) -> jax.Array:
 
 
 def exponentials(q: jax.Array, k: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
-    """A part of a softmax, before it is known what the other parts are.
+    """Exponentials, maximum and sum of a softmax over one part of the keys.
 
     Args:
         q: `[N, kv_heads, R, d]`, queries of the heads of a group, of one or more slots.
@@ -212,7 +212,7 @@ def mixed(e: jax.Array, factor: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def by_blocks(width: int) -> bool:
-    """Whether slots with so many columns read `of_blocks`, here.
+    """Whether attention to this many columns is computed by `of_blocks`.
 
     Not where the compiler places slots, as those of seeds over a mesh.
     """
@@ -221,7 +221,7 @@ def by_blocks(width: int) -> bool:
 
 
 def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
-    """Slots and columns of a block, about 16 columns a slot; `item` bytes an entry."""
+    """Slots and columns of a block of about `PIECE` bytes; `item` bytes per entry."""
     places = max(1, PIECE // (kv_heads * d * item))
     columns = max(16, 2 ** round(math.log2(16 * places) / 2))
     return max(1, places // columns), columns
@@ -231,7 +231,7 @@ def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
 def of_blocks(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """A part of a softmax, and of what it is to mix, by blocks that hold tokens.
+    """Weighted values, maximum and sum of a softmax, over blocks that hold tokens.
 
     Args:
         q: as `exponentials`.
@@ -289,10 +289,10 @@ def of_blocks(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shared:
-    """The prefixes of one device, and the tiles of slots that read them.
+    """Prefixes of one device, and the tiles of slots that read them.
 
-    A CPU takes a few tiles at a time, those that there are; other devices take all at
-    once, as a loop inside of a token costs them more than tiles without slots.
+    A CPU computes a few tiles at a time and skips empty ones; other devices compute all
+    at once, as a loop inside a decoding step costs them more than empty tiles.
     """
 
     k: jax.Array  # [C, kv_heads, P, d]
@@ -300,7 +300,7 @@ class Shared:
     tiles: Tiles  # without the axis D
 
     def exponentials(self, q: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
-        """`exponentials` of tiles, `[t, kv_heads, m R, P]`; m and z of slots."""
+        """`exponentials` by tile, `[t, kv_heads, m R, P]`; m and z by slot."""
         rows, mask = self.of_tiles(q), seen[self.tiles.slot[:, 0]]
 
         def part(cut):
@@ -310,7 +310,7 @@ class Shared:
         return e, self.of_slots(top), self.of_slots(total)
 
     def mixed(self, e: jax.Array, factor: jax.Array) -> jax.Array:
-        """`mixed` of slots, given those of tiles and the factors of slots."""
+        """`mixed` by slot, from exponentials by tile and factors by slot."""
         factors = self.of_tiles(factor)
 
         def part(cut):
@@ -319,21 +319,21 @@ class Shared:
         return self.of_slots(self.over_tiles(part))
 
     def of_tiles(self, x: jax.Array) -> jax.Array:
-        """`[K, kv_heads, R, ...]` of slots, `[t, kv_heads, m R, ...]` of tiles."""
+        """Values by tile, `[t, kv_heads, m R, ...]`, from those by slot, `[K, ...]`."""
         x = jnp.swapaxes(x[self.tiles.slot], 1, 2)
         return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
     def of_slots(self, x: jax.Array) -> jax.Array:
-        """The opposite of `of_tiles`."""
+        """Values by slot, from those by tile: the inverse of `of_tiles`."""
         most, size = self.tiles.slot.shape
         x = x.reshape(*x.shape[:2], size, -1, *x.shape[3:])
         x = jnp.swapaxes(x, 1, 2)
         return x.reshape(most * size, *x.shape[2:])[self.tiles.place]
 
     def over_tiles(self, part: Callable[[Callable[..., jax.Array]], Any]) -> Any:
-        """What a function of some tiles gives of all; it is told how to cut them out.
+        """Output of `part` for all tiles; on a CPU for a few tiles at a time.
 
-        Tiles that there are not may be left out, with zeros in their place.
+        Empty tiles may be left out, with zeros in their place.
         """
         most = self.tiles.slot.shape[0]
         number = COPIED // (math.prod(self.k.shape[1:]) * self.k.dtype.itemsize)

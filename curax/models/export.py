@@ -152,7 +152,7 @@ def write_new(
     style: int = 5,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the checkpoint of a model that came from none.
+    """Write a checkpoint of a model that was not loaded from one.
 
     The architecture and all other sizes follow from the parameters.
 
@@ -254,7 +254,7 @@ def _scale(params: Any, alpha: float | None) -> float:
 
 
 def others(source: Path, only: Sequence[str] = ("*",)) -> list[Path]:
-    """The files of a checkpoint to copy, relative to its folder: all but weights.
+    """Files of a checkpoint to copy, relative to its folder: all but weights.
 
     Links to folders are left behind. Those to files are followed inside the folder,
     and to the blobs of a cache, whose snapshots are folders of links.
@@ -307,7 +307,7 @@ def _folder(destination: str | Path) -> Iterator[Path]:
 
 
 def _describe(folder: Path, form: Mapping[str, Any] | None, card: str | None) -> None:
-    """Write the prompt form and the model card, those that there are."""
+    """Write the prompt form and the model card, where they are given."""
     if form is not None:
         prompt_form.write(folder, form)
     if card is not None:

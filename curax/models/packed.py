@@ -9,8 +9,8 @@ share it, and its own row up to itself:
 with s = q k / sqrt(d), the keys p of the context and r of the row.
 
 One loop goes over tiles of the contexts, another over those of the own row, back from
-the query's; sums and maximum are kept in float32. Both loops end with the longest that
-is there, and neither scores nor a mask of the line by itself ever exist.
+the query's; sums and maximum are kept in float32. Both loops end at the longest
+context or row present, and neither scores nor a mask of the whole line ever exist.
 
 On a mesh each device has the line of its shard and its heads. It reads the contexts of
 all shards, one layer's at a time; nothing else passes between devices.
@@ -30,14 +30,14 @@ from curax.arrays.sharding import active, mesh_axes
 from curax.models import attention
 from curax.models.decoding import heads_of
 
-ROWS = 8  # of a line that a kernel is given, at most
+ROWS = 8  # per line at most, for a kernel
 LOW = -1e30  # score of a key that is not visible
 
 
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, prefix: Any, lines: Visible
 ) -> jax.Array:
-    """Attention of a line of each shard, as the head of this module has it.
+    """Attention in packed lines, one line per shard: to the context and the own row.
 
     Args:
         q: `[D, heads, U B, d]`.
@@ -60,7 +60,7 @@ def attend(
             first = jax.lax.axis_index(axes) * q.shape[1]
             of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
             k, v, *prefix = (heads_of(x, of, 1) for x in (k, v, *prefix))
-        return (segments if by_kernel else _of_line)(q, k, v, prefix, lines)
+        return (segments if by_kernel else _attend_line)(q, k, v, prefix, lines)
 
     args = q, k, v, prefix, lines
     if not active():
@@ -90,10 +90,10 @@ def segments(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """`attend` on one device by the kernel of a TPU.
+    """`attend` on one device by a TPU kernel with segments.
 
     The keys of a line are those of its rows' contexts, R P of them, and its own. Row r
-    and its context are segment r + 1; what nobody sees is in segment 0.
+    and its context are segment r + 1; keys that no query sees are in segment 0.
 
     Args:
         q: as `attend`.
@@ -128,7 +128,7 @@ def segments(
 
 @flax.struct.dataclass
 class _Line:
-    """What the tiles of one line are, as in `Visible`."""
+    """Layout of one line; fields as in `Visible`."""
 
     place: jax.Array  # [U]
     context: jax.Array  # [U]
@@ -136,8 +136,8 @@ class _Line:
     tile: int = flax.struct.field(pytree_node=False)
 
 
-def _of_line(q, k, v, prefix, lines: Visible) -> jax.Array:
-    """As `attend`, of the one line and the heads of one device, without a kernel."""
+def _attend_line(q, k, v, prefix, lines: Visible) -> jax.Array:
+    """`attend` for one line and the heads of one device, without a kernel."""
     kv_heads, tile = k.shape[1], lines.tile
     group = q.shape[1] // kv_heads
 
@@ -152,20 +152,20 @@ def _of_line(q, k, v, prefix, lines: Visible) -> jax.Array:
 
 
 class _Loops(NamedTuple):
-    """The keys that are visited, a tile for every tile of the line at each turn."""
+    """Key tiles of both loops: at each turn one key tile for each tile of the line."""
 
     line: _Line
     group: int  # query heads of a head of keys
 
     @property
     def first(self) -> jax.Array:
-        """`[]` int32, the first tile of the contexts in which a token is seen."""
+        """`[]` int32, index of the first context tile with a visible token."""
         some = jnp.any(self.line.seen, 0)
         return (jnp.argmax(some) // self.line.tile).astype(jnp.int32)
 
     @property
     def shift(self) -> int:
-        """Tokens that stand before the contexts, which are whole tiles so."""
+        """Number of padding tokens before the contexts, which makes tiles whole."""
         return -self.line.seen.shape[1] % self.line.tile
 
     def whole(self, x: jax.Array, axis: int) -> jax.Array:
@@ -175,7 +175,7 @@ class _Loops(NamedTuple):
         return jnp.pad(x, pad)
 
     def of_context(self, turn: Any, *keys: jax.Array) -> Any:
-        """Keys `[U, kv_heads, B, d]` of a tile of the contexts, and which are seen."""
+        """Keys `[U, kv_heads, B, d]` of context tile `turn`, and their visibility."""
 
         def cut(x, axis):
             size = self.line.tile
@@ -186,7 +186,7 @@ class _Loops(NamedTuple):
         return *(cut(x, 2) for x in keys), seen
 
     def of_row(self, back: Any, *keys: jax.Array) -> Any:
-        """Keys of the tile that is so many tiles before each, and which are seen."""
+        """Keys of the tile `back` places before each tile, and their visibility."""
         count = self.line.place.shape[0]
         keys = tuple(
             jax.lax.dynamic_slice_in_dim(x, count - back, count, 0) for x in keys
@@ -199,8 +199,8 @@ class _Loops(NamedTuple):
         return *keys, jnp.tile(seen, (1, self.group, 1))[:, None]
 
 
-def _before(x: jax.Array) -> jax.Array:
-    """As many empty tiles before those of a line, for `_Loops.of_row`."""
+def _pad_front(x: jax.Array) -> jax.Array:
+    """Tiles of a line preceded by as many empty ones, for `_Loops.of_row`."""
     return jnp.concatenate([jnp.zeros_like(x), x])
 
 
@@ -211,14 +211,14 @@ def _scores(q, k, seen):
 
 @jax.custom_vjp
 def _attend(q, k, v, prefix_k, prefix_v, line):
-    """`attend` of tiles `[U, kv_heads, ., d]`."""
+    """`attend` on tiles `[U, kv_heads, ., d]`, with its own backward pass."""
     return _forward(q, k, v, prefix_k, prefix_v, line)[0]
 
 
 def _forward(q, k, v, prefix_k, prefix_v, line):
     loops = _Loops(line, q.shape[2] // line.tile)
     prefix = loops.whole(prefix_k, 2), loops.whole(prefix_v, 2)
-    own = _before(k), _before(v)
+    own = _pad_front(k), _pad_front(v)
 
     def add(state, k, v, seen):
         top, total, out = state
@@ -261,12 +261,12 @@ def _backward(saved, slope):
     q, k, v, prefix_k, prefix_v, line, out, level = saved
     loops = _Loops(line, q.shape[2] // line.tile)
     prefix = loops.whole(prefix_k, 2), loops.whole(prefix_v, 2)
-    own = _before(k), _before(v)
+    own = _pad_front(k), _pad_front(v)
     mean = jnp.sum(out.astype(jnp.float32) * slope.astype(jnp.float32), -1)
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
     def pull(k, v, seen):
-        """What a tile of keys adds to the gradients of q, k and v."""
+        """Contribution of a tile of keys to the gradients of q, k and v."""
         shares = jnp.where(seen, jnp.exp(_scores(q, k, seen) - level[..., None]), 0.0)
         rise = product("ukqd,uksd->ukqs", slope, v) - mean[..., None]
         rise = (shares * rise * q.shape[-1] ** -0.5).astype(q.dtype)

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
     @property
     def turned(self) -> bool:
-        """Whether it is a matrix of a layer, transposed in the file."""
+        """Whether the tensor is a layer's matrix, which the file holds transposed."""
         return self.path[-1] == "kernel"
 
 
@@ -209,7 +209,7 @@ def check_some(
 
 
 def outline(options: Mapping[str, Any]) -> dict[str, Part]:
-    """A few tensors whose shapes hold all sizes of a model.
+    """Tensors whose shapes determine the sizes of a model, by name.
 
     They are checked before the model is built, which takes long for wrong sizes.
     """
@@ -240,7 +240,7 @@ def cut(tensor: Held, name: str, index: tuple[slice, ...]) -> np.ndarray:
 
 
 def header(file: Path) -> tuple[bytes, dict[str, Any]]:
-    """What stands before the tensors of a file, as bytes and read.
+    """Header of a safetensors file, as bytes and as parsed JSON.
 
     Raises:
         OSError: it cannot be read.

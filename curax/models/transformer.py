@@ -143,7 +143,7 @@ def model(
 
 
 def recomputed(remat: bool | str) -> str:
-    """The name of `REMAT` that an option says.
+    """Name of the rematerialisation policy, one of `REMAT`, for an option.
 
     Raises:
         ValueError: in a sentence, if it is none of them.
@@ -217,7 +217,7 @@ class Transformer:
 
     @cached_property
     def axes(self) -> Any:
-        """Tree like the parameters of the names of their logical axes."""
+        """Names of the logical axes of each parameter, a tree like the parameters."""
         shapes = jax.eval_shape(self.boxed, jax.random.key(0))
         return jax.tree.map(
             lambda spec, leaf: (None,) * (leaf.ndim - len(spec)) + tuple(spec),

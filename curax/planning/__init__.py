@@ -1,1 +1,1 @@
-"""A run compiled ahead of time for devices that are not here: what it needs."""
+"""Ahead-of-time plans of a run for absent devices: memory, time and communication."""

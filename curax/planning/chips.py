@@ -111,7 +111,7 @@ def topology(name: str) -> Topology:
 
 
 def lies_on(shape: Sequence[int], place: Topology) -> bool:
-    """Whether a mesh lies on a slice: an axis of the slice belongs to one of the mesh.
+    """Whether a mesh maps onto a slice: each slice axis belongs to one mesh axis.
 
     So each size of the mesh is the product of some axes: 4 x 4 x 4 takes 1 x 16 x 4,
     and not 1 x 8 x 8.

@@ -1,4 +1,4 @@
-"""What a run takes, from shapes alone: memory, operations and bytes of a chip.
+"""Roofline estimate of a run from shapes: memory, operations and bytes of a chip.
 
 Nothing is compiled. Bytes of the state are exact; those of a program are sums of the
 arrays it cannot do without, so that it takes at least about as much. Times are those of
@@ -29,7 +29,7 @@ FLOAT32 = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Operations and bytes of one chip in a program, and the time they take at least.
+    """Operations and bytes of one chip in a program, with the roofline time they take.
 
     Attributes:
         flops: of matrix products.
@@ -48,7 +48,7 @@ class Work:
     memory: dict[str, float]
 
     def seconds(self, chip: Chip, received: float | None = None) -> dict[str, float]:
-        """Seconds by resource; `received` in place of the estimated bytes."""
+        """Seconds by resource; `received`, if given, replaces the estimated bytes."""
         moved = self.received if received is None else received
         return {
             "arithmetic": self.flops / chip.flops_per_s,
@@ -57,13 +57,13 @@ class Work:
         }
 
     def at_least(self, chip: Chip, received: float | None = None) -> float:
-        """Seconds of the slowest resource, the others hidden behind it."""
+        """Seconds of the slowest resource: a lower bound with all others overlapped."""
         return max(self.seconds(chip, received).values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """Sizes of a policy and of a step, read from shapes."""
+    """Sizes of a policy and of a step."""
 
     layers: int
     width: int  # D
@@ -84,7 +84,7 @@ class Shapes:
 
 
 def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
-    """The sizes of a run.
+    """Sizes of a run, read from the shapes of its arrays.
 
     Args:
         parts: components of the run.
@@ -148,7 +148,7 @@ def state_bytes(state: TrainState, where: TrainState) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Into how many shards a mesh cuts what a program holds."""
+    """Number of shards into which a mesh cuts each kind of array."""
 
     rows: int
     fsdp: int
@@ -158,23 +158,23 @@ class Cut:
 
     @classmethod
     def of(cls, mesh: Mesh | AbstractMesh, sizes: Shapes) -> "Cut":
-        """That of a mesh."""
+        """Numbers of shards on a mesh."""
         data, fsdp, tensor = (mesh.shape[axis] for axis in ("data", "fsdp", "tensor"))
         heads = tensor if sizes.kv_heads and sizes.kv_heads % tensor == 0 else 1
         return cls(rows=data * fsdp, fsdp=fsdp, data=data, tensor=tensor, heads=heads)
 
     def share(self, rows: int) -> int:
-        """Rows of one chip, of so many; the last ones may be padding."""
+        """Rows per chip out of `rows`; the last ones may be padding."""
         return -(-rows // self.rows)
 
 
 def attention_flops(sizes: Shapes, queries: float, keys: float) -> float:
-    """Of one sequence in all layers: scores and weighted values."""
+    """FLOPs of attention for one sequence in all layers: scores and weighted values."""
     return 4.0 * sizes.layers * sizes.query * queries * keys
 
 
 def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
-    """The work of a chip in a draw whose completions all take T tokens.
+    """Work of a chip in sampling completions that all have T tokens.
 
     Each decoding step reads the weights, the ring of every slot, which has grown to its
     width when the first rows end, and the prefixes of as many groups as slots hold. All
@@ -228,7 +228,7 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
 
 
 def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -> Work:
-    """The work of a chip in an update whose rows all have T tokens.
+    """Work of a chip in an update whose rows all have T tokens.
 
     Forward 2, backward 4 operations per entry and token, and 2 more where `model.remat`
     recomputes everything, those of attention with dots too; the contexts besides,

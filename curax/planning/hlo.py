@@ -1,10 +1,10 @@
-"""What a compiled program moves between devices, read from its text.
+"""Communication between devices in a compiled program, read from its HLO text.
 
 The text is that of an HLO module after partitioning: shapes are those of one device.
 An operation is counted as often as the computation runs that holds it: bodies of loops
 by the number in their condition, of branches the one that moves most. A loop without
-such a number is one whose end depends on data; here that is the decoding loop, or the
-stages of it, of which the one counts that moves most in a turn.
+such a number ends by data: the decoding loop, or its stages, of which the one that
+moves most in a turn counts.
 """
 
 import math
@@ -30,7 +30,7 @@ LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 
 
 class Collective(NamedTuple):
-    """An operation that moves arrays between devices."""
+    """A collective operation, which moves arrays between devices."""
 
     kind: str
     entries: int  # of the largest array that it makes
@@ -52,7 +52,7 @@ def computations(text: str) -> dict[str, list[str]]:
 
 
 def entry(text: str) -> str:
-    """Name of the computation that a module begins with."""
+    """Name of the entry computation of a module."""
     found = re.search(r"^ENTRY %?([\w.\-]+) ", text, re.MULTILINE)
     assert found
     return found[1]
@@ -67,7 +67,7 @@ def called(line: str) -> list[str]:
 
 
 def reached(all_: dict[str, list[str]], name: str) -> set[str]:
-    """A computation and all that it calls."""
+    """Names of a computation and of all computations that it calls."""
     found, left = set(), [name]
     while left:
         if (now := left.pop()) in all_ and now not in found:
@@ -77,7 +77,7 @@ def reached(all_: dict[str, list[str]], name: str) -> set[str]:
 
 
 def collectives(lines: list[str], *, scatters: bool = False) -> Iterator[Collective]:
-    """Those among the instructions of a computation.
+    """Yield the collective operations among the instructions of a computation.
 
     Args:
         lines: of the computation.
@@ -105,7 +105,7 @@ def collectives(lines: list[str], *, scatters: bool = False) -> Iterator[Collect
 
 
 def received(kind: str, whole: float, devices: int) -> float:
-    """Bytes that each of n devices receives, of an array of `whole` bytes, in a ring.
+    """Bytes each of n devices receives in a ring, for an array of `whole` bytes.
 
     gather, scatter, all to all   (n - 1) / n of it
     all-reduce                    twice as much
@@ -118,7 +118,7 @@ def received(kind: str, whole: float, devices: int) -> float:
 
 
 def group_size(line: str) -> int:
-    """Devices that take part in one group of a collective; 2 where it is not said."""
+    """Number of devices in one group of a collective; 2 where the text names none."""
     if found := IN_TURN.search(line):
         return int(found[2])
     if found := LISTED.search(line):
@@ -127,18 +127,18 @@ def group_size(line: str) -> int:
 
 
 def entries(dims: str) -> int:
-    """Entries of an array, of its dimensions as text."""
+    """Number of entries of an array, from its dimensions as text."""
     return math.prod(int(n) for n in dims.split(",") if n)
 
 
 def bytes_of(dtype: str) -> float:
-    """Bytes of an entry of a dtype, as `bf16`."""
+    """Bytes per entry of a dtype, such as `bf16`."""
     bits = re.search(r"\d+", dtype)
     return max(int(bits[0]) / 8, 0.5) if bits else 1.0
 
 
 def in_loops(text: str) -> list[Collective]:
-    """All collectives inside of loops, which therefore run again and again."""
+    """Collectives inside loops, which run at every iteration."""
     every = computations(text)
     bodies = {
         body
@@ -153,7 +153,7 @@ def in_loops(text: str) -> list[Collective]:
 
 @dataclass
 class Moved:
-    """Bytes that a device receives, and operations, by kind of collective."""
+    """Bytes that a device receives and number of collectives, by kind of collective."""
 
     received: dict[str, float] = field(default_factory=dict)
     count: dict[str, float] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Moved:
         return sum(self.received.values())
 
     def add(self, other: "Moved", times: float = 1.0) -> None:
-        """Add what another moves, so many times."""
+        """Add `times` the bytes and counts of another."""
         for mine, theirs in (
             (self.received, other.received),
             (self.count, other.count),
@@ -175,19 +175,19 @@ class Moved:
 
 @dataclass
 class Traffic:
-    """What a program moves: once per call, and once per turn of its open loop."""
+    """Communication of a program: per call, and per turn of its data-dependent loop."""
 
     call: Moved = field(default_factory=Moved)
     turn: Moved = field(default_factory=Moved)  # loops whose end depends on data
 
     def add(self, other: "Traffic", times: float = 1.0) -> None:
-        """Add what another moves, so many times."""
+        """Add `times` the communication of another."""
         self.call.add(other.call, times)
         self.turn.add(other.turn, times)
 
 
 def traffic(text: str) -> Traffic:
-    """What a compiled module moves between devices, received per device."""
+    """Communication of a compiled module, as bytes received per device."""
     every = computations(text)
     known: dict[str, Traffic] = {}
 
@@ -232,7 +232,7 @@ def traffic(text: str) -> Traffic:
 
 
 def turns(every: dict[str, list[str]], line: str) -> int | None:
-    """Turns of a loop that counts to a number; None: its end depends on data."""
+    """Trip count of a loop; None where its end depends on data."""
     if known := re.search(r'known_trip_count":?\{"n":"(\d+)"', line):
         return int(known[1])
     (condition,) = re.findall(r"condition=%?([\w.\-]+)", line)

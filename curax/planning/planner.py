@@ -25,7 +25,7 @@ MARGIN = 2.0  # of memory over an estimate that surely fits; 1.24 to 1.63 were c
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A run on one mesh, from shapes alone."""
+    """Estimate of a run on one mesh, from shapes alone."""
 
     mesh: dict[str, int]
     state: dict[str, float]  # bytes of one chip
@@ -40,7 +40,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A compiled program of a run, and what it means for a chip."""
+    """A compiled program of a run, with its memory, fit and time on a chip."""
 
     role: str
     compiled: Compiled
@@ -53,7 +53,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a plan found."""
+    """Result of planning: layouts on meshes, compiled programs, and which fits best."""
 
     topology: Topology
     sizes: estimate.Shapes
@@ -63,18 +63,18 @@ class Plan:
 
     @property
     def chosen(self) -> Layout:
-        """The layout that the plan is about: the best that fits, or the first."""
+        """The best layout that fits; the first where none does."""
         return self.layouts[self.best or 0]
 
 
 def role(call: programs.Call) -> str:
-    """Whether a call draws or learns."""
+    """Role of a call: `draw` or `learn`."""
     return "learn" if call.last else "draw"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traced:
-    """A run as shapes: what is planned of it, whatever the slice."""
+    """Abstract run, from which it is planned for any slice."""
 
     parts: Components
     state: TrainState
@@ -83,7 +83,7 @@ class Traced:
 
 
 def traced(config: Config) -> Traced:
-    """The shapes of a run; nothing is compiled.
+    """Abstract run of a config; nothing is compiled.
 
     Raises:
         ConfigError: in a sentence, for a config that cannot be.
@@ -114,7 +114,7 @@ def plan(
     quick: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """The plan of a run.
+    """Plan of a run on a slice.
 
     Args:
         run: of `traced`.
@@ -122,7 +122,7 @@ def plan(
         auto: try all meshes that divide; else the one of the config.
         compiles: compile the programs, of several meshes until one fits.
         quick: compile with the least effort.
-        say: told what is being done.
+        say: called with text on what is being done.
 
     Raises:
         ConfigError: in a sentence, for a mesh or a slice that cannot be.
@@ -145,12 +145,12 @@ def plan(
 
 
 def words(mesh: dict[str, int]) -> str:
-    """A mesh as assignments."""
+    """A mesh as text, such as `mesh.data=4 mesh.fsdp=2`."""
     return " ".join(f"mesh.{axis}={size}" for axis, size in mesh.items())
 
 
 def divisions(place: Topology) -> Iterator[Sizes]:
-    """All meshes of the chips of a slice that lie on it."""
+    """Yield all meshes over the chips of a slice that map onto it."""
     chips_of = place.chips
     for data in range(1, chips_of + 1):
         for fsdp in range(1, chips_of // data + 1):
@@ -164,7 +164,7 @@ def divisions(place: Topology) -> Iterator[Sizes]:
 def ranked(
     run: Traced, place: Topology, wanted: list[Sizes], *, strict: bool
 ) -> list[Layout]:
-    """Layouts of these meshes: those that fit first, of them the quickest first.
+    """Layouts on the given meshes: those that fit first, then by time of a step.
 
     Raises:
         ConfigError: if a mesh does not divide the parameters and `strict` is set, or
@@ -190,7 +190,7 @@ def ranked(
 
 
 def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
-    """The run on a mesh, from shapes.
+    """Layout of a run on a mesh, estimated from shapes.
 
     Raises:
         ConfigError: if the mesh does not divide chips or parameters, or does not lie on
@@ -233,7 +233,7 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
 def _programs(
     run: Traced, place: Topology, devices: Any, one: Layout, quick: bool
 ) -> list[Program]:
-    """The programs of a layout, compiled."""
+    """Compiled programs of a layout."""
     mesh = meshes.make(dataclasses.replace(Sizes(), **one.mesh), devices)
     assert mesh is not None
     where = loops.sharding_of(run.parts, mesh, run.state)
@@ -250,7 +250,7 @@ def _programs(
 def _verdict(
     place: Topology, one: Layout, role: str, done: Compiled, others: float
 ) -> Program:
-    """What a compiled program means: bytes with the state resident, and seconds."""
+    """Memory, fit and time of a compiled program, with the train state resident."""
     total = sum(one.state.values()) + others + done.temporaries + done.code
     total += done.outputs - done.aliased
     chip, work = place.chip, one.work[role]

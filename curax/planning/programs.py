@@ -27,7 +27,7 @@ QUICK = "O0"  # effort at which the compiler neither overlaps nor unrolls
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """A function that a step calls, with shapes and dtypes of its arguments."""
+    """A function called in a step, with shapes and dtypes of its arguments."""
 
     name: str
     function: Any
@@ -39,7 +39,7 @@ class Recorder(drivers.Abstract):
     """Driver for shapes alone that keeps the calls whose programs are planned."""
 
     def __init__(self):
-        """Begin without any call."""
+        """Start with an empty list of calls."""
         super().__init__(drivers.Hosted())
         self.calls: list[Call] = []
 
@@ -69,14 +69,14 @@ def abstract_state(parts: Components) -> TrainState:
 
 
 def calls(parts: Components, state: TrainState) -> list[Call]:
-    """The planned calls of a step, in their order; nothing is compiled."""
+    """Calls of a step whose programs are planned, in order; nothing is compiled."""
     recorder = Recorder()
     step(recorder, parts, state)
     return recorder.calls
 
 
 def laid_out(mesh: Mesh, where: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments with the shardings they have in a run.
+    """Arguments as shapes, with the shardings that they have in a run.
 
     The state lies as `where` says, completions by rows, the rest is on all devices.
     """
@@ -105,7 +105,7 @@ def laid_out(mesh: Mesh, where: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the compiler says of a program; bytes are those of one device."""
+    """Compiler's report on a program; bytes are those of one device."""
 
     name: str
     refusal: str | None  # its sentence, where it refuses; the rest is then 0

@@ -1,4 +1,4 @@
-"""A task of the shapes that a task in files has, without its files."""
+"""Stand-in for a file task: a task of equal shapes that needs no files."""
 
 import dataclasses
 from functools import partial
@@ -15,7 +15,7 @@ PROBLEMS = 2**16  # of the stand-in; the difficulty memory has a few numbers for
 
 
 def without_files(config: Config) -> Config:
-    """The config with a task in files replaced by one of equal shapes.
+    """The config with a file task replaced by a stand-in of equal shapes.
 
     Neither problems nor tokenizer are read: prompts are as long as the task allows, the
     vocabulary is that of the model's config.json. Of a model on the hub no weights are
@@ -40,7 +40,7 @@ def without_files(config: Config) -> Config:
 
 
 def task(*, vocab_size: int, prompt_tokens: int, trace_tokens: int = 0) -> Task:
-    """A task with a host verifier whose prompts hold nothing.
+    """A task with a host verifier and empty prompts, for its shapes alone.
 
     Args:
         vocab_size: V.

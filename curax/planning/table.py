@@ -47,7 +47,7 @@ def _sizes(plan: Plan) -> str:
 
 
 def _layouts(plan: Plan) -> list[str]:
-    """The meshes that were tried, the best first."""
+    """Lines of a table of the meshes that were tried, the best first."""
     if len(plan.layouts) == 1:
         return []
     lines = [f"{'data fsdp tensor':18}{'draw GiB':>10}{'learn GiB':>11}{'step s':>9}"]
@@ -76,7 +76,7 @@ def _columns(head: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
 
 
 def _compiled(plan: Plan, found: list[Program]) -> list[str]:
-    """What the compiler says of each program."""
+    """Lines of a table of the compiler's report on each program."""
     done = [program.compiled for program in found]
     verdict = {True: "fits", False: "too large", None: "compiled"}
     rows = [
@@ -121,7 +121,7 @@ def mib(size: float) -> str:
 
 
 def _estimated(plan: Plan, one: Layout) -> list[str]:
-    """What shapes say of each program."""
+    """Lines of a table of each program's memory, work and time, from shapes."""
     roles = list(one.work)
     rows = [("GiB per chip: in use", [gib(one.total(role)) for role in roles])]
     rows += [

@@ -1,9 +1,9 @@
-"""The border to the other processes of a run; everything that is exchanged passes here.
+"""Communication with the other processes of a run; every exchange passes here.
 
-All processes run one program over all devices, so what one of them decides by itself
-would part them: signals, files and outcomes go through `gather` first. Every function
+All processes run one program over all devices, and a decision of one alone would make
+them diverge: signals, files and outcomes go through `gather` first. Every function
 but `is_first` and `leave` is called by all processes, in the same order, and in the
-main thread. With one process each gives at once what went in.
+main thread. With one process each returns its input at once.
 """
 
 import math
@@ -37,17 +37,17 @@ def start(
 ) -> None:
     """Start `jax.distributed`, before JAX has done anything else.
 
-    A process that has not found all others in time says so and ends.
+    A process that does not find all others in time prints a message and ends.
 
     Args:
         coordinator: HOST:PORT of process 0; None: of the cluster that JAX detects.
         processes: number of processes; None: of the cluster.
         process: number of this one, from 0; None: of the cluster.
-        saved: the phrase on what is saved, for the sentence that tells of a lost one.
+        saved: text on the last checkpoint, for the message about a lost process.
         seconds: for all to find each other.
 
-    Where a cluster seemed to be there and JAX finds none, this process is warned and
-    alone; the lock of the run folder keeps several such processes apart.
+    Where a cluster was detected and JAX finds none, this process warns and runs alone;
+    the lock of the run folder keeps several such processes apart.
 
     Raises:
         ConfigError: the other processes were not reached.
@@ -83,7 +83,7 @@ def start(
 
 
 def _connected(saved: Callable[[], str], seconds: float) -> Watch | None:
-    """The watch, connected before JAX has looked for devices; None: there is one.
+    """The watch, connected before JAX looks for devices; None with a single process.
 
     Raises:
         ConfigError: process 0 was not reached.
@@ -121,7 +121,7 @@ def count() -> int:
 
 
 def is_first() -> bool:
-    """Whether this is process 0, which writes the run folder and speaks."""
+    """Whether this is process 0, which writes the run folder and prints."""
     return count() == 1 or jax.process_index() == 0
 
 
@@ -143,7 +143,7 @@ def fetch(tree: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """What every process gave, in their order; anything that can be pickled."""
+    """Values of all processes in their order; anything that can be pickled."""
     if count() == 1:
         return [value]
     data = np.frombuffer(pickle.dumps(value), np.uint8)
@@ -156,12 +156,12 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast(value: Any) -> Any:
-    """What process 0 gave."""
+    """The value of process 0, on every process."""
     return gather(value)[0]
 
 
 def stop_signal(number: int | None) -> int | None:
-    """The first signal that any process has got, the same on all; None: no signal."""
+    """First signal that any process received, the same on all; None: no signal."""
     if count() == 1:
         return number
     numbers = multihost_utils.process_allgather(np.int32(number or 0))
@@ -194,7 +194,7 @@ def on_first(function: Callable[..., Any], *args: Any, **named: Any) -> None:
 
 
 def same(what: str, value: Any) -> None:
-    """Check that every process has the same of something.
+    """Check that a value is the same on every process.
 
     Raises:
         ConfigError: it differs; the sentence begins with `what`.
@@ -209,7 +209,7 @@ def same(what: str, value: Any) -> None:
 
 
 def share(rows: np.ndarray) -> np.ndarray:
-    """The rows that this process grades: each row is one process's."""
+    """Rows that this process grades; each row belongs to one process."""
     return rows if count() == 1 else rows[jax.process_index() :: count()]
 
 
@@ -217,7 +217,7 @@ def share(rows: np.ndarray) -> np.ndarray:
 
 
 def finish(status: int) -> None:
-    """Before a process returns its exit status: wait for the others, or leave at once.
+    """Wait for the others before a normal exit; leave at once after an error.
 
     Where the run is complete or was stopped, all wait for each other. After an error a
     process leaves without the others, which notice.
@@ -235,7 +235,7 @@ def finish(status: int) -> None:
 
 
 def leave(status: int) -> None:
-    """End this process with a status; the others notice. With one, nothing."""
+    """End this process with a status, which others notice; no-op with one process."""
     if _watch:
         _watch.leave(status)
     elif jax.distributed.is_initialized():  # whose end would wait for the others
@@ -244,15 +244,15 @@ def leave(status: int) -> None:
 
 
 def settle() -> None:
-    """Before an error is told: if it came of a lost process, the watch says that."""
+    """Wait for the watch to report a lost process, if an error comes from one."""
     if _watch:
         _watch.settle()
 
 
 def fail(error: BaseException) -> None:
-    """End after an exception that nothing caught; with one process, raise it.
+    """End this process after an uncaught exception; with one process, raise it.
 
-    Where it came of the end of another process, the watch says that instead.
+    If another process has ended, the watch reports that instead.
     """
     if _watch is None:
         raise error

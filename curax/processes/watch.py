@@ -24,7 +24,7 @@ BEAT, DONE, FAILED = b".", b"q", b"x"
 
 
 class Address(NamedTuple):
-    """Where process 0 listens; the token tells its own processes from strangers."""
+    """Port of process 0, and the token by which it recognises its run's processes."""
 
     port: int
     token: bytes
@@ -43,13 +43,13 @@ def _on_abort(call: Callable[[], None]) -> Any:
 
 @contextlib.contextmanager
 def within(seconds: float, saved: Callable[[], str]) -> Iterator[None]:
-    """Processes find each other inside of this; one that has not ends with status 1.
+    """Context that ends this process with status 1 unless all are found in time.
 
-    So too where JAX gives up before, which says nothing a user could go by.
+    Also where JAX aborts earlier, as its own message does not help a user.
 
     Args:
-        seconds: until then.
-        saved: the phrase on what is saved.
+        seconds: time to find them.
+        saved: text on the last checkpoint, for the message.
     """
     ending = threading.Lock()
 
@@ -79,9 +79,9 @@ def within(seconds: float, saved: Callable[[], str]) -> Iterator[None]:
 class Watch:
     """The connections of one process, and what it does when another has ended.
 
-    With a lost process the run is lost: this one says so and ends with status 1. A
-    process that fails says why before it ends; the others give it `GRACE` to do so, and
-    use that time to say what went wrong with themselves, which may be the same.
+    If a process is lost, this one reports it and ends with status 1. A process that
+    fails reports why before it ends; the others wait `GRACE` for it, and meanwhile
+    report errors of their own, which may be the same.
     """
 
     def __init__(self, index: int, count: int, saved: Callable[[], str]):
@@ -90,7 +90,7 @@ class Watch:
         Args:
             index: number of this process, from 0.
             count: processes of the run.
-            saved: the phrase on what is saved.
+            saved: text on the last checkpoint, for messages.
         """
         self._index, self._count = index, count
         self._links: dict[int, socket.socket] = {}  # by the other process
@@ -102,7 +102,7 @@ class Watch:
     # ----- begin
 
     def listen(self) -> Address:
-        """Listen on any port; of process 0."""
+        """Address of a new listening socket; called by process 0."""
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         self._server = socket.create_server(
@@ -112,7 +112,7 @@ class Watch:
         return Address(self._server.getsockname()[1], self._token)
 
     def accept(self) -> None:
-        """Wait until all others have connected; of process 0."""
+        """Wait until all others have connected; called by process 0."""
         with self._server as server:
             while len(self._links) < self._count - 1:
                 link, _ = server.accept()
@@ -163,7 +163,7 @@ class Watch:
                 continue
 
     def _hear(self, peer: int, link: socket.socket) -> None:
-        """Read what another process says until it is done or lost."""
+        """Read messages of another process until it is done or lost."""
         while True:
             try:
                 said = link.recv(64)
@@ -182,7 +182,7 @@ class Watch:
                 return self._lost(peer, "has ended", GRACE if peer else 0.0)
 
     def _lost(self, peer: int, what: str, grace: float) -> None:
-        """Say that a process is lost and end, unless this one is ending already."""
+        """Report a lost process and end this one, unless it is already ending."""
         time.sleep(grace)
         with self._lock:
             if self._leaving:
@@ -198,22 +198,22 @@ class Watch:
     # ----- the end
 
     def done(self) -> None:
-        """Tell the others that this process has come to its end as it should."""
+        """Tell the others that this process ends normally."""
         self._leaving = True
         self._say(DONE)
 
     def settle(self) -> None:
-        """Return if an error is this process's own, not of one that is gone.
+        """Wait for the watch to end this process if another is lost; else return.
 
-        The watch says what is gone, and ends this process meanwhile.
+        The watch reports the lost process, and ends this one meanwhile.
         """
         if self._dead.wait(1.0):
             time.sleep(4 * GRACE)
 
     def leave(self, status: int) -> None:
-        """End this process with a status, without waiting for what JAX would wait for.
+        """End this process with a status, without JAX's wait for the others.
 
-        A process that fails by itself has said why.
+        A process that fails by itself has reported why.
         """
         with self._lock:
             if self._leaving:  # a thread of this object ends the process
@@ -222,7 +222,7 @@ class Watch:
         self._end(status)
 
     def _end(self, status: int) -> None:
-        """End; process 0, without which JAX ends the others at once, is the last."""
+        """Exit; process 0 waits for the others, which JAX would end without it."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._say(FAILED)

@@ -1,4 +1,4 @@
-"""What keys and values take in decoding, said before a run draws anything."""
+"""Memory of the KV cache in decoding, printed before a run draws anything."""
 
 import os
 
@@ -11,7 +11,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def line(loop: Loop) -> str | None:
-    """`Cache: 3.1 of 9.6 GiB of a device for 128 slots ...`; None: there is none.
+    """Text such as `Cache: 3.1 of 9.6 GiB of a device ...`; None without a cache.
 
     Raises:
         ConfigError: `sampling.cache_gib` has no room for a completion.

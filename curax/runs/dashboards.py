@@ -41,7 +41,7 @@ File = tuple[Path, os.stat_result]  # path and status
 
 
 class Session(NamedTuple):
-    """What a dashboard is opened with."""
+    """Arguments with which a dashboard is opened."""
 
     workdir: Path
     config: Any  # described, as in config.json
@@ -50,7 +50,7 @@ class Session(NamedTuple):
 
 
 class Dashboard(Protocol):
-    """Where metrics and logged completions of a run are shown.
+    """Interface of a dashboard that shows metrics and completions of a run.
 
     Attributes:
         id: of its run, kept in the run folder.
@@ -65,7 +65,7 @@ class Dashboard(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Send buffered rows and end the dashboard's run."""
         ...
 
 
@@ -299,7 +299,7 @@ def check(named: Iterable[str | Function]) -> None:
 
 
 class Dashboards:
-    """The dashboards of a run. One that fails is left, with one warning."""
+    """The dashboards of a run; one that fails is closed, with a warning."""
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ class Dashboards:
         step: int,
         warn: Callable[[str], None],
     ):
-        """Open them; the ids of their runs are kept in the run folder.
+        """Open all dashboards; ids of their runs are kept in the run folder.
 
         Args:
             named: of `logging.dashboards`.
@@ -350,7 +350,7 @@ class Dashboards:
                 yield one.file
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Send buffered rows and close all dashboards."""
         for name, one in list(self._open.items()):
             with self._guard(name, one):
                 one.close()
@@ -359,7 +359,7 @@ class Dashboards:
         return _Guard(self, name, one)
 
     def leave(self, name: str, error: BaseException) -> None:
-        """Go on without a dashboard; its error may quote secrets and is not shown."""
+        """Stop using a dashboard; its error may quote secrets and is not shown."""
         self._open.pop(name, None)
         self._warn(
             f"{name} failed ({type(error).__name__}), so the run goes on without it; "

@@ -1,4 +1,4 @@
-"""A dry run: all that a run does before its first step, and what its programs take."""
+"""A dry run: all that precedes the first step, and the memory of its programs."""
 
 import dataclasses
 import time
@@ -72,7 +72,7 @@ class Compiler:
 
 
 def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
-    """Do all that comes before the first step; print what the programs of a run take.
+    """Do all that precedes the first step; print the memory that programs need.
 
     Data and weights are read, workers of the verifier started, and all programs
     compiled for the devices of the run, which finds them compiled. Nothing is drawn and
@@ -112,7 +112,7 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
 
 
 def sizes(loop: Loop) -> list[str]:
-    """Lines that say on what and with which sizes a run would be made."""
+    """Lines on the devices of a run, and on the sizes of its steps."""
     config, devices = loop.parts.config, jax.devices()
     mesh = dict(loop.mesh.shape) if loop.mesh else {}
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)

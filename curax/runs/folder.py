@@ -495,10 +495,10 @@ class Files:
 
 
 class NoFiles:
-    """In place of `Files` on all processes but 0, which alone writes."""
+    """Replacement of `Files` that writes nothing, on all processes but 0."""
 
     class Warm:
-        """In place of the rows of the warm start."""
+        """Replacement of the rows of the warm start that writes nothing."""
 
         def write(self, rows: Iterable[dict[str, Any]]) -> None:
             """Write nothing."""

@@ -34,7 +34,7 @@ class Site:
         self._lock = threading.Lock()  # rendering takes a second: one at a time
 
     def answer(self, path: str) -> bytes | None:
-        """What is at a path, `/`, `/version`, `/0/` or `/0/version`; None: nothing."""
+        """Body for a path, `/`, `/version`, `/0/` or `/0/version`; None: not found."""
         place, _, name = path.strip("/").rpartition("/")
         if path.endswith("/"):
             place, name = path.strip("/"), ""
@@ -95,7 +95,7 @@ def version(folders: Iterable[Path]) -> str:
 
 
 def waits(title: str, why: Mapping[str, str], now: str) -> bytes:
-    """A page that says why there is none yet, and is replaced when there is."""
+    """Page with the reasons why there is no report yet, until a report replaces it."""
     lines = "".join(f"<p>{html.escape(text)}</p>" for text in why.values())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

@@ -239,7 +239,7 @@ def _interval_text(run: Run, metric: str) -> str:
 
 
 def _changes(run: Run, metric: str) -> tuple[np.ndarray, str]:
-    """Changes of a rate from first to last value, in points, and what they are over.
+    """Changes of a rate from first to last value, in points, and over what, as text.
 
     One per seed; with one seed one per held-out prompt, paired before and after. Empty
     where neither is known.

@@ -55,7 +55,7 @@ class Policy:
     step: int | None = None
 
     def context(self) -> contextlib.AbstractContextManager[None]:
-        """Everything is traced and run inside this: it sets the mesh."""
+        """Context that sets the mesh, in which the policy is traced and run."""
         cut = self.config is not None and self.config.mesh.cut_sampler
         return meshes.use(self.mesh, cut_sampler=cut)
 

@@ -146,7 +146,7 @@ def prepared(
 
 
 def write_report(config: Config, workdir: Path, took: str) -> int:
-    """Exit status, after the report of a complete run is written and told.
+    """Write the report of a complete run and print it; returns the exit status.
 
     Args:
         config: config of the run.
@@ -174,7 +174,7 @@ def write_report(config: Config, workdir: Path, took: str) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line, of several processes in the first alone."""
+    """Print a line on process 0."""
     if peers.is_first():
         print(text, flush=True)
 
@@ -225,7 +225,7 @@ def write_predictions(config: Config, workdir: Path) -> None:
 
 
 def silence_orbax() -> None:
-    """Drop what it logs at length; curax tells a failure in a sentence."""
+    """Drop orbax's long log messages; curax reports failures in a sentence."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -674,7 +674,7 @@ def drift_bound(config: Config, platform: str) -> float:
 
 
 def console() -> Console | None:
-    """Where progress is shown: None is the terminal; of several processes the first."""
+    """Console for progress: None, the terminal, on process 0; a quiet one on others."""
     return None if peers.is_first() else Console(quiet=True)
 
 

@@ -17,7 +17,7 @@ DASHES = ("-", "--", ":", "-.")  # after each round of colours
 
 
 class Axis(NamedTuple):
-    """What pass rates are drawn over."""
+    """An axis over which pass rates are drawn."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ AXES = (
 
 
 def spent(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
-    """By the name of an axis: what was spent up to each step, a mean over seeds."""
+    """Tokens, updates and seconds up to each step, by axis; means over seeds."""
     return {
         "generated tokens": record.means(rows, TOKENS),
         "optimizer updates": record.means(rows, UPDATES),

@@ -13,7 +13,7 @@ from curax.settings.config_paths import ConfigError
 
 
 def program(command: str) -> str:
-    """How a command is called: `curax NAME`, or as a module of Python."""
+    """Name of a command as it was called, `curax NAME` or `python -m curax.NAME`."""
     path = Path(sys.argv[0])
     if path.stem == "curax":  # the script that pip installed
         return f"curax {command}"
@@ -141,7 +141,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def count(what: str, done: int, total: int) -> None:
-    """Say on stderr how many are done: on one line of a terminal, else by quarters."""
+    """Print progress on stderr: on one line of a terminal, else by quarters."""
     if sys.stderr.isatty():
         end = "\n" if done == total else ""
         print(f"\r{done} of {total} {what}", end=end, file=sys.stderr, flush=True)

@@ -81,7 +81,7 @@ DataPath = Annotated[str, HubName("dataset")]
 
 
 def metadata(kind: Any) -> Iterator[Any]:
-    """Yield what `Annotated` says of an annotation, or of the members of a union."""
+    """Yield the `Annotated` metadata of an annotation, or of a union's members."""
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     for member in typing.get_args(kind) if union else (kind,):
         yield from getattr(member, "__metadata__", ())

@@ -230,7 +230,7 @@ def draw_plan(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheSize:
-    """What a draw holds of keys and values; slots and contexts are of all devices."""
+    """Size of a draw's KV cache; slots and contexts are those of all devices."""
 
     bytes: float  # of one device
     slots: int  # K
@@ -240,7 +240,7 @@ class CacheSize:
 
 
 def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
-    """The size of the cache of a draw, from shapes; prefixes are held once.
+    """Size of a draw's KV cache, from shapes; prefixes are held once.
 
     Args:
         parts: components of the run.

@@ -19,7 +19,7 @@ from curax.types import Rollouts
 
 
 def own(rollouts: Rollouts) -> Rollouts:
-    """The rollouts, `exists` only where this process grades; with one process as given.
+    """Rollouts in which only the rows that this process grades exist.
 
     Args:
         rollouts: `[N]` numpy arrays, the same on all processes.
@@ -32,7 +32,7 @@ def own(rollouts: Rollouts) -> Rollouts:
 
 
 def join(verdicts: Sequence[Verdicts]) -> list[Verdicts]:
-    """Verdicts on all completions, from those of each process on its own.
+    """Verdicts on all completions, joined from those of all processes.
 
     Args:
         verdicts: of this process; as many, of the same rollouts, on every process.
@@ -41,7 +41,7 @@ def join(verdicts: Sequence[Verdicts]) -> list[Verdicts]:
 
 
 def merged(parts: Sequence[Verdicts]) -> Verdicts:
-    """One verdict of those of all processes, which know different outcomes."""
+    """Verdicts of all processes as one; each has graded other rows."""
     first, *others = parts
     outcome = first.outcome
     for other in others:

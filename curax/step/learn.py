@@ -79,7 +79,7 @@ def learn(
 
 
 def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepared:
-    """Everything of an update but the update: credit of the grid, and the batch."""
+    """Credit on the grid and the batch to train on, before any update."""
     cfg = parts.config
     seen = groups(grid_of(cfg), drawn.rollouts, drawn.outcome)
     reward = reward_of(parts, drawn, seen)

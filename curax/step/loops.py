@@ -112,7 +112,7 @@ def sharding_of(parts: Components, mesh: Any, state: Any) -> Any:
 
 
 def refers(parts: Components) -> bool:
-    """Whether the policy at the start of RL is kept: for a KL, a distance, or hints."""
+    """Whether a run keeps its initial policy: for a KL, a distance, or hints."""
     config = parts.config
     writes = config.hint and config.hint.writing and config.hint.writing.frozen
     return bool(config.kl or writes) or config.evaluation.distance

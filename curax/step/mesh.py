@@ -1,4 +1,4 @@
-"""The device mesh, and which logical axis of an array lies along which axis of it."""
+"""The device mesh, and the rules that map logical axes of arrays to its axes."""
 
 import contextlib
 import dataclasses
@@ -57,7 +57,7 @@ def make(sizes: Sizes, devices: Sequence[Any] | None = None) -> Mesh | None:
 
 
 def shape_on(sizes: Sizes, devices: int) -> tuple[int, ...]:
-    """Devices along each axis, of so many; -1 is what the others leave of them.
+    """Mesh shape over `devices` devices; a size of -1 is inferred from the others.
 
     Raises:
         ConfigError: if there are fewer devices than the mesh takes, or what is left of
@@ -90,7 +90,7 @@ def _product(shape: Sequence[int]) -> str:
 
 @contextlib.contextmanager
 def use(mesh: Mesh | None, *, cut_sampler: bool = False) -> Iterator[None]:
-    """Trace and run inside this: constraints by logical axis take effect.
+    """Context of a mesh, in which constraints by logical axis take effect.
 
     Args:
         mesh: of the run; None: one device.
@@ -165,7 +165,7 @@ def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
 
 
 def of_state(mesh: Mesh, axes: Any, state: Any, frozen_axes: Any = None) -> Any:
-    """The sharding of a train state: what is shaped like params lies like them.
+    """Sharding of a train state: subtrees like params are sharded like params.
 
     Args:
         mesh: of the run.

@@ -30,7 +30,7 @@ def settings(config: Config) -> update.Settings:
 
 
 def token_loss(config: Config) -> update.TokenLoss:
-    """Per-token loss of a recipe, a function: policy term, KL to reference, entropy."""
+    """Per-token loss function of a recipe: policy term, KL to reference, entropy."""
 
     def objective(logp, entropy, rows: Batch):
         value = policy_loss(config, logp, rows) * rows.multiplier
@@ -148,7 +148,7 @@ def tokens_of(
 def imitation(
     parts: Components, state: TrainState, params: Any, contexts: Contexts, rows: Batch
 ) -> tuple[jax.Array, Any]:
-    """Loss of the references that are imitated besides, and its gradient.
+    """Weighted negative log-likelihood of the imitated references, and its gradient.
 
         - mean over rows of sum_j weight_j log pi(y_j | context, y_<j)
 

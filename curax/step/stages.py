@@ -54,7 +54,7 @@ def called(
         ConfigError: it fails, or its output has another shape or dtype.
     """
     value = _value(field, function, *arrays, **options)
-    return _held(field, function, value, shape, kind)
+    return _checked_array(field, function, value, shape, kind)
 
 
 def several(
@@ -84,7 +84,7 @@ def several(
             f"{field} must give {len(outputs)}; mend the function, or name another."
         )
     return tuple(
-        _held(field, function, value, shape, kind)
+        _checked_array(field, function, value, shape, kind)
         for value, (shape, kind) in zip(values, outputs, strict=True)
     )
 
@@ -100,10 +100,10 @@ def _value(field: str, function: Callable[..., Any], *arrays: Any, **options: An
         raise ConfigError(told) from error
 
 
-def _held(
+def _checked_array(
     field: str, function: Any, value: Any, shape: tuple[int, ...], kind: str
 ) -> jax.Array:
-    """The value as an array; a ConfigError if its shape or dtype is another."""
+    """The value as an array; a ConfigError unless shape and dtype are as required."""
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     if not (
         is_array

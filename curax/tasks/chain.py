@@ -193,7 +193,7 @@ def traces(
 
 
 def _errors(key, tokens, errors):
-    """`[B, depth]` bool, the steps of prompts at which somebody errs."""
+    """`[B, depth]` bool, steps with an error, drawn at the rates of each operation."""
     depth = tokens.shape[-1] // 2 - 1
     ops = jnp.clip(tokens[:, 1 : depth + 1] - MODULUS, 0, len(OPERATIONS) - 1)
     return jax.random.uniform(key, ops.shape) < jnp.asarray(errors)[ops]
@@ -247,7 +247,7 @@ def ask(prompts: Prompts) -> Contexts:
 
 
 def _before(prompts, block, mask):
-    """Contexts of a block and a prompt, left-padded where the block is missing."""
+    """Contexts of a block and then a prompt, left-padded where there is no block."""
     return Contexts(
         tokens=jnp.concatenate([block, prompts.tokens], -1),
         mask=jnp.concatenate([mask, prompts.mask], -1),
@@ -283,7 +283,7 @@ def read(
 def file(
     prompts: Prompts, *, levels: int, errors: tuple[float, float, float]
 ) -> tuple[jax.Array, jax.Array]:
-    """Hints written beforehand, by somebody who errs: those of a prompt never change.
+    """Precomputed hints with errors, by prompt id: the same at every visit.
 
     Args:
         prompts: `[B]`.

@@ -33,7 +33,7 @@ BELIEFS = (0.1, 1.0, 10.0)  # factors of both beliefs over which a ratio is show
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known, or believed, before training."""
+    """Quantities known or assumed before training: pass rates, costs, kappa, rho."""
 
     population: Population
     prompts: int  # K, training prompts
@@ -63,7 +63,7 @@ class Candidates(NamedTuple):
 
 
 def candidates(own: Mapping[str, Config], *, references: bool) -> Candidates:
-    """All recipes of configs/ and those of one's own, but for those not predicted.
+    """Recipes to rank: those of configs/ and the user's own, where predictable.
 
     Files that take another recipe to a checkpoint are left out, and recipes whose
     credit is that of another are ranked once.
@@ -92,13 +92,13 @@ def candidates(own: Mapping[str, Config], *, references: bool) -> Candidates:
 
 
 def _order(name: str, config: Config, own: Mapping[str, Config]) -> tuple[Any, ...]:
-    """Sort key, by which the name of alike recipes is the plainest."""
+    """Sort key that puts the plainest name of alike recipes first."""
     plain = declared(config.modulate, "constant", False)
     return name not in own, not plain, name == "quickstart", len(name), name
 
 
 def _unpredicted(config: Config, references: bool) -> str | None:
-    """Why a recipe is not ranked, as the end of a sentence; None if it is."""
+    """Reason why a recipe is not ranked, the end of a sentence; None if it is."""
     if config.reflection and not references:
         return "rewards by reference answers, and there are none."
     if config.reflection:
@@ -114,7 +114,7 @@ def _unpredicted(config: Config, references: bool) -> str | None:
 
 
 def _credit_of(config: Config) -> tuple[Any, ...]:
-    """What the credit of a recipe depends on, to tell recipes apart."""
+    """Key of all that a recipe's credit depends on; equal for alike recipes."""
 
     def written(value: Any) -> Any:
         if isinstance(value, partial):
@@ -135,7 +135,7 @@ def _credit_of(config: Config) -> tuple[Any, ...]:
 
 
 def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
-    """Draws, cost and progress of a recipe in one size; or the sentence that refuses.
+    """Draws, cost and progress of a recipe at a size; an error sentence if refused.
 
     Args:
         config: the recipe.
@@ -200,7 +200,7 @@ def _memory(config: Config, known: Known) -> tuple[float | None, int]:
 
 
 def _sizes(config: Config, known: Known) -> list[Size]:
-    """Sizes to predict: where nothing is remembered, allocation has but one."""
+    """Sizes to predict: only the recipe's own where allocation lacks its memory."""
     held, often = _memory(config, known)
     if visits.remembers(config) and held is None and not often:
         return [sizes.size_of(config)]
@@ -210,7 +210,7 @@ def _sizes(config: Config, known: Known) -> list[Size]:
 def _ratios(
     seen: predict.Prediction, sized: Config, known: Known, share: float
 ) -> dict[str, Any]:
-    """Progress at the beliefs and, under "beliefs", at BELIEFS times both of them."""
+    """Progress at the assumed kappa and rho, and at BELIEFS times both of them."""
     square = mean_squares(known.population, seen.p)
     square = 1.0 if square is None else square
     share_of, axes = known.explained, np.full((1, len(seen.p)), known.shared**0.5)
@@ -240,7 +240,7 @@ def _ratios(
 
 
 def remark(config: Config, seen: predict.Prediction, draws: float) -> str:
-    """What one should know of a recipe here, in a few words."""
+    """Short remark on a recipe: memory, pilots, batches, draws or objective."""
     if visits.remembers(config):
         if not seen.known:
             return "no prompt comes back: nothing is remembered"
@@ -331,7 +331,7 @@ def rank(
 
 
 def _notes(among: Candidates, known: Known) -> list[str]:
-    """Sentences on memories that hold nothing, and on what is not counted."""
+    """Sentences on empty memories, token weights and the meaning of progress."""
     found = []
     idle = [
         name
@@ -359,7 +359,7 @@ def _notes(among: Candidates, known: Known) -> list[str]:
 
 
 def _in_threads(calls: Sequence[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
-    """Index and result of each call, as they end; compiling leaves Python's lock."""
+    """Yield (index, result) of calls as they end; compiling releases Python's lock."""
     pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 4))
     try:
         at: dict[Future[Any], int] = {

@@ -109,7 +109,7 @@ def check(args: Namespace) -> None:
 
 
 def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
-    """Beliefs as a gradients.json has them, cut to what they may be.
+    """Measured kappa, rho and nu of a gradients.json, clipped to their ranges.
 
     Args:
         path: the file.
@@ -150,7 +150,7 @@ def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[st
         cosines: its "cosines" between them.
 
     Returns:
-        Fields of `advice.Known`; none where fewer than two rows say anything.
+        Fields of `advice.Known`; empty with fewer than two usable rows.
 
     Raises:
         ValueError: a number is not finite.
@@ -181,7 +181,7 @@ def advise(
     Args:
         args: options, checked.
         prompts: pass rates.
-        named: name and config of a recipe of one's own, if any.
+        named: name and config of the user's own recipe, if any.
 
     Raises:
         ConfigError: the number of prompts is not known; or the file cannot be written.

@@ -27,7 +27,7 @@ WORK = 2**25  # approximate number of credits, where the number of batches is fr
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cases:
-    """T distinct cases among A known shares of a prompt in each of S batches.
+    """T distinct cases of a prompt: its count, its known pass rate, and its batch.
 
     Within a case only the number of right completions of the prompt is random.
     """
@@ -43,7 +43,7 @@ class Cases:
     how: tuple[str, ...]  # why batches are random; empty: they are enumerated
 
     def most(self, group: int) -> np.ndarray:
-        """`[R, G + 1]` probability of each number that the prompt may draw."""
+        """`[R, G + 1]` probability of each number of completions of the prompt."""
         each = self.count[self.place][..., None] == np.arange(group + 1)
         return self.chance @ each.mean(1)
 
@@ -167,7 +167,7 @@ def _distinct(
 
 
 def known_shares(trials: int, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of right completions in some trials `[A]`, their probabilities `[R, A]`.
+    """Shares of right completions in earlier trials `[A]`, with their `[R, A]` chances.
 
         P(k / trials),   k ~ Binomial(trials, p)
 

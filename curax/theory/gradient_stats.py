@@ -1,8 +1,7 @@
-"""How far gradients of completions vary, and what that leaves for allocators to gain.
+"""Variance of completions' gradients, and how much of it allocators can remove.
 
-A completion of outcome r has the score s = grad log pi(y), E[s] = 0. Of n completions
-of a prompt unbiased estimates are wanted, so that noise of few draws is taken for
-nothing else:
+A completion of outcome r has the score s = grad log pi(y), E[s] = 0. Estimates from the
+n completions of a prompt are unbiased, so that sampling noise is not taken for signal:
 
     G^2        = E|s|^2
     grad p     = Cov(r, s)
@@ -53,7 +52,7 @@ class Sums(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """Of a prompt, `[...]`; NaN where it has fewer than 4 completions."""
+    """Estimated gradient moments of a prompt, `[...]`; NaN below 4 completions."""
 
     p: np.ndarray  # mean outcome
     outcome: np.ndarray  # variance of the outcome, p (1 - p); unbiased
@@ -66,7 +65,7 @@ class Estimates(NamedTuple):
 
 
 def estimates(sums: Sums) -> Estimates:
-    """Unbiased estimates of a prompt from n >= 4 completions; see above."""
+    """Gradient moments of a prompt from n >= 4 completions, unbiased but for `own`."""
     few = sums.n < 4
     n, length, r, rr, s, rs, rrs, tt, uu, tu, tw = (
         np.where(few, np.nan, np.asarray(x, np.float64)) for x in sums
@@ -125,11 +124,11 @@ def shared(each: Estimates, total: float) -> float:
 
 
 def cosines(each: Estimates, bins: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """`[B, B]` rho by pass rate: the cosine of the gradients of prompts of two bins.
+    """`[B, B]` rho by pass rate: cosine of gradients of prompts from two bins.
 
     Over pairs of distinct prompts, the mean of grad p . grad p', over the root of the
     mean |grad p|^2 in each bin. Unbiased but for that root; 0 where a bin has fewer
-    than two prompts, or no gradient that is told from its noise.
+    than two prompts, or no gradient above its noise.
 
     Args:
         each: `[K]` prompts.
@@ -173,10 +172,10 @@ def varied(sums: Sums) -> float:
 
 
 def shrunk(each: Estimates, draws: np.ndarray) -> Estimates:
-    """Estimates with V as one who must act on it believes it.
+    """Estimates with V shrunk halfway to the prediction of score norms.
 
-    Half of V as estimated, half what the norms say, G^2 p (1 - p) with half a right and
-    half a wrong completion more, scaled to the mean of V: few draws give V = 0.
+    The mean of V as estimated and of G^2 p (1 - p), with p smoothed by half a right and
+    half a wrong completion, scaled to the mean of V: few draws may give V = 0.
     """
     norms = each.square * smoothed(each.p * draws, draws)
     scale = np.mean(each.variance) / np.mean(norms)
@@ -184,13 +183,13 @@ def shrunk(each: Estimates, draws: np.ndarray) -> Estimates:
 
 
 def smoothed(solved: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """p (1 - p) as `allocate.smoothed_variance`."""
+    """Smoothed p (1 - p), as `allocate.smoothed_variance`."""
     p = (solved + 0.5) / (draws + 1)
     return p * (1 - p)
 
 
 def left(variance: np.ndarray, counts: np.ndarray, mean: float) -> float:
-    """sum_i V_i / n_i over that of `mean` completions of each prompt."""
+    """Variance sum_i V_i / n_i, over that of `mean` completions of each prompt."""
     return float(np.sum(variance / counts) / (np.sum(variance) / mean))
 
 
@@ -224,7 +223,7 @@ def allocators(
 def allocations(
     known: Estimates, draws: np.ndarray, measured: Estimates, mean: int
 ) -> dict[str, dict[str, float]]:
-    """Variance that each allocator leaves, over that of equal groups, by its name.
+    """Remaining variance under each allocator, over that of equal groups, by name.
 
     Every prompt counts the same (`correct.per_prompt`), so counts change no mean. What
     an allocator knows and what it is judged by come from different completions, so that
@@ -276,7 +275,7 @@ def allocations(
 def floors(
     known: Estimates, measured: Estimates, each: Estimates, common: float, mean: int
 ) -> dict[str, dict[str, float]]:
-    """Variance that perfect knowledge leaves, over that of equal groups.
+    """Remaining variance under perfect knowledge, over that of equal groups.
 
     With counts n, prompts drawn by q and weighed by 1 / q, a step of B prompts has
 
@@ -324,7 +323,7 @@ def floors(
 def by_pass_rate(
     known: Estimates, measured: Estimates, each: Estimates
 ) -> list[dict[str, float]]:
-    """Means over prompts, by the pass rate that `known` says: V is of other draws.
+    """Means over prompts, in bins of the pass rate in `known`; V is of other draws.
 
     Returns:
         Of each of BINS with any prompt: its bounds "low" and "high", "prompts", and
@@ -355,7 +354,7 @@ def by_pass_rate(
 
 
 def correlations(known: Estimates, measured: Estimates) -> dict[str, dict[str, float]]:
-    """Correlation over prompts of the measured V with what others say of it.
+    """Correlation over prompts of the measured V with its predictors.
 
     Returns:
         By "labels" p (1 - p), "norms" G^2 p (1 - p), "square" G^2 and "length", of

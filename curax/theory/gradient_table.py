@@ -82,7 +82,7 @@ def table(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _law_rows(law: Mapping[str, Any]) -> list[str]:
-    """A line of each thing that takes the update away from the law."""
+    """Lines of a table of `law_residual.residual`: cosine and scale by stage."""
     lines = [
         f"Expected update of {law['repeats']} draws of the next step, against sum "
         "w(p) grad p and against the row above",

@@ -1,4 +1,4 @@
-"""Gradients of a policy measured: what --advise believes, and what allocators gain."""
+"""Measured gradients of a policy: what --advise assumes, and what allocators gain."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +61,7 @@ def summarise(
 def judged(
     ids: np.ndarray, sums: Sums, bins: np.ndarray, gram: np.ndarray, mean: int
 ) -> dict[str, Any]:
-    """What `summarise` says of the sums.
+    """Statistics of `summarise`, from the sums of a probe.
 
     Args:
         ids: `[K]`.

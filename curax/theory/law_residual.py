@@ -1,8 +1,8 @@
-"""How far the update of a recipe is from the effective-weight law, and by what.
+"""Deviation of a recipe's update from the effective-weight law, stage by stage.
 
 The law says E[update] = mean over prompts of w(p) grad p. It holds for coefficients
 that depend on labels alone, tokens summed, at the policy that sampled. A real step
-departs from it one thing after the other, each on the same completions:
+departs from it in stages, all on the same completions:
 
     law           mean of w(p_x) grad p_x, from completions of its own
     credits       sum of credit times score, over the rows: what the law is about
@@ -63,7 +63,7 @@ def check(config: Config) -> None:
 
 
 def recorded(config: Config, tx: optax.GradientTransformation, start: Any) -> Any:
-    """The optimizer, whose state also sums gradients before and after norm clipping."""
+    """The optimizer, with sums of gradients before and after clipping in its state."""
     clip = optax.clip_by_global_norm(config.update.clip_norm)
 
     def init(params: Any) -> Any:
@@ -80,7 +80,7 @@ def recorded(config: Config, tx: optax.GradientTransformation, start: Any) -> An
 
 
 def variants(config: Config) -> list[Config]:
-    """The recipe with less of what departs from the law, up to all of it."""
+    """Variants of a recipe that add, one by one, what departs from the law."""
     summed: Any = partial(aggregate.constant_length, length=1)
     plain: Any = partial(loss.clipped_ratio, low=1.0, high=jnp.inf)
     once = dataclasses.replace(config.update, minibatches=1, epochs=1)
@@ -96,7 +96,7 @@ def variants(config: Config) -> list[Config]:
 def updates(
     parts: Components, state: TrainState, drawn: StepRollouts
 ) -> list[dict[str, Any]]:
-    """Trees like params, of each of STAGES but the law, in their order."""
+    """Updates after each of STAGES but the law, in their order: trees like params."""
     ready = prepared(parts, state, drawn)
 
     def made(config: Config) -> tuple[Any, Any, Any]:
@@ -118,7 +118,7 @@ def updates(
 def add_updates(
     parts: Components, state: TrainState, drawn: StepRollouts, sums: Any
 ) -> tuple[Any, jax.Array]:
-    """Sums of the updates `[6, ...]` with those of a step added; their products."""
+    """Sums of updates, leaves `[6, ...]`, plus those of a step; products of these."""
     each = updates(parts, state, drawn)
     stacked = jax.tree.map(lambda *x: jnp.stack(x).astype(jnp.float32), *each)
     return optax.tree.add(sums, stacked), products(stacked, stacked)
@@ -138,7 +138,7 @@ def residual(
     repeats: int,
     told: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Cosine and scale of the expected update after each thing that changes it.
+    """Cosine and scale of the expected update after each of STAGES.
 
     Args:
         parts: components of a run, which `check` lets pass.

@@ -25,7 +25,7 @@ ENTRIES = 2**23  # of the scores that exist at a time
 
 
 class Probe(NamedTuple):
-    """Sums of K prompts, and the mean of their gradients."""
+    """Score sums of K prompts, and the weighted mean of their gradients."""
 
     sums: Sums  # `[3, K]`: of the first half of the completions, of the second, of all
     gradient: Any  # like params, mean over prompts of weight times estimated grad p
@@ -35,7 +35,7 @@ class Probe(NamedTuple):
 
 
 def check(config: Config) -> None:
-    """Check that completions have outcomes of their own, and one device.
+    """Check that a run has right and wrong completions, and uses one device.
 
     Raises:
         ConfigError: in a sentence, if not.
@@ -101,7 +101,7 @@ def probe(
 
 
 def shares(outcome: np.ndarray) -> np.ndarray:
-    """`[K]` shares of right ones among outcomes `[K, n]`; 0 where all are missing."""
+    """`[K]` pass rates from outcomes `[K, n]`; 0 where all are missing."""
     count = np.maximum(np.sum(~np.isnan(outcome), -1), 1)
     return np.nansum(outcome, -1) / count
 
@@ -113,7 +113,7 @@ def drawn(
     samples: int,
     drive: drivers.Hosted,
 ) -> tuple[Contexts, tuple[np.ndarray, ...]]:
-    """Contexts `[K, P]`; tokens `[K, n, T]`, their mask, and outcomes `[K, n]`.
+    """Drawn contexts `[K, P]`; tokens `[K, n, T]`, their mask, and outcomes `[K, n]`.
 
     About as many completions are drawn at a time as in a step of the run.
     """

@@ -74,7 +74,7 @@ class ByRate(NamedTuple):
     axes: np.ndarray  # [A, K], a
 
     def at(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`[R]`, `[R]` and `[A, R]` at pass rates p, linear in log-odds, then flat."""
+        """kappa `[R]`, G^2 `[R]`, a `[A, R]` at p: linear in log-odds, flat outside."""
         x, own = (np.log(q) - np.log1p(-q) for q in (p, self.p))
         axes = np.stack([np.interp(x, own, axis) for axis in self.axes])
         explained, square = self.explained, self.square
@@ -108,7 +108,7 @@ def believed(
     square: np.ndarray | float = 1.0,
     varied: float = 1.0,
 ) -> Scores:
-    """Scores of which a share lies along the outcome.
+    """Squared norms of scores, of which a share kappa lies along the outcome.
 
     Args:
         p: `[R]` pass rates.
@@ -129,7 +129,7 @@ class Progress(NamedTuple):
     noise: float  # N, prompts per step at which half of the limit is reached
 
     def of(self, prompts: float) -> float:
-        """Progress of a step with so many prompts."""
+        """Progress of a step with this many prompts: limit / (1 + N / prompts)."""
         return self.limit / (1 + self.noise / prompts)
 
 

@@ -340,7 +340,7 @@ class Workers:
                 self._time_out(worker)
 
     def _limit(self, worker: Worker) -> float:
-        """The time until which it may start, or grade its current check."""
+        """Deadline of a worker for starting, or for grading its current check."""
         return worker.since + (self._deadline if worker.ready else START_SECONDS)
 
     def _receive(self, worker: Worker) -> None:

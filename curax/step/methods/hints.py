@@ -61,7 +61,7 @@ def needs(config: Config, task: Task) -> Iterator[str]:
 
 
 def init(parts: Components, params: Any) -> HintMemory:
-    """Memory of hints before any prompt had one."""
+    """Initial hint memory: level 0, and no prompt ever hinted."""
     del params
     count = parts.task.num_prompts
     return HintMemory(level=jnp.zeros(count, jnp.int32), hinted=jnp.zeros(count, bool))
@@ -79,7 +79,7 @@ def limit(wanted: jax.Array, most: float | jax.Array) -> jax.Array:
 def before_draw(
     drive: Driver, parts: Components, state: TrainState, request: Request
 ) -> Request:
-    """The request with hints of the level that a controller planned in its contexts."""
+    """The request with hints in its contexts, at levels planned by the controller."""
     assert parts.config.hint
     if not parts.config.hint.controller:
         return request
