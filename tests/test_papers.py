@@ -4,6 +4,7 @@ The step has every stage, KL and optimizer of the config, but the model and
 the task of `test_configs`, and few and small arrays.
 """
 
+import json
 import re
 import tomllib
 from functools import cache, partial
@@ -24,6 +25,7 @@ from curax.step import drivers, loops
 from curax.step.build import build
 from curax.step.step import step
 from curax.tasks import rationale
+from experiments import in_small
 
 ROOT = Path(__file__).parent.parent
 PAPERS = sorted(path.parent.name for path in ROOT.glob("experiments/*/paper.toml"))
@@ -88,6 +90,20 @@ def test_a_page_says_what_is_claimed_and_how_to_run_it(paper):
         assert f"`{name}`" in text, name
     row = rf"^\|.*{published(paper)['arxiv']}.*experiments/{paper}/README.md"
     assert re.search(row, (ROOT / "docs/papers.md").read_text(), re.M)
+
+
+@for_every_paper
+def test_a_page_has_the_tables_of_what_was_measured(paper):
+    """Or says that its miniature was not run."""
+    text = (folder(paper) / "README.md").read_text()
+    results = folder(paper) / "results.json"
+    assert ("**Not run.**" in text) != results.exists()
+    if results.exists():
+        found = json.loads(results.read_text())
+        assert in_small.tables(found) in text
+        assert list(found["recipes"]) == list(
+            experiments.load_experiment(folder(paper)).recipes
+        )
 
 
 @for_every_paper
