@@ -229,10 +229,10 @@ def sample(
         sharing=stopping.size if stopping else max(1, rows // groups),
     )
     table = initial_table(fixed, even if refills else rows, pad)
-    stages = widths(contexts.tokens.shape[1], max_tokens)
+    columns = widths(contexts.tokens.shape[1], max_tokens)
     if model.ragged and model.ragged(max_tokens):
-        stages = (max_tokens,)
-    for width in stages:
+        columns = (max_tokens,)
+    for width in columns:
         table = jax.lax.while_loop(
             partial(goes_on, fixed, width),
             partial(next_token, fixed, width),
