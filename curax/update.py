@@ -1,8 +1,9 @@
 """One parameter update: log-probs, micro-batches whose gradients add up, optax.
 
-The weight of every token is computed before, on the whole batch. So the loss is a plain
-sum over rows, and neither the number of micro-batches nor that of devices changes it,
-nor the packing of rows by tokens, each whole in one line, where there is no kernel.
+The weight of every token is computed before, on all rows of the update, the batch of
+this module: a mini-batch of the step. So the loss is a plain sum over rows, and neither
+the number of micro-batches nor that of devices changes it, nor the packing of rows by
+tokens, each whole in one line, where there is no kernel.
 Contexts are run through the model once, not once per completion: the gradient with
 respect to their keys and values is summed over the rows, then pulled back.
 """

@@ -1,9 +1,11 @@
 """The border to the other processes of a run; everything that is exchanged passes here.
 
 All processes run one program over all devices, so what one of them decides by itself
-would part them: signals, files and outcomes go through `gather` first. Every function
-but `is_first` and `leave` is called by all processes, in the same order, and in the
-main thread. With one process each gives at once what went in.
+would part them: signals, files and outcomes go through `gather` first. What exchanges
+something is called by all processes, in the same order, and in the main thread; so is
+`start`. `count`, `is_first` and `share` exchange nothing, so any thread may call them,
+as the verifier's does; `settle`, `leave` and `fail` are for a process that goes. With
+one process each gives at once what went in.
 """
 
 import math
