@@ -1,6 +1,6 @@
 """Mask -> token weights. The loss of a batch is the sum of weight times token loss.
 
-Weights are computed once on the whole batch, so the gradients of its micro-batches
+Weights are computed once on all rows of an update, so that gradients of micro-batches
 simply add up.
 """
 

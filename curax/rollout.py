@@ -1,4 +1,4 @@
-"""Sample completions: one while-loop over a table of slots that are refilled at once.
+"""Sample completions: a loop over a table of slots, each refilled at once.
 
 A stopping rule may end a prompt early: its next completions are opened round by round,
 and slots that have nothing left to do take rows of other prompts.
@@ -9,9 +9,10 @@ columns. All slots write one column, the oldest, so the cache is updated in plac
 scalar index although slots are at different tokens of different rows; a mask by age
 tells which columns belong to a slot's row. A slot that takes another row writes none of
 them: its row says which prefix it reads. Where `max_tokens` is large the ring begins
-with fewer columns and grows, in two stages at most, when a completion needs more: a
-token reads all there are. It has all from the beginning where the model reads those
-alone that hold tokens (`Model.ragged`).
+with fewer columns and grows, at most twice, when a completion needs more: a token reads
+all there are. So there are up to three `while_loop`s, one after the other, of the same
+table. The ring has all columns from the beginning where the model reads those alone
+that hold tokens (`Model.ragged`).
 
 On a mesh slots and their caches are sharded by rows, and each shard has a queue of its
 own: groups are dealt to shards, which hold the prefixes of these groups alone.
@@ -229,10 +230,10 @@ def sample(
         sharing=stopping.size if stopping else max(1, rows // groups),
     )
     table = initial_table(fixed, even if refills else rows, pad)
-    stages = widths(contexts.tokens.shape[1], max_tokens)
+    columns = widths(contexts.tokens.shape[1], max_tokens)
     if model.ragged and model.ragged(max_tokens):
-        stages = (max_tokens,)
-    for width in stages:
+        columns = (max_tokens,)
+    for width in columns:
         table = jax.lax.while_loop(
             partial(goes_on, fixed, width),
             partial(next_token, fixed, width),
@@ -420,18 +421,18 @@ def empty(slots: int, prefix: jax.Array) -> jax.Array:
 
 
 def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
-    """Columns of a slot's cache behind its context, stage by stage; the last is T.
+    """Columns of a slot's cache behind its context, as they grow; the last is T.
 
     A token reads all columns there are, so there are only as many as the longest
-    completion so far has needed. Each stage is a loop to be compiled: there is one of
+    completion so far has needed. Each width is a loop to be compiled: there is one of
     half the columns where these are at least 128, and where it reads at most three
-    quarters of what the next stage reads, so where P is at most the next one's columns.
-    Below T = 256 there is one stage.
+    quarters of what the next one reads, so where P is at most the next one's columns.
+    Below T = 256 there is one.
 
     Args:
         context: P.
         steps: T.
-        most: stages.
+        most: widths.
     """
     half = steps // 2
     if most == 1 or half < 128 or context > steps:

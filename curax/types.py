@@ -161,7 +161,8 @@ class TrainState:
     params: Any  # nested dict of arrays, those that are trained
     frozen: Any = None  # nested dict of the others; None: all are trained
     opt_state: Any  # optax state
-    reference: Any  # params the KL refers to, or None
+    reference: Any  # params that RL began with, for a KL, a distance or the writing of
+    # hints; None: nothing asks for them
     memory: PromptMemory
     methods: dict[str, Any] = flax.struct.field(default_factory=dict)  # states by name
     position: jax.Array  # [] int32, training prompts taken so far

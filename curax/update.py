@@ -1,8 +1,9 @@
 """One parameter update: log-probs, micro-batches whose gradients add up, optax.
 
-The weight of every token is computed before, on the whole batch. So the loss is a plain
-sum over rows, independent of the number of micro-batches and of devices and, where
-there is no kernel, of the packing of rows by tokens.
+The weight of every token is computed before, on all rows of the update: a mini-batch of
+the step, the batch of this module. So the loss is a plain sum over rows, independent of
+the number of micro-batches and of devices and, where there is no kernel, of the packing
+of rows by tokens.
 Contexts are run through the model once, not once per completion: the gradient with
 respect to their keys and values is summed over the rows, then pulled back.
 """

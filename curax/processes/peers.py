@@ -1,9 +1,11 @@
 """Communication with the other processes of a run; every exchange passes here.
 
 All processes run one program over all devices, and a decision of one alone would make
-them diverge: signals, files and outcomes go through `gather` first. Every function
-but `is_first` and `leave` is called by all processes, in the same order, and in the
-main thread. With one process each returns its input at once.
+them diverge: signals, files and outcomes go through `gather` first. Functions that
+exchange something are called by all processes, in the same order, and in the main
+thread; so is `start`. `count`, `is_first` and `share` exchange nothing, so any thread
+may call them; `settle`, `leave` and `fail` are for a process that ends. With one
+process each returns its input at once.
 """
 
 import math

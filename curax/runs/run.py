@@ -234,8 +234,8 @@ def set_up_libraries() -> None:
     """Silence orbax; JAX's compilation cache is the user's cache folder, unless set."""
     silence_orbax()
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(cache / "curax" / "jax"))
+        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        jax.config.update("jax_compilation_cache_dir", str(home / "curax" / "jax"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
@@ -329,9 +329,9 @@ class Run:
             drift_nats=drift_bound(self._config, loop.platform),
         )
         self._totals: dict[str, Any] = {}
-        cache = jax.config.values["jax_compilation_cache_dir"]
+        programs = jax.config.values["jax_compilation_cache_dir"]
         self._times = CompileTimes(
-            Path(cache) if cache else None, describe(self._config)
+            Path(programs) if programs else None, describe(self._config)
         )
         self._compiled: set[str] = set()  # programs that this process has run
         self._signal: int | None = None  # that all processes have agreed to stop at

@@ -1,8 +1,12 @@
 """Drivers of a step: traced into one program, from the host, or for shapes alone.
 
-A step defines what is computed from what; a driver defines how. All differences between
-verifiers in JAX and in Python, and between generated prompts and prompts read from
-files, are in this module.
+A step defines what is computed from what; a driver defines how. Whatever differs within
+a step between verifiers in JAX and in Python, and between generated prompts and prompts
+read from files, is in this module. Outside of a step there is more: warm start and
+held-out prompts in `loops`, held-out outcomes in `validation`, `draw.cache_size`.
+
+Drivers name no method. They ask one thing of all of them: whether one grades in place
+of the verifier.
 """
 
 import contextlib
@@ -80,8 +84,8 @@ class Hosted:
     """Driver from the host, for prompts in files and host verifiers.
 
     Each function is jitted once; loops are Python's. The host grades a chunk while the
-    device draws the next. With a host verifier a stopping rule is tested between
-    rounds.
+    device draws the next. With a host verifier a stopping rule is tested between its
+    rounds, each a draw of its own.
     """
 
     def __init__(self, sharding: Any = None):
@@ -153,7 +157,7 @@ class Hosted:
     def draw_and_grade(
         self, parts: Components, state: TrainState, request: Request
     ) -> Graded:
-        """Draw as the config says, at once, in chunks or in rounds, and grade."""
+        """Draw at once, in chunks or in rounds of `stop`, as configured, and grade."""
         if method := grader(parts):
             assert method.grade
             rollouts = self.call_timed("rollout", draw.draw, parts, state, request)

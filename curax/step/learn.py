@@ -1,8 +1,10 @@
 """From graded completions to new parameters: all stages after the verifier.
 
-    gate -> downsample -> correct -> advantage -> objective -> (methods) -> optimise
+    reward -> gate -> downsample -> correct -> objective -> advantage -> compact
+        -> (methods) -> log-probs -> (methods) -> optimise
 
-No method is named here: methods change credit, batch and metrics through their records.
+Multipliers, token weights and losses are those of mini-batches: `optimise` has them. No
+method is named here: methods change credit, batch and metrics through their records.
 """
 
 import dataclasses

@@ -245,8 +245,9 @@ class Loop(abc.ABC):
                 self._rehearse_warm(visit, warm)
             state = visit("begin", self._begin, (warm,))
             given, drawn = self._held_out_prompts(), []
-            for name, draw in zip(("samples", "greedy"), self._held_out, strict=True):
-                drawn.append(visit(f"held-out {name}", draw, (state, *given)))
+            programs = zip(("samples", "greedy"), self._held_out, strict=True)
+            for name, program in programs:
+                drawn.append(visit(f"held-out {name}", program, (state, *given)))
             if how.distance or how.confidence:
                 visit("monitors", self._measured, (state, *drawn[0]))
             if parts.config.steps:
@@ -299,8 +300,8 @@ class Loop(abc.ABC):
         """
         parts, given = self.parts, self._held_out_prompts()
         drawn, graded, said = [], [], {}
-        for draw in self._held_out:
-            prompts, rollouts = jax.block_until_ready(draw(state, *given))
+        for program in self._held_out:
+            prompts, rollouts = jax.block_until_ready(program(state, *given))
             graded.append(self._begun(prompts, rollouts))
             drawn.append(peers.fetch(rollouts))
             if not said:

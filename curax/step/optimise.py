@@ -1,4 +1,9 @@
-"""Optimizer updates of a step: mini-batches, loss, gradient and metrics of each."""
+"""Optimizer updates of a step: mini-batches, loss, gradient and metrics of each.
+
+Of each mini-batch:
+
+    modulate -> aggregate -> loss -> update
+"""
 
 import dataclasses
 from typing import Any

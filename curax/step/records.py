@@ -46,10 +46,11 @@ class Components:
 class Method:
     """A method with a state or with draws of its own: functions called during a step.
 
-    All functions are optional, and pure except for calls of the driver. Their first
-    argument is the driver where they draw, then come the components and the train state
-    at the start of the step. A method's own state is `state.methods[name]`, its results
-    of the grading `drawn.found[name]`.
+    All functions are optional, and pure except for calls of the driver. The first
+    argument of those that draw is the driver. Then come the components and the train
+    state at the start of the step, but `needs` is asked before there are any, `init`
+    and `reward` take no state, and `shown` takes neither. A method's own state is
+    `state.methods[name]`, its results of the grading `drawn.found[name]`.
 
     Attributes:
         name: key of the method in both mappings.

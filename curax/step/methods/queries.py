@@ -18,8 +18,7 @@ from curax.arrays import grids, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
 from curax.config import Queries
-from curax.step import stages
-from curax.step.draw import ask, draw, prompts_of
+from curax.step import draw, stages
 from curax.step.methods import references
 from curax.step.methods.references import References
 from curax.step.records import Components, Driver, Groups, Method, StepRollouts
@@ -108,7 +107,7 @@ def looks(drive: Driver, parts: Components, state: TrainState, ids: jax.Array) -
     def next_block(carry: tuple[jax.Array, Looks]) -> tuple[jax.Array, Looks]:
         number, found = carry
         some = drive.call(block, parts, ids, number)
-        prompts = drive.call_task(prompts_of, parts, some)
+        prompts = drive.call_task(draw.prompts_of, parts, some)
         reference = drive.call_task(references.references_of, parts, prompts)
         args = state, prompts, reference, number
         new = drive.call_timed("rollout", look, parts, *args)
@@ -154,13 +153,13 @@ def look(
     how, count = rule(parts), prompts.tokens.shape[0]
     key = jax.random.fold_in(stage_key(state.seed, state.step, "queries"), number)
     request = dataclasses.replace(
-        ask(parts, state, state.memory, prompts, number),
+        draw.ask(parts, state, state.memory, prompts, number),
         counts=jnp.full(count, how.draws, jnp.int32),
         key=key,
         rows=how.draws * count,
         whole=True,
     )
-    rollouts = draw(parts, state, request)
+    rollouts = draw.draw(parts, state, request)
     thought = references.thoughts(rollouts, parts.task.delimiter)
     wanted, mask = reference
     own = wanted[rollouts.prompt], mask[rollouts.prompt]

@@ -1,7 +1,8 @@
 """Refilling: groups that the gate closed are replaced by groups of other prompts.
 
 DAPO's dynamic sampling. Batches of prompts are drawn until every group of the step is
-open, at most `sampling.rounds` of them.
+open, at most `sampling.rounds` of them: the first draw and its refills. The rounds of
+a stopping rule are others, of more completions for the same prompts.
 """
 
 from collections.abc import Iterator
