@@ -107,24 +107,13 @@ def with_hints(
 ) -> Request:
     """The request with hints of these levels in its contexts, and their cost."""
     del parts
-    asked = at_level(request.prompts, hints, level)
+    contexts, level = at_level(request.prompts, hints, level)
     if request.explored:
         cost = metrics.merge(request.explored, cost)
-    return dataclasses.replace(
-        request, contexts=asked.contexts, level=asked.level, explored=cost
-    )
+    return dataclasses.replace(request, contexts=contexts, level=level, explored=cost)
 
 
 # ----- hint levels tried in turn within a visit
-
-
-@flax.struct.dataclass(kw_only=True)
-class HintedContexts:
-    """Contexts of prompts with hints, and which of them are drawn."""
-
-    contexts: Contexts
-    level: jax.Array  # [B] int32, level of the hint; 0: there is none
-    wanted: jax.Array  # [B] bool, False: nothing is drawn
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -206,12 +195,12 @@ def wants_level(parts: Components, search: Search) -> jax.Array:
 def ask(parts: Components, state: TrainState, search: Search) -> Request:
     """Request for the prompts without a signal, with hints of the next level."""
     drawn, number = search.drawn, search.tried + 1
-    asked = at_level(drawn.prompts, search.hints, number)
+    contexts, level = at_level(drawn.prompts, search.hints, number)
     return Request(
         prompts=drawn.prompts,
-        contexts=asked.contexts,
-        level=asked.level,
-        wanted=search.open & (asked.level > 0),
+        contexts=contexts,
+        level=level,
+        wanted=search.open & (level > 0),
         known=drawn.known,
         counts=None,
         memory=drawn.memory,
@@ -220,8 +209,10 @@ def ask(parts: Components, state: TrainState, search: Search) -> Request:
     )
 
 
-def at_level(prompts: Prompts, hints: Hints, level: jax.Array) -> HintedContexts:
-    """Contexts of prompts with their hints of a level; without where one is missing.
+def at_level(
+    prompts: Prompts, hints: Hints, level: jax.Array
+) -> tuple[Contexts, jax.Array]:
+    """Contexts with hints of a level, and `[B]` these levels; 0: there is none.
 
     Args:
         prompts: B of them.
@@ -235,11 +226,7 @@ def at_level(prompts: Prompts, hints: Hints, level: jax.Array) -> HintedContexts
     )
     mask = mask & (level > 0)[:, None]
     there = jnp.any(mask, -1)
-    return HintedContexts(
-        contexts=hint.joined(prompts, tokens, mask),
-        level=jnp.where(there, level, 0),
-        wanted=jnp.ones_like(there),
-    )
+    return hint.joined(prompts, tokens, mask), jnp.where(there, level, 0)
 
 
 def take(parts: Components, search: Search, request: Request, graded: Graded) -> Search:
