@@ -8,14 +8,13 @@ import shutil
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curax import hub
 from curax.config import Config, ConfigError, option
 from curax.models import prompt_form
-from curax.settings.cli import Parser, program, survives_closed_output
+from curax.settings.cli import Parser, command_line, program
 from curax.settings.config_paths import unbound
 
 if TYPE_CHECKING:
@@ -61,13 +60,12 @@ def parser() -> Parser:
     return result
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.export")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 it could not be written, 2 bad input, 130 interrupted."""
-    out = Path()
+    args = parser().parse_args(argv)
+    run, out = Path(args.run), Path(args.out)
     try:
-        args = parser().parse_args(argv)
-        run, out = Path(args.run), Path(args.out)
         if out.exists():
             raise ConfigError(f"{out} exists already; name a new folder.")
         # This imports jax, which takes seconds; wrong input is reported before.
@@ -79,9 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with policies.errors_as_sentences():
             write(args, policy)
         print(f"Written: {out}, of step {policy.step}")
-    except ConfigError as error:
-        print(f"curax.export: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
         print(
             f"curax.export: {out} cannot be written ({error.strerror or error}); "
@@ -89,8 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from curax.config import ConfigError, load, override
 from curax.processes import clusters
 from curax.settings import field_help
-from curax.settings.cli import Parser, program, recipe_of, survives_closed_output
+from curax.settings.cli import Parser, command_line, program, recipe_of
 
 DEFAULT = "quickstart"
 
@@ -81,22 +81,15 @@ def parser() -> Parser:
     return result
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.train")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 stopped by a failure, 2 bad input, 128 + n by a signal."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        args = parser().parse_args(argv)
-        if args.help or args.print_config:
-            print(described(args))
-            return 0
-        if not is_one_of_many(args):
-            return train(args, argv)
-    except ConfigError as error:
-        return refused(error)
-    except KeyboardInterrupt:  # before the first step or after the last
-        return 130
-    return train_with_others(args, argv)
+    args = parser().parse_args(argv)
+    if args.help or args.print_config:
+        print(described(args))
+        return 0
+    run = train_with_others if is_one_of_many(args) else train
+    return run(args, argv)
 
 
 def described(args: argparse.Namespace) -> str:
@@ -169,7 +162,8 @@ def train_with_others(args: argparse.Namespace, argv: Sequence[str]) -> int:
         status = train(args, argv)
         peers.finish(status)
     except ConfigError as error:
-        status = refused(error)
+        print(f"curax.train: {error}", file=sys.stderr)
+        status = 2
         peers.leave(status)
     except KeyboardInterrupt:
         peers.leave(status)
@@ -209,12 +203,6 @@ def is_one_of_many(args: argparse.Namespace) -> bool:
             f"the --processes {args.processes} of the run from 0 on."
         )
     return args.processes > 1
-
-
-def refused(error: ConfigError) -> int:
-    """Exit status of wrong input, after its sentence."""
-    print(f"curax.train: {error}", file=sys.stderr)
-    return 2
 
 
 def count_of(text: str) -> int:

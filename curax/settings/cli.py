@@ -5,7 +5,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -71,6 +71,11 @@ def recipe_of(args: argparse.Namespace, default: str | None = None) -> str:
     return named[0] if named else str(default)
 
 
+def recipe_name(path: Path) -> str:
+    """Name of a recipe: of its file, or of the folder of a config.py."""
+    return path.parent.name if path.stem == "config" else path.stem
+
+
 class _Quiet:
     """A text stream that drops its output after the first failed write."""
 
@@ -128,6 +133,32 @@ def survives_closed_output(main: Callable[..., int]) -> Callable[..., int]:
             sys.stdout, sys.stderr = streams
 
     return whole
+
+
+def command_line(
+    name: str,
+) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
+    """Decorator: what all command lines do around the work of one.
+
+    Bad input is a sentence on stderr, behind the name, and exit status 2; Ctrl-C is
+    130. Without arguments it gets those of the process.
+    """
+
+    def decorated(main: Callable[[list[str]], int]) -> Callable[..., int]:
+        @survives_closed_output
+        @functools.wraps(main)
+        def whole(argv: Sequence[str] | None = None) -> int:
+            try:
+                return main(sys.argv[1:] if argv is None else list(argv))
+            except ConfigError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                return 2
+            except KeyboardInterrupt:
+                return 130
+
+        return whole
+
+    return decorated
 
 
 def write_whole(path: Path, data: bytes) -> None:
