@@ -12,7 +12,7 @@ import numpy as np
 from curax.comparison import analysis, statistics
 from curax.comparison.analysis import AXES, Entry, Question
 from curax.runs import pictures
-from curax.runs.pictures import Style, as_png, percent
+from curax.runs.pictures import Picture, Style, percent
 from curax.runs.record import count_text
 
 if TYPE_CHECKING:
@@ -34,21 +34,6 @@ class Shown(NamedTuple):
     def plain(self) -> list[Entry]:
         """Recipes as they are."""
         return [entry for entry in self.entries if not entry.setting]
-
-
-class Picture(NamedTuple):
-    """A picture of the page."""
-
-    name: str  # of the PNG file
-    title: str
-    caption: str  # how to read it
-    draw: Callable[[Shown, Style], "Figure | None"]
-
-
-def png(picture: Picture, shown: Shown, style: Style) -> bytes | None:
-    """PNG bytes, None where there is nothing to draw; equal results, equal bytes."""
-    figure = picture.draw(shown, style)
-    return figure and as_png(figure, picture.title, style)
 
 
 def _looks(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
