@@ -161,6 +161,14 @@ def command_line(
     return decorated
 
 
+def still_there(path: Path, was: os.stat_result) -> bool:
+    """Whether a path leads to the same file or folder as it did."""
+    try:
+        return os.path.samestat(path.stat(), was)
+    except OSError:
+        return False
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file atomically: a failed write leaves the old file."""
     partial = path.with_name(path.name + ".tmp")
