@@ -86,17 +86,17 @@ def of_rollouts(
             "rollout/unfinished_fraction": mean(~rollouts.finished, drawn),
             "policy/entropy_nats": mean(rollouts.entropy, rollouts.mask),
         },
-        counts=_counts(rollouts, missing),
+        counts=counts_of(rollouts, missing),
     )
 
 
 def of_pilots(rollouts: Rollouts, *, missing: jax.Array) -> Tally:
     """Counts of pilots, which are in the counts of all rollouts and in their own."""
-    counts = _counts(rollouts, missing)
+    counts = counts_of(rollouts, missing)
     return Tally(means={}, counts=counts | {"pilot/drawn": counts["rollout/drawn"]})
 
 
-def _counts(rollouts: Rollouts, missing: jax.Array) -> dict[str, jax.Array]:
+def counts_of(rollouts: Rollouts, missing: jax.Array) -> dict[str, jax.Array]:
     """Completions, tokens and missing outcomes."""
     return {
         "rollout/drawn": count(rollouts.exists),

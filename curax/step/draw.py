@@ -528,23 +528,11 @@ def replace_closed(
     replaced = closed & (rank < jnp.sum(fresh, dtype=jnp.int32))  # [B]
     place = old.rollouts
     row = seen.row[source[place.prompt], place.slot]  # [N], the new row for each old
-
-    def pick(new: Any, old: Any, where: jax.Array, at: jax.Array) -> Any:
-        def leaf(new, old):
-            return jnp.where(where.reshape(-1, *(1,) * (old.ndim - 1)), new[at], old)
-
-        return jax.tree.map(leaf, new, old)
-
     swapped = replaced[place.prompt]
     return StepRollouts(
         prompts=pick(new.prompts, old.prompts, replaced, source),
         contexts=pick(new.contexts, old.contexts, replaced, source),
-        rollouts=dataclasses.replace(
-            pick(new.rollouts, old.rollouts, swapped, row),
-            prompt=place.prompt,
-            slot=place.slot,
-            context=place.context,
-        ),
+        rollouts=pick_rows(new.rollouts, place, swapped, row),
         outcome=pick(new.outcome, old.outcome, swapped, row),
         known=pick(new.known, old.known, replaced, source),
         level=pick(new.level, old.level, replaced, source),
@@ -552,4 +540,22 @@ def replace_closed(
         attempts=old.attempts + 1,
         tally=metrics.merge(old.tally, new.tally),
         found=old.found,
+    )
+
+
+def pick(new: Any, old: Any, where: jax.Array, at: jax.Array) -> Any:
+    """Entries `at` of new arrays for the old ones, `where` that is so."""
+
+    def leaf(new, old):
+        return jnp.where(where.reshape(-1, *(1,) * (old.ndim - 1)), new[at], old)
+
+    return jax.tree.map(leaf, new, old)
+
+
+def pick_rows(
+    new: Rollouts, old: Rollouts, where: jax.Array, at: jax.Array
+) -> Rollouts:
+    """As `pick`, of completions, each in the place of the old one."""
+    return dataclasses.replace(
+        pick(new, old, where, at), prompt=old.prompt, slot=old.slot, context=old.context
     )

@@ -15,6 +15,7 @@ from curax.settings.declared import declared
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.records import Components
+from curax.step.sft import imitating
 from curax.types import Batch, Contexts, Tokens, TrainState
 
 
@@ -156,24 +157,14 @@ def imitation(
     """
     imitated, how = rows.imitated, settings(parts.config)
     assert imitated is not None
-    nothing = jnp.zeros(imitated.mask.shape, jnp.float32)
-    batch = Batch(
-        tokens=imitated.tokens,
-        mask=imitated.mask,
-        context=rows.context,
-        credit=nothing + 1,
-        multiplier=imitated.weight,
-        logp_behaviour=nothing,
-        logp_policy=nothing,
-        logp_old=None,
-        logp_ref=None,
-    )
+    batch = imitating(imitated.tokens, imitated.mask, rows.context)
+    batch = dataclasses.replace(batch, multiplier=imitated.weight)
     value, grads, _ = update.gradient(
         policy(parts, state),
         params,
         contexts,
         batch,
-        nothing + 1.0 / imitated.mask.shape[0],
+        jnp.full(imitated.mask.shape, 1.0 / imitated.mask.shape[0], jnp.float32),
         lambda logp, _, rows: jnp.where(rows.mask, -rows.multiplier * logp, 0.0),
         dataclasses.replace(how, temperature=1.0),
         still_old=True,

@@ -40,6 +40,22 @@ def next_traces(
     return contexts, *task.traces(key, prompts)
 
 
+def imitating(tokens: jax.Array, mask: jax.Array, context: jax.Array) -> Batch:
+    """Rows to imitate: all of credit 1, and drawn by nobody."""
+    zeros = jnp.zeros(mask.shape, jnp.float32)
+    return Batch(
+        tokens=tokens,
+        mask=mask,
+        context=context,
+        credit=zeros + 1,
+        multiplier=zeros + 1,
+        logp_behaviour=zeros,
+        logp_policy=zeros,
+        logp_old=None,
+        logp_ref=None,
+    )
+
+
 def update(
     parts: Components,
     model: Model,
@@ -62,18 +78,7 @@ def update(
     warm, how = parts.config.warm_start, parts.config.update
     assert warm is not None
     contexts, tokens, mask = traces
-    zeros = jnp.zeros(tokens.shape, jnp.float32)
-    batch = Batch(
-        tokens=tokens,
-        mask=mask,
-        context=jnp.arange(warm.rows, dtype=jnp.int32),
-        credit=zeros + 1,
-        multiplier=zeros + 1,
-        logp_behaviour=zeros,
-        logp_policy=zeros,
-        logp_old=None,
-        logp_ref=None,
-    )
+    batch = imitating(tokens, mask, jnp.arange(warm.rows, dtype=jnp.int32))
     value, grads, _ = updates.gradient(
         model,
         params,

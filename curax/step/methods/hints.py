@@ -264,24 +264,12 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
     there = swap[place.prompt] & free
     source = jnp.minimum(row, parts.rows - 1)
 
-    def pick(new, old):
-        where = there.reshape(-1, *(1,) * (old.ndim - 1))
-        return jnp.where(where, new[source], old)
-
-    picked = jax.tree.map(pick, rollouts, place)
     picked = dataclasses.replace(
-        picked,
-        prompt=place.prompt,
-        slot=place.slot,
-        context=place.context,
+        draw.pick_rows(rollouts, place, there, source),
         exists=jnp.where(there, row < parts.rows, place.exists),
     )
     missing = rollouts.exists & jnp.isnan(outcome)
-    counts = {
-        "rollout/drawn": metrics.count(rollouts.exists),
-        "rollout/tokens": metrics.count(rollouts.mask),
-        "outcome/missing": metrics.count(missing),
-    }
+    counts = metrics.counts_of(rollouts, missing)
     tally = level_metrics(parts, request.level, mine, opens, seen)
     tally = dataclasses.replace(tally, counts=tally.counts | counts)
     drawn = dataclasses.replace(
@@ -292,7 +280,7 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
             old.contexts,
         ),
         rollouts=picked,
-        outcome=pick(outcome, old.outcome),
+        outcome=draw.pick(outcome, old.outcome, there, source),
         level=jnp.where(swap, request.level, old.level),
         tally=metrics.merge(old.tally, tally),
     )

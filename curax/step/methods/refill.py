@@ -28,8 +28,7 @@ def needs(config: Config, task: Task) -> Iterator[str]:
     """Sentences if groups cannot be swapped: sizes differ, or there are pilots."""
     del task
     sizes = config.sampling
-    unequal = not declared(config.allocate, "equal_groups", False) or sizes.budget
-    if unequal:
+    if not declared(config.allocate, "equal_groups", False) or sizes.budget:
         yield (
             f"sampling.rounds={sizes.rounds} replaces whole groups and needs groups of "
             "one size; set allocate to allocate.uniform, sampling.budget to 0 or "
