@@ -13,7 +13,7 @@ from typing import Any
 
 from curax.config import ConfigError
 from curax.evaluation.benchmarks import BENCHMARKS, PROTOCOL
-from curax.settings.cli import Parser, command_line, program
+from curax.settings.cli import DTYPES, Parser, command_line, program
 from curax.settings.config_types import (
     Count,
     Devices,
@@ -24,7 +24,6 @@ from curax.settings.config_types import (
     out_of_range,
 )
 
-DTYPES = ("float32", "bfloat16", "float16")
 # Type and range of each option; None is allowed where the default is elsewhere.
 OPTION_TYPES: dict[str, Any] = {
     "n": Natural,

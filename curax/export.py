@@ -14,18 +14,11 @@ from typing import TYPE_CHECKING, Any
 from curax import hub
 from curax.config import Config, ConfigError, option
 from curax.models import prompt_form
-from curax.settings.cli import Parser, command_line, program
+from curax.settings.cli import DTYPES, Parser, command_line, program
 from curax.settings.config_paths import unbound
 
 if TYPE_CHECKING:
     from curax.runs.policies import Policy
-
-DTYPES = ("float32", "bfloat16", "float16")
-# Files of a tokenizer in the folder of a checkpoint.
-TOKENIZER = (
-    *("tokenizer.json", "*.model", "vocab.json", "merges.txt", "added_tokens.json"),
-    *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
-)
 
 
 def parser() -> Parser:
@@ -172,7 +165,7 @@ def write_new(
     dtype = args.dtype or params["embed"].dtype.name
     named = option(config.task, "tokenizer")
     tokenizer = hub.checkpoint(named, weights=False) if named else Path()
-    copies = export.others(tokenizer, TOKENIZER) if named else []
+    copies = export.others(tokenizer, hub.TOKENIZER) if named else []
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
         folder = Path(place, out.name)

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from curax.settings.config_paths import ConfigError
 
+DTYPES = ("float32", "bfloat16", "float16")  # of options --dtype
+
 
 def program(command: str) -> str:
     """How a command is called: `curax NAME`, or as a module of Python."""
