@@ -16,6 +16,7 @@ from curax.config import Config, ConfigError, option
 from curax.models import prompt_form
 from curax.settings.cli import DTYPES, Parser, command_line, program
 from curax.settings.config_paths import unbound
+from curax.settings.config_types import present
 
 if TYPE_CHECKING:
     from curax.runs.policies import Policy
@@ -124,20 +125,18 @@ def write(args: Namespace, policy: "Policy") -> None:
     from curax.models import export, pretrained
     from curax.runs import card
 
-    config, params = policy.config, jax.device_get(policy.params)
-    assert config
-    assert policy.task
-    assert policy.step is not None
+    config, params = present(policy.config), jax.device_get(policy.params)
+    task = present(policy.task)
     page = card.text(
         config,
         Path(args.run),
         name=Path(args.out).name,
-        step=policy.step,
-        prompts=policy.task.num_prompts,
+        step=present(policy.step),
+        prompts=task.num_prompts,
         adapter=args.adapter,
     )
     alpha = option(config.model, "lora_alpha")
-    told = {"form": policy.task.prompt_form, "card": page, "lora_alpha": alpha}
+    told = {"form": task.prompt_form, "card": page, "lora_alpha": alpha}
     if args.adapter:
         base = option(config.model, "path")
         name = hub.parsed(base, "model")
@@ -158,9 +157,8 @@ def write_new(
 
     from curax.models import export
 
-    config, task, out = policy.config, policy.task, Path(args.out).absolute()
-    assert config
-    assert task
+    config, task = present(policy.config), present(policy.task)
+    out = Path(args.out).absolute()
     names = ("head_dim", "rope_theta", "norm_eps", "rope_scaling")
     dtype = args.dtype or params["embed"].dtype.name
     named = option(config.task, "tokenizer")

@@ -24,6 +24,7 @@ from curax import memory as memories
 from curax.arrays import frozen, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.config import Config, cache_bytes, truncates
+from curax.settings.config_types import present
 from curax.step import stages
 from curax.step.records import (
     Components,
@@ -162,8 +163,7 @@ def allocated(parts: Components, request: Request) -> Request:
 
 def plan_of(request: Request) -> Plan:
     """Plan of a request: its `request.rows` rows."""
-    assert request.counts is not None
-    counts = jnp.where(request.wanted, request.counts, 0)
+    counts = jnp.where(request.wanted, present(request.counts), 0)
     return allocate.plan(counts, rows=request.rows)
 
 
@@ -194,7 +194,7 @@ def draw_plan(
 
     `prefix` is `rollout.prefill` of the contexts, where it was computed before.
     """
-    sizes, stop = parts.config.sampling, parts.config.stop
+    sizes = parts.config.sampling
 
     def outcome(prompt, tokens, mask):
         target = jax.tree.map(lambda leaf: leaf[prompt], request.prompts.target)
@@ -202,11 +202,10 @@ def draw_plan(
 
     stopping = None
     if stops:
-        assert stop
         stopping = rollout.Stopping(
             met=partial(stages.met, parts.config),
             outcome=outcome,
-            size=stop.round_size,
+            size=present(parts.config.stop).round_size,
             most=sizes.group_size,
         )
     return rollout.sample(
@@ -328,8 +327,7 @@ def draw_round(
     Equal to those of `draw`, which tests the rule during sampling: keys are a function
     of prompt and slot.
     """
-    sizes, stop = parts.config.sampling, parts.config.stop
-    assert stop
+    sizes, stop = parts.config.sampling, present(parts.config.stop)
     drawn = jnp.zeros(sizes.prompts, jnp.int32)
     counts = drawn + min(stop.round_size, sizes.group_size)
     if pool is not None:
@@ -373,8 +371,7 @@ def add_round(
 
 def next_round(parts: Components, pool: Pool) -> tuple[jax.Array, jax.Array]:
     """`[B]` int32: completions drawn so far, and completions of the next round."""
-    sizes, stop = parts.config.sampling, parts.config.stop
-    assert stop
+    sizes, stop = parts.config.sampling, present(parts.config.stop)
     seen = groups(grid_of(parts.config), pool.rollouts, pool.outcome)
     drawn = jnp.sum(seen.row < parts.rows, -1, dtype=jnp.int32)
     more = jnp.minimum(stop.round_size, sizes.group_size - drawn)
@@ -467,10 +464,10 @@ def dropped_rows(parts: Components, request: Request) -> jax.Array:
 
     Those beyond the group size or beyond the rows of a step, and negative counts.
     """
-    assert request.counts is not None
-    given = jnp.clip(request.counts, 0, parts.config.sampling.group_size)
+    counts = present(request.counts)
+    given = jnp.clip(counts, 0, parts.config.sampling.group_size)
     over = jnp.maximum(jnp.sum(given) - parts.rows, 0)
-    beyond = jnp.sum(jnp.abs(request.counts - given)) + over
+    beyond = jnp.sum(jnp.abs(counts - given)) + over
     return beyond.astype(jnp.float32)
 
 

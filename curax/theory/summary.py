@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from curax.config import Config, ConfigError, updates_of
+from curax.settings.config_types import present
 from curax.step import rehearsal, stages
 from curax.theory import hint_levels, predict, remarks, stated_objective
 from curax.theory.population import (
@@ -182,9 +183,7 @@ def _hints(
     average: Callable[[np.ndarray], float],
 ) -> dict[str, Any]:
     """Columns `[L + 1, R]` by level of hints; the first row is without a hint."""
-    hints, how = seen.hints, config.hint
-    assert hints
-    assert how
+    hints, how = present(seen.hints), present(config.hint)
     columns = {
         "pass_rate": hints.p,
         "drawn": hints.drawn,

@@ -23,6 +23,7 @@ from curax import hint, update
 from curax.arrays import grids, masked, metrics
 from curax.arrays.metrics import Tally
 from curax.config import Config
+from curax.settings.config_types import present
 from curax.step import draw, stages
 from curax.step.methods import hint_sources
 from curax.step.methods.hint_sources import zero_tally
@@ -80,8 +81,7 @@ def before_draw(
     drive: Driver, parts: Components, state: TrainState, request: Request
 ) -> Request:
     """The request with hints of the level that a controller planned in its contexts."""
-    assert parts.config.hint
-    if not parts.config.hint.controller:
+    if not present(parts.config.hint).controller:
         return request
     level, wanted = drive.call(planned_level, parts, state, request.prompts)
     hints, cost = hint_sources.make(drive, parts, state, request.prompts, wanted)
@@ -96,9 +96,8 @@ def planned_level(
     Returns:
         `[B]` int32, 0 for prompts beyond the share `hint.most`; `[B]` bool.
     """
-    assert parts.config.hint
     level = state.methods[NAME].level[prompts.id]
-    wanted = limit(level > 0, parts.config.hint.most)
+    wanted = limit(level > 0, present(parts.config.hint).most)
     return jnp.where(wanted, level, 0), wanted
 
 
@@ -130,9 +129,8 @@ def after_draw(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> StepRollouts:
     """Completions with collapsed groups drawn again, with hints level by level."""
-    assert parts.config.hint
     drawn = drive.call(begin_metrics, parts, state, drawn)
-    if parts.config.hint.controller:
+    if present(parts.config.hint).controller:
         return drawn
     wanted = drive.call(collapsed_groups, parts, drawn)
     made = hint_sources.make(drive, parts, state, drawn.prompts, wanted)
@@ -150,8 +148,7 @@ def after_draw(
 
 def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
     """`[B]` bool: collapsed groups, the first ones up to the share `hint.most`."""
-    how = parts.config.hint
-    assert how
+    how = present(parts.config.hint)
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
     collapsed = stages.called(
         "hint.trigger",
@@ -186,8 +183,7 @@ def begin(
 
 def wants_level(parts: Components, search: Search) -> jax.Array:
     """`[]` bool: some group has no signal and a hint that was not tried."""
-    assert parts.config.hint
-    level = jnp.arange(parts.config.hint.levels, dtype=jnp.int32)
+    level = jnp.arange(present(parts.config.hint).levels, dtype=jnp.int32)
     some = jnp.any(search.hints.mask, -1) & (level >= search.tried)[None]
     return jnp.any(search.open[:, None] & some)
 
@@ -240,8 +236,7 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
         request: of `ask`.
         graded: its completions.
     """
-    how, shape = parts.config.hint, grid_of(parts.config)
-    assert how
+    how, shape = present(parts.config.hint), grid_of(parts.config)
     rollouts, outcome = graded.rollouts, graded.outcome
     old = search.drawn
     before = groups(shape, old.rollouts, old.outcome)
@@ -314,8 +309,7 @@ def credit(
         `drawn` with contexts and log-probs without hints; the credit. Both unchanged
         if `hint.credit` is None.
     """
-    how = parts.config.hint
-    assert how
+    how = present(parts.config.hint)
     if how.credit is None:
         return drawn, given
     rollouts, contexts = drawn.rollouts, hint.none(drawn.prompts)
@@ -377,8 +371,7 @@ def after_update(
     A prompt that was not drawn at the level planned for it keeps that level.
     """
     del params
-    how, memory = parts.config.hint, state.methods[NAME]
-    assert how
+    how, memory = present(parts.config.hint), state.methods[NAME]
     who, level = drawn.prompts.id, memory.level
     if how.controller:
         rate = masked.mean(seen.outcome, seen.exists)
@@ -410,8 +403,7 @@ def begin_metrics(
         state: train state at the start of the step.
         drawn: of the first draw, with hints where a controller has set their level.
     """
-    how = parts.config.hint
-    assert how
+    how = present(parts.config.hint)
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
     plain = drawn.level == 0
     opens = hint.settled(
@@ -436,11 +428,11 @@ def level_metrics(
     seen: Groups,
 ) -> Tally:
     """Metrics by level: pass rate with hints, and counts of groups asked and opened."""
-    assert parts.config.hint
-    tally = zero_tally(parts.config.hint.levels)
+    levels = present(parts.config.hint).levels
+    tally = zero_tally(levels)
     rate = metrics.mean(seen.outcome, seen.exists & asked[:, None])
     tally.means["hint/pass_rate"] = rate
-    for k in range(1, parts.config.hint.levels + 1):
+    for k in range(1, levels + 1):
         mine = asked & (level == k)
         tally.counts[f"hint/asked_{k}"] = metrics.count(mine)
         tally.counts[f"hint/opened_{k}"] = metrics.count(mine & opens)
