@@ -103,7 +103,7 @@ def render(
         "figures": "\n".join(figures),
         "metrics": "\n".join(_metric_rows(read)),
         "expected": _expected(read),
-        "config": "\n".join(_config_rows(read.config)),
+        "config": "\n".join(table_row(n, [value]) for n, value in flat(read.config)),
         "rollouts": _json(_rollouts(read)),
         "footer": "".join(_footer(read)),
     }
@@ -506,12 +506,6 @@ def _footer(run: Run) -> Iterator[str]:
         yield " A group is the completions of one prompt."
     if _seeds(run) > 1:
         yield " Rates and lengths are means over the seeds."
-
-
-def _config_rows(config: Mapping[str, Any]) -> Iterator[str]:
-    """HTML table rows: name and value of every option."""
-    for name, value in flat(config):
-        yield table_row(name, [value])
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

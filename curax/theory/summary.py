@@ -85,6 +85,7 @@ def summarise(
     if reach is not None and _follows(seen, reach):
         few = f"Its draws reach {claim.name} only so far: it"
         notes, off = [f"{few} {text}" for text in off] + notes, []
+    counts, _ = np.histogram(population.rates, BINS, (0, 1))
     result = {
         "population": population.source,
         "claim": claim.name,
@@ -101,7 +102,7 @@ def summarise(
         "tokens_are": "at most" if each is None else "as measured",
         "updates_per_step": updates_of(config),
         "grpo_group": group,
-        "histogram": _shares(population).tolist(),
+        "histogram": (counts / len(population.rates)).tolist(),
         "by_pass_rate": {
             key: [_number(value) for value in column] for key, column in columns.items()
         },
@@ -111,12 +112,6 @@ def summarise(
     if plain.hints:
         result["hints"] = _hints(config, plain, lift, average)
     return result
-
-
-def _shares(population: Population) -> np.ndarray:
-    """`[BINS]` shares of the prompts by pass rate, from 0 to 1."""
-    counts, _ = np.histogram(population.rates, BINS, (0, 1))
-    return counts / len(population.rates)
 
 
 def _columns(
