@@ -1,13 +1,11 @@
 """python -m curax.compare: recipes at equal tokens, equal updates and equal cost."""
 
-import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from curax.comparison import experiment as experiments
 from curax.config import ConfigError
-from curax.settings.cli import Parser, command_line, program
+from curax.settings.cli import Parser, again, command_line, program
 
 
 def parser() -> Parser:
@@ -75,17 +73,9 @@ def main(argv: list[str]) -> int:
         print(f"curax.compare: {error}; mend that and go on.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"Stopped; to go on: {again(argv)}")
+        print(f"Stopped; to go on: {again('compare', argv)}")
         return 130
     return 0
-
-
-def again(argv: Sequence[str]) -> str:
-    """The command line that goes on."""
-    begin = [sys.orig_argv[0], "-m", "curax.compare"]
-    if Path(sys.argv[0]).stem == "curax":  # the command that pip installed
-        begin = [sys.argv[0], "compare"]
-    return shlex.join([*begin, *argv])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 from curax.config import ConfigError, load, override
 from curax.processes import clusters
 from curax.settings import field_help
-from curax.settings.cli import Parser, command_line, program, recipe_of
+from curax.settings.cli import Parser, again, command_line, program, recipe_of
 
 DEFAULT = "quickstart"
 
@@ -130,7 +129,8 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
         config = folder.pinned(workdir, config, resume=args.resume)
         peers.on_first(folder.check, workdir, config, resume=args.resume)
         folder.check_shared(workdir)
-        command = resuming(argv)
+        rest = [word for word in argv if word != "--resume"]
+        command = again("train", [*rest, "--resume"])
         return run.train(
             config,
             workdir,
@@ -215,15 +215,6 @@ def count_of(text: str) -> int:
 def names_of(assignments: Sequence[str]) -> list[str]:
     """The dotted names that `NAME=VALUE` words set."""
     return [word.partition("=")[0].strip() for word in assignments]
-
-
-def resuming(argv: Sequence[str]) -> str:
-    """The command line that resumes the run started with `argv`."""
-    rest = [word for word in argv if word != "--resume"]
-    begin = [sys.orig_argv[0], "-m", "curax.train"]
-    if Path(sys.argv[0]).stem == "curax":  # the command that pip installed
-        begin = [sys.argv[0], "train"]
-    return shlex.join([*begin, *rest, "--resume"])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,14 @@ def program(command: str) -> str:
     if path.parts[-2:] == ("curax", "__main__.py"):
         return f"python -m curax {command}"
     return f"python -m curax.{command}"
+
+
+def again(command: str, argv: Sequence[str]) -> str:
+    """The command line that goes on with what a command was about."""
+    begin = [sys.orig_argv[0], "-m", f"curax.{command}"]
+    if Path(sys.argv[0]).stem == "curax":  # the script that pip installed
+        begin = [sys.argv[0], command]
+    return shlex.join([*begin, *argv])
 
 
 class Parser(argparse.ArgumentParser):
