@@ -132,11 +132,7 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
         rest = [word for word in argv if word != "--resume"]
         command = again("train", [*rest, "--resume"])
         return run.train(
-            config,
-            workdir,
-            resume=args.resume,
-            command=command,
-            profile=args.profile,
+            config, workdir, resume=args.resume, command=command, profile=args.profile
         )
 
 

@@ -235,9 +235,7 @@ def _waits(plain: Mapping[str, Entry], axis: str, question: Question) -> Any:
 
 
 def _sensitivity(
-    entries: Sequence[Entry],
-    plain: Mapping[str, Entry],
-    question: Question,
+    entries: Sequence[Entry], plain: Mapping[str, Entry], question: Question
 ) -> Any:
     """Rates by setting and recipe, over the values of the setting.
 

@@ -569,7 +569,7 @@ PICTURES = (
                     ("confidence/lowest_nats", "lowest window", "red"),
                     ("confidence/tail_nats", "tail", "green"),
                 ),
-            ),
+            )
         ),
     ),
     Picture(
@@ -603,8 +603,7 @@ PICTURES = (
         "The loss of each supervised step, on a batch of its own: the warm start that "
         "came before reinforcement learning.",
         _lines(
-            ("loss, nats per token", (("warm/loss_nats", "loss", "purple"),)),
-            warm=True,
+            ("loss, nats per token", (("warm/loss_nats", "loss", "purple"),)), warm=True
         ),
     ),
 )
@@ -619,12 +618,7 @@ def png(picture: Picture, of: Any, style: Style) -> bytes | None:
 def as_png(figure: "Figure", title: str, style: Style) -> bytes:
     """PNG bytes of a figure under its title; equal figures give equal bytes."""
     figure.suptitle(
-        title,
-        x=0.015,
-        ha="left",
-        fontsize=11.5,
-        fontweight="bold",
-        color=style.ink,
+        title, x=0.015, ha="left", fontsize=11.5, fontweight="bold", color=style.ink
     )
     drawn = [artist.get_label() for axes in figure.axes for artist in axes.collections]
     for note in {str(name)[1:] for name in drawn if str(name).startswith(_BAND)}:

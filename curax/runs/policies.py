@@ -73,10 +73,7 @@ def is_run(path: Path) -> bool:
 
 
 def run_config(
-    path: Path,
-    *,
-    file: str | None = None,
-    changes: Mapping[str, Any] = {},
+    path: Path, *, file: str | None = None, changes: Mapping[str, Any] = {}
 ) -> Config:
     """The config of a run folder.
 

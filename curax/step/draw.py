@@ -36,14 +36,7 @@ from curax.step.records import (
     grid_of,
     groups,
 )
-from curax.types import (
-    Model,
-    Plan,
-    PromptMemory,
-    Prompts,
-    Rollouts,
-    TrainState,
-)
+from curax.types import Model, Plan, PromptMemory, Prompts, Rollouts, TrainState
 
 
 def attempt(

@@ -10,13 +10,7 @@ from curax.config import Config, ConfigError, updates_of
 from curax.settings.config_types import present
 from curax.step import rehearsal, stages
 from curax.theory import hint_levels, predict, remarks, stated_objective
-from curax.theory.population import (
-    LIFT,
-    LOWEST,
-    SHOWN,
-    Population,
-    mean_lengths,
-)
+from curax.theory.population import LIFT, LOWEST, SHOWN, Population, mean_lengths
 from curax.theory.predict import Prediction
 from curax.theory.stated_objective import Claim
 
@@ -148,11 +142,7 @@ def _columns(
 
 
 def _nearest(
-    config: Config,
-    seen: Prediction,
-    claim: Claim,
-    reach: np.ndarray | None,
-    group: int,
+    config: Config, seen: Prediction, claim: Claim, reach: np.ndarray | None, group: int
 ) -> tuple[str, float]:
     """Name of the known objective whose slope is nearest, and the largest ratio."""
     known = stated_objective.family((config.sampling.group_size, group))

@@ -162,10 +162,7 @@ def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
 
 
 def begin(
-    parts: Components,
-    drawn: StepRollouts,
-    wanted: jax.Array,
-    made: tuple[Hints, Tally],
+    parts: Components, drawn: StepRollouts, wanted: jax.Array, made: tuple[Hints, Tally]
 ) -> Search:
     """The search before its first level.
 
@@ -360,11 +357,7 @@ def credit(
 
 
 def after_update(
-    parts: Components,
-    state: TrainState,
-    params: Any,
-    drawn: StepRollouts,
-    seen: Groups,
+    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
 ) -> HintMemory:
     """Memory of hints after a step: the level of the next visit, and who had a hint.
 

@@ -39,11 +39,7 @@ def init(parts: Components, params: Any) -> Any:
 
 
 def after_update(
-    parts: Components,
-    state: TrainState,
-    params: Any,
-    drawn: StepRollouts,
-    seen: Groups,
+    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
 ) -> Any:
     """Parameters that draw the pilots of the next step."""
     del drawn, seen

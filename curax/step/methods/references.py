@@ -37,15 +37,7 @@ from curax.step.records import (
     TrainRows,
     grid_of,
 )
-from curax.types import (
-    Batch,
-    Contexts,
-    Imitated,
-    Prompts,
-    Rollouts,
-    Task,
-    TrainState,
-)
+from curax.types import Batch, Contexts, Imitated, Prompts, Rollouts, Task, TrainState
 
 NAME = "references"
 References = tuple[jax.Array, jax.Array]  # [B, Y] int32 tokens and bool mask
@@ -73,11 +65,7 @@ def init(parts: Components, params: Any) -> Any:
 
 
 def after_update(
-    parts: Components,
-    state: TrainState,
-    params: Any,
-    drawn: StepRollouts,
-    seen: Groups,
+    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
 ) -> Any:
     """Parameters of the scorer in the next step; None: the policy's."""
     del drawn, seen

@@ -13,14 +13,7 @@ import jax.numpy as jnp
 from curax.config import Config
 from curax.settings.declared import declared
 from curax.step import draw
-from curax.step.records import (
-    Components,
-    Driver,
-    Method,
-    StepRollouts,
-    grid_of,
-    groups,
-)
+from curax.step.records import Components, Driver, Method, StepRollouts, grid_of, groups
 from curax.types import Task, TrainState
 
 
