@@ -126,9 +126,8 @@ def spread(kind: jax.Array, exists: jax.Array) -> Spread:
     """
     kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
     flat = (*kind.shape[:-2], kind.shape[-2] * kind.shape[-1])
-    every = _same_kind_count(kind.reshape(flat), exists.reshape(flat)).reshape(
-        kind.shape
-    )
+    every = _same_kind_count(kind.reshape(flat), exists.reshape(flat))
+    every = every.reshape(kind.shape)
     whole = jnp.sum(exists, (-2, -1), keepdims=True, dtype=jnp.float32)
     own = jnp.sum(exists, -1, keepdims=True, dtype=jnp.float32)
 

@@ -234,13 +234,9 @@ def shaped(config: Config, outcome: Array, length: Array) -> jax.Array:
     """`[..., B, G]` float, rewards by `shape_reward`; the outcomes where it is None."""
     if config.shape_reward is None:
         return jnp.asarray(outcome)
+    arrays, shape = (outcome, length), outcome.shape
     return called(
-        "shape_reward",
-        config.shape_reward,
-        outcome,
-        length,
-        shape=outcome.shape,
-        kind="float",
+        "shape_reward", config.shape_reward, *arrays, shape=shape, kind="float"
     )
 
 

@@ -150,13 +150,9 @@ def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
     """`[B]` bool: collapsed groups, the first ones up to the share `hint.most`."""
     how = present(parts.config.hint)
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
+    arrays, shape = (seen.outcome, seen.exists), seen.exists.shape[:-1]
     collapsed = stages.called(
-        "hint.trigger",
-        how.trigger,
-        seen.outcome,
-        seen.exists,
-        shape=seen.exists.shape[:-1],
-        kind="bool",
+        "hint.trigger", how.trigger, *arrays, shape=shape, kind="bool"
     )
     return limit(collapsed, how.most)
 
