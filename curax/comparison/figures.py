@@ -51,11 +51,11 @@ def _looks(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
 
 
 def _panels(
-    style: Style, rows: int, columns: int, height: float, share: bool = False
+    style: Style, rows: int, columns: int, height: float
 ) -> "tuple[Figure, np.ndarray]":
     """An empty figure with a grid of panels, `[rows, columns]`; height in inches."""
     size = (WIDTHS[columns > 1], height)
-    return pictures.grid(style, rows, [1] * columns, size, share)
+    return pictures.grid(style, rows, [1] * columns, size, share=True)
 
 
 def _title(axes: "Axes", style: Style, text: str) -> None:
@@ -103,7 +103,7 @@ def _forest(
 ) -> "tuple[Figure, np.ndarray]":
     """A row per recipe, a panel per axis, a point with its interval in each."""
     looks = _looks(shown, style)
-    figure, panels = _panels(style, 1, len(AXES), 1.35 + 0.32 * len(names), True)
+    figure, panels = _panels(style, 1, len(AXES), 1.35 + 0.32 * len(names))
     for axes, (axis, title) in zip(panels[0], AXES.items(), strict=True):
         for y, name in enumerate(names):
             middle, low, high = triple(axis, name)
@@ -163,7 +163,7 @@ def _curves(axis: str) -> Callable[[Shown, Style], "Figure | None"]:
     def draw(shown: Shown, style: Style) -> "Figure | None":
         conditions = shown.found["places"][axis]
         looks = _looks(shown, style)
-        figure, panels = _panels(style, 1, len(conditions), 4.6, True)
+        figure, panels = _panels(style, 1, len(conditions), 4.6)
         for axes, condition in zip(panels[0], conditions, strict=True):
             found = analysis.curves(
                 shown.plain, axis, condition, shown.found["places"], shown.question
@@ -196,7 +196,7 @@ def _waits(shown: Shown, style: Style) -> "Figure | None":
     conditions = list(shown.found["places"]["tokens"])
     looks = _looks(shown, style)
     rows = len(conditions)
-    figure, panels = _panels(style, rows, len(AXES), 1.2 + 2.8 * rows, True)
+    figure, panels = _panels(style, rows, len(AXES), 1.2 + 2.8 * rows)
     for row, condition in zip(panels, conditions, strict=True):
         for axes, axis in zip(row, AXES, strict=True):
             for entry in shown.plain:
@@ -233,7 +233,7 @@ def _sensitivity(shown: Shown, style: Style) -> "Figure | None":
     if not knobs:
         return None
     looks = _looks(shown, style)
-    figure, panels = _panels(style, len(AXES), len(knobs), 1.1 + 2.3 * len(AXES), True)
+    figure, panels = _panels(style, len(AXES), len(knobs), 1.1 + 2.3 * len(AXES))
     for column, (setting, recipes) in enumerate(knobs.items()):
         for axes, axis in zip(panels[:, column], AXES, strict=True):
             _knob(axes, recipes, axis, looks)
