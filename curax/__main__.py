@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from curax import __version__
-from curax.config import ConfigError, recipes
-from curax.settings.cli import Parser, survives_closed_output
+from curax.config import recipes
+from curax.settings.cli import Parser, command_line
 
 ABOUT = "Curate the learning signal of RLVR, in JAX."
 MODULES = {
@@ -44,26 +44,21 @@ def parser() -> Parser:
     return result
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax")
+def main(argv: list[str]) -> int:
     """Exit status: that of the command; 2 for bad input."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        if not argv:
-            parser().print_help()
-            return 0
-        command = parser().parse_args(argv[:1]).command
-        if command == "recipes":
-            Parser(prog="curax recipes", description=HERE[command]).parse_args(argv[1:])
-            print(listed())
-            return 0
-        if command == "completion":
-            print(completion(argv[1:]))
-            return 0
-    except ConfigError as error:
-        print(f"curax: {error}", file=sys.stderr)
-        return 2
-    return importlib.import_module(f"curax.{command}").main(argv[1:])
+    if not argv:
+        parser().print_help()
+        return 0
+    name = parser().parse_args(argv[:1]).command
+    if name == "recipes":
+        Parser(prog="curax recipes", description=HERE[name]).parse_args(argv[1:])
+        print(listed())
+        return 0
+    if name == "completion":
+        print(completion(argv[1:]))
+        return 0
+    return importlib.import_module(f"curax.{name}").main(argv[1:])
 
 
 def listed() -> str:

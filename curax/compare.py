@@ -1,13 +1,11 @@
 """python -m curax.compare: recipes at equal tokens, equal updates and equal cost."""
 
-import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from curax.comparison import experiment as experiments
 from curax.config import ConfigError
-from curax.settings.cli import Parser, program, survives_closed_output
+from curax.settings.cli import Parser, again, command_line, program
 
 
 def parser() -> Parser:
@@ -56,10 +54,9 @@ def prices(text: str) -> tuple[float, float]:
     )
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.compare")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 a file could not be written, 2 bad input, 130 stopped."""
-    argv = sys.argv[1:] if argv is None else list(argv)
     try:
         args = parser().parse_args(argv)
         cost = prices(args.cost) if args.cost else None
@@ -72,24 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from curax.comparison import comparison
 
         print(comparison.compare(experiment, arms, workdir, cost=cost, name=name))
-    except ConfigError as error:
-        print(f"curax.compare: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
         print(f"curax.compare: {error}; mend that and go on.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"Stopped; to go on: {again(argv)}")
+        print(f"Stopped; to go on: {again('compare', argv)}")
         return 130
     return 0
-
-
-def again(argv: Sequence[str]) -> str:
-    """Command line that resumes the comparison."""
-    begin = [sys.orig_argv[0], "-m", "curax.compare"]
-    if Path(sys.argv[0]).stem == "curax":  # the command that pip installed
-        begin = [sys.argv[0], "compare"]
-    return shlex.join([*begin, *argv])
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from curax import __version__
-from curax.config import ConfigError
-from curax.settings.cli import Parser, program, survives_closed_output
+from curax.settings.cli import Parser, command_line, program
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "numpy"),
@@ -30,14 +29,10 @@ def parser() -> Parser:
     )
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.env")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 2 bad input."""
-    try:
-        parser().parse_args(argv)
-    except ConfigError as error:
-        print(f"curax.env: {error}", file=sys.stderr)
-        return 2
+    parser().parse_args(argv)
     rows = list(described())
     width = max(len(name) for name, _ in rows)
     for name, text in rows:

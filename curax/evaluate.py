@@ -8,13 +8,12 @@ import math
 import shlex
 import sys
 from argparse import BooleanOptionalAction, Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from curax.config import ConfigError
 from curax.evaluation.benchmarks import BENCHMARKS, PROTOCOL
-from curax.settings.cli import Parser, program, survives_closed_output
+from curax.settings.cli import DTYPES, Parser, command_line, program
 from curax.settings.config_types import (
     Count,
     Devices,
@@ -25,7 +24,6 @@ from curax.settings.config_types import (
     out_of_range,
 )
 
-DTYPES = ("float32", "bfloat16", "float16")
 # Type and range of each option; None is allowed where the default is elsewhere.
 OPTION_TYPES: dict[str, Any] = {
     "n": Natural,
@@ -226,27 +224,20 @@ def _add_grading_options(parser: Parser) -> None:
     )
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.evaluate")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 stopped by a failure, 2 bad input, 128 + n by a signal."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        args = parser().parse_args(argv)
-        apply_benchmark(args)
-        check(args)
-        name = Path(args.model).resolve().name
-        name += f"-{args.benchmark}" if args.benchmark else ""
-        out = Path(args.out or Path("runs", "evaluate", name))
-        command = shlex.join([sys.orig_argv[0], "-m", "curax.evaluate", *argv])
-        # This imports jax, which takes seconds: not before the input is read.
-        from curax.evaluation import runner
+    args = parser().parse_args(argv)
+    apply_benchmark(args)
+    check(args)
+    name = Path(args.model).resolve().name
+    name += f"-{args.benchmark}" if args.benchmark else ""
+    out = Path(args.out or Path("runs", "evaluate", name))
+    command = shlex.join([sys.orig_argv[0], "-m", "curax.evaluate", *argv])
+    # This imports jax, which takes seconds: not before the input is read.
+    from curax.evaluation import runner
 
-        return runner.evaluate(args, out, command=command)
-    except ConfigError as error:
-        print(f"curax.evaluate: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # before anything is sampled
-        return 130
+    return runner.evaluate(args, out, command=command)
 
 
 def apply_benchmark(args: Namespace) -> None:

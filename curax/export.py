@@ -8,25 +8,18 @@ import shutil
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curax import hub
 from curax.config import Config, ConfigError, option
 from curax.models import prompt_form
-from curax.settings.cli import Parser, program, survives_closed_output
+from curax.settings.cli import DTYPES, Parser, command_line, program
 from curax.settings.config_paths import unbound
+from curax.settings.config_types import present
 
 if TYPE_CHECKING:
     from curax.runs.policies import Policy
-
-DTYPES = ("float32", "bfloat16", "float16")
-# Files of a tokenizer in the folder of a checkpoint.
-TOKENIZER = (
-    *("tokenizer.json", "*.model", "vocab.json", "merges.txt", "added_tokens.json"),
-    *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
-)
 
 
 def parser() -> Parser:
@@ -61,13 +54,12 @@ def parser() -> Parser:
     return result
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.export")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 it could not be written, 2 bad input, 130 interrupted."""
-    out = Path()
+    args = parser().parse_args(argv)
+    run, out = Path(args.run), Path(args.out)
     try:
-        args = parser().parse_args(argv)
-        run, out = Path(args.run), Path(args.out)
         if out.exists():
             raise ConfigError(f"{out} exists already; name a new folder.")
         # This imports jax, which takes seconds; wrong input is reported before.
@@ -79,9 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with policies.errors_as_sentences():
             write(args, policy)
         print(f"Written: {out}, of step {policy.step}")
-    except ConfigError as error:
-        print(f"curax.export: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
         print(
             f"curax.export: {out} cannot be written ({error.strerror or error}); "
@@ -89,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
@@ -138,20 +125,18 @@ def write(args: Namespace, policy: "Policy") -> None:
     from curax.models import export, pretrained
     from curax.runs import card
 
-    config, params = policy.config, jax.device_get(policy.params)
-    assert config
-    assert policy.task
-    assert policy.step is not None
+    config, params = present(policy.config), jax.device_get(policy.params)
+    task = present(policy.task)
     page = card.text(
         config,
         Path(args.run),
         name=Path(args.out).name,
-        step=policy.step,
-        prompts=policy.task.num_prompts,
+        step=present(policy.step),
+        prompts=task.num_prompts,
         adapter=args.adapter,
     )
     alpha = option(config.model, "lora_alpha")
-    told = {"form": policy.task.prompt_form, "card": page, "lora_alpha": alpha}
+    told = {"form": task.prompt_form, "card": page, "lora_alpha": alpha}
     if args.adapter:
         base = option(config.model, "path")
         name = hub.parsed(base, "model")
@@ -172,14 +157,13 @@ def write_new(
 
     from curax.models import export
 
-    config, task, out = policy.config, policy.task, Path(args.out).absolute()
-    assert config
-    assert task
+    config, task = present(policy.config), present(policy.task)
+    out = Path(args.out).absolute()
     names = ("head_dim", "rope_theta", "norm_eps", "rope_scaling")
     dtype = args.dtype or params["embed"].dtype.name
     named = option(config.task, "tokenizer")
     tokenizer = hub.checkpoint(named, weights=False) if named else Path()
-    copies = export.others(tokenizer, TOKENIZER) if named else []
+    copies = export.others(tokenizer, hub.TOKENIZER) if named else []
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
         folder = Path(place, out.name)

@@ -421,11 +421,7 @@ def heads(
 
 
 def self_written(
-    hinting: Hinting,
-    prompts: Prompts,
-    *,
-    levels: int,
-    written: tuple[Any, Any] | None,
+    hinting: Hinting, prompts: Prompts, *, levels: int, written: tuple[Any, Any] | None
 ) -> tuple[Any, Any]:
     """The hints that the policy wrote itself, all levels in one writing.
 
@@ -456,11 +452,7 @@ def self_written(
 
 
 def from_file(
-    hinting: Hinting,
-    prompts: Prompts,
-    *,
-    levels: int,
-    written: tuple[Any, Any] | None,
+    hinting: Hinting, prompts: Prompts, *, levels: int, written: tuple[Any, Any] | None
 ) -> tuple[Any, Any]:
     """Hints made once and kept in a file, by a teacher or by the policy of the start.
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from curax.settings.packages import missing
 
 TOKENIZER = (
-    *("config.json", "generation_config.json", "curax.json"),
     *("tokenizer.json", "*.model", "vocab.json", "merges.txt", "added_tokens.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
+CONFIG = ("config.json", "generation_config.json", "curax.json")
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 DATA = (".jsonl", ".parquet", ".json")
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -106,7 +106,7 @@ def checkpoint(path: str | Path, *, weights: bool = True) -> Path:
     name = parsed(path, "model")
     if name is None:
         return Path(path)
-    wanted = [*TOKENIZER, *WEIGHTS] if weights else TOKENIZER
+    wanted = [*CONFIG, *TOKENIZER, *(WEIGHTS if weights else ())]
     # To the hub a `*` passes `/`, and folders hold the weights in other forms.
     return _snapshot(name, "model", wanted, ignore=["*/*"])
 

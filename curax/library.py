@@ -91,11 +91,7 @@ def run(
 
 
 def predict(
-    config: Config,
-    p: Any,
-    population: Any = None,
-    *,
-    lift: float = LIFT,
+    config: Config, p: Any, population: Any = None, *, lift: float = LIFT
 ) -> theory.Prediction:
     """Predicted weight w(p), signal, draws and noise of a recipe: the x-ray as numbers.
 

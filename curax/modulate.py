@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from curax.arrays import checks, masked, ratios
+from curax.arrays import checks, masked, metrics, ratios
 from curax.settings.declared import declares
 from curax.types import Tokens
 
@@ -363,17 +363,12 @@ def multiplier_metrics(
     cosine = _over(along, jnp.sqrt(plain) * jnp.sqrt(modulated))
     change = multiplier * slope * _change(tokens, tokens.entropy_logp_cov)
 
-    def mean(values, where):
-        return masked.total(values, where, axis=None), masked.total(
-            where, where, axis=None
-        )
-
     return {
-        "modulate/mean_positive": mean(multiplier, credit > 0),
-        "modulate/damped_fraction": mean(multiplier < 0.99, credit != 0),
+        "modulate/mean_positive": metrics.mean(multiplier, credit > 0),
+        "modulate/damped_fraction": metrics.mean(multiplier < 0.99, credit != 0),
         "modulate/balance": (jnp.sum(credit * multiplier), jnp.sum(jnp.abs(credit))),
         "modulate/cosine": (cosine, jnp.asarray(moves, jnp.float32)),
-        "entropy/change_nats": mean(change, mask),
+        "entropy/change_nats": metrics.mean(change, mask),
     }
 
 

@@ -7,17 +7,17 @@ parameters, and writes what they take as a table and as JSON.
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from curax.config import AXES, Config, ConfigError, Mesh, load, override
+from curax.config import AXES, Config, Mesh, load, override
 from curax.planning import chips
 from curax.settings.cli import (
     Parser,
+    command_line,
     make_folder,
     program,
+    recipe_name,
     recipe_of,
-    survives_closed_output,
     write_file,
 )
 
@@ -62,40 +62,33 @@ def parser() -> Parser:
     return result
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.plan")
+def main(argv: list[str]) -> int:
     """Exit status: 0 it fits, 1 it does not, 2 bad input, 130 interrupted."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        args = parser().parse_args(argv)
-        path, place = Path(recipe := recipe_of(args)), chips.topology(args.topology)
-        prepare(place)
-        name = path.parent.name if path.stem == "config" else path.stem
-        config = override(load(path), args.assignments)
-        workdir = Path(args.workdir or Path("runs", "plan", name))
-        make_folder(workdir)
-        from curax.planning import planner, table
+    args = parser().parse_args(argv)
+    path, place = Path(recipe := recipe_of(args)), chips.topology(args.topology)
+    prepare(place)
+    name = recipe_name(path)
+    config = override(load(path), args.assignments)
+    workdir = Path(args.workdir or Path("runs", "plan", name))
+    make_folder(workdir)
+    from curax.planning import planner, table
 
-        compiler = chips.has_compiler(place)
-        found = planner.plan(
-            planner.traced(config),
-            place,
-            auto=args.mesh == "auto" or no_mesh(config),
-            compiles=compiler and not args.cheap,
-            quick=args.quick,
-            say=lambda text: print(text, file=sys.stderr, flush=True),
-        )
-        text = table.table(name, found, compiler=compiler)
-        given = {"config": recipe, "set": args.assignments, "quick": args.quick}
-        data = json.dumps(given | table.page(found), indent=1, allow_nan=False) + "\n"
-        for file, content in (("plan.json", data), ("plan.txt", text + "\n")):
-            write_file(workdir / file, content.encode())
-        print(f"{text}\nWritten: {workdir}/plan.json, {workdir}/plan.txt")
-    except ConfigError as error:
-        print(f"curax.plan: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    compiler = chips.has_compiler(place)
+    found = planner.plan(
+        planner.traced(config),
+        place,
+        auto=args.mesh == "auto" or no_mesh(config),
+        compiles=compiler and not args.cheap,
+        quick=args.quick,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    text = table.table(name, found, compiler=compiler)
+    given = {"config": recipe, "set": args.assignments, "quick": args.quick}
+    data = json.dumps(given | table.page(found), indent=1, allow_nan=False) + "\n"
+    for file, content in (("plan.json", data), ("plan.txt", text + "\n")):
+        write_file(workdir / file, content.encode())
+    print(f"{text}\nWritten: {workdir}/plan.json, {workdir}/plan.txt")
     return 1 if found.chosen.fits is False or found.best is None else 0
 
 

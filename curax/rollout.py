@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import keys
+from curax.arrays.lines import dealt
 from curax.arrays.sharding import constrain, platform, shard_rows, shards
 from curax.settings.config_paths import ConfigError
 from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
@@ -295,9 +296,7 @@ class Queue:
         """
         if self.blocks == 1:
             return jnp.arange(self.first.shape[0], dtype=jnp.int32)
-        laps = jnp.argsort(-self.wanted).astype(jnp.int32).reshape(-1, self.blocks)
-        back = jnp.arange(laps.shape[0])[:, None] % 2 == 1
-        return jnp.where(back, laps[:, ::-1], laps).T.reshape(-1)
+        return dealt(self.wanted, self.blocks).reshape(-1)
 
     def of_shards(self, of_groups: jax.Array) -> jax.Array:
         """`[D, C / blocks]` values of each shard's block, from those by group `[C]`."""
@@ -554,9 +553,8 @@ def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Tab
         context=jnp.where(table.active, fixed.prefix_of(table.row), idle),
         group=fixed.sharing,
     )
-    read = (
-        fixed.model.features if fixed.model.shared else partial(unshared, fixed.model)
-    )
+    model = fixed.model
+    read = model.features if model.shared else partial(unshared, model)
     features, cache = read(
         fixed.params,
         token[:, None],

@@ -92,30 +92,61 @@ def gradient(
     micro_batches: Count = 1,
     token_chunk: Natural = 0,
 ) -> jax.Array:
-    """`gradient_norms` of completions: `[N]` float32, 0 for rows without tokens.
+    """Norm of the gradient of each completion's log-prob, over chosen parameters.
+
+        |grad_phi sum_t log pi_theta(y_t | x, y_<t)|_2,   phi a part of theta
+
+    Exact: the gradient through the row's context is in it. Each row of a micro-batch
+    has a gradient of its own, so a micro-batch of m rows takes m times the memory of
+    phi, and a forward and backward pass over prompt and completion. Only the gradient
+    of phi is computed: the rest of theta is closed over.
 
     Args:
         model: the policy.
-        params: its parameters.
-        contexts: `[C, P]`.
+        params: its parameters, theta.
+        contexts: `[C, P]`, what rows are conditioned on.
         rollouts: `[N, T]` completions.
         temperature: of the policy.
-        parameters: by which it differentiates, a function of this module.
-        micro_batches: parts that the rows are run in; changes memory only.
-        token_chunk: tokens whose logits exist at a time; 0: all of a part.
+        parameters: `params -> (phi, rebuild)` with `rebuild(phi) = params`; one of
+            `embedding`, `head`, `last_block`, `everything`, or any other.
+        micro_batches: rows are run N / micro_batches at a time.
+        token_chunk: tokens of a row whose logits exist at a time; 0: all T.
+
+    Returns:
+        `[N]` float32, at least 0; 0 for rows without tokens.
+
+    Raises:
+        ValueError: if `micro_batches` does not divide N, in a sentence.
+
+    References:
+        Yao et al. 2025, "Optimizing Chain-of-Thought Reasoners via Gradient Variance
+        Minimization in Rejection Sampling and RL" (GVM), arXiv:2505.02391, algorithm 2.
+        The paper writes the gradient by all parameters; its code takes that by the
+        first matrix named `embed_tokens`, which is `embedding`, in bfloat16, one
+        completion at a time, and averages norms over the right completions.
     """
-    return gradient_norms(
-        model,
-        params,
-        contexts,
-        rollouts.tokens,
-        rollouts.mask,
-        rollouts.context,
-        parameters=parameters,
-        temperature=temperature,
-        micro_batches=micro_batches,
-        token_chunk=token_chunk,
-    )
+    phi, rebuild = parameters(params)
+
+    def log_prob(phi, tokens, mask, own):
+        return completion_logp(
+            model,
+            rebuild(phi),
+            own,
+            tokens,
+            mask,
+            temperature=temperature,
+            token_chunk=token_chunk,
+        )
+
+    def norm(row):
+        row = jax.tree.map(lambda leaf: leaf[None], row)
+        slopes = jax.tree.leaves(jax.grad(log_prob)(phi, *row))
+        squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in slopes]
+        return jnp.sqrt(sum(squares, jnp.float32(0.0)))
+
+    own = jax.tree.map(lambda leaf: leaf[rollouts.context], contexts)
+    rows = rollouts.tokens, rollouts.mask, own
+    return _over_parts(jax.vmap(norm), rows, micro_batches)
 
 
 def last_layer(
@@ -179,82 +210,6 @@ def logits(
 # ----- norms
 
 
-def gradient_norms(
-    model: Model,
-    params: Any,
-    contexts: Contexts,
-    tokens: jax.Array,
-    mask: jax.Array,
-    context: jax.Array,
-    *,
-    parameters: Callable[[Any], Chosen],
-    temperature: float | jax.Array = 1.0,
-    micro_batches: Count = 1,
-    token_chunk: Natural = 0,
-) -> jax.Array:
-    """Norm of the gradient of each completion's log-prob, over chosen parameters.
-
-        |grad_phi sum_t log pi_theta(y_t | x, y_<t)|_2,   phi a part of theta
-
-    Exact: the gradient through the row's context is in it. Each row of a micro-batch
-    has a gradient of its own, so a micro-batch of m rows takes m times the memory of
-    phi, and a forward and backward pass over prompt and completion. Only the gradient
-    of phi is computed: the rest of theta is closed over.
-
-    Args:
-        model: the policy.
-        params: its parameters, theta.
-        contexts: `[C, P]`, what rows are conditioned on.
-        tokens: `[N, T]` int32, completions.
-        mask: `[N, T]` bool, True on tokens the policy chose.
-        context: `[N]` int32 in [0, C).
-        parameters: `params -> (phi, rebuild)` with `rebuild(phi) = params`; one of
-            `embedding`, `head`, `last_block`, `everything`, or any other.
-        temperature: of the policy.
-        micro_batches: rows are run N / micro_batches at a time.
-        token_chunk: tokens of a row whose logits exist at a time; 0: all T.
-
-    Returns:
-        `[N]` float32, at least 0; 0 for rows without tokens.
-
-    Raises:
-        AssertionError: while tracing, if shapes differ or dtypes are not (int, bool,
-            int).
-        ValueError: if `micro_batches` does not divide N, in a sentence.
-
-    References:
-        Yao et al. 2025, "Optimizing Chain-of-Thought Reasoners via Gradient Variance
-        Minimization in Rejection Sampling and RL" (GVM), arXiv:2505.02391, algorithm 2.
-        The paper writes the gradient by all parameters; its code takes that by the
-        first matrix named `embed_tokens`, which is `embedding`, in bfloat16, one
-        completion at a time, and averages norms over the right completions.
-    """
-    chex.assert_equal_shape([tokens, mask])
-    chex.assert_equal_shape_prefix([tokens, context], 1)
-    chex.assert_type([tokens, mask, context], [int, bool, int])
-    phi, rebuild = parameters(params)
-
-    def log_prob(phi, tokens, mask, own):
-        return completion_logp(
-            model,
-            rebuild(phi),
-            own,
-            tokens,
-            mask,
-            temperature=temperature,
-            token_chunk=token_chunk,
-        )
-
-    def norm(row):
-        row = jax.tree.map(lambda leaf: leaf[None], row)
-        slopes = jax.tree.leaves(jax.grad(log_prob)(phi, *row))
-        squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in slopes]
-        return jnp.sqrt(sum(squares, jnp.float32(0.0)))
-
-    own = jax.tree.map(lambda leaf: leaf[context], contexts)
-    return _over_parts(jax.vmap(norm), (tokens, mask, own), micro_batches)
-
-
 def completion_logp(
     model: Model,
     params: Any,
@@ -308,7 +263,7 @@ def last_layer_norms(
         |sum_t delta_t h_t^T|_F^2 = sum_{t, t'} (delta_t . delta_t') (h_t . h_t')
 
     Exact, and no array is `[V, D]` per row, but two are `[T, T]`. On an untied model it
-    is the norm that `gradient_norms` finds over `head`. A tied one has only the part
+    is the norm that `gradient` finds over `head`. A tied one has only the part
     that its embeddings have as output head: what goes through the layers is left out.
 
     Args:

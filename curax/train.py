@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 from curax.config import ConfigError, load, override
 from curax.processes import clusters
 from curax.settings import field_help
-from curax.settings.cli import Parser, program, recipe_of, survives_closed_output
+from curax.settings.cli import Parser, again, command_line, program, recipe_of
 
 DEFAULT = "quickstart"
 
@@ -81,22 +80,15 @@ def parser() -> Parser:
     return result
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.train")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 stopped by a failure, 2 bad input, 128 + n by a signal."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        args = parser().parse_args(argv)
-        if args.help or args.print_config:
-            print(described(args))
-            return 0
-        if not is_one_of_many(args):
-            return train(args, argv)
-    except ConfigError as error:
-        return refused(error)
-    except KeyboardInterrupt:  # before the first step or after the last
-        return 130
-    return train_with_others(args, argv)
+    args = parser().parse_args(argv)
+    if args.help or args.print_config:
+        print(described(args))
+        return 0
+    run = train_with_others if is_one_of_many(args) else train
+    return run(args, argv)
 
 
 def described(args: argparse.Namespace) -> str:
@@ -137,13 +129,10 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
         config = folder.pinned(workdir, config, resume=args.resume)
         peers.on_first(folder.check, workdir, config, resume=args.resume)
         folder.check_shared(workdir)
-        command = resuming(argv)
+        rest = [word for word in argv if word != "--resume"]
+        command = again("train", [*rest, "--resume"])
         return run.train(
-            config,
-            workdir,
-            resume=args.resume,
-            command=command,
-            profile=args.profile,
+            config, workdir, resume=args.resume, command=command, profile=args.profile
         )
 
 
@@ -169,7 +158,8 @@ def train_with_others(args: argparse.Namespace, argv: Sequence[str]) -> int:
         status = train(args, argv)
         peers.finish(status)
     except ConfigError as error:
-        status = refused(error)
+        print(f"curax.train: {error}", file=sys.stderr)
+        status = 2
         peers.leave(status)
     except KeyboardInterrupt:
         peers.leave(status)
@@ -211,12 +201,6 @@ def is_one_of_many(args: argparse.Namespace) -> bool:
     return args.processes > 1
 
 
-def refused(error: ConfigError) -> int:
-    """Exit status of wrong input, after its sentence."""
-    print(f"curax.train: {error}", file=sys.stderr)
-    return 2
-
-
 def count_of(text: str) -> int:
     """The value of --profile or --start-timeout, an integer of at least 1."""
     if text.isdecimal() and int(text):
@@ -227,15 +211,6 @@ def count_of(text: str) -> int:
 def names_of(assignments: Sequence[str]) -> list[str]:
     """The dotted names that `NAME=VALUE` words set."""
     return [word.partition("=")[0].strip() for word in assignments]
-
-
-def resuming(argv: Sequence[str]) -> str:
-    """The command line that resumes the run started with `argv`."""
-    rest = [word for word in argv if word != "--resume"]
-    begin = [sys.orig_argv[0], "-m", "curax.train"]
-    if Path(sys.argv[0]).stem == "curax":  # the command that pip installed
-        begin = [sys.argv[0], "train"]
-    return shlex.join([*begin, *rest, "--resume"])
 
 
 if __name__ == "__main__":

@@ -292,11 +292,7 @@ def predict(
     )
     own = context.reshape(line.start.shape)
     visible = Visible(
-        row=line.row,
-        place=line.place,
-        contexts=own,
-        seen=contexts.mask,
-        tile=line.tile,
+        row=line.row, place=line.place, contexts=own, seen=contexts.mask, tile=line.tile
     )
     of_tile = visible.context
     place = jnp.arange(line.tile, dtype=jnp.int32)[None, None]
@@ -478,10 +474,7 @@ def confidences(
         return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
 
     _, sure = over_parts(
-        read,
-        (said.tokens, said.context),
-        said.mask,
-        Settings(micro_batches=parts),
+        read, (said.tokens, said.context), said.mask, Settings(micro_batches=parts)
     )
     return confidence.scores(sure, said.mask, window=window, tail=window)
 

@@ -10,18 +10,18 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from curax.config import Config, ConfigError, load, override
 from curax.settings.cli import (
     Parser,
+    command_line,
     count,
     make_folder,
     program,
+    recipe_name,
     recipe_of,
-    survives_closed_output,
     write_file,
 )
 from curax.settings.packages import is_installed
@@ -108,56 +108,44 @@ def parser() -> Parser:
     return result
 
 
-@survives_closed_output
-def main(argv: Sequence[str] | None = None) -> int:
+@command_line("curax.xray")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 2 bad input, 130 interrupted."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        args = parser().parse_args(argv)
-        advice_options.check(args)
-        if check_probe(args):
-            gradients(args)
-            return 0
-        # A run may be using the accelerator, and none is needed here.
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        if args.advise:
-            advise(args)
-            return 0
-        name, config, converted = examined(args)
-        workdir = Path(args.workdir or Path("runs", "xray", name))
-        prompts = population_of(args)
-        lift = checked_lift(config, args.lift)
-        make_folder(workdir)
-        from curax.runs.page import NO_PICTURES
-        from curax.runs.xray_picture import picture
-        from curax.theory.summary import summarise
-        from curax.theory.table import table
+    args = parser().parse_args(argv)
+    advice_options.check(args)
+    if check_probe(args):
+        gradients(args)
+        return 0
+    # A run may be using the accelerator, and none is needed here.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if args.advise:
+        advise(args)
+        return 0
+    name, config, converted = examined(args)
+    workdir = Path(args.workdir or Path("runs", "xray", name))
+    prompts = population_of(args)
+    lift = checked_lift(config, args.lift)
+    make_folder(workdir)
+    from curax.runs.page import NO_PICTURES
+    from curax.runs.xray_picture import picture
+    from curax.theory.summary import summarise
+    from curax.theory.table import table
 
-        size = population.task_size(config)
-        found = summarise(config, prompts, lift, num_prompts=size)
-        source = args.trl or recipe_of(args)
-        page = {"recipe": name, "config": source, "set": args.assignments} | found
-        data = json.dumps(page, indent=1, allow_nan=False) + "\n"
-        files = {"xray.json": data.encode()}
-        if is_installed("matplotlib"):
-            files["xray.png"] = picture(name, found)
-        for file, content in files.items():
-            write_file(workdir / file, content)
-        print("\n".join([table(name, found), *converted]))
-        if len(files) == 1:
-            print(NO_PICTURES)
-        print(f"Written: {', '.join(f'{workdir}/{file}' for file in files)}")
-    except ConfigError as error:
-        print(f"curax.xray: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    size = population.task_size(config)
+    found = summarise(config, prompts, lift, num_prompts=size)
+    source = args.trl or recipe_of(args)
+    page = {"recipe": name, "config": source, "set": args.assignments} | found
+    data = json.dumps(page, indent=1, allow_nan=False) + "\n"
+    files = {"xray.json": data.encode()}
+    if is_installed("matplotlib"):
+        files["xray.png"] = picture(name, found)
+    for file, content in files.items():
+        write_file(workdir / file, content)
+    print("\n".join([table(name, found), *converted]))
+    if len(files) == 1:
+        print(NO_PICTURES)
+    print(f"Written: {', '.join(f'{workdir}/{file}' for file in files)}")
     return 0
-
-
-def named(path: Path) -> str:
-    """Name of a recipe: of its file, or of the folder of an experiment."""
-    return path.parent.name if path.stem == "config" else path.stem
 
 
 def population_of(args: Namespace) -> Population:
@@ -229,7 +217,7 @@ def gradients(args: Namespace) -> None:
             raise ConfigError(
                 f"--step {args.step}: {path} is no run folder; leave it out."
             )
-        name = named(path)
+        name = recipe_name(path)
         config = override(load(path), args.assignments)
         check(config)
         loop = run.make_loop(config, rehearse=False)
@@ -275,7 +263,7 @@ def examined(args: Namespace) -> tuple[str, Config, list[str]]:
     """
     if args.trl is None:
         path = Path(recipe_of(args))
-        return named(path), override(load(path), args.assignments), []
+        return recipe_name(path), override(load(path), args.assignments), []
     if args.recipe or args.config:
         raise ConfigError(
             f"--trl {args.trl} and {args.recipe or args.config} are two recipes; leave "

@@ -264,8 +264,8 @@ def test_the_page_shows_all_axes_and_no_markup_of_others(tmp_path):
 def test_without_matplotlib_the_page_says_that_it_has_no_pictures(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(page, "is_installed", lambda name: name != "matplotlib")
-    monkeypatch.setattr(figures, "png", None)
+    monkeypatch.setattr(page.page, "is_installed", lambda name: name != "matplotlib")
+    monkeypatch.setattr(page, "png", None)
     text = page.write(tmp_path, shown()).read_text()
     assert html.escape(NO_PICTURES) in text
     assert "<figure" not in text

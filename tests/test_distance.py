@@ -22,6 +22,11 @@ points = st.lists(
 )
 
 
+def between(at, x, y):
+    """What a frontier reaches at a place; NaN outside of it."""
+    return np.interp(at, x, y, left=np.nan, right=np.nan)
+
+
 def test_estimators_of_the_divergence_are_those_of_the_published_vectors():
     """P14: KL estimators."""
     # Ten completions of a token, as often as the policy draws it.
@@ -109,12 +114,12 @@ def test_the_frontier_is_what_the_toss_of_a_coin_between_two_policies_reaches(
     share = np.linspace(0, 1, 97)[:, None, None]
     x = share * kl + (1 - share) * kl[:, None]
     y = share * reward + (1 - share) * reward[:, None]
-    got = found.reward_at(at)
+    got = between(at, found.kl, found.reward)
     inside = found.kl[0] <= at <= found.kl[-1]
     assert np.isnan(got) != inside
     if inside:
         assert y[x <= at + 1e-9].max() <= got + 1e-9
-        close(found.kl_at(got), at)
+        close(between(got, found.reward, found.kl), at)
         hits = np.abs(x - at) < 0.05
         assert y[hits].max() >= got - 0.5
 
@@ -122,9 +127,9 @@ def test_the_frontier_is_what_the_toss_of_a_coin_between_two_policies_reaches(
 def test_runs_are_compared_at_equal_reward_and_at_equal_distance():
     near = frontier.frontier(np.array([0, 1, 2, np.nan]), np.array([0.2, 0.6, 0.7, 9]))
     far = frontier.frontier(np.array([0, 4, 3]), np.array([0.2, 0.6, 0.1]))
-    close([near.kl_at(0.5), far.kl_at(0.5)], [0.75, 3.0])
-    close([near.reward_at(1.5), far.reward_at(1.5)], [0.65, 0.35])
-    assert np.isnan([near.reward_at(2.5), near.kl_at(0.1), far.kl_at(0.7)]).all()
+    close([between(0.5, one.reward, one.kl) for one in (near, far)], [0.75, 3.0])
+    close([between(1.5, one.kl, one.reward) for one in (near, far)], [0.65, 0.35])
+    close([near.kl[-1], near.reward[0], far.reward[-1]], [2, 0.2, 0.6])
     close(far.kl, [0, 4])
 
 

@@ -399,9 +399,7 @@ def rank(
 
     def above(part):
         features, tokens, own = part
-        z = jnp.einsum(
-            "...d,vd->...v", features, head, preferred_element_type=jnp.float32
-        )
+        z = _logits(features, head, 1.0)
         column = jnp.arange(head.shape[0], dtype=jnp.int32)
         other = column.reshape(*(1,) * tokens.ndim, -1) != tokens[..., None]
         return jnp.sum((z > own[..., None]) & other, -1, dtype=jnp.int32)

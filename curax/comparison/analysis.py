@@ -18,6 +18,7 @@ import numpy as np
 
 from curax.comparison import statistics
 from curax.runs.record import count_text, json_value
+from curax.settings.config_types import present
 
 AXES = {
     "tokens": "generated tokens",
@@ -215,12 +216,12 @@ def _gaps(plain: Mapping[str, Entry], places: Any, question: Question) -> Any:
 
 def _waits(plain: Mapping[str, Entry], axis: str, question: Question) -> Any:
     """Times to the threshold by condition and recipe: median, interval, run counts."""
-    assert question.threshold is not None
     found: dict[str, Any] = {}
+    threshold = present(question.threshold)
     for name, entry in plain.items():
         for condition, history in entry.histories.items():
             spent = history.spent(axis, question.prices)
-            seen = statistics.waits(spent, history.rate, question.threshold)
+            seen = statistics.waits(spent, history.rate, threshold)
             median, low, high = statistics.survival(seen).median()
             found.setdefault(condition, {})[name] = {
                 "median": median,
@@ -234,9 +235,7 @@ def _waits(plain: Mapping[str, Entry], axis: str, question: Question) -> Any:
 
 
 def _sensitivity(
-    entries: Sequence[Entry],
-    plain: Mapping[str, Entry],
-    question: Question,
+    entries: Sequence[Entry], plain: Mapping[str, Entry], question: Question
 ) -> Any:
     """Pass rates by setting and recipe, over the values of the setting.
 

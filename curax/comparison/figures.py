@@ -12,7 +12,7 @@ import numpy as np
 from curax.comparison import analysis, statistics
 from curax.comparison.analysis import AXES, Entry, Question
 from curax.runs import pictures
-from curax.runs.pictures import Style, as_png, percent
+from curax.runs.pictures import Picture, Style, percent
 from curax.runs.record import count_text
 
 if TYPE_CHECKING:
@@ -36,21 +36,6 @@ class Shown(NamedTuple):
         return [entry for entry in self.entries if not entry.setting]
 
 
-class Picture(NamedTuple):
-    """A figure of the report: its text and the function that draws it."""
-
-    name: str  # of the PNG file
-    title: str
-    caption: str  # how to read it
-    draw: Callable[[Shown, Style], "Figure | None"]
-
-
-def png(picture: Picture, shown: Shown, style: Style) -> bytes | None:
-    """PNG bytes, None where there is nothing to draw; equal results, equal bytes."""
-    figure = picture.draw(shown, style)
-    return figure and as_png(figure, picture.title, style)
-
-
 def _line_styles(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
     """(colour, line style) of each recipe; the baseline has the colour of the text."""
     hues = (style.blue, style.red, style.green, style.orange, style.purple)
@@ -66,11 +51,11 @@ def _line_styles(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
 
 
 def _panels(
-    style: Style, rows: int, columns: int, height: float, share: bool = False
+    style: Style, rows: int, columns: int, height: float
 ) -> "tuple[Figure, np.ndarray]":
     """An empty figure with a grid of panels, `[rows, columns]`; height in inches."""
     size = (WIDTHS[columns > 1], height)
-    return pictures.grid(style, rows, [1] * columns, size, share)
+    return pictures.grid(style, rows, [1] * columns, size, share=True)
 
 
 def _title(axes: "Axes", style: Style, text: str) -> None:
@@ -118,7 +103,7 @@ def _forest(
 ) -> "tuple[Figure, np.ndarray]":
     """Forest plot: a row per recipe, a panel per axis, points with intervals."""
     looks = _line_styles(shown, style)
-    figure, panels = _panels(style, 1, len(AXES), 1.35 + 0.32 * len(names), True)
+    figure, panels = _panels(style, 1, len(AXES), 1.35 + 0.32 * len(names))
     for axes, (axis, title) in zip(panels[0], AXES.items(), strict=True):
         for y, name in enumerate(names):
             middle, low, high = triple(axis, name)
@@ -178,7 +163,7 @@ def _curves(axis: str) -> Callable[[Shown, Style], "Figure | None"]:
     def draw(shown: Shown, style: Style) -> "Figure | None":
         conditions = shown.found["places"][axis]
         looks = _line_styles(shown, style)
-        figure, panels = _panels(style, 1, len(conditions), 4.6, True)
+        figure, panels = _panels(style, 1, len(conditions), 4.6)
         for axes, condition in zip(panels[0], conditions, strict=True):
             found = analysis.curves(
                 shown.plain, axis, condition, shown.found["places"], shown.question
@@ -211,7 +196,7 @@ def _waits(shown: Shown, style: Style) -> "Figure | None":
     conditions = list(shown.found["places"]["tokens"])
     looks = _line_styles(shown, style)
     rows = len(conditions)
-    figure, panels = _panels(style, rows, len(AXES), 1.2 + 2.8 * rows, True)
+    figure, panels = _panels(style, rows, len(AXES), 1.2 + 2.8 * rows)
     for row, condition in zip(panels, conditions, strict=True):
         for axes, axis in zip(row, AXES, strict=True):
             for entry in shown.plain:
@@ -248,7 +233,7 @@ def _sensitivity(shown: Shown, style: Style) -> "Figure | None":
     if not knobs:
         return None
     looks = _line_styles(shown, style)
-    figure, panels = _panels(style, len(AXES), len(knobs), 1.1 + 2.3 * len(AXES), True)
+    figure, panels = _panels(style, len(AXES), len(knobs), 1.1 + 2.3 * len(AXES))
     for column, (setting, recipes) in enumerate(knobs.items()):
         for axes, axis in zip(panels[:, column], AXES, strict=True):
             _sweep_panel(axes, recipes, axis, looks)

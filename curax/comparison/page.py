@@ -10,11 +10,10 @@ from typing import Any
 from curax.comparison import analysis, figures
 from curax.comparison.analysis import AXES
 from curax.runs import page
-from curax.runs.page import tile
-from curax.runs.pictures import DARK, LIGHT
+from curax.runs.page import table_row, tile
+from curax.runs.pictures import png
 from curax.runs.record import count_text, plural
 from curax.settings.cli import write_file
-from curax.settings.packages import is_installed
 
 
 def write(workdir: Path, shown: figures.Shown) -> Path:
@@ -27,14 +26,11 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
     Returns:
         Path of the page.
     """
-    drawn = []
-    if not is_installed("matplotlib"):
-        drawn = [f"<p>{html.escape(page.NO_PICTURES)}</p>"]
-    for picture in figures.PICTURES if is_installed("matplotlib") else ():
-        light, dark = (figures.png(picture, shown, style) for style in (LIGHT, DARK))
-        if light and dark:
-            write_file(workdir / f"{picture.name}.png", light)
-            drawn.append(page.figure(picture.title, picture.caption, light, dark))
+    drawn, files = page.drawn(
+        figures.PICTURES, lambda picture, style: png(picture, shown, style)
+    )
+    for name, data in files.items():
+        write_file(workdir / f"{name}.png", data)
     found = shown.found
     parts = {
         "style": page.style(),
@@ -125,8 +121,7 @@ def _axis_section(found: Mapping[str, Any], axis: str) -> str:
         for other in others:
             spent = own["spent"][other].values()
             cells.append(" / ".join(_count(each) for each in spent))
-        columns = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr><th>{html.escape(name)}</th>{columns}</tr>")
+        rows.append(table_row(name, cells))
     names, body = "".join(f"<th>{html.escape(n)}</th>" for n in head), "\n".join(rows)
     sentences = "".join(
         f"<li>{html.escape(analysis.sentence(name, base, axis, gap))}</li>"
@@ -185,8 +180,7 @@ def _times_table(found: Mapping[str, Any]) -> Iterator[str]:
                 analysis.wait_text(found["waits"][axis][condition][name])
                 for axis in AXES
             ]
-            columns = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            yield f"<tr><th>{html.escape(label)}</th>{columns}</tr>"
+            yield table_row(label, cells)
     yield "</tbody></table></section>"
 
 
@@ -199,5 +193,4 @@ def _arm_rows(found: Mapping[str, Any]) -> Iterator[str]:
             for name in ("rate", "drawn", "trained", "updates")
         }
         cells = [f"{last['rate']:.3f}", *(_count(last[n]) for n in list(last)[1:])]
-        columns = "".join(f"<td>{cell}</td>" for cell in cells)
-        yield f"<tr><th>{html.escape(arm['name'])}</th>{columns}</tr>"
+        yield table_row(arm["name"], cells)

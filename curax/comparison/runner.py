@@ -24,13 +24,7 @@ import jax
 import numpy as np
 
 from curax.comparison import programs
-from curax.comparison.experiment import (
-    Arm,
-    Experiment,
-    budget,
-    warm_config,
-    warm_key,
-)
+from curax.comparison.experiment import Arm, Experiment, budget, warm_config, warm_key
 from curax.config import Config, ConfigError, changes, describe
 from curax.runs import checkpoint, record
 from curax.runs.progress import Progress

@@ -4,6 +4,7 @@ import abc
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.tasks import file_task, sources
-from curax.tasks.layouts import Layout
 from curax.tasks.prompt_format import PromptFormat, padded_rows
 from curax.types import Prompts, Task
 from curax.verify.workers import Verdict
@@ -184,32 +184,6 @@ def _ids(task: Task, ids: np.ndarray) -> Any:
 # ----- files
 
 
-def open_problems(
-    path: str,
-    form: PromptFormat,
-    *,
-    layout: Layout,
-    longest: int,
-    on_error: str,
-) -> file_task.ProblemSet:
-    """The problems of a file.
-
-    Args:
-        path: JSON lines, parquet, or a folder of array_record.
-        form: prompt form, which gives the lengths.
-        layout: record to problem.
-        longest: prompt tokens; longer problems are left out.
-        on_error: `raise` or `skip` a broken record.
-
-    Raises:
-        ValueError: the file cannot be read, or a record is broken.
-    """
-    records = sources.open_records(path, split="test")
-    return file_task.ProblemSet(
-        records, layout, form, longest=longest, on_error=on_error
-    )
-
-
 def held_out_problems(
     options: Mapping[str, Any], form: PromptFormat
 ) -> file_task.ProblemSet:
@@ -219,13 +193,12 @@ def held_out_problems(
         options: all options of its task.
         form: prompt form.
     """
-
-    def side(records: sources.Records, layout: Layout) -> file_task.ProblemSet:
-        longest, on_error = options["max_prompt_tokens"], options["on_error"]
-        return file_task.ProblemSet(
-            records, layout, form, longest=longest, on_error=on_error
-        )
-
+    side = partial(
+        file_task.ProblemSet,
+        prompt_format=form,
+        longest=options["max_prompt_tokens"],
+        on_error=options["on_error"],
+    )
     count = options["num_held_out"]
     if options["held_out"] is None:
         whole = side(sources.open_records(options["train"]), options["layout"])

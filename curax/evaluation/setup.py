@@ -26,7 +26,7 @@ from curax.runs.policies import Policy, errors_as_sentences
 from curax.settings.config_paths import unbound
 from curax.settings.packages import missing
 from curax.step import mesh as meshes
-from curax.tasks import file_task, layouts, text
+from curax.tasks import file_task, layouts, sources, text
 from curax.tasks.prompt_format import PromptFormat
 from curax.verify import graders
 from curax.verify.workers import Workers
@@ -227,8 +227,9 @@ def _file_questions(
         while f"{name}.jsonl" in sides:
             name, count = f"{stem}-{count + 1}", count + 1
         try:
-            side = questions.open_problems(
-                path, form, layout=layout, longest=longest, on_error=args.on_error
+            records = sources.open_records(path, split="test")
+            side = file_task.ProblemSet(
+                records, layout, form, longest=longest, on_error=args.on_error
             )
         except ValueError as error:
             message = str(error).replace("--set task.on_error=", "--on-error ")

@@ -39,7 +39,7 @@ def choose(queries: int, d: int, dtype: Any) -> Callable[..., jax.Array]:
     """Attention function for this many causal queries of size d on the platform."""
     kind, half = platform(), dtype in (jnp.bfloat16, jnp.float16)
     # The compiler places rows that are mapped over: no kernel may assume where.
-    mapped = not jax.sharding.get_abstract_mesh().empty and not _rules()
+    mapped = not jax.sharding.get_abstract_mesh().empty and not get_logical_axis_rules()
     shaped = queries > 1 and d % 8 == 0 and d <= 128
     if kind == "gpu" and half and shaped and not mapped and _has_cudnn():
         return flash_long if queries >= LONG else flash
@@ -328,7 +328,3 @@ def _has_cudnn() -> bool:
     """Whether the devices of this process support the kernels of `flash`."""
     chip = getattr(jax.local_devices()[0], "compute_capability", "")
     return str(chip)[:1].isdigit() and float(chip) >= 8  # AMD's begin with letters
-
-
-def _rules() -> bool:
-    return bool(get_logical_axis_rules())

@@ -57,10 +57,7 @@ class RopeScaling:
 
 
 def rotate(
-    x: jax.Array,
-    positions: jax.Array,
-    theta: float,
-    scaling: RopeScaling | None = None,
+    x: jax.Array, positions: jax.Array, theta: float, scaling: RopeScaling | None = None
 ) -> jax.Array:
     """`x` `[N, heads, Q, d]` rotated at positions `[N, Q]`; entry i pairs with i + d/2.
 

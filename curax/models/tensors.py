@@ -213,17 +213,13 @@ def outline(options: Mapping[str, Any]) -> dict[str, Part]:
 
     They are checked before the model is built, which takes long for wrong sizes.
     """
-    width = options["width"]
+    width, inner, d = (options[key] for key in ("width", "mlp_width", "head_dim"))
     rows = {
         EMBED: options["vocab_size"],
-        "model.layers.0.self_attn.q_proj.weight": options["heads"]
-        * options["head_dim"],
-        "model.layers.0.self_attn.k_proj.weight": options["kv_heads"]
-        * options["head_dim"],
-        "model.layers.0.mlp.up_proj.weight": options["mlp_width"],
-        f"model.layers.{options['layers'] - 1}.mlp.up_proj.weight": options[
-            "mlp_width"
-        ],
+        "model.layers.0.self_attn.q_proj.weight": options["heads"] * d,
+        "model.layers.0.self_attn.k_proj.weight": options["kv_heads"] * d,
+        "model.layers.0.mlp.up_proj.weight": inner,
+        f"model.layers.{options['layers'] - 1}.mlp.up_proj.weight": inner,
     }
     return {name: Part((), None, (count, width)) for name, count in rows.items()}
 

@@ -26,11 +26,8 @@ class Spread(NamedTuple):
 
     entropy: jax.Array  # nats, H = -sum_f share_f log share_f
     effective: jax.Array  # e^H, the number of equally frequent kinds of the same H
-    distinct: jax.Array  # number of kinds that occur
-    evenness: jax.Array  # H / log distinct, in [0, 1]; 0 where fewer than two occur
     top: jax.Array  # share of the most frequent kind
     within: jax.Array  # nats, mean entropy of a prompt's completions
-    between: jax.Array  # nats, entropy - within: information of the prompt on the kind
 
 
 def kind_of(text: str) -> int:
@@ -126,13 +123,11 @@ def spread(kind: jax.Array, exists: jax.Array) -> Spread:
         The finding that training settles on one format: Zhao et al. 2025, "Echo
         Chamber: RL Post-training Amplifies Behaviors Learned in Pretraining",
         arXiv:2504.07912. e^H: Hill 1973, "Diversity and Evenness", Ecology 54.
-        Evenness: Pielou 1966, Journal of Theoretical Biology 13.
     """
     kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
     flat = (*kind.shape[:-2], kind.shape[-2] * kind.shape[-1])
-    every = _same_kind_count(kind.reshape(flat), exists.reshape(flat)).reshape(
-        kind.shape
-    )
+    every = _same_kind_count(kind.reshape(flat), exists.reshape(flat))
+    every = every.reshape(kind.shape)
     whole = jnp.sum(exists, (-2, -1), keepdims=True, dtype=jnp.float32)
     own = jnp.sum(exists, -1, keepdims=True, dtype=jnp.float32)
 
@@ -143,35 +138,13 @@ def spread(kind: jax.Array, exists: jax.Array) -> Spread:
     some = jnp.any(exists, (-2, -1))
     entropy = surprise(every, whole)
     within = surprise(_same_kind_count(kind, exists), own)
-    distinct = _distinct(every, exists, axis=(-2, -1))
-    evenness = entropy / jnp.log(jnp.maximum(distinct, 2.0))
     top = jnp.max(every, (-2, -1), where=exists, initial=0.0)
     return Spread(
         entropy=entropy,
         effective=jnp.where(some, jnp.exp(entropy), 0.0),
-        distinct=distinct,
-        evenness=jnp.where(distinct > 1, evenness, 0.0),
         top=top / jnp.maximum(whole[..., 0, 0], 1.0),
         within=within,
-        between=entropy - within,
     )
-
-
-def distinct(kind: jax.Array, exists: jax.Array) -> jax.Array:
-    """Number of different kinds, or answers, in each group.
-
-    Args:
-        kind: `[..., G]` integer.
-        exists: `[..., G]` bool; False also for a completion without an answer.
-
-    Returns:
-        `[...]` float32, whole numbers.
-
-    Raises:
-        AssertionError: while tracing, if shapes differ or dtypes are not (int, bool).
-    """
-    kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
-    return _distinct(_same_kind_count(kind, exists), exists, axis=-1)
 
 
 def _same_kind_count(kind: jax.Array, exists: jax.Array) -> jax.Array:
@@ -190,9 +163,3 @@ def _same_kind_count(kind: jax.Array, exists: jax.Array) -> jax.Array:
     for _ in range(key.ndim - 1):
         count = jax.vmap(count)
     return jnp.where(exists, count(key, absent), 0).astype(jnp.float32)
-
-
-def _distinct(same: jax.Array, exists: jax.Array, *, axis: masked.Axis) -> jax.Array:
-    """Number of kinds, the sum of 1 / `same` over existing completions."""
-    shares = 1.0 / jnp.where(exists, same, 1.0)
-    return jnp.round(masked.total(shares, exists, axis=axis))

@@ -183,10 +183,7 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     tensor = cut.tensor
     token = 2 * sizes.layers * sizes.keys * sizes.item / cut.heads  # keys and values
     where = rollout.Places(
-        contexts=sizes.contexts,
-        prompt=sizes.prompt,
-        steps=sizes.steps,
-        shards=cut.rows,
+        contexts=sizes.contexts, prompt=sizes.prompt, steps=sizes.steps, shards=cut.rows
     )
     whole = where.slots(sizes.slots, bound=sizes.bound, token=token)
     slots = cut.share(whole)

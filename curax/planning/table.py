@@ -6,6 +6,7 @@ from typing import Any
 
 from curax.planning.chips import GIB, INSTALL
 from curax.planning.planner import Layout, Plan, Program, words
+from curax.settings.config_types import present
 
 SHOWN = 6  # meshes of those that were tried
 
@@ -164,8 +165,7 @@ def _verdict(plan: Plan) -> str:
 
 
 def _assumptions(plan: Plan) -> str:
-    chip = plan.topology.chip
-    assert chip
+    chip = present(plan.topology.chip)
     return (
         f"Times are lower bounds: {chip.flops_per_s / 1e12:.0f} TFLOP/s in bfloat16, "
         f"{chip.bytes_per_s / 1e9:.0f} GB/s of memory, "

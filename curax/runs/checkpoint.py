@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 
 from curax.arrays.sharding import platform
 from curax.processes import peers
+from curax.settings.cli import still_there
 from curax.types import TrainState
 
 UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
@@ -146,7 +147,7 @@ class Checkpoints:
         """
         if step == self.latest():
             return
-        if not self._exists():  # orbax would make a new folder
+        if not still_there(self._folder, self._stat):  # orbax would make a new folder
             self._failed = True
             raise NotSavedError(f"{self._folder} was removed or renamed")
         totals = copy.deepcopy(totals)
@@ -286,12 +287,6 @@ class Checkpoints:
         except NotSavedError:
             if not raised:
                 raise
-
-    def _exists(self) -> bool:
-        try:
-            return os.path.samestat(self._folder.stat(), self._stat)
-        except OSError:
-            return False
 
     def clear(self) -> None:
         """Remove all checkpoints."""

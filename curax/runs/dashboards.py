@@ -7,6 +7,7 @@ left with a warning. All but TensorBoard find account, project and server where 
 always do, in their own environment variables and files.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -126,16 +127,36 @@ class TensorBoard:
         self._writer.close()
 
 
-class Wandb:
-    """A run of Weights & Biases; its files are in the folder `wandb` of the run's."""
+class _Logged:
+    """A run that is told by `log`; steps that it has already are left out by it."""
 
+    id: str
     file: File | None = None
+    _log: Callable[..., Any]
+    _finish: Callable[[], Any]
+    _table: Callable[..., Any]
+
+    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
+        """As `Dashboard.write`."""
+        for row in rows:
+            self._log(means(row), step=row["step"])
+        if rollouts:
+            shown = self._table(columns=list(COLUMNS), data=table(rollouts))
+            self._log({"rollouts": shown}, step=rows[-1]["step"])
+
+    def close(self) -> None:
+        """As `Dashboard.close`."""
+        self._finish()
+
+
+class Wandb(_Logged):
+    """A run of Weights & Biases; its files are in the folder `wandb` of the run's."""
 
     def __init__(self, session: Session, project: str):
         import wandb  # pyright: ignore[reportMissingImports]
 
-        self.id, self._wandb = session.id or secrets.token_hex(4), wandb
-        self._run = wandb.init(
+        self.id = session.id or secrets.token_hex(4)
+        run = wandb.init(
             id=self.id,
             project=os.environ.get("WANDB_PROJECT", project),
             name=session.workdir.name,
@@ -144,30 +165,16 @@ class Wandb:
             resume="allow",
             settings=wandb.Settings(console="off", silent=True),
         )
-
-    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
-        """As `Dashboard.write`; steps that its run has already are left out by it."""
-        for row in rows:
-            self._run.log(means(row), step=row["step"])
-        if rollouts:
-            shown = self._wandb.Table(columns=list(COLUMNS), data=table(rollouts))
-            self._run.log({"rollouts": shown}, step=rows[-1]["step"])
-
-    def close(self) -> None:
-        """As `Dashboard.close`."""
-        self._run.finish()
+        self._log, self._finish, self._table = run.log, run.finish, wandb.Table
 
 
-class Trackio:
+class Trackio(_Logged):
     """A run of trackio, by its name."""
-
-    file: File | None = None
 
     def __init__(self, session: Session, project: str):
         import trackio  # pyright: ignore[reportMissingImports]
 
         self.id = session.id or f"{session.workdir.name}-{secrets.token_hex(4)}"
-        self._trackio = trackio
         trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", project),
             name=self.id,
@@ -175,18 +182,8 @@ class Trackio:
             resume="allow",
             embed=False,
         )
-
-    def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
-        """As `Dashboard.write`."""
-        for row in rows:
-            self._trackio.log(means(row), step=row["step"])
-        if rollouts:
-            shown = self._trackio.Table(columns=list(COLUMNS), data=table(rollouts))
-            self._trackio.log({"rollouts": shown}, step=rows[-1]["step"])
-
-    def close(self) -> None:
-        """As `Dashboard.close`."""
-        self._trackio.finish()
+        self._log, self._finish = trackio.log, trackio.finish
+        self._table = trackio.Table
 
 
 class MLflow:
@@ -355,36 +352,23 @@ class Dashboards:
             with self._guard(name, one):
                 one.close()
 
-    def _guard(self, name: str, one: Dashboard | None = None) -> "_Guard":
-        return _Guard(self, name, one)
+    @contextlib.contextmanager
+    def _guard(self, name: str, one: Dashboard | None = None) -> Iterator[None]:
+        """Go on without a dashboard that fails, but for files of the run folder.
 
-    def leave(self, name: str, error: BaseException) -> None:
-        """Stop using a dashboard; its error may quote secrets and is not shown."""
-        self._open.pop(name, None)
-        self._warn(
-            f"{name} failed ({type(error).__name__}), so the run goes on without it; "
-            "the run folder has everything."
-        )
-
-
-class _Guard:
-    """Context that leaves a dashboard which fails, but for files of the run folder."""
-
-    def __init__(self, of: Dashboards, name: str, one: Dashboard | None):
-        self._of, self._name, self._one = of, name, one
-
-    def __enter__(self) -> None:
-        """Enter."""
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> bool:
-        """True, after a warning, where the error is the dashboard's."""
-        if not isinstance(error, Exception):
-            return False
-        in_folder = self._name == EVENTS or (self._one and self._one.file)
-        if in_folder and isinstance(error, OSError):
-            return False
-        self._of.leave(self._name, error)
-        return True
+        Its error may quote secrets and is not shown.
+        """
+        try:
+            yield
+        except Exception as error:
+            in_folder = name == EVENTS or (one and one.file)
+            if in_folder and isinstance(error, OSError):
+                raise
+            self._open.pop(name, None)
+            self._warn(
+                f"{name} failed ({type(error).__name__}), so the run goes on without "
+                "it; the run folder has everything."
+            )
 
 
 def _ids(path: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ from curax.config import (
 from curax.processes import peers
 from curax.runs import record
 from curax.runs.dashboards import EVENTS, Dashboards
-from curax.settings.cli import write_whole
+from curax.settings.cli import still_there, write_whole
 from curax.settings.config_paths import Place
 from curax.settings.config_types import HubName, metadata
 from curax.types import Task
@@ -67,11 +67,7 @@ class RemovedError(NotWrittenError):
 
 
 def _check_exists(path: Path, was: os.stat_result) -> None:
-    try:
-        there = os.path.samestat(path.stat(), was)
-    except OSError:
-        there = False
-    if not there:
+    if not still_there(path, was):
         raise RemovedError(path)
 
 
@@ -200,14 +196,21 @@ def check_shared(workdir: Path) -> None:
             )
 
 
-def _write_mark(path: Path) -> None:
+@contextlib.contextmanager
+def _workdir_errors(workdir: Path) -> Iterator[None]:
+    """Sentence where the run folder cannot be written."""
     try:
-        path.touch()
+        yield
     except OSError as error:
         raise ConfigError(
-            f"--workdir {path.parent} cannot be written: {error.strerror}; name "
-            "another folder."
+            f"--workdir {workdir} cannot be written: {error.strerror}; name another "
+            "folder."
         ) from error
+
+
+def _write_mark(path: Path) -> None:
+    with _workdir_errors(path.parent):
+        path.touch()
 
 
 def make(workdir: Path, config: Config) -> None:
@@ -216,14 +219,9 @@ def make(workdir: Path, config: Config) -> None:
     Raises:
         ConfigError: the folder cannot be written.
     """
-    try:
+    with _workdir_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / CONFIG, describe(config))
-    except OSError as error:
-        raise ConfigError(
-            f"--workdir {workdir} cannot be written: {error.strerror}; name another "
-            "folder."
-        ) from error
 
 
 def check_questions(workdir: Path, task: Task) -> None:

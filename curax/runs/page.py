@@ -11,7 +11,7 @@ import importlib.resources
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,9 @@ def render(
         version: of the files that were read: the page asks its server for `version` and
             renews itself where the answer is another; None: it asks nothing.
     """
-    figures, drawn = [], {}
-    if not is_installed("matplotlib"):
-        figures = [f"<p>{html.escape(NO_PICTURES)}</p>"]
-    for picture in _pictures(read) if is_installed("matplotlib") else ():
-        light = pictures.png(picture, read, pictures.LIGHT)
-        dark = pictures.png(picture, read, pictures.DARK)
-        if light and dark:
-            drawn[picture.name] = light
-            figures.append(figure(picture.title, picture.caption, light, dark))
+    figures, files = drawn(
+        _pictures(read), lambda picture, style: pictures.png(picture, read, style)
+    )
     parts = {
         "title": html.escape(title),
         "connect": "'none'" if version is None else "'self'",
@@ -109,7 +103,7 @@ def render(
         "figures": "\n".join(figures),
         "metrics": "\n".join(_metric_rows(read)),
         "expected": _expected(read),
-        "config": "\n".join(_config_rows(read.config)),
+        "config": "\n".join(table_row(n, [value]) for n, value in flat(read.config)),
         "rollouts": _json(_rollouts(read)),
         "footer": "".join(_footer(read)),
     }
@@ -117,7 +111,7 @@ def render(
     if is_supervised(read):
         text = re.sub("<!-- completions -->.*<!-- end -->", "", text, flags=re.S)
     text = re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], text)
-    return text.encode("utf-8", "replace"), drawn
+    return text.encode("utf-8", "replace"), files
 
 
 def live(version: str | None) -> str:
@@ -394,6 +388,32 @@ def tile(name: str, value: str, note: str) -> str:
     return f"<div><span>{name}</span><b>{value}</b><small>{note}</small></div>"
 
 
+def table_row(name: str, cells: Iterable[str]) -> str:
+    """HTML of a row of a table: its head and its cells."""
+    columns = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+    return f"<tr><th>{html.escape(name)}</th>{columns}</tr>"
+
+
+def drawn(
+    some: Iterable[Any], png: Callable[[Any, pictures.Style], bytes | None]
+) -> tuple[list[str], dict[str, bytes]]:
+    """HTML of the pictures that have something to draw, and light PNG by their names.
+
+    Args:
+        some: pictures with a name, a title and a caption.
+        png: (picture, style) -> PNG bytes, None without data.
+    """
+    if not is_installed("matplotlib"):
+        return [f"<p>{html.escape(NO_PICTURES)}</p>"], {}
+    figures, files = [], {}
+    for one in some:
+        light, dark = (png(one, style) for style in (pictures.LIGHT, pictures.DARK))
+        if light and dark:
+            files[one.name] = light
+            figures.append(figure(one.title, one.caption, light, dark))
+    return figures, files
+
+
 def figure(title: str, caption: str, light: bytes, dark: bytes) -> str:
     """HTML of a picture as PNG for a light and a dark page."""
     shown, shaded = (
@@ -440,8 +460,7 @@ def _metric_rows(run: Run) -> Iterator[str]:
             cells = (
                 f"{x:,.5g}" for x in (values[0], values[-1], float(np.mean(values)))
             )
-            numbers = "".join(f"<td>{cell}</td>" for cell in cells)
-            yield f"<tr><th>{html.escape(name)}</th>{numbers}</tr>"
+            yield table_row(name, cells)
 
 
 def _expected(run: Run) -> str:
@@ -477,8 +496,7 @@ def _comparison_rows(run: Run) -> Iterator[str]:
                 f"{float(np.mean(values)):,.3g}" if values else "",
                 f"{predicted:,.3g}" if isinstance(predicted, int | float) else "",
             ]
-        numbers = "".join(f"<td>{cell}</td>" for cell in cells)
-        yield f"<tr><th>{html.escape(name)}</th>{numbers}</tr>"
+        yield table_row(name, cells)
 
 
 def _footer(run: Run) -> Iterator[str]:
@@ -488,13 +506,6 @@ def _footer(run: Run) -> Iterator[str]:
         yield " A group is the completions of one prompt."
     if _seeds(run) > 1:
         yield " Rates and lengths are means over the seeds."
-
-
-def _config_rows(config: Mapping[str, Any]) -> Iterator[str]:
-    """HTML table rows: name and value of every option."""
-    for name, value in flat(config):
-        name, value = html.escape(name), html.escape(value)
-        yield f"<tr><th>{name}</th><td>{value}</td></tr>"
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ rcParams.
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -127,6 +127,15 @@ def over_steps(axes: "Axes", style: Style, y: str) -> None:
     label(axes, style, "step", y)
 
 
+def over_counts(axes: "Axes", style: Style, x: str) -> None:
+    """Name the axes of a pass rate over a count."""
+    if axes.get_xlim()[1] < 1:  # nothing spent yet
+        axes.set_xlim(0, 1)
+        axes.set_xticks([0])
+    label(axes, style, x, "pass rate")
+    axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
+
+
 def percent(axes: "Axes") -> None:
     """Set the vertical axis to 0% to 100%."""
     from matplotlib.ticker import PercentFormatter
@@ -228,11 +237,7 @@ def _pass_rate_tokens(run: Run, style: Style) -> "Figure | None":
     figure, (axes,) = canvas(style)
     if not _draw_pass_rates(axes, run, style, means(run.rows, "rollout/tokens")):
         return None
-    if axes.get_xlim()[1] < 1:  # nothing generated yet
-        axes.set_xlim(0, 1)
-        axes.set_xticks([0])
-    label(axes, style, "generated tokens so far", "pass rate")
-    axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
+    over_counts(axes, style, "generated tokens so far")
     return figure
 
 
@@ -453,12 +458,12 @@ def _frontier(run: Run, style: Style) -> "Figure | None":
 
 
 class Picture(NamedTuple):
-    """A picture of the report."""
+    """A picture of a page, of a run or of what else its function takes."""
 
     name: str  # of the PNG file
     title: str
     caption: str  # how to read it
-    draw: Callable[[Run, Style], "Figure | None"]  # None without data
+    draw: Callable[[Any, Style], "Figure | None"]  # None without data
 
 
 PICTURES = (
@@ -564,7 +569,7 @@ PICTURES = (
                     ("confidence/lowest_nats", "lowest window", "red"),
                     ("confidence/tail_nats", "tail", "green"),
                 ),
-            ),
+            )
         ),
     ),
     Picture(
@@ -598,28 +603,22 @@ PICTURES = (
         "The loss of each supervised step, on a batch of its own: the warm start that "
         "came before reinforcement learning.",
         _lines(
-            ("loss, nats per token", (("warm/loss_nats", "loss", "purple"),)),
-            warm=True,
+            ("loss, nats per token", (("warm/loss_nats", "loss", "purple"),)), warm=True
         ),
     ),
 )
 
 
-def png(picture: Picture, run: Run, style: Style) -> bytes | None:
-    """PNG bytes of a picture, None without data; equal metrics give equal bytes."""
-    figure = picture.draw(run, style)
+def png(picture: Picture, of: Any, style: Style) -> bytes | None:
+    """PNG bytes of a picture, None without data; equal data give equal bytes."""
+    figure = picture.draw(of, style)
     return figure and as_png(figure, picture.title, style)
 
 
 def as_png(figure: "Figure", title: str, style: Style) -> bytes:
     """PNG bytes of a figure under its title; equal figures give equal bytes."""
     figure.suptitle(
-        title,
-        x=0.015,
-        ha="left",
-        fontsize=11.5,
-        fontweight="bold",
-        color=style.ink,
+        title, x=0.015, ha="left", fontsize=11.5, fontweight="bold", color=style.ink
     )
     drawn = [artist.get_label() for axes in figure.axes for artist in axes.collections]
     for note in {str(name)[1:] for name in drawn if str(name).startswith(_BAND)}:

@@ -73,10 +73,7 @@ def is_run(path: Path) -> bool:
 
 
 def run_config(
-    path: Path,
-    *,
-    file: str | None = None,
-    changes: Mapping[str, Any] = {},
+    path: Path, *, file: str | None = None, changes: Mapping[str, Any] = {}
 ) -> Config:
     """The config of a run folder.
 
@@ -121,10 +118,9 @@ def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
         ConfigError: there is no such checkpoint, or it is damaged.
     """
     loop, state = load_state(path, config, step=step)
-    rest = state.frozen
     return Policy(
         model=loop.parts.model,
-        params=frozen.join(state.params, rest),
+        params=frozen.join(state.params, state.frozen),
         mesh=loop.mesh,
         config=config,
         task=loop.parts.task,
@@ -156,8 +152,7 @@ def load_state(
                 f"name another --step, there are {saved.step_list()}."
             ) from error
         state = loop.whole(state)
-        rest = state.frozen
-        mark = None if rest is None else int(checkpoint.fingerprint(rest))
+        mark = run.frozen_mark(state)
     if totals.get(run.FROZEN) != mark:
         raise ConfigError(
             "the parameters that are not trained differ from those the run began with; "

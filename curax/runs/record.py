@@ -64,41 +64,29 @@ def read(folder: Path) -> Run:
         raise RecordError(
             f"{folder}: no metrics.jsonl in it; give the folder of a run."
         )
-    metrics = _numbered_rows(path, metrics_error)
+    metrics = list(read_lines(path, metrics_error))
     if not metrics:
         raise RecordError(f"{path}: no rows yet; try again after the first step.")
     _check_seed_counts(path, metrics)
     before, after, samples = evaluation(folder)
     return Run(
         config=read_json(folder / "config.json"),
-        rows=[row for _, row in metrics],
-        warm=[
-            row for _, row in _numbered_rows(folder / "warm_start.jsonl", metrics_error)
-        ],
+        rows=[line.row for line in metrics],
+        warm=_rows(folder / "warm_start.jsonl", metrics_error),
         before=before,
         after=after,
         samples=samples,
         expected=expected(folder),
-        rollouts=[
-            row
-            for _, row in _numbered_rows(
-                folder / "rollouts.jsonl", rollout_error, once=False
-            )
-        ],
-        alarms=tuple(
-            row
-            for _, row in _numbered_rows(
-                folder / "alarms.jsonl", alarm_error, once=False
-            )
-        ),
+        rollouts=_rows(folder / "rollouts.jsonl", rollout_error, once=False),
+        alarms=tuple(_rows(folder / "alarms.jsonl", alarm_error, once=False)),
     )
 
 
-def _numbered_rows(
+def _rows(
     path: Path, error: Callable[[Row], str | None], *, once: bool = True
-) -> list[tuple[int, Row]]:
-    """Rows of a file as (line number, row)."""
-    return [(line.number, line.row) for line in read_lines(path, error, once=once)]
+) -> list[Row]:
+    """Rows of a file of JSON lines, as `read_lines` has them."""
+    return [line.row for line in read_lines(path, error, once=once)]
 
 
 class Line(NamedTuple):
@@ -218,17 +206,17 @@ def metrics_error(row: Row) -> str | None:
     return None
 
 
-def _check_seed_counts(path: Path, rows: Sequence[tuple[int, Row]]) -> None:
+def _check_seed_counts(path: Path, lines: Sequence[Line]) -> None:
     """Check that all lists, one number per seed, have the same length."""
     seeds = 0
-    for number, row in rows:
-        for name, value in row.items():
+    for line in lines:
+        for name, value in line.row.items():
             if isinstance(value, list):
                 seeds = seeds or len(value)
                 if len(value) != seeds:
                     raise RecordError(
-                        f"{path}:{number}: {name} has {len(value)} numbers where the "
-                        f"lines before have {seeds}; repair or delete this line."
+                        f"{path}:{line.number}: {name} has {len(value)} numbers where "
+                        f"the lines before have {seeds}; repair or delete this line."
                     )
 
 

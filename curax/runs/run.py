@@ -426,17 +426,13 @@ class Run:
     def _with_frozen(self, state: Any, totals: dict[str, Any]) -> Any:
         """The restored state with its frozen parameters, which must be the same."""
         state = self._loop.whole(state)
-        if totals.get(FROZEN) != _fingerprint(state):
+        if totals.get(FROZEN) != frozen_mark(state):
             raise RunError(
                 "the parameters that are not trained differ from those the run began "
                 f"with; bring back what model.path={option(self._config.model, 'path')}"
                 " was, or start anew in another --workdir."
             )
         return state
-
-    def _frozen_mark(self, state: Any) -> dict[str, Any]:
-        """Fingerprint of the frozen parameters, for the totals of a checkpoint."""
-        return {FROZEN: _fingerprint(state)}
 
     def _warn(self, text: str) -> None:
         self._progress.say(f"Warning: {text}")
@@ -463,23 +459,19 @@ class Run:
         if warm is None:
             return None
         state = self._loop.begin(warm)
-        self._totals |= self._frozen_mark(state)
-        if self._loaded:
-            state = memory_io.with_memory(state, self._loaded.memory)
-            self._warn_of_unknown_prompts(self._loaded)
+        self._totals[FROZEN] = frozen_mark(state)
+        if loaded := self._loaded:
+            state = memory_io.with_memory(state, loaded.memory)
+            if loaded.unknown:
+                self._warn(
+                    f"{loaded.unknown} of the {loaded.lines} prompts in memory.load="
+                    f"{self._config.memory.load} are not in this task and are left out."
+                )
         evaluated, score = self._evaluate(state, 0)
         self._files.write([{"step": 0, **self._cumulative_counts({}), **evaluated}])
         self._save(0, state, score)
         self._checkpoints.wait()  # before checkpoints of the warm start are removed
         return state
-
-    def _warn_of_unknown_prompts(self, loaded: memory_io.LoadedMemory) -> None:
-        """Warn that the memory file has prompts of other tasks; that is no error."""
-        if loaded.unknown:
-            self._warn(
-                f"{loaded.unknown} of the {loaded.lines} prompts in memory.load="
-                f"{self._config.memory.load} are not in this task and are left out."
-            )
 
     def _warm_start(self) -> Warm | None:
         """State after the warm start, resumed if it was begun; None: a signal came."""
@@ -518,7 +510,7 @@ class Run:
                 stopped = self._stopping() is not None
                 if stopped or done % log.checkpoint_every == 0:
                     self._files.sync()
-                    saved.save(done, loops.saved(state), self._frozen_mark(state))
+                    saved.save(done, loops.saved(state), {FROZEN: frozen_mark(state)})
         return None if stopped else state
 
     def _train(self, state: TrainState, step: int) -> None:
@@ -678,7 +670,7 @@ def console() -> Console | None:
     return None if peers.is_first() else Console(quiet=True)
 
 
-def _fingerprint(state: Any) -> int | None:
+def frozen_mark(state: Any) -> int | None:
     """Fingerprint of the frozen parameters; None where all are trained."""
     return None if state.frozen is None else int(checkpoint.fingerprint(state.frozen))
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from curax.runs import page, pictures, record
-from curax.runs.pictures import DARK, LIGHT, Style
+from curax.runs.pictures import Style
 from curax.runs.record import Row, Run
-from curax.settings.packages import is_installed
 
 RATE = "eval/pass_rate"
 TOKENS, UPDATES = "rollout/tokens", "update/count"
@@ -69,13 +68,7 @@ def render(
         links: address of the page of each run, in their order; empty: there are none.
         waiting: by the name of a run that has no rows yet, why not.
     """
-    figures = []
-    if not is_installed("matplotlib"):
-        figures = [f"<p>{html.escape(page.NO_PICTURES)}</p>"]
-    for axis in AXES if is_installed("matplotlib") else ():
-        light, dark = (png(runs, axis, style) for style in (LIGHT, DARK))
-        if light and dark:
-            figures.append(page.figure(axis.title, axis.caption, light, dark))
+    figures, _ = page.drawn(AXES, lambda axis, style: png(runs, axis, style))
     connect = "'none'" if version is None else "'self'"
     notes = "".join(
         f'<p class="alarm">{html.escape(name)}: {html.escape(why)}</p>'
@@ -138,11 +131,7 @@ def png(runs: Mapping[str, Run], axis: Axis, style: Style) -> bytes | None:
     if not axes.lines:
         return None
     pictures.percent(axes)
-    if axes.get_xlim()[1] < 1:  # nothing spent yet
-        axes.set_xlim(0, 1)
-        axes.set_xticks([0])
-    pictures.label(axes, style, axis.name, "pass rate")
-    axes.xaxis.set_major_formatter(lambda value, _: record.count_text(value))
+    pictures.over_counts(axes, style, axis.name)
     return pictures.as_png(figure, axis.title, style)
 
 
@@ -194,8 +183,7 @@ def _differences(runs: Mapping[str, Run]) -> str:
     for name in names:
         values = [each.get(name, "-") for each in settings]
         if len(set(values)) > 1:
-            cells = "".join(f"<td>{html.escape(value)}</td>" for value in values)
-            rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>\n")
+            rows.append(f"{page.table_row(name, values)}\n")
     if not rows:
         return "<p>None: all runs have one config.</p>"
     head = "".join(f"<th>{html.escape(name)}</th>" for name in runs)

@@ -1,12 +1,11 @@
 """Picture of a summary: weight, objective, signal with draws, and noise."""
 
-import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curax.runs.pictures import LIGHT, label, percent
+from curax.runs.pictures import LIGHT, as_png, grid, label, percent
 from curax.theory.population import SHOWN
 from curax.theory.table import verdict
 
@@ -24,8 +23,6 @@ def picture(name: str, found: Mapping[str, Any]) -> bytes:
         name: name of the recipe.
         found: result of `summary.summarise`.
     """
-    from matplotlib.figure import Figure
-
     style = LIGHT
     by = {key: np.array(v, float) for key, v in found["by_pass_rate"].items()}
     inside = (by["p"] >= SHOWN[0]) & (by["p"] <= SHOWN[-1])
@@ -33,23 +30,8 @@ def picture(name: str, found: Mapping[str, Any]) -> bytes:
     plain = None
     if "hints" in found:
         plain = np.array(found["hints"]["signal_without"], float)[inside]
-    figure = Figure((9.6, 6.6), 120, facecolor=style.paper, layout="constrained")
-    figure.suptitle(
-        f"{name} {verdict(found)}; it claims {found['claim']}",
-        x=0.015,
-        ha="left",
-        fontsize=11.5,
-        fontweight="bold",
-        color=style.ink,
-    )
-    panels = figure.subplots(2, 2)
+    figure, panels = grid(style, 2, (1, 1), (9.6, 6.6))
     for axes in panels.flat:
-        axes.set_facecolor(style.paper)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(style.muted)
-        axes.tick_params(colors=style.muted, labelcolor=style.ink, labelsize=9.5)
-        axes.grid(axis="y", color=style.grid, linewidth=0.8)
-        axes.set_axisbelow(True)
         axes.set_xlim(0, 1)
     (weight, objective), (signal, noise) = panels
     _draw_weight(weight, objective, by)
@@ -58,9 +40,8 @@ def picture(name: str, found: Mapping[str, Any]) -> bytes:
     noise.axhline(1, color=style.muted, linewidth=1, linestyle=":")
     _logarithmic(noise)
     label(noise, style, RATE, f"noise per draw, over GRPO of {found['grpo_group']}")
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+    title = f"{name} {verdict(found)}; it claims {found['claim']}"
+    return as_png(figure, title, style)
 
 
 def _draw_weight(weight: "Axes", objective: "Axes", by: Columns) -> None:

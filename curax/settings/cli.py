@@ -4,12 +4,15 @@ import argparse
 import contextlib
 import functools
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from curax.settings.config_paths import ConfigError
+
+DTYPES = ("float32", "bfloat16", "float16")  # of options --dtype
 
 
 def program(command: str) -> str:
@@ -20,6 +23,14 @@ def program(command: str) -> str:
     if path.parts[-2:] == ("curax", "__main__.py"):
         return f"python -m curax {command}"
     return f"python -m curax.{command}"
+
+
+def again(command: str, argv: Sequence[str]) -> str:
+    """The command line that goes on with what a command was about."""
+    begin = [sys.orig_argv[0], "-m", f"curax.{command}"]
+    if Path(sys.argv[0]).stem == "curax":  # the script that pip installed
+        begin = [sys.argv[0], command]
+    return shlex.join([*begin, *argv])
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,6 +80,11 @@ def recipe_of(args: argparse.Namespace, default: str | None = None) -> str:
     if not named and default is None:
         raise ConfigError("no recipe is named; name one, such as grpo.")
     return named[0] if named else str(default)
+
+
+def recipe_name(path: Path) -> str:
+    """Name of a recipe: of its file, or of the folder of a config.py."""
+    return path.parent.name if path.stem == "config" else path.stem
 
 
 class _Quiet:
@@ -128,6 +144,40 @@ def survives_closed_output(main: Callable[..., int]) -> Callable[..., int]:
             sys.stdout, sys.stderr = streams
 
     return whole
+
+
+def command_line(
+    name: str,
+) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
+    """Decorator: what all command lines do around the work of one.
+
+    Bad input is a sentence on stderr, behind the name, and exit status 2; Ctrl-C is
+    130. Without arguments it gets those of the process.
+    """
+
+    def decorated(main: Callable[[list[str]], int]) -> Callable[..., int]:
+        @survives_closed_output
+        @functools.wraps(main)
+        def whole(argv: Sequence[str] | None = None) -> int:
+            try:
+                return main(sys.argv[1:] if argv is None else list(argv))
+            except ConfigError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                return 2
+            except KeyboardInterrupt:
+                return 130
+
+        return whole
+
+    return decorated
+
+
+def still_there(path: Path, was: os.stat_result) -> bool:
+    """Whether a path leads to the same file or folder as it did."""
+    try:
+        return os.path.samestat(path.stat(), was)
+    except OSError:
+        return False
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -9,9 +9,10 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 Function = Callable[..., Any]
+T = TypeVar("T")
 _FUNCTION: Any = typing.get_origin(Function)
 _SEQUENCES = (tuple, list, Sequence)
 _WORDS: dict[Any, tuple[str, Any]] = {
@@ -94,6 +95,12 @@ def out_of_range(value: Any, kind: Any) -> Range | None:
         if is_number and not bounds.holds(value):
             return bounds
     return None
+
+
+def present(value: T | None) -> T:
+    """A part of a config or a task, where only those that have it come."""
+    assert value is not None
+    return value
 
 
 def is_array(value: Any) -> bool:

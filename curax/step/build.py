@@ -33,10 +33,7 @@ def build(config: Config) -> Components:
         model=config.model(vocab_size=task.vocab_size),
         tx=update.transformation(config.optimizer, config.update.clip_norm),
         rows=rows_of(config),
-        train_rows=min(
-            rows_of(config),
-            sizes.prompts * kept_of(config),
-        ),
+        train_rows=min(rows_of(config), sizes.prompts * kept_of(config)),
         methods=methods,
     )
 

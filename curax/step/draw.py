@@ -24,6 +24,7 @@ from curax import memory as memories
 from curax.arrays import frozen, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.config import Config, cache_bytes, truncates
+from curax.settings.config_types import present
 from curax.step import stages
 from curax.step.records import (
     Components,
@@ -35,14 +36,7 @@ from curax.step.records import (
     grid_of,
     groups,
 )
-from curax.types import (
-    Model,
-    Plan,
-    PromptMemory,
-    Prompts,
-    Rollouts,
-    TrainState,
-)
+from curax.types import Model, Plan, PromptMemory, Prompts, Rollouts, TrainState
 
 
 def attempt(
@@ -162,8 +156,7 @@ def allocated(parts: Components, request: Request) -> Request:
 
 def plan_of(request: Request) -> Plan:
     """Plan of a request: its `request.rows` rows."""
-    assert request.counts is not None
-    counts = jnp.where(request.wanted, request.counts, 0)
+    counts = jnp.where(request.wanted, present(request.counts), 0)
     return allocate.plan(counts, rows=request.rows)
 
 
@@ -194,7 +187,7 @@ def draw_plan(
 
     `prefix` is `rollout.prefill` of the contexts, where it was computed before.
     """
-    sizes, stop = parts.config.sampling, parts.config.stop
+    sizes = parts.config.sampling
 
     def outcome(prompt, tokens, mask):
         target = jax.tree.map(lambda leaf: leaf[prompt], request.prompts.target)
@@ -202,11 +195,10 @@ def draw_plan(
 
     stopping = None
     if stops:
-        assert stop
         stopping = rollout.Stopping(
             met=partial(stages.met, parts.config),
             outcome=outcome,
-            size=stop.round_size,
+            size=present(parts.config.stop).round_size,
             most=sizes.group_size,
         )
     return rollout.sample(
@@ -328,8 +320,7 @@ def draw_round(
     Equal to those of `draw`, which tests the rule during sampling: keys are a function
     of prompt and slot.
     """
-    sizes, stop = parts.config.sampling, parts.config.stop
-    assert stop
+    sizes, stop = parts.config.sampling, present(parts.config.stop)
     drawn, counts = next_round(parts, request, pool)
     plan = allocate.plan(counts, rows=sizes.prompts * stop.round_size)
     plan = dataclasses.replace(plan, slot=plan.slot + drawn[plan.prompt])
@@ -374,11 +365,9 @@ def next_round(
 
     A prompt draws until its rule is met or it has what the allocator gave it.
     """
-    stop, plan = parts.config.stop, plan_of(request)
-    assert stop
-    given = (
-        jnp.zeros_like(request.level).at[plan.prompt].add(plan.exists.astype(jnp.int32))
-    )
+    stop, plan = present(parts.config.stop), plan_of(request)
+    there = plan.exists.astype(jnp.int32)
+    given = jnp.zeros_like(request.level).at[plan.prompt].add(there)
     most = jnp.minimum(given, parts.config.sampling.group_size)
     if pool is None:
         return jnp.zeros_like(most), jnp.minimum(stop.round_size, most)
@@ -467,10 +456,10 @@ def dropped_rows(parts: Components, request: Request) -> jax.Array:
 
     Those beyond the group size or beyond the rows of a step, and negative counts.
     """
-    assert request.counts is not None
-    given = jnp.clip(request.counts, 0, parts.config.sampling.group_size)
+    counts = present(request.counts)
+    given = jnp.clip(counts, 0, parts.config.sampling.group_size)
     over = jnp.maximum(jnp.sum(given) - parts.rows, 0)
-    beyond = jnp.sum(jnp.abs(request.counts - given)) + over
+    beyond = jnp.sum(jnp.abs(counts - given)) + over
     return beyond.astype(jnp.float32)
 
 
@@ -528,23 +517,11 @@ def replace_closed(
     replaced = closed & (rank < jnp.sum(fresh, dtype=jnp.int32))  # [B]
     place = old.rollouts
     row = seen.row[source[place.prompt], place.slot]  # [N], the new row for each old
-
-    def pick(new: Any, old: Any, where: jax.Array, at: jax.Array) -> Any:
-        def leaf(new, old):
-            return jnp.where(where.reshape(-1, *(1,) * (old.ndim - 1)), new[at], old)
-
-        return jax.tree.map(leaf, new, old)
-
     swapped = replaced[place.prompt]
     return StepRollouts(
         prompts=pick(new.prompts, old.prompts, replaced, source),
         contexts=pick(new.contexts, old.contexts, replaced, source),
-        rollouts=dataclasses.replace(
-            pick(new.rollouts, old.rollouts, swapped, row),
-            prompt=place.prompt,
-            slot=place.slot,
-            context=place.context,
-        ),
+        rollouts=pick_rows(new.rollouts, place, swapped, row),
         outcome=pick(new.outcome, old.outcome, swapped, row),
         known=pick(new.known, old.known, replaced, source),
         level=pick(new.level, old.level, replaced, source),
@@ -552,4 +529,22 @@ def replace_closed(
         attempts=old.attempts + 1,
         tally=metrics.merge(old.tally, new.tally),
         found=old.found,
+    )
+
+
+def pick(new: Any, old: Any, where: jax.Array, at: jax.Array) -> Any:
+    """Entries `at` of new arrays for the old ones, `where` that is so."""
+
+    def leaf(new, old):
+        return jnp.where(where.reshape(-1, *(1,) * (old.ndim - 1)), new[at], old)
+
+    return jax.tree.map(leaf, new, old)
+
+
+def pick_rows(
+    new: Rollouts, old: Rollouts, where: jax.Array, at: jax.Array
+) -> Rollouts:
+    """As `pick`, of completions, each in the place of the old one."""
+    return dataclasses.replace(
+        pick(new, old, where, at), prompt=old.prompt, slot=old.slot, context=old.context
     )

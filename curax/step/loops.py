@@ -299,6 +299,7 @@ class Loop(abc.ABC):
         The host verifies sampled completions while greedy ones are drawn.
         """
         parts, given = self.parts, self._held_out_prompts()
+        how = parts.config.evaluation
         drawn, graded, said = [], [], {}
         for program in self._held_out:
             prompts, rollouts = jax.block_until_ready(program(state, *given))
@@ -306,10 +307,7 @@ class Loop(abc.ABC):
             drawn.append(peers.fetch(rollouts))
             if not said:
                 said = validation.formats(parts, drawn[0])
-                if (
-                    parts.config.evaluation.distance
-                    or parts.config.evaluation.confidence
-                ):
+                if how.distance or how.confidence:
                     said |= peers.fetch(self._measured(state, prompts, rollouts))
         verdicts = grading.join([outcome.result() for outcome in graded])
         sampled, greedy = (
@@ -410,11 +408,9 @@ class Jitted(Loop):
             row["time/step_s"] = step_s
             rows.append(row)
         axis = 0 if self.parts.config.seeds == 1 else 1
-        return (
-            state,
-            rows,
-            [jax.tree.map(lambda x, i=i: x.take(i, axis), shown) for i in range(times)],
-        )
+        each = range(times)
+        shown = [jax.tree.map(lambda x, i=i: x.take(i, axis), shown) for i in each]
+        return state, rows, shown
 
 
 class Staged(Loop):

@@ -16,10 +16,12 @@ from curax.arrays import masked, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
 from curax.config import Config, corrects_sampling, declared_option
+from curax.settings.config_types import present
 from curax.settings.declared import declared
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.records import Components
+from curax.step.sft import imitating
 from curax.types import Batch, Contexts, Tokens, TrainState
 
 
@@ -63,8 +65,8 @@ def ratio_weights(config: Config, rows: Batch) -> jax.Array | None:
     """
     if not corrects_sampling(config):
         return None
-    assert rows.logp_old is not None
-    return stages.ratio_weights(config, rows.logp_old, rows.logp_behaviour, rows.mask)
+    logp_old = present(rows.logp_old)
+    return stages.ratio_weights(config, logp_old, rows.logp_behaviour, rows.mask)
 
 
 def optimise(
@@ -137,8 +139,7 @@ def tokens_of(
         rows.context,
         settings(parts.config),
     )
-    logp_old = update.with_old(rows, seen.logp, first).logp_old
-    assert logp_old is not None
+    logp_old = present(update.with_old(rows, seen.logp, first).logp_old)
     return Tokens(
         mask=rows.mask,
         credit=rows.credit,
@@ -159,26 +160,15 @@ def imitation(
 
     at temperature 1 and with constant weights.
     """
-    imitated, how = rows.imitated, settings(parts.config)
-    assert imitated is not None
-    nothing = jnp.zeros(imitated.mask.shape, jnp.float32)
-    batch = Batch(
-        tokens=imitated.tokens,
-        mask=imitated.mask,
-        context=rows.context,
-        credit=nothing + 1,
-        multiplier=imitated.weight,
-        logp_behaviour=nothing,
-        logp_policy=nothing,
-        logp_old=None,
-        logp_ref=None,
-    )
+    imitated, how = present(rows.imitated), settings(parts.config)
+    batch = imitating(imitated.tokens, imitated.mask, rows.context)
+    batch = dataclasses.replace(batch, multiplier=imitated.weight)
     value, grads, _ = update.gradient(
         policy(parts, state),
         params,
         contexts,
         batch,
-        nothing + 1.0 / imitated.mask.shape[0],
+        jnp.full(imitated.mask.shape, 1.0 / imitated.mask.shape[0], jnp.float32),
         lambda logp, _, rows: jnp.where(rows.mask, -rows.multiplier * logp, 0.0),
         dataclasses.replace(how, temperature=1.0),
         still_old=True,
@@ -211,11 +201,9 @@ def weight_metrics(
     weights = ratio_weights(config, rows)
     if weights is None:
         return {}
-    rule = config.sampling.correct
-    assert rule is not None
-    assert rows.logp_old is not None
+    rule, logp_old = present(config.sampling.correct), present(rows.logp_old)
     whole = bool(declared_option(rule, "of_sequence", False))
-    plain = correct.ratio(rows.logp_old, rows.logp_behaviour, rows.mask, sequence=whole)
+    plain = correct.ratio(logp_old, rows.logp_behaviour, rows.mask, sequence=whole)
     total, square, tokens = (
         masked.total(values, rows.mask, axis=None)
         for values in (weights, weights**2, rows.mask)

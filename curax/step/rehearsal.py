@@ -4,7 +4,8 @@ Training and the x-ray both begin with it, so both refuse the same configs. Shap
 dtypes are checked by `stages`, values here.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from operator import attrgetter
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +38,17 @@ def check(config: Config) -> None:
     _check_tokens(config)
 
 
-def _refused(field: str, function: Any, what: str) -> ConfigError:
-    called = stages.named(field, function)
+def _refused(config: Config, field: str, what: str) -> ConfigError:
+    called = stages.named(field, attrgetter(field)(config))
     return ConfigError(f"{called} {what}; mend the function, or name another.")
+
+
+def _check_finite(config: Config, found: Mapping[str, np.ndarray]) -> None:
+    """Check what functions gave, by their fields."""
+    for field, values in found.items():
+        if not np.isfinite(values).all():
+            bad = values[~np.isfinite(values)][0]
+            raise _refused(config, field, f"gives {bad}, which is not finite")
 
 
 def _check_counts(config: Config) -> None:
@@ -66,15 +75,15 @@ def _check_counts(config: Config) -> None:
         outside = got[(got < 0) | (got > most)]
         if outside.size:
             raise _refused(
+                config,
                 "allocate",
-                config.allocate,
                 f"gives a prompt {outside[0]} completions, and must give from 0 to "
                 f"sampling.group_size={most}",
             )
         if got.sum() > budget:
             raise _refused(
+                config,
                 "allocate",
-                config.allocate,
                 f"gives {got.sum()} completions to {prompts} prompts, and a step has "
                 f"{budget}, so that {got.sum() - budget} would be dropped",
             )
@@ -117,27 +126,18 @@ def _check_credit(config: Config) -> None:
         outcome = ((random.random(shape) < rate) & exists).astype(np.float32)
         pool, keep, found = jax.device_get(credit(np.uint32(trial), outcome, exists))
         if (pool & ~exists).any():
-            raise _refused(
-                "gate", config.gate, "lets completions train that do not exist"
-            )
+            raise _refused(config, "gate", "lets completions train that do not exist")
         if (keep & ~pool).any():
-            raise _refused(
-                "downsample", config.downsample, "keeps what the gate has closed"
-            )
+            raise _refused(config, "downsample", "keeps what the gate has closed")
         if isinstance(most, int) and (keep.sum(-1) > most).any():
             raise _refused(
+                config,
                 "downsample",
-                config.downsample,
                 f"keeps {keep.sum(-1).max()} completions of a prompt, and its m is "
                 f"{most}",
             )
-        for field in ("shape_reward", "correct", "objective", "advantage"):
-            values = found[field]
-            if not np.isfinite(values).all():
-                bad = values[~np.isfinite(values)][0]
-                raise _refused(
-                    field, getattr(config, field), f"gives {bad}, which is not finite"
-                )
+        fields = ("shape_reward", "correct", "objective", "advantage")
+        _check_finite(config, {field: found[field] for field in fields})
 
 
 def _check_tokens(config: Config) -> None:
@@ -169,11 +169,4 @@ def _check_tokens(config: Config) -> None:
             found["kl.estimator"] = stages.distances(config, logp, logp)
         return {name: jnp.where(mask, value, 0.0) for name, value in found.items()}
 
-    found = jax.device_get(values(logp.astype(np.float32), mask))
-    for field, value in found.items():
-        if not np.isfinite(value).all():
-            function = config
-            for part in field.split("."):
-                function = getattr(function, part)
-            bad = value[~np.isfinite(value)][0]
-            raise _refused(field, function, f"gives {bad}, which is not finite")
+    _check_finite(config, jax.device_get(values(logp.astype(np.float32), mask)))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from curax import aggregate, data, hint, loss
 from curax import update as updates
 from curax.arrays.keys import stage_key
+from curax.settings.config_types import present
 from curax.step.records import Components
 from curax.types import Batch, Contexts, Model
 
@@ -17,8 +18,7 @@ def next_ids(parts: Components, seed: jax.Array, step: jax.Array) -> jax.Array:
 
     Every prompt comes once before any comes again, in another order than RL's.
     """
-    warm = parts.config.warm_start
-    assert warm is not None
+    warm = present(parts.config.warm_start)
     return data.prompt_ids(
         jax.random.bits(stage_key(seed, jnp.int32(0), "warm start")),
         step * warm.rows,
@@ -32,12 +32,27 @@ def next_traces(
 ) -> tuple[Contexts, Any, Any]:
     """Contexts of prompts, and a trace for each: `[rows, T]` tokens and mask."""
     task, key = parts.task, stage_key(seed, step, "traces")
-    assert task.traces is not None
     prompts = task.prompts(ids)
     contexts = (
         task.trace_contexts(key, prompts) if task.trace_contexts else hint.none(prompts)
     )
-    return contexts, *task.traces(key, prompts)
+    return contexts, *present(task.traces)(key, prompts)
+
+
+def imitating(tokens: jax.Array, mask: jax.Array, context: jax.Array) -> Batch:
+    """Rows to imitate: all of credit 1, and drawn by nobody."""
+    zeros = jnp.zeros(mask.shape, jnp.float32)
+    return Batch(
+        tokens=tokens,
+        mask=mask,
+        context=context,
+        credit=zeros + 1,
+        multiplier=zeros + 1,
+        logp_behaviour=zeros,
+        logp_policy=zeros,
+        logp_old=None,
+        logp_ref=None,
+    )
 
 
 def update(
@@ -59,21 +74,9 @@ def update(
     Returns:
         Parameters, optimizer state, mean loss per token, `[]` float32 nats.
     """
-    warm, how = parts.config.warm_start, parts.config.update
-    assert warm is not None
+    warm, how = present(parts.config.warm_start), parts.config.update
     contexts, tokens, mask = traces
-    zeros = jnp.zeros(tokens.shape, jnp.float32)
-    batch = Batch(
-        tokens=tokens,
-        mask=mask,
-        context=jnp.arange(warm.rows, dtype=jnp.int32),
-        credit=zeros + 1,
-        multiplier=zeros + 1,
-        logp_behaviour=zeros,
-        logp_policy=zeros,
-        logp_old=None,
-        logp_ref=None,
-    )
+    batch = imitating(tokens, mask, jnp.arange(warm.rows, dtype=jnp.int32))
     value, grads, _ = updates.gradient(
         model,
         params,

@@ -18,6 +18,7 @@ import numpy as np
 
 from curax.config import Config, ConfigError
 from curax.settings.config_paths import Place, full_name
+from curax.settings.config_types import present
 from curax.settings.packages import missing
 from curax.types import Difficulty, Tokens
 
@@ -216,17 +217,13 @@ def counts(config: Config, known: Difficulty, *, budget: int, most: int) -> jax.
 
 def met(config: Config, outcome: Array, exists: Array) -> jax.Array:
     """`[..., B]` bool, prompts whose `stop.rule` is met."""
-    assert config.stop
-    shape = exists.shape[:-1]
-    rule = config.stop.rule
+    rule, shape = present(config.stop).rule, exists.shape[:-1]
     return called("stop.rule", rule, outcome, exists, shape=shape, kind="bool")
 
 
 def pilot_norms(config: Config, *given: Any, rows: int) -> jax.Array:
     """`[rows]` float, score norms of pilots, by `pilot.norm`."""
-    assert config.pilot
-    norm = config.pilot.norm
-    assert norm
+    norm = present(present(config.pilot).norm)
     return called("pilot.norm", norm, *given, shape=(rows,), kind="float")
 
 
@@ -237,13 +234,9 @@ def shaped(config: Config, outcome: Array, length: Array) -> jax.Array:
     """`[..., B, G]` float, rewards by `shape_reward`; the outcomes where it is None."""
     if config.shape_reward is None:
         return jnp.asarray(outcome)
+    arrays, shape = (outcome, length), outcome.shape
     return called(
-        "shape_reward",
-        config.shape_reward,
-        outcome,
-        length,
-        shape=outcome.shape,
-        kind="float",
+        "shape_reward", config.shape_reward, *arrays, shape=shape, kind="float"
     )
 
 
@@ -315,8 +308,7 @@ def ratio_weights(
     config: Config, logp: Array, logp_behaviour: Array, mask: Array
 ) -> jax.Array:
     """`[M, T]` float, weight of each token's policy term, by `sampling.correct`."""
-    rule = config.sampling.correct
-    assert rule
+    rule = present(config.sampling.correct)
     arrays, shape = (logp, logp_behaviour, mask), mask.shape
     return called("sampling.correct", rule, *arrays, shape=shape, kind="float")
 
@@ -340,8 +332,7 @@ def token_weights(config: Config, mask: Array) -> jax.Array:
 
 def distances(config: Config, logp: Array, logp_ref: Array | None) -> jax.Array:
     """`[M, T]` float, KL to the reference in nats, by `kl.estimator`."""
-    assert config.kl
-    estimator = config.kl.estimator
+    estimator = present(config.kl).estimator
     return called(
         "kl.estimator", estimator, logp, logp_ref, shape=logp.shape, kind="float"
     )
@@ -352,8 +343,7 @@ def distances(config: Config, logp: Array, logp_ref: Array | None) -> jax.Array:
 
 def reference_weights(config: Config, spread: Any, mask: Array) -> jax.Array:
     """`[..., Y]` float, weight of each reference token, by `reflection.weights`."""
-    assert config.reflection
-    weights, shape = config.reflection.weights, mask.shape
+    weights, shape = present(config.reflection).weights, mask.shape
     return called(
         "reflection.weights", weights, spread, mask, shape=shape, kind="float"
     )
@@ -361,9 +351,7 @@ def reference_weights(config: Config, spread: Any, mask: Array) -> jax.Array:
 
 def length_reward(config: Config, length: jax.Array, wanted: Array) -> jax.Array:
     """`[B, G]` float, reward of the length of an answer, by `reflection.length`."""
-    assert config.reflection
-    reward = config.reflection.length
-    assert reward
+    reward = present(present(config.reflection).length)
     return called(
         "reflection.length", reward, length, wanted, shape=length.shape, kind="float"
     )
@@ -373,9 +361,7 @@ def apply_rubric(
     config: Config, reward: jax.Array, exists: jax.Array, fit: jax.Array
 ) -> tuple[jax.Array, ...]:
     """`[B, G]` float rewards and bool existence, by `reflection.rubric`."""
-    assert config.reflection
-    rubric, shape = config.reflection.rubric, reward.shape
-    assert rubric
+    rubric, shape = present(present(config.reflection).rubric), reward.shape
     outputs = (shape, "float"), (shape, "bool")
     return several("reflection.rubric", rubric, reward, exists, fit, outputs=outputs)
 
@@ -388,9 +374,7 @@ def trained_groups(config: Config, spread: jax.Array, null: jax.Array) -> jax.Ar
         spread: `[B]` float32, largest spread of a token in each group, nats.
         null: `[B]` float32, probability that noise alone gives one as large.
     """
-    assert config.reflection
-    keep, nothing = config.reflection.keep, jnp.zeros_like(spread)
-    assert keep
+    keep, nothing = present(present(config.reflection).keep), jnp.zeros_like(spread)
     looks = (nothing, spread, null, jnp.float32(jnp.nan))
     outputs = (spread.shape, "bool"), ((), "float")
     return several("reflection.keep", keep, *looks, outputs=outputs)[0]
@@ -400,9 +384,7 @@ def select_prompts(
     config: Config, looks: Sequence[jax.Array], level: jax.Array
 ) -> tuple[jax.Array, ...]:
     """`[F]` bool, candidates that are kept; `[]` float, new state of the rule."""
-    assert config.reflection
-    queries = config.reflection.queries
-    assert queries
+    queries = present(present(config.reflection).queries)
     outputs = (looks[0].shape, "bool"), ((), "float")
     name = "reflection.queries.keep"
     return several(name, queries.keep, *looks, level, outputs=outputs)

@@ -322,13 +322,10 @@ def boxed_contents(text: str) -> Iterator[str]:
     """The contents of the closed boxes of a text, the last first; see `last_boxed`."""
     for box in reversed(list(_BOXES.finditer(text))):
         rest = text[box.end() :]
-        inside = _braced(rest) if rest.startswith("{") else _word(rest)
+        word = re.split(r"[\s$]", rest, maxsplit=1)[0].rstrip(".,")
+        inside = _braced(rest) if rest.startswith("{") else word
         if inside is not None:
             yield inside.strip()
-
-
-def _word(text: str) -> str:
-    return re.split(r"[\s$]", text, maxsplit=1)[0].rstrip(".,")
 
 
 def _braced(text: str) -> str | None:

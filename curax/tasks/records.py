@@ -166,6 +166,11 @@ def _parsed(line: bytes) -> Record | Broken:
     return Broken(_OBJECT, f"it is {kinds.get(type(record), 'a number')}")
 
 
+def _place(ends: np.ndarray, i: int) -> int:
+    """Which part has record `i`, where parts lie between these ends."""
+    return int(np.searchsorted(ends, i, side="right")) - 1
+
+
 class Several(Records):
     """The concatenated records of several files."""
 
@@ -176,19 +181,16 @@ class Several(Records):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def _part_of(self, i: int) -> int:
-        return int(np.searchsorted(self._ends, i, side="right")) - 1
-
     def where(self, i: int) -> str:
         """The place of a record in its own file."""
-        part = self._part_of(i)
+        part = _place(self._ends, i)
         return self._parts[part].where(i - int(self._ends[part]))
 
     def read(self, start: int, stop: int) -> list[Record | Broken]:
         """Records `start` to `stop`, across files."""
         records: list[Record | Broken] = []
         while start < stop:
-            part = self._part_of(start)
+            part = _place(self._ends, start)
             first, end = int(self._ends[part]), int(self._ends[part + 1])
             records += self._parts[part].read(start - first, min(stop, end) - first)
             start = end
@@ -226,12 +228,9 @@ class Parquet(Records):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def _group_of(self, i: int) -> int:
-        return int(np.searchsorted(self._ends, i, side="right")) - 1
-
     def where(self, i: int) -> str:
         """The file and the row, counted from 0."""
-        group = self._group_of(i)
+        group = _place(self._ends, i)
         file, _, first = self._groups[group]
         return f"{file}, row {first + i - int(self._ends[group])}"
 
@@ -239,7 +238,7 @@ class Parquet(Records):
         """Records `start` to `stop`, across row groups."""
         records: list[Record | Broken] = []
         while start < stop:
-            group = self._group_of(start)
+            group = _place(self._ends, start)
             first = int(self._ends[group])
             rows = self._table(group).slice(start - first, stop - start)
             records += _rows(rows)

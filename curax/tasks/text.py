@@ -107,10 +107,7 @@ class Tokenizer:
         return [*self.backend.prefix, *self.encode(text)]
 
     def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        options: Mapping[str, Any] = {},
+        self, messages: Sequence[Mapping[str, str]], *, options: Mapping[str, Any] = {}
     ) -> list[int]:
         """The ids of a conversation in the chat template, up to the model's turn.
 
@@ -132,10 +129,7 @@ class Tokenizer:
         return self._ids(rendered, mark=mark)
 
     def tail(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        options: Mapping[str, Any] = {},
+        self, messages: Sequence[Mapping[str, str]], *, options: Mapping[str, Any] = {}
     ) -> int:
         """Number of the ids of `chat` after the text of the last message.
 

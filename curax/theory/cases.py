@@ -15,6 +15,7 @@ import numpy as np
 
 from curax import memory as memories
 from curax.config import Config, rows_of
+from curax.settings.config_types import present
 from curax.step import stages
 from curax.theory import outcome_states
 from curax.theory.credits import SAMPLES, Reads, in_chunks
@@ -231,8 +232,7 @@ def stopping_draws(config: Config, labels: np.ndarray) -> np.ndarray:
         config: the recipe, with a rule.
         labels: `[..., B, G]` bool, in the order of draws.
     """
-    assert config.stop
-    size, most = config.stop.round_size, labels.shape[-1]
+    size, most = present(config.stop).round_size, labels.shape[-1]
     number = np.full(labels.shape[:-1], most)
     place = np.arange(most)
     for n in reversed(range(size, most, size)):

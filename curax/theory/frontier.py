@@ -11,16 +11,6 @@ class Frontier(NamedTuple):
     kl: np.ndarray  # nats
     reward: np.ndarray
 
-    def reward_at(self, kl: float | np.ndarray) -> np.ndarray:
-        """Reward on the frontier at this KL; NaN outside the measured range."""
-        found = np.interp(kl, self.kl, self.reward, left=np.nan, right=np.nan)
-        return np.asarray(found)
-
-    def kl_at(self, reward: float | np.ndarray) -> np.ndarray:
-        """KL at which the frontier has this reward; NaN outside the measured range."""
-        found = np.interp(reward, self.reward, self.kl, left=np.nan, right=np.nan)
-        return np.asarray(found)
-
 
 def frontier(kl: np.ndarray, reward: np.ndarray) -> Frontier:
     """The upper left hull of measured policies: largest reward at each distance.

@@ -28,6 +28,7 @@ import numpy as np
 from curax import hint
 from curax.arrays import masked
 from curax.config import Hint
+from curax.settings.config_types import present
 from curax.settings.declared import declared
 from curax.step.methods import hints
 from curax.theory import outcome_states
@@ -205,12 +206,11 @@ def moves(
     how: Hint, which: np.ndarray, chance: np.ndarray, *, group: int
 ) -> np.ndarray:
     """`[R, L + 1, L + 1]` transition matrix of the level between two visits."""
-    assert how.controller
     outcome, exists = _shown(which, group)
     rate = jnp.where(jnp.any(exists, -1), masked.mean(outcome, exists), jnp.nan)
     level = np.arange(len(chance), dtype=np.int32)
     shape = len(level), len(rate)
-    then = how.controller(
+    then = present(how.controller)(
         jnp.broadcast_to(level[:, None], shape),
         jnp.broadcast_to(rate, shape),
         levels=how.levels,

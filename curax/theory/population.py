@@ -5,6 +5,7 @@ They are quantiles of a Beta distribution, or those that the memory of a run mea
 
 import glob
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,17 +55,8 @@ def of_memory(path: Path) -> Population:
     Raises:
         ConfigError: in a sentence with file, line and fix, if it cannot be read.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "no text"
-        raise ConfigError(
-            f"--memory {path} cannot be read ({why}); name the memory.jsonl of a run."
-        ) from error
     rows: list[list[float]] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in _lines("--memory", path, "the memory.jsonl of a run"):
         sums = _sums(line)
         if sums is None:
             raise ConfigError(
@@ -94,18 +86,9 @@ def of_evaluation(path: Path) -> Population:
     """
     from curax.theory.expect import spread
 
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "no text"
-        raise ConfigError(
-            f"--evaluation {path} cannot be read ({why}); name a file of samples that "
-            "curax.evaluate wrote, such as held_out.jsonl."
-        ) from error
+    wanted = "a file of samples that curax.evaluate wrote, such as held_out.jsonl"
     found: dict[Any, list[float]] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in _lines("--evaluation", path, wanted):
         try:
             row = json.loads(line)
             each = found.setdefault(row["problem"], [])
@@ -128,6 +111,19 @@ def of_evaluation(path: Path) -> Population:
     samples = round(np.mean([len(each) for each in graded]))
     rates = np.clip(spread(shares, samples), LOWEST, 1 - LOWEST)
     return Population(str(path), np.sort(rates))
+
+
+def _lines(option: str, path: Path, wanted: str) -> Iterator[tuple[int, str]]:
+    """Lines of a file that are not empty, by number; a sentence without a text."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "no text"
+        raise ConfigError(
+            f"{option} {path} cannot be read ({why}); name {wanted}."
+        ) from error
+    lines = enumerate(text.split("\n"), 1)
+    return ((number, line) for number, line in lines if line.strip())
 
 
 def _sums(line: str) -> list[float] | None:

@@ -15,6 +15,7 @@ from curax.config import (
     updates_of,
 )
 from curax.settings.config_paths import full_name
+from curax.settings.config_types import present
 from curax.settings.declared import declared
 from curax.step import stages
 from curax.theory import hint_levels, visits
@@ -165,8 +166,7 @@ def _on_the_sampler(config: Config) -> list[str]:
             "completions and C- times that among wrong ones, which is not counted: no "
             "w(p) describes it. sampler/cut_mass tells how much is cut off."
         ]
-    rule = config.sampling.correct
-    assert rule is not None
+    rule = present(config.sampling.correct)
     called = full_name(rule).removeprefix("curax.")
     if not declared_option(rule, "of_sequence", False):
         return [

@@ -3,13 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from curax.config import (
-    Config,
-    ConfigError,
-    kept_of,
-    override,
-    rows_of,
-)
+from curax.config import Config, ConfigError, kept_of, override, rows_of
 from curax.settings.config_paths import Place
 from curax.settings.declared import declared
 
@@ -71,10 +65,7 @@ def resized(config: Config, size: Size, prompts: int) -> Config:
         values["pilot.draws"] = size.pilots
     if own := declared(config.downsample, "keeps", None):
         values[f"downsample.{own}"] = size.kept
-    told = {
-        "rows_per_prompt": min(size.draws, size.kept),
-        "most_draws": size.most,
-    }
+    told = {"rows_per_prompt": min(size.draws, size.kept), "most_draws": size.most}
     for name, place in Place(config.correct).walk("correct"):
         for what, value in told.items() if callable(place.value) else ():
             if own := declared(place.value, what, None):

@@ -7,15 +7,10 @@ from typing import Any
 import numpy as np
 
 from curax.config import Config, ConfigError, updates_of
+from curax.settings.config_types import present
 from curax.step import rehearsal, stages
 from curax.theory import hint_levels, predict, remarks, stated_objective
-from curax.theory.population import (
-    LIFT,
-    LOWEST,
-    SHOWN,
-    Population,
-    mean_lengths,
-)
+from curax.theory.population import LIFT, LOWEST, SHOWN, Population, mean_lengths
 from curax.theory.predict import Prediction
 from curax.theory.stated_objective import Claim
 
@@ -84,6 +79,7 @@ def summarise(
     if reach is not None and _follows(seen, reach):
         few = f"Its draws reach {claim.name} only so far: it"
         notes, off = [f"{few} {text}" for text in off] + notes, []
+    counts, _ = np.histogram(population.rates, BINS, (0, 1))
     result = {
         "population": population.source,
         "claim": claim.name,
@@ -100,7 +96,7 @@ def summarise(
         "tokens_are": "at most" if each is None else "as measured",
         "updates_per_step": updates_of(config),
         "grpo_group": group,
-        "histogram": _shares(population).tolist(),
+        "histogram": (counts / len(population.rates)).tolist(),
         "by_pass_rate": {
             key: [_number(value) for value in column] for key, column in columns.items()
         },
@@ -110,12 +106,6 @@ def summarise(
     if plain.hints:
         result["hints"] = _hints(config, plain, lift, average)
     return result
-
-
-def _shares(population: Population) -> np.ndarray:
-    """`[BINS]` shares of the prompts by pass rate, from 0 to 1."""
-    counts, _ = np.histogram(population.rates, BINS, (0, 1))
-    return counts / len(population.rates)
 
 
 def _columns(
@@ -152,11 +142,7 @@ def _columns(
 
 
 def _nearest(
-    config: Config,
-    seen: Prediction,
-    claim: Claim,
-    reach: np.ndarray | None,
-    group: int,
+    config: Config, seen: Prediction, claim: Claim, reach: np.ndarray | None, group: int
 ) -> tuple[str, float]:
     """Name of the known objective whose slope is nearest, and the largest ratio."""
     known = stated_objective.family((config.sampling.group_size, group))
@@ -182,9 +168,7 @@ def _hints(
     average: Callable[[np.ndarray], float],
 ) -> dict[str, Any]:
     """Columns `[L + 1, R]` by level of hints; the first row is without a hint."""
-    hints, how = seen.hints, config.hint
-    assert hints
-    assert how
+    hints, how = present(seen.hints), present(config.hint)
     columns = {
         "pass_rate": hints.p,
         "drawn": hints.drawn,

@@ -198,10 +198,7 @@ def _verified(gold: str, claim: str) -> bool:
 
     one, other = _radians(gold, beside=claim), _radians(claim, beside=gold)
     return verify(
-        _parsed(one),
-        _parsed(other),
-        allow_set_relation_comp=True,
-        timeout_seconds=None,
+        _parsed(one), _parsed(other), allow_set_relation_comp=True, timeout_seconds=None
     )
 
 

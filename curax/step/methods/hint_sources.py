@@ -10,13 +10,19 @@ from curax import allocate, hint, rollout
 from curax.arrays import metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
-from curax.config import cache_bytes
+from curax.config import Writing, cache_bytes
+from curax.settings.config_types import present
 from curax.settings.declared import declared
 from curax.step.draw import policy
 from curax.step.records import Components, Driver
 from curax.types import Contexts, Hints, Prompts, Rollouts, TrainState
 
 Written = tuple[jax.Array, jax.Array]  # [B, T] int32 tokens and bool mask
+
+
+def writing(parts: Components) -> Writing:
+    """How the policy writes hints: `config.hint.writing`."""
+    return present(present(parts.config.hint).writing)
 
 
 def make(
@@ -35,8 +41,7 @@ def make(
         prompts: B of them.
         wanted: `[B]` bool, prompts that get hints.
     """
-    how = parts.config.hint
-    assert how
+    how = present(parts.config.hint)
     recall = declared(how.source, "recall", None)
     written = drive.call(recall, parts, state, prompts) if recall else None
     cost = zero_tally(how.levels)
@@ -80,16 +85,12 @@ def write(
 
 def wants_try(parts: Components, number: jax.Array, todo: jax.Array) -> jax.Array:
     """`[]` bool: some text cannot be parsed, and tries are left."""
-    assert parts.config.hint
-    assert parts.config.hint.writing
-    return (number < parts.config.hint.writing.tries) & jnp.any(todo)
+    return (number < writing(parts).tries) & jnp.any(todo)
 
 
 def contexts_of(parts: Components, prompts: Prompts) -> Contexts:
     """Contexts in which the policy writes hints, by the task."""
-    assert parts.task.hinting
-    assert parts.task.hinting.writing_contexts
-    return parts.task.hinting.writing_contexts(prompts)
+    return present(present(parts.task.hinting).writing_contexts)(prompts)
 
 
 def sample(
@@ -108,21 +109,19 @@ def sample(
         todo: `[B]` bool, prompts to write hints for.
         number: `[]` int32, number of the try, folded into the random key.
     """
-    how, sizes = parts.config.hint, parts.config.sampling
-    assert how
-    assert how.writing
+    how, sizes = writing(parts), parts.config.sampling
     todo = todo & jnp.any(contexts.mask, -1)
     key = jax.random.fold_in(stage_key(state.seed, state.step, "hint"), number)
     return rollout.sample(
         policy(parts, state),
-        state.reference if how.writing.frozen else state.params,
+        state.reference if how.frozen else state.params,
         contexts,
         allocate.plan(todo.astype(jnp.int32), rows=sizes.prompts),
         key,
-        max_tokens=how.writing.max_tokens,
+        max_tokens=how.max_tokens,
         end=parts.task.end,
         pad=parts.task.pad,
-        temperature=how.writing.temperature,
+        temperature=how.temperature,
         slots=sizes.slots,
         cache_bytes=cache_bytes(parts.config),
     )
@@ -130,9 +129,7 @@ def sample(
 
 def blank(parts: Components, contexts: Contexts) -> Written:
     """Empty hint texts: `[B, T]` tokens and mask."""
-    assert parts.config.hint
-    assert parts.config.hint.writing
-    shape = (contexts.tokens.shape[0], parts.config.hint.writing.max_tokens)
+    shape = (contexts.tokens.shape[0], writing(parts).max_tokens)
     return jnp.full(shape, parts.task.pad, jnp.int32), jnp.zeros(shape, bool)
 
 
@@ -158,9 +155,7 @@ def unreadable(
     parts: Components, prompts: Prompts, wanted: Any, written: Any
 ) -> jax.Array:
     """`[B]` bool: selected prompts whose text contains no hint."""
-    how, hinting = parts.config.hint, parts.task.hinting
-    assert how
-    assert hinting
+    how, hinting = present(parts.config.hint), present(parts.task.hinting)
     _, mask = how.source(hinting, prompts, levels=how.levels, written=written)
     return wanted & ~jnp.any(mask, (-2, -1))
 
@@ -177,9 +172,7 @@ def read(
         written: `[B, T]` tokens and mask of what the policy wrote, if it did.
         cost: metrics of the writing.
     """
-    how, hinting = parts.config.hint, parts.task.hinting
-    assert how
-    assert hinting
+    how, hinting = present(parts.config.hint), present(parts.task.hinting)
     tokens, mask = how.source(hinting, prompts, levels=how.levels, written=written)
     hints, lost = hint.ready(hinting, prompts, tokens, mask, width=how.width)
     some = jnp.asarray(wanted)[:, None]

@@ -23,6 +23,7 @@ from curax import hint, update
 from curax.arrays import grids, masked, metrics
 from curax.arrays.metrics import Tally
 from curax.config import Config
+from curax.settings.config_types import present
 from curax.step import draw, stages
 from curax.step.methods import hint_sources
 from curax.step.methods.hint_sources import zero_tally
@@ -80,8 +81,7 @@ def before_draw(
     drive: Driver, parts: Components, state: TrainState, request: Request
 ) -> Request:
     """The request with hints in its contexts, at levels planned by the controller."""
-    assert parts.config.hint
-    if not parts.config.hint.controller:
+    if not present(parts.config.hint).controller:
         return request
     level, wanted = drive.call(planned_level, parts, state, request.prompts)
     hints, cost = hint_sources.make(drive, parts, state, request.prompts, wanted)
@@ -96,9 +96,8 @@ def planned_level(
     Returns:
         `[B]` int32, 0 for prompts beyond the share `hint.most`; `[B]` bool.
     """
-    assert parts.config.hint
     level = state.methods[NAME].level[prompts.id]
-    wanted = limit(level > 0, parts.config.hint.most)
+    wanted = limit(level > 0, present(parts.config.hint).most)
     return jnp.where(wanted, level, 0), wanted
 
 
@@ -107,24 +106,13 @@ def with_hints(
 ) -> Request:
     """The request with hints of these levels in its contexts, and their cost."""
     del parts
-    asked = at_level(request.prompts, hints, level)
+    contexts, level = at_level(request.prompts, hints, level)
     if request.explored:
         cost = metrics.merge(request.explored, cost)
-    return dataclasses.replace(
-        request, contexts=asked.contexts, level=asked.level, explored=cost
-    )
+    return dataclasses.replace(request, contexts=contexts, level=level, explored=cost)
 
 
 # ----- hint levels tried in turn within a visit
-
-
-@flax.struct.dataclass(kw_only=True)
-class HintedContexts:
-    """Contexts of prompts with hints, and which of them are drawn."""
-
-    contexts: Contexts
-    level: jax.Array  # [B] int32, level of the hint; 0: there is none
-    wanted: jax.Array  # [B] bool, False: nothing is drawn
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -141,9 +129,8 @@ def after_draw(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> StepRollouts:
     """Completions with collapsed groups drawn again, with hints level by level."""
-    assert parts.config.hint
     drawn = drive.call(begin_metrics, parts, state, drawn)
-    if parts.config.hint.controller:
+    if present(parts.config.hint).controller:
         return drawn
     wanted = drive.call(collapsed_groups, parts, drawn)
     made = hint_sources.make(drive, parts, state, drawn.prompts, wanted)
@@ -161,25 +148,17 @@ def after_draw(
 
 def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
     """`[B]` bool: collapsed groups, the first ones up to the share `hint.most`."""
-    how = parts.config.hint
-    assert how
+    how = present(parts.config.hint)
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
+    arrays, shape = (seen.outcome, seen.exists), seen.exists.shape[:-1]
     collapsed = stages.called(
-        "hint.trigger",
-        how.trigger,
-        seen.outcome,
-        seen.exists,
-        shape=seen.exists.shape[:-1],
-        kind="bool",
+        "hint.trigger", how.trigger, *arrays, shape=shape, kind="bool"
     )
     return limit(collapsed, how.most)
 
 
 def begin(
-    parts: Components,
-    drawn: StepRollouts,
-    wanted: jax.Array,
-    made: tuple[Hints, Tally],
+    parts: Components, drawn: StepRollouts, wanted: jax.Array, made: tuple[Hints, Tally]
 ) -> Search:
     """The search before its first level.
 
@@ -197,8 +176,7 @@ def begin(
 
 def wants_level(parts: Components, search: Search) -> jax.Array:
     """`[]` bool: some group has no signal and a hint that was not tried."""
-    assert parts.config.hint
-    level = jnp.arange(parts.config.hint.levels, dtype=jnp.int32)
+    level = jnp.arange(present(parts.config.hint).levels, dtype=jnp.int32)
     some = jnp.any(search.hints.mask, -1) & (level >= search.tried)[None]
     return jnp.any(search.open[:, None] & some)
 
@@ -206,12 +184,12 @@ def wants_level(parts: Components, search: Search) -> jax.Array:
 def ask(parts: Components, state: TrainState, search: Search) -> Request:
     """Request for the prompts without a signal, with hints of the next level."""
     drawn, number = search.drawn, search.tried + 1
-    asked = at_level(drawn.prompts, search.hints, number)
+    contexts, level = at_level(drawn.prompts, search.hints, number)
     return Request(
         prompts=drawn.prompts,
-        contexts=asked.contexts,
-        level=asked.level,
-        wanted=search.open & (asked.level > 0),
+        contexts=contexts,
+        level=level,
+        wanted=search.open & (level > 0),
         known=drawn.known,
         counts=None,
         memory=drawn.memory,
@@ -220,8 +198,10 @@ def ask(parts: Components, state: TrainState, search: Search) -> Request:
     )
 
 
-def at_level(prompts: Prompts, hints: Hints, level: jax.Array) -> HintedContexts:
-    """Contexts of prompts with their hints of a level; without where one is missing.
+def at_level(
+    prompts: Prompts, hints: Hints, level: jax.Array
+) -> tuple[Contexts, jax.Array]:
+    """Contexts with hints of a level, and `[B]` these levels; 0: there is none.
 
     Args:
         prompts: B of them.
@@ -235,11 +215,7 @@ def at_level(prompts: Prompts, hints: Hints, level: jax.Array) -> HintedContexts
     )
     mask = mask & (level > 0)[:, None]
     there = jnp.any(mask, -1)
-    return HintedContexts(
-        contexts=hint.joined(prompts, tokens, mask),
-        level=jnp.where(there, level, 0),
-        wanted=jnp.ones_like(there),
-    )
+    return hint.joined(prompts, tokens, mask), jnp.where(there, level, 0)
 
 
 def take(parts: Components, search: Search, request: Request, graded: Graded) -> Search:
@@ -253,8 +229,7 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
         request: of `ask`.
         graded: its completions.
     """
-    how, shape = parts.config.hint, grid_of(parts.config)
-    assert how
+    how, shape = present(parts.config.hint), grid_of(parts.config)
     rollouts, outcome = graded.rollouts, graded.outcome
     old = search.drawn
     before = groups(shape, old.rollouts, old.outcome)
@@ -277,16 +252,8 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
     there = swap[place.prompt] & free
     source = jnp.minimum(row, parts.rows - 1)
 
-    def pick(new, old):
-        where = there.reshape(-1, *(1,) * (old.ndim - 1))
-        return jnp.where(where, new[source], old)
-
-    picked = jax.tree.map(pick, rollouts, place)
     picked = dataclasses.replace(
-        picked,
-        prompt=place.prompt,
-        slot=place.slot,
-        context=place.context,
+        draw.pick_rows(rollouts, place, there, source),
         exists=jnp.where(there, row < parts.rows, place.exists),
     )
     tally = level_metrics(parts, request.level, mine, opens, seen)
@@ -300,7 +267,7 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
             old.contexts,
         ),
         rollouts=picked,
-        outcome=pick(outcome, old.outcome),
+        outcome=draw.pick(outcome, old.outcome, there, source),
         level=jnp.where(swap, request.level, old.level),
         tally=metrics.merge(old.tally, tally),
     )
@@ -334,8 +301,7 @@ def credit(
         `drawn` with contexts and log-probs without hints; the credit. Both unchanged
         if `hint.credit` is None.
     """
-    how = parts.config.hint
-    assert how
+    how = present(parts.config.hint)
     if how.credit is None:
         return drawn, given
     rollouts, contexts = drawn.rollouts, hint.none(drawn.prompts)
@@ -386,11 +352,7 @@ def credit(
 
 
 def after_update(
-    parts: Components,
-    state: TrainState,
-    params: Any,
-    drawn: StepRollouts,
-    seen: Groups,
+    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
 ) -> HintMemory:
     """Memory of hints after a step: the level of the next visit, and who had a hint.
 
@@ -398,8 +360,7 @@ def after_update(
     that the step has twice the last group decides.
     """
     del params
-    how, memory = parts.config.hint, state.methods[NAME]
-    assert how
+    how, memory = present(parts.config.hint), state.methods[NAME]
     who, level = drawn.prompts.id, memory.level
     if how.controller:
         rate = masked.mean(seen.outcome, seen.exists)
@@ -435,8 +396,7 @@ def begin_metrics(
         state: train state at the start of the step.
         drawn: of the first draw, with hints where a controller has set their level.
     """
-    how = parts.config.hint
-    assert how
+    how = present(parts.config.hint)
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
     plain = drawn.level == 0
     opens = hint.settled(
@@ -461,11 +421,11 @@ def level_metrics(
     seen: Groups,
 ) -> Tally:
     """Metrics by level: pass rate with hints, and counts of groups asked and opened."""
-    assert parts.config.hint
-    tally = zero_tally(parts.config.hint.levels)
+    levels = present(parts.config.hint).levels
+    tally = zero_tally(levels)
     rate = metrics.mean(seen.outcome, seen.exists & asked[:, None])
     tally.means["hint/pass_rate"] = rate
-    for k in range(1, parts.config.hint.levels + 1):
+    for k in range(1, levels + 1):
         mine = asked & (level == k)
         tally.counts[f"hint/asked_{k}"] = metrics.count(mine)
         tally.counts[f"hint/opened_{k}"] = metrics.count(mine & opens)

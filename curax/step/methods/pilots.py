@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from curax.arrays import grids, masked, metrics
 from curax.arrays.keys import stage_key
+from curax.settings.config_types import present
 from curax.step import draw, stages
 from curax.step.records import (
     Components,
@@ -38,16 +39,11 @@ def init(parts: Components, params: Any) -> Any:
 
 
 def after_update(
-    parts: Components,
-    state: TrainState,
-    params: Any,
-    drawn: StepRollouts,
-    seen: Groups,
+    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
 ) -> Any:
     """Parameters that draw the pilots of the next step."""
     del drawn, seen
-    assert parts.config.pilot
-    due = (state.step + 1) % parts.config.pilot.every == 0
+    due = (state.step + 1) % present(parts.config.pilot).every == 0
     held = state.methods[NAME]
     return jax.tree.map(lambda old, new: jnp.where(due, new, old), held, params)
 
@@ -65,8 +61,7 @@ def before_draw(
 
 def ask(parts: Components, state: TrainState, request: Request) -> Request:
     """Request for `pilot.draws` completions of each prompt."""
-    assert parts.config.pilot
-    count, draws = parts.config.sampling.prompts, parts.config.pilot.draws
+    count, draws = parts.config.sampling.prompts, present(parts.config.pilot).draws
     return dataclasses.replace(
         request,
         counts=jnp.full(count, draws, jnp.int32),
@@ -88,19 +83,19 @@ def explored(
         graded: completions and outcomes of the pilots.
     """
     cfg, rollouts, outcome = parts.config, graded.rollouts, graded.outcome
-    assert cfg.pilot
-    shape = (cfg.sampling.prompts, cfg.pilot.draws)
+    how = present(cfg.pilot)
+    shape = (cfg.sampling.prompts, how.draws)
     seen = groups(shape, rollouts, outcome)
     norm = jnp.ones_like(outcome)
-    if cfg.pilot.norm:
-        how = cfg.sampling.temperature
+    if how.norm:
+        heat = cfg.sampling.temperature
         model = draw.policy(parts, state)
-        given = model, state.params, request.contexts, rollouts, how
+        given = model, state.params, request.contexts, rollouts, heat
         norm = stages.pilot_norms(cfg, *given, rows=outcome.shape[0])
     norm = grids.grid(norm, seen.row, fill=0.0)
-    of = seen.exists & (seen.outcome > 0.5) if cfg.pilot.accepted else seen.exists
+    of = seen.exists & (seen.outcome > 0.5) if how.accepted else seen.exists
     typical = masked.mean(norm, of)
-    if cfg.pilot.root_mean_square:
+    if how.root_mean_square:
         typical = jnp.sqrt(masked.mean(norm**2, of))
     draws = masked.total(seen.exists, seen.exists)
     solved = masked.total(seen.outcome, seen.exists)

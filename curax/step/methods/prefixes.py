@@ -64,11 +64,7 @@ def recall(
 
 
 def after_update(
-    parts: Components,
-    state: TrainState,
-    params: Any,
-    drawn: StepRollouts,
-    seen: Groups,
+    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
 ) -> Solved:
     """The memory with the first right completion of each group of the step.
 
@@ -104,11 +100,7 @@ def metrics_of(
 
 
 METHOD = Method(
-    name=NAME,
-    needs=needs,
-    init=init,
-    after_update=after_update,
-    metrics=metrics_of,
+    name=NAME, needs=needs, init=init, after_update=after_update, metrics=metrics_of
 )
 
 

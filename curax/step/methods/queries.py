@@ -18,6 +18,7 @@ from curax.arrays import grids, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
 from curax.config import Queries
+from curax.settings.config_types import present
 from curax.step import draw, stages
 from curax.step.methods import references
 from curax.step.methods.references import References
@@ -30,9 +31,7 @@ Looks = tuple[jax.Array, ...]  # [F / B, B] float32 each
 
 def rule(parts: Components) -> Queries:
     """Options of the selection: `config.reflection.queries`."""
-    assert parts.config.reflection
-    assert parts.config.reflection.queries
-    return parts.config.reflection.queries
+    return present(present(parts.config.reflection).queries)
 
 
 def init(parts: Components, params: Any) -> Chosen:
@@ -173,8 +172,7 @@ def look(
     logp, rank = read(ranks=False), read(ranks=True)
     exists = grids.grid(rollouts.exists & thought.found, index, fill=False)
     exists = reflect.scored(logp, exists, mask)
-    assert parts.config.reflection
-    clip = {"clip_nats": parts.config.reflection.clip_nats}
+    clip = {"clip_nats": present(parts.config.reflection).clip_nats}
     length = jnp.sum(rollouts.mask, -1, dtype=jnp.float32)
     return (
         reflect.worst_rank(rank, exists, mask),

@@ -21,6 +21,7 @@ from curax.arrays import grids, masked, metrics
 from curax.arrays.metrics import Tally
 from curax.config import Config
 from curax.rollout import extend, prefill
+from curax.settings.config_types import present
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.optimise import settings
@@ -35,15 +36,7 @@ from curax.step.records import (
     TrainRows,
     grid_of,
 )
-from curax.types import (
-    Batch,
-    Contexts,
-    Imitated,
-    Prompts,
-    Rollouts,
-    Task,
-    TrainState,
-)
+from curax.types import Batch, Contexts, Imitated, Prompts, Rollouts, Task, TrainState
 
 NAME = "references"
 References = tuple[jax.Array, jax.Array]  # [B, Y] int32 tokens and bool mask
@@ -65,24 +58,18 @@ def needs(config: Config, task: Task) -> Iterator[str]:
 
 def init(parts: Components, params: Any) -> Any:
     """Parameters of the scorer, a copy of the policy; None: the policy itself."""
-    assert parts.config.reflection
-    if parts.config.reflection.scorer_every == 1:
+    if present(parts.config.reflection).scorer_every == 1:
         return None
     return jax.tree.map(jnp.copy, params)
 
 
 def after_update(
-    parts: Components,
-    state: TrainState,
-    params: Any,
-    drawn: StepRollouts,
-    seen: Groups,
+    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
 ) -> Any:
     """Parameters of the scorer in the next step; None: the policy's."""
     del drawn, seen
     scorer = state.methods[NAME]
-    assert parts.config.reflection
-    every = parts.config.reflection.scorer_every
+    every = present(parts.config.reflection).scorer_every
     if scorer is None or every == 0:
         return scorer
     due = (state.step + 1) % every == 0
@@ -115,8 +102,7 @@ def thoughts(rollouts: Rollouts, delimiter: tuple[int, ...]) -> Thoughts:
 
 def references_of(parts: Components, prompts: Prompts) -> References:
     """Reference answers of prompts."""
-    assert parts.task.reference
-    return parts.task.reference(prompts)
+    return present(parts.task.reference)(prompts)
 
 
 def logprobs(
@@ -219,8 +205,7 @@ def score(
         `[N]` float32 outcomes in [0, 1], exp of the certainty, NaN where there is no
         thought; the rewards and their components.
     """
-    how = parts.config.reflection
-    assert how
+    how = present(parts.config.reflection)
     wanted, mask = reference
     own = wanted[rollouts.prompt], mask[rollouts.prompt]
     thought = thoughts(rollouts, parts.task.delimiter)
@@ -309,8 +294,7 @@ def batch(
     the reference after the thought is imitated besides.
     """
     del state
-    how, scored = parts.config.reflection, drawn.found[NAME]
-    assert how
+    how, scored = present(parts.config.reflection), drawn.found[NAME]
     thought = scored.thought[rows.row]
     column = jnp.arange(batch.tokens.shape[-1], dtype=jnp.int32)[None]
     if not how.answers:

@@ -14,14 +14,7 @@ import jax.numpy as jnp
 from curax.config import Config
 from curax.settings.declared import declared
 from curax.step import draw
-from curax.step.records import (
-    Components,
-    Driver,
-    Method,
-    StepRollouts,
-    grid_of,
-    groups,
-)
+from curax.step.records import Components, Driver, Method, StepRollouts, grid_of, groups
 from curax.types import Task, TrainState
 
 
@@ -29,8 +22,7 @@ def needs(config: Config, task: Task) -> Iterator[str]:
     """Sentences if groups cannot be swapped: sizes differ, or there are pilots."""
     del task
     sizes = config.sampling
-    unequal = not declared(config.allocate, "equal_groups", False) or sizes.budget
-    if unequal:
+    if not declared(config.allocate, "equal_groups", False) or sizes.budget:
         yield (
             f"sampling.rounds={sizes.rounds} replaces whole groups and needs groups of "
             "one size; set allocate to allocate.uniform, sampling.budget to 0 or "
