@@ -155,6 +155,11 @@ def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):
             "and a free port of it, such as 10.0.0.2:8476.",
         ),
         (
+            "--coordinator a:1 --processes 0 --process 0",
+            "--processes 0 is no number of processes; name how many the run has, from "
+            "1 on.",
+        ),
+        (
             "--coordinator a:1 --processes 2 --process 2",
             "--process 2 is not from 0 to 1; number the --processes 2 of the run from "
             "0 on.",
