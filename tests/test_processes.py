@@ -18,8 +18,8 @@ from test_folder import lines
 from test_train import compiled  # noqa: F401, as a fixture
 
 from curax import train
-from curax.config import load, override
-from curax.processes import clusters
+from curax.config import ConfigError, load, override
+from curax.processes import clusters, peers
 from curax.reward import Verdicts
 from curax.runs import checkpoint, folder, run
 from curax.settings.cli import recipe_of
@@ -172,6 +172,37 @@ def test_processes_that_are_named_by_halves_are_refused(typed, said, capsys):
 
 
 # ----- pieces
+
+
+@pytest.mark.parametrize(
+    ("raised", "first", "other"),
+    [
+        (ConfigError("no."), ConfigError("no."), ConfigError("no.")),
+        (OSError("full"), OSError("full"), RuntimeError("process 0: OSError: full")),
+        (None, None, None),
+    ],
+)
+def test_what_the_first_process_raises_no_other_one_waits_for(
+    monkeypatch, raised, first, other
+):
+    """The exchange stands for two processes, which call the same in turn."""
+    sent = []
+
+    def function():
+        if raised:
+            raise raised
+
+    def gave(is_first):
+        monkeypatch.setattr(peers, "is_first", lambda: is_first)
+        try:
+            peers.on_first(function)
+        except Exception as error:
+            return error
+
+    monkeypatch.setattr(peers, "count", lambda: 2)
+    monkeypatch.setattr(peers, "broadcast", lambda value: sent.append(value) or sent[0])
+    assert [repr(gave(one)) for one in (True, False)] == [repr(first), repr(other)]
+    assert len(sent) == 2
 
 
 @pytest.mark.parametrize(

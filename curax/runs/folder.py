@@ -201,12 +201,19 @@ def check_shared(workdir: Path) -> None:
 
 
 def _write_mark(path: Path) -> None:
-    try:
+    with _begin_errors(path.parent):
         path.touch()
+
+
+@contextlib.contextmanager
+def _begin_errors(workdir: Path) -> Iterator[None]:
+    """Turn an OSError while a run folder is begun into a `ConfigError`."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
-            f"--workdir {path.parent} cannot be written: {error.strerror}; name "
-            "another folder."
+            f"--workdir {workdir} cannot be written: {error.strerror}; name another "
+            "folder."
         ) from error
 
 
@@ -216,14 +223,9 @@ def make(workdir: Path, config: Config) -> None:
     Raises:
         ConfigError: the folder cannot be written.
     """
-    try:
+    with _begin_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / CONFIG, describe(config))
-    except OSError as error:
-        raise ConfigError(
-            f"--workdir {workdir} cannot be written: {error.strerror}; name another "
-            "folder."
-        ) from error
 
 
 def check_questions(workdir: Path, task: Task) -> None:
@@ -245,11 +247,17 @@ def check_questions(workdir: Path, task: Task) -> None:
 
 
 def write_questions(workdir: Path, task: Task) -> None:
-    """Write questions.json: digest and counts of the questions of a task of files."""
+    """Write questions.json: digest and counts of the questions of a task of files.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
     path = workdir / QUESTIONS
     if task.in_files and not path.exists():
         sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
-        write_json(path, {"mark": task.fingerprint, **sizes, "told": task.summary})
+        page = {"mark": task.fingerprint, **sizes, "told": task.summary}
+        with _begin_errors(workdir):
+            write_json(path, page)
 
 
 def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
