@@ -1,6 +1,7 @@
 """Both loops are one path: on one device and on eight, whole or in chunks."""
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -214,6 +215,17 @@ def test_the_host_verifies_one_part_while_the_next_is_drawn():
     assert graded == [0, 1, 2, 3]
     assert row["rollout/drawn"] == 16
     assert row["verify/timeout"] == row["verify/error"] == 0
+
+
+def test_every_missing_outcome_is_counted_by_its_reason_or_as_another():
+    clock = drivers.Clock()
+    said = Counter(none=1, timeout=2, refused=3)
+    clock.graded(0.5, said + Counter(busy=1))
+    clock.graded(0.5, Counter(error=1))
+    row = clock.row(on_device=False)
+    got = {name: n for name, n in row.items() if name.startswith("verify/")}
+    counts = {"none": 1, "error": 1, "timeout": 2, "crash": 0, "other": 4}
+    assert got == {f"verify/{kind}": n for kind, n in counts.items()}
 
 
 STOPPED = replace(
