@@ -240,7 +240,9 @@ def set_up_libraries() -> None:
 
 
 def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
-    """Build the training loop of a config: `Jitted`, or `Staged` with a host verifier.
+    """Build the training loop of a config: `Jitted`, or `Staged` where it needs a host.
+
+    The host verifies, or reads the prompts of a task in files.
 
     Args:
         config: config of the run.
@@ -254,7 +256,8 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
         built = build.build(config)
         if rehearse and config.steps:
             rehearsal.check(config)
-        from_host = config.staged or not built.task.on_device
+        task = built.task
+        from_host = config.staged or not task.on_device or task.in_files
         loop = (loops.Staged if from_host else loops.Jitted)(built)
         if rehearse:
             loop.rehearse()
