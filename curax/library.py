@@ -1,8 +1,8 @@
 """Functions of a recipe, for notebooks and for loops of one's own.
 
 `curax` exports these names: `curax.build(curax.load("grpo"))`. They are for one device
-and for tasks whose verifier is a JAX function; other runs need a host that drives them,
-which is `python -m curax.train`.
+and for tasks whose verifier and prompts are JAX functions; other runs need a host that
+drives them, which is `python -m curax.train`.
 """
 
 from collections.abc import Callable
@@ -139,12 +139,14 @@ def _check(parts: Components) -> None:
     """Raise a ConfigError if one program on one device cannot make the run.
 
     Raises:
-        ConfigError: the task is verified by the host, or there is a mesh.
+        ConfigError: the host verifies or reads the task, or there is a mesh.
     """
-    if not parts.task.on_device:
+    task = parts.task
+    if not task.on_device or task.in_files:
+        what = "prompts of the task are read" if task.on_device else "task is verified"
         raise ConfigError(
-            "the task is verified by the host, which no compiled step can call; train "
-            "with python -m curax.train."
+            f"the {what} by the host, which no compiled step can call; train with "
+            "python -m curax.train."
         )
     if meshes.make(parts.config.mesh) is not None:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """python -m curax.plan: whether a run fits a slice of chips that is not here.
 
-Compiles the run's own sampler and update for the slice, with shapes in place of
-parameters, and writes what they take as a table and as JSON.
+Compiles the run's own sampler, its update and what its methods compute with parameters
+for the slice, with shapes in place of parameters, and writes what they take as a table
+and as JSON.
 """
 
 import json

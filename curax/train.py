@@ -187,6 +187,11 @@ def is_one_of_many(args: argparse.Namespace) -> bool:
             f"{missing[0]} is missing; name the processes of a run by --coordinator "
             "HOST:PORT --processes N --process I, or leave all three to the cluster."
         )
+    if args.processes < 1:
+        raise ConfigError(
+            f"--processes {args.processes} is no number of processes; name how many "
+            "the run has, from 1 on."
+        )
     host, _, port = args.coordinator.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(

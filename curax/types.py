@@ -283,7 +283,8 @@ class Task:
         in_files: whether prompts and traces are made on the host, as numpy arrays.
         verify_all: on the host all at once instead of one at a time, `(targets,
             completions) -> outcomes`: a float, None, or the reason why it is missing,
-            whose first word names the kind (`timeout`, `error: ...`).
+            whose first word names the kind (`timeout`, `error: ...`); kinds without a
+            metric of their own are counted in `verify/other`.
         start: prepares the verifier before a run begins; raises RuntimeError, in a
             sentence, where that fails. None: there is nothing to do.
         prompt_form: format of prompts as JSON values: `template`, `system`,

@@ -245,6 +245,15 @@ def test_a_metric_that_no_recipe_has_is_told_before_anything_is_written(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_a_task_whose_prompts_the_host_reads_is_refused():
+    experiment = tiny_experiment.get_experiment()
+    arm = experiments.arms(experiment)[0]
+    built = replace(arm.config.task(), in_files=True)
+    arm = arm._replace(config=replace(arm.config, task=lambda: built))
+    with pytest.raises(experiments.ConfigError, match="prompts of its task are read"):
+        programs.plans([arm], experiment)
+
+
 def test_a_task_of_the_host_is_refused_before_anything_is_written(tmp_path, capsys):
     path = tmp_path / "host.py"
     host = WHOLE + ", common={'task.on_device': False}, seeds=1"

@@ -405,6 +405,18 @@ def test_what_only_the_system_knows_is_said_when_the_folder_is_made():
     )
 
 
+def test_questions_for_which_there_is_no_room_are_told_as_the_folder_is(tmp_path):
+    built = dataclasses.replace(chain.task(depth=1), in_files=True)
+    with files_of_at_most(20), pytest.raises(ConfigError) as caught:
+        folder.write_questions(tmp_path, built)
+    assert str(caught.value) == (
+        f"--workdir {tmp_path} cannot be written: File too large; name another folder."
+    )
+    assert not list(tmp_path.iterdir())
+    folder.write_questions(tmp_path, built)
+    folder.check_questions(tmp_path, built)
+
+
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints"])
 def test_a_folder_with_a_run_is_not_begun_anew(tmp_path, name):
     (tmp_path / name).mkdir()

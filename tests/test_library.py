@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -102,9 +103,15 @@ def test_what_needs_a_host_is_refused_in_a_sentence():
     host = small.get_config()
     host = curax.build(override(host, {"task.on_device": False}))
     meshed = curax.build(override(small.get_config(), {"mesh.data": 2}))
+    built = curax.build(small.get_config())
+    in_files = replace(built, task=replace(built.task, in_files=True))
     for call in (curax.init, curax.train_step, curax.run):
         with pytest.raises(ConfigError, match=r"verified by the host.*curax\.train\.$"):
             call(host)
+        with pytest.raises(
+            ConfigError, match=r"^the prompts .* read by the host.*n\.$"
+        ):
+            call(in_files)
         with pytest.raises(ConfigError, match=r"mesh\.data, .* to 1"):
             call(meshed)
     config = override(curax.load(ROOT / "configs" / "dro.py"), {"steps": 1})

@@ -1,6 +1,7 @@
 """Both loops are one path: on one device and on eight, whole or in chunks."""
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from curax import (
 from curax.config import (
     KL,
     Config,
+    ConfigError,
     Evaluation,
     Logging,
     Mesh,
@@ -39,6 +41,7 @@ from curax.config import (
     override,
 )
 from curax.models import transformer
+from curax.runs.run import make_loop
 from curax.step import draw, drivers, learn, loops
 from curax.step.build import build
 from curax.step.records import Graded
@@ -145,6 +148,19 @@ def test_a_verifier_on_the_host_gives_what_the_one_on_the_device_gives():
     assert_same(trained(host, loops.Staged), reference())
 
 
+def test_a_verifier_on_the_device_may_grade_prompts_that_the_host_makes():
+    config = replace(TINY, task=partial(in_files, **TINY.task.keywords, on_device=True))
+    loop = make_loop(config)
+    assert isinstance(loop, loops.Staged)
+    assert_same(trained(config, type(loop)), reference())
+    with pytest.raises(ConfigError) as caught:
+        make_loop(replace(config, seeds=2))
+    assert str(caught.value) == (
+        "seeds=2 cannot run side by side on a task whose prompts the host reads; set "
+        "seeds to 1."
+    )
+
+
 PARTS = override(TINY, ["task.on_device=false", "sampling.chunks=4"])
 
 
@@ -152,22 +168,23 @@ def test_a_draw_in_parts_gives_what_a_whole_one_gives():
     assert_same(trained(PARTS, loops.Staged), reference())
 
 
+def in_files(*, on_device=False, **options):
+    """The same questions, as numpy arrays made outside of any program."""
+    device = chain.task(**options, on_device=on_device)
+
+    def on_host(make):
+        return lambda ids: jax.device_get(jax.jit(make)(jnp.asarray(ids)))
+
+    return replace(
+        device,
+        prompts=on_host(device.prompts),
+        held_out=on_host(device.held_out),
+        traces=lambda key, prompts: jax.device_get(device.traces(key, prompts)),
+        in_files=True,
+    )
+
+
 def test_prompts_that_the_host_makes_give_what_those_of_the_device_give():
-    def in_files(**options):
-        """The same questions, as numpy arrays made outside of any program."""
-        device = chain.task(**options, on_device=False)
-
-        def on_host(make):
-            return lambda ids: jax.device_get(jax.jit(make)(jnp.asarray(ids)))
-
-        return replace(
-            device,
-            prompts=on_host(device.prompts),
-            held_out=on_host(device.held_out),
-            traces=lambda key, prompts: jax.device_get(device.traces(key, prompts)),
-            in_files=True,
-        )
-
     config = replace(TINY, task=partial(in_files, **TINY.task.keywords))
     assert_same(trained(config, loops.Staged), reference())
     loops_ = [loops.Staged(build(config)), loops.Jitted(build(TINY))]
@@ -214,6 +231,17 @@ def test_the_host_verifies_one_part_while_the_next_is_drawn():
     assert graded == [0, 1, 2, 3]
     assert row["rollout/drawn"] == 16
     assert row["verify/timeout"] == row["verify/error"] == 0
+
+
+def test_every_missing_outcome_is_counted_by_its_reason_or_as_another():
+    clock = drivers.Clock()
+    said = Counter(none=1, timeout=2, refused=3)
+    clock.graded(0.5, said + Counter(busy=1))
+    clock.graded(0.5, Counter(error=1))
+    row = clock.row(on_device=False)
+    got = {name: n for name, n in row.items() if name.startswith("verify/")}
+    counts = {"none": 1, "error": 1, "timeout": 2, "crash": 0, "other": 4}
+    assert got == {f"verify/{kind}": n for kind, n in counts.items()}
 
 
 def rising(difficulty, *, budget, most):

@@ -2,15 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import small
+import tiny
 from jax.sharding import AbstractMesh
 
-from curax import plan
-from curax.config import ConfigError, load, override
-from curax.planning import chips, estimate, hlo, planner
+from curax import allocate, plan, score
+from curax.config import ConfigError, Mesh, Pilot, load, override
+from curax.planning import chips, estimate, hlo, planner, table
 from curax.step import draw, mesh
+from curax.types import Rollouts
 
 SMALL = ["--config", str(small.FILE)]
 MODULE = """\
@@ -168,6 +172,60 @@ def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
         assert program["received"] == call + turns * turn
     assert all(program["total"] > state for program in one["programs"])
     assert "No limit is known for a CPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        (
+            "gvm_grpo_exact",
+            {"pilots/draw": 64, "pilots/explored": None, "draw": 128, "learn": None},
+        ),
+        ("sage_self", {"draw": 128, "hints/sample": 16, "learn": None}),
+        (
+            "dro",
+            {"queries/look": None, "draw": 256, "references/score": None}
+            | {"learn": None},
+        ),
+    ],
+)
+def test_what_methods_compute_with_parameters_is_planned_by_its_use(name, calls):
+    config = load(small.QUICKSTART.with_name(f"{name}.py"))
+    run = planner.traced(replace(config, model=partial(tiny.table)))
+    rows = [isinstance(call.out, Rollouts) and len(call.out.mask) for call in run.calls]
+    assert {call.name: n or None for call, n in zip(run.calls, rows, strict=True)} == (
+        calls
+    )
+    layout = planner.layout(run, chips.topology("v5e:1x1"), Mesh())
+    drawn = {call for call, n in calls.items() if n}
+    assert set(layout.work) == {*drawn, "learn"}
+    for call in drawn:
+        tokens = calls[call] * config.sampling.max_tokens
+        assert layout.work[call].memory["completions"] == 6 * 4 * tokens
+
+
+def test_programs_of_methods_are_compiled_and_told_by_their_names():
+    norm = partial(score.gradient, parameters=score.embedding)
+    config = replace(
+        small.get_config(),
+        model=partial(tiny.table),
+        pilot=Pilot(draws=2, norm=norm, every=2),
+        allocate=partial(allocate.gvm, least=1),
+    )
+    run = planner.traced(config)
+    found = planner.plan(run, chips.topology("cpu:1"), auto=False, compiles=True)
+    (programs,) = found.programs
+    names = ["pilots/draw", "pilots/explored", "draw", "learn"]
+    assert [program.role for program in programs] == names
+    explored = programs[1]
+    assert (explored.seconds, explored.received) == ({}, None)
+    state = found.chosen.state
+    assert state["states of methods"] == state["parameters"]
+    assert all(program.total > sum(state.values()) for program in programs)
+    text = table.table("small", found, compiler=True)
+    assert re.search(r"^Compiled for .*\n(.*)$", text, re.M)[1].split() == names
+    assert re.search(r"of all turns(.*)$", text, re.M)[1].split() == [*"0-00"]
+    assert json.loads(json.dumps(table.page(found), allow_nan=False))
 
 
 @pytest.mark.parametrize(

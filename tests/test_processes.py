@@ -18,8 +18,8 @@ from test_folder import lines
 from test_train import compiled  # noqa: F401, as a fixture
 
 from curax import train
-from curax.config import load, override
-from curax.processes import clusters
+from curax.config import ConfigError, load, override
+from curax.processes import clusters, peers
 from curax.reward import Verdicts
 from curax.runs import checkpoint, folder, run
 from curax.settings.cli import recipe_of
@@ -155,6 +155,11 @@ def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):
             "and a free port of it, such as 10.0.0.2:8476.",
         ),
         (
+            "--coordinator a:1 --processes 0 --process 0",
+            "--processes 0 is no number of processes; name how many the run has, from "
+            "1 on.",
+        ),
+        (
             "--coordinator a:1 --processes 2 --process 2",
             "--process 2 is not from 0 to 1; number the --processes 2 of the run from "
             "0 on.",
@@ -167,6 +172,37 @@ def test_processes_that_are_named_by_halves_are_refused(typed, said, capsys):
 
 
 # ----- pieces
+
+
+@pytest.mark.parametrize(
+    ("raised", "first", "other"),
+    [
+        (ConfigError("no."), ConfigError("no."), ConfigError("no.")),
+        (OSError("full"), OSError("full"), RuntimeError("process 0: OSError: full")),
+        (None, None, None),
+    ],
+)
+def test_what_the_first_process_raises_no_other_one_waits_for(
+    monkeypatch, raised, first, other
+):
+    """The exchange stands for two processes, which call the same in turn."""
+    sent = []
+
+    def function():
+        if raised:
+            raise raised
+
+    def gave(is_first):
+        monkeypatch.setattr(peers, "is_first", lambda: is_first)
+        try:
+            peers.on_first(function)
+        except Exception as error:
+            return error
+
+    monkeypatch.setattr(peers, "count", lambda: 2)
+    monkeypatch.setattr(peers, "broadcast", lambda value: sent.append(value) or sent[0])
+    assert [repr(gave(one)) for one in (True, False)] == [repr(first), repr(other)]
+    assert len(sent) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """What a run tells of its rows when it goes on, and of a function that fails."""
 
 import json
+import os
+import signal
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +59,13 @@ class Loop:
 
 def follow(workdir, loop, monkeypatch, *, step=None) -> list[str]:
     """Warnings of a run, which goes on from the checkpoint of this step."""
+    told, _ = followed(workdir, loop, monkeypatch, step=step)
+    _, *warnings = "".join(f"\n{text}" for text in told).split("\nWarning: ")
+    return [text.split(" is ")[0] for text in warnings]
+
+
+def followed(workdir, loop, monkeypatch, *, step=None) -> tuple[list[str], int | None]:
+    """All that a run says, and the signal that stopped it."""
     told: list[str] = []
     state = SimpleNamespace(frozen=None, memory=None)
     found = None if step is None else checkpoint.Restored(step, state, {}, {})
@@ -72,9 +82,8 @@ def follow(workdir, loop, monkeypatch, *, step=None) -> list[str]:
         patch.setattr(run.cache, "line", lambda _: None)  # the loop has no model
         patch.setattr(run.memory_io, "write", lambda *_: None)
         patch.setattr(run.Progress, "say", lambda _, text: told.append(text))
-        run.Run(loop, workdir).run()
-    _, *warnings = "".join(f"\n{text}" for text in told).split("\nWarning: ")
-    return [text.split(" is ")[0] for text in warnings]
+        stopped = run.Run(loop, workdir).run()
+    return told, stopped
 
 
 def test_a_resumed_run_compares_with_the_first_steps_and_repeats_nothing(
@@ -129,6 +138,35 @@ def test_a_format_that_fails_ends_the_run_in_a_sentence(tmp_path, monkeypatch):
         "will start again."
     )
     assert (tmp_path / folder.METRICS).read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "n", "last", "stopped"),
+    [
+        ("advance", 2, 3, signal.SIGTERM),  # chunks end at 2, 3 and 4
+        ("advance", 3, 4, None),
+        ("evaluate", 3, 4, None),
+    ],
+)
+def test_a_signal_after_the_last_chunk_has_begun_leaves_a_complete_run(
+    tmp_path, monkeypatch, method, n, last, stopped
+):
+    loop, calls = Loop(4.0, 3.0, 2.5), []
+    original = getattr(loop, method)
+
+    def sending(*args):
+        calls.append(args)
+        if len(calls) == n:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # until the thread has received it
+        return original(*args)
+
+    monkeypatch.setattr(loop, method, sending)
+    told, number = followed(tmp_path, loop, monkeypatch)
+    assert "Stopping after this chunk of steps; once more to stop at once." in told
+    assert number == stopped
+    rows = (tmp_path / folder.METRICS).read_text().splitlines()
+    assert json.loads(rows[-1])["step"] == last
 
 
 DEAD = {"group/signal_fraction": 0.0, "group/failed_fraction": 1.0}

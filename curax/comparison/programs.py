@@ -79,7 +79,7 @@ def plans(pending: Sequence[Arm], experiment: Experiment) -> list[Plan]:
 
 
 def _check(arm: Arm) -> None:
-    """Check that an arm's components fit together, and that JAX grades its task.
+    """Check that an arm's components fit together, and that its task is in JAX alone.
 
     Raises:
         ConfigError: they do not.
@@ -90,6 +90,11 @@ def _check(arm: Arm) -> None:
         raise ConfigError(
             f"{arm.name}: its task is verified on the host, which grades one run at a "
             "time; name a task whose verifier is a JAX function, such as chain.task."
+        )
+    if parts.task.in_files:
+        raise ConfigError(
+            f"{arm.name}: the prompts of its task are read by the host, for one run at "
+            "a time; name a task whose prompts are a JAX function, such as chain.task."
         )
 
 

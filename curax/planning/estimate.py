@@ -22,7 +22,7 @@ from curax.config import cache_bytes, option
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
 from curax.step.records import Components
-from curax.types import Contexts, TrainState
+from curax.types import Contexts, Rollouts, TrainState
 
 FLOAT32 = 4
 
@@ -130,6 +130,21 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
     )
 
 
+def of_draw(
+    parts: Components, sizes: Shapes, contexts: Contexts, rollouts: Rollouts
+) -> Shapes:
+    """The sizes of a run with those of one draw, of these contexts and completions."""
+    rows, steps = rollouts.tokens.shape
+    return dataclasses.replace(
+        sizes,
+        contexts=contexts.tokens.shape[0],
+        prompt=contexts.tokens.shape[1],
+        rows=rows,
+        slots=min(parts.config.sampling.slots or rows, rows),
+        steps=steps,
+    )
+
+
 def state_bytes(state: TrainState, where: TrainState) -> dict[str, float]:
     """Bytes of the train state on one chip, by part; exact."""
 
@@ -142,6 +157,7 @@ def state_bytes(state: TrainState, where: TrainState) -> dict[str, float]:
         "optimizer": part("opt_state"),
         "reference": part("reference"),
         "memory of prompts": part("memory"),
+        "states of methods": part("methods"),
     }
     return {name: size for name, size in whole.items() if size}
 

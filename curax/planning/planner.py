@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from curax.arrays.sharding import bytes_on_device
@@ -17,7 +18,7 @@ from curax.planning.programs import Compiled
 from curax.step import build, loops, stages
 from curax.step import mesh as meshes
 from curax.step.records import Components
-from curax.types import TrainState
+from curax.types import Contexts, Rollouts, TrainState
 
 COMPILED = 3  # meshes that are compiled at most, until one fits
 MARGIN = 2.0  # of memory over an estimate that surely fits; 1.24 to 1.63 were compiled
@@ -29,9 +30,9 @@ class Layout:
 
     mesh: dict[str, int]
     state: dict[str, float]  # bytes of one chip
-    work: dict[str, Work]  # by role: draw, learn
+    work: dict[str, Work]  # by role: draw, learn, and draws of methods
     fits: bool | None  # None: it may, or no limit is known
-    seconds: float | None  # of a step, at least
+    seconds: float | None  # of a step, at least; draws of methods are left out
 
     def total(self, role: str) -> float:
         """Bytes of one chip while a program runs."""
@@ -47,8 +48,10 @@ class Program:
     others: float  # bytes of its arguments beside the state
     total: float  # bytes in use while it runs, the state included
     fits: bool | None
-    seconds: dict[str, float]  # by resource, with the bytes that it moves
-    received: float  # bytes over the links in a step, with all turns of its loops
+    seconds: dict[str, float]  # by resource, with the bytes that it moves; empty where
+    # its work is not estimated
+    received: float | None  # bytes over the links, with all turns of its loops; None:
+    # the turns are not known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +71,10 @@ class Plan:
 
 
 def role(call: programs.Call) -> str:
-    """Role of a call: `draw` or `learn`."""
-    return "learn" if call.last else "draw"
+    """Role of a call: `learn`, `draw`, or the name of a method's own program."""
+    if call.last:
+        return "learn"
+    return call.name if call.method else "draw"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,10 +213,12 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
     held = estimate.state_bytes(run.state, loops.sharding_of(parts, mesh, run.state))
     cut = estimate.Cut.of(mesh, sizes)
     sampler = parts.config.mesh.cut_sampler
+    draws = {"draw": sizes, **_draws_of_methods(run)}
     work = {
-        "draw": estimate.draw(sizes, cut, cut_sampler=sampler),
-        "learn": estimate.learn(parts, sizes, cut, held),
+        role: estimate.draw(drawn, cut, cut_sampler=sampler)
+        for role, drawn in draws.items()
     }
+    work["learn"] = estimate.learn(parts, sizes, cut, held)
     one = Layout(
         mesh=dict(zip(AXES, shape, strict=True)),
         state=held,
@@ -226,8 +233,24 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
     return dataclasses.replace(
         one,
         fits=surely if most <= chip.memory_bytes else False,
-        seconds=sum(each.at_least(chip) for each in work.values()),
+        seconds=sum(work[role].at_least(chip) for role in ("draw", "learn")),
     )
+
+
+def _draws_of_methods(run: Traced) -> dict[str, estimate.Shapes]:
+    """Sizes of the calls of methods that return completions, by role."""
+    found = {}
+    for call in run.calls:
+        if call.method and isinstance(call.out, Rollouts):
+            leaves = jax.tree.leaves(call.args, is_leaf=_is_contexts)
+            contexts = next(filter(_is_contexts, leaves))
+            given = run.parts, run.sizes, contexts, call.out
+            found[role(call)] = estimate.of_draw(*given)
+    return found
+
+
+def _is_contexts(tree: Any) -> bool:
+    return isinstance(tree, Contexts)
 
 
 def _programs(
@@ -253,17 +276,19 @@ def _verdict(
     """Memory, fit and time of a compiled program, with the train state resident."""
     total = sum(one.state.values()) + others + done.temporaries + done.code
     total += done.outputs - done.aliased
-    chip, work = place.chip, one.work[role]
+    chip, work = place.chip, one.work.get(role)
     fits: bool | None = None if chip is None else total <= chip.memory_bytes
     if done.refusal is not None:
         total, fits = math.nan, False
-    moved = done.traffic.call.total + work.turns * done.traffic.turn.total
+    moved = None
+    if work:
+        moved = done.traffic.call.total + work.turns * done.traffic.turn.total
     return Program(
         role=role,
         compiled=done,
         others=others,
         total=total,
         fits=fits,
-        seconds=work.seconds(chip, moved) if chip else {},
+        seconds=work.seconds(chip, moved) if chip and work else {},
         received=moved,
     )

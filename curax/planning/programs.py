@@ -1,8 +1,8 @@
 """The programs of a run, compiled for devices that are not here.
 
 They are those of the hosted driver, on the shapes that a step hands to it; parameters
-are shapes too. Of all functions that a step calls, those that run the model are
-planned: the samplers, and the update.
+are shapes too. Of all functions that a step and its methods call, those that read
+parameters are planned: samplers, scorers, and the update. Evaluations are not.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from curax.planning import hlo
-from curax.step import draw, drivers, loops
+from curax.step import drivers, loops
 from curax.step import mesh as meshes
-from curax.step.records import Components
+from curax.step.records import Components, Method
 from curax.step.step import step
 from curax.types import Rollouts, TrainState
 
-SAMPLERS = (draw.prefill, draw.draw, draw.draw_chunk, draw.draw_round)
+HOOKS = ("before_step", "before_draw", "after_draw", "grade")  # that get the driver
 QUICK = "O0"  # effort at which the compiler neither overlaps nor unrolls
 
 
@@ -29,10 +29,18 @@ QUICK = "O0"  # effort at which the compiler neither overlaps nor unrolls
 class Call:
     """A function called in a step, with shapes and dtypes of its arguments."""
 
-    name: str
+    name: str  # of the function, behind that of the method; no two are equal
+    method: str | None  # that calls it; None: the step itself
     function: Any
     args: tuple[Any, ...]
+    out: Any
     last: bool  # the update, to which the state is donated
+
+    @property
+    def shapes(self) -> Any:
+        """What tells programs of one function apart."""
+        leaves, structure = jax.tree.flatten(self.args)
+        return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
 class Recorder(drivers.Abstract):
@@ -42,23 +50,89 @@ class Recorder(drivers.Abstract):
         """Start with an empty list of calls."""
         super().__init__(drivers.Hosted())
         self.calls: list[Call] = []
+        self._method: str | None = None  # whose hook is being called
+
+    def of(self, method: Method) -> Method:
+        """The method, whose calls are recorded under its name."""
+
+        def named(hook):
+            def call(*args):
+                before, self._method = self._method, method.name
+                try:
+                    return hook(*args)
+                finally:
+                    self._method = before
+
+            return call
+
+        hooks = {name: getattr(method, name) for name in HOOKS}
+        named_hooks: dict[str, Any] = {
+            name: named(hook) for name, hook in hooks.items() if hook
+        }
+        return dataclasses.replace(method, **named_hooks)
 
     def call(self, function, parts, *args):
         """As `Abstract.call`."""
-        self._record(function, args, last=False)
-        return super().call(function, parts, *args)
+        out = super().call(function, parts, *args)
+        if reads_parameters(self.jitted(function, parts), args):
+            self._record(function, args, out, last=False)
+        return out
 
     def finish(self, function, parts, *args):
         """As `Abstract.finish`."""
-        self._record(function, args, last=True)
-        return super().finish(function, parts, *args)
+        out = super().finish(function, parts, *args)
+        self._record(function, args, out, last=True)
+        return out
 
-    def _record(self, function, args, *, last):
-        if last or function in SAMPLERS:
-            name = function.__name__
-            if all(call.name != name for call in self.calls):
-                call = Call(name=name, function=function, args=args, last=last)
-                self.calls.append(call)
+    def _record(self, function, args, out, *, last):
+        name = function.__name__.strip("_")
+        name = f"{self._method}/{name}" if self._method else name
+        call = Call(
+            name=name,
+            method=self._method,
+            function=function,
+            args=args,
+            out=out,
+            last=last,
+        )
+        alike = [one for one in self.calls if one.function is function]
+        if all(one.shapes != call.shapes for one in alike):
+            number = 1 + sum(one.method == call.method for one in alike)
+            unique = name if number == 1 else f"{name} {number}"
+            self.calls.append(dataclasses.replace(call, name=unique))
+
+
+def reads_parameters(program: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a jitted function computes with parameters of a train state."""
+    jaxpr = program.trace(*args).jaxpr.jaxpr
+    read = {id(x) for equation in jaxpr.eqns for x in equation.invars}
+    which = jax.tree.leaves(jax.tree.map(_parameters, args, is_leaf=_is_state))
+    return any(
+        is_one and id(x) in read for is_one, x in zip(which, jaxpr.invars, strict=True)
+    )
+
+
+def _is_state(tree: Any) -> bool:
+    return isinstance(tree, TrainState)
+
+
+def _parameters(tree: Any) -> Any:
+    """True at the parameters of a train state: the policy's, and copies of them."""
+    nothing = jax.tree.map(lambda _: False, tree)
+    if not isinstance(tree, TrainState):
+        return nothing
+    every, like = jax.tree.map(lambda _: True, tree), jax.tree.structure(tree.params)
+    own = {
+        name: (every if jax.tree.structure(held) == like else nothing).methods[name]
+        for name, held in tree.methods.items()
+    }
+    return dataclasses.replace(
+        nothing,
+        params=every.params,
+        reference=every.reference,
+        frozen=every.frozen,
+        methods=own,
+    )
 
 
 def abstract_state(parts: Components) -> TrainState:
@@ -71,7 +145,8 @@ def abstract_state(parts: Components) -> TrainState:
 def calls(parts: Components, state: TrainState) -> list[Call]:
     """Calls of a step whose programs are planned, in order; nothing is compiled."""
     recorder = Recorder()
-    step(recorder, parts, state)
+    methods = tuple(recorder.of(method) for method in parts.methods)
+    step(recorder, dataclasses.replace(parts, methods=methods), state)
     return recorder.calls
 
 

@@ -70,8 +70,9 @@ def gib(size: float) -> str:
 
 
 def _columns(head: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
+    width = max(13, *(len(name) + 2 for name in head), 0)
     return [
-        f"  {name:34}" + "".join(f"{value:>13}" for value in values)
+        f"  {name:34}" + "".join(f"{value:>{width}}" for value in values)
         for name, values in [("", head), *rows]
     ]
 
@@ -89,19 +90,21 @@ def _compiled(plan: Plan, found: list[Program]) -> list[str]:
         ("  code", [gib(d.code) for d in done]),
         ("MiB received: per turn", [mib(d.traffic.turn.total) for d in done]),
         ("  else, per call", [mib(d.traffic.call.total) for d in done]),
-        ("  in a step", [mib(p.received) for p in found]),
+        ("  of all turns", [mib(p.received) for p in found]),
         ("s to trace", [f"{d.lower_s:.1f}" for d in done]),
         ("s to compile", [f"{d.compile_s:.1f}" for d in done]),
     ]
     for resource in ("arithmetic", "memory", "links"):
         if plan.topology.chip:
-            times = [f"{p.seconds[resource]:.3g}" for p in found]
+            known = [p.seconds.get(resource, math.nan) for p in found]
+            times = [digits(seconds) for seconds in known]
             rows.append((f"s at least, {resource}", times))
     lines = _columns([d.name for d in done], rows)
     kinds = sorted({kind for d in done for kind in _counts(d)})
     for kind in kinds:
         each = [_counts(d).get(kind, "0") for d in done]
-        lines += _columns([], [(f"  {kind}s, per turn + call", each)])[1:]
+        rows = [(f"  {kind}s, per turn + call", each)]
+        lines += _columns([d.name for d in done], rows)[1:]
     for program in found:
         if program.compiled.refusal:
             lines.append(f"  {program.compiled.name}: {program.compiled.refusal}")
@@ -116,9 +119,14 @@ def _counts(done: Any) -> dict[str, str]:
     }
 
 
-def mib(size: float) -> str:
+def mib(size: float | None) -> str:
     """Bytes in MiB, three digits."""
-    return f"{size / 2**20:.3g}"
+    return digits(math.nan if size is None else size / 2**20)
+
+
+def digits(value: float) -> str:
+    """A number in three digits; a dash where it is not known."""
+    return "-" if math.isnan(value) else f"{value:.3g}"
 
 
 def _estimated(plan: Plan, one: Layout) -> list[str]:

@@ -181,18 +181,26 @@ def on_first(function: Callable[..., Any], *args: Any, **named: Any) -> None:
 
     Raises:
         ConfigError: on every process, what the function raised.
+        Exception: another one that the function raised, on process 0.
+        RuntimeError: the same, on the others.
     """
     if count() == 1:
         function(*args, **named)
         return
-    text = None
+    raised: Exception | None = None
     if is_first():
         try:
             function(*args, **named)
-        except ConfigError as error:
-            text = str(error)
-    if text := broadcast(text):
-        raise ConfigError(text)
+        except Exception as error:
+            raised = error
+    # Not the exception itself, which need not be one that can be pickled.
+    told = raised and (type(raised).__name__, str(raised))
+    told, known = broadcast((told, isinstance(raised, ConfigError)))
+    if raised:
+        raise raised
+    if told:
+        name, text = told
+        raise ConfigError(text) if known else RuntimeError(f"process 0: {name}: {text}")
 
 
 def same(what: str, value: Any) -> None:

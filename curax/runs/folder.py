@@ -197,8 +197,8 @@ def check_shared(workdir: Path) -> None:
 
 
 @contextlib.contextmanager
-def _workdir_errors(workdir: Path) -> Iterator[None]:
-    """Sentence where the run folder cannot be written."""
+def _begin_errors(workdir: Path) -> Iterator[None]:
+    """Turn an OSError while a run folder is begun into a `ConfigError`."""
     try:
         yield
     except OSError as error:
@@ -209,7 +209,7 @@ def _workdir_errors(workdir: Path) -> Iterator[None]:
 
 
 def _write_mark(path: Path) -> None:
-    with _workdir_errors(path.parent):
+    with _begin_errors(path.parent):
         path.touch()
 
 
@@ -219,7 +219,7 @@ def make(workdir: Path, config: Config) -> None:
     Raises:
         ConfigError: the folder cannot be written.
     """
-    with _workdir_errors(workdir):
+    with _begin_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / CONFIG, describe(config))
 
@@ -243,11 +243,17 @@ def check_questions(workdir: Path, task: Task) -> None:
 
 
 def write_questions(workdir: Path, task: Task) -> None:
-    """Write questions.json: digest and counts of the questions of a task of files."""
+    """Write questions.json: digest and counts of the questions of a task of files.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
     path = workdir / QUESTIONS
     if task.in_files and not path.exists():
         sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
-        write_json(path, {"mark": task.fingerprint, **sizes, "told": task.summary})
+        page = {"mark": task.fingerprint, **sizes, "told": task.summary}
+        with _begin_errors(workdir):
+            write_json(path, page)
 
 
 def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:

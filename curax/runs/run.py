@@ -240,7 +240,9 @@ def set_up_libraries() -> None:
 
 
 def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
-    """Build the training loop of a config: `Jitted`, or `Staged` with a host verifier.
+    """Build the training loop of a config: `Jitted`, or `Staged` where it needs a host.
+
+    The host verifies, or reads the prompts of a task in files.
 
     Args:
         config: config of the run.
@@ -254,7 +256,8 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
         built = build.build(config)
         if rehearse and config.steps:
             rehearsal.check(config)
-        from_host = config.staged or not built.task.on_device
+        task = built.task
+        from_host = config.staged or not task.on_device or task.in_files
         loop = (loops.Staged if from_host else loops.Jitted)(built)
         if rehearse:
             loop.rehearse()
@@ -340,11 +343,13 @@ class Run:
         """Train to the last step or a signal.
 
         Returns:
-            Number of the signal that stopped the run; None: it is complete.
+            Number of the signal that stopped the run; None: it is complete, also where
+            a signal came after its last chunk had begun.
 
         Raises:
             RunError: the run cannot continue.
         """
+        complete = False
         with (
             self._errors_as_sentences(),
             self._loop.context(),
@@ -364,8 +369,8 @@ class Run:
                 if peers.is_first():
                     done = self._workdir / folder.WARM_CHECKPOINTS
                     shutil.rmtree(done, ignore_errors=True)
-                self._train(state, found.step if found else 0)
-        return self._stopping()
+                complete = self._train(state, found.step if found else 0)
+        return None if complete else self._stopping()
 
     def _stopping(self) -> int | None:
         """Number of the first signal that any process has got, agreed on by all."""
@@ -513,8 +518,12 @@ class Run:
                     saved.save(done, loops.saved(state), {FROZEN: frozen_mark(state)})
         return None if stopped else state
 
-    def _train(self, state: TrainState, step: int) -> None:
-        """Train in chunks that end at each log, checkpoint and evaluation step."""
+    def _train(self, state: TrainState, step: int) -> bool:
+        """Train in chunks that end at each log, checkpoint and evaluation step.
+
+        Returns:
+            Whether the last step is done and saved; else a signal came before it.
+        """
         config, log = self._config, self._config.logging
         if step < config.steps:
             self._progress.begin("RL", step, config.steps, self._compile_note("step"))
@@ -547,8 +556,10 @@ class Run:
             if diverged:
                 raise RunError(diverged)
         self._save(step, state, score)
-        if step < config.steps:  # after a signal time is short: the state is first
+        complete = step == config.steps
+        if not complete:  # after a signal time is short: the state is first
             self._write_memory(state)
+        return complete
 
     def _compile_note(self, program: str) -> str:
         """Text for the display: the program that compiles, and its last time."""

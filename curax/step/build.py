@@ -127,6 +127,11 @@ def _lacks(config: Config, task: Task) -> Iterator[str]:
             f"seeds={config.seeds} cannot run side by side on a task that is verified "
             "on the host; set seeds to 1."
         )
+    elif config.seeds > 1 and task.in_files:
+        yield (
+            f"seeds={config.seeds} cannot run side by side on a task whose prompts the "
+            "host reads; set seeds to 1."
+        )
     if config.evaluation.prompts > task.num_held_out:
         yield (
             f"evaluation.prompts={config.evaluation.prompts} are more than the task "

@@ -344,10 +344,14 @@ class Clock:
         self._missing += missing
 
     def row(self, on_device: bool) -> dict[str, Any]:
-        """Times, and counts of missing outcomes by reason, as metrics by name."""
+        """Times, and counts of missing outcomes by reason, as metrics by name.
+
+        `verify/other` counts all reasons that are not of `KINDS`.
+        """
         row: dict[str, Any] = {f"time/{k}_s": took for k, took in self._seconds.items()}
         if on_device:
             return row
         hidden = max(self._grading - self._seconds["verify"], 0.0)
         kinds = {f"verify/{kind}": self._missing[kind] for kind in KINDS}
+        kinds["verify/other"] = self._missing.total() - sum(kinds.values())
         return row | kinds | {"time/verify_hidden_s": hidden}
