@@ -46,9 +46,9 @@ def rates(found: Mapping[str, Any]) -> list[list[str]]:
     ends = {axis: found["places"][axis][""] for axis in AXES}
     base = found["baseline"]
     head = ["arm", f"held out at {count_text(ends['tokens'])} tokens"]
-    head += [f"less {base}", f"at {ends['updates']:.0f} updates"]
+    head += [f"gap to `{base}`, tokens", f"gap, {ends['updates']:.0f} updates"]
     drawn, trained = found["prices"]
-    head += [f"at cost {count_text(ends['cost'])}, 1 : {trained / drawn:.2g}"]
+    head += [f"gap, cost {count_text(ends['cost'])} (1 : {trained / drawn:.2g})"]
     lines = [head]
     for name, own in found["recipes"].items():
         line = [f"`{name}`", interval(own["tokens"]["rate"])]
