@@ -30,7 +30,7 @@ def get_experiment() -> Experiment:
             "gvm_raft_stale": ("gvm_raft_published", {"pilot.every": 9}),
             "gvm_raft_accepted_mean": ("gvm_raft_exact", algorithm),
             "gvm_raft_exact": "gvm_raft_exact",
-            "grpo": ("grpo", even),
+            "grpo": ("grpo", even | {"kl": None}),
             "gvm_grpo_published": "gvm_grpo_published",
             "gvm_grpo_exact": "gvm_grpo_exact",
         },

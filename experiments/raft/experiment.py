@@ -29,7 +29,10 @@ def get_experiment() -> Experiment:
             ),
             "reinforce_rej": "reinforce_rej",
             "raft_plus_plus": "raft_plus_plus",
-            "grpo": ("grpo", {"sampling.prompts": 32, "sampling.group_size": 4}),
+            "grpo": (
+                "grpo",
+                {"sampling.prompts": 32, "sampling.group_size": 4, "kl": None},
+            ),
         },
         common={"update.minibatches": 2},
         seeds=8,

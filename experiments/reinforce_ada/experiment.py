@@ -13,10 +13,13 @@ from curax.comparison.experiment import Experiment
 def get_experiment() -> Experiment:
     """GRPO in groups of 4 and 16, and the published and exact forms of Seq and Est."""
     few = {"sampling.prompts": 8}
+    pools = {
+        n: {"sampling.prompts": 128 // n, "sampling.group_size": n} for n in (4, 16)
+    }
     return Experiment(
         recipes={
-            "grpo_4": ("grpo", {"sampling.prompts": 32, "sampling.group_size": 4}),
-            "grpo_16": ("grpo", {"sampling.prompts": 8, "sampling.group_size": 16}),
+            "grpo_4": ("grpo", pools[4] | {"kl": None}),
+            "grpo_16": ("grpo", pools[16] | {"kl": None}),
             "ada_seq_positive_published": ("ada_seq_positive_published", few),
             "ada_seq_positive_accepted": ("ada_seq_positive_accepted", few),
             "ada_seq_balanced_published": ("ada_seq_balanced_published", few),
