@@ -519,15 +519,15 @@ def test_candidates_are_measured_as_by_naive_log_probs():
 
     @jax.jit
     def look(state):
-        spied = []
+        spied, real = [], draw.draw
 
         def spy(*args):
-            spied.append(draw.draw(*args))
+            spied.append(real(*args))
             return spied[0]
 
         prompts = own.task.prompts(ids)
         given = prompts, references.references_of(own, prompts), number
-        with mock.patch.object(queries, "draw", spy):
+        with mock.patch.object(draw, "draw", spy):
             return queries.look(own, state, *given), spied[0]
 
     (hard, flat, null, tokens), rollouts = look(state)
