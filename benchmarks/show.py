@@ -670,7 +670,8 @@ def readme(
     gpu: Results,
 ) -> str:
     """The page."""
-    parts = peers | {f"{work}, AVX2": about for work, about in without.items()} | grown
+    parts = peers | {f"{work}, AVX2": about for work, about in without.items()}
+    parts |= {f"by {axis}": about for axis, about in grown.items()}
     named = {"allocation": shares, "score norms": norms}
     named |= {"a real shape": real, "verifiers": verifier, "a GPU": gpu}
     parts |= {name: found for name, found in named.items() if found}
