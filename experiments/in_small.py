@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from curax.comparison.analysis import AXES
 from curax.runs.record import count_text
 from curax.settings.cli import write_file
+from experiments.map.show import markdown
 
 HERE = Path(__file__).parent
 BEGIN = "<!-- tables: python -m experiments.in_small -->"
 END = "<!-- end of the tables -->"
-AXES = {"tokens": "tokens drawn", "updates": "updates", "cost": "cost"}
 
 
 def number(value: float, *, signed: bool = False) -> str:
@@ -35,21 +36,15 @@ def interval(found: Sequence[float], *, signed: bool = False) -> str:
     return f"{middle} [{low}, {high}]"
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Markdown of a table; the first row is its head."""
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def rates(found: Mapping[str, Any]) -> list[list[str]]:
-    """Pass rates where most tokens are drawn, and gaps on each axis."""
+def rates(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Rows of pass rates at equal tokens, and of gaps to the baseline on each axis."""
     ends = {axis: found["places"][axis][""] for axis in AXES}
     base = found["baseline"]
     head = ["arm", f"held out at {count_text(ends['tokens'])} tokens"]
     head += [f"gap to `{base}`, tokens", f"gap, {ends['updates']:.0f} updates"]
     drawn, trained = found["prices"]
     head += [f"gap, cost {count_text(ends['cost'])} (1 : {trained / drawn:.2g})"]
-    lines = [head]
+    yield head
     for name, own in found["recipes"].items():
         line = [f"`{name}`", interval(own["tokens"]["rate"])]
         for axis in AXES:
@@ -59,8 +54,7 @@ def rates(found: Mapping[str, Any]) -> list[list[str]]:
                 if gap
                 else ""
             )
-        lines.append(line)
-    return lines
+        yield line
 
 
 def significant(value: float) -> str:
@@ -70,7 +64,10 @@ def significant(value: float) -> str:
 
 
 def watched(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Metrics at the start and where all arms have drawn as many tokens."""
+    """Rows of tokens to the threshold, and of metrics at the start and at the end.
+
+    The end is where all arms are compared at equal tokens.
+    """
     place = found["places"]["tokens"][""]
     histories = found["histories"]
     names = list(next(iter(histories.values()))["watched"])
@@ -97,7 +94,8 @@ def watched(found: Mapping[str, Any]) -> Iterator[list[str]]:
 
 def tables(found: Mapping[str, Any]) -> str:
     """Markdown between the marks of a page."""
-    return "\n\n".join([BEGIN, table(rates(found)), table([*watched(found)]), END])
+    every = [list(rates(found)), list(watched(found))]
+    return "\n\n".join([BEGIN, *(markdown(x[0], x[1:]) for x in every), END])
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 import small
 
 from curax import gate, stop
-from curax.config import Sampling, Stop
+from curax.config import Stop
 from curax.settings.declared import declares
 from curax.step.build import build
 from curax.step.records import Method
@@ -48,10 +48,10 @@ WRONG = {
         CHOOSER, Method(name="other", prompt_ids=nothing)
     ),
     "payer has reward or shown, ": having(Method(name="payer", reward=nothing)),
-    "sampling.rounds=2 draws completions by their outcomes, which judge ": replace(
+    "sampling.rounds=2 needs outcomes of parts of a draw, and judge ": replace(
         having(JUDGE), sampling=replace(SIZES, rounds=2)
     ),
-    "stop draws completions by their outcomes, which judge ": replace(
+    "stop needs outcomes of parts of a draw, and judge ": replace(
         having(JUDGE), stop=UNTIL
     ),
     "sampling.rounds=2 asks for the next prompts of the data, and chooser ": replace(
@@ -66,8 +66,7 @@ def test_methods_that_cannot_go_together_are_refused_in_a_sentence(begins):
         build(WRONG[begins])
 
 
-def test_methods_that_can_are_built_in_their_order():
-    assert isinstance(SIZES, Sampling)
+def test_methods_that_can_go_together_are_built():
     judged = build(having(JUDGE, CHOOSER))
     assert {method.name for method in judged.methods} == {"judge", "chooser"}
     assert build(replace(having(JUDGE), gate=gate.none)).methods == ()

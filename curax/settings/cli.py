@@ -26,7 +26,7 @@ def program(command: str) -> str:
 
 
 def again(command: str, argv: Sequence[str]) -> str:
-    """The command line that goes on with what a command was about."""
+    """Command line that resumes the work of a command."""
     begin = [sys.orig_argv[0], "-m", f"curax.{command}"]
     if Path(sys.argv[0]).stem == "curax":  # the script that pip installed
         begin = [sys.argv[0], command]
@@ -149,10 +149,10 @@ def survives_closed_output(main: Callable[..., int]) -> Callable[..., int]:
 def command_line(
     name: str,
 ) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
-    """Decorator: what all command lines do around the work of one.
+    """Decorator of the main function of a command: errors become exit statuses.
 
-    Bad input is a sentence on stderr, behind the name, and exit status 2; Ctrl-C is
-    130. Without arguments it gets those of the process.
+    A ConfigError is printed on stderr behind the name, status 2; Ctrl-C is 130. Called
+    without arguments, the main function gets those of the process.
     """
 
     def decorated(main: Callable[[list[str]], int]) -> Callable[..., int]:

@@ -98,7 +98,7 @@ def out_of_range(value: Any, kind: Any) -> Range | None:
 
 
 def present(value: T | None) -> T:
-    """A part of a config or a task, where only those that have it come."""
+    """An optional value that the caller knows to be set; asserts that it is."""
     assert value is not None
     return value
 

@@ -85,7 +85,7 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
                 "one of these methods."
             )
     sizes = config.sampling
-    replaces = {
+    in_parts = {  # option: whether it is set, and the fix
         f"sampling.rounds={sizes.rounds}": (sizes.rounds > 1, "sampling.rounds to 1"),
         f"sampling.chunks={sizes.chunks}": (sizes.chunks > 1, "sampling.chunks to 1"),
         "stop": (config.stop is not None, "stop to None"),
@@ -97,11 +97,11 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
                 f"{method.name} has reward or shown, which read what its grade found, "
                 "and no grade; give it one."
             )
-        for name, (is_set, mended) in replaces.items():
+        for name, (is_set, mended) in in_parts.items():
             if method.grade and is_set:
                 yield (
-                    f"{name} draws completions by their outcomes, which {method.name} "
-                    f"tells of a whole draw alone; set {mended}."
+                    f"{name} needs outcomes of parts of a draw, and {method.name} "
+                    f"grades whole draws; set {mended}."
                 )
         if method.prompt_ids and sizes.rounds > 1:
             yield (

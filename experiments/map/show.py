@@ -253,7 +253,7 @@ def start(regime: str) -> list[str]:
 
 
 def markdown(head: list[str], body: list[list[str]]) -> str:
-    """A table."""
+    """Markdown of a table."""
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
