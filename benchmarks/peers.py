@@ -155,6 +155,7 @@ def measure(
     most: int,
     cold: int,
     limit: float,
+    settle: bool = True,
 ) -> dict[str, Any]:
     """All systems on one workload.
 
@@ -165,6 +166,7 @@ def measure(
         most: rounds after which to be content with fewer.
         cold: starts of each system; the last process of each goes on to the rounds.
         limit: seconds to wait for an answer.
+        settle: a round that does not count comes before the first that does.
 
     Returns:
         By system: its starts, its iterations, and what failed, None if nothing did.
@@ -201,7 +203,7 @@ def measure(
                 if again and system in alive:
                     alive.pop(system).stop()
         # Round 0 may still compile, and fills the caches of memory allocators.
-        for number in range(most + 1):
+        for number in range(0 if settle else 1, most + 1):
             if number and all(quiet(system) >= rounds for system in alive):
                 break
             for system in list(alive):
@@ -342,6 +344,12 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--cold", type=int, default=3, help="starts of each system on nano (default: 3)"
     )
+    add(
+        "--no-settle",
+        dest="settle",
+        action="store_false",
+        help="count the second iteration of a process; for those of many minutes",
+    )
     add("--limit", type=float, default=1800, help="seconds per iteration, at most")
     for name in PACKAGES:
         python = ENVIRONMENTS / name / "bin" / "python"
@@ -359,6 +367,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pythons = {s: getattr(args, s.partition(":")[0], sys.executable) for s in systems}
     kept = ("workloads", "systems", "rounds", "cold")
     options = [f"--{name} {shlex.quote(str(getattr(args, name)))}" for name in kept]
+    options += ["--no-settle"] * (not args.settle)
     file = args.out / show.PEERS[bool(machine.describe()["avx512"])]
     results = json.loads(file.read_text()) if file.exists() else {}
     for work in args.workloads.split(","):
@@ -378,6 +387,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 most=args.most or 3 * args.rounds,
                 cold=args.cold if work == "nano" else 1,
                 limit=args.limit,
+                settle=args.settle,
             )
             about["parameters"] = WORKLOADS[work].parameters
             about["limits"] = limits_here()

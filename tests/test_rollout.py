@@ -536,6 +536,45 @@ def test_only_allowed_tokens_are_drawn_and_each_of_them_is():
     assert 0.5 < np.mean(token == 1) < 0.64
 
 
+inverse = jax.jit(rollout.inverse)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.9]))
+def test_the_inverse_is_its_definition_and_finds_no_place_without_mass(seed, empty):
+    rng = np.random.default_rng(seed)
+    mass = np.exp(3 * rng.normal(size=(50, 40))) * (rng.random((50, 40)) >= empty)
+    mass[:, rng.integers(40)] += 0.1
+    mass = mass.astype(np.float32)
+    share = np.float32(rng.choice([0, 0.1, 0.5, 1 - 2**-23], 50)) + np.float32(0)
+    share[10:] = rng.random(40) * (1 - 2**-23)
+    got = np.asarray(inverse(mass, share))
+    assert (mass[np.arange(50), got] > 0).all()
+    upto = np.cumsum(mass, -1, dtype=np.float64)
+    target = share * upto[:, -1]
+    want = np.argmax(upto > target[:, None], -1)
+    near = np.abs(upto - target[:, None]).min(-1) < 1e-5 * upto[:, -1]
+    assert (got[~near] == want[~near]).all()
+    assert (~near).sum() > 20
+
+
+@pytest.mark.parametrize("vocabulary", [4096, 4099])
+def test_tokens_of_a_large_vocabulary_are_drawn_by_their_chances(vocabulary):
+    places = np.array([0, 15, 16, 700, 701, vocabulary - 1])
+    chance = np.array([0.05, 0.3, 0.1, 0.2, 0.25, 0.1])
+    logits = np.full(vocabulary, -np.inf, np.float32)
+    logits[places] = np.log(chance) + 5
+    rows = 3000
+    given_logits = jnp.broadcast_to(logits, (rows, vocabulary))
+    token, behaviour, *_ = jax.jit(partial(rollout.choose, top_p=0.999))(
+        jax.random.split(KEY, rows), given_logits
+    )
+    count = (np.asarray(token)[:, None] == places).sum(0)
+    assert count.sum() == rows
+    chi_square = ((count - rows * chance) ** 2 / (rows * chance)).sum()
+    assert chi_square < 20.5  # 5 degrees of freedom: exceeded once in a thousand
+    close(behaviour, np.log(chance)[np.searchsorted(places, token)], atol=1e-5)
+
+
 # ----- many samplers side by side
 
 
