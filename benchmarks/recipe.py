@@ -27,8 +27,10 @@ from curax.types import Prompts, Task
 
 # Four rows at a time: activations stay in the cache of a processor.
 ROWS_PER_MICRO_BATCH = 4
-# Where completions end by themselves, micro-batches are cut to 16, 32 or 64 tokens.
+# Where completions end by themselves, micro-batches are cut to 16, 32 or 64 tokens; from
+# `LONG` tokens on rows are packed, so many tokens to a micro-batch.
 LENGTH_BUCKETS = 3
+LONG, PACKED_TOKENS = 256, 1024
 
 
 def task(work: Workload, heard: Callable[[int], None]) -> Task:
@@ -79,6 +81,8 @@ def config(
         micro_batches: of gradients; 0: as many as was found fastest.
         token_chunk: see `curax.config.Update`.
     """
+    packs = bool(work.ends) and work.max_tokens >= LONG and not micro_batches
+    parts = work.rows // ROWS_PER_MICRO_BATCH
     return Config(
         task=partial(task, work=work, heard=heard),
         model=partial(
@@ -113,8 +117,9 @@ def config(
             weight_decay=workload.WEIGHT_DECAY,
         ),
         update=Update(
-            micro_batches=micro_batches or work.rows // ROWS_PER_MICRO_BATCH,
-            length_buckets=LENGTH_BUCKETS if work.ends else 1,
+            micro_batches=1 if packs else micro_batches or parts,
+            tokens_per_micro_batch=PACKED_TOKENS if packs else 0,
+            length_buckets=LENGTH_BUCKETS if work.ends and not packs else 1,
             token_chunk=token_chunk,
             clip_norm=workload.CLIP_NORM,
         ),
