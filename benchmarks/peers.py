@@ -56,7 +56,8 @@ class Process:
         """Start it with empty caches.
 
         Args:
-            system: such as `tunix`, or `tunix:4` for 4 micro-batches.
+            system: such as `tunix`, `tunix:4` for 4 micro-batches, or `curax@2` for
+                as many devices of the processor, over which it lays the rows.
             python: interpreter of its environment.
             work: name of the workload, or its fields as JSON.
             limit: seconds to wait for an answer.
@@ -65,9 +66,13 @@ class Process:
         Raises:
             FailedError: it ended, or did not answer in time.
         """
-        name, _, micro_batches = system.partition(":")
-        self._name, self._limit = name, limit
         self._folder = tempfile.TemporaryDirectory()
+        name, _, micro_batches = system.partition(":")
+        name, _, devices = name.partition("@")
+        own = environment(self._folder.name, platforms)
+        if devices:
+            own["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+        self._name, self._limit = name, limit
         self._log = Path(self._folder.name) / "log"
         command = [python, "-m", f"benchmarks.worker_{name}", work]
         with self._log.open("w") as log:
@@ -78,7 +83,7 @@ class Process:
                 stderr=log,
                 text=True,
                 cwd=machine.ROOT,
-                env=environment(self._folder.name, platforms),
+                env=own,
             )
         self.said = self._answer()
 
@@ -336,7 +341,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--systems",
         default=",".join(SYSTEMS),
-        help="which, each perhaps with its micro-batches of gradients, as in tunix:1 "
+        help="which, each perhaps with its micro-batches of gradients, as in tunix:1, "
+        "curax perhaps on several devices of the processor, as in curax@2 "
         "(default: %(default)s, with the micro-batches found fastest)",
     )
     add("--rounds", type=int, default=5, help="quiet iterations wanted (default: 5)")

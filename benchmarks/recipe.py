@@ -21,14 +21,14 @@ from curax import (
     modulate,
     objective,
 )
-from curax.config import Config, Evaluation, Sampling, Update
+from curax.config import Config, Evaluation, Mesh, Sampling, Update
 from curax.models import transformer
 from curax.types import Prompts, Task
 
 # Four rows at a time: activations stay in the cache of a processor.
 ROWS_PER_MICRO_BATCH = 4
-# Where completions end by themselves, micro-batches are cut to 16, 32 or 64 tokens; from
-# `LONG` tokens on rows are packed, so many tokens to a micro-batch.
+# Where completions end by themselves, micro-batches are cut to 16, 32 or 64 tokens;
+# from `LONG` tokens on rows are packed, so many tokens to a micro-batch.
 LENGTH_BUCKETS = 3
 LONG, PACKED_TOKENS = 256, 1024
 
@@ -72,6 +72,7 @@ def config(
     *,
     micro_batches: int = 0,
     token_chunk: int = 0,
+    devices: int = 1,
 ) -> Config:
     """GRPO, as `configs/grpo.py` but without its KL term and its warm start.
 
@@ -80,9 +81,10 @@ def config(
         heard: see `task`.
         micro_batches: of gradients; 0: as many as was found fastest.
         token_chunk: see `curax.config.Update`.
+        devices: over which rows lie.
     """
     packs = bool(work.ends) and work.max_tokens >= LONG and not micro_batches
-    parts = work.rows // ROWS_PER_MICRO_BATCH
+    parts = work.rows // (ROWS_PER_MICRO_BATCH * devices)
     return Config(
         task=partial(task, work=work, heard=heard),
         model=partial(
@@ -124,4 +126,5 @@ def config(
             clip_norm=workload.CLIP_NORM,
         ),
         evaluation=Evaluation(prompts=1),
+        mesh=Mesh(data=devices),
     )

@@ -8,6 +8,7 @@ medians, and where a peer was measured in several settings, to its fastest.
 
 import argparse
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -222,6 +223,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def title(system: str) -> str:
+    """Words for a system and its settings: `curax@2` is curax on two devices."""
+    system, _, micro_batches = system.partition(":")
+    name, _, devices = system.partition("@")
+    name += f", {devices} devices of the processor" if devices else ""
+    return name + (f", micro-batches: {micro_batches}" if micro_batches else "")
+
+
 def of_workload(results: Results, work: str) -> str:
     """The table of one workload; below it, what failed."""
     head = (
@@ -240,10 +249,9 @@ def of_workload(results: Results, work: str) -> str:
             continue
         length = statistics.mean(one["mean_length"] for one in done)
         cv = statistics.mean(one["cv_length"] for one in done)
-        name, _, micro_batches = system.partition(":")
         rows.append(
             (
-                name + (f", micro-batches: {micro_batches}" if micro_batches else ""),
+                title(system),
                 str(median(done, "rollout_s")),
                 str(median(done, "update_s")),
                 f"{taken} ({taken.of})",
@@ -342,7 +350,7 @@ def versions(results: Results) -> str:
     for work in _works(results):
         for system, found in results[work]["found"].items():
             for begun in found["starts"]:
-                said[system.partition(":")[0]] = begun["versions"]
+                said[re.split("[:@]", system)[0]] = begun["versions"]
     return "; ".join(
         f"{system}: " + ", ".join(f"{name} {number}" for name, number in own.items())
         for system, own in said.items()
@@ -540,7 +548,8 @@ during which others took more than {quiet} of a core is marked, and repeated.
 - The update is whatever is not the rollout: rewards and bookkeeping are in it.
 - Each system has the micro-batches of gradients that were found fastest for it on nano;
   a peer's other settings are its defaults, but for gradient checkpointing and bf16,
-  which TRL switches on and which slow a CPU down.
+  which TRL switches on and which slow a CPU down. Completions of 256 tokens and more
+  that end by themselves curax packs, 1,024 tokens to a micro-batch.
 - Neither peer refills slots on a CPU in the settings used here, so where completions
   end by themselves each samples its rows in batches of the slots, as long as their
   longest row. `plain` samples all rows at once, to the end.

@@ -27,7 +27,12 @@ def main() -> None:
     """Iterate for ever."""
     WORKER.imported("jax", "flax", "optax")
     WORKER.wait()
-    recipe = config(WORKER.work, heard, micro_batches=WORKER.micro_batches)
+    recipe = config(
+        WORKER.work,
+        heard,
+        micro_batches=WORKER.micro_batches,
+        devices=jax.device_count(),
+    )
     loop = loops.Staged(build.build(recipe))
     with loop.context():
         state = loop.begin(loop.initial())

@@ -798,8 +798,8 @@ def _said_elsewhere(config: Config) -> Iterator[str]:
         "most_draws": (config.sampling.group_size, "the most that a prompt draws"),
     }
     for name, place in Place(config.correct).walk("correct"):
-        for told, (right, what) in must.items() if callable(place.value) else ():
-            own = declared(place.value, told, None)
+        for argument, (right, what) in must.items() if callable(place.value) else ():
+            own = declared(place.value, argument, None)
             value = option(place.value, own) if own else right
             if isinstance(value, int | float) and value != right:
                 full = f"{name}.{own}"

@@ -136,21 +136,21 @@ def write(args: Namespace, policy: "Policy") -> None:
         adapter=args.adapter,
     )
     alpha = option(config.model, "lora_alpha")
-    told = {"form": task.prompt_form, "card": page, "lora_alpha": alpha}
+    details = {"form": task.prompt_form, "card": page, "lora_alpha": alpha}
     if args.adapter:
         base = option(config.model, "path")
         name = hub.parsed(base, "model")
         base, revision = name[:2] if name else (base, None)
-        export.export_adapter(args.out, params, base=base, revision=revision, **told)
+        export.export_adapter(args.out, params, base=base, revision=revision, **details)
     elif unbound(config.model) is pretrained.model:
         source = hub.checkpoint(option(config.model, "path"))
-        export.export(source, params, args.out, **told)
+        export.export(source, params, args.out, **details)
     else:
-        write_new(args, policy, params, told)
+        write_new(args, policy, params, details)
 
 
 def write_new(
-    args: Namespace, policy: "Policy", params: Any, told: dict[str, Any]
+    args: Namespace, policy: "Policy", params: Any, details: dict[str, Any]
 ) -> None:
     """Write a model of curax's own, with the task's tokenizer if it has one."""
     import jax.numpy as jnp
@@ -170,7 +170,7 @@ def write_new(
         export.write_new(
             folder,
             params,
-            lora_alpha=told["lora_alpha"],
+            lora_alpha=details["lora_alpha"],
             dtype=getattr(jnp, dtype),
             extra={"eos_token_id": list(task.end), "pad_token_id": task.pad},
             **{name: option(config.model, name) for name in names},
@@ -178,9 +178,9 @@ def write_new(
         for file in copies:
             if len(file.parts) == 1:
                 shutil.copy(tokenizer / file, folder)
-        if told["form"] is not None:
-            prompt_form.write(folder, told["form"])
-        (folder / export.CARD).write_text(told["card"])
+        if details["form"] is not None:
+            prompt_form.write(folder, details["form"])
+        (folder / export.CARD).write_text(details["card"])
         folder.rename(out)
 
 

@@ -62,11 +62,13 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
         jax.tree.map(lambda leaf, n=n: leaf[rollouts.prompt[n]], prompts.target)
         for n in rows
     ]
-    said = [np.asarray(rollouts.tokens[n])[np.asarray(rollouts.mask[n])] for n in rows]
+    completions = [
+        np.asarray(rollouts.tokens[n])[np.asarray(rollouts.mask[n])] for n in rows
+    ]
     if task.verify_all:
-        results = list(task.verify_all(targets, said))
+        results = list(task.verify_all(targets, completions))
     else:
-        pairs = zip(targets, said, strict=True)
+        pairs = zip(targets, completions, strict=True)
         results = [_one(task, target, tokens) for target, tokens in pairs]
     outcome, missing = np.full(rollouts.prompt.shape, np.nan, np.float32), Counter()
     for n, result in zip(rows, results, strict=True):

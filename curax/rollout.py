@@ -538,10 +538,10 @@ def goes_on(fixed: LoopInputs, width: int, table: Table) -> jax.Array:
 def next_token(fixed: LoopInputs, width: int, table: Table) -> Table:
     """The table after one token: every active slot samples it and reads it."""
     key = jax.vmap(jax.random.fold_in)(fixed.row_key[table.row], table.count)
-    token, *said = fixed.choose(key, fixed.logits(table.features))
+    token, *measured = fixed.choose(key, fixed.logits(table.features))
     stop = jnp.isin(token, jnp.asarray(fixed.end, token.dtype))
     table = dataclasses.replace(
-        table, out=write(table.out, table, token, said, stop), count=table.count + 1
+        table, out=write(table.out, table, token, measured, stop), count=table.count + 1
     )
     ended = table.active & (stop | (table.count == fixed.max_tokens))
     table = dataclasses.replace(table, active=table.active & ~ended)
@@ -610,10 +610,10 @@ def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
     plan, queue, stopping = fixed.plan, fixed.queue, fixed.stopping
     assert stopping
     row = jnp.where(ended, table.row, plan.prompt.shape[0])  # out: dropped
-    said = stopping.outcome(
+    verdict = stopping.outcome(
         plan.prompt[table.row], table.out.tokens[table.row], table.out.mask[table.row]
     )
-    outcome = table.outcome.at[row].set(said, mode="drop")
+    outcome = table.outcome.at[row].set(verdict, mode="drop")
     done = table.done.at[row].set(True, mode="drop")
     place = jnp.arange(stopping.most, dtype=jnp.int32)[None]
     member = queue.at(queue.first[:, None] + place)  # [C, G]
@@ -676,10 +676,10 @@ def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
     return jnp.any(slots), False
 
 
-def write(out: Rollouts, table: Table, token, said, stop) -> Rollouts:
+def write(out: Rollouts, table: Table, token, measured, stop) -> Rollouts:
     """Completions with the next token of every active slot and its log-probs."""
     row = jnp.where(table.active, table.row, out.finished.shape[0])  # out: dropped
-    behaviour, policy, entropy, score_sq_norm = said
+    behaviour, policy, entropy, score_sq_norm = measured
 
     def put(values, new):
         return values.at[row, table.count].set(new, mode="drop")
@@ -730,13 +730,13 @@ def choose(
         behaviour = jnp.zeros_like(entropy)
     else:
         cut = truncate(logp, top_k=top_k, top_p=top_p)
-        token = drawn(key, cut)
+        token = categorical(key, cut)
         behaviour = pick(cut, token)
     score_sq_norm = 1.0 - 2.0 * pick(chance, token) + jnp.sum(chance**2, -1)
     return token, behaviour, pick(logp, token), entropy, jnp.maximum(score_sq_norm, 0.0)
 
 
-def drawn(key: jax.Array, logp: jax.Array) -> jax.Array:
+def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
     """Token drawn from the log-probs of each row, `[N]` int32.
 
     The largest of logp plus Gumbel noise; of `MANY` tokens or more, for which V random
@@ -777,17 +777,53 @@ def inverse(mass: jax.Array, share: jax.Array) -> jax.Array:
 
 def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:
     """Log-probs renormalised over the top-k, then top-p, tokens; -inf elsewhere."""
-    if top_k == 0 and isinstance(top_p, int | float) and top_p >= 1:
-        return logp
-    ordered = jnp.sort(logp, -1, descending=True)
+
+    def keep(logp, weigh, wanted):
+        least = least_kept(logp, weigh, wanted)
+        return jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
+
     if top_k:
-        kth = ordered[:, min(top_k, logp.shape[-1]) - 1, None]
-        logp = jax.nn.log_softmax(jnp.where(logp >= kth, logp, -jnp.inf))
+        logp = keep(logp, jnp.ones_like, min(top_k, logp.shape[-1]))
+    if isinstance(top_p, int | float) and top_p >= 1:
+        return logp
+    return keep(logp, jnp.exp, top_p)
+
+
+def least_kept(
+    logp: jax.Array,
+    weigh: Callable[[jax.Array], jax.Array],
+    wanted: float | jax.Array,
+) -> jax.Array:
+    """Log-prob of the last of the likeliest tokens that have a weight of `wanted`.
+
+    Few tokens are sorted. Of `MANY` or more it is the least t for which the tokens with
+    logp >= -t have that weight, found bit by bit: floats that are not negative have the
+    order of their bits.
+
+    Args:
+        logp: `[N, V]` float32, at most 0.
+        weigh: of log-probs: a token's chance for top-p, 1 for top-k.
+        wanted: sum of weights, above 0.
+
+    Returns:
+        `[N, 1]` float32; the least of all where rounding leaves a sum below `wanted`.
+    """
+    if logp.shape[-1] < MANY:
         ordered = jnp.sort(logp, -1, descending=True)
-    before = jnp.cumsum(jnp.exp(ordered), -1) - jnp.exp(ordered)
-    last = jnp.sum(before < top_p, -1, keepdims=True) - 1
-    least = jnp.take_along_axis(ordered, last, -1)
-    return jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
+        weight = weigh(ordered)
+        before = jnp.cumsum(weight, -1) - weight
+        last = jnp.sum(before < wanted, -1, keepdims=True) - 1
+        return jnp.take_along_axis(ordered, last, -1)
+    weight, bits = weigh(logp), jax.lax.bitcast_convert_type(-logp, jnp.int32)
+    bits = jnp.maximum(bits, 0)  # -0.0 is 0
+
+    def one(number, found):
+        half = jnp.int32(1) << (30 - number)
+        sum_ = jnp.sum(weight, -1, keepdims=True, where=bits < found + half)
+        return jnp.where(sum_ < wanted, found + half, found)
+
+    found = jax.lax.fori_loop(0, 31, one, jnp.zeros((*logp.shape[:-1], 1), jnp.int32))
+    return jnp.min(jnp.where(bits <= found, logp, jnp.inf), -1, keepdims=True)
 
 
 def cut_mass(rollouts: Rollouts) -> jax.Array:

@@ -342,7 +342,7 @@ def read_tokens(
     return tuple(join_shards(rows(line, x)) for x in found)
 
 
-def take(
+def completion_logprobs(
     model, params, contexts, prefix, tokens, context, line, settings: Settings
 ) -> TokenLogprobs:
     """Log-probs and entropies of the completions of some rows."""
@@ -378,13 +378,15 @@ def logprobs(
 
     def read(rows, line):
         tokens, context = rows
-        own = take(model, params, contexts, prefix, tokens, context, line, settings)
+        own = completion_logprobs(
+            model, params, contexts, prefix, tokens, context, line, settings
+        )
         return (), own.logp
 
     return over_rows(model, read, contexts, (tokens, context), mask, settings)[1]
 
 
-def look(
+def token_stats(
     model: Model,
     params: Any,
     contexts: Contexts,
@@ -426,7 +428,7 @@ def confidences(
     model: Model,
     params: Any,
     contexts: Contexts,
-    said: Rollouts,
+    rollouts: Rollouts,
     *,
     temperature: float | jax.Array,
     k: int,
@@ -442,7 +444,7 @@ def confidences(
         model: the policy.
         params: its parameters.
         contexts: `[C, P]`.
-        said: `[N, T]` completions.
+        rollouts: `[N, T]` completions.
         temperature: that they were drawn at, 1 for greedy ones.
         k: likeliest tokens.
         window: tokens of a window, and of the tail.
@@ -454,7 +456,7 @@ def confidences(
     if prefix is None:
         prefix = prefill(model, params, contexts)
     head = model.head(params)
-    count, steps = said.tokens.shape
+    count, steps = rollouts.tokens.shape
     fewest = min(count, -(-count * steps // TOKENS))
     parts = next(n for n in range(fewest, count + 1) if count % n == 0)
 
@@ -474,9 +476,12 @@ def confidences(
         return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
 
     _, sure = over_parts(
-        read, (said.tokens, said.context), said.mask, Settings(micro_batches=parts)
+        read,
+        (rollouts.tokens, rollouts.context),
+        rollouts.mask,
+        Settings(micro_batches=parts),
     )
-    return confidence.scores(sure, said.mask, window=window, tail=window)
+    return confidence.scores(sure, rollouts.mask, window=window, tail=window)
 
 
 def with_old(rows: Batch, logp: jax.Array, still_old: bool | jax.Array) -> Batch:
@@ -523,8 +528,8 @@ def gradient(
     prefix = prefill(model, params, contexts)
 
     def loss_of(params, prefix, contexts, still_old, rows, weight, line):
-        said = rows.tokens, rows.context, line, settings
-        own = take(model, params, contexts, prefix, *said)
+        given = rows.tokens, rows.context, line, settings
+        own = completion_logprobs(model, params, contexts, prefix, *given)
         rows = with_old(rows, own.logp, still_old)
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)

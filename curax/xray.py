@@ -226,11 +226,13 @@ def gradients(args: Namespace) -> None:
     make_folder(workdir)
     prompts, samples = args.probe or PROBE
     with loop.context():
-        told = partial(count, "prompts measured")
-        found = measured.summarise(loop.parts, state, prompts, samples, told)
+        on_progress = partial(count, "prompts measured")
+        found = measured.summarise(loop.parts, state, prompts, samples, on_progress)
         if args.law:
-            told = partial(count, "draws of the step")
-            more = law_residual.residual(loop.parts, state, samples, args.law, told)
+            on_progress = partial(count, "draws of the step")
+            more = law_residual.residual(
+                loop.parts, state, samples, args.law, on_progress
+            )
             found["law"] = {"repeats": args.law, "rows": more}
     head = {"of": args.gradients, "set": args.assignments}
     data = json.dumps(head | found, indent=1, allow_nan=False) + "\n"
@@ -274,10 +276,10 @@ def examined(args: Namespace) -> tuple[str, Config, list[str]]:
     path = Path(args.trl)
     found = foreign.read_trl(path)
     config = override(found.config(), args.assignments)
-    said = [f"From TRL: {remark}." for remark in found.remarks]
+    remarks = [f"From TRL: {remark}." for remark in found.remarks]
     if found.unread:
-        said.append(f"Not read, without a counterpart: {', '.join(found.unread)}.")
-    return path.stem, config, said
+        remarks.append(f"Not read, without a counterpart: {', '.join(found.unread)}.")
+    return path.stem, config, remarks
 
 
 def checked_lift(config: Config, lift: float | None) -> float:

@@ -338,7 +338,7 @@ def test_prompts_without_any_gradient_are_told():
     three = stats.Sums(*(np.stack([x, x, x]) for x in one))
     ids = np.arange(2)
     with pytest.raises(ConfigError, match="0 of 2 prompts have right and wrong"):
-        gradients.judged(ids, three, ids, np.zeros((2, 2)), 8)
+        gradients.statistics(ids, three, ids, np.zeros((2, 2)), 8)
 
 
 def test_cosines_are_means_over_pairs_of_prompts():

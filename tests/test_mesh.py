@@ -426,6 +426,19 @@ def updating(sizes, kv_heads, how):
     return policy, where, program, said
 
 
+def test_a_token_of_a_sharded_vocabulary_is_drawn_where_its_logits_lie():
+    rows, vocabulary, blocks = 8, 4224, 128
+    logits = jax.random.normal(jax.random.key(0), (rows, vocabulary))
+    key = jax.random.split(jax.random.key(1), rows)
+    where = jax.sharding.PartitionSpec("data", "tensor")
+    parts = jax.device_put(logits, jax.sharding.NamedSharding(cube(), where))
+    program = jax.jit(rollout.choose).lower(key, parts).compile()
+    for one in hlo.everywhere(program.as_text() or ""):
+        assert one.entries <= rows * blocks < rows * vocabulary // 16
+    for got, want in zip(program(key, parts), rollout.choose(key, logits), strict=True):
+        close(got, want, atol=1e-5)
+
+
 @pytest.mark.parametrize(("sizes", "kv_heads", "how"), BOTH)
 def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads, how):
     policy, _, compiled, said = updating(sizes, kv_heads, how)

@@ -529,7 +529,7 @@ def test_every_update_modulates_by_the_policy_it_finds_and_all_of_its_rows():
 
 
 def test_nothing_is_computed_for_a_recipe_that_does_not_modulate(monkeypatch):
-    monkeypatch.setattr(update, "look", None)
+    monkeypatch.setattr(update, "token_stats", None)
     run = partial(optimised, modulate.none)
     _, tally = jax.eval_shape(run, tiny.params(), test_update.batch()[0])
     assert not [metric for metric in tally.means if metric.startswith("modulate/")]

@@ -528,7 +528,7 @@ def test_candidates_are_measured_as_by_naive_log_probs():
         prompts = own.task.prompts(ids)
         given = prompts, references.references_of(own, prompts), number
         with mock.patch.object(draw, "draw", spy):
-            return queries.look(own, state, *given), spied[0]
+            return queries.probe_scores(own, state, *given), spied[0]
 
     (hard, flat, null, tokens), rollouts = look(state)
     prompts, contexts, _ = sampled(rollouts)
@@ -563,25 +563,25 @@ def test_candidates_are_measured_as_by_naive_log_probs():
 
 def test_runs_side_by_side_look_at_prompts_only_when_it_is_due(monkeypatch):
     """A branch that is mapped over is taken by all, always."""
-    looks = []
+    probed = []
 
-    def look(build, state, prompts, reference, number):
-        jax.debug.callback(looks.append, number)
+    def probe_scores(build, state, prompts, reference, number):
+        jax.debug.callback(probed.append, number)
         fine = jnp.ones(prompts.id.shape, jnp.float32)
         return fine, fine, fine * 0, fine
 
-    monkeypatch.setattr(queries, "look", look)
+    monkeypatch.setattr(queries, "probe_scores", probe_scores)
     own = built(queries=Queries(every=3, candidates=2, keep=reflect.null_test))
     fresh = {queries.NAME: queries.init(own, None)}
     state = replace(start(), params=None, methods=fresh, opt_state=None)
     several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
     renew = jax.jit(jax.vmap(partial(queries.before_step, drivers.Traced(), own)))
     for step, due in enumerate((True, False, False, True)):
-        looks.clear()
+        probed.clear()
         at = replace(several, step=jnp.full(2, step, jnp.int32))
         several = jax.block_until_ready(renew(at))
         jax.effects_barrier()
-        assert (len(looks) > 0) == due
+        assert (len(probed) > 0) == due
         ids = np.asarray(several.methods[queries.NAME].ids)
         assert (ids[0] == ids[1]).all()
     assert several.position.tolist() == [2 * 2 * 3 * B] * 2

@@ -516,11 +516,33 @@ def test_a_truncated_distribution_is_its_definition(top_k, seed, top_p):
     close(np.exp(got).sum(-1), 1)
 
 
+@given(st.integers(0, 2**32 - 1), st.floats(1e-6, 1.0), st.sampled_from([1.0, 8.0]))
+def test_of_a_large_vocabulary_the_smallest_set_with_the_mass_is_kept(
+    seed, top_p, scale
+):
+    z = np.random.default_rng(seed).normal(size=(3, rollout.MANY))
+    logp = np.asarray(jax.nn.log_softmax(scale * z.astype(np.float32)))
+    got = np.asarray(truncate(logp, top_k=0, top_p=np.float32(top_p)))
+    for row, cut in zip(logp.astype(np.float64), got, strict=True):
+        kept, chance = np.isfinite(cut), np.exp(row)
+        assert row[kept].min() > row[~kept].max(initial=-np.inf)
+        assert chance[kept].sum() > top_p - 1e-5
+        assert chance[row > row[kept].min()].sum() < top_p + 1e-5
+        close(cut[kept], row[kept] - np.log(chance[kept].sum()), atol=1e-5)
+    got = np.asarray(truncate(logp, top_k=5, top_p=1.0))
+    want = np.sort(logp, -1)[:, -5:]
+    np.testing.assert_array_equal(np.isfinite(got), logp >= want[:, :1])
+
+
 def test_equally_likely_tokens_are_kept_or_cut_together():
     logp = np.log(np.array([[0.4, 0.2, 0.2, 0.2]], np.float32))
     want = [[True, True, True, True]]
     np.testing.assert_array_equal(np.exp(truncate(logp, top_k=2, top_p=1.0)) > 0, want)
     np.testing.assert_array_equal(np.exp(truncate(logp, top_k=0, top_p=0.5)) > 0, want)
+    many = np.full((1, rollout.MANY), -np.inf, np.float32)
+    many[:, 7:11] = logp
+    kept = np.exp(truncate(many, top_k=0, top_p=0.5)) > 0
+    np.testing.assert_array_equal(kept, many > -np.inf)
 
 
 def test_only_allowed_tokens_are_drawn_and_each_of_them_is():

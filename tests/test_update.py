@@ -147,7 +147,7 @@ def test_logprobs_are_those_of_a_naive_forward(settings):
 def test_a_closer_look_is_that_of_a_naive_forward(settings):
     rows, _ = batch()
     sequence, place = tiny.whole(tiny.CONTEXTS, rows.tokens, rows.context)
-    look = jax.jit(partial(update.look, tiny.MODEL, settings=how(*settings)))
+    look = jax.jit(partial(update.token_stats, tiny.MODEL, settings=how(*settings)))
     got = look(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
     logits = tiny.full_logits(tiny.MODEL, tiny.params(), sequence, place) / TEMPERATURE
     names = "logp", "entropy", "score_sq_norm", "entropy_logp_cov"
@@ -260,7 +260,7 @@ def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens):
 def test_packed_logprobs_are_those_of_a_naive_forward():
     rows, _ = batch()
     settings = dataclasses.replace(how(1, 0, 1), tokens_per_micro_batch=6)
-    read = jax.jit(partial(update.look, tiny.MODEL, settings=settings))
+    read = jax.jit(partial(update.token_stats, tiny.MODEL, settings=settings))
     got = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
     close(*(np.where(rows.mask, x.logp, 0) for x in (got, naive()[2])), atol=1e-5)
 
@@ -366,7 +366,7 @@ def test_no_array_of_rows_by_tokens_by_vocabulary_exists_in_chunks(
         if closely:
             rows = batch()[0]
             args = tiny.CONTEXTS, rows.tokens, rows.mask, rows.context, settings
-            return update.look(policy, params, *args)
+            return update.token_stats(policy, params, *args)
         args = tiny.CONTEXTS, *batch(), token_loss, settings
         return update.gradient(policy, params, *args, still_old=True)
 

@@ -53,8 +53,8 @@ def compare(
         found = {"name": name, "measured": measured or None, **shown.found}
         write_file(workdir / RESULTS, record.json_bytes(found))
         path = page.write(workdir, shown._replace(found=found))
-    said = analysis.claims(found) or ["No difference that the intervals show."]
-    return "\n".join([*said, f"Report: {path}"])
+    claims = analysis.claims(found) or ["No difference that the intervals show."]
+    return "\n".join([*claims, f"Report: {path}"])
 
 
 def entries(

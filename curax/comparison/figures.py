@@ -40,14 +40,14 @@ def _line_styles(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
     """(colour, line style) of each recipe; the baseline has the colour of the text."""
     hues = (style.blue, style.red, style.green, style.orange, style.purple)
     hues = (*hues, "#8b6cc4", "#9c7a3c", style.muted)
-    looks, number = {}, 0
+    styles, number = {}, 0
     for name in shown.found["recipes"]:
         if name == shown.question.baseline:
-            looks[name] = style.ink, "-"
+            styles[name] = style.ink, "-"
             continue
-        looks[name] = hues[number % len(hues)], DASHES[number // len(hues) % 3]
+        styles[name] = hues[number % len(hues)], DASHES[number // len(hues) % 3]
         number += 1
-    return looks
+    return styles
 
 
 def _panels(
@@ -67,13 +67,13 @@ def _name(axes: "Axes", style: Style, x: str = "", y: str = "") -> None:
     axes.set_ylabel(y, color=style.ink, fontsize=10)
 
 
-def _legend(figure: "Figure", style: Style, looks: Mapping[str, Any]) -> None:
+def _legend(figure: "Figure", style: Style, styles: Mapping[str, Any]) -> None:
     """A legend of the recipes below all panels."""
     from matplotlib.lines import Line2D
 
     lines = [
         Line2D([], [], color=color, linestyle=dashes, linewidth=2, label=name)
-        for name, (color, dashes) in looks.items()
+        for name, (color, dashes) in styles.items()
     ]
     figure.legend(
         handles=lines,
@@ -102,12 +102,12 @@ def _forest(
     triple: Callable[[str, str], Sequence[Any]],
 ) -> "tuple[Figure, np.ndarray]":
     """Forest plot: a row per recipe, a panel per axis, points with intervals."""
-    looks = _line_styles(shown, style)
+    styles = _line_styles(shown, style)
     figure, panels = _panels(style, 1, len(AXES), 1.35 + 0.32 * len(names))
     for axes, (axis, title) in zip(panels[0], AXES.items(), strict=True):
         for y, name in enumerate(names):
             middle, low, high = triple(axis, name)
-            color = looks[name][0]
+            color = styles[name][0]
             if low is not None:
                 axes.plot([low, high], [y, y], color=color, linewidth=2.4)
             axes.plot([middle], [y], "o", color=color, markersize=6)
@@ -162,14 +162,14 @@ def _curves(axis: str) -> Callable[[Shown, Style], "Figure | None"]:
 
     def draw(shown: Shown, style: Style) -> "Figure | None":
         conditions = shown.found["places"][axis]
-        looks = _line_styles(shown, style)
+        styles = _line_styles(shown, style)
         figure, panels = _panels(style, 1, len(conditions), 4.6)
         for axes, condition in zip(panels[0], conditions, strict=True):
             found = analysis.curves(
                 shown.plain, axis, condition, shown.found["places"], shown.question
             )
             for name, (x, middle, low, high) in found.items():
-                color, dashes = looks[name]
+                color, dashes = styles[name]
                 axes.plot(x, middle, dashes, color=color, linewidth=1.8)
                 if np.isfinite(low).any():
                     axes.fill_between(
@@ -183,7 +183,7 @@ def _curves(axis: str) -> Callable[[Shown, Style], "Figure | None"]:
             _name(axes, style, AXES[axis])
             _title(axes, style, condition)
         _name(panels[0][0], style, AXES[axis], "held-out pass rate")
-        _legend(figure, style, looks)
+        _legend(figure, style, styles)
         return figure
 
     return draw
@@ -194,7 +194,7 @@ def _waits(shown: Shown, style: Style) -> "Figure | None":
     if threshold is None:
         return None
     conditions = list(shown.found["places"]["tokens"])
-    looks = _line_styles(shown, style)
+    styles = _line_styles(shown, style)
     rows = len(conditions)
     figure, panels = _panels(style, rows, len(AXES), 1.2 + 2.8 * rows)
     for row, condition in zip(panels, conditions, strict=True):
@@ -206,7 +206,7 @@ def _waits(shown: Shown, style: Style) -> "Figure | None":
                 alive = statistics.survival(seen)
                 x = np.concatenate([[0], alive.time, [spent[-1].max()]])
                 y = np.concatenate([[0], 1 - alive.share, 1 - alive.share[-1:]])
-                color, dashes = looks[entry.recipe]
+                color, dashes = styles[entry.recipe]
                 axes.step(x, y, dashes, where="post", color=color, linewidth=1.8)
                 # Runs that ended before they were there.
                 axes.plot(
@@ -224,7 +224,7 @@ def _waits(shown: Shown, style: Style) -> "Figure | None":
             _title(axes, style, condition)
             _name(axes, style, AXES[axis])
         _name(row[0], style, next(iter(AXES.values())), f"runs at {threshold:.0%}")
-    _legend(figure, style, looks)
+    _legend(figure, style, styles)
     return figure
 
 
@@ -232,21 +232,21 @@ def _sensitivity(shown: Shown, style: Style) -> "Figure | None":
     knobs = shown.found["sensitivity"]
     if not knobs:
         return None
-    looks = _line_styles(shown, style)
+    styles = _line_styles(shown, style)
     figure, panels = _panels(style, len(AXES), len(knobs), 1.1 + 2.3 * len(AXES))
     for column, (setting, recipes) in enumerate(knobs.items()):
         for axes, axis in zip(panels[:, column], AXES, strict=True):
-            _sweep_panel(axes, recipes, axis, looks)
+            _sweep_panel(axes, recipes, axis, styles)
             if column == 0:
                 short = AXES[axis].partition(",")[0].removeprefix("generated ")
                 _name(axes, style, y=f"pass rate, equal\n{short}")
         _name(panels[-1, column], style, setting)
-    _legend(figure, style, looks)
+    _legend(figure, style, styles)
     return figure
 
 
 def _sweep_panel(
-    axes: "Axes", recipes: Any, axis: str, looks: Mapping[str, Any]
+    axes: "Axes", recipes: Any, axis: str, styles: Mapping[str, Any]
 ) -> None:
     """Draw pass rates over the values of a setting, a line per recipe, in a panel."""
     values = [point["value"] for points in recipes.values() for point in points]
@@ -257,7 +257,7 @@ def _sweep_panel(
     positive = numbers and min(labels) > 0
     wide = positive and max(labels) > 4 * min(labels)
     for name, points in recipes.items():
-        color, dashes = looks[name]
+        color, dashes = styles[name]
         x = [p["value"] if numbers else labels.index(str(p["value"])) for p in points]
         spread = np.array([p[axis] for p in points], float)
         axes.plot(x, spread[:, 0], dashes, color=color, marker="o", markersize=4)

@@ -207,7 +207,9 @@ class Comparison:
                 _evaluate(lanes, state, history)
                 saved.save(history["steps"][-1], state, {"history": history})
                 percent = _percent(history, experiment)
-                progress.note(percent, _progress_text(history) + clock.left(percent))
+                progress.note(
+                    percent, _progress_text(history) + clock.time_left(percent)
+                )
         return history
 
     # ----- what a token costs
@@ -261,7 +263,7 @@ class _Clock:
         """Name of a program with its number."""
         return f"{name} ({self._number + 1} of {self._programs})"
 
-    def left(self, percent: float) -> str:
+    def time_left(self, percent: float) -> str:
         """Text of the time left; empty before the second evaluation."""
         now = time.monotonic()
         self._first = self._first or (now, percent)

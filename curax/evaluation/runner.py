@@ -76,8 +76,8 @@ def evaluate(args: Namespace, out: Path, *, command: str) -> int:
         print(results.table(name, result), end="\n\n")
         if args.benchmark:
             asked = result["problems"]
-            said = benchmarks.remarks(args.benchmark, asked, args.changed)
-            print("\n".join(said), end="\n\n")
+            remarks = benchmarks.remarks(args.benchmark, asked, args.changed)
+            print("\n".join(remarks), end="\n\n")
     print(f"Written: {out / RESULTS}", flush=True)
     return 0
 

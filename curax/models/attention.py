@@ -212,8 +212,8 @@ def splash(
     # A query sees the keys of its segment: all are in 1, invisible keys in 0.
     def run(q, k, v, seen):
         ours = jnp.ones((q.shape[0], q.shape[2]), jnp.int32)
-        said = seen.astype(jnp.int32)
-        return segmented(q, k, v, ours, said, causal=causal, interpret=interpret)
+        theirs = seen.astype(jnp.int32)
+        return segmented(q, k, v, ours, theirs, causal=causal, interpret=interpret)
 
     return _over_mesh(run, q, k, v, seen)
 

@@ -78,9 +78,9 @@ def read(file: Path) -> dict[str, Any]:
             "checkpoint."
         ) from None
     except (ValueError, OSError) as error:
-        said = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"{file} cannot be read as JSON ({said}); fetch it again."
+            f"{file} cannot be read as JSON ({reason}); fetch it again."
         ) from None
     fields = Fields(file, config)
     family = fields.family()

@@ -158,9 +158,10 @@ def devices(place: Topology) -> Sequence[Any]:
             platform="tpu", topology_name=place.name, **alone
         )
     except Exception as error:  # of several types, by the version of libtpu
-        said = " ".join(str(error).split()).rstrip(".")
+        reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
-            f"--topology {place.name} is not known to the TPU compiler ({said[:200]}); "
+            f"--topology {place.name} is not known to the TPU compiler "
+            f"({reason[:200]}); "
             "name a slice that can be had."
         ) from error
     return found.devices

@@ -103,8 +103,8 @@ def _connected(saved: Callable[[], str], seconds: float) -> Watch | None:
         watch.accept()
         return watch
     wait = math.ceil(2000 * seconds)
-    said = state.client.blocking_key_value_get_bytes(name, wait)
-    address: Address = pickle.loads(said)
+    reply = state.client.blocking_key_value_get_bytes(name, wait)
+    address: Address = pickle.loads(reply)
     host = state.coordinator_address.rpartition(":")[0].strip("[]")
     try:
         watch.connect(host, address)
@@ -194,12 +194,12 @@ def on_first(function: Callable[..., Any], *args: Any, **named: Any) -> None:
         except Exception as error:
             raised = error
     # Not the exception itself, which need not be one that can be pickled.
-    told = raised and (type(raised).__name__, str(raised))
-    told, known = broadcast((told, isinstance(raised, ConfigError)))
+    failure = raised and (type(raised).__name__, str(raised))
+    failure, known = broadcast((failure, isinstance(raised, ConfigError)))
     if raised:
         raise raised
-    if told:
-        name, text = told
+    if failure:
+        name, text = failure
         raise ConfigError(text) if known else RuntimeError(f"process 0: {name}: {text}")
 
 

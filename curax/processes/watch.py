@@ -118,11 +118,11 @@ class Watch:
                 link, _ = server.accept()
                 link.settimeout(GRACE)
                 try:
-                    said = link.recv(20, socket.MSG_WAITALL)
+                    message = link.recv(20, socket.MSG_WAITALL)
                 except OSError:
-                    said = b""
-                if said[:16] == self._token:
-                    self._links[int.from_bytes(said[16:])] = link
+                    message = b""
+                if message[:16] == self._token:
+                    self._links[int.from_bytes(message[16:])] = link
                 else:
                     link.close()
 
@@ -166,17 +166,17 @@ class Watch:
         """Read messages of another process until it is done or lost."""
         while True:
             try:
-                said = link.recv(64)
+                message = link.recv(64)
             except TimeoutError:
                 self._dead.set()
                 return self._lost(peer, f"was not heard of for {SILENCE:.0f} s", GRACE)
             except OSError:
-                said = b""
-            if DONE in said:
+                message = b""
+            if DONE in message:
                 return None
-            if FAILED in said:
+            if FAILED in message:
                 return self._lost(peer, "has failed", GRACE)
-            if not said:
+            if not message:
                 self._dead.set()
                 # JAX ends this process at once where process 0 has died.
                 return self._lost(peer, "has ended", GRACE if peer else 0.0)

@@ -118,10 +118,10 @@ def _figures(config: Config, run: Path, step: int) -> Iterator[tuple[str, str]]:
     }
     for metric, what in words.items():
         found = sorted(record.means(rows, metric).items())
-        told = [f"{rate:.3f} at step {at:.0f}" for at, rate in found]
-        if told:
-            first = f"{told[0]}, " if len(told) > 1 else ""
-            yield what, f"{first}{told[-1]}, {sizes.prompts} prompts"
+        rates = [f"{rate:.3f} at step {at:.0f}" for at, rate in found]
+        if rates:
+            first = f"{rates[0]}, " if len(rates) > 1 else ""
+            yield what, f"{first}{rates[-1]}, {sizes.prompts} prompts"
     if tokens := rows[-1].get("rollout/tokens"):
         yield "tokens generated", record.count_text(float(np.sum(tokens)))
 

@@ -100,7 +100,7 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
         loop.rehearse(compiler, loaded)
     most = max(program.total for program in compiler.programs)
     limit = memory_of_device()
-    held = [told] if (told := cache.line(loop)) else []
+    held = [line] if (line := cache.line(loop)) else []
     run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
     verdict = "It fits" if most <= limit else "It does not fit"
     where = f"{workdir}, step {since}" if since else f"a new run in {workdir}"

@@ -541,8 +541,8 @@ class Run:
             ]
             step += times
             score = None
-            if said := self._profile.end(step - begun):
-                self._progress.say(said)
+            if text := self._profile.end(step - begun):
+                self._progress.say(text)
             if step == config.steps or step % config.evaluation.every == 0:
                 evaluated, score = self._evaluate(state, step)
                 rows[-1] |= evaluated

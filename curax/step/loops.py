@@ -300,23 +300,23 @@ class Loop(abc.ABC):
         """
         parts, given = self.parts, self._held_out_prompts()
         how = parts.config.evaluation
-        drawn, graded, said = [], [], {}
+        drawn, graded, measured = [], [], {}
         for program in self._held_out:
             prompts, rollouts = jax.block_until_ready(program(state, *given))
             graded.append(self._begun(prompts, rollouts))
             drawn.append(peers.fetch(rollouts))
-            if not said:
-                said = validation.formats(parts, drawn[0])
+            if not measured:
+                measured = validation.formats(parts, drawn[0])
                 if how.distance or how.confidence:
-                    said |= peers.fetch(self._measured(state, prompts, rollouts))
+                    measured |= peers.fetch(self._measured(state, prompts, rollouts))
         verdicts = grading.join([outcome.result() for outcome in graded])
         sampled, greedy = (
             validation.pass_rates(parts, rollouts, verdict.outcome)
             for rollouts, verdict in zip(drawn, verdicts, strict=True)
         )
-        said |= validation.pass_at_k(parts, drawn[0], verdicts[0].outcome)
+        measured |= validation.pass_at_k(parts, drawn[0], verdicts[0].outcome)
         self.reason = verdicts[0].reason or verdicts[1].reason or self.reason
-        return sampled, greedy, said
+        return sampled, greedy, measured
 
     @abc.abstractmethod
     def advance(
@@ -356,14 +356,14 @@ class Loop(abc.ABC):
     def _measure(self, state, prompts, rollouts):
         """Metrics of distance and confidence on held-out completions, if configured."""
         model, how = frozen.over(self.parts.model, state.frozen), self.parts.config
-        said = {}
+        measured = {}
         if how.evaluation.distance:
             given = state.params, state.reference, prompts, rollouts
-            said |= validation.distance(self.parts, model, *given)
+            measured |= validation.distance(self.parts, model, *given)
         if how.evaluation.confidence:
             given = state.params, prompts, rollouts
-            said |= validation.confidence(self.parts, model, *given)
-        return said
+            measured |= validation.confidence(self.parts, model, *given)
+        return measured
 
     def _each(self, function, *rest):
         """The function vmapped over its first argument, if there are many seeds."""

@@ -112,8 +112,8 @@ def optimise(
         params, opt_state, done = update.apply(
             parts.tx, params, opt_state, value, grads, trains(cfg, old)
         )
-        said = tally_update(cfg, part, own, done, number == 0, tokens)
-        return (params, opt_state), said
+        tally = tally_update(cfg, part, own, done, number == 0, tokens)
+        return (params, opt_state), tally
 
     carry = (state.params, state.opt_state)
     numbers = jnp.arange(order.shape[0])
@@ -130,7 +130,7 @@ def tokens_of(
     first,
 ) -> Tokens:
     """Token statistics that multipliers depend on; `first`: the policy is old."""
-    seen = update.look(
+    seen = update.token_stats(
         policy(parts, state),
         params,
         contexts,

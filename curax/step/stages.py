@@ -97,8 +97,8 @@ def _value(field: str, function: Callable[..., Any], *arrays: Any, **options: An
     except ConfigError:
         raise
     except Exception as error:
-        told = missing(error) or failure(field, function, error)
-        raise ConfigError(told) from error
+        sentence = missing(error) or failure(field, function, error)
+        raise ConfigError(sentence) from error
 
 
 def _checked_array(
@@ -375,16 +375,16 @@ def trained_groups(config: Config, spread: jax.Array, null: jax.Array) -> jax.Ar
         null: `[B]` float32, probability that noise alone gives one as large.
     """
     keep, nothing = present(present(config.reflection).keep), jnp.zeros_like(spread)
-    looks = (nothing, spread, null, jnp.float32(jnp.nan))
+    scores = (nothing, spread, null, jnp.float32(jnp.nan))
     outputs = (spread.shape, "bool"), ((), "float")
-    return several("reflection.keep", keep, *looks, outputs=outputs)[0]
+    return several("reflection.keep", keep, *scores, outputs=outputs)[0]
 
 
 def select_prompts(
-    config: Config, looks: Sequence[jax.Array], level: jax.Array
+    config: Config, scores: Sequence[jax.Array], level: jax.Array
 ) -> tuple[jax.Array, ...]:
     """`[F]` bool, candidates that are kept; `[]` float, new state of the rule."""
     queries = present(present(config.reflection).queries)
-    outputs = (looks[0].shape, "bool"), ((), "float")
+    outputs = (scores[0].shape, "bool"), ((), "float")
     name = "reflection.queries.keep"
-    return several(name, queries.keep, *looks, level, outputs=outputs)
+    return several(name, queries.keep, *scores, level, outputs=outputs)

@@ -69,7 +69,7 @@ def leaks(hint: str, gold: str) -> bool:
         Whether it leaks: for 70, "the answer is 70" and `\boxed{70}` do, "70 students"
         does not. False for an empty answer.
     """
-    said, right = _comparable(hint), _comparable(gold)
+    given, right = _comparable(hint), _comparable(gold)
     if not right:
         return False
     boxes = list(layouts.boxed_contents(hint))
@@ -78,11 +78,15 @@ def leaks(hint: str, gold: str) -> bool:
         return True
     whole = _whole_word(right)
     if len(right) > SHORT:
-        return re.search(whole, said, re.IGNORECASE) is not None
+        return re.search(whole, given, re.IGNORECASE) is not None
     claimed = rf"{_CLAIM}(?:{_MARK}|{_LINK}){{0,24}}{whole}"
     after = rf"{whole}(?: [a-z]+){{0,2}}(?:{_MARK})*{_VERB}"
     after += rf"(?:{_MARK}|{_RIGHT}){{0,16}}{_CLAIM}"
-    texts = [(claimed, said), (after, said), *((whole, _comparable(b)) for b in boxes)]
+    texts = [
+        (claimed, given),
+        (after, given),
+        *((whole, _comparable(b)) for b in boxes),
+    ]
     return any(re.search(pattern, text, re.IGNORECASE) for pattern, text in texts)
 
 

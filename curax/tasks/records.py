@@ -290,9 +290,9 @@ def _parquet(file: Path) -> Iterator[Any]:
         with pyarrow.parquet.ParquetFile(file) as parquet:
             yield parquet
     except (OSError, pyarrow.ArrowException) as error:
-        said = str(error).partition("\n")[0].rstrip(".")
+        reason = str(error).partition("\n")[0].rstrip(".")
         raise SourceError(
-            f"{file} cannot be read as parquet ({said}); fetch or write it again."
+            f"{file} cannot be read as parquet ({reason}); fetch or write it again."
         ) from error
 
 

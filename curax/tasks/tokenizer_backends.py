@@ -305,9 +305,9 @@ def unreadable(path: Path, error: BaseException) -> ValueError:
 
 def error_line(error: BaseException) -> str:
     """The class and message of an error, printable and in one line."""
-    said = " ".join(str(getattr(error, "message", None) or error)[:1000].split())
-    said = "".join(one if one.isprintable() else "?" for one in said)
-    return f"{type(error).__name__}: {said}".rstrip(". ")
+    text = " ".join(str(getattr(error, "message", None) or error)[:1000].split())
+    text = "".join(one if one.isprintable() else "?" for one in text)
+    return f"{type(error).__name__}: {text}".rstrip(". ")
 
 
 def short(value: Any) -> str:

@@ -261,14 +261,16 @@ def remark(config: Config, seen: predict.Prediction, draws: float) -> str:
 
 
 def rank(
-    among: Candidates, known: Known, told: Callable[[int, int], None] | None = None
+    among: Candidates,
+    known: Known,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Recipes in their sizes, ranked by progress at one cost of a step, as JSON.
 
     Args:
         among: of `candidates`.
         known: what is known before training.
-        told: called with how many sizes are done, and of how many.
+        on_progress: called with how many sizes are done, and of how many.
 
     Returns:
         "rows", a size of a recipe each, the best first, with "gain", its progress over
@@ -293,8 +295,8 @@ def rank(
         else:
             uniform = sizes.is_uniform(among.configs[name])
             rows.append({"recipe": name, "uniform": uniform} | row)
-        if told:
-            told(done, len(work))
+        if on_progress:
+            on_progress(done, len(work))
     plain = [row for row in rows if row["uniform"]]
     if not plain:
         name, why = next(iter(refused.items()), ("a baseline", "there is none."))

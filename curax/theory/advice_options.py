@@ -134,12 +134,12 @@ def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
             "--gradients wrote."
         ) from error
     # Estimates are unbiased, so noise may take them out of their range.
-    told = {
+    options = {
         "shared": min(max(shared, 0.0), 1.0),
         "explained": min(max(explained, 1e-9), 1.0),
         "varied": max(varied, 0.0),
     }
-    return told | more
+    return options | more
 
 
 def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[str, Any]:

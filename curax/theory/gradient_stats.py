@@ -188,7 +188,7 @@ def smoothed(solved: np.ndarray, draws: np.ndarray) -> np.ndarray:
     return p * (1 - p)
 
 
-def left(variance: np.ndarray, counts: np.ndarray, mean: float) -> float:
+def remaining_variance(variance: np.ndarray, counts: np.ndarray, mean: float) -> float:
     """Variance sum_i V_i / n_i, over that of `mean` completions of each prompt."""
     return float(np.sum(variance / counts) / (np.sum(variance) / mean))
 
@@ -260,11 +260,13 @@ def allocations(
         every[name] = np.asarray(whole.greedy(jnp.float32(square), **size), np.float64)
     return {
         name: {
-            "labels": left(labels, counts, mean),
-            "norms": left(norms, counts, mean),
-            "measured": left(measured.variance, counts, mean),
-            "log_norms": left(norms / rate**2, counts, mean),
-            "log_measured": left(measured.variance / rate**2, counts, mean),
+            "labels": remaining_variance(labels, counts, mean),
+            "norms": remaining_variance(norms, counts, mean),
+            "measured": remaining_variance(measured.variance, counts, mean),
+            "log_norms": remaining_variance(norms / rate**2, counts, mean),
+            "log_measured": remaining_variance(
+                measured.variance / rate**2, counts, mean
+            ),
             "tokens": float(np.sum(counts * length) / np.sum(mean * length)),
             "most": float(np.max(counts)),
         }

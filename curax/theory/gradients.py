@@ -20,7 +20,7 @@ def summarise(
     state: TrainState,
     prompts: int,
     samples: int,
-    told: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Measured variance of the gradients of a policy, as JSON.
 
@@ -32,7 +32,7 @@ def summarise(
         state: its policy.
         prompts: K, at most those of the task.
         samples: completions of each, even, 8 at least.
-        told: as `probe.probe`.
+        on_progress: as `probe.probe`.
 
     Returns:
         "explained", "shared" and "varied", the beliefs of `progress`; "by_pass_rate"
@@ -43,7 +43,13 @@ def summarise(
     ids = np.arange(count) * parts.task.num_prompts // count
     drive = drivers.Hosted()
     found = probe.probe(
-        parts, state, ids, samples, drive=drive, edges=gradient_stats.BINS, told=told
+        parts,
+        state,
+        ids,
+        samples,
+        drive=drive,
+        edges=gradient_stats.BINS,
+        on_progress=on_progress,
     )
     products = [[optax.tree.vdot(a, b) for a in found.by_bin] for b in found.by_bin]
     gram = np.array(jax.device_get(products), np.float64) * count**2
@@ -53,12 +59,12 @@ def summarise(
         "seed": int(state.seed),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "completions": samples,
-    } | judged(
+    } | statistics(
         ids, found.sums, found.bins, gram, max(round(mean), gradient_stats.LEAST)
     )
 
 
-def judged(
+def statistics(
     ids: np.ndarray, sums: Sums, bins: np.ndarray, gram: np.ndarray, mean: int
 ) -> dict[str, Any]:
     """Statistics of `summarise`, from the sums of a probe.

@@ -136,7 +136,7 @@ def residual(
     state: TrainState,
     samples: int,
     repeats: int,
-    told: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Cosine and scale of the expected update after each of STAGES.
 
@@ -145,7 +145,7 @@ def residual(
         state: at the start of a step; its optimizer too.
         samples: completions of each prompt of the step for the law, as `probe.probe`.
         repeats: draws of the step, 2 at least.
-        told: called with the number of repeats done, and of all.
+        on_progress: called with the number of repeats done, and of all.
 
     Returns:
         As JSON, a row of each of STAGES: "cosine" and "scale" to the law,
@@ -176,8 +176,8 @@ def residual(
         drawn = draw.attempt(drive, parts, now, None)
         total, own = drive.call(add_updates, parts, now, drawn, total)
         gram += np.asarray(own, np.float64)
-        if told:
-            told(number + 1, repeats)
+        if on_progress:
+            on_progress(number + 1, repeats)
     whole = np.asarray(products(total, total), np.float64)
     one = jax.tree.map(lambda x: x[None], law)
     along = np.asarray(products(one, total), np.float64)[0] / repeats

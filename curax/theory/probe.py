@@ -61,7 +61,7 @@ def probe(
     drive: drivers.Hosted,
     weigh: Callable[[np.ndarray], np.ndarray] = np.ones_like,
     edges: Sequence[float] = (0.0, 1.01),
-    told: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Probe:
     """Draw completions of prompts, grade them, and sum up their scores.
 
@@ -75,7 +75,7 @@ def probe(
             ones.
         edges: of bins of pass rates, rising, one more than bins; a prompt's bin is that
             of the share of right ones in the first half of its completions.
-        told: called with the number of prompts done, and of all.
+        on_progress: called with the number of prompts done, and of all.
     """
     contexts, rows = drawn(parts, state, ids, samples, drive)
     weight = np.asarray(weigh(shares(rows[2])), np.float64)
@@ -92,8 +92,8 @@ def probe(
             add_scores, parts, state, totals[b], share, context, *own
         )
         found.append(sums)
-        if told:
-            told(k + 1, len(ids))
+        if on_progress:
+            on_progress(k + 1, len(ids))
     each = jax.device_get(found)
     sums = Sums(*(np.stack(x, -1).astype(np.float64) for x in zip(*each, strict=True)))
     whole = jax.tree.map(lambda *x: sum(x[1:], x[0]), *totals)
@@ -136,8 +136,8 @@ def drawn(
             whole=True,
         )
         graded = drive.draw_and_grade(parts, state, request)
-        said = graded.rollouts.tokens, graded.rollouts.mask, graded.outcome
-        grid = [np.asarray(x).reshape(size, samples, *x.shape[1:]) for x in said]
+        given = graded.rollouts.tokens, graded.rollouts.mask, graded.outcome
+        grid = [np.asarray(x).reshape(size, samples, *x.shape[1:]) for x in given]
         shown = np.asarray(request.contexts.tokens), np.asarray(request.contexts.mask)
         found.append((*shown, *grid))
     tokens, mask, *rows = (
@@ -192,8 +192,8 @@ def add_scores(
         )
 
     def add(sums, rows):
-        *said, own = rows
-        scores = jax.vmap(jax.grad(logp), (None, 0, 0))(state.params, *said)
+        *given, own = rows
+        scores = jax.vmap(jax.grad(logp), (None, 0, 0))(state.params, *given)
         scores = jax.tree.map(lambda x: x.astype(jnp.float32), scores)
         sums = jax.tree.map(
             lambda a, x: a + jnp.einsum("nhk,n...->hk...", own, x, precision="highest"),

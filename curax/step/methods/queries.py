@@ -26,7 +26,7 @@ from curax.step.records import Components, Driver, Groups, Method, StepRollouts
 from curax.types import Chosen, Prompts, TrainState
 
 NAME = "queries"
-Looks = tuple[jax.Array, ...]  # [F / B, B] float32 each
+Scores = tuple[jax.Array, ...]  # [F / B, B] float32 each
 
 
 def rule(parts: Components) -> Queries:
@@ -64,7 +64,7 @@ def before_step(drive: Driver, parts: Components, state: TrainState) -> TrainSta
     ) -> tuple[jax.Array, Chosen, jax.Array]:
         del carry
         ids = drive.call(candidates, parts, state)
-        found = looks(drive, parts, state, ids)
+        found = all_scores(drive, parts, state, ids)
         new, position = drive.call(chosen, parts, state, ids, found)
         return jnp.bool_(False), new, position
 
@@ -92,24 +92,26 @@ def candidates(parts: Components, state: TrainState) -> jax.Array:
     return ids.reshape(-1, count)
 
 
-def looks(drive: Driver, parts: Components, state: TrainState, ids: jax.Array) -> Looks:
+def all_scores(
+    drive: Driver, parts: Components, state: TrainState, ids: jax.Array
+) -> Scores:
     """Probe scores of all candidates, B at a time.
 
     Returns:
-        `[F / B, B]` float32 each, as of `look`.
+        `[F / B, B]` float32 each, as of `probe_scores`.
     """
     blocks = ids.shape[0]
 
-    def more(carry: tuple[jax.Array, Looks]) -> jax.Array:
+    def more(carry: tuple[jax.Array, Scores]) -> jax.Array:
         return carry[0] < blocks
 
-    def next_block(carry: tuple[jax.Array, Looks]) -> tuple[jax.Array, Looks]:
+    def next_block(carry: tuple[jax.Array, Scores]) -> tuple[jax.Array, Scores]:
         number, found = carry
         some = drive.call(block, parts, ids, number)
         prompts = drive.call_task(draw.prompts_of, parts, some)
         reference = drive.call_task(references.references_of, parts, prompts)
         args = state, prompts, reference, number
-        new = drive.call_timed("rollout", look, parts, *args)
+        new = drive.call_timed("rollout", probe_scores, parts, *args)
         return number + 1, drive.call(put, parts, found, new, number)
 
     empty = tuple(jnp.zeros(ids.shape, jnp.float32) for _ in range(4))
@@ -122,19 +124,19 @@ def block(parts: Components, ids: jax.Array, number: jax.Array) -> jax.Array:
     return ids[number]
 
 
-def put(parts: Components, found: Looks, new: Looks, number: jax.Array) -> Looks:
+def put(parts: Components, found: Scores, new: Scores, number: jax.Array) -> Scores:
     """The scores with row `number` set."""
     del parts
     return tuple(x.at[number].set(y) for x, y in zip(found, new, strict=True))
 
 
-def look(
+def probe_scores(
     parts: Components,
     state: TrainState,
     prompts: Prompts,
     reference: References,
     number: jax.Array,
-) -> Looks:
+) -> Scores:
     """Probe scores of B candidates: difficulty, spread, its significance, and cost.
 
     Args:
@@ -183,7 +185,7 @@ def look(
 
 
 def chosen(
-    parts: Components, state: TrainState, ids: jax.Array, found: Looks
+    parts: Components, state: TrainState, ids: jax.Array, found: Scores
 ) -> tuple[Chosen, jax.Array]:
     """Prompts selected for the next steps, and the data position after the candidates.
 
@@ -191,11 +193,11 @@ def chosen(
         parts: components of the run.
         state: train state at the start of the step.
         ids: `[F / B, B]` int32, `candidates`.
-        found: `[F / B, B]` float32 each, `looks`.
+        found: `[F / B, B]` float32 each, `all_scores`.
     """
     before, every = state.methods[NAME], ids.reshape(-1)
-    *looked, tokens = (x.reshape(-1) for x in found)
-    keep, level = stages.select_prompts(parts.config, looked, before.level)
+    *scores, tokens = (x.reshape(-1) for x in found)
+    keep, level = stages.select_prompts(parts.config, scores, before.level)
     count = before.ids.shape[0]
     ids = reflect.chosen(
         keep,

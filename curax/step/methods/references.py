@@ -242,14 +242,14 @@ def score(
         kept = kept & jnp.any(exists, -1)
         exists = exists & kept[:, None]
     reward, rest = found.value, jnp.zeros_like(found.value)
-    said = jnp.sum(rollouts.mask, -1, dtype=jnp.int32) - thought.length
+    answer_tokens = jnp.sum(rollouts.mask, -1, dtype=jnp.int32) - thought.length
     if how.length:
         length = jnp.sum(mask, -1, dtype=jnp.int32)[:, None]
-        earned = stages.length_reward(parts.config, grid(said, fill=0), length)
+        earned = stages.length_reward(parts.config, grid(answer_tokens, fill=0), length)
         rest = how.length_weight * earned
         reward = reward + rest
     if how.rubric:
-        fit = grid(rollouts.finished & (said > 0), fill=False)
+        fit = grid(rollouts.finished & (answer_tokens > 0), fill=False)
         ruled, exists = stages.apply_rubric(parts.config, reward, exists, fit)
         reward, rest = ruled, rest + ruled - reward
 
