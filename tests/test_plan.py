@@ -184,7 +184,7 @@ def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
         ("sage_self", {"draw": 128, "hints/sample": 16, "learn": None}),
         (
             "dro",
-            {"queries/look": None, "draw": 256, "references/score": None}
+            {"queries/probe_scores": None, "draw": 256, "references/score": None}
             | {"learn": None},
         ),
     ],

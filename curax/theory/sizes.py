@@ -65,9 +65,9 @@ def resized(config: Config, size: Size, prompts: int) -> Config:
         values["pilot.draws"] = size.pilots
     if own := declared(config.downsample, "keeps", None):
         values[f"downsample.{own}"] = size.kept
-    values = {"rows_per_prompt": min(size.draws, size.kept), "most_draws": size.most}
+    wanted = {"rows_per_prompt": min(size.draws, size.kept), "most_draws": size.most}
     for name, place in Place(config.correct).walk("correct"):
-        for what, value in values.items() if callable(place.value) else ():
+        for what, value in wanted.items() if callable(place.value) else ():
             if own := declared(place.value, what, None):
                 values[f"{name}.{own}"] = value
     return override(config, values)
