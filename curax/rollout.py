@@ -36,7 +36,8 @@ from curax.arrays.sharding import constrain, platform, shard_rows, shards
 from curax.settings.config_paths import ConfigError
 from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
 
-MANY = 4096  # tokens of a vocabulary
+# A vocabulary of so many tokens is neither given a random number each nor sorted.
+MANY = 4096
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -742,8 +743,8 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
     The largest of logp plus Gumbel noise; of `MANY` tokens or more, for which V random
     numbers a row take longer than all else, the inverse of the distribution function,
     in two levels of one number each: first a block of V / gcd(V, 256) tokens by its
-    mass, then a token in it. Blocks lie within shards of the vocabulary. Both are
-    exact but for float32: masses below 1e-7 are drawn 0 or 1.2e-7 of the time.
+    mass, then a token in it. Blocks lie within shards of the vocabulary. Random
+    numbers are multiples of 2^-23, so chances of a block, and in it, are exact to that.
 
     Args:
         key: `[N]` PRNG keys.
