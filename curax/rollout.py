@@ -771,9 +771,8 @@ def inverse(mass: jax.Array, share: jax.Array) -> jax.Array:
     """
     upto = jnp.cumsum(mass, -1)
     more = upto > share[:, None] * upto[:, -1:]
-    return jnp.argmax(jnp.where(mass > 0, more.astype(jnp.int8), -1), -1).astype(
-        jnp.int32
-    )
+    place = jnp.argmax(jnp.where(mass > 0, more.astype(jnp.int8), -1), -1)
+    return place.astype(jnp.int32)
 
 
 def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:
@@ -797,9 +796,9 @@ def least_kept(
 ) -> jax.Array:
     """Log-prob of the last of the likeliest tokens that have a weight of `wanted`.
 
-    Few tokens are sorted. Of `MANY` or more it is the least t for which the tokens with
-    logp >= -t have that weight, found bit by bit: floats that are not negative have the
-    order of their bits.
+    Few tokens are sorted. Of `MANY` or more it is -t for the least t for which tokens
+    with logp >= -t have that weight, found bit by bit: floats that are not negative
+    have the order of their bits.
 
     Args:
         logp: `[N, V]` float32, at most 0.
