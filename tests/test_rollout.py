@@ -294,9 +294,9 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(monkeypa
 
 
 def test_a_block_is_of_so_many_bytes():
-    assert decoding.piece(2, 16, 4) == (8, 128)
-    assert decoding.piece(2, 64, 4) == (4, 64)
-    assert decoding.piece(8, 128, 4) == (2, 16)
+    assert decoding.piece(2, 16, 4) == (16, 256)
+    assert decoding.piece(2, 64, 4) == (8, 128)
+    assert decoding.piece(8, 128, 4) == (2, 64)
     assert decoding.piece(64, 256, 4) == (1, 16)
 
 

@@ -33,7 +33,7 @@ from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
 LEAST = 256  # fewest columns that a CPU reads in blocks
-PIECE = 2**17  # bytes of keys in a block: cached, with as many of values
+PIECE = 2**19  # bytes of keys in a block: copied by several threads, and cached
 COPIED = 2**20  # bytes of keys that a CPU copies from prefixes at a time: cached
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
