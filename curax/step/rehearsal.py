@@ -33,8 +33,7 @@ def check(config: Config) -> None:
             that fails or returns a value out of range.
     """
     _check_counts(config)
-    if not config.reflection:
-        _check_credit(config)
+    _check_credit(config)
     _check_tokens(config)
 
 

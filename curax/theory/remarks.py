@@ -10,7 +10,6 @@ from curax.config import (
     declared_option,
     describe,
     least_group,
-    option,
     truncates,
     updates_of,
 )
@@ -192,7 +191,7 @@ def _on_the_update(config: Config) -> list[str]:
             f"the optimizer does not rescale gradients, a step moves by {updates} w."
         )
     least, called_least = least_group(config.advantage, "advantage")
-    few = option(config.allocate, "least")
+    few = declared_option(config.allocate, "floor")
     if isinstance(few, int) and few < least:
         found.append(
             f"allocate.least={few} lets a prompt draw fewer than {least} completions, "
