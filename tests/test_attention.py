@@ -68,8 +68,13 @@ def test_causal_attention_is_its_definition(
 
 
 @pytest.mark.parametrize("length", [140, 165])
-@pytest.mark.parametrize("choice", ["chunked", "flash_long"])
-def test_long_rows_are_attended_to_as_short_ones_are(choice, length, monkeypatch):
+@pytest.mark.parametrize(
+    ("choice", "lanes"), [("chunked", 128), ("chunked", 32), ("flash_long", 128)]
+)
+def test_long_rows_are_attended_to_as_short_ones_are(
+    choice, lanes, length, monkeypatch
+):
+    monkeypatch.setattr(attention, "LANES", lanes)  # 2 groups of 1 chunk; 2, 2 and 1
     flash = through_xla(monkeypatch)
     assert flash
     (q, k, v, _), _ = arrays(2, 4, 2, 140, length)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import small
 
 from curax import advantage, downsample, gate, loss, modulate, objective, reward
-from curax.config import KL, ConfigError, Stop
+from curax.config import KL, ConfigError, Stop, load
 from curax.runs import run
 from curax.settings.declared import declares
 from curax.step import draw, drivers, rehearsal, stages
@@ -22,6 +23,7 @@ from curax.theory import population, summary
 from curax.types import Difficulty
 
 HERE = __name__
+ROOT = Path(__file__).parents[1]
 CONFIG = replace(small.get_config(), warm_start=None)  # 4 prompts, groups of 4
 EVEN = population.of_beta(1, 1, count=8)
 
@@ -263,6 +265,13 @@ def test_shipped_stages_keep_their_promises_with_all_their_options():
             shape_reward=partial(reward.soft_overlong, max_tokens=2, margin=1),
         )
     )
+
+
+def test_credit_is_checked_where_references_reward_too():
+    dro = load(ROOT / "configs" / "dro.py")
+    rehearsal.check(dro)
+    with pytest.raises(ConfigError, match=r"gate=.*everything lets completions train"):
+        rehearsal.check(replace(dro, gate=everything))
 
 
 def test_what_an_allocator_asks_for_in_vain_is_counted():

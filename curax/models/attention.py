@@ -85,8 +85,8 @@ def chunked(
 ) -> jax.Array:
     """`plain` in chunks of queries, whose scores the backward pass recomputes.
 
-    Causal ones in `GROUPS` groups of chunks, each with the keys up to its last query
-    alone: (1 + 1 / GROUPS) / 2 of the products of queries and keys.
+    Causal chunks are in `GROUPS` groups, each of which reads the keys up to its last
+    query alone: of the products with the queries' own keys (1 + 1 / GROUPS) / 2.
 
     Arguments and result as `plain`, but a causal query without visible keys gets the
     mean of the v that its group has.
