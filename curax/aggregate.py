@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
+from curax.settings.declared import declares
 
 
 def token_mean(mask: jax.Array) -> jax.Array:
@@ -67,6 +68,7 @@ def sequence_mean(mask: jax.Array) -> jax.Array:
     return jnp.asarray(mask, jnp.float32) / jnp.maximum(length * rows, 1.0)
 
 
+@declares(lengths=("length",))
 def constant_length(mask: jax.Array, *, length: float | jax.Array) -> jax.Array:
     """Every token counts 1 / (M length), whatever else is in the batch.
 

@@ -256,7 +256,7 @@ class Reflection:
                 "steps before; set reflection.keep to reflect.null_test or "
                 "reflect.percentile."
             )
-        if self.keep and option(self.keep, "hardest") is not None:
+        if self.keep and declared_option(self.keep, "ranks") is not None:
             yield (
                 "reflection.keep does not rank the tokens of references; set "
                 "reflection.keep.hardest to None, or use reflection.queries."
@@ -546,10 +546,11 @@ def transferred(recipe: Config, *, max_tokens: int, **fields: Any) -> Config:
     before = recipe.sampling.max_tokens
     config = dataclasses.replace(recipe, **{"warm_start": None, **fields})
     now: dict[str, Any] = {}
-    for name in ("aggregate.length", "shape_reward.max_tokens", "shape_reward.margin"):
-        stage, _, key = name.partition(".")
-        if getattr(recipe, stage) and stage not in fields:
-            now[name] = option(getattr(recipe, stage), key)
+    for name in ("aggregate", "shape_reward"):
+        stage = getattr(recipe, name)
+        if stage and name not in fields:
+            for key in declared(stage, "lengths", ()):
+                now[f"{name}.{key}"] = option(stage, key)
     if recipe.hint and "hint" not in fields:
         now["hint.width"] = recipe.hint.width
         if recipe.hint.writing:
@@ -911,6 +912,11 @@ def declared_option(function: Function, name: str, default: Any = None) -> Any:
     """The option of a function that it declares under this name; else `default`."""
     own = declared(function, name, None)
     return default if own is None else option(function, own, default)
+
+
+def checkpoint_of(config: Config) -> Any:
+    """Folder or name on the hub that the model begins from; None: random numbers."""
+    return declared_option(config.model, "checkpoint")
 
 
 def kept_of(config: Config) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curax import hub
-from curax.config import Config, ConfigError, option
+from curax.config import Config, ConfigError, checkpoint_of, option
 from curax.models import prompt_form
 from curax.settings.cli import DTYPES, Parser, command_line, program
 from curax.settings.config_paths import unbound
@@ -108,7 +108,7 @@ def check(args: Namespace, config: Config) -> None:
     if args.dtype and model is pretrained.model:
         raise ConfigError(
             f"--dtype {args.dtype}: {args.run} is written as "
-            f"{option(config.model, 'path')} is, which it began from; leave it out."
+            f"{checkpoint_of(config)} is, which it began from; leave it out."
         )
 
 
@@ -138,12 +138,12 @@ def write(args: Namespace, policy: "Policy") -> None:
     alpha = option(config.model, "lora_alpha")
     details = {"form": task.prompt_form, "card": page, "lora_alpha": alpha}
     if args.adapter:
-        base = option(config.model, "path")
+        base = checkpoint_of(config)
         name = hub.parsed(base, "model")
         base, revision = name[:2] if name else (base, None)
         export.export_adapter(args.out, params, base=base, revision=revision, **details)
     elif unbound(config.model) is pretrained.model:
-        source = hub.checkpoint(option(config.model, "path"))
+        source = hub.checkpoint(checkpoint_of(config))
         export.export(source, params, args.out, **details)
     else:
         write_new(args, policy, params, details)

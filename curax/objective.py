@@ -21,8 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
+from curax.settings.declared import declares
 
 
+@declares(objective="f")
 def prompt_weight(
     outcome: jax.Array,
     exists: jax.Array,
@@ -79,6 +81,7 @@ def prompt_weight(
     return jnp.where(exists, weight[..., None], 0.0)
 
 
+@declares(objective="f")
 def history_weight(
     outcome: jax.Array,
     exists: jax.Array,
@@ -126,6 +129,7 @@ def history_weight(
     return jnp.where(exists, weight[..., None], 0.0)
 
 
+@declares(series="coefficients", terms="terms")
 def series(
     outcome: jax.Array,
     exists: jax.Array,
@@ -178,6 +182,7 @@ def series(
     return jnp.where(exists, table[n, others], 0.0)
 
 
+@declares(objective="f")
 def bernstein(
     outcome: jax.Array,
     exists: jax.Array,

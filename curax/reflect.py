@@ -520,6 +520,7 @@ def null_chance(
     return jnp.where(able, chance, 1.0)
 
 
+@declares(ranks="hardest")
 def percentile(
     hard: jax.Array,
     spread: jax.Array,
@@ -564,7 +565,7 @@ def percentile(
     return known & easy & (place < jnp.sum(known) - dropped), state
 
 
-@declares(remembers=True)
+@declares(remembers=True, ranks="hardest")
 def ema(
     hard: jax.Array,
     spread: jax.Array,
@@ -610,6 +611,7 @@ def ema(
     return keep, jnp.where(jnp.any(known), after, state)
 
 
+@declares(ranks="hardest")
 def null_test(
     hard: jax.Array,
     spread: jax.Array,

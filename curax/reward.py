@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax.settings.declared import declares
 from curax.types import Prompts, Rollouts, Task
 
 TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
@@ -101,6 +102,7 @@ def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:
         return f"error: {type(error).__name__}: {error}"
 
 
+@declares(lengths=("max_tokens", "margin"))
 def soft_overlong(
     outcome: jax.Array, length: jax.Array, *, max_tokens: int, margin: int
 ) -> jax.Array:

@@ -26,18 +26,21 @@ SPEED_UP = (
 # time to trace and to lower it.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
+FLAGS = (
+    "--xla_force_host_platform_device_count=8",
     # Halves compile time, most of what tests spend; CI's quickstart runs optimised.
-    + " --xla_backend_optimization_level=0"
+    "--xla_backend_optimization_level=0",
     # A third to a fifth less again.
-    + f" --xla_disable_hlo_passes={','.join(SPEED_UP)}"
-    + " --xla_cpu_parallel_codegen_split_count=1"
+    f"--xla_disable_hlo_passes={','.join(SPEED_UP)}",
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 if importlib.metadata.version("jaxlib") < "0.11":
     # A third less time to compile; later versions no longer know the option.
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+    FLAGS += ("--xla_cpu_use_fusion_emitters=false",)
+# A worker finds those of the process that started it. Each once: the key of a compiled
+# program holds them, and one process alone shares the programs of several.
+set_before = os.environ.get("XLA_FLAGS", "").split()
+os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*set_before, *FLAGS]))
 
 ROOT = Path(__file__).parents[1]
 CPU = Path("/proc/cpuinfo")
@@ -129,8 +132,14 @@ MANY = 20_000  # pieces of mapped memory; Linux allows a process 65,530
 
 @pytest.fixture(scope="module", autouse=True)
 def few_compiled_programs():
-    """Each maps memory of its own, and a process that runs out of maps crashes."""
+    """Each maps memory of its own, and a process that runs out of maps crashes.
+
+    What a file leaves behind, traces above all, is not searched for cycles again by the
+    files after it: tests that collect garbage took ten times as long late in a process.
+    """
     yield
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
         jax.clear_caches()
-        gc.collect()
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -1,4 +1,4 @@
-"""Methods that cannot go together are refused when the components are built."""
+"""Components built from a config: which methods go together, what functions declare."""
 
 import re
 from dataclasses import replace
@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 import small
 
-from curax import gate, stop
+from curax import gate, objective, stop
 from curax.config import Stop
 from curax.settings.declared import declares
-from curax.step.build import build
+from curax.step.build import build, task_of
 from curax.step.records import Method
+from curax.theory import stated_objective
 
 PLAIN = small.get_config()
 
@@ -70,3 +71,35 @@ def test_methods_that_can_go_together_are_built():
     judged = build(having(JUDGE, CHOOSER))
     assert {method.name for method in judged.methods} == {"judge", "chooser"}
     assert build(replace(having(JUDGE), gate=gate.none)).methods == ()
+
+
+@declares(checkpoint="begin")
+def own_model(*, vocab_size, begin):
+    """A model that begins from a checkpoint."""
+    raise AssertionError((vocab_size, begin))
+
+
+@declares(tokenizer="words")
+def own_task(*, words=None):
+    """A task with a tokenizer, in place of a `Task`."""
+    return words
+
+
+@declares(objective="gain")
+def own_weight(outcome, exists, history, *, gain):
+    """The weight of an objective stage, by another name of its f."""
+    return objective.prompt_weight(outcome, exists, history, f=gain)
+
+
+def test_what_a_function_declares_is_read_whatever_its_options_are_called():
+    config = replace(
+        PLAIN,
+        model=partial(own_model, begin="there"),
+        task=own_task,
+        objective=partial(own_weight, gain=objective.log),
+    )
+    assert task_of(config) == "there"
+    assert task_of(replace(config, task=partial(own_task, words="own"))) == "own"
+    assert stated_objective.claimed(config).slope([0.25]) == pytest.approx([4.0])
+    undeclared = replace(config, objective=partial(like(own_weight), f=objective.log))
+    assert stated_objective.claimed(undeclared).slope is None

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from curax import hub
-from curax.config import Config, ConfigError, describe, option, options
+from curax.config import Config, ConfigError, checkpoint_of, describe, options
 from curax.config import Mesh as Sizes
 from curax.evaluation import questions
 from curax.evaluation.questions import FileQuestions, Questions, TaskQuestions
@@ -172,7 +172,7 @@ def _check_no_file_options(path: Path, args: Namespace) -> None:
 def _prompt_form(path: Path, config: Config | None, args: Namespace) -> PromptFormat:
     """Prompt form of the run or checkpoint, changed by the command line."""
     known = options(config.task) if config else {"tokenizer": str(path)}
-    model = option(config.model, "path") if config else None
+    model = checkpoint_of(config) if config else None
     where = known.get("tokenizer") or model
     if where is None:
         raise ConfigError(

@@ -16,11 +16,13 @@ from curax import hub
 from curax.models import attention, families, tensors, transformer
 from curax.models.modules import MATRICES, is_adapter
 from curax.settings.config_types import CheckpointPath, Count, Natural, Positive
+from curax.settings.declared import declares
 from curax.types import Model
 
 FIX = "config.json belongs to other files, so fetch all again"
 
 
+@declares(checkpoint="path", computes_in="dtype", recomputes="remat")
 def model(
     *,
     path: CheckpointPath,

@@ -37,6 +37,7 @@ from curax.models.modules import (
 )
 from curax.models.rotary import RopeScaling, rotate
 from curax.settings.config_types import Count, Natural, Positive
+from curax.settings.declared import declares
 from curax.types import Model, SharedCache
 
 CAST = ("embed", "head", "kernel", "bias")  # parameters that are read in `dtype` only
@@ -49,6 +50,7 @@ REMAT: dict[str, Any] = {
 }
 
 
+@declares(computes_in="dtype", recomputes="remat")
 def model(
     *,
     vocab_size: int,

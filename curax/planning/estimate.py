@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 from curax import rollout
 from curax.arrays import frozen
 from curax.arrays.sharding import bytes_on_device
-from curax.config import cache_bytes, option
+from curax.config import cache_bytes, declared_option
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
 from curax.step.records import Components
@@ -249,7 +249,7 @@ def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -
     """
     how, tensor = parts.config.update, cut.tensor
     passes = how.epochs
-    again = recomputed(option(parts.config.model, "remat", False))
+    again = recomputed(declared_option(parts.config.model, "recomputes", False))
     remat = again == "everything"
     head, factor = sizes.vocab * sizes.width, 8.0 if remat else 6.0
     rows = cut.share(sizes.trained)

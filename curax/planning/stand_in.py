@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from curax import hub
-from curax.config import Config, option, override
+from curax.config import Config, checkpoint_of, declared_option, override
 from curax.models import families
 from curax.types import Prompts, Task
 
@@ -26,8 +26,8 @@ def without_files(config: Config) -> Config:
         ValueError: in a sentence, if config.json cannot be read.
     """
     path, longest = (
-        option(config.model, "path"),
-        option(config.task, "max_prompt_tokens"),
+        checkpoint_of(config),
+        declared_option(config.task, "prompt_tokens"),
     )
     if path is None or longest is None or config.hint or config.reflection:
         return config
@@ -35,7 +35,7 @@ def without_files(config: Config) -> Config:
     config = override(config, {"model.path": str(place)})
     found = families.read(place / "config.json")
     shaped = partial(task, vocab_size=found["vocab_size"], prompt_tokens=longest)
-    traces = option(config.task, "max_trace_tokens", 0)
+    traces = declared_option(config.task, "trace_tokens", 0)
     return dataclasses.replace(config, task=partial(shaped, trace_tokens=traces))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from curax import __version__, hub
-from curax.config import Config, ConfigError, option
+from curax.config import Config, ConfigError, checkpoint_of, option
 from curax.runs import record
 from curax.settings.config_paths import full_name
 from curax.step import stages
@@ -52,7 +52,7 @@ def text(
 def _names(config: Config) -> Iterator[tuple[str, str, hub.Name]]:
     """(header field, words, name) of checkpoint and data that came from the hub."""
     named = {
-        ("base_model", "Began from"): (option(config.model, "path"), "model"),
+        ("base_model", "Began from"): (checkpoint_of(config), "model"),
         ("datasets", "Trained on"): (option(config.task, "train"), "dataset"),
     }
     for (field, words), (path, kind) in named.items():

@@ -355,6 +355,8 @@ def _attempt(function: Callable, *args: Any, **named: Any) -> tuple[Any, str]:
         return function(*args, **named), ""
     except Exception as error:
         reason = _reason(error)
+        if isinstance(error, DamagedError):  # of our own: nothing is left behind
+            return None, reason
     # Tasks that orbax leaves behind would print warnings when they are collected.
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     gc.collect()

@@ -18,9 +18,9 @@ from curax.arrays import frozen
 from curax.config import (
     Config,
     ConfigError,
+    checkpoint_of,
     load,
     module_of,
-    option,
     override,
     recalled,
 )
@@ -156,7 +156,7 @@ def load_state(
     if totals.get(run.FROZEN) != mark:
         raise ConfigError(
             "the parameters that are not trained differ from those the run began with; "
-            f"bring back what model.path={option(config.model, 'path')} was."
+            f"bring back what model.path={checkpoint_of(config)} was."
         )
     return loop, state
 

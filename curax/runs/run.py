@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from curax import hub
-from curax.config import Config, ConfigError, describe, option
+from curax.config import Config, ConfigError, checkpoint_of, declared_option, describe
 from curax.models import prompt_form
 from curax.processes import peers
 from curax.runs import (
@@ -132,7 +132,7 @@ def prepared(
             make_ready()
         except RuntimeError as error:
             raise ConfigError(str(error)) from error
-    path, form = option(config.model, "path"), loop.parts.task.prompt_form
+    path, form = checkpoint_of(config), loop.parts.task.prompt_form
     path = path and hub.checkpoint(path, weights=False)
     if warning := prompt_form.mismatch(path, form):
         say(f"Warning: {warning}")
@@ -434,7 +434,7 @@ class Run:
         if totals.get(FROZEN) != frozen_mark(state):
             raise RunError(
                 "the parameters that are not trained differ from those the run began "
-                f"with; bring back what model.path={option(self._config.model, 'path')}"
+                f"with; bring back what model.path={checkpoint_of(self._config)}"
                 " was, or start anew in another --workdir."
             )
         return state
@@ -671,7 +671,7 @@ def drift_bound(config: Config, platform: str) -> float:
     """
     if config.logging.drift_nats is not None:
         return float(config.logging.drift_nats)
-    dtype = jnp.dtype(option(config.model, "dtype", jnp.float32))
+    dtype = jnp.dtype(declared_option(config.model, "computes_in", jnp.float32))
     # Accelerators round float32 products to fewer bits.
     return 1e-4 if dtype == jnp.float32 and platform == "cpu" else 0.2
 

@@ -14,6 +14,19 @@
     keeps           the option of a down-sampling that is the most it keeps of a prompt
     floor           the option of an allocator that is the least it gives a prompt
     rows_per_prompt the option of a correction that is the rows trained per prompt
+    objective       the option of an objective that is the function f of a pass rate
+    series, terms   its options that are the coefficients of f', and how many it takes
+    lengths         the options of a stage that are lengths of completions in tokens
+    ranks           the option of a rule that keeps prompts, for which it needs ranks of
+                    the tokens of references
+    checkpoint      the option of a model that is the checkpoint it begins from
+    computes_in     the option of a model that is the dtype of its matrix products
+    recomputes      the option of a model that is what a backward pass computes again
+    tokenizer       the option of a task that is the checkpoint of its tokenizer; None
+                    there: the model's
+    num_prompts     the option of a task that is its number of prompts
+    prompt_tokens   the option of a task that is the longest of its prompts
+    trace_tokens    the option of a task that is the longest of its traces
     package         the package that a grader or a dashboard cannot do without
     most_draws      the option of a correction that is the most a prompt draws
 

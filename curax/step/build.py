@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from curax import update
-from curax.config import Config, kept_of, option, options, rows_of
+from curax.config import Config, checkpoint_of, kept_of, option, rows_of
 from curax.settings.config_paths import Place
 from curax.settings.declared import declared
 from curax.step.methods import hints, pilots, queries, references, refill
@@ -40,10 +40,9 @@ def build(config: Config) -> Components:
 
 def task_of(config: Config) -> Task:
     """The config's task; without a tokenizer of its own, with the model's."""
-    path = option(config.model, "path")
-    named = options(config.task)
-    if path is not None and "tokenizer" in named and named["tokenizer"] is None:
-        return config.task(tokenizer=path)
+    path, name = checkpoint_of(config), declared(config.task, "tokenizer", None)
+    if path is not None and name and option(config.task, name) is None:
+        return config.task(**{name: path})
     return config.task()
 
 

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.settings.config_types import Count, Magnitude
+from curax.settings.declared import declares
 from curax.types import Contexts, Hinting, Prompts, Task
 
 MODULUS = 16
@@ -42,6 +43,7 @@ HINT, ASK = BLANK + 1, BLANK + 2  # first tokens of a block; only with hints
 NAMES = (*map(str, range(MODULUS)), *OPERATIONS, "end", "", "=", "", "hint:", "ask:")
 
 
+@declares(num_prompts="num_prompts")
 def task(
     *,
     depth: Count = 6,

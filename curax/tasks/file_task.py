@@ -27,6 +27,7 @@ from curax.settings.config_types import (
     Natural,
     Positive,
 )
+from curax.settings.declared import declares
 from curax.tasks import layouts, sources, text
 from curax.tasks.hints import WORDS, HintWriter
 from curax.tasks.layouts import Problem
@@ -128,6 +129,11 @@ class ScanProgress:
             print(f"{self._name}: {done} of {total} read", file=sys.stderr, flush=True)
 
 
+@declares(
+    tokenizer="tokenizer",
+    prompt_tokens="max_prompt_tokens",
+    trace_tokens="max_trace_tokens",
+)
 def task(
     *,
     tokenizer: CheckpointPath | None = None,

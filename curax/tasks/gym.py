@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from curax.settings.config_types import CheckpointPath, Count, Natural, Positive, Seed
+from curax.settings.declared import declares
 from curax.tasks import file_task, sources
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
@@ -65,6 +66,7 @@ def layout(record: Mapping[str, Any]) -> Problem:
     return Problem(question=record["question"], answer=dict(record))  # pyright: ignore[reportArgumentType]
 
 
+@declares(tokenizer="tokenizer", prompt_tokens="max_prompt_tokens")
 def task(
     *,
     dataset: str,

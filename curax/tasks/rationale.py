@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.settings.config_types import Count, Share
+from curax.settings.declared import declares
 from curax.tasks import chain
 from curax.tasks.chain import END, MODULUS, PAD
 from curax.types import Prompts, Task
@@ -33,6 +34,7 @@ WORD = STYLE + len(STYLES)  # the first of four
 NAMES = (*chain.NAMES[:THEN], "then", *STYLES, *WORDS)
 
 
+@declares(num_prompts="num_prompts")
 def task(
     *,
     depth: Count = 4,

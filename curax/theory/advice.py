@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from curax.config import Config, ConfigError, load, option, recipes
+from curax.config import Config, ConfigError, checkpoint_of, load, recipes
 from curax.settings.config_paths import full_name
 from curax.settings.declared import declared
 from curax.step import stages
@@ -75,7 +75,7 @@ def candidates(own: Mapping[str, Config], *, references: bool) -> Candidates:
     found, why_not = dict(own), dict[str, list[str]]()
     for name, path in recipes().items():
         config = load(path)
-        if name not in found and config.steps and not option(config.model, "path"):
+        if name not in found and config.steps and not checkpoint_of(config):
             found[name] = config
     kept: dict[Any, str] = {}
     alike: dict[str, list[str]] = {}

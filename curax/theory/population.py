@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from curax.config import Config, ConfigError, option
+from curax.config import Config, ConfigError, checkpoint_of, option
 
 LOWEST = 0.001  # pass rates lie between this and 1 - LOWEST
 SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # rows of the table
@@ -198,7 +198,7 @@ def task_size(config: Config) -> int | None:
 def missing_files(config: Config) -> list[str]:
     """Names of the options of task and model whose file or folder does not exist."""
     named = {
-        "model.path": option(config.model, "path"),
+        "model.path": checkpoint_of(config),
         "task.tokenizer": option(config.task, "tokenizer"),
         "task.train": option(config.task, "train"),
         "task.held_out": option(config.task, "held_out"),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import objective
-from curax.config import Config, ConfigError, option
+from curax.config import Config, ConfigError, declared_option
 from curax.settings.config_paths import full_name
 from curax.theory import outcome_states
 from curax.theory.predict import Prediction
@@ -27,11 +27,11 @@ class Claim(NamedTuple):
 def claimed(config: Config) -> Claim:
     """The claimed objective of a recipe: its name, slope and series.
 
-    It is `claim` where that is set, else the option `f` of the objective stage, else
-    the series of its option `coefficients`. A stage with neither states none. The slope
+    It is `claim` where that is set, else the option that the objective stage declares
+    as its `objective`, else its `series`. A stage with neither states none. The slope
     raises a ConfigError if f cannot be differentiated.
     """
-    f = config.claim or option(config.objective, "f")
+    f = config.claim or declared_option(config.objective, "objective")
     if f is not None:
         slopes = jax.jit(jax.vmap(jax.grad(lambda rate: f(rate))))
         series = None
@@ -49,10 +49,10 @@ def claimed(config: Config) -> Claim:
                 ) from error
 
         return Claim(_written(f), slope, series)
-    coefficients = option(config.objective, "coefficients")
+    coefficients = declared_option(config.objective, "series")
     if coefficients is None:
         return Claim("nothing", None, None)
-    terms = option(config.objective, "terms")
+    terms = declared_option(config.objective, "terms")
     count = _TERMS if terms is None else terms
 
     def sums(p: np.ndarray) -> np.ndarray:

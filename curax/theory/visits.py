@@ -3,7 +3,7 @@
 import numpy as np
 
 from curax import memory as memories
-from curax.config import Config, option, rows_of
+from curax.config import Config, declared_option, rows_of
 from curax.settings.declared import declared
 
 MOST_TRIALS = 2**16  # a pass rate is then known to 0.002
@@ -16,7 +16,7 @@ def remembers(config: Config) -> bool:
 
 def num_prompts(config: Config) -> int | None:
     """Number of prompts in the options of the task; None if they do not contain it."""
-    prompts = option(config.task, "num_prompts")
+    prompts = declared_option(config.task, "num_prompts")
     return prompts if isinstance(prompts, int) else None
 
 
