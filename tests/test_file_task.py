@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import words
 
+from curax.models import pretrained
 from curax.runs import memory_io
 from curax.step.build import task_of
 from curax.tasks import file_task, text
@@ -291,7 +292,7 @@ def test_the_tokenizer_may_be_that_of_the_model():
     folder = str(words.folder() / "tokenizer")
     config = SimpleNamespace(
         task=partial(file_task.task, **default()),
-        model=partial(lambda *, path: path, path=folder),
+        model=partial(pretrained.model, path=folder),
     )
     assert task_of(config).vocab_size == tokenizer().size  # pyright: ignore[reportArgumentType]
     config.model = lambda: None
