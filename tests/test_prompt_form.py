@@ -14,6 +14,7 @@ import words
 from curax.config import ConfigError, load, options
 from curax.models import prompt_form
 from curax.runs import run
+from curax.settings.declared import declares
 from curax.tasks import layouts, text
 from curax.tasks.prompt_format import PromptFormat
 
@@ -84,6 +85,7 @@ def test_without_turns_nobody_is_told_to_think():
     assert json.loads(json.dumps(plain)) == plain
 
 
+@declares(checkpoint="path")
 def begun(*, path):
     return path
 
