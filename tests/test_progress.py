@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import terminal
 from rich.console import Console
 
 from curax.runs import progress
@@ -94,3 +95,22 @@ def test_a_process_that_leaves_at_once_gives_the_cursor_back():
     told, file = shown(force_terminal=True)
     told.stopping(True)
     assert file.getvalue() == "\x1b[?25h"
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_a_terminal_shows_what_is_waited_for_beside_phases(width):
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=True)
+    told = progress.Progress(console)
+    with told:
+        told.begin("warm start", 0, 4)
+        told.warm(4, np.float32(1.5))
+        told._bars.refresh()
+        with told.waiting("evaluating the policy on held-out prompts"):
+            told._bars.refresh()  # as the thread of the display does
+        told.begin("a program", 3.0, 100, share=True)
+        told.note(99.7, "held-out 0.250")
+    text = " ".join(terminal.lines(file.getvalue()))
+    assert "evaluating" in text
+    assert "4/4" in text
+    assert "99 %" in text  # it is not done

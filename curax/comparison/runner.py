@@ -198,7 +198,8 @@ class Comparison:
                 state = lanes.begin(self._warmed(plan.arms[0], progress))
                 history = _empty_history(lanes, experiment)
                 _evaluate(lanes, state, history)
-            progress.begin(clock.title(plan.name), _percent(history, experiment), 100)
+            begun = _percent(history, experiment)
+            progress.begin(clock.title(plan.name), begun, 100, share=True)
             while (percent := _percent(history, experiment)) < 100:
                 times = min(experiment.every, experiment.steps - history["steps"][-1])
                 begun = time.monotonic()
@@ -276,7 +277,9 @@ class _Clock:
         rest = whole * (1 - percent / 100)
         every = rest + mean * (self._programs - self._number - 1)
         text = record.duration_text
-        return f"  left {text(rest)}, about {text(every)} in all"
+        own = f"  left {text(rest)}" if percent < 100 else ""
+        others = self._number + 1 < self._programs
+        return own + (f"  about {text(every)} in all" if others else "")
 
 
 def _open_checkpoints(path: Path) -> Any:

@@ -13,6 +13,9 @@ from rich.table import Column
 from rich.text import Text
 
 
+NARROW = 60  # columns of a terminal below which no bar is drawn
+
+
 class ElapsedColumn(ProgressColumn):
     """Seconds since a task began, shown while its first call compiles."""
 
@@ -20,6 +23,14 @@ class ElapsedColumn(ProgressColumn):
         """The column's text; empty once a step is done."""
         waits = task.fields.get("waits") and task.elapsed is not None
         return Text(f"{task.elapsed:.0f} s" if waits else "")
+
+
+class CountColumn(ProgressColumn):
+    """How much of a task is done, as `3/40` or `94 %`; empty where nobody knows."""
+
+    def render(self, task: Task) -> Text:
+        """The column's text."""
+        return Text(_count(task.completed, task.total, task.fields.get("share", False)))
 
 
 class Progress:
@@ -31,8 +42,8 @@ class Progress:
         self._bars = Bars(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=12),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            *([BarColumn(bar_width=12)] if self._console.width >= NARROW else []),
+            CountColumn(table_column=Column(no_wrap=True)),
             # The note alone may wrap where the terminal is narrow.
             TextColumn("{task.fields[note]}", table_column=Column(no_wrap=False)),
             ElapsedColumn(),
@@ -65,7 +76,13 @@ class Progress:
             self.say("Stopping after this chunk of steps; once more to stop at once.")
 
     def begin(
-        self, name: str, done: float, total: int, compiling: str = "compiling"
+        self,
+        name: str,
+        done: float,
+        total: int,
+        compiling: str = "compiling",
+        *,
+        share: bool = False,
     ) -> None:
         """Begin a phase.
 
@@ -74,9 +91,11 @@ class Progress:
             done: steps that are done.
             total: steps in all.
             compiling: text shown until the first call returns.
+            share: show how much is done as a percentage.
         """
-        bar = self._bars.add_task(name, total=total, note="", waits=True)
-        self._phase = name, bar, total
+        fields = {"note": "", "waits": True, "share": share}
+        bar = self._bars.add_task(name, total=total, **fields)
+        self._phase = name, bar, share, total
         self._first = self._last = None
         self._show(done, f"{self._held_out}{compiling}", waits=True)
 
@@ -129,10 +148,17 @@ class Progress:
         return f"  left {left // 60}:{left % 60:02d}"
 
     def _show(self, done: float, note: str, *, waits: bool = False) -> None:
-        name, bar, total = self._phase
+        name, bar, share, total = self._phase
         self._bars.update(bar, completed=done, note=note, waits=waits)
         if not self._console.is_terminal:
-            self.say(f"{name} {done:.0f}/{total}  {note}")
+            self.say(f"{name} {_count(done, total, share)}  {note}")
+
+
+def _count(done: float, total: float | None, share: bool) -> str:
+    """Text of what is done of a total; a share is never rounded up to all of it."""
+    if total is None:
+        return ""
+    return f"{int(100 * done / total)} %" if share else f"{done:.0f}/{total:.0f}"
 
 
 def _mean(values: Any) -> float:
