@@ -66,7 +66,7 @@ def listed() -> str:
     known = recipes()
     width = max(map(len, known), default=0)
     docs = {
-        name: ast.get_docstring(ast.parse(path.read_text())) or ""
+        name: ast.get_docstring(ast.parse(path.read_bytes())) or ""
         for name, path in known.items()
     }
     return "\n".join(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from curax import __main__ as commands
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -87,7 +89,37 @@ def test_nothing_is_said_of_a_reader_that_has_gone(tmp_path):
     assert complaints.read_text() == ""
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "export", "xray", "report"])
+ELSEWHERE = """
+import sys
+from curax.config import ConfigError
+from curax.runs.progress import Progress
+from curax.settings.cli import command_line
+
+@command_line("curax.train")
+def main(argv):
+    with Progress() as progress:
+        progress.say("begins in прогон")
+    print("Written: прогон/π.html")
+    raise ConfigError("прогон is there already.")
+
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("terminal", ["ascii", "ascii:strict", "latin-1"])
+def test_a_path_in_another_script_ends_nothing_where_a_terminal_lacks_it(terminal):
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", ELSEWHERE],
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": terminal},
+    )
+    name = "прогон".encode("ascii", "backslashreplace")
+    assert done.returncode == 2
+    assert done.stdout == b"begins in %b\nWritten: %b/\\u03c0.html\n" % (name, name)
+    assert done.stderr == b"curax.train: %b is there already.\n" % name
+
+
+@pytest.mark.parametrize("name", commands.MODULES)
 def test_every_command_line_goes_on(name):
     module = importlib.import_module(f"curax.{name}")
     assert hasattr(module.main, "__wrapped__")

@@ -88,7 +88,10 @@ def recipe_name(path: Path) -> str:
 
 
 class _Quiet:
-    """A text stream that drops its output after the first failed write."""
+    """A text stream that drops its output after the first failed write.
+
+    What its encoding lacks, such as a path in another script, is written as `\\u043f`.
+    """
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -96,7 +99,11 @@ class _Quiet:
     def write(self, text: str) -> int:
         """Write text, or drop it; its length is returned either way."""
         with self._silenced():
-            self._stream.write(text)
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError as error:
+                known = text.encode(error.encoding, "backslashreplace")
+                self._stream.write(known.decode(error.encoding))
         return len(text)
 
     def flush(self) -> None:
