@@ -208,7 +208,7 @@ def test_every_page_has_its_place_on_the_site_and_its_links_too():
     known = (ROOT / "mkdocs.yml").read_text()
     for page in site["pages"]():
         site["with_links"](page.read_text(), page)  # raises where one leads nowhere
-        if page.parent.name == "docs":
+        if page.parent == ROOT / "docs":
             assert f" docs/{page.name}\n" in known, page
     text, linked = site["with_links"](
         "[a](../curax/loss.py) [b](../configs/grpo.py#x)\n```\n[c](d)\n```",

@@ -22,12 +22,15 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 TINY = """
 from dataclasses import replace
+from functools import partial
 
 import small
+from curax.tasks import chain
 
 
 def get_config():
-    return replace(small.get_config(), warm_start=None)
+    task = partial(chain.task, num_prompts=64, num_held_out=32)
+    return replace(small.get_config(), task=task)
 """
 
 
@@ -56,9 +59,9 @@ def begun(followed):
 
 def test_every_block_of_the_page_runs_as_it_stands(followed):
     assert len(BLOCKS) == 5
-    assert followed["config"].steps == 10
+    assert followed["config"].steps == 50
     assert int(followed["state"].step) == 3
-    assert followed["metrics"]["reward/mean"].shape == (8, 10)
+    assert followed["metrics"]["reward/mean"].shape == (8, 50)
     assert np.argmax(followed["logits"]) == 3
     assert all(len(block.strip().splitlines()) <= 7 for block in BLOCKS)
 
@@ -76,7 +79,7 @@ def test_a_run_is_init_and_steps_of_the_same_seed(followed, begun):
 
 def test_a_run_is_a_function_of_magnitudes_too(followed):
     """Traced without a program, for what it would return; with a warm start."""
-    plain = override(small.get_config(), {"steps": 10})
+    plain = override(small.get_config(), {"steps": 50})
 
     def trained(rate):
         config = override(plain, {"optimizer.learning_rate": rate})
@@ -84,7 +87,7 @@ def test_a_run_is_a_function_of_magnitudes_too(followed):
 
     rates = jax.ShapeDtypeStruct((3,), "float32")
     state, metrics = jax.eval_shape(jax.vmap(trained), rates)
-    assert metrics["reward/mean"].shape == (3, 10)
+    assert metrics["reward/mean"].shape == (3, 50)
     one = jax.tree.map(lambda x: (3, *x.shape), followed["state"])
     assert jax.tree.map(lambda x: x.shape, state) == one
 
