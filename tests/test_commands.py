@@ -75,6 +75,7 @@ def test_the_wheel_has_every_module_and_every_recipe(installed):
         *(path.relative_to(ROOT) for path in (ROOT / "curax").rglob("*.py")),
         *(path.relative_to(ROOT) for path in (ROOT / "curax").rglob("*.tmpl")),
         *(Path("curax", path.relative_to(ROOT)) for path in RECIPES),
+        Path("curax", "py.typed"),  # says that annotations of curax may be read
     }
     files = (path.relative_to(site) for path in (site / "curax").rglob("*.*"))
     assert {path for path in files if path.suffix != ".pyc"} == want
