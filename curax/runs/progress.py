@@ -12,7 +12,6 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
-
 NARROW = 60  # columns of a terminal below which no bar is drawn
 
 
