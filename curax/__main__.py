@@ -2,12 +2,13 @@
 
 import argparse
 import ast
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 
 from curax import __version__
-from curax.config import recipes
+from curax.config import ConfigError, recipes
 from curax.settings.cli import Parser, command_line
 
 ABOUT = "Curate the learning signal of RLVR, in JAX."
@@ -25,7 +26,9 @@ HERE = {
     "recipes": "list the recipes, a line each",
     "completion": "print a script that completes these commands in a shell",
 }
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "tcsh", "fish")
+# What completes an argument that is called so.
+PATHS = {"FILE": "FILE", "EXPERIMENT": "FILE", "DIR": "DIRECTORY", "RUN": "DIRECTORY"}
 
 
 def parser() -> Parser:
@@ -39,7 +42,7 @@ def parser() -> Parser:
         epilog="curax COMMAND --help says what a command takes.",
     )
     result.add_argument("--version", action="version", version=__version__)
-    result.add_argument("command", choices=[*MODULES, *HERE], metavar="COMMAND")
+    result.add_argument("command", metavar="COMMAND")
     result.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return result
 
@@ -50,7 +53,7 @@ def main(argv: list[str]) -> int:
     if not argv:
         parser().print_help()
         return 0
-    name = parser().parse_args(argv[:1]).command
+    name = known(parser().parse_args(argv[:1]).command)
     if name == "recipes":
         Parser(prog="curax recipes", description=HERE[name]).parse_args(argv[1:])
         print(listed())
@@ -59,6 +62,21 @@ def main(argv: list[str]) -> int:
         print(completion(argv[1:]))
         return 0
     return importlib.import_module(f"curax.{name}").main(argv[1:])
+
+
+def known(name: str) -> str:
+    """The name of a command, as it was given.
+
+    Raises:
+        ConfigError: there is no such command; the message has the nearest.
+    """
+    names = [*MODULES, *HERE]
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, 1)
+    near = [f"train {name}"] if name in recipes() else near
+    fix = f"did you mean curax {near[0]}?" if near else f"there are {', '.join(names)}."
+    raise ConfigError(f"{name} is no command; {fix}")
 
 
 def listed() -> str:
@@ -95,6 +113,8 @@ def completion(argv: Sequence[str]) -> str:
         for action in inner._actions:
             if action.dest == "recipe":
                 action.choices = [*recipes()]
+            elif action.metavar in PATHS:
+                action.complete = getattr(shtab, PATHS[action.metavar])
         commands.add_parser(
             name, help=text, parents=[inner], add_help=False, conflict_handler="resolve"
         )

@@ -138,11 +138,27 @@ def test_a_shell_completes_commands_options_and_recipes(capsys, shell):
         assert word in out
 
 
+def test_folders_and_files_are_completed_where_an_option_takes_one(capsys):
+    _, out, _ = said(capsys, "completion", "bash")
+    for word in ("train___workdir", "evaluate___model", "export_pos_0"):
+        assert f"{word}_COMPGEN=_shtab_compgen_dirs" in out
+    assert "xray___trl_COMPGEN=_shtab_compgen_files" in out
+
+
 def test_an_unknown_command_or_shell_is_told_in_a_line(capsys):
-    for argv in (["trian"], ["completion", "fish"], ["recipes", "dapo"]):
+    for argv in (["trian"], ["completion", "ksh"], ["recipes", "dapo"]):
         status, out, err = said(capsys, *argv)
         assert (status, out, err.count("\n")) == (2, "", 1), argv
         assert err.startswith("curax: ")
+    for name, fix in {
+        "trian": "did you mean curax train?",
+        "complete": "did you mean curax completion?",
+        "dapo": "did you mean curax train dapo?",
+        "zzz": "there are train, xray, plan, compare, evaluate, export, report, env, "
+        "recipes, completion.",
+    }.items():
+        _, _, err = said(capsys, name, "--config", "grpo")
+        assert err == f"curax: {name} is no command; {fix}\n"
     assert said(capsys, "train", "dapo", "--config", "grpo") == (
         2,
         "",
