@@ -6,9 +6,10 @@ import difflib
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from curax import __version__
-from curax.config import ConfigError, recipes
+from curax.config import ConfigError, is_shipped, recipes
 from curax.settings.cli import Parser, command_line
 
 ABOUT = "Curate the learning signal of RLVR, in JAX."
@@ -80,17 +81,26 @@ def known(name: str) -> str:
 
 
 def listed() -> str:
-    """A line for each recipe: its name and the first line of its file."""
+    """A line for each recipe: its name and the first line of its file.
+
+    Those of ./configs that curax has not, or has otherwise, are told by their paths.
+    """
     known = recipes()
     width = max(map(len, known), default=0)
-    docs = {
-        name: ast.get_docstring(ast.parse(path.read_bytes())) or ""
-        for name, path in known.items()
-    }
-    return "\n".join(
-        f"{name:<{width}}  {text.partition(chr(10))[0].rstrip('.')}"
-        for name, text in docs.items()
-    )
+    lines = []
+    for name, path in known.items():
+        where = "" if is_shipped(path) else f" ({path})"
+        lines.append(f"{name:<{width}}  {_first_line(path)}{where}".rstrip())
+    return "\n".join(lines)
+
+
+def _first_line(path: Path) -> str:
+    """The first line of a file's docstring; empty where there is none."""
+    try:
+        text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+    except (SyntaxError, ValueError, OSError):  # told where the file is loaded
+        return ""
+    return text.partition("\n")[0].rstrip(".")
 
 
 def completion(argv: Sequence[str]) -> str:

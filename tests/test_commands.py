@@ -130,6 +130,24 @@ def test_every_recipe_has_a_line(capsys):
         assert text.rstrip() in path.read_text().splitlines()[0]
 
 
+def test_recipes_of_a_user_stand_beside_those_of_curax(capsys, tmp_path, monkeypatch):
+    shipped = [path.stem for path in RECIPES]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    for name, text in (("mine", ""), ("broken", "def"), ("dapo", '"""Ours."""')):
+        (tmp_path / "configs" / f"{name}.py").write_text(text)
+    status, out, _ = said(capsys, "recipes")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert status == 0
+    assert sorted(lines) == sorted({*shipped, "mine", "broken"})
+    assert lines["mine"].split() == ["mine", "(configs/mine.py)"]
+    assert lines["dapo"].split() == ["dapo", "Ours", "(configs/dapo.py)"]
+    assert "(" not in lines["grpo"].split(":")[0]
+    assert cf.load("dr_grpo").steps
+    with pytest.raises(cf.ConfigError, match=r"configs/dapo\.py: no get_config"):
+        cf.load("dapo")
+
+
 @pytest.mark.parametrize("shell", commands.SHELLS)
 def test_a_shell_completes_commands_options_and_recipes(capsys, shell):
     status, out, _ = said(capsys, "completion", shell)
