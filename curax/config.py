@@ -84,7 +84,6 @@ __all__ = [
     "transferred",
     "truncates",
     "updates_of",
-    "with_current_fields",
 ]
 
 
@@ -498,13 +497,29 @@ def made_by(path: Path, function: str, kind: type[Made]) -> Made:
     return made
 
 
+_HERE = Path(__file__).resolve().parent
+SHIPPED = next(  # the folder of recipes, in a wheel or in a clone
+    folder / "configs"
+    for folder in (_HERE, _HERE.parent)
+    if (folder / "configs").is_dir() or folder != _HERE
+)
+
+
 def recipes() -> dict[str, Path]:
-    """Files of recipes by name: of ./configs, else of the package or beside it."""
-    here = Path(__file__).parent
-    for folder in (Path("configs"), here / "configs", here.parent / "configs"):
-        if files := {file.stem: file for file in sorted(folder.glob("*.py"))}:
-            return files
-    return {}
+    """Files of recipes by name: those of ./configs, then those of curax.
+
+    A file of ./configs stands in place of one of curax that has its name.
+    """
+    found: dict[str, Path] = {}
+    for folder in (Path("configs"), SHIPPED):
+        files = {file.stem: file for file in sorted(folder.glob("*.py"))}
+        found |= {name: file for name, file in files.items() if name not in found}
+    return found
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a file is a recipe of curax."""
+    return path.resolve().parent == SHIPPED
 
 
 def _file(path: Path) -> Path:
@@ -571,59 +586,13 @@ def recalled(path: str | Path) -> Config:
         ConfigError: the file cannot be read, or names a function that does not exist.
     """
     try:
-        return rebuild(with_current_fields(json.loads(Path(path).read_text())), Config)
+        return rebuild(json.loads(Path(path).read_text()), Config)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); name the folder of a run."
         ) from error
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-RENAMED = (  # fields of a group, as they were called and as they are
-    ("sampling", "parts", "chunks"),
-    ("hint", "gate", "stop_probability"),
-    ("update", "vocab_chunk", "token_chunk"),
-    ("sampling", "accept_truncation", "correct"),
-)
-RENAMED_VALUES = {  # of renamed fields that had other values
-    "accept_truncation": lambda value: {"function": NONE} if value else None
-}
-NONE = "curax.correct.none"
-RENAMED_OPTIONS = (  # the same of a function
-    ("curax.score.gradient", "vocab_chunk", "token_chunk"),
-)
-
-
-def with_current_fields(description: Any) -> Any:
-    """Description of an older run's config with the present names of its fields."""
-    result = _with_current_options(description)
-    if not isinstance(result, dict):
-        return result
-    for group, was, now in RENAMED:
-        if isinstance(fields := result.get(group), dict):
-            result[group] = _renamed(fields, was, now)
-    return result
-
-
-def _with_current_options(description: Any) -> Any:
-    """The description with the present names of options of functions."""
-    if isinstance(description, list):
-        return [_with_current_options(part) for part in description]
-    if not isinstance(description, dict):
-        return description
-    result = {k: _with_current_options(part) for k, part in description.items()}
-    for function, was, now in RENAMED_OPTIONS:
-        if result.get("function") == function:
-            result = _renamed(result, was, now)
-    return result
-
-
-def _renamed(fields: dict[str, Any], was: str, now: str) -> dict[str, Any]:
-    if was not in fields:
-        return fields
-    said = RENAMED_VALUES.get(was, lambda value: value)(fields[was])
-    return {now if n == was else n: said if n == was else v for n, v in fields.items()}
 
 
 def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> Config:

@@ -12,7 +12,7 @@ import small
 import words
 
 from curax import correct
-from curax.config import Config, load, option, override
+from curax.config import Config, describe, load, option, override
 from curax.runs import checkpoint, folder, run
 from curax.step import loops
 from curax.verify import graders
@@ -83,7 +83,8 @@ def state(make, step):
 def write(workdir, make, *, off=0):
     """A run folder with checkpoints of a few steps; the base has changed if `off`."""
     folder.make(workdir, make())
-    there = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=9)
+    about = folder.kept(describe(make()))
+    there = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=9, about=about)
     with contextlib.closing(there):
         for step, score in STEPS.items():
             now = state(make, step)

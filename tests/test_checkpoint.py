@@ -1,5 +1,8 @@
+import contextlib
 import dataclasses
+import errno
 import re
+import shutil
 import time
 from functools import partial
 
@@ -62,25 +65,52 @@ def test_what_is_restored_is_what_was_saved(opened):
     assert counted == totals
 
 
-METHODS = {
-    "none": {},
-    "hints": {"hints": {"level": jnp.arange(16), "hinted": jnp.zeros(16, bool)}},
-    "the policy scores": {"references": None},
-    "another scores": {
-        "references": {"w": jnp.arange(3.0)},
-        "queries": {"ids": jnp.arange(4), "level": jnp.float32(0.5)},
-    },
-}
+def test_a_checkpoint_is_that_of_its_step_and_of_its_run(tmp_path):
+    def opened(seed, folder="saved"):
+        about = {"seed": seed, "loss.low": 0.2}
+        path = tmp_path / folder
+        return checkpoint.Checkpoints(path, keep=9, about=about)
+
+    for seed, name in ((1, "saved"), (2, "other")):
+        with contextlib.closing(opened(seed, name)) as saved:
+            for step in (2, 4):
+                saved.save(step, state(step), {})
+    shutil.copytree(tmp_path / "saved" / "2", tmp_path / "saved" / "6")
+    shutil.copytree(tmp_path / "other" / "4", tmp_path / "saved" / "8")
+    with contextlib.closing(opened(1)) as saved:
+        for step, said in ((6, "as step 2"), (8, "run, with seed=2 in place of 1")):
+            with pytest.raises(checkpoint.DamagedError, match=said):
+                saved.restore(step, like(state()))
+        found = saved.newest(like(state()))
+    assert found is not None
+    assert (found.step, {path.name for path in found.skipped}) == (
+        4,
+        {"6.unreadable", "8.unreadable"},
+    )
 
 
-@pytest.mark.parametrize("which", METHODS)
-def test_a_state_saved_before_methods_had_one_mapping_is_restored(opened, which):
-    now = dataclasses.replace(state(), methods=METHODS[which])
-    opened.save(3, checkpoint.OlderState.of(now), {"update/count": 7})
+def test_what_is_in_the_way_of_a_damaged_checkpoint_is_replaced_or_named(
+    opened, tmp_path, monkeypatch
+):
+    opened.save(2, state(), {})
+    opened.save(4, state(), {})
     opened.wait()
-    got, totals = opened.restore(3, like(now))
-    assert_identical(got, now)
-    assert totals == {"update/count": 7}
+    folder = tmp_path / "saved"
+    shutil.copytree(folder / "2", folder / "6")
+    (folder / "6.unreadable").write_text("a file")
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint.os, "replace", refuse)
+        opened._manager.reload()
+        with pytest.raises(checkpoint.NotSavedError, match=r"6 cannot be renamed to"):
+            opened.newest(like(state()))
+    found = opened.newest(like(state()))
+    assert found is not None
+    assert found.step == 4
+    assert (folder / "6.unreadable").is_dir()
 
 
 def test_the_latest_are_kept(opened, tmp_path):

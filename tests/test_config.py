@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import pkgutil
 import re
 import subprocess
 import sys
@@ -31,16 +30,9 @@ from curax.config import (
     WarmStart,
     Writing,
 )
-from curax.runs import folder
-from curax.settings import config_paths
 from curax.settings.declared import declares
 
 RECIPES = Path(__file__).parents[1] / "configs"
-# One function of each module that has moved.
-MOVED_FUNCTIONS = {
-    "curax.monitors.diversity": "curax.monitors.diversity.kind_of",
-    "curax.tasks.file_task": "curax.tasks.file_task.task",
-}
 HERE = __name__  # what a function defined below is called by
 
 
@@ -684,58 +676,6 @@ def test_a_config_is_recalled_from_what_a_run_writes_of_it(path, tmp_path):
     again = cf.recalled(tmp_path / "config.json")
     assert json.dumps(cf.describe(again)) == written
     assert type(again) is cf.Config
-
-
-@pytest.mark.parametrize(("old", "new"), config_paths.MOVED.items())
-def test_a_config_written_before_its_functions_moved_is_the_same(old, new, tmp_path):
-    moved = pkgutil.resolve_name(MOVED_FUNCTIONS[new])
-    config = cf.load(RECIPES / "gsm8k_qwen3_0p6b.py")
-    if new == "curax.monitors.diversity":
-        evaluation = replace(config.evaluation, format=moved)
-        config = replace(config, evaluation=evaluation)
-    now = cf.describe(config)
-    written = json.dumps(now).replace(f'"{new}.', f'"{old}.')
-    assert old in written
-    assert new not in written
-    path = tmp_path / "config.json"
-    path.write_text(written)
-    assert cf.describe(cf.recalled(path)) == now
-    assert config_paths.changes(json.loads(written), now) == []
-    folder.check(tmp_path, config, resume=True)
-
-
-RENAMED = [("sage_light", *names) for names in cf.RENAMED]
-RENAMED += [
-    ("gvm_grpo_exact", "pilot.norm", *names[1:]) for names in cf.RENAMED_OPTIONS
-]
-
-
-@pytest.mark.parametrize(("recipe", "group", "old", "new"), RENAMED)
-def test_a_config_written_before_a_field_was_renamed_is_the_same(
-    recipe, group, old, new, tmp_path
-):
-    config = cf.load(RECIPES / f"{recipe}.py")
-    now = cf.describe(config)
-    written = json.loads(json.dumps(now))
-    fields = written
-    for name in group.split("."):
-        fields = fields[name]
-    fields[old] = fields.pop(new)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(written))
-    assert cf.describe(cf.recalled(path)) == now
-    folder.check(tmp_path, config, resume=True)
-
-
-def test_a_bias_that_was_accepted_is_one_that_is_left(tmp_path):
-    config = cf.load(RECIPES / "dro_published.py")
-    written = json.loads(json.dumps(cf.describe(config)))
-    for accepted, kept in ((True, config.sampling.correct), (False, None)):
-        fields = dict(written["sampling"], accept_truncation=accepted, top_p=1.0)
-        del fields["correct"]
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(written | {"sampling": fields}))
-        assert cf.recalled(path).sampling.correct == kept
 
 
 def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):

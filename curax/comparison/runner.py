@@ -284,7 +284,8 @@ class _Clock:
 
 def _open_checkpoints(path: Path) -> Any:
     """Context manager for the checkpoints in a folder; the latest is kept."""
-    return contextlib.closing(checkpoint.Checkpoints(path, keep=1))
+    about = {"key": path.name}
+    return contextlib.closing(checkpoint.Checkpoints(path, keep=1, about=about))
 
 
 def _newest_checkpoint(

@@ -5,7 +5,6 @@ The checksum of the state finds checkpoints that were damaged on the disk.
 """
 
 import copy
-import dataclasses
 import errno
 import gc
 import json
@@ -14,11 +13,10 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
@@ -26,11 +24,9 @@ import orbax.checkpoint as ocp
 from curax.arrays.sharding import platform
 from curax.processes import peers
 from curax.settings.cli import still_there
-from curax.types import TrainState
+from curax.settings.config_paths import changes
 
 UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
-# Fields of older states, and the methods that have these as their state.
-METHODS = {"hints": "hints", "scorer": "references", "chosen": "queries"}
 
 
 class NotSavedError(OSError):
@@ -50,47 +46,22 @@ class Restored(NamedTuple):
     skipped: dict[Path, str]  # new path of each damaged checkpoint, and the reason
 
 
-@flax.struct.dataclass(kw_only=True)
-class OlderState:
-    """A train state as it was saved before methods had their states in one mapping."""
-
-    params: Any
-    frozen: Any
-    opt_state: Any
-    reference: Any
-    memory: Any
-    hints: Any
-    scorer: Any
-    chosen: Any
-    position: Any
-    step: Any
-    seed: Any
-
-    @classmethod
-    def of(cls, state: TrainState) -> "OlderState":
-        """A train state in the older layout."""
-        own = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-        methods = own.pop("methods")
-        named = {old: methods.get(new) for old, new in METHODS.items()}
-        return cls(**own, **named)
-
-    def current(self, names: Iterable[str]) -> TrainState:
-        """The state in the present layout; `names`: methods of the run."""
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        found = {new: own.pop(old) for old, new in METHODS.items()}
-        return TrainState(**own, methods={name: found[name] for name in names})
-
-
 class Checkpoints:
     """The checkpoints of a run: state, host totals and an optional score per step."""
 
-    def __init__(self, folder: Path, *, keep: int):
+    def __init__(self, folder: Path, *, keep: int, about: Any = None):
         """Open a folder; the `keep` latest checkpoints and the best one are kept.
+
+        Args:
+            folder: made if it is missing.
+            keep: number of the latest checkpoints that are kept.
+            about: JSON values that tell this run from others; a checkpoint saved with
+                other ones is not read. None: any is.
 
         Raises:
             NotSavedError: the folder cannot be made.
         """
-        self._folder, self._failed = folder.absolute(), False
+        self._folder, self._failed, self._about = folder.absolute(), False, about
         if not isinstance(sys.unraisablehook, _UnraisableHook):
             sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
         policies = ocp.checkpoint_managers
@@ -164,7 +135,7 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),  # pyright: ignore[reportCallIssue]
             totals=ocp.args.JsonSave(  # pyright: ignore[reportCallIssue]
-                {"totals": totals, "mark": mark}
+                {"totals": totals, "mark": mark, "step": step, "about": self._about}
             ),
         )
         known = score is not None and math.isfinite(score)
@@ -187,10 +158,6 @@ class Checkpoints:
         Raises:
             DamagedError: the checkpoint cannot be read, or its checksum differs.
         """
-        older, names = isinstance(like, TrainState) and self._is_older(step), ()
-        if older:
-            names = tuple(like.methods)
-            like, sharding = OlderState.of(like), sharding and OlderState.of(sharding)
         if sharding is None:
             first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
             sharding = jax.tree.map(lambda _: first, like)
@@ -210,6 +177,13 @@ class Checkpoints:
             if reason := next(filter(None, peers.gather(reason)), None):
                 raise DamagedError(reason)
             state, beside = loaded["state"], loaded["totals"]
+            theirs = beside["about"] if self._about is not None else None
+            for name, was, now in changes(theirs, self._about):
+                raise DamagedError(
+                    f"it is of another run, with {name}={was!r} in place of {now!r}"
+                )
+            if beside["step"] != step:
+                raise DamagedError(f"it was saved as step {beside['step']}")
             if _checksum(state, beside["totals"]) != beside["mark"]:
                 raise DamagedError("contents differ from what was saved")
             return state, beside["totals"]
@@ -217,17 +191,7 @@ class Checkpoints:
         found, reason = _attempt(read)
         if found is None:
             raise DamagedError(reason)
-        state, totals = found
-        return (state.current(names) if older else state), totals
-
-    def _is_older(self, step: int) -> bool:
-        """Whether a checkpoint holds an `OlderState`."""
-        try:
-            path = self._folder / str(step) / "state" / "_METADATA"
-            names = json.loads(path.read_text())["tree_metadata"]
-            return any(name.startswith("('scorer'") for name in names)
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        return found
 
     def newest(self, like: Any, sharding: Any = None) -> Restored | None:
         """Restore the newest readable checkpoint; None where none was saved.
@@ -240,6 +204,7 @@ class Checkpoints:
 
         Raises:
             DamagedError: no checkpoint can be read; none is renamed.
+            NotSavedError: one that is damaged cannot be renamed.
         """
         damaged: dict[int, DamagedError] = {}
         steps = sorted(self._manager.all_steps(), reverse=True)
@@ -260,10 +225,19 @@ class Checkpoints:
     def _rename_unreadable(self, step: int) -> Path:
         there = self._folder / str(step)
         aside = there.with_name(there.name + UNREADABLE)
-        if peers.is_first():
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(there, aside)
-        peers.barrier()
+
+        def rename() -> None:
+            try:
+                if aside.is_dir() and not aside.is_symlink():
+                    shutil.rmtree(aside)
+                aside.unlink(missing_ok=True)
+                os.replace(there, aside)
+            except OSError as error:
+                raise NotSavedError(
+                    f"{there} cannot be renamed to {aside} ({error.strerror})"
+                ) from error
+
+        peers.on_first(rename)
         self._manager.reload()
         return aside
 

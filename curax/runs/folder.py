@@ -26,13 +26,12 @@ from curax.config import (
     changes,
     describe,
     override,
-    with_current_fields,
 )
 from curax.processes import peers
 from curax.runs import record
 from curax.runs.dashboards import EVENTS, Dashboards
 from curax.settings.cli import still_there, write_whole
-from curax.settings.config_paths import Place
+from curax.settings.config_paths import Place, flat
 from curax.settings.config_types import HubName, metadata
 from curax.types import Task
 
@@ -45,6 +44,7 @@ CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
 # Options, with mesh.* and logging.*, that a resumed run may change: results
 # depend on them by rounding at most; completions that are shown are as many as asked.
 CHANGEABLE = (
+    *("steps", "evaluation.every"),
     *("update.micro_batches", "update.tokens_per_micro_batch", "update.token_chunk"),
     *("warm_start.micro_batches", "sampling.cache_gib"),
 )
@@ -103,7 +103,7 @@ def pinned(workdir: Path, config: Config, *, resume: bool) -> Config:
     before = {}
     if resume:
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            old = with_current_fields(json.loads((workdir / CONFIG).read_text()))
+            old = json.loads((workdir / CONFIG).read_text())
             before = {name: value for name, value, _ in changes(old, {})}
     found = {}
     for name, place in Place(config).walk():
@@ -160,16 +160,27 @@ def _check_same(path: Path, config: Config) -> None:
             f"{path}:1: not a JSON object; the run cannot be resumed, name another "
             "--workdir."
         )
-    for name, was, now in changes(with_current_fields(old), describe(config)):
+    for name, was, now in changes(old, describe(config)):
         if name == "steps" and isinstance(was, int) and was < now:
             continue
-        if name in CHANGEABLE or name.startswith(("mesh.", "logging.")):
+        if name != "steps" and _may_change(name):
             continue
         rule = "steps may only grow" if name == "steps" else "a run keeps its config"
         raise ConfigError(
             f"--resume: {name}={now} differs from {was} in {path}; {rule}, so set "
             f"{name} back or name another --workdir."
         )
+
+
+def _may_change(name: str) -> bool:
+    """Whether a resumed run may have another value of an option."""
+    return name in CHANGEABLE or name.startswith(("mesh.", "logging."))
+
+
+def kept(description: Any) -> dict[str, Any]:
+    """Values of a described config that a run keeps, which bind its checkpoints."""
+    every = flat(description).items()
+    return {name: value for name, value in every if not _may_change(name)}
 
 
 def check_shared(workdir: Path) -> None:

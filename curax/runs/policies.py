@@ -26,7 +26,7 @@ from curax.config import (
 )
 from curax.config import Mesh as Sizes
 from curax.models import pretrained
-from curax.runs import checkpoint, folder, run
+from curax.runs import checkpoint, folder, record, run
 from curax.settings import files
 from curax.settings.config_paths import OF_FILE
 from curax.step import loops
@@ -138,7 +138,8 @@ def load_state(
             "train with seeds=1."
         )
     run.silence_orbax()
-    saved = ReadOnlyCheckpoints(path / folder.CHECKPOINTS)
+    about = folder.kept(record.read_json(path / folder.CONFIG))
+    saved = ReadOnlyCheckpoints(path / folder.CHECKPOINTS, about)
     number = saved.resolve(step)
     loop = run.make_loop(config, rehearse=False)
     with loop.context():
@@ -182,13 +183,13 @@ def warm_state(loop: loops.Loop) -> TrainState:
 class ReadOnlyCheckpoints(checkpoint.Checkpoints):
     """Checkpoints opened read-only, also while a run is writing them."""
 
-    def __init__(self, path: Path):
-        """Open the folder of checkpoints.
+    def __init__(self, path: Path, about: Any):
+        """Open the folder of checkpoints of a run that `about` tells from others.
 
         Raises:
             ConfigError: the folder has no checkpoint.
         """
-        self._folder = path.absolute()
+        self._folder, self._about = path.absolute(), about
         if checkpoint.latest(path) is None:
             raise ConfigError(
                 f"{path} holds no checkpoint; name the folder of a run that has one."

@@ -324,8 +324,9 @@ class Run:
         self._loaded = loaded
         self._profile = Profile(workdir, profile, writes=peers.is_first())
         self._workdir, keep = workdir, self._config.logging.keep
+        self._about = folder.kept(describe(self._config))
         self._checkpoints = checkpoint.Checkpoints(
-            workdir / folder.CHECKPOINTS, keep=keep
+            workdir / folder.CHECKPOINTS, keep=keep, about=self._about
         )
         self._alarms = alarms.Alarms(
             patience=self._config.update.patience,
@@ -485,7 +486,7 @@ class Run:
             self._open_files(step=None)
             return loop.initial()
         total, there = self._config.warm_start.steps, folder.WARM_CHECKPOINTS
-        saved = checkpoint.Checkpoints(self._workdir / there, keep=1)
+        saved = checkpoint.Checkpoints(self._workdir / there, keep=1, about=self._about)
         with contextlib.closing(saved):
             try:
                 found = saved.newest(

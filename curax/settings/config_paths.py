@@ -33,11 +33,6 @@ from curax.settings.packages import missing
 
 UNSET: Any = object()  # the value of an option without a default
 OF_FILE = "config_"  # prefix of the module name of a config file
-# Modules that older config.json files name, and where their functions are now.
-MOVED = {
-    "curax.diversity": "curax.monitors.diversity",
-    "curax.tasks.problems": "curax.tasks.file_task",
-}
 
 
 class ConfigError(ValueError):
@@ -115,12 +110,6 @@ def full_name(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def current_name(name: str) -> str:
-    """The present full name of a function that an older description names."""
-    module, dot, function = name.rpartition(".")
-    return MOVED.get(module, module) + dot + function
-
-
 # Trees as JSON
 
 
@@ -177,7 +166,7 @@ def rebuild(description: Any, kind: Any = Any, name: str = "") -> Any:
         }
         return classes[0](**parts) if classes else parts
     try:
-        function = pkgutil.resolve_name(current_name(description["function"]))
+        function = pkgutil.resolve_name(description["function"])
     except (ImportError, AttributeError, ValueError) as error:
         fix = f"({error}); put its module where Python finds it."
         if not (getattr(error, "name", None) or "").startswith(OF_FILE):
@@ -198,17 +187,21 @@ def rebuild(description: Any, kind: Any = Any, name: str = "") -> Any:
 def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     """Differences of two descriptions as (dotted name, old, new); absent is None.
 
-    A function is the same after its module of curax has moved, or, if the config file
-    defines it, after that file is renamed.
+    A function that the config file defines is the same after that file is renamed.
     """
-    before, after = dict(_leaves("", old)), dict(_leaves("", new))
+    before, after = flat(old), flat(new)
     pairs = [(name, before.get(name), after.get(name)) for name in after | before]
     return [(name, was, now) for name, was, now in pairs if was != now]
 
 
+def flat(description: Any) -> dict[str, Any]:
+    """Values of a description by dotted name; a function stands at its own."""
+    return dict(_leaves("", description))
+
+
 def fields_of(tree: Any) -> list[str]:
     """Dotted names of all functions and values in `describe(tree)`."""
-    return [name for name, _ in _leaves("", describe(tree))]
+    return [*flat(describe(tree))]
 
 
 def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
@@ -218,8 +211,7 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
         if key == "function":
-            function = current_name(str(part))
-            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", function)
+            yield name, re.sub(rf"^{OF_FILE}[^.]*\.", "config.", str(part))
         else:
             yield from _leaves(_join(name, key), part)
 
