@@ -10,7 +10,6 @@ names. Only the standard library is imported.
 import dataclasses
 import difflib
 import itertools
-import json
 import math
 import sys
 import traceback
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from curax.settings import files
 from curax.settings.config_paths import (
     OF_FILE,
     ConfigError,
@@ -586,7 +586,8 @@ def recalled(path: str | Path) -> Config:
         ConfigError: the file cannot be read, or names a function that does not exist.
     """
     try:
-        return rebuild(json.loads(Path(path).read_text()), Config)
+        found = files.json_of(files.read(Path(path)))
+        return rebuild(found, Config)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); name the folder of a run."

@@ -536,6 +536,47 @@ def test_a_config_that_is_no_object_is_not_resumed(tmp_path, text):
     )
 
 
+@pytest.mark.parametrize(
+    ("make", "kind"), [(os.mkfifo, "named pipe"), (os.mkdir, "folder")]
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(folder.METRICS, folder.ROLLOUTS, folder.ALARMS, folder.WARM),
+        *(folder.EVALUATION, folder.QUESTIONS, folder.CONFIG),
+    ],
+)
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, name, make, kind):
+    folder.make(tmp_path, CONFIG)
+    written(tmp_path / folder.METRICS, FOUR)
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    (tmp_path / folder.CHECKPOINTS).mkdir()  # so it is the folder of a run
+
+    def resumed():
+        config = folder.pinned(tmp_path, CONFIG, resume=True)
+        folder.check(tmp_path, config, resume=True)
+        folder.check_rows(tmp_path, step=3, warm=0)
+
+    def read():
+        policies.run_config(tmp_path)
+        record.read(tmp_path)
+
+    for use in (resumed, read) if name != folder.QUESTIONS else (resumed,):
+        with pytest.raises((record.RecordError, ConfigError)) as caught:
+            use()
+        said = str(caught.value)
+        assert said.startswith(f"{tmp_path / name}: it is a {kind}, not a file"), said
+
+
+def test_a_pipe_where_a_file_is_first_written_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.json.tmp")
+    os.mkfifo(tmp_path / "a.json")
+    folder.write_json(tmp_path / "a.json", 1)
+    assert lines(tmp_path / "a.json") == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
 def test_a_config_that_cannot_be_read_is_not_resumed(tmp_path):
     (tmp_path / "config.json").write_text('{"steps": ')
     assert error_of(tmp_path, resume=True) == (

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from curax.settings import files
 from curax.settings.cli import write_whole
 
 FILE, MOST = "curax-seconds.json", 500  # file beside the cache; entries kept in it
@@ -52,7 +53,7 @@ class CompileTimes:
 
     def _read(self) -> dict[str, Any]:
         try:
-            known = json.loads(self._path.read_bytes()) if self._path else {}
-        except (OSError, ValueError, RecursionError):
+            known = files.json_of(files.read(self._path)) if self._path else {}
+        except (OSError, ValueError):
             return {}
         return known if isinstance(known, dict) else {}

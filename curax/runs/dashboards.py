@@ -23,6 +23,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 from curax.config import ConfigError
+from curax.settings import files
 from curax.settings.cli import write_whole
 from curax.settings.config_paths import unbound
 from curax.settings.config_types import Function
@@ -374,7 +375,7 @@ class Dashboards:
 def _ids(path: Path) -> dict[str, str]:
     """Ids in the file of the run folder; none where it cannot be read."""
     try:
-        found = json.loads(path.read_bytes())
+        found = files.json_of(files.read(path))
         return {name: str(one) for name, one in found.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         return {}

@@ -30,6 +30,7 @@ from curax.config import (
 from curax.processes import peers
 from curax.runs import record
 from curax.runs.dashboards import EVENTS, Dashboards
+from curax.settings import files
 from curax.settings.cli import still_there, write_whole
 from curax.settings.config_paths import Place, flat
 from curax.settings.config_types import HubName, metadata
@@ -103,7 +104,7 @@ def pinned(workdir: Path, config: Config, *, resume: bool) -> Config:
     before = {}
     if resume:
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            old = json.loads((workdir / CONFIG).read_text())
+            old = json.loads(files.read(workdir / CONFIG))
             before = {name: value for name, value, _ in changes(old, {})}
     found = {}
     for name, place in Place(config).walk():
@@ -148,7 +149,7 @@ def _check_same(path: Path, config: Config) -> None:
             "--resume out to start one, or name the folder of a run."
         )
     try:
-        old = json.loads(path.read_text())
+        old = json.loads(files.read(path))
     except RecursionError:
         old = None
     except (OSError, ValueError) as error:

@@ -4,13 +4,16 @@ An unfinished or killed run reads like a finished one with fewer rows; a partial
 line is left out. A run writes every step once, in order; any other file is damaged.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+
+from curax.settings import files
 
 Row = Mapping[str, Any]
 
@@ -60,7 +63,7 @@ def read(folder: Path) -> Run:
     if not folder.is_dir():
         raise RecordError(f"{folder}: no such folder; give the folder of a run.")
     path = folder / "metrics.jsonl"
-    if not path.is_file():
+    if not path.exists():
         raise RecordError(
             f"{folder}: no metrics.jsonl in it; give the folder of a run."
         )
@@ -118,11 +121,9 @@ def read_lines(
     Raises:
         RecordError: a line up to the checkpoint is not a row, or out of order.
     """
-    if not path.is_file():
-        return
     before, end = start, 0
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
+    with _opened(path) as file:
+        for number, text in enumerate(file or (), 1):
             end += len(text)
             if not text.strip():
                 continue
@@ -241,16 +242,31 @@ def alarm_error(row: Row) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO | None]:
+    """A regular file, opened to be read; None where there is nothing at its path."""
+    with contextlib.ExitStack() as held:
+        try:
+            file, _ = held.enter_context(files.opened(path))
+        except FileNotFoundError:
+            file = None
+        except ValueError as error:
+            raise RecordError(f"{path}: {error}; remove it.") from None
+        yield file
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where the file is missing.
 
     Raises:
         RecordError: the file holds no JSON object.
     """
-    if not path.is_file():
-        return {}
+    with _opened(path) as file:
+        if file is None:
+            return {}
+        text = file.read()
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise RecordError(
             f"{path}:{error.lineno}: not JSON; repair or delete the file."

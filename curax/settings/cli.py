@@ -191,6 +191,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file atomically: a failed write leaves the old file."""
     partial = path.with_name(path.name + ".tmp")
     try:
+        partial.unlink(missing_ok=True)  # a pipe of that name would be waited for
         partial.write_bytes(data)
         os.replace(partial, path)
     finally:
