@@ -577,6 +577,15 @@ def test_a_pipe_where_a_file_is_first_written_is_not_waited_for(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_value_of_another_type_is_told_as_such(tmp_path):
+    folder.make(tmp_path, CONFIG)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"seed": 3', '"seed": "3"'))
+    assert error_of(tmp_path, resume=True).startswith(
+        f"--resume: seed=3 differs from '3' in {path}; "
+    )
+
+
 def test_a_config_that_cannot_be_read_is_not_resumed(tmp_path):
     (tmp_path / "config.json").write_text('{"steps": ')
     assert error_of(tmp_path, resume=True) == (

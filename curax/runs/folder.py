@@ -167,6 +167,8 @@ def _check_same(path: Path, config: Config) -> None:
         if name != "steps" and _may_change(name):
             continue
         rule = "steps may only grow" if name == "steps" else "a run keeps its config"
+        if type(now) is not type(was):  # 3 and "3" look alike
+            now, was = repr(now), repr(was)
         raise ConfigError(
             f"--resume: {name}={now} differs from {was} in {path}; {rule}, so set "
             f"{name} back or name another --workdir."
