@@ -23,6 +23,7 @@ from benchmarks import machine, peers
 from benchmarks.qwen3 import SMALL
 from benchmarks.show import of_real
 from benchmarks.workload import QWEN3
+from curax.settings.packages import install
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 # Options of benchmarks.qwen3.
@@ -42,7 +43,7 @@ def missing() -> str | None:
         return None
     return (
         f"JAX finds no NVIDIA GPU here, its devices are of kind {kind or 'none'}: run "
-        "pip install 'curax[cuda]' on a machine with one, or try the command with "
+        f"{install('cuda')} on a machine with one, or try the command with "
         "--shrunken."
     )
 

@@ -31,6 +31,7 @@ from curax.config import (
     Writing,
 )
 from curax.settings.declared import declares
+from curax.settings.packages import install
 
 RECIPES = Path(__file__).parents[1] / "configs"
 HERE = __name__  # what a function defined below is called by
@@ -570,7 +571,7 @@ PIP = (
     "the package nowhere is not installed; run pip install nowhere, or put its folder "
 )
 PIP += "on PYTHONPATH if it is yours."
-GYM = "the package reasoning-gym is not installed; run pip install 'curax[gym]'."
+GYM = f"the package reasoning-gym is not installed; run {install('gym')}."
 MISSING = {
     "import nowhere": PIP,
     "from nowhere.inside import x": PIP,

@@ -13,6 +13,7 @@ import small
 from curax import config as cf
 from curax.config import ConfigError, load, override
 from curax.runs import dashboards, folder
+from curax.settings.packages import install
 
 ROWS = [
     {"step": 1, "a": np.array([1.0, 3.0]), "b": [np.nan, 4.0], "c": np.nan},
@@ -190,7 +191,7 @@ def test_a_missing_package_is_named_before_the_run_begins(monkeypatch):
             dashboards.check(["tensorboard", name])
         assert str(caught.value) == (
             f"logging.dashboards: for {name}, the package {name} is not installed; run "
-            f"pip install 'curax[{name}]'."
+            f"{install(name)}."
         )
 
 

@@ -13,6 +13,7 @@ from curax import hub, train
 from curax.config import load, override
 from curax.models import pretrained
 from curax.runs import folder, policies
+from curax.settings.packages import install
 from curax.step import build
 from curax.tasks import sources, text
 
@@ -147,7 +148,7 @@ def test_each_failure_is_one_sentence_without_the_token(server, offline, monkeyp
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     want["c/d"] = (
         f"c/d {here} for a name on the hub the package huggingface-hub is not "
-        "installed; run pip install 'curax[hub]'."
+        f"installed; run {install('hub')}."
     )
     with pytest.raises(hub.HubError) as caught:
         hub.pinned("c/d", "model")

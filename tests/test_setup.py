@@ -1,14 +1,19 @@
 """README's two commands, the Makefile, CI and the pinned versions agree."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from curax.settings import packages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -87,6 +92,32 @@ def test_every_dependency_is_pinned_for_the_python_of_ci_and_no_other():
     # New releases of these find fault with code in which nothing has changed.
     for tool in ("ruff", "basedpyright"):
         assert f"{tool}=={pins[tool]}" in extras["dev"]
+
+
+@pytest.mark.parametrize("extra", {*packages.OF_CURAX.values(), "tpu", "cuda"})
+def test_what_an_extra_brings_is_installed_by_its_name(extra, monkeypatch):
+    """Of a clone, a wheel or an address; of curax itself where it is not installed."""
+    pip, install, *words = shlex.split(packages.install(extra))
+    assert (pip, install) == ("pip", "install")
+    wanted = PROJECT["project"]["optional-dependencies"][extra]
+    assert {*map(Requirement, words)} == {*map(Requirement, wanted)}
+
+    def without(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", without)
+    by_clone = packages.install.__wrapped__(extra)
+    assert shlex.split(by_clone) == [pip, install, f"{ROOT}[{extra}]"]
+
+
+def test_no_page_or_message_installs_curax_from_an_index():
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.ipynb")]
+    for folder in ("curax", "benchmarks", "experiments"):
+        files += (ROOT / folder).rglob("*.py")
+    by_index = re.compile(r"pip install (-\S+ )*['\"]?curax\b(?! @)")
+    for path in files:
+        found = by_index.search(path.read_text())
+        assert path.name == "CHANGELOG.md" or not found, path
 
 
 def test_a_run_folder_changes_nothing_of_what_the_linter_says(tmp_path):

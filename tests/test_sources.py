@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from curax.settings.packages import install
 from curax.tasks import layouts, records, sources
 from curax.tasks.layouts import LayoutError, Problem
 from curax.tasks.sources import RecordError, SourceError
@@ -558,8 +559,7 @@ def test_a_package_that_is_not_installed_is_named(
         (path / "dataset_info.json").touch()
     monkeypatch.setitem(sys.modules, module, None)
     assert error_of(path) == (
-        f"{path} is read with {package}, which is not installed; run pip install "
-        f"'curax[{extra}]'."
+        f"{path} is read with {package}, which is not installed; run {install(extra)}."
     )
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from curax import config
+from curax.settings.packages import install
 from curax.verify import graders, workers
 from curax.verify.workers import Workers
 
@@ -830,7 +831,7 @@ def test_numbers_must_be_positive(wrong):
         ),
         (
             "import sys; sys.modules['reasoning_gym'] = None; import reasoning_gym",
-            "the package reasoning-gym is not installed; run pip install 'curax[gym]'.",
+            f"the package reasoning-gym is not installed; run {install('gym')}.",
         ),
         (
             "del plain",

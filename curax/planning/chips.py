@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from curax.config import ConfigError
+from curax.settings.packages import install
 
 GIB = 2**30
 
@@ -59,7 +60,7 @@ CHIPS = {
 }
 INSTALL = (
     "the TPU compiler is not installed, so these are estimates from shapes alone; "
-    "pip install 'curax[tpu]' compiles the programs."
+    f"{install('tpu')} installs it."
 )
 
 

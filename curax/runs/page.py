@@ -30,11 +30,9 @@ from curax.runs.record import (
     t_interval,
 )
 from curax.settings.cli import write_whole
-from curax.settings.packages import is_installed
+from curax.settings.packages import install, is_installed
 
-NO_PICTURES = (
-    "No pictures: matplotlib is not installed; run pip install 'curax[pictures]'."
-)
+NO_PICTURES = f"No pictures: matplotlib is not installed; run {install('pictures')}."
 _BROAD = 800  # pixels; a broader picture is moved sideways on a phone, not shrunk
 _SIDE = 5  # first and last steps that are compared with the prediction
 _MAX_ROLLOUTS = 2_000  # completions on a page

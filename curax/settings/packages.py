@@ -3,7 +3,12 @@
 Only the standard library is imported.
 """
 
+import importlib.metadata
 import importlib.util
+import re
+import shlex
+from functools import cache
+from pathlib import Path
 
 # Extras of curax, and names of packages on PyPI, by the name of the import.
 OF_CURAX = {
@@ -38,6 +43,24 @@ def is_installed(name: str) -> bool:
         return False
 
 
+@cache
+def install(extra: str) -> str:
+    """Command that installs what an extra of curax brings.
+
+    curax is on no index, and the clone or wheel that it came from may be gone, so the
+    command names the packages themselves, as the metadata of curax does. Where there is
+    no metadata, curax was not installed, and the command names its clone.
+    """
+    try:
+        lines = importlib.metadata.requires("curax") or []
+    except importlib.metadata.PackageNotFoundError:
+        lines = []
+    of_extra = re.compile(rf"(.+?)\s*;\s*extra\s*==\s*['\"]{re.escape(extra)}['\"]")
+    found = [line[1] for line in map(of_extra.fullmatch, lines) if line]
+    clone = Path(__file__).parents[2]
+    return f"pip install {shlex.join(found or [f'{clone}[{extra}]'])}"
+
+
 def missing(error: BaseException) -> str | None:
     """Sentence about a package that an import failed to find.
 
@@ -60,8 +83,8 @@ def missing(error: BaseException) -> str | None:
     except (ImportError, ValueError):  # half imported
         return None
     if name in OF_CURAX:
-        install = f"pip install 'curax[{OF_CURAX[name]}]'"
-        return f"the package {name.replace('_', '-')} is not installed; run {install}."
+        what = f"the package {name.replace('_', '-')} is not installed"
+        return f"{what}; run {install(OF_CURAX[name])}."
     return (
         f"the package {name} is not installed; run pip install "
         f"{NAMES.get(name, name)}, or put its folder on PYTHONPATH if it is yours."

@@ -7,6 +7,7 @@ from typing import Any
 
 from curax.settings.config_types import CheckpointPath, Count, Natural, Positive, Seed
 from curax.settings.declared import declares
+from curax.settings.packages import install
 from curax.tasks import file_task, sources
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
@@ -29,8 +30,8 @@ class GeneratedRecords(sources.Records):
             from reasoning_gym.factory import DATASETS
         except ImportError as error:
             raise ValueError(
-                "task.dataset needs reasoning-gym, which is not installed; run pip "
-                "install 'curax[gym]'."
+                "task.dataset needs reasoning-gym, which is not installed; run "
+                f"{install('gym')}."
             ) from error
         if dataset not in DATASETS:
             near = difflib.get_close_matches(dataset, DATASETS, 1, cutoff=0)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from curax.settings.packages import install
+
 Record = Mapping[str, Any]
 _OBJECT, _TEXT = "a JSON object", "text"  # a record that is not is broken
 _BOM = b"\xef\xbb\xbf"
@@ -298,8 +300,7 @@ def _parquet(file: Path) -> Iterator[Any]:
 
 def _not_installed(package: str, extra: str, path: Path) -> SourceError:
     return SourceError(
-        f"{path} is read with {package}, which is not installed; run pip install "
-        f"'curax[{extra}]'."
+        f"{path} is read with {package}, which is not installed; run {install(extra)}."
     )
 
 
