@@ -15,11 +15,11 @@ from curax.planning import chips
 from curax.settings.cli import (
     Parser,
     command_line,
+    keep,
     make_folder,
     program,
     recipe_name,
     recipe_of,
-    write_file,
 )
 
 
@@ -29,8 +29,8 @@ def parser() -> Parser:
         prog=program("plan"),
         allow_abbrev=False,
         description="Say whether a run fits a slice of chips, before there is one.",
-        epilog="The folder gets plan.json and plan.txt. Of a checkpoint its "
-        "config.json is read alone, of a task in files nothing.",
+        epilog="Of a checkpoint its config.json is read alone, of a task in files "
+        "nothing.",
     )
     result.add_recipe()
     result.add_argument(
@@ -57,9 +57,7 @@ def parser() -> Parser:
         action="store_true",
         help="compile with the least effort: less time, other temporaries",
     )
-    result.add_argument(
-        "--workdir", metavar="DIR", help="where to write (default: runs/plan/NAME)"
-    )
+    result.add_out("plan.json", "plan.txt")
     return result
 
 
@@ -71,8 +69,7 @@ def main(argv: list[str]) -> int:
     prepare(place)
     name = recipe_name(path)
     config = override(load(path), args.assignments)
-    workdir = Path(args.workdir or Path("runs", "plan", name))
-    make_folder(workdir)
+    make_folder(args.out)
     from curax.planning import planner, table
 
     compiler = chips.has_compiler(place)
@@ -87,9 +84,8 @@ def main(argv: list[str]) -> int:
     text = table.table(name, found, compiler=compiler)
     given = {"config": recipe, "set": args.assignments, "quick": args.quick}
     data = json.dumps(given | table.page(found), indent=1, allow_nan=False) + "\n"
-    for file, content in (("plan.json", data), ("plan.txt", text + "\n")):
-        write_file(workdir / file, content.encode())
-    print(f"{text}\nWritten: {workdir}/plan.json, {workdir}/plan.txt")
+    files = {"plan.json": data.encode(), "plan.txt": f"{text}\n".encode()}
+    print(f"{text}\n{keep(args.out, files)}")
     return 1 if found.chosen.fits is False or found.best is None else 0
 
 

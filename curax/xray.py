@@ -1,8 +1,8 @@
 """python -m curax.xray: the objective a recipe really optimises, before any training.
 
-Writes the numbers of `theory.summary` as a table, a picture and JSON. With --advise it
-ranks all recipes by predicted progress per cost instead, with --gradients it measures
-the gradients of a policy.
+Prints the numbers of `theory.summary` as a table. With --advise it ranks all recipes by
+predicted progress per cost instead, with --gradients it measures the gradients of a
+policy. With --out all of it is written as JSON, and the table as a picture too.
 """
 
 import importlib.metadata
@@ -18,11 +18,11 @@ from curax.settings.cli import (
     Parser,
     command_line,
     count,
+    keep,
     make_folder,
     program,
     recipe_name,
     recipe_of,
-    write_file,
 )
 from curax.settings.packages import is_installed
 from curax.theory import advice_options, population
@@ -38,7 +38,6 @@ def parser() -> Parser:
         prog=program("xray"),
         allow_abbrev=False,
         description="Compute which objective a recipe really optimises.",
-        epilog="The folder gets xray.json and xray.png.",
     )
     result.add_recipe()
     result.add_assignments()
@@ -74,9 +73,7 @@ def parser() -> Parser:
         help="what each level of a hint adds to the log-odds of a pass rate (default: "
         f"{LIFT:g}); for recipes with hints",
     )
-    result.add_argument(
-        "--workdir", metavar="DIR", help="where to write (default: runs/xray/NAME)"
-    )
+    result.add_out("xray.json and xray.png", "gradients.json or advice.json")
     group = result.add_argument_group(
         "gradients", "--gradients draws completions and measures what theory assumes"
     )
@@ -122,10 +119,9 @@ def main(argv: list[str]) -> int:
         advise(args)
         return 0
     name, config, converted = examined(args)
-    workdir = Path(args.workdir or Path("runs", "xray", name))
     prompts = population_of(args)
     lift = checked_lift(config, args.lift)
-    make_folder(workdir)
+    make_folder(args.out)
     from curax.runs.page import NO_PICTURES
     from curax.runs.xray_picture import picture
     from curax.theory.summary import summarise
@@ -137,14 +133,12 @@ def main(argv: list[str]) -> int:
     page = {"recipe": name, "config": source, "set": args.assignments} | found
     data = json.dumps(page, indent=1, allow_nan=False) + "\n"
     files = {"xray.json": data.encode()}
-    if is_installed("matplotlib"):
+    lines = [table(name, found), *converted]
+    if args.out and is_installed("matplotlib"):
         files["xray.png"] = picture(name, found)
-    for file, content in files.items():
-        write_file(workdir / file, content)
-    print("\n".join([table(name, found), *converted]))
-    if len(files) == 1:
-        print(NO_PICTURES)
-    print(f"Written: {', '.join(f'{workdir}/{file}' for file in files)}")
+    elif args.out:
+        lines.append(NO_PICTURES)
+    print("\n".join([*lines, keep(args.out, files)]))
     return 0
 
 
@@ -222,8 +216,7 @@ def gradients(args: Namespace) -> None:
         check(config)
         loop = run.make_loop(config, rehearse=False)
         state = policies.warm_state(loop)
-    workdir = Path(args.workdir or Path("runs", "xray", name))
-    make_folder(workdir)
+    make_folder(args.out)
     prompts, samples = args.probe or PROBE
     with loop.context():
         on_progress = partial(count, "prompts measured")
@@ -236,9 +229,7 @@ def gradients(args: Namespace) -> None:
             found["law"] = {"repeats": args.law, "rows": more}
     head = {"of": args.gradients, "set": args.assignments}
     data = json.dumps(head | found, indent=1, allow_nan=False) + "\n"
-    write_file(workdir / "gradients.json", data.encode())
-    print(table(name, found))
-    print(f"Written: {workdir}/gradients.json")
+    print(f"{table(name, found)}\n{keep(args.out, {'gradients.json': data.encode()})}")
 
 
 def advise(args: Namespace) -> None:

@@ -260,8 +260,8 @@ def test_the_command_ranks_recipes_and_writes_what_it_says(three, tmp_path, caps
     own = tmp_path / "mine.py"
     text = (CONFIGS / "rloo.py").read_text()
     own.write_text(text.replace("group_size=4", "group_size=3"))
-    out = tmp_path / "advice.json"
-    argv = ["--advise", own, "--beta", 2, 3, "--visits", 0, "--out", out]
+    out = tmp_path / "out" / "advice.json"
+    argv = ["--advise", own, "--beta", 2, 3, "--visits", 0, "--out", out.parent]
     assert xray.main([str(word) for word in [*argv, "--prompts", 500]]) == 0
     said = capsys.readouterr()
     page = json.loads(out.read_text())
@@ -406,8 +406,10 @@ WRONG = {
     "paid": (["--advise", "--cost", "1", "-1"], "--cost 1 -1: neither may be below"),
     "lift": (["--advise", "--lift", "1"], "--lift is not for --advise; leave it out."),
     "set": (["--advise", "--set", "a=1"], "--set a=1 changes a recipe; name one."),
-    "out": (["--advise", "--out", "no/a.json"], "--out no/a.json: there is no such "),
-    "folder": (["--advise", "--out", "."], "--out . is a folder; name a file in it."),
+    "out": (
+        ["--advise", "--prompts", "9", "--out", "broken.jsonl"],
+        "--out broken.jsonl cannot be written to (",
+    ),
     "absent": (["--evaluation", "no.jsonl"], "--evaluation no.jsonl cannot be read ("),
     "broken": (["--evaluation", "broken.jsonl"], "--evaluation broken.jsonl:2: no "),
     "empty": (["--evaluation", "empty.jsonl"], "--evaluation empty.jsonl: it has no "),

@@ -320,7 +320,7 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     recipe.write_text(LUCKY)
     options = ["--gradients", str(recipe), "--probe", "6", "8", "--set", "seed=2"]
     options += ["--law", "3"]
-    assert xray.main([*options, "--workdir", str(tmp_path)]) == 0
+    assert xray.main([*options, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     found = json.loads((tmp_path / "gradients.json").read_text())
     assert len(found["prompts"]) == found["probed"] == 6
@@ -373,6 +373,6 @@ def test_cosines_are_means_over_pairs_of_prompts():
     ],
 )
 def test_bad_options_get_a_sentence(options, said, capsys, tmp_path):
-    assert xray.main([*options, "--workdir", str(tmp_path / "new")]) == 2
+    assert xray.main([*options, "--out", str(tmp_path / "new")]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("*/*"))

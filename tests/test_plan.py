@@ -99,7 +99,7 @@ def test_a_mesh_lies_on_a_slice_if_its_sizes_are_products_of_axes():
 
 def planned(tmp_path, *args):
     """Exit status and JSON of a plan of the shrunk quickstart."""
-    status = plan.main([*SMALL, *args, "--workdir", str(tmp_path / "plan")])
+    status = plan.main([*SMALL, *args, "--out", str(tmp_path / "plan")])
     return status, json.loads((tmp_path / "plan" / "plan.json").read_text())
 
 
@@ -237,7 +237,7 @@ def test_programs_of_methods_are_compiled_and_told_by_their_names():
     ],
 )
 def test_what_cannot_be_planned_is_told_in_a_sentence(args, says, tmp_path, capsys):
-    folder = ["--workdir", str(tmp_path / "plan")]
+    folder = ["--out", str(tmp_path / "plan")]
     assert plan.main([*SMALL, "--topology", "v5e:2x2", "--cheap", *args, *folder]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
@@ -247,7 +247,7 @@ def test_what_cannot_be_planned_is_told_in_a_sentence(args, says, tmp_path, caps
 def test_of_a_checkpoint_config_json_is_read_alone(tmp_path, capsys):
     folder = tmp_path / "model"
     args = ["--config", "configs/gsm8k_qwen3_0p6b.py", "--topology", "v5e:2x2"]
-    args += ["--cheap", "--workdir", str(tmp_path / "plan")]
+    args += ["--cheap", "--out", str(tmp_path / "plan")]
     args += ["--set", f"model.path={folder}", "mesh.fsdp=4"]
     assert plan.main(args) == 2
     assert (

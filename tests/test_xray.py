@@ -735,7 +735,7 @@ def recipe(tmp_path):
 
 def test_the_command_leaves_a_table_a_picture_and_json(recipe, tmp_path, capsys):
     out = tmp_path / "out" / "deep"
-    argv = ["--config", recipe, "--workdir", out, "--set", "sampling.group_size=3"]
+    argv = ["--config", recipe, "--out", out, "--set", "sampling.group_size=3"]
     assert call(*argv, "--beta", 2, 3) == 0
     said = capsys.readouterr().out
     page = json.loads((out / "xray.json").read_text())
@@ -756,13 +756,21 @@ def test_the_command_leaves_a_table_a_picture_and_json(recipe, tmp_path, capsys)
     assert (out / "xray.png").read_bytes() == png
 
 
-def test_the_name_of_an_experiment_is_that_of_its_folder(recipe, tmp_path, monkeypatch):
+def test_nothing_is_written_that_nobody_asked_for(
+    recipe, tmp_path, monkeypatch, capsys
+):
+    """And the name of an experiment is that of its folder."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "probe" / "config.py"
     path.parent.mkdir()
     recipe.rename(path)
     assert call("--config", path) == 0
-    assert (tmp_path / "runs" / "xray" / "probe" / "xray.png").exists()
+    said = capsys.readouterr().out
+    assert said.startswith("probe: claims p")
+    assert said.endswith("Nothing is written; --out DIR does that.\n")
+    assert [*tmp_path.rglob("*.*")] == [path]
+    assert call("--config", path, "--out", "seen") == 0
+    assert len([*Path("seen").iterdir()]) == 2
 
 
 MEMORY = json.dumps(row(4, 2, 9)) + "\n"
@@ -783,7 +791,7 @@ WRONG = {
     "infinite": (["--memory", "infinite.jsonl"], "--memory infinite.jsonl:1: "),
     "empty": (["--memory", "empty.jsonl"], "--memory empty.jsonl: it has no prompt; "),
     "bytes": (["--memory", "bytes.jsonl"], "--memory bytes.jsonl cannot be read (no "),
-    "workdir": (["--workdir", "mine.py"], "--workdir mine.py cannot be written to ("),
+    "out": (["--out", "mine.py"], "--out mine.py cannot be written to ("),
 }
 
 
@@ -815,20 +823,20 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 
 
 def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path, capsys):
-    assert call("--config", tmp_path / "min.py", "--workdir", tmp_path / "a") == 2
+    assert call("--config", tmp_path / "min.py", "--out", tmp_path / "a") == 2
     assert "did you mean mine.py?" in capsys.readouterr().err
     text = recipe.read_text()
     recipe.write_text(
         text.replace("advantage.leave_one_out", "lambda r, e: r.reshape(7, 7)")
     )
-    assert call("--config", recipe, "--workdir", tmp_path / "b") == 2
+    assert call("--config", recipe, "--out", tmp_path / "b") == 2
     said = capsys.readouterr().err
     assert f"{recipe}:" in said
     assert said.count("\n") == 1
     recipe.write_text(
         text.replace("advantage.leave_one_out", "lambda r, e: __import__('nowhere')")
     )
-    assert call("--config", recipe, "--workdir", tmp_path / "b") == 2
+    assert call("--config", recipe, "--out", tmp_path / "b") == 2
     said = "curax.xray: the package nowhere is not installed; run pip install nowhere, "
     assert capsys.readouterr().err.startswith(said)
     recipe.write_text(
@@ -836,7 +844,7 @@ def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path, c
         .replace("embedded(", "embedded(allocate=allocate.gvm, correct=correct.none,")
         .replace("group_size=4", "group_size=4, budget=6")
     )
-    out = ["--workdir", tmp_path / "c"]
+    out = ["--out", tmp_path / "c"]
     assert call("--config", recipe, *out, "--set", "allocate.unit=4") == 2
     assert "unit=4 does not divide budget=6" in capsys.readouterr().err
     assert not list(tmp_path.glob("*/xray.*"))
@@ -844,14 +852,14 @@ def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path, c
 
 def test_what_cannot_be_written_leaves_what_was_there(recipe, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    assert call("--config", recipe, "--workdir", out) == 0
+    assert call("--config", recipe, "--out", out) == 0
     before = {path: path.read_bytes() for path in out.iterdir()}
 
     def full(path, data):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cli, "write_whole", full)
-    assert call("--config", recipe, "--workdir", out) == 2
+    assert call("--config", recipe, "--out", out) == 2
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 

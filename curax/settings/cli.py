@@ -6,7 +6,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,6 +51,15 @@ class Parser(argparse.ArgumentParser):
             f"get_config(){otherwise}",
         )
         self.add_argument("--config", metavar="FILE", help="the same as RECIPE")
+
+    def add_out(self, *files: str) -> None:
+        """Add `--out DIR`, without which nothing is written; see `keep`."""
+        self.add_argument(
+            "--out",
+            type=Path,
+            metavar="DIR",
+            help=f"folder for {', '.join(files)} (default: nothing is written)",
+        )
 
     def add_assignments(self) -> None:
         """Add `--set NAME=VALUE`, which changes fields and options of a config."""
@@ -207,21 +216,36 @@ def count(what: str, done: int, total: int) -> None:
         print(f"{done} of {total} {what}", file=sys.stderr)
 
 
-def make_folder(workdir: Path) -> None:
-    """Make the output folder before any work is done.
+def make_folder(out: Path | None) -> None:
+    """Make the folder of --out, if there is one, before any work is done.
 
     Raises:
         ConfigError: it cannot be made, or not be written to.
     """
+    if out is None:
+        return
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not os.access(workdir, os.W_OK):
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise ConfigError(
-            f"--workdir {workdir} cannot be written to ({error.strerror}); name a "
-            "folder that can."
+            f"--out {out} cannot be written to ({error.strerror}); name a folder that "
+            "can."
         ) from error
+
+
+def keep(out: Path | None, files: Mapping[str, bytes]) -> str:
+    """Write files to the folder of --out, if there is one; says what was written.
+
+    Raises:
+        ConfigError: one cannot be written.
+    """
+    if out is None:
+        return "Nothing is written; --out DIR does that."
+    for name, content in files.items():
+        write_file(out / name, content)
+    return f"Written: {', '.join(f'{out}/{name}' for name in files)}"
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -234,5 +258,5 @@ def write_file(path: Path, content: bytes) -> None:
         write_whole(path, content)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); name another --workdir."
+            f"{path} cannot be written ({error.strerror}); name another folder."
         ) from error

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from curax.config import Config, ConfigError
-from curax.settings.cli import count, write_file
+from curax.settings.cli import count, keep, make_folder
 from curax.theory import population
 from curax.theory.population import Population
 
@@ -63,7 +63,6 @@ def add_options(parser: ArgumentParser) -> None:
         default=None,
         help="the prompts have reference solutions",
     )
-    group.add_argument("--out", metavar="FILE", help="write the same as JSON")
 
 
 def check(args: Namespace) -> None:
@@ -72,15 +71,14 @@ def check(args: Namespace) -> None:
     Raises:
         ConfigError: in a sentence with the option, its value and a fix.
     """
-    given = {name: getattr(args, name) for name in (*FIELDS, "measured", "out")}
+    given = {name: getattr(args, name) for name in (*FIELDS, "measured")}
     given = {name: value for name, value in given.items() if value is not None}
     if not args.advise:
         for name in given:
             raise ConfigError(f"--{name} is for --advise; add that, or leave it out.")
         return
-    for name in ("lift", "workdir"):
-        if getattr(args, name) is not None:
-            raise ConfigError(f"--{name} is not for --advise; leave it out.")
+    if args.lift is not None:
+        raise ConfigError("--lift is not for --advise; leave it out.")
     ranges = {
         "prompts": (1, 1e9, "1024"),
         "visits": (0, 1e6, "0"),
@@ -102,10 +100,6 @@ def check(args: Namespace) -> None:
             f"--cost {cost[0]:g} {cost[1]:g}: neither may be below 0, nor both be 0; "
             "write 1 1."
         )
-    if args.out and Path(args.out).is_dir():
-        raise ConfigError(f"--out {args.out} is a folder; name a file in it.")
-    if args.out and not Path(args.out).absolute().parent.is_dir():
-        raise ConfigError(f"--out {args.out}: there is no such folder; make it.")
 
 
 def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
@@ -176,7 +170,7 @@ def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[st
 def advise(
     args: Namespace, prompts: Population, named: tuple[str, Config] | None
 ) -> None:
-    """Print the ranking, with its progress on stderr, and write it to `--out`.
+    """Print the ranking, with its progress on stderr, and write it as JSON.
 
     Args:
         args: options, checked.
@@ -202,6 +196,7 @@ def advise(
                 "decides whether they come back; add --prompts 7473, say."
             )
         fields["prompts"] = size
+    make_folder(args.out)
 
     from curax.theory import advice
     from curax.theory.advice_table import table
@@ -210,8 +205,4 @@ def advise(
     among = advice.candidates(own, references=known.references)
     found = advice.rank(among, known, partial(count, "sizes predicted"))
     data = json.dumps(found, indent=1, allow_nan=False) + "\n"
-    if args.out:
-        write_file(Path(args.out), data.encode())
-    print(table(found))
-    if args.out:
-        print(f"Written: {args.out}")
+    print(f"{table(found)}\n{keep(args.out, {'advice.json': data.encode()})}")
