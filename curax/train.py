@@ -122,7 +122,8 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
     folder.check_writable(workdir)
     if args.dry_run:
         config = folder.pinned(workdir, config, resume=args.resume)
-        peers.on_first(folder.check, workdir, config, resume=args.resume)
+        if args.resume:
+            peers.on_first(folder.check, workdir, config, resume=True)
         return dry_run.dry_run(config, workdir, resume=args.resume)
     with contextlib.ExitStack() as held:
         peers.on_first(lambda: held.enter_context(lock.hold(workdir, "--workdir")))

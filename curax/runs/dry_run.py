@@ -11,7 +11,7 @@ import numpy as np
 from curax.arrays.sharding import bytes_on_device
 from curax.config import Config, kept_of
 from curax.processes import peers
-from curax.runs import cache, record, run
+from curax.runs import cache, folder, record, run
 from curax.runs.cache import memory_of_device
 from curax.runs.progress import Progress
 from curax.step.loops import Loop
@@ -80,7 +80,8 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
 
     Args:
         config: config of the run.
-        workdir: run folder, accepted by `folder.check`.
+        workdir: run folder, accepted by `folder.check` if a run is continued; else it
+            may hold one, which the last line then says.
         resume: whether the run in the folder is to be continued.
 
     Returns:
@@ -90,7 +91,9 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
         ConfigError: wrong input.
     """
     since = run.begun(config, workdir, resume=resume)
-    loop, _ = run.prepared(config, workdir, since)
+    loop, _ = run.prepared(config, since)
+    if resume:
+        peers.on_first(folder.check_questions, workdir, loop.parts.task)
     with Progress(run.console()) as progress:
         if summary := loop.parts.task.summary:
             progress.say(summary)
@@ -104,6 +107,8 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
     run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
     verdict = "It fits" if most <= limit else "It does not fit"
     where = f"{workdir}, step {since}" if since else f"a new run in {workdir}"
+    if not resume and folder.holds(workdir):
+        where = f"{workdir} holds a run, so add --resume or name another --workdir"
     run.say(
         f"{verdict}: at most {mib(most)} of {mib(limit)} MiB of a device. "
         f"Nothing was drawn or written; without --dry-run: {where}."

@@ -133,12 +133,17 @@ def check(workdir: Path, config: Config, *, resume: bool) -> None:
     if resume:
         _check_same(workdir / CONFIG, config)
         return
-    for name in (CONFIG, METRICS, CHECKPOINTS):
-        if (workdir / name).exists():
-            raise ConfigError(
-                f"--workdir {workdir} holds {name} of a run already; add --resume to "
-                "go on with that run, or name another folder."
-            )
+    if name := holds(workdir):
+        raise ConfigError(
+            f"--workdir {workdir} holds {name} of a run already; add --resume to go on "
+            "with that run, or name another folder."
+        )
+
+
+def holds(workdir: Path) -> str | None:
+    """What a folder holds of a run; None: nothing, so that one may begin there."""
+    names = (CONFIG, METRICS, CHECKPOINTS)
+    return next((name for name in names if (workdir / name).exists()), None)
 
 
 def _check_same(path: Path, config: Config) -> None:

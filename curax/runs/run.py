@@ -79,7 +79,8 @@ def train(
     if since == config.steps:
         say(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
-        loop, loaded = prepared(config, workdir, since)
+        loop, loaded = prepared(config, since)
+        peers.on_first(folder.check_questions, workdir, loop.parts.task)
         peers.on_first(folder.make, workdir, config)
         peers.on_first(folder.write_questions, workdir, loop.parts.task)
         try:
@@ -114,13 +115,12 @@ def begun(config: Config, workdir: Path, *, resume: bool) -> int | None:
 
 
 def prepared(
-    config: Config, workdir: Path, since: int | None
+    config: Config, since: int | None
 ) -> tuple[loops.Loop, memory_io.LoadedMemory | None]:
     """The rehearsed loop of a run and the memory it begins with; writes nothing.
 
     Args:
         config: config of the run.
-        workdir: run folder.
         since: of `begun`.
 
     Raises:
@@ -140,7 +140,6 @@ def prepared(
     loaded = load_memory(loop.parts) if since is None else None
     task = loop.parts.task
     peers.same("the problems in the files of the task", task.fingerprint)
-    peers.on_first(folder.check_questions, workdir, task)
     peers.on_first(dashboards.check, config.logging.dashboards)
     return loop, loaded
 
