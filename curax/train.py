@@ -119,6 +119,8 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
     from curax.processes import peers
     from curax.runs import dry_run, folder, lock, run
 
+    if not (args.recipe or args.config):
+        run.say(f"No recipe is named, so this is {DEFAULT}; curax recipes lists all.")
     folder.check_writable(workdir)
     if args.dry_run:
         config = folder.pinned(workdir, config, resume=args.resume)

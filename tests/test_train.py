@@ -874,7 +874,8 @@ def test_the_default_is_the_quickstart_in_a_folder_of_its_name(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(run, "train", lambda *args, **named: seen.append(args) or 0)
     monkeypatch.setattr(folder, "check", lambda *args, **named: None)
-    assert main() == (0, "", "")
+    said = "No recipe is named, so this is quickstart; curax recipes lists all.\n"
+    assert main() == (0, said, "")
     assert main("--config", str(small.FILE)) == (0, "", "")
     assert [str(workdir) for _, workdir in seen] == ["runs/quickstart", "runs/small"]
     assert describe(seen[0][0]) == describe(load(small.QUICKSTART))
