@@ -4,16 +4,13 @@ A policy that started from a checkpoint is written in its format, with LoRA merg
 as its adapter alone. A model of curax's own becomes a checkpoint of its architecture.
 """
 
-import shutil
 import sys
-import tempfile
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curax import hub
 from curax.config import Config, ConfigError, checkpoint_of, option
-from curax.models import prompt_form
 from curax.settings.cli import DTYPES, Parser, command_line, program
 from curax.settings.config_paths import unbound
 from curax.settings.config_types import present
@@ -158,30 +155,18 @@ def write_new(
     from curax.models import export
 
     config, task = present(policy.config), present(policy.task)
-    out = Path(args.out).absolute()
     names = ("head_dim", "rope_theta", "norm_eps", "rope_scaling")
     dtype = args.dtype or params["embed"].dtype.name
     named = option(config.task, "tokenizer")
-    tokenizer = hub.checkpoint(named, weights=False) if named else Path()
-    copies = export.others(tokenizer, hub.TOKENIZER) if named else []
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
-        folder = Path(place, out.name)
-        export.write_new(
-            folder,
-            params,
-            lora_alpha=details["lora_alpha"],
-            dtype=getattr(jnp, dtype),
-            extra={"eos_token_id": list(task.end), "pad_token_id": task.pad},
-            **{name: option(config.model, name) for name in names},
-        )
-        for file in copies:
-            if len(file.parts) == 1:
-                shutil.copy(tokenizer / file, folder)
-        if details["form"] is not None:
-            prompt_form.write(folder, details["form"])
-        (folder / export.CARD).write_text(details["card"])
-        folder.rename(out)
+    export.write_new(
+        args.out,
+        params,
+        dtype=getattr(jnp, dtype),
+        extra={"eos_token_id": list(task.end), "pad_token_id": task.pad},
+        tokenizer=hub.checkpoint(named, weights=False) if named else None,
+        **details,
+        **{name: option(config.model, name) for name in names},
+    )
 
 
 if __name__ == "__main__":

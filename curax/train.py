@@ -9,7 +9,7 @@ from pathlib import Path
 
 from curax.config import ConfigError, load, override
 from curax.processes import clusters
-from curax.settings import field_help
+from curax.settings import field_help, lock
 from curax.settings.cli import Parser, again, command_line, program, recipe_of
 
 DEFAULT = "quickstart"
@@ -117,7 +117,7 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
     config = override(load(recipe), args.assignments)
     # These import jax, which takes seconds; wrong input is reported before.
     from curax.processes import peers
-    from curax.runs import dry_run, folder, lock, run
+    from curax.runs import dry_run, folder, run
 
     if not (args.recipe or args.config):
         run.say(f"No recipe is named, so this is {DEFAULT}; curax recipes lists all.")

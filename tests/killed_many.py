@@ -25,7 +25,8 @@ import many
 from run_files import assert_same_run
 
 from curax.config import load, override
-from curax.runs import folder, lock
+from curax.runs import folder
+from curax.settings import lock
 
 STEPS = 30
 WORDS = (f"steps={STEPS}", "warm_start.steps=9", "task.slow=0.01")

@@ -26,7 +26,7 @@ from test_folder import files_of_at_most
 from curax import evaluate, update
 from curax.evaluation import benchmarks, results, runner, samples, setup
 from curax.models import pretrained, prompt_form
-from curax.runs import lock
+from curax.settings import lock
 from curax.tasks import layouts, text
 
 ROOT = Path(__file__).parents[1]

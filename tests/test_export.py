@@ -24,6 +24,7 @@ from curax.config import override
 from curax.library import predict
 from curax.models import pretrained, prompt_form, tensors
 from curax.runs import card, folder, policies
+from curax.settings import lock
 from curax.tasks import text
 
 ROOT = Path(__file__).parents[1]
@@ -196,6 +197,26 @@ def test_what_fails_leaves_nothing_behind(tmp_path, runs, monkeypatch):
             "that and try again, nothing is left there.\n",
         )
     assert snapshot(tmp_path) == before
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(
+    tmp_path, runs
+):
+    hidden = tmp_path / ".new.partial"
+    for run, *words in (("lora",), ("lora", "--adapter"), ("own", *OWN)):
+        (hidden / "whole").mkdir(parents=True)
+        for file in (hidden / lock.FILE, hidden / "whole" / "model.safetensors"):
+            file.write_bytes(b"left")
+        with lock.hold(hidden, ""):
+            before = snapshot(tmp_path)
+            status, out, err = main(runs[run], tmp_path / "new", *words)
+            assert (status, out, err.count("\n")) == (2, "", 1)
+            assert f"{tmp_path / 'new'}: {hidden} is being written by process " in err
+            assert snapshot(tmp_path) == before
+        assert main(runs[run], tmp_path / "new", *words)[0] == 0
+        assert [file.name for file in tmp_path.iterdir()] == ["new"]
+        assert not (tmp_path / "new" / lock.FILE).exists()
+        shutil.rmtree(tmp_path / "new")
 
 
 def test_reading_a_run_that_goes_on_changes_nothing_in_it(tmp_path, runs):

@@ -74,10 +74,10 @@ NO_JAX = {
         f"comparison/{name}"
         for name in ("experiment", "statistics", "analysis", "figures", "page")
     ),
-    *("runs/interrupt", "runs/lock", "processes/watch", "processes/clusters"),
+    *("runs/interrupt", "processes/watch", "processes/clusters"),
 }
 STANDARD_LIBRARY_ONLY = {
-    *("settings", "config", "runs/interrupt", "runs/lock", "models/prompt_form"),
+    *("settings", "config", "runs/interrupt", "models/prompt_form"),
     *("processes/watch", "processes/clusters"),
 }
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}

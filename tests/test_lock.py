@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from curax.config import ConfigError
-from curax.runs import lock
+from curax.settings import lock
 
 # Holds a folder until its stdin is closed.
 HOLDER = """
 import sys
 from pathlib import Path
-from curax.runs import lock
+from curax.settings import lock
 from curax.settings.config_paths import ConfigError
 
 try:
@@ -95,7 +95,7 @@ def test_what_was_made_for_nothing_goes_and_all_else_stays(tmp_path):
 PARENT = """
 import os, subprocess, sys, time
 from pathlib import Path
-from curax.runs import lock
+from curax.settings import lock
 
 with lock.hold(Path(sys.argv[1]), "--workdir"):
     children = [subprocess.Popen(["sleep", "60"], close_fds=False).pid]

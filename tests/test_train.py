@@ -26,7 +26,8 @@ from test_folder import events, files_of_at_most, lines
 from curax import train
 from curax.config import describe, load, override
 from curax.models import transformer
-from curax.runs import checkpoint, dry_run, folder, lock, run
+from curax.runs import checkpoint, dry_run, folder, run
+from curax.settings import lock
 from curax.step import loops
 
 ROOT = Path(__file__).parents[1]

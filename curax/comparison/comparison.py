@@ -10,9 +10,10 @@ from rich.console import Console
 from curax import __version__
 from curax.comparison import analysis, figures, page, runner
 from curax.comparison.experiment import Arm, Experiment, setting_of, warm_key
-from curax.runs import folder, lock, record
+from curax.runs import folder, record
 from curax.runs.progress import Progress
 from curax.runs.run import set_up_libraries
+from curax.settings import lock
 from curax.settings.cli import write_file
 
 RESULTS = "results.json"

@@ -21,10 +21,11 @@ from curax.evaluation import benchmarks, results, samples
 from curax.evaluation.questions import Questions
 from curax.evaluation.samples import Sampler, SamplesFile
 from curax.evaluation.setup import EvaluationSetup, prepare
-from curax.runs import lock, run
+from curax.runs import run
 from curax.runs.folder import NotWrittenError, write_json
 from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
+from curax.settings import lock
 
 SETTINGS, RESULTS = "settings.json", "results.json"
 MARKS = ("parameters", "questions")  # settings that are hashes, not shown in messages

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax import hub
 from curax.models import families, prompt_form, tensors
 from curax.models.modules import MATRICES
 from curax.models.rotary import RopeScaling
+from curax.settings import lock
 
 CARD = "README.md"
 # Not copied: weights, which would be untrained, and caches.
@@ -151,6 +152,9 @@ def write_new(
     shards: int = 1,
     style: int = 5,
     extra: Mapping[str, Any] | None = None,
+    tokenizer: Path | None = None,
+    form: Mapping[str, Any] | None = None,
+    card: str | None = None,
 ) -> None:
     """Write a checkpoint of a model that was not loaded from one.
 
@@ -169,6 +173,9 @@ def write_new(
         shards: safetensors files.
         style: spelling of config.json, of transformers 4 or 5.
         extra: more fields of config.json, as `eos_token_id`.
+        tokenizer: folder of a checkpoint whose tokenizer goes with the model.
+        form: as `export`.
+        card: README.md; None: none is written.
 
     Raises:
         ValueError: in a sentence, if the destination exists or no architecture has
@@ -204,6 +211,10 @@ def write_new(
         name: math.prod(part.shape) * kind.itemsize for name, part in wanted.items()
     }
     files = tensors.in_files(sizes, shards)
+    copies: list[Path] = []
+    if tokenizer is not None:
+        held = others(tokenizer, hub.TOKENIZER)
+        copies = [tokenizer / file for file in held if len(file.parts) == 1]
     with _folder(destination) as folder:
         for file, names in files.items():
             values = {
@@ -214,6 +225,9 @@ def write_new(
             index = tensors.index(files, sum(sizes.values()))
             (folder / tensors.INDEX).write_text(index)
         _write_json(folder / "config.json", config | dict(extra or {}))
+        for file in copies:
+            shutil.copy(file, folder)
+        _describe(folder, form, card)
 
 
 # ----- parameters as tensors
@@ -292,18 +306,24 @@ def others(source: Path, only: Sequence[str] = ("*",)) -> list[Path]:
 
 @contextlib.contextmanager
 def _folder(destination: str | Path) -> Iterator[Path]:
-    """A temporary folder, renamed to the destination at the end, removed on errors."""
+    """A hidden folder, renamed to the destination at the end, removed on errors.
+
+    What a killed process left there is removed by the next that writes the destination.
+    """
     final = Path(destination).expanduser().absolute()
-    if final.exists():
-        raise ValueError(f"{final} exists; give the name of a new folder.")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
-    try:
-        yield folder
-        folder.chmod(0o755)
-        folder.rename(final)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    hidden = final.with_name(f".{final.name}.partial")
+    with lock.hold(hidden, f"{final}:"):
+        folder = hidden / "whole"
+        try:
+            if final.exists():
+                raise ValueError(f"{final} exists; give the name of a new folder.")
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            folder.mkdir()
+            yield folder
+            folder.rename(final)
+        finally:  # the lock's file last: then another process may begin
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _describe(folder: Path, form: Mapping[str, Any] | None, card: str | None) -> None:
