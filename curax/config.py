@@ -44,7 +44,7 @@ from curax.settings.config_types import (
     Seed,
     Share,
 )
-from curax.settings.declared import declared
+from curax.settings.declared import RIGHT, declared
 from curax.settings.packages import missing
 
 __all__ = [
@@ -703,6 +703,7 @@ def _conflicts(config: Config) -> Iterator[str]:
         fix = "set seeds to 1 or staged to False"
         yield f"seeds={config.seeds} cannot run side by side with staged=True; {fix}."
     yield from _uncorrected(config)
+    yield from _right_twice(config)
     yield from config.mesh.conflicts()
     yield from config.evaluation.conflicts()
     yield from config.logging.conflicts()
@@ -776,6 +777,21 @@ def _said_elsewhere(config: Config) -> Iterator[str]:
                 full = f"{name}.{own}"
                 fix = f"set {full} to {right:g}"
                 yield f"{full}={value} must be {what}, {right:g}; {fix}."
+
+
+def _right_twice(config: Config) -> Iterator[str]:
+    """A sentence if two functions would call different completions right."""
+    found = {"curax.settings.declared.RIGHT": RIGHT} if config.hint else {}
+    for name, place in Place(config).walk():
+        if callable(place.value) and (own := declared(place.value, "right_above", "")):
+            found[f"{name}.{own}"] = option(place.value, own)
+    known = {n: x for n, x in found.items() if isinstance(x, int | float)}
+    for (one, mine), (other, its) in itertools.pairwise(known.items()):
+        if mine != its:
+            yield (
+                f"{other}={its} and {one}={mine} call different completions right; set "
+                f"{other} to {mine}."
+            )
 
 
 def _sized_twice(config: Config) -> Iterator[str]:

@@ -41,7 +41,7 @@ import numpy as np
 from jax import lax
 
 from curax.arrays import checks, masked, ratios
-from curax.settings.declared import declares
+from curax.settings.declared import RIGHT, declares
 
 
 @declares(constant=True)
@@ -115,12 +115,13 @@ def horvitz_thompson(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax
     return jnp.where(keep, share(pool) / kept_share, 0.0)
 
 
+@declares(right_above="threshold")
 def expansion(
     reward: jax.Array,
     pool: jax.Array,
     keep: jax.Array,
     *,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """Inverse inclusion counts, one per class: the pool's sum, in expectation.
 
@@ -148,18 +149,19 @@ def expansion(
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, implicit weighting.
     """
     reward, pool, keep = _check(reward, pool, keep)
-    right = _right(reward, pool, threshold)
+    right = masked.right(reward, pool, threshold)
     total = jnp.where(right, _count(right), _count(pool & ~right))
     return _spread(total, keep & right) + _spread(total, keep & ~right)
 
 
+@declares(right_above="threshold")
 def inverse_pass_rate(
     reward: jax.Array,
     pool: jax.Array,
     keep: jax.Array,
     *,
     power: float | jax.Array = 1.0,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """The published correction: every kept completion over the pass rate of its pool.
 
@@ -189,7 +191,7 @@ def inverse_pass_rate(
         code has no such factor.
     """
     reward, pool, keep = _check(reward, pool, keep)
-    right = _count(_right(reward, pool, threshold))
+    right = _count(masked.right(reward, pool, threshold))
     rate = jnp.where(right > 0, right / jnp.maximum(_count(pool), 1.0), 1.0)
     return jnp.where(keep & (right > 0), rate**-power, 0.0)
 
@@ -232,14 +234,14 @@ def per_prompt(
     return _spread(rows, keep)
 
 
-@declares(rows_per_prompt="rows")
+@declares(rows_per_prompt="rows", right_above="threshold")
 def accepted_mean(
     reward: jax.Array,
     pool: jax.Array,
     keep: jax.Array,
     *,
     rows: float | jax.Array,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """The mean over the right ones that are kept; wrong ones train nothing.
 
@@ -271,10 +273,10 @@ def accepted_mean(
         Yao et al. 2025, GVM, arXiv:2505.02391, Algorithm 1: its 1 / |D|.
     """
     reward, pool, keep = _check(reward, pool, keep)
-    return _spread(rows, keep & _right(reward, pool, threshold))
+    return _spread(rows, keep & masked.right(reward, pool, threshold))
 
 
-@declares(rows_per_prompt="rows", most_draws="limit")
+@declares(rows_per_prompt="rows", most_draws="limit", right_above="threshold")
 def control_variate(
     reward: jax.Array,
     pool: jax.Array,
@@ -283,7 +285,7 @@ def control_variate(
     rows: float | jax.Array,
     limit: float | jax.Array,
     strength: float | jax.Array = 1.0,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """`accepted_mean` with a baseline that no stopping rule can bias.
 
@@ -319,14 +321,14 @@ def control_variate(
         arXiv:2510.04996.
     """
     reward, pool, keep = _check(reward, pool, keep)
-    right = _right(reward, pool, threshold)
+    right = masked.right(reward, pool, threshold)
     of_right, of_wrong = _count(right), _count(pool & ~right)
     plus = jnp.where(of_right > 0, 1.0, 0.0) - strength * of_right / limit
     minus = strength * of_wrong / limit
     return _spread(rows * plus, keep & right) + _spread(rows * minus, keep & ~right)
 
 
-@declares(rows_per_prompt="rows", most_draws="limit")
+@declares(rows_per_prompt="rows", most_draws="limit", right_above="threshold")
 def first_success(
     reward: jax.Array,
     pool: jax.Array,
@@ -335,7 +337,7 @@ def first_success(
     rows: float | jax.Array,
     limit: int,
     coefficients: Callable[[int], np.ndarray],
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """Any series f'(p) = sum_k d_k (1-p)^k, from when the first right one was drawn.
 
@@ -370,7 +372,7 @@ def first_success(
         Reinforce-Ada, arXiv:2510.04996.
     """
     reward, pool, keep = _check(reward, pool, keep)
-    right = _right(reward, pool, threshold)
+    right = masked.right(reward, pool, threshold)
     table = jnp.asarray([*coefficients(limit), 0.0], jnp.float32)
     draw = jnp.cumsum(pool, -1, dtype=jnp.int32) - 1
     first = jnp.min(draw, -1, keepdims=True, where=right, initial=limit)
@@ -557,12 +559,6 @@ def icepop(
     """
     rho = ratio(logp, logp_behaviour, mask)
     return jnp.where((rho >= low) & (rho <= high), rho, 0.0)
-
-
-def _right(
-    reward: jax.Array, pool: jax.Array, threshold: float | jax.Array
-) -> jax.Array:
-    return pool & (jnp.asarray(reward) > threshold)
 
 
 def _count(among: jax.Array) -> jax.Array:

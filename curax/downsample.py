@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.settings.declared import declares
+from curax.settings.declared import RIGHT, declares
 
 _TIE = 1e-6  # variances this close, relative to the largest, are equal
 
@@ -219,7 +219,7 @@ def percentile(
     return exists & (wanted(rank + 1) > wanted(rank))
 
 
-@declares(keeps="m")
+@declares(keeps="m", right_above="threshold")
 def balanced(
     key: jax.Array,
     reward: jax.Array,
@@ -227,7 +227,7 @@ def balanced(
     *,
     m: int,
     first: bool = False,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """As many right completions as wrong ones, as far as there are any.
 
@@ -267,7 +267,7 @@ def balanced(
         first ones, counts rewards above 0.7 as right and corrects for nothing.
     """
     reward, exists = _check(reward, exists, m)
-    right = exists & (jnp.asarray(reward) > threshold)
+    right = masked.right(reward, exists, threshold)
     every_right = jnp.sum(right, axis=-1, keepdims=True)
     every_wrong = jnp.sum(exists & ~right, axis=-1, keepdims=True)
     kept_right = jnp.minimum(m // 2, every_right)

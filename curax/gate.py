@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.settings.declared import declares
+from curax.settings.declared import RIGHT, declares
 
 
 def none(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Array:
@@ -156,14 +156,14 @@ def advantage_energy(
     return exists & mixed & (energy >= least)
 
 
-@declares(least_group="least")
+@declares(least_group="least", right_above="threshold")
 def minimum_right(
     outcome: jax.Array,
     exists: jax.Array,
     finished: jax.Array,
     *,
     least: int,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """Only groups with enough right completions: no fewer than `least`.
 
@@ -190,7 +190,7 @@ def minimum_right(
         The finding that over-hard prompts do harm: arXiv:2605.28388. The count is ours.
     """
     outcome, exists, finished = _check(outcome, exists, finished)
-    right = jnp.asarray(outcome) > threshold
+    right = masked.right(outcome, exists, threshold)
     return exists & (masked.total(right, exists, keepdims=True) >= least)
 
 
@@ -220,14 +220,15 @@ def overlong(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.
     return jnp.asarray(exists) & finished
 
 
+@declares(right_above="threshold")
 def accepted(
     outcome: jax.Array,
     exists: jax.Array,
     finished: jax.Array,
     *,
-    threshold: float | jax.Array = 1.0,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
-    """Only completions that are right: outcome >= threshold. RAFT's accepted set.
+    """Only completions that are right: outcome > threshold. RAFT's accepted set.
 
     The paper accepts the best of each group, which would accept all of an all-wrong
     one; its code accepts none of those, and neither does this.
@@ -236,7 +237,7 @@ def accepted(
         outcome: as `none`.
         exists: as `none`.
         finished: as `none`; not read.
-        threshold: smallest outcome that is accepted, in the units of `outcome`.
+        threshold: as `minimum_right`.
 
     Returns:
         `[..., G]` bool, `exists` where accepted.
@@ -249,7 +250,7 @@ def accepted(
         Model Alignment", arXiv:2304.06767. Xiong et al. 2025, arXiv:2504.11343.
     """
     outcome, exists, finished = _check(outcome, exists, finished)
-    return exists & (jnp.asarray(outcome) >= threshold)
+    return masked.right(outcome, exists, threshold)
 
 
 def every(

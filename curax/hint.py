@@ -633,7 +633,7 @@ def self_normalised(
     """
     _check(credit, outcome, exists, log_ratio, hinted)
     log_ratio = jnp.where(exists, jnp.asarray(log_ratio, jnp.float32), -jnp.inf)
-    some = exists & (jnp.asarray(outcome) > 0.5) & (log_ratio > -jnp.inf)
+    some = masked.right(outcome, exists) & (log_ratio > -jnp.inf)
     top = jnp.max(log_ratio, -1, keepdims=True, where=some, initial=-jnp.inf)
     rho = jnp.where(some, jnp.exp(jnp.where(some, log_ratio - top, 0.0)), 0.0)
     n = masked.total(exists, exists, keepdims=True)
@@ -648,7 +648,7 @@ def self_normalised(
 def _counts(outcome: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`[...]` float32: completions that exist, and the right ones of them."""
     outcome, exists = checks.arrays(outcome=(outcome, float), exists=(exists, bool))
-    right = jnp.asarray(outcome) > 0.5
+    right = masked.right(outcome, exists)
     return masked.total(exists, exists), masked.total(right, exists)
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
-from curax.settings.declared import declares
+from curax.settings.declared import RIGHT, declares
 
 
 @declares(objective="f")
@@ -129,7 +129,7 @@ def history_weight(
     return jnp.where(exists, weight[..., None], 0.0)
 
 
-@declares(series="coefficients", terms="terms")
+@declares(series="coefficients", terms="terms", right_above="threshold")
 def series(
     outcome: jax.Array,
     exists: jax.Array,
@@ -137,7 +137,7 @@ def series(
     *,
     coefficients: Callable[[int], np.ndarray],
     terms: int | None = None,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """The first n terms of an objective's series, unbiased, from n draws.
 
@@ -182,7 +182,7 @@ def series(
     return jnp.where(exists, table[n, others], 0.0)
 
 
-@declares(objective="f")
+@declares(objective="f", right_above="threshold")
 def bernstein(
     outcome: jax.Array,
     exists: jax.Array,
@@ -190,7 +190,7 @@ def bernstein(
     *,
     f: Callable[[jax.Array], jax.Array],
     prior: tuple[float, float] = (0.5, 0.5),
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """Any objective, smoothed to what n draws reach, and that without bias.
 
@@ -391,7 +391,7 @@ def _others(
     outcome: jax.Array, exists: jax.Array, threshold: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`[..., G]` int32: n of the group, right ones among the n - 1 others."""
-    right = (exists & (jnp.asarray(outcome) > threshold)).astype(jnp.int32)
+    right = masked.right(outcome, exists, threshold).astype(jnp.int32)
     n = jnp.sum(exists, -1, keepdims=True, dtype=jnp.int32)
     others = jnp.sum(right, -1, keepdims=True, dtype=jnp.int32) - right
     return jnp.broadcast_to(n, exists.shape), others

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
+from curax.settings.declared import RIGHT, declares
 
 
 def never(outcome: jax.Array, exists: jax.Array) -> jax.Array:
@@ -39,12 +40,13 @@ def never(outcome: jax.Array, exists: jax.Array) -> jax.Array:
     return jnp.zeros(exists.shape[:-1], bool)
 
 
+@declares(right_above="threshold")
 def positives(
     outcome: jax.Array,
     exists: jax.Array,
     *,
     right: int = 1,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """Enough right completions: N+ >= right.
 
@@ -75,13 +77,14 @@ def positives(
     return _count(outcome, exists, threshold)[0] >= right
 
 
+@declares(right_above="threshold")
 def balanced(
     outcome: jax.Array,
     exists: jax.Array,
     *,
     right: int = 2,
     wrong: int = 2,
-    threshold: float | jax.Array = 0.5,
+    threshold: float | jax.Array = RIGHT,
 ) -> jax.Array:
     """Enough completions of either kind: N+ >= right and N- >= wrong.
 
@@ -116,8 +119,8 @@ def _count(
     outcome: jax.Array, exists: jax.Array, threshold: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """How many are right, and how many wrong, `[...]` each."""
-    above = jnp.asarray(outcome) > threshold
-    return masked.total(above, exists), masked.total(~above, exists)
+    right = masked.right(outcome, exists, threshold)
+    return masked.total(right, exists), masked.total(~right, exists)
 
 
 def _check(outcome: Any, exists: Any, *counts: int) -> list[jax.Array]:

@@ -710,3 +710,16 @@ def test_a_recipe_on_another_task_keeps_its_stages_and_scales_its_lengths():
     assert sage.hint.width == 896  # 7 of 8
     own = cf.transferred(recipe, max_tokens=64, shape_reward=None)
     assert own.shape_reward is None
+
+
+def test_right_is_one_thing_in_a_recipe():
+    recipe = cf.load("ada_seq_positive_accepted")
+    assert error_of(cf.override, recipe, ["stop.rule.threshold=0.7"]) == (
+        "gate.threshold=0.5 and stop.rule.threshold=0.7 call different completions "
+        "right; set gate.threshold to 0.7."
+    )
+    names = ("stop.rule.threshold", "gate.threshold", "correct.threshold")
+    cf.override(recipe, dict.fromkeys(names, 0.7))
+    hinted = cf.load("ada_seq_sage")
+    said = error_of(cf.override, hinted, ["stop.rule.threshold=0.7"])
+    assert said.startswith("stop.rule.threshold=0.7 and curax.settings.declared.RIGHT=")

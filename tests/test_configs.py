@@ -140,7 +140,7 @@ RELEASED = {
     "dynamo_published": (0.2, 0.28, 10.0, None),
     "dro_published": (0.2, 0.2, None, 1e-3),
     "sage": (0.2, 0.28, 3.0, None),
-    "prefix_sampling": (0.2, 0.28, 3.0, None),
+    "own_prefix": (0.2, 0.28, 3.0, None),
     "sage_light": (0.2, 0.28, 3.0, None),
     "sage_offline": (0.2, 0.28, 3.0, None),
     "sage_self": (0.2, 0.28, 3.0, None),

@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as hnp
 from curax import advantage, gate
 
 band = partial(gate.pass_rate_band, low=0.25, high=0.75)
-half_right = partial(gate.accepted, threshold=0.5)
+wholly_right = partial(gate.accepted, threshold=0.75)
 two_right = partial(gate.minimum_right, least=2)
 three_fair = partial(gate.minimum_right, least=3, threshold=0.25)
 
@@ -42,8 +42,8 @@ DEFINITIONS = {
     gate.zero_variance: lambda outcome, finished: np.ptp(outcome) > 0,
     band: lambda outcome, finished: 0.25 <= outcome.mean() <= 0.75,
     gate.overlong: lambda outcome, finished: finished,
-    gate.accepted: lambda outcome, finished: outcome == 1,
-    half_right: lambda outcome, finished: outcome >= 0.5,
+    gate.accepted: lambda outcome, finished: outcome > 0.5,
+    wholly_right: lambda outcome, finished: outcome > 0.75,
     two_right: lambda outcome, finished: np.sum(outcome > 0.5) >= 2,
     three_fair: lambda outcome, finished: np.sum(outcome > 0.25) >= 3,
     energetic: lambda outcome, finished: outcome.var() >= 0.2,
@@ -55,7 +55,8 @@ DEFINITIONS = {
     ),
 }
 for_every_gate = pytest.mark.parametrize("gate_", DEFINITIONS, ids=name)
-outcomes = hnp.arrays(np.float32, (3, 4), elements=st.sampled_from([0.0, 0.5, 1.0]))
+OUTCOMES = st.sampled_from([0.0, 0.5, 0.625, 1.0])
+outcomes = hnp.arrays(np.float32, (3, 4), elements=OUTCOMES)
 masks = hnp.arrays(np.bool_, (3, 4))
 
 

@@ -846,7 +846,7 @@ STATEMENTS = {
     "sage_offline": (GRPO.format(n=8), grpo_of_all),
     "sage_teacher": (GRPO.format(n=8), grpo_of_all),
     "sage_exact": ("1, whatever p", one),
-    "prefix_sampling": (GRPO.format(n=8), grpo_of_all),
+    "own_prefix": (GRPO.format(n=8), grpo_of_all),
     "sage_light": (GRPO.format(n=8), grpo_of_all),
 }
 

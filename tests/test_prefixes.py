@@ -1,4 +1,4 @@
-"""Prefix sampling: what is remembered of prompts, and the heads of it as hints."""
+"""Prefixes: what is remembered of prompts, and the heads of it as hints."""
 
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from curax.step import build, draw, drivers, learn, loops
 from curax.step.methods import hint_sources, prefixes
 from curax.step.records import Graded
 
-CONFIG = shrunk(load(ROOT / "configs" / "prefix_sampling.py"))
+CONFIG = shrunk(load(ROOT / "configs" / "own_prefix.py"))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from curax import advantage, correct, downsample, objective, stop
+from curax import advantage, correct, downsample, gate, hint, objective, stop
+from curax.settings.declared import RIGHT
 
 KEY = jax.random.key(0)
 lucky = partial(stop.positives, right=2, threshold=0.7)
@@ -348,3 +349,22 @@ def test_drawn_at_random_prompts_stop_when_the_sum_over_all_pools_says():
         exists = np.broadcast_to(np.arange(32) < drawn, outcome.shape)
         ended[np.asarray(jax.jit(stop.balanced)(outcome, exists))] = drawn
     close(ended.mean(), 20.962, rtol=0, atol=5 * ended.std() / np.sqrt(20000))
+
+
+GRADED = hnp.arrays(np.float32, (3, 4), elements=st.floats(0, 1, width=32))
+
+
+@given(GRADED, hnp.arrays(np.bool_, (3, 4)), st.sampled_from([RIGHT, 0.25, 0.75]))
+def test_what_stops_a_draw_is_what_is_accepted_and_counted(outcome, exists, threshold):
+    """A completion of .7 once stopped a draw and trained nothing."""
+    one = {"threshold": threshold}
+    stops = np.asarray(stop.positives(outcome, exists, **one))
+    accepted = np.asarray(gate.accepted(outcome, exists, exists, **one))
+    np.testing.assert_array_equal(stops, accepted.any(-1))
+    counted = np.asarray(correct.accepted_mean(outcome, exists, exists, rows=1, **one))
+    np.testing.assert_array_equal(counted > 0, accepted)
+    enough = np.asarray(gate.minimum_right(outcome, exists, exists, least=1, **one))
+    np.testing.assert_array_equal(enough, exists & stops[:, None])
+    if threshold == RIGHT:
+        again = np.asarray(hint.all_wrong(outcome, exists))
+        np.testing.assert_array_equal(again, exists.any(-1) & ~stops)

@@ -130,6 +130,16 @@ def stated():
         found[name] = words, dict(zip(rates, cells, strict=True))
 
 
+@pytest.mark.parametrize("recipe", ["own_prefix", "sage_light"])
+def test_visits_with_a_hint_are_in_the_row_of_their_recipe(recipe):
+    words, _ = stated()[recipe]
+    said = re.findall(r"\d\.\d\d", words.partition("with hinted ones")[2])
+    weight = np.array(of(recipe)["hints"]["by_level"]["weight"], float)
+    p = columns(of(recipe))["p"]
+    there = np.searchsorted(p, [0.01, 0.05, 0.1, 0.5, 0.9])
+    assert said == [f"{x:.2f}" for x in np.nansum(weight, 0)[there]]
+
+
 def test_the_table_of_recipes_has_every_recipe():
     real = {
         path.stem
@@ -221,7 +231,7 @@ def test_every_page_with_a_column_of_weights_is_one_that_is_compared():
 # Said in other words: one number for all prompts, and those of other contexts.
 UNTOLD = {
     "reinforce_plus_plus": "1 / s",
-    "prefix_sampling": "grpo(8) at visits",
+    "own_prefix": "grpo(8) at visits",
     "sage_light": "grpo(8) at visits",
     "sage_exact": "1 to 4",
 }

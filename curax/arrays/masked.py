@@ -12,8 +12,16 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from curax.arrays import sharding
+from curax.settings.declared import RIGHT
 
 Axis = int | tuple[int, ...] | None
+
+
+def right(
+    outcome: jax.Array, among: jax.Array, threshold: float | jax.Array = RIGHT
+) -> jax.Array:
+    """Those completions of `among` whose outcome is above the threshold, bool."""
+    return among & (jnp.asarray(outcome) > threshold)
 
 
 def total(

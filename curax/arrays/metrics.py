@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import masked
+from curax.settings.declared import RIGHT
 from curax.types import Rollouts
 
 
@@ -80,8 +81,8 @@ def of_rollouts(
         means={
             "outcome/mean": mean(outcome, exists),
             "group/dead_fraction": mean(best == worst, some),
-            "group/solved_fraction": mean(worst >= 1, some),
-            "group/failed_fraction": mean(best <= 0, some),
+            "group/solved_fraction": mean(worst > RIGHT, some),
+            "group/failed_fraction": mean(best <= RIGHT, some),
             "rollout/length_tokens": mean(length, drawn),
             "rollout/unfinished_fraction": mean(~rollouts.finished, drawn),
             "policy/entropy_nats": mean(rollouts.entropy, rollouts.mask),

@@ -13,6 +13,7 @@ import numpy as np
 
 from curax.evaluation import estimates
 from curax.runs.record import count_text, duration_text, plural
+from curax.settings.declared import RIGHT
 from curax.verify import answers
 
 FEW = 3  # smallest k of maj@k; below it the majority is the mean outcome
@@ -86,8 +87,8 @@ def _outcome(outcome: float | None) -> float:
 def per_problem(samples: FileSamples, ks: Sequence[int]) -> dict[str, np.ndarray]:
     """`[P]` values of each measure by name: mean@n, pass@k, maj@k, greedy.
 
-    A completion is right if its outcome is 1; `mean@n` averages fractional outcomes
-    too. With confidence scores there is a weighted maj@n for each of them.
+    A completion is right if its outcome is above `RIGHT`; `mean@n` averages fractional
+    outcomes. With confidence scores there is a weighted maj@n for each of them.
 
     Args:
         samples: completions of a file.
@@ -95,7 +96,7 @@ def per_problem(samples: FileSamples, ks: Sequence[int]) -> dict[str, np.ndarray
     """
     n, measures = samples.outcome.shape[-1], {}
     graded = np.sum(~np.isnan(samples.outcome), -1)
-    right = np.sum(samples.outcome >= 1, -1)
+    right = np.sum(samples.outcome > RIGHT, -1)
     if n:
         measures[f"mean@{n}"] = estimates.mean(samples.outcome)
     for k in ks if n else ():
@@ -132,7 +133,7 @@ def summary(samples: FileSamples, ks: Sequence[int], *, seed: int) -> dict[str, 
         "missing": dict(sorted(samples.missing.items())),
     }
     if samples.outcome.size:
-        right, wrong = samples.outcome >= 1, samples.outcome < 1
+        right, wrong = samples.outcome > RIGHT, samples.outcome <= RIGHT
         subsets = {"all": np.ones_like(right), "right": right, "wrong": wrong}
         result["length_tokens"] = {
             name: _lengths(samples.length[which]) for name, which in subsets.items()

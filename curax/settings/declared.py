@@ -29,6 +29,7 @@
     trace_tokens    the option of a task that is the longest of its traces
     package         the package that a grader or a dashboard cannot do without
     most_draws      the option of a correction that is the most a prompt draws
+    right_above     the option that is the largest outcome of a wrong completion
 
 Checks read properties, never the name of a function, so a user's function declares what
 it needs in the same way. Only the standard library is imported.
@@ -37,6 +38,10 @@ it needs in the same way. Only the standard library is imported.
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+# Right is an outcome above this, wherever right and wrong are told apart: what stops a
+# draw is what is accepted, corrected, counted and evaluated.
+RIGHT = 0.5
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -19,6 +19,7 @@ from curax import update
 from curax.arrays import grids, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.config import Config
+from curax.settings.declared import declared
 from curax.step import stages
 from curax.step.draw import in_turn, policy
 from curax.step.optimise import optimise, settings
@@ -156,8 +157,13 @@ def compute_credit(
         Which completions are kept, and their credit.
     """
     pool = stages.gated(config, outcome, exists, finished)
-    keep = stages.selected(config, key, reward, pool)
-    undo = stages.correction(config, reward, pool, keep)
+
+    def by(stage):
+        """Rules that tell right from wrong go by the outcome, as gates; others rank."""
+        return outcome if declared(stage, "right_above", "") else reward
+
+    keep = stages.selected(config, key, by(config.downsample), pool)
+    undo = stages.correction(config, by(config.correct), pool, keep)
     factor = undo * stages.prompt_weight(config, outcome, exists, history)
     credit = stages.advantage_credit(config, reward, exists, keep, factor)
     return Credit(keep=keep, credit=credit, factor=factor)

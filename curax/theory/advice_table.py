@@ -1,5 +1,6 @@
 """Advice as text for a terminal: the best size of each recipe, then what is assumed."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,7 @@ def table(found: Mapping[str, Any]) -> str:
         "ascent at its best",
         "step size; docs/choose_a_recipe.md has the formula.",
     ]
+    lines += textwrap.wrap(found["caveat"], 88)
     lines += [f"Note: {text}" for text in found["notes"]]
     lines += [f"Left out: {text}" for text in found["skipped"]]
     return "\n".join(lines)

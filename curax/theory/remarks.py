@@ -192,7 +192,7 @@ def _on_the_update(config: Config) -> list[str]:
         )
     least, called_least = least_group(config.advantage, "advantage")
     few = declared_option(config.allocate, "floor")
-    if isinstance(few, int) and few < least:
+    if isinstance(few, int) and few < least and called_least:
         found.append(
             f"allocate.least={few} lets a prompt draw fewer than {least} completions, "
             f"of which {called_least} learns nothing; set allocate.least to {least}."

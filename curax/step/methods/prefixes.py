@@ -1,4 +1,4 @@
-"""Prefix sampling: hints that are a prefix of the policy's own right completion.
+"""Hints that are a prefix of the policy's own right completion.
 
 The last right completion of every prompt is stored. Where a later visit goes bad,
 the prompt is drawn with a head of it in its context, and a controller moves the cut
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from curax import hint
-from curax.arrays import grids, metrics
+from curax.arrays import grids, masked, metrics
 from curax.arrays.metrics import Tally
 from curax.config import Config
 from curax.settings.declared import declares
@@ -73,7 +73,7 @@ def after_update(
     """
     del params
     solved: Solved = state.methods[NAME]
-    right = seen.exists & (seen.outcome > 0.5)
+    right = masked.right(seen.outcome, seen.exists)
     place = jnp.argmax(right, -1)[:, None]
     row = jnp.take_along_axis(seen.row, place, -1)[:, 0]
     row = jnp.minimum(row, parts.rows - 1)

@@ -1,7 +1,9 @@
-"""Prefix sampling: a prompt is hinted with a head of its own earlier right completion.
+"""Hints of a prompt's own success: a head of its earlier right completion.
 
-Paper:    None; levels and their controller as in SAGE-light, arXiv:2602.03143.
-Command:  python -m curax.train --config configs/prefix_sampling.py
+Paper:    None; levels and their controller as in SAGE-light, arXiv:2602.03143. It is
+          not Prefix Sampling, arXiv:2605.05112, which replays a head as the beginning
+          of the response and masks it from the loss; here it is part of the prompt.
+Command:  python -m curax.train --config configs/own_prefix.py
 w(p):     E[sqrt(q (1 - q))] / (p (1 - p)), q = k / 8, k ~ Binomial(8, p), with p
           the pass rate under the level that is set: a visit at level l ascends
           w(p_l) grad p_l, and without a hint only where l = 0.
