@@ -111,11 +111,20 @@ FIX = "repair or delete this line."
         ),
         ("config.json", '{"steps":\n 1,\n', ":3: not JSON; repair or delete the file."),
         ("config.json", "[]", ":1: not a JSON object; repair or delete the file."),
-        (
-            "evaluation.json",
-            '{"before": {"pass_rates": "all"}}',
-            ": before.pass_rates is neither a list of numbers nor a list of those per "
-            "seed; repair or delete the file.",
+        *(
+            ("evaluation.json", text, f": {what}; repair or delete the file.")
+            for text, what in {
+                '{"before": {"pass_rates": "all"}}': "before.pass_rates is neither a "
+                "list of numbers nor a list of those per seed",
+                f'{{"before": {{"pass_rates": [1{"0" * 400}]}}}}': "before.pass_rates "
+                "is neither a list of numbers nor a list of those per seed",
+                '{"after": {"pass_rates": [0.5, 7e300]}}': "after.pass_rates has "
+                "7e+300, and rates lie in [0, 1]",
+                '{"before": {"pass_rates": [[0.5, null, -3]]}}': "before.pass_rates "
+                "has -3, and rates lie in [0, 1]",
+                '{"before": {"pass_rates": [1]}, "after": {"pass_rates": [1, 0]}}': ""
+                "before.pass_rates and after.pass_rates are of other prompts",
+            }.items()
         ),
     ],
 )

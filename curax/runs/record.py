@@ -170,9 +170,16 @@ def evaluation(folder: Path) -> tuple[np.ndarray | None, np.ndarray | None, int]
     path = folder / "evaluation.json"
     both = read_json(path)
     before, after = (_pass_rates(path, both, side) for side in ("before", "after"))
+    if before is not None and after is not None and before.shape != after.shape:
+        raise RecordError(
+            f"{path}: before.pass_rates and after.pass_rates are of other prompts; "
+            "repair or delete the file."
+        )
     measured = both.get("after") or both.get("before") or {}
     samples = measured.get("samples")
-    return before, after, samples if isinstance(samples, int) else 0
+    if type(samples) is not int or not 0 <= samples < 2**31:
+        samples = 0
+    return before, after, samples
 
 
 def expected(folder: Path) -> dict[str, Any]:
@@ -284,12 +291,18 @@ def _pass_rates(path: Path, evaluation: Row, side: str) -> np.ndarray | None:
         return None
     try:
         rates = np.array(evaluation[side]["pass_rates"], float)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         rates = np.zeros(())
     if rates.ndim not in (1, 2):
         raise RecordError(
             f"{path}: {side}.pass_rates is neither a list of numbers nor a list of "
             "those per seed; repair or delete the file."
+        )
+    outside = rates[(rates < 0) | (rates > 1)]
+    if outside.size:
+        raise RecordError(
+            f"{path}: {side}.pass_rates has {outside[0]:g}, and rates lie in [0, 1]; "
+            "repair or delete the file."
         )
     return np.atleast_2d(rates) if np.isfinite(rates).any() else None
 
