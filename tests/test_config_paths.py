@@ -82,6 +82,12 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pilot:
+    draws: Count
+    every: Count = 1
+
+
+@dataclasses.dataclass(frozen=True)
 class Tree:
     """One of everything that may stand in a config."""
 
@@ -95,6 +101,8 @@ class Tree:
     correct: Function
     memory: Memory = Memory()
     shape: Function | None = None
+    pilot: Pilot | None = None
+    words: tuple[str, ...] = ("one",)
     temperature: Positive = 1.0
     steps: Count = 200
     staged: bool = False
@@ -140,15 +148,18 @@ ONLY = (
 
 # A wrong assignment, and the one sentence that says so.
 REFUSED = {
-    "loss.hgih=0.3": f"{HERE}.clipped has no option 'hgih'; did you mean 'high'? "
-    "It has dual, high, low.",
+    "loss.hgih=0.3": f"{HERE}.clipped has no option 'hgih'; did you mean 'high'?",
     "loss.zzz=1": f"{HERE}.clipped has no option 'zzz'; it has dual, high, low.",
-    "memory.prio=5": "memory has no option 'prio'; did you mean 'prior'? "
-    "It has discount, prior.",
+    "memory.prio=5": "memory has no option 'prio'; did you mean 'prior'?",
     "optimizer.peak=1": f"{HERE}.adam has no option 'peak'; did you mean "
-    "'optimizer.learning_rate.peak'? It has b1, learning_rate.",
+    "'optimizer.learning_rate.peak'?",
     "steps.more=1": "steps has no option 'more'; it has none.",
-    "shape.margin=1": "shape has no option 'margin'; it has none.",
+    "shape.margin=1": "shape is none in this config; name a function for shape in its "
+    "file.",
+    "pilot.draws=4": "pilot is none in this config; write pilot=Pilot(draws=...) in "
+    "its file.",
+    "pilot.every=4": "pilot is none in this config; write pilot=Pilot(draws=..., "
+    "every=...) in its file.",
     "gate.gates.7.delta=1": "gate.gates has no option '7'; it has 0, 1.",
     "correct.x=1": f"{HERE}.plain has no option 'x'; it has none.",
     "steps=abc": expected("an integer", 200, "steps=200"),
@@ -213,6 +224,12 @@ def test_an_assignment_needs_a_name_and_an_equals_sign(text):
     assert error_of(assigned, text) == (
         f"{text!r} sets nothing; write --set NAME=VALUE, for example --set steps=200."
     )
+
+
+@pytest.mark.parametrize("text", ["two", "two,three", "'two', 'three'"])
+def test_a_word_alone_and_words_between_commas_are_a_tuple_of_words(text):
+    want = ("two", "three") if "," in text else ("two",)
+    assert assigned(f"words={text}").words == want
 
 
 @pytest.mark.parametrize("assignment", TAKEN)
@@ -329,13 +346,17 @@ WRONG = {
     "set memory.prior to (1.0, 1.0), for example.": {
         "memory": Memory(prior=(1.0,))  # pyright: ignore[reportArgumentType]
     },
+    "words='two' must be a tuple; set words to ('two',), for example.": {
+        "words": "two"
+    },
     "loss='clipped' must be a function; give one.": {"loss": "clipped"},
     "shape=0.1 must be a function or none; give one.": {"shape": 0.1},
     "task.depth=0 must be at least 1; set task.depth to 1.": {
         "task": partial(task, depth=0)
     },
-    f"loss.hgih=0.3: {HERE}.clipped has no option 'hgih'; did you mean 'high'? "
-    "It has dual, high, low.": {"loss": partial(clipped, **{"hgih": 0.3})},
+    f"loss.hgih=0.3: {HERE}.clipped has no option 'hgih'; did you mean 'high'?": {
+        "loss": partial(clipped, **{"hgih": 0.3})
+    },
     f"correct.m=3: {HERE}.plain has no option 'm'; it has none.": {
         "correct": partial(plain, **{"m": 3})
     },

@@ -764,7 +764,7 @@ BAD = {
     f"{SMALL} --set model.dtype=bf16": "model.dtype='bf16' fails at {transformer}: "
     "TypeError: data type 'bf16' not understood; set model.dtype to another value.",
     f"{SMALL} --set loss.hihg=0.3": "loss.hihg=0.3: loss.clipped_ratio has no option "
-    "'hihg'; did you mean 'high'? It has dual, high, low.",
+    "'hihg'; did you mean 'high'?",
     f"{SMALL} --set steps": "'steps' sets nothing; write --set NAME=VALUE, for example "
     "--set steps=200.",
     f"{SMALL} --set steps=many": "steps=many: expected an integer (it is 6 now); write "
@@ -864,9 +864,8 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(tmp_path, whole, typ
 
 def test_a_misspelt_field_is_told_the_nearest(tmp_path):
     status, _, err = call(tmp_path / "run", "stepz=3")
-    start = "stepz=3: the config has no option 'stepz'; did you mean 'steps'? It has "
-    assert status == 2
-    assert err.startswith(f"curax.train: {start}advantage, ")
+    said = "stepz=3: the config has no option 'stepz'; did you mean 'steps'?"
+    assert (status, err) == (2, f"curax.train: {said}\n")
     assert not (tmp_path / "run").exists()
 
 

@@ -226,6 +226,7 @@ def wrong_values(place: Place, name: str = "") -> Iterator[str]:
         # Annotations of user functions may be wrong: only `assign` relies on them.
         if not (callable(place.value) or matches(value, kind)):
             words, example = type_phrase(kind)
+            example = (value,) if matches((value,), kind) else example
             fix = f"set {field} to {example}, for example" if example else "give one"
             yield f"{field}={value!r} must be {words}; {fix}."
         if bounds := out_of_range(value, kind):
@@ -321,6 +322,10 @@ def _assign_below(
     if key not in inner:
         known = [n for n, _ in place.walk(name)]
         below = [n for n in known if n == edit.alias or n.endswith(f".{key}")]
+        if edit.alias and edit.alias.partition(".")[0] in inner:  # of a group of none
+            below = below or [edit.alias]
+        if place.value is None and (fix := _fix_of_none(name, key, place.kind)):
+            raise ConfigError(f"{edit.shown}: {name} is none in this config; {fix}.")
         owner = place.owner(name)
         raise ConfigError(_unknown_option(edit.shown, owner, key, inner, below))
     name, part = _join(name, key), inner[key]
@@ -344,7 +349,7 @@ def _new_value(name: str, place: Place, edit: _Edit) -> Any:
     if is_set and (kind is Any or not matches(now, kind)):
         kind = infer_type(now)
     kinds = alternatives(kind)
-    for value in edit.readings:
+    for value in (*edit.readings, *_listed(edit.readings)):
         relist = isinstance(now, tuple) and isinstance(value, list)
         new: Any = tuple(value) if relist else value
         if matches(new, kind):
@@ -364,6 +369,13 @@ def _new_value(name: str, place: Place, edit: _Edit) -> Any:
         f"{edit.shown}: expected {words} ({state}); "
         f"write for example --set {name}={now if is_set else example}."
     )
+
+
+def _listed(readings: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Tuples that a value may stand for: of the words between commas, of it alone."""
+    if isinstance(readings[-1], str):
+        yield tuple(word.strip() for word in readings[-1].split(","))
+    yield (readings[0],)
 
 
 def _suggestion(name: str, now: Any, edit: _Edit) -> str:
@@ -406,9 +418,21 @@ def _unknown_option(
 ) -> str:
     """Sentence about an unknown option, with the nearest known name."""
     near = below or difflib.get_close_matches(key, known, 1)
-    guess = f"did you mean {near[0]!r}? It" if near else "it"
-    has = ", ".join(sorted(known)) or "none"
-    return f"{shown}: {owner} has no option {key!r}; {guess} has {has}."
+    has = f"it has {', '.join(sorted(known)) or 'none'}."
+    guess = f"did you mean {near[0]!r}?" if near else has
+    return f"{shown}: {owner} has no option {key!r}; {guess}"
+
+
+def _fix_of_none(name: str, key: str, kind: Any) -> str:
+    """How to get an option of a function or group that is none; empty for others."""
+    groups: list[Any] = [k for k in alternatives(kind) if dataclasses.is_dataclass(k)]
+    for group in groups:
+        fields = inspect.signature(group).parameters.values()
+        needed = [f.name for f in fields if f.default is f.empty or f.name == key]
+        bound = ", ".join(f"{option}=..." for option in needed)
+        return f"write {name}={group.__name__}({bound}) in its file"
+    is_function = "function" in type_phrase(kind)[0]
+    return f"name a function for {name} in its file" if is_function else ""
 
 
 # Functions
