@@ -447,6 +447,10 @@ def test_a_table_with_few_outcomes_begins_with_that(greedy):
     assert "without an outcome: 66.7% (2 timeout)" in told
     half = results.summary(results.collect(blocks[1:], int(not greedy)), [], seed=0)
     assert "Most" not in results.table("x", half)
+    assert "left out" not in results.table("x", half)
+    out = {"left_out": {"duplicate": 0, "too_long": 1, "broken": 2}}
+    told = results.table("x", found | out).splitlines()
+    assert told[2] == "left out of the file: 1 too long, 2 broken"
 
 
 def test_a_tally_of_nothing_is_no_error():

@@ -698,11 +698,29 @@ def test_the_first_broken_record_is_raised_with_its_place(tmp_path, block):
         scan(opened, block=block)
     assert str(caught.value) == (
         f"{path}:3: answer is missing, the record has the keys question; mend the "
-        "record, name its fields with layouts.fields, or --set task.on_error=skip."
+        "record, name its fields with layouts.fields, or --set task.on_error=skip. "
+        f"2 of 4 records are broken, also\n{path}:4: not a JSON object (Expecting "
+        "value at column 13)"
     )
     with pytest.raises(RecordError) as caught:
         scan(opened, functools.partial(layouts.fields, answer=None), block=block)
     assert str(caught.value).startswith(f"{path}:4: not a JSON object (Expecting value")
+
+
+def test_of_many_broken_records_ten_are_named_and_all_counted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text((json.dumps(ROWS[0]) + "\n{\n") * 12)
+    measured = []
+    with pytest.raises(RecordError) as caught:
+        scan(sources.open_records(path), measure=lambda p: measured.append(p) or 1)
+    first, *others, last = str(caught.value).splitlines()
+    assert first.startswith(f"{path}:2: not a JSON object (")
+    assert first.endswith("skip. 12 of 24 records are broken, also")
+    assert [line.partition(": ")[0] for line in others] == [
+        f"{path}:{line}" for line in range(4, 22, 2)
+    ]
+    assert last == "and 2 more."
+    assert len(measured) == 1
 
 
 def test_broken_records_are_skipped_if_so_asked(tmp_path):
@@ -779,7 +797,7 @@ def test_what_a_layout_of_ones_own_raises_is_said_with_the_place(opened):
 
     with pytest.raises(LayoutError) as caught:
         scan(opened, own)
-    assert str(caught.value) == (
+    assert str(caught.value).partition(" 23 of 23 records are broken")[0] == (
         f"{opened.where(0)}: the layout failed (KeyError: 'what'); mend it or the "
         "record, or --set task.on_error=skip."
     )

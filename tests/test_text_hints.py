@@ -530,6 +530,7 @@ def test_a_broken_line_of_hints_is_named_or_skipped(tmp_path, line, said):
         task(tmp_path, hints_file=str(file))
     assert "\n" not in str(caught.value)
     made = task(tmp_path, hints_file=str(file), on_error="skip")
+    assert "2 with hints of a file (1 broken)" in made.summary
     assert made.hinting.from_file(made.prompts(np.int32([3])))[1].any()
 
 

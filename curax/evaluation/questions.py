@@ -17,7 +17,6 @@ from curax.types import Prompts, Task
 from curax.verify.workers import Verdict
 
 CHUNK = 256  # held-out prompts of a task made by one call
-LEFT_OUT = ("duplicate", "too_long", "broken")
 
 
 class Questions(abc.ABC):
@@ -72,7 +71,7 @@ class FileQuestions(Questions):
         """Bind problems, prompt form, name and grader; nothing is read."""
         self._side, self._form, self._grade = side, form, grade
         self.name, self.digests = name, side.digests
-        self.left_out = {key: side.counts.get(key, 0) for key in LEFT_OUT}
+        self.left_out = {k: n for k, n in side.counts.items() if k != "read"}
         self.end, self.pad = form.tokenizer.end, form.tokenizer.pad
 
     def prompts(self, numbers):

@@ -14,6 +14,7 @@ import numpy as np
 from curax.evaluation import estimates
 from curax.runs.record import count_text, duration_text, plural
 from curax.settings.declared import RIGHT
+from curax.tasks.file_task import left_out
 from curax.verify import answers
 
 FEW = 3  # smallest k of maj@k; below it the majority is the mean outcome
@@ -221,6 +222,8 @@ def table(name: str, result: Mapping[str, Any]) -> str:
             f"Most completions have no outcome: {share:.1%} of {completions}. The "
             "figures are of the others alone."
         )
+    if out := left_out(result.get("left_out", {})):
+        lines.append(f"left out of the file: {out}")
     lines += [_head(""), *(_line(key, row) for key, row in result["measures"].items())]
     if "truncated" in result:
         lines.append(_line("truncated", result["truncated"]))

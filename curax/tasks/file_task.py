@@ -13,7 +13,7 @@ import functools
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from curax.verify.workers import Workers
 
 CACHED = 4096  # problems kept in memory, the most recently used
 REPORT_SECONDS = 5.0  # between two lines about a slow scan
-_LEFT_OUT = {
+LEFT_OUT = {  # why problems are left out, by the name of their count
     "duplicate": "asked before",
     "too_long": "too long",
     "broken": "broken",
@@ -103,12 +103,13 @@ class ProblemSet:
     def summary(self) -> str:
         """File name, number of problems and what was left out, as one phrase."""
         found = f"{self._records.name}: {len(self)} of {self.counts['read']} problems"
-        out = [
-            f"{self.counts[name]} {words}"
-            for name, words in _LEFT_OUT.items()
-            if self.counts.get(name)
-        ]
-        return f"{found} ({', '.join(out)})" if out else found
+        out = left_out(self.counts)
+        return f"{found} ({out})" if out else found
+
+
+def left_out(counts: Mapping[str, int]) -> str:
+    """How many problems are left out for which reason, as "2 broken"; maybe empty."""
+    return ", ".join(f"{counts[k]} {LEFT_OUT[k]}" for k in LEFT_OUT if counts.get(k))
 
 
 class ScanProgress:
@@ -201,8 +202,8 @@ def task(
             place of `{solution}` and `{answer}`; None: there is none.
         delimiter: end of the thinking part of a completion, as `</think>`; control
             words in it are control tokens. Empty: completions have no such part.
-        on_error: at a broken record, `raise` before the run begins, or `skip` and count
-            it.
+        on_error: where records are broken, `raise` before the run begins, or `skip` and
+            count them.
         grader: `(question, completion, answer) -> outcome in [0, 1] or None`, of
             `curax.verify.graders` or at the top level of a file of one's own.
         workers: worker processes.

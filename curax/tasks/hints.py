@@ -170,7 +170,7 @@ class HintFile:
             self._records, self._hints, longest, longest=2**31, on_error=on_error
         )
         self._rows = dict(zip(index.digests, index.rows.tolist(), strict=True))
-        self.longest = index.longest
+        self.longest, self.broken = index.longest, index.counts["broken"]
 
     def __call__(self, problem: Problem) -> tuple[str | None, ...]:
         """The hints of a problem by level; of its own record if not in the file."""
@@ -267,6 +267,8 @@ class HintWriter:
             f"{solved} solutions to hint with, {asked} of them short enough to ask for "
             f"hints, {self._hinted} with hints of a file"
         )
+        if self._file and self._file.broken:
+            self.summary += f" ({self._file.broken} broken)"
         prompt_format.tail(problem(0))  # raises where the template hides the turn
 
     @property

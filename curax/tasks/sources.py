@@ -34,6 +34,7 @@ from curax.tasks.records import (
 )
 
 _SAMPLE = 256  # records that determine the layout of a file
+_NAMED = 10  # broken records of a file that are named
 _SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 
 
@@ -165,13 +166,14 @@ def scan(
         layout: record to problem; called from threads.
         measure: problem to the length of its prompt in tokens; called in order.
         longest: tokens; problems with longer prompts are left out.
-        on_error: "raise" at a broken record, or "skip" and count it.
+        on_error: "raise" after the pass if a record is broken, or "skip" and count it.
         progress: called with the records read so far and their number.
         threads: threads that read ahead.
         block: records per read.
 
     Raises:
-        RecordError: the first broken record cannot be read.
+        RecordError: the first broken record cannot be read. Its text and that of the
+            next one names it and the next ones.
         LayoutError: the first broken record does not have the layout.
         SourceError: no record is usable.
     """
@@ -179,15 +181,18 @@ def scan(
 
     rows, seen, top = array.array("q"), set[bytes](), 0
     digests: list[bytes] = []
+    broken: list[RecordError | LayoutError] = []  # those that will be named
     counts: dict[str, int] = {"read": 0, "duplicate": 0, "too_long": 0, "broken": 0}
     ahead = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     blocks = grain.MapDataset.source(_Blocks(records, layout, block))
     for found in blocks.to_iter_dataset(ahead):
         for i, problem in enumerate(found, counts["read"]):
             if isinstance(problem, Broken | LayoutError):
-                if on_error != "skip":
-                    raise _placed(problem, records.where(i))
                 counts["broken"] += 1
+                if on_error != "skip" and len(broken) < _NAMED:
+                    broken.append(_placed(problem, records.where(i)))
+                continue
+            if broken:  # nothing else will be told
                 continue
             key = digest(problem.question)
             if key in seen:
@@ -204,6 +209,8 @@ def scan(
         counts["read"] += len(found)
         if progress is not None:
             progress(counts["read"], len(records))
+    if broken:
+        raise _joined(broken, counts)
     if not rows:
         raise _nothing_left(records, counts, longest)
     return Index(np.array(rows, np.int64), top, digests, counts)
@@ -241,6 +248,22 @@ def _placed(found: Broken | LayoutError, place: str) -> RecordError | LayoutErro
     if isinstance(found, Broken):
         return found.at(place)
     return LayoutError(f"{place}: {found}")
+
+
+def _joined(
+    broken: list[RecordError | LayoutError], counts: dict[str, int]
+) -> RecordError | LayoutError:
+    """The first error of a file; where there are more, with places and reasons."""
+    first, *others = broken
+    if not others:
+        return first
+    more = counts["broken"] - len(broken)
+    lines = [
+        f"{first} {counts['broken']} of {counts['read']} records are broken, also",
+        *(str(error).rpartition("; ")[0] or str(error) for error in others),
+        *([f"and {more} more."] if more else ()),
+    ]
+    return type(first)("\n".join(lines))
 
 
 def _nothing_left(
