@@ -122,20 +122,26 @@ def train(args: argparse.Namespace, argv: Sequence[str]) -> int:
     if not (args.recipe or args.config):
         run.say(f"No recipe is named, so this is {DEFAULT}; curax recipes lists all.")
     folder.check_writable(workdir)
+    check = partial(folder.check, workdir, resume=args.resume, recipe=recipe)
     if args.dry_run:
         config = folder.pinned(workdir, config, resume=args.resume)
         if args.resume:
-            peers.on_first(folder.check, workdir, config, resume=True)
+            peers.on_first(check, config)
         return dry_run.dry_run(config, workdir, resume=args.resume)
     with contextlib.ExitStack() as held:
         peers.on_first(lambda: held.enter_context(lock.hold(workdir, "--workdir")))
         config = folder.pinned(workdir, config, resume=args.resume)
-        peers.on_first(folder.check, workdir, config, resume=args.resume)
+        peers.on_first(check, config)
         folder.check_shared(workdir)
         rest = [word for word in argv if word != "--resume"]
         command = again("train", [*rest, "--resume"])
         return run.train(
-            config, workdir, resume=args.resume, command=command, profile=args.profile
+            config,
+            workdir,
+            resume=args.resume,
+            command=command,
+            recipe=recipe,
+            profile=args.profile,
         )
 
 

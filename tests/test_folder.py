@@ -527,6 +527,22 @@ def test_a_changed_config_is_not_resumed(tmp_path, assignment, was, rule):
     )
 
 
+def test_a_run_that_is_resumed_by_another_recipe_is_told_both(tmp_path):
+    folder.make(tmp_path, CONFIG, "grpo")
+    other = override(CONFIG, ["seed=1"])
+    for recipe, said in {
+        "dapo": f"--resume: {tmp_path} holds a run of grpo, and seed=1 of dapo "
+        "differs from 3 there; name grpo, or another --workdir.",
+        "configs/grpo.py": f"--resume: seed=1 differs from 3 in "
+        f"{tmp_path}/config.json; a run keeps its config, so set seed back or name "
+        "another --workdir.",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            folder.check(tmp_path, other, resume=True, recipe=recipe)
+        assert str(caught.value) == said
+    folder.check(tmp_path, CONFIG, resume=True, recipe="dapo")  # the same by any name
+
+
 @pytest.mark.parametrize("text", ["5", "null", "[]", "[" * 99_999])
 def test_a_config_that_is_no_object_is_not_resumed(tmp_path, text):
     (tmp_path / "config.json").write_text(text)

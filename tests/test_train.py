@@ -40,7 +40,8 @@ EVALUATED = {"eval/pass_rate", "eval/greedy_pass_rate", "time/evaluate_s"}
 FORMS = ("entropy_nats", "effective_number", "top_fraction", "within_prompt_nats")
 EVALUATED |= {f"format/{name}" for name in FORMS}
 WRITTEN = {
-    *("config.json", "metrics.jsonl", "rollouts.jsonl", "warm_start.jsonl"),
+    *("config.json", "recipe.json", "metrics.jsonl", "rollouts.jsonl"),
+    "warm_start.jsonl",
     *("evaluation.json", "memory.jsonl", "expected.json", "tensorboard", "checkpoints"),
     "alarms.jsonl",
 }
@@ -798,6 +799,9 @@ BAD = {
     "with that run, or name another folder.",
     f"{SMALL} --resume": "--workdir {new} holds no config.json, so no run to resume; "
     "leave --resume out to start one, or name the folder of a run.",
+    "quickstart --workdir {run} --resume": "--resume: {run} holds a run of {small}, "
+    "and task=curax.tasks.chain.task of quickstart differs from config.task there; "
+    "name {small}, or another --workdir.",
     f"{THERE} --resume --set steps=5": "--resume: steps=5 differs from 6 in "
     "{run}/config.json; steps may only grow, so set steps back or name another "
     "--workdir.",

@@ -31,12 +31,12 @@ from curax.processes import peers
 from curax.runs import record
 from curax.runs.dashboards import EVENTS, Dashboards
 from curax.settings import files
-from curax.settings.cli import still_there, write_whole
+from curax.settings.cli import recipe_name, still_there, write_whole
 from curax.settings.config_paths import Place, flat
 from curax.settings.config_types import HubName, metadata
 from curax.types import Task
 
-CONFIG = "config.json"
+CONFIG, RECIPE = "config.json", "recipe.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
 WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
 MEMORY, EXPECTED = "memory.jsonl", "expected.json"
@@ -119,19 +119,20 @@ def pinned(workdir: Path, config: Config, *, resume: bool) -> Config:
     return override(config, found) if found else config
 
 
-def check(workdir: Path, config: Config, *, resume: bool) -> None:
+def check(workdir: Path, config: Config, *, resume: bool, recipe: str = "") -> None:
     """Check that a folder is empty of runs, or holds the run to resume. Writes nothing.
 
     Args:
         workdir: run folder.
         config: config of the run.
         resume: whether the run in the folder is to be continued.
+        recipe: name or file that the config comes from, for messages.
 
     Raises:
         ConfigError: the folder holds another run, or none to resume.
     """
     if resume:
-        _check_same(workdir / CONFIG, config)
+        _check_same(workdir / CONFIG, config, recipe)
         return
     if name := holds(workdir):
         raise ConfigError(
@@ -146,7 +147,7 @@ def holds(workdir: Path) -> str | None:
     return next((name for name in names if (workdir / name).exists()), None)
 
 
-def _check_same(path: Path, config: Config) -> None:
+def _check_same(path: Path, config: Config, recipe: str) -> None:
     """Check a config against config.json: `steps` may grow, `CHANGEABLE` may differ."""
     if not path.exists():
         raise ConfigError(
@@ -174,6 +175,15 @@ def _check_same(path: Path, config: Config) -> None:
         rule = "steps may only grow" if name == "steps" else "a run keeps its config"
         if type(now) is not type(was):  # 3 and "3" look alike
             now, was = repr(now), repr(was)
+        began = recipe
+        with contextlib.suppress(record.RecordError, OSError, KeyError):
+            began = str(record.read_json(path.with_name(RECIPE))["recipe"])
+        if recipe_name(Path(began)) != recipe_name(Path(recipe)):
+            raise ConfigError(
+                f"--resume: {path.parent} holds a run of {began}, and {name}={now} of "
+                f"{recipe} differs from {was} there; name {began}, or another "
+                "--workdir."
+            )
         raise ConfigError(
             f"--resume: {name}={now} differs from {was} in {path}; {rule}, so set "
             f"{name} back or name another --workdir."
@@ -232,8 +242,13 @@ def _write_mark(path: Path) -> None:
         path.touch()
 
 
-def make(workdir: Path, config: Config) -> None:
-    """Make the run folder and write config.json, the config with all defaults.
+def make(workdir: Path, config: Config, recipe: str = "") -> None:
+    """Make the run folder; write config.json and recipe.json.
+
+    Args:
+        workdir: run folder.
+        config: config of the run, written with all defaults.
+        recipe: name or file that it comes from; empty: unknown, and not written.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -241,6 +256,8 @@ def make(workdir: Path, config: Config) -> None:
     with _begin_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / CONFIG, describe(config))
+        if recipe:
+            write_json(workdir / RECIPE, {"recipe": recipe})
 
 
 def check_questions(workdir: Path, task: Task) -> None:

@@ -57,7 +57,13 @@ class RunError(RuntimeError):
 
 
 def train(
-    config: Config, workdir: Path, *, resume: bool, command: str, profile: int = 0
+    config: Config,
+    workdir: Path,
+    *,
+    resume: bool,
+    command: str,
+    recipe: str = "",
+    profile: int = 0,
 ) -> int:
     """Train to the last step or a signal, then write the report and print a summary.
 
@@ -66,6 +72,7 @@ def train(
         workdir: run folder, accepted by `folder.check`.
         resume: continue from the newest checkpoint of `workdir`.
         command: command line that resumes the run, printed when a signal stops it.
+        recipe: name or file that the config comes from, as `folder.make`.
         profile: steps to trace, as `Profile`; 0: none.
 
     Returns:
@@ -81,7 +88,7 @@ def train(
     else:
         loop, loaded = prepared(config, since)
         peers.on_first(folder.check_questions, workdir, loop.parts.task)
-        peers.on_first(folder.make, workdir, config)
+        peers.on_first(folder.make, workdir, config, recipe)
         peers.on_first(folder.write_questions, workdir, loop.parts.task)
         try:
             stopped = Run(loop, workdir, loaded, profile=profile).run()
