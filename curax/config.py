@@ -11,15 +11,12 @@ import dataclasses
 import difflib
 import itertools
 import math
-import sys
-import traceback
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from curax.settings import files
+from curax.settings import files, functions
 from curax.settings.config_paths import (
     OF_FILE,
     ConfigError,
@@ -469,13 +466,9 @@ def made_by(path: Path, function: str, kind: type[Made]) -> Made:
     Raises:
         ConfigError: the file is not Python, fails, or returns something else.
     """
-    # Compiled, not imported: no bytecode file, and no stale one after a quick edit.
-    module = types.ModuleType(module_of(path))
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
     wanted = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
     try:
-        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
+        module = functions.executed(path, module_of(path))
         if not hasattr(module, function):
             raise ConfigError(f"no {function}(); define one that returns {wanted}.")
         made = getattr(module, function)()
@@ -483,16 +476,13 @@ def made_by(path: Path, function: str, kind: type[Made]) -> Made:
             found = type(made).__name__
             raise ConfigError(f"{function}() returned a {found}; return {wanted}.")
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        text = " ".join(str(error).split()) or "no message"
-        if isinstance(error, SyntaxError) and error.filename == str(path):
-            lines, text = [error.lineno], error.msg
-        where = f"{path}:{lines[-1]}" if lines else str(path)
+        where, text = functions.failure(path, error)
         if needed := missing(error):
             text = needed
-        elif not isinstance(error, ConfigError):
-            text = f"{type(error).__name__}: {text.rstrip('.')}; mend that line."
+        elif isinstance(error, ConfigError):
+            text = f"{text}."
+        else:
+            text = f"{type(error).__name__}: {text}; mend that line."
         raise ConfigError(f"{where}: {text}") from error
     return made
 
@@ -835,9 +825,9 @@ def _uncorrected(config: Config) -> Iterator[str]:
         yield (
             f"sampling.{name}={getattr(sizes, name)} draws from another distribution "
             "than the policy that trains, and nothing corrects that bias; set "
-            "sampling.correct to correct.truncated_ratio (TIS), correct.masked_ratio "
-            "(MIS) or correct.icepop, to correct.none to leave the bias, or "
-            f"sampling.{name} to {whole}."
+            "sampling.correct=correct.truncated_ratio (TIS), correct.masked_ratio "
+            "(MIS) or correct.icepop, correct.none to leave the bias, or "
+            f"sampling.{name}={whole}."
         )
     several = update.epochs != 1 or update.minibatches != 1
     if several and not declared(config.loss, "has_ratio", True):

@@ -30,6 +30,7 @@ from curax.config import (
     WarmStart,
     Writing,
 )
+from curax.settings import config_paths
 from curax.settings.declared import declares
 from curax.settings.packages import install
 
@@ -255,9 +256,8 @@ def test_every_number_of_the_config_has_a_range():
 # What is wrong only together, and the one sentence that says so.
 UNCORRECTED = (
     "draws from another distribution than the policy that trains, and nothing corrects "
-    "that bias; set sampling.correct to correct.truncated_ratio (TIS), "
-    "correct.masked_ratio (MIS) or correct.icepop, to correct.none to leave the bias, "
-    "or"
+    "that bias; set sampling.correct=correct.truncated_ratio (TIS), "
+    "correct.masked_ratio (MIS) or correct.icepop, correct.none to leave the bias, or"
 )
 CONFLICTS = {
     "sampling.group_size=8 cannot keep downsample.m=12 completions; "
@@ -352,10 +352,10 @@ CONFLICTS = {
             source=plain, trigger=plain, controller=plain, stop_probability=0.9
         )
     },
-    f"sampling.top_p=0.9 {UNCORRECTED} sampling.top_p to 1.0.": {
+    f"sampling.top_p=0.9 {UNCORRECTED} sampling.top_p=1.0.": {
         "sampling": Sampling(top_p=0.9)
     },
-    f"sampling.top_k=20 {UNCORRECTED} sampling.top_k to 0.": {
+    f"sampling.top_k=20 {UNCORRECTED} sampling.top_k=0.": {
         "sampling": Sampling(top_k=20, top_p=0.9)
     },
     "update.epochs=2 times update.minibatches=1 are 2 updates per batch, and "
@@ -637,16 +637,76 @@ def test_usual_names_of_fields_get_those_of_here():
 
 def test_a_function_by_its_short_name_gets_the_way_to_choose_it():
     config = cf.load(RECIPES / "grpo.py")
-    for word in ("gspo", "loss.gspo", "GSPO", "gspoo"):
+    for word in ("gspo", "GSPO", "gspoo"):
         said = error_of(cf.override, config, [f"loss={word}"])
         assert said.startswith(
-            f"loss={word}: functions and groups of options are chosen in the config "
-            "file, write loss=loss.gspo there"
+            f"loss={word}: a function is set by its dotted name, a group of options in "
+            "the config file, write loss=loss.gspo"
         )
     said = error_of(cf.override, config, ["loss=gspo"])
-    assert "there or start from --config gspo; --set reaches single options, " in said
+    assert "loss.gspo or start from --config gspo; options here are" in said
     said = error_of(cf.override, config, ["advantage=sage_exact"])
-    assert "config file, start from --config sage_exact; --set reaches" in said
+    assert "config file, start from --config sage_exact; options here" in said
+
+
+CHOSEN = {
+    "advantage": ["advantage.leave_one_out"],
+    "gate": ["curax.gate.accepted"],
+    "sampling.correct": ["correct.truncated_ratio", "sampling.correct.cap=3.5"],
+    "allocate": ["allocate.neyman", "allocate.least=2"],
+    "optimizer": ["optax.sgd", "optimizer.learning_rate=0.25"],
+    "shape_reward": ["own.py:shaped", "shape_reward.weight=0.5"],
+    "objective": ["own_module:weighed"],
+}
+
+
+@pytest.mark.parametrize("field", CHOSEN)
+def test_a_function_is_chosen_by_its_name_and_then_its_options(
+    field, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "def shaped(outcome, length, *, weight: float = 1.0):\n    return outcome\n"
+    Path("own.py").write_text(text)
+    Path("own_module.py").write_text(text.replace("shaped", "weighed"))
+    name, *more = CHOSEN[field]
+    config = cf.override(cf.load("rloo"), [f"{field}={name}", *more])
+    written = json.dumps(cf.describe(config))
+    again = cf.rebuild(json.loads(written), cf.Config)
+    assert json.dumps(cf.describe(again)) == written
+    chosen = config_paths.flat(json.loads(written))[field]
+    assert chosen.replace(":", ".").endswith(name.rpartition(".")[2].replace(":", "."))
+    values = config_paths.flat(json.loads(written)).items()
+    assert {*more} <= {f"{name}={value}" for name, value in values}
+
+
+REFUSED = {
+    "advantage=gate.accepted": "advantage takes a function of curax.advantage, ",
+    "advantage=advantage.leave_one": "advantage.leave_one is no function of "
+    "curax.advantage; did you mean curax.advantage.leave_one_out?",
+    "gate=nowhere:f": "nowhere:f cannot be imported because there is no module "
+    "nowhere, nor a file nowhere.py here; write MODULE:FUNCTION or FILE.py:FUNCTION.",
+    "gate=no.py:f": "no.py:f cannot be read (No such file or directory); name a ",
+    "gate=broken.py:f": "broken.py:f cannot be loaded, broken.py:2: ZeroDivisionE",
+}
+
+
+@pytest.mark.parametrize("assignment", REFUSED)
+def test_a_function_that_is_none_for_its_place_is_refused(
+    assignment, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("\n1 / 0\n")
+    said = error_of(cf.override, cf.load("rloo"), [assignment])
+    assert said.startswith(f"{assignment}: {REFUSED[assignment]}")
+
+
+def test_what_a_bias_is_answered_by_is_what_set_takes():
+    """Once the advice led in a circle."""
+    recipe = cf.load("grpo")
+    said = error_of(cf.override, recipe, ["sampling.top_p=0.9"])
+    fix = re.findall(r"set (sampling\.correct=\S+)", said)[0]
+    assert cf.override(recipe, ["sampling.top_p=0.9", fix]).sampling.correct
 
 
 def test_at_most_one_axis_of_the_mesh_takes_what_is_left():
@@ -685,7 +745,8 @@ def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):
     path.write_text('{"task": {"function": "nowhere.task"}}')
     with pytest.raises(ConfigError) as caught:
         cf.recalled(path)
-    said = f"task: nowhere.task cannot be imported because {PIP}"
+    said = "task: nowhere.task cannot be imported because there is no module nowhere, "
+    said += "nor a file nowhere.py here; write MODULE:FUNCTION or FILE.py:FUNCTION."
     assert str(caught.value) == f"{path}: {said}"
 
 

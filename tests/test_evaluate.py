@@ -408,7 +408,7 @@ def test_a_grader_that_fails_stops_it_and_mended_goes_on(place, monkeypatch, tmp
 
     monkeypatch.setattr(samples.Sampler, "__call__", counted)
     monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
-    words_ = [*typed(place, out), "--grader", "marks:fails"]
+    words_ = [*typed(place, out), "--grader", f"{place}/marks.py:fails"]
     status, _, err = main(*words_)
     assert (status, err) == (
         1,
@@ -866,17 +866,18 @@ BAD = {
     f"{GOOD} --max-prompt-tokens 3": "{data} has 3 records and none is left: 0 ask "
     "what one before them asks, 3 have a prompt of more than 3 tokens, 0 are broken; "
     "allow longer prompts.",
-    f"{GOOD} --grader marks.grade": "--grader marks.grade cannot be imported (there is "
-    "no colon in it); write MODULE:FUNCTION, of a module that Python finds.",
-    f"{GOOD} --grader marks:mark": "--grader marks:mark cannot be imported (module "
-    "'marks' has no attribute 'mark'); write MODULE:FUNCTION, of a module that Python "
-    "finds.",
+    f"{GOOD} --grader marks.grad": "--grader marks.grad is no function of marks; did "
+    "you mean marks.grade?",
+    f"{GOOD} --grader marks:mark": "--grader marks:mark is no function of marks; it "
+    "has grade, always, fails, closure, bound, unasked.",
+    f"{GOOD} --grader lost.py:mark": "--grader lost.py:mark cannot be read (No such "
+    "file or directory); name a Python file and a function of it, FILE.py:FUNCTION.",
     f"{GOOD} --grader marks:bound": "the grader 'closure.<locals>.<lambda>' cannot be "
     "found by its name in another process; define it with def at the top level of a "
     "file.",
     f"{GOOD} --grader nowhere:mark": "--grader nowhere:mark cannot be imported because "
-    "the package nowhere is not installed; run pip install nowhere, or put its folder "
-    "on PYTHONPATH if it is yours.",
+    "there is no module nowhere, nor a file nowhere.py here; write MODULE:FUNCTION or "
+    "FILE.py:FUNCTION.",
     f"{GOOD} --grader marks:unasked": "the grader 'unasked' cannot be called as "
     "unasked(prompt, completion, answer): too many positional arguments; let it take "
     "these three, and give each further option a default or bind it by its name with "

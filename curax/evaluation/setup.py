@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import pkgutil
 import re
 import sys
 import zlib
@@ -23,8 +22,8 @@ from curax.evaluation.samples import SamplingSpec
 from curax.models import prompt_form
 from curax.runs import checkpoint, policies
 from curax.runs.policies import Policy, errors_as_sentences
+from curax.settings import functions
 from curax.settings.config_paths import unbound
-from curax.settings.packages import missing
 from curax.step import mesh as meshes
 from curax.tasks import file_task, layouts, sources, text
 from curax.tasks.prompt_format import PromptFormat
@@ -269,17 +268,9 @@ def _import_function(option: str, name: str | None) -> Callable[..., Any] | None
     if name is None:
         return None
     try:
-        if ":" not in name:
-            raise ValueError("there is no colon in it")
-        function = pkgutil.resolve_name(name)
-        if not callable(function):
-            raise ValueError("it is no function")
-    except Exception as error:  # a user's module may raise anything
-        fix = f"({error}); write MODULE:FUNCTION, of a module that Python finds."
-        if needed := missing(error):
-            fix = f"because {needed}"
-        raise ConfigError(f"--{option} {name} cannot be imported {fix}") from error
-    return function
+        return functions.named(name)
+    except functions.NotFoundError as error:
+        raise ConfigError(f"--{option} {name} {error}") from error
 
 
 def _sampling_spec(config: Config | None, args: Namespace) -> SamplingSpec:

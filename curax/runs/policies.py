@@ -92,8 +92,10 @@ def run_config(
     try:
         config = recalled(path / folder.CONFIG)
     except ConfigError as error:
-        cause = getattr(error.__cause__, "__cause__", None)
-        missing = getattr(cause, "name", None) or ""
+        cause: BaseException | None = error
+        while cause and not isinstance(cause, ModuleNotFoundError):
+            cause = cause.__cause__
+        missing = (cause and cause.name) or ""
         if not missing.startswith(OF_FILE):
             raise
         if file is None:

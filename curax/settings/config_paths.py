@@ -12,12 +12,12 @@ import difflib
 import functools
 import inspect
 import math
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
+from curax.settings import functions
 from curax.settings.config_types import (
     Function,
     alternatives,
@@ -29,7 +29,6 @@ from curax.settings.config_types import (
     out_of_range,
     type_phrase,
 )
-from curax.settings.packages import missing
 
 UNSET: Any = object()  # the value of an option without a default
 OF_FILE = "config_"  # prefix of the module name of a config file
@@ -107,7 +106,8 @@ def full_name(function: Any) -> str:
     if isinstance(function, functools.partial):
         return full_name(function.func)
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    home = named.__module__
+    return f"{home}{':' if home.endswith('.py') else '.'}{named.__qualname__}"
 
 
 # Trees as JSON
@@ -166,15 +166,9 @@ def rebuild(description: Any, kind: Any = Any, name: str = "") -> Any:
         }
         return classes[0](**parts) if classes else parts
     try:
-        function = pkgutil.resolve_name(description["function"])
-    except (ImportError, AttributeError, ValueError) as error:
-        fix = f"({error}); put its module where Python finds it."
-        if not (getattr(error, "name", None) or "").startswith(OF_FILE):
-            needed = missing(error)
-            fix = f"because {needed}" if needed else fix
-        raise ConfigError(
-            f"{name}: {description['function']} cannot be imported {fix}"
-        ) from error
+        function = functions.named(description["function"])
+    except functions.NotFoundError as error:
+        raise ConfigError(f"{name}: {description['function']} {error}") from error
     default, places = describe(function), Place(function).children()
     bound = {
         key: rebuild(part, places.get(key, Place(None)).kind, _join(name, key))
@@ -355,12 +349,15 @@ def _new_value(name: str, place: Place, edit: _Edit) -> Any:
         if matches(new, kind):
             widen = type(new) is int and float in kinds and int not in kinds
             return float(new) if widen and abs(new) < 2**1023 else new
+    text = str(edit.readings[-1])
+    if _NAME.fullmatch(text) and _takes_function(place):
+        return _function(name, now, text, edit)
     below = [part.value for _, part in place.walk()]
     if any(callable(part) or _is_dataclass(part) for part in below):
         reach = ", ".join(_join(name, key) for key in place.children()) or "none"
         raise ConfigError(
-            f"{edit.shown}: functions and groups of options are chosen in the config "
-            f"file{_suggestion(name, now, edit)}; --set reaches single options, here "
+            f"{edit.shown}: a function is set by its dotted name, a group of options "
+            f"in the config file{_suggestion(name, now, edit)}; options here are "
             f"{reach}."
         )
     words, example = type_phrase(kind)
@@ -378,22 +375,56 @@ def _listed(readings: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     yield (readings[0],)
 
 
+_NAME = re.compile(r".+[.:][A-Za-z_]\w*")  # of a function, with its module or file
+
+
+def _takes_function(place: Place) -> bool:
+    """Whether the value of a node is a function, or may be one."""
+    if callable(place.value) and not _is_dataclass(place.value):
+        return True
+    origins = [get_origin(kind) or kind for kind in alternatives(place.kind)]
+    return Callable in origins
+
+
+def _function(name: str, now: Any, text: str, edit: _Edit) -> Callable[..., Any]:
+    """The function that an assignment names, which has to be one for its place.
+
+    Options without a default keep the values that the function before it had.
+
+    Raises:
+        ConfigError: there is no such function, or it is one of another stage.
+    """
+    try:
+        found = functions.named(text)
+    except functions.NotFoundError as error:
+        raise ConfigError(f"{edit.shown}: {text} {error}") from error
+    old, now = now, unbound(now)
+    of = now.__module__ if inspect.isfunction(now) else ""
+    home = of if of.startswith("curax.") else f"curax.{name.rpartition('.')[2]}"
+    theirs = str(getattr(unbound(found), "__module__", ""))
+    stage = theirs.startswith("curax.") and theirs.count(".") == 1
+    if stage and theirs != home and home in sys.modules:
+        known = functions.functions_of(sys.modules[home])
+        raise ConfigError(
+            f"{edit.shown}: {name} takes a function of {home}, as "
+            f"{', '.join(known)}, or one of yours."
+        )
+    (before, _), (_, takes) = _signature(old), _signature(found)
+    needs = {key for key, p in takes.items() if p.default is p.empty}
+    kept = {key: value for key, value in before.items() if key in needs}
+    return functools.partial(found, **kept) if kept else found
+
+
 def _suggestion(name: str, now: Any, edit: _Edit) -> str:
     """Text on how to set a function or recipe given by its short name; may be empty."""
     text, fixes = str(edit.readings[-1]).lower(), []
     if callable(now):
         home, _, _ = full_name(now).rpartition(".")
-        scope = vars(sys.modules[home]) if home in sys.modules else {}
-        functions = [
-            key
-            for key, value in scope.items()
-            if inspect.isfunction(value)
-            and value.__module__ == home
-            and not key.startswith("_")
-        ]
+        scope = sys.modules.get(home)
+        known = functions.functions_of(scope) if scope else []
         short = home.rpartition(".")[2]
-        near = difflib.get_close_matches(text.removeprefix(f"{short}."), functions, 1)
-        fixes += [f"write {name}={short}.{key} there" for key in near]
+        near = difflib.get_close_matches(text.removeprefix(f"{short}."), known, 1)
+        fixes += [f"write {name}={short}.{key}" for key in near]
     if text in (known := list(edit.files())):
         fixes += [f"start from --config {text}"]
     elif not fixes:
