@@ -1,14 +1,18 @@
 """What the command lines have in common."""
 
+import errno
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from curax import __main__ as commands
+from curax.settings.cli import command_line
 
 ROOT = Path(__file__).parents[1]
 
@@ -117,6 +121,39 @@ def test_a_path_in_another_script_ends_nothing_where_a_terminal_lacks_it(termina
     assert done.returncode == 2
     assert done.stdout == b"begins in %b\nWritten: %b/\\u03c0.html\n" % (name, name)
     assert done.stderr == b"curax.train: %b is there already.\n" % name
+
+
+FULL = "Out of memory allocating 8 bytes."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(FULL), OSError(errno.ENOMEM, FULL), jax.errors.JaxRuntimeError(FULL)],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_there_is_no_memory_for_is_told_in_a_sentence(error, capsys):
+    assert commanded(error) == 1
+    assert re.fullmatch(
+        r"curax\.one: there is not enough memory \(.*Out of memory allocating 8 "
+        r"bytes\b.*\); ask for less, or allow more\.\n",
+        capsys.readouterr().err,
+    )
+
+
+@pytest.mark.parametrize("error", [RuntimeError(FULL), jax.errors.JaxRuntimeError("")])
+def test_a_fault_of_the_program_keeps_its_traceback(error):
+    with pytest.raises(type(error)):
+        commanded(error)
+
+
+def commanded(error):
+    """What a command returns that fails so."""
+
+    @command_line("curax.one")
+    def main(argv):
+        raise error
+
+    return main([])
 
 
 @pytest.mark.parametrize("name", commands.MODULES)

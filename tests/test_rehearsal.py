@@ -395,6 +395,11 @@ def test_an_installed_curax_names_its_own_line(monkeypatch):
     )
 
 
+def test_too_little_memory_is_no_fault_of_the_config():
+    with pytest.raises(MemoryError), stages.config_errors(CONFIG):
+        raise MemoryError
+
+
 def test_a_function_that_would_compile_at_every_call_is_refused():
     """Programs are kept by their function, so one made anew is another each time."""
     drive = drivers.Hosted()

@@ -6,6 +6,7 @@ the folder, and words that the sentence must hold.
 
 import json
 import os
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -633,6 +634,30 @@ def test_only_what_belongs_to_a_checkpoint_is_copied_with_it(folder, tmp_path):
     with pytest.raises(ValueError, match=r"README\.md is no file that could be copied"):
         export(folder, params, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_weights_beyond_the_memory_are_named(folder):
+    file = folder / FIRST
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    whole = 2**36
+    header["more"] = {"dtype": "U8", "shape": [whole], "data_offsets": [0, 0]}
+    end = max(one["data_offsets"][1] for one in header.values() if "dtype" in one)
+    header["more"]["data_offsets"] = [end, end + whole]
+    text = json.dumps(header).encode()
+    with file.open("wb") as opened:
+        opened.write(len(text).to_bytes(8, "little") + text)
+        opened.truncate(8 + len(text) + end + whole)
+    most = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 2**35
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most[1]))
+    try:
+        with pytest.raises(MemoryError, match=f"/{FIRST} has 64 GiB$"):
+            tensors.held(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, most)
 
 
 @pytest.mark.parametrize("name", ["layers without end", "loops", "a file above"])

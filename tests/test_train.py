@@ -724,6 +724,29 @@ def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
     assert_same_run(workdir, long, step=killed.STEPS)
 
 
+def test_a_run_for_which_there_is_no_memory_stops_in_a_sentence(tmp_path, monkeypatch):
+    def full(*_):
+        raise MemoryError("a.safetensors has 1.5 GiB")
+
+    what = "curax.train: there is not enough memory (a.safetensors has 1.5 GiB); "
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "make_loop", full)
+        assert call(tmp_path / "none") == (
+            1,
+            "",
+            f"{what}ask for less, or allow more.\n",
+        )
+    assert not (tmp_path / "none").exists()
+    monkeypatch.setattr(loops.Jitted, "advance", full)
+    workdir = tmp_path / "run"
+    status, _, err = call(workdir, "warm_start=none")
+    assert (status, err) == (
+        1,
+        f"{what}mend that and go on with --resume: the checkpoint of step 0 is "
+        "intact.\n",
+    )
+
+
 def test_a_folder_that_is_removed_during_a_run_is_told_and_not_made_again(
     tmp_path, monkeypatch
 ):

@@ -26,6 +26,7 @@ from curax.runs.folder import NotWrittenError, write_json
 from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
 from curax.settings import lock
+from curax.settings.cli import out_of_memory
 
 SETTINGS, RESULTS = "settings.json", "results.json"
 MARKS = ("parameters", "questions")  # settings that are hashes, not shown in messages
@@ -70,7 +71,7 @@ def evaluate(args: Namespace, out: Path, *, command: str) -> int:
                 print(f"Stopped; the same command goes on: {command}", flush=True)
                 return 128 + stopped
             found = write_results(setup, out, command, speeds)
-        except (NotWrittenError, RuntimeError, OSError) as error:
+        except (NotWrittenError, RuntimeError, OSError, MemoryError) as error:
             print(f"curax.evaluate: {_failure_sentence(error)}", file=sys.stderr)
             return 1
     for name, result in found.items():
@@ -88,11 +89,8 @@ def _failure_sentence(error: Exception) -> str:
     message = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, NoOutcomeError):
         return f"{message}; nothing of it is kept, and the same command goes on."
-    if "RESOURCE_EXHAUSTED" in message:
-        return (
-            "the device has not enough memory; go on with a lower --slots or --batch "
-            f"({message[:200]})."
-        )
+    if why := out_of_memory(error):
+        return f"{why}; go on with a lower --slots or --batch."
     return f"{message}; mend that, and the same command goes on."
 
 

@@ -4,8 +4,9 @@ The name of a tensor follows from the path of its parameter. A matrix is `[out, 
 the file and `[in, out]` in the model; embedding and head are `[V, D]` in both.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,14 +151,27 @@ def _places(index: Path) -> dict[str, str]:
     return places
 
 
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A safetensors file, opened; an error of too little memory names it."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(file, "np") as opened:
+            yield opened
+    except MemoryError:
+        size = file.stat().st_size / 2**30
+        raise MemoryError(f"{file} has {size:.3g} GiB") from None
+
+
 def _inside(file: Path) -> dict[str, Held]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
         names = header(file)[1]  # within bounds, and of a regular file
         if strange := [name for name in names if not name.isprintable()]:
             raise ValueError(f"it names a tensor {files.shown(strange[0])}")
-        with safe_open(file, "np") as opened:
+        with _opened(file) as opened:
             return {
                 name: Held(file, one.get_dtype(), tuple(one.get_shape()))
                 for name in opened.keys()  # noqa: SIM118 (it is no dict)
@@ -226,9 +240,7 @@ def outline(options: Mapping[str, Any]) -> dict[str, Part]:
 
 def cut(tensor: Held, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """A slice of a tensor, without reading the rest."""
-    from safetensors import safe_open
-
-    with safe_open(tensor.file, "np") as opened:
+    with _opened(tensor.file) as opened:
         return opened.get_slice(name)[index]
 
 

@@ -33,6 +33,7 @@ from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
 from curax.runs.progress import Progress
+from curax.settings.cli import out_of_memory
 from curax.settings.packages import is_installed
 from curax.step import build, loops, rehearsal, stages, validation
 from curax.step.loops import Warm
@@ -50,6 +51,12 @@ PROGRAMS = {
     "step": "the sampler and the update",
 }
 PACKAGE = str(Path(__file__).parents[1])  # folder of curax
+
+
+TOLD = (  # errors whose message is the beginning of a sentence
+    *(checkpoint.NotSavedError, folder.NotWrittenError),
+    *(validation.FormatError, record.RecordError),
+)
 
 
 class RunError(RuntimeError):
@@ -387,15 +394,13 @@ class Run:
 
     @contextlib.contextmanager
     def _errors_as_sentences(self) -> Iterator[None]:
-        """Turn failures of the disk and of user functions into a `RunError`."""
+        """Turn failures of disk, memory and user functions into a `RunError`."""
         try:
             yield
-        except (
-            checkpoint.NotSavedError,
-            folder.NotWrittenError,
-            validation.FormatError,
-            record.RecordError,
-        ) as error:
+        except Exception as error:
+            what = out_of_memory(error)
+            if what is None and not isinstance(error, TOLD):
+                raise
             if isinstance(error.__context__, folder.RemovedError):
                 error = error.__context__  # the cause: the folder was removed
             if isinstance(error, folder.RemovedError):
@@ -403,7 +408,7 @@ class Run:
                     f"{error}, so the run stops; bring it back and go on with "
                     "--resume, or start anew in another --workdir."
                 ) from error
-            what = str(error).rstrip(".")
+            what = what or str(error).rstrip(".")
             raise RunError(
                 f"{what}; mend that and go on with --resume: "
                 f"{last_checkpoint(self._workdir)}."

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import functools
 import os
 import shlex
@@ -167,8 +168,9 @@ def command_line(
 ) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
     """Decorator of the main function of a command: errors become exit statuses.
 
-    A ConfigError is printed on stderr behind the name, status 2; Ctrl-C is 130. Called
-    without arguments, the main function gets those of the process.
+    A ConfigError is printed on stderr behind the name, status 2, and what there is no
+    memory for, status 1; Ctrl-C is 130. Called without arguments, the main function
+    gets those of the process.
     """
 
     def decorated(main: Callable[[list[str]], int]) -> Callable[..., int]:
@@ -182,10 +184,27 @@ def command_line(
                 return 2
             except KeyboardInterrupt:
                 return 130
+            except Exception as error:
+                if (why := out_of_memory(error)) is None:
+                    raise
+                print(f"{name}: {why}; ask for less, or allow more.", file=sys.stderr)
+                return 1
 
         return whole
 
     return decorated
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Phrase for an error of Python or JAX that is one of memory; None for others."""
+    text = " ".join(str(error).split())[:200].rstrip(".")
+    of_jax = type(error).__name__ == "JaxRuntimeError" and (
+        "RESOURCE_EXHAUSTED" in text or "Out of memory" in text
+    )
+    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not (of_jax or of_system or isinstance(error, MemoryError)):
+        return None
+    return f"there is not enough memory{f' ({text})' if text else ''}"
 
 
 def still_there(path: Path, was: os.stat_result) -> bool:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.config import Config, ConfigError
+from curax.settings.cli import out_of_memory
 from curax.settings.config_paths import Place, full_name
 from curax.settings.config_types import present
 from curax.settings.packages import missing
@@ -156,6 +157,8 @@ def config_errors(config: Config) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
+        if out_of_memory(error):  # no fault of the config's
+            raise
         if needed := missing(error):
             raise ConfigError(needed) from error
         text, last = _text(error), _frames(error)[-1]
