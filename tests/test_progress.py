@@ -114,3 +114,12 @@ def test_a_terminal_shows_what_is_waited_for_beside_phases(width):
     assert "evaluating" in text
     assert "4/4" in text
     assert "99 %" in text  # it is not done
+
+
+def test_a_terminal_of_ascii_gets_ascii():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    with progress.Progress(Console(file=file, width=80, force_terminal=True)) as told:
+        told.begin("RL", 1, 4)
+        with told.waiting("evaluating"):
+            told._bars.refresh()
+        told.step([row(4, 100)])

@@ -39,7 +39,10 @@ class Progress:
         """Make the display; it starts when the context is entered."""
         self._console = console or Console(highlight=False)
         self._bars = Bars(
-            SpinnerColumn(finished_text=" "),
+            SpinnerColumn(
+                "dots" if self._console.encoding.startswith("utf") else "line",
+                finished_text=" ",
+            ),
             TextColumn("{task.description}"),
             *([BarColumn(bar_width=12)] if self._console.width >= NARROW else []),
             CountColumn(table_column=Column(no_wrap=True)),
