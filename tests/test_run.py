@@ -201,6 +201,8 @@ def test_a_run_without_rl_is_told_as_a_supervised_one(tmp_path):
     assert run.summary_line(tmp_path) == said
     page = run.page.write(tmp_path).read_text()
     assert "Held-out pass rate is <b>12.5%</b> after 3 supervised steps." in page
+    (tmp_path / "warm_start.jsonl").write_text(f"{warm[0]}\n")
+    assert run.summary_line(tmp_path).endswith(" after 1 supervised step")
 
 
 MISSING = {"outcome/missing": 4.0, "rollout/drawn": 4.0} | DEAD

@@ -106,7 +106,8 @@ def train(
         if stopped is not None:
             say(f"Stopped; to go on: {command}")
             return 128 + stopped
-        steps = f", the last {config.steps - since} steps" if since else ""
+        more = record.plural(config.steps - (since or 0), "step")
+        steps = f", the last {more}" if since else ""
         took = f"{steps} in {record.duration_text(time.monotonic() - start)}"
     return write_report(config, workdir, took) if peers.is_first() else 0
 
@@ -294,14 +295,14 @@ def summary_line(workdir: Path) -> str:
     if run.config.get("steps") == 0:  # supervised training alone: one evaluation
         rate = f"{rates[-1]:.3f}" if rates else "unknown"
         return (
-            f"{alarm_prefix(run)}Held-out pass rate {rate} after {len(run.warm)} "
-            "supervised steps"
+            f"{alarm_prefix(run)}Held-out pass rate {rate} after "
+            f"{record.plural(len(run.warm), 'supervised step')}"
         )
     change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
     tokens = record.count_text(float(np.sum(run.rows[-1].get("rollout/tokens", 0))))
     return (
-        f"{alarm_prefix(run)}Held-out pass rate {change}: {run.rows[-1]['step']} "
-        f"steps, {tokens} tokens generated"
+        f"{alarm_prefix(run)}Held-out pass rate {change}: "
+        f"{record.plural(run.rows[-1]['step'], 'step')}, {tokens} tokens generated"
     )
 
 
