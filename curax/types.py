@@ -297,6 +297,8 @@ class Task:
             bool)`, right-padded, the end included; None: there are none.
         delimiter: tokens, one after the other, that end the thinking part of a
             completion; empty: completions have no parts.
+        states: whether the text of a completion states an answer that the verifier
+            reads; None: nobody knows.
         trace_contexts: contexts of the traces, `(key, Prompts) -> Contexts`, the key
             being that of the traces; None: the prompts themselves.
     """
@@ -323,4 +325,5 @@ class Task:
     hinting: Hinting | None = None
     reference: Callable[[Prompts], tuple[Any, Any]] | None = None
     delimiter: tuple[int, ...] = ()
+    states: Callable[[str], bool] | None = None
     trace_contexts: Callable[[Any, Prompts], Contexts] | None = None

@@ -11,8 +11,11 @@ import sys
 import time
 from argparse import Namespace
 from collections import Counter
+from functools import partial
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,6 +31,7 @@ from curax.evaluation import benchmarks, results, runner, samples, setup
 from curax.models import pretrained, prompt_form
 from curax.settings import lock
 from curax.tasks import layouts, text
+from curax.verify import graders
 
 ROOT = Path(__file__).parents[1]
 GRADER = '''
@@ -588,6 +592,39 @@ def test_sure_completions_outvote_a_majority():
     assert set(found["levels"]["1"]) == {"mean@4", "pass@4"}
     row = found["measures"]["maj@4 mean"]
     assert (row["low"], row["high"], row["problems"]) == (1, 1, 2)
+
+
+def test_completions_without_an_answer_say_so_in_their_rows_and_in_the_table():
+    said = ["it is 17", "\\boxed{17}", "\\boxed{3}", "I see"]
+
+    class Asked(SimpleNamespace):
+        def text(self, tokens):
+            return said[tokens[0]]
+
+        def metadata(self, number):
+            return {"level": None, "subject": None}
+
+        def grade(self, numbers, completions):
+            return [graders.mathematics("", said[one[0]], "17") for one in completions]
+
+    asked: Any = Asked(digests=[b""], states=graders.statement(graders.mathematics))
+    drawn = [samples.Completion(0, False, i, np.array([i]), True, {}) for i in range(4)]
+    rows = list(samples.graded_rows(asked, drawn))
+    assert [row["outcome"] for row in rows] == [0, 1, 0, 0]
+    silent = graders.NO_ANSWER
+    assert [row["reason"] for row in rows] == [silent, None, None, silent]
+    found = results.summary(results.collect([rows], 4), [1], seed=0)
+    assert (found["no_answer"], found["missing"]) == (2, {})
+    assert "wrong, without an answer: 50.0%" in results.table("x", found)
+    assert "Warning" not in results.table("x", found)
+    found = results.summary(results.collect([rows[:1] * 4], 4), [1], seed=0)
+    told = results.table("x", found)
+    assert "Warning: 100% of the completions state no answer that the grader" in told
+    assert "graders.numbers" in told
+    loose = partial(graders.mathematics, last_number=True)
+    for grader, states in ((loose, True), (graders.numbers, True)):
+        assert graders.statement(grader)(said[0]) == states
+    assert graders.statement(graders.exact) is None
 
 
 # ----- how it is asked

@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "step": BASE | STAGES | {"config", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "config", "step", "theory"},
-    "runs": BASE | {"config", "step", "theory", "models", "tasks", "processes", "hub"},
+    "runs": BASE
+    | {"config", "step", "theory", "models", "tasks", "processes", "hub", "verify"},
     "planning": BASE | {"rollout", "config", "step", "models", "hub"},
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}

@@ -16,18 +16,21 @@ from contracts import close
 
 from curax import allocate, loss
 from curax.config import KL, ConfigError, Evaluation
+from curax.runs import alarms
 from curax.step import loops, validation
 from curax.types import Prompts
 
 SAMPLES = 4
 
 
-def parts(classify=None, prompts=2) -> Any:
+def parts(classify=None, prompts=2, states=None) -> Any:
     config = replace(
         small.get_config(),
         evaluation=Evaluation(prompts=prompts, samples=SAMPLES, format=classify),
     )
-    task = SimpleNamespace(decode=lambda tokens: " ".join(map(str, tokens)))
+    task = SimpleNamespace(
+        decode=lambda tokens: " ".join(map(str, tokens)), states=states
+    )
     return SimpleNamespace(config=config, task=task, train_rows=3, model=tiny.MODEL)
 
 
@@ -112,6 +115,21 @@ def test_what_does_not_exist_has_no_form_and_is_not_asked_about():
         got = validation.formats(parts(classify), rows(opening, exists=exists))
         for name, value in want.items():
             close(got[name], value)
+
+
+def test_completions_without_an_answer_are_counted_and_told():
+    exists = np.arange(8) % 4 != 3
+    own = parts(states=lambda text: text[0] == "7")
+    got = validation.formats(own, rows(np.where(exists, 7, 6), exists=exists))
+    close(got["format/no_answer_fraction"], 0.0)
+    got = validation.formats(own, rows(np.arange(8), exists=np.arange(8) > 3))
+    close(got["format/no_answer_fraction"], 0.75)
+    told = alarms.silence({"step": 0, **got})
+    assert told.startswith("75% of the held-out completions at step 0 state no answer")
+    raised = alarms.Alarms(patience=3, drift_nats=1.0).check({"step": 5, **got})
+    assert raised == {"silent": told.replace("step 0", "step 5")}
+    assert not alarms.silence({"step": 0, "format/no_answer_fraction": 0.5})
+    assert not alarms.silence({"step": 0})
 
 
 def broken(text):

@@ -28,6 +28,8 @@ class Questions(abc.ABC):
         left_out: number of questions that are left out, by reason.
         end: tokens that end a completion.
         pad: padding token after the end.
+        states: whether a completion states an answer that the grader reads; None:
+            nobody knows.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Questions(abc.ABC):
     left_out: Mapping[str, int]
     end: tuple[int, ...]
     pad: int
+    states: Callable[[str], bool] | None = None
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -67,9 +70,11 @@ class FileQuestions(Questions):
         form: PromptFormat,
         name: str,
         grade: Callable[[Sequence[tuple[str, str, Any]]], Sequence[Verdict]],
+        states: Callable[[str], bool] | None = None,
     ):
         """Bind problems, prompt form, name and grader; nothing is read."""
         self._side, self._form, self._grade = side, form, grade
+        self.states = states
         self.name, self.digests = name, side.digests
         self.left_out = {k: n for k, n in side.counts.items() if k != "read"}
         self.end, self.pad = form.tokenizer.end, form.tokenizer.pad

@@ -15,7 +15,7 @@ from curax.evaluation import estimates
 from curax.runs.record import count_text, duration_text, plural
 from curax.settings.declared import RIGHT
 from curax.tasks.file_task import left_out
-from curax.verify import answers
+from curax.verify import answers, graders
 
 FEW = 3  # smallest k of maj@k; below it the majority is the mean outcome
 MANY = 0.5  # share of missing outcomes above which the table has a warning
@@ -35,6 +35,7 @@ class FileSamples(NamedTuple):
     level: Sequence[str | None]  # [P]
     subject: Sequence[str | None]  # [P]
     confidence: Mapping[str, np.ndarray]  # [P, n] float, nats, by score; may be empty
+    silent: int = 0  # completions that state no answer, of those that `missing` counts
 
 
 def collect(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> FileSamples:
@@ -47,6 +48,7 @@ def collect(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> FileSample
     outcome, length, finished, answer, greedy = [], [], [], [], []
     missing, level, subject = Counter[str](), [], []
     confidence: dict[str, list[list[float]]] = {}
+    silent = 0
     for block in blocks:
         sampled = [row for row in block if not row["greedy"]]
         outcome.append([_outcome(row["outcome"]) for row in sampled])
@@ -57,6 +59,8 @@ def collect(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> FileSample
         alone = [_outcome(row["outcome"]) for row in block if row["greedy"]]
         greedy.append(alone[0] if alone else math.nan)
         reasons = [row["reason"] for row in sampled or block if row["reason"]]
+        silent += reasons.count(graders.NO_ANSWER)
+        reasons = [reason for reason in reasons if reason != graders.NO_ANSWER]
         missing.update(reason.partition(":")[0] for reason in reasons)
         for name in sampled[0].get("confidence_nats", ()) if sampled else ():
             each = [row["confidence_nats"][name] for row in sampled]
@@ -73,6 +77,7 @@ def collect(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> FileSample
         missing=missing,
         level=level,
         subject=subject,
+        silent=silent,
         confidence={
             name: np.array(each, np.float64).reshape(shape)
             for name, each in confidence.items()
@@ -132,6 +137,7 @@ def summary(samples: FileSamples, ks: Sequence[int], *, seed: int) -> dict[str, 
         "completions": samples.outcome.size or samples.greedy.size,
         "measures": _with_intervals(values, seed),
         "missing": dict(sorted(samples.missing.items())),
+        "no_answer": samples.silent,
     }
     if samples.outcome.size:
         right, wrong = samples.outcome > RIGHT, samples.outcome <= RIGHT
@@ -222,6 +228,9 @@ def table(name: str, result: Mapping[str, Any]) -> str:
             f"Most completions have no outcome: {share:.1%} of {completions}. The "
             "figures are of the others alone."
         )
+    silent = result.get("no_answer", 0) / max(completions, 1)
+    if silent > MANY:
+        lines.append(f"Warning: {silent:.0%} of the completions {graders.SILENT}.")
     if out := left_out(result.get("left_out", {})):
         lines.append(f"left out of the file: {out}")
     lines += [_head(""), *(_line(key, row) for key, row in result["measures"].items())]
@@ -234,6 +243,8 @@ def table(name: str, result: Mapping[str, Any]) -> str:
     if missing:
         reasons = ", ".join(f"{times} {reason}" for reason, times in missing.items())
         lines.append(f"without an outcome: {share:.1%} ({reasons})")
+    if silent:
+        lines.append(f"wrong, without an answer: {silent:.1%}")
     if speed := result.get("speed"):
         lines.append(
             f"speed: {count_text(speed['completions_per_s'])} completions/s, "

@@ -278,7 +278,7 @@ class GradedWriter:
         shown = [row for row in rows if not row["greedy"]] or rows
         known = [row["outcome"] for row in shown]
         self._outcomes += [outcome for outcome in known if outcome is not None]
-        self.reasons.update(row["reason"] for row in rows if row["reason"])
+        self.reasons.update(row["reason"] for row in rows if row["outcome"] is None)
         self._held += rows
         self.graded |= any(row["outcome"] is not None for row in rows)
         if self.graded:

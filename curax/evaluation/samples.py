@@ -27,7 +27,7 @@ from curax.evaluation.questions import Questions
 from curax.runs.folder import append_rows, write_errors
 from curax.runs.policies import Policy
 from curax.types import Contexts, Model, Plan
-from curax.verify import answers
+from curax.verify import answers, graders
 
 DIGITS = 5  # of a confidence; more depend on the row's place in its batch
 
@@ -232,6 +232,7 @@ def graded_rows(
     verdicts = questions.grade(numbers, [one.tokens for one in completions])
     for one, verdict in zip(completions, verdicts, strict=True):
         text, missing = questions.text(one.tokens), isinstance(verdict, str)
+        silent = verdict == 0 and questions.states and not questions.states(text)
         yield {
             "problem": one.number,
             "digest": questions.digests[one.number].hex(),
@@ -241,7 +242,7 @@ def graded_rows(
             "text": text,
             "answer": answers.final_answer(text, last_number=True),
             "outcome": None if missing else verdict,
-            "reason": verdict if missing else None,
+            "reason": verdict if missing else graders.NO_ANSWER if silent else None,
             "length_tokens": len(one.tokens),
             "finished": one.finished,
             **({"confidence_nats": one.confidence} if one.confidence else {}),

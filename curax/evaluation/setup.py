@@ -249,7 +249,7 @@ def _file_questions(
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error)) from error
     sets: dict[str, Questions] = {
-        name: FileQuestions(side, form, path, workers.grade)
+        name: FileQuestions(side, form, path, workers.grade, graders.statement(grader))
         for name, (path, side) in sides.items()
     }
     names = ("chat", "system", "template", "thinking")

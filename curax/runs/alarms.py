@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from curax.verify import graders
+
 Row = dict[str, Any]
 
 FORMATS, THOUGHT = 0.5, 0.1  # share of a metric's first value that raises an alarm
+SILENT = 0.5  # share of held-out completions without an answer that raises one
 SURPRISE, STREAK = 4.0, 10  # standard deviations, and steps in a row beyond them
 SHORT = {  # words for the summary line, by kind; these kinds go into alarms.jsonl
     "nonfinite": "updates that were not finite",
@@ -16,6 +19,7 @@ SHORT = {  # words for the summary line, by kind; these kinds go into alarms.jso
     "formats": "completions of fewer forms",
     "thought": "thoughts that shrank",
     "surprise": "dead groups far from the forecast",
+    "silent": "completions that state no answer",
 }
 
 
@@ -52,6 +56,8 @@ class Alarms:
                 f"{nonfinite_metric(row)} at step {step}: the update was skipped; "
                 f"after {self._patience} such steps in a row the run stops.",
             )
+        if text := silence(row):
+            yield "silent", text
         dead = (_values(row, "group/signal_fraction", 1) == 0) & ~bad
         self._dead = np.where(dead, self._dead + 1, 0)
         if np.all(dead):
@@ -149,6 +155,17 @@ def contract_violation(row: Row, allocator: str) -> str | None:
             "shape_reward"
         )
     return None
+
+
+def silence(row: Row) -> str:
+    """Sentence on held-out completions without an answer, if most are; else empty."""
+    share = float(np.max(_values(row, "format/no_answer_fraction")))
+    if not share > SILENT:
+        return ""
+    return (
+        f"{share:.0%} of the held-out completions at step {row['step']} "
+        f"{graders.SILENT}."
+    )
 
 
 def surprise_streak(z: np.ndarray, before: np.ndarray) -> np.ndarray:

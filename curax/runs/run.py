@@ -486,6 +486,8 @@ class Run:
                     f"{self._config.memory.load} are not in this task and are left out."
                 )
         evaluated, score = self._evaluate(state, 0)
+        if text := alarms.silence({"step": 0, **evaluated}):
+            self._warn(text)
         self._files.write([{"step": 0, **self._cumulative_counts({}), **evaluated}])
         self._save(0, state, score)
         self._checkpoints.wait()  # before checkpoints of the warm start are removed

@@ -28,6 +28,8 @@
     prompt_tokens   the option of a task that is the longest of its prompts
     trace_tokens    the option of a task that is the longest of its traces
     package         the package that a grader or a dashboard cannot do without
+    states          of a grader, `(completion, **options) -> bool`, whether a completion
+                    states an answer that it reads, by the grader's own options
     most_draws      the option of a correction that is the most a prompt draws
     right_above     the option that is the largest outcome of a wrong completion
 

@@ -115,7 +115,7 @@ def _split(name: str) -> tuple[str, str]:
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         home, called = (".".join(part) for part in (parts[:count], parts[count:]))
-        for module in (f"curax.{home}", home):
+        for module in (f"curax.{home}", f"curax.verify.{home}", home):
             if _exists(module):
                 return module, called
     return name.rpartition(".")[0], parts[-1]

@@ -79,7 +79,7 @@ def draw(
 
 
 def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
-    """Diversity of the forms of held-out completions: entropy, effective number, share.
+    """Diversity of the forms of held-out completions, and the share without an answer.
 
     Args:
         parts: components of the run; `evaluation.format` gives the form of a text;
@@ -87,7 +87,8 @@ def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
         rollouts: of `draw`, sampled; leading axes, as of seeds, are kept.
 
     Returns:
-        By name, `[...]` float32, of `curax.monitors.diversity.spread`.
+        By name, `[...]` float32, of `curax.monitors.diversity.spread`; and the share
+        of completions that state no answer, where the task knows.
 
     Raises:
         FormatError: `evaluation.format` raised, or gave no integer.
@@ -109,6 +110,11 @@ def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
         "format/top_fraction": found.top,
         "format/within_prompt_nats": found.within,
     }
+    if task.states:
+        told = rollouts.tokens, rollouts.mask, rollouts.exists
+        rows = zip(*(np.asarray(x) for x in told), strict=True)
+        said = [task.states(task.decode(t[m])) for t, m, exists in rows if exists]
+        names["format/no_answer_fraction"] = np.float32(1 - np.mean(said))
     return jax.device_get(names)
 
 

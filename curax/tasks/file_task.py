@@ -13,7 +13,7 @@ import functools
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -262,6 +262,7 @@ def task(
         max_trace_tokens=max_trace_tokens,
         hint_writer=writer,
         delimiter=delimiter,
+        states=graders.statement(grader),
     ).task()
 
 
@@ -332,6 +333,7 @@ class FileTask:
         max_trace_tokens: longer traces are not imitated; 0: none is.
         hint_writer: makes hints; None: there are none.
         delimiter: ends the thinking part of a completion; empty: nothing does.
+        states: of `Task`.
     """
 
     format: PromptFormat
@@ -341,6 +343,7 @@ class FileTask:
     max_trace_tokens: int = 0
     hint_writer: HintWriter | None = None
     delimiter: str = ""
+    states: Callable[[str], bool] | None = None
 
     def task(self) -> Task:
         """The task."""
@@ -371,6 +374,7 @@ class FileTask:
             hinting=writer and writer.hinting,
             reference=references,
             delimiter=tuple(tokenizer.control(self.delimiter)),
+            states=self.states,
             prompt_form=self.format.description,
             fingerprint=zlib.crc32(
                 b"".join([*training.digests, b"|", *testing.digests])

@@ -7,22 +7,30 @@ imports do not count as time of a check.
 """
 
 import difflib
+import inspect
 import logging
 import re
 import signal
 import threading
 from collections.abc import Callable
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from curax.settings.declared import declares
+from curax.settings.config_paths import options
+from curax.settings.declared import declared, declares
 from curax.verify import answers, sizes
 from curax.verify.unicode_math import as_latex
 
 LONGEST = 2000  # characters of an answer; longer ones are wrong
 SIDES = 16  # constants in an equation; one with more is wrong
 HUGE = 10.0**7  # decimal logarithm beyond which a number equals no cheap one
+NO_ANSWER = "no answer stated"  # the reason of such a completion, which is wrong
+SILENT = (  # the end of a sentence, where that is most of them
+    "state no answer that the grader reads, no box, `#### `, `Answer:` or `The answer "
+    "is`; where the last number is the answer take the grader graders.numbers, else "
+    "ask for a box in the system message or the template"
+)
 CACHED = 2**14  # verdicts of math-verify that are kept, and parsed answers
 
 _T = TypeVar("_T")
@@ -32,12 +40,33 @@ _PRODUCT = re.compile(r"(?<=[0-9]\))(?=\(-?[0-9.]+\))")
 _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
 
+def statement(grader: Callable[..., Any]) -> Callable[[str], bool] | None:
+    """Whether a completion states an answer that a grader reads.
+
+    Args:
+        grader: with options bound or not.
+
+    Returns:
+        A function of the completion; None where the grader does not declare it.
+    """
+    rule = declared(grader, "states", None)
+    names = inspect.signature(rule).parameters if rule else ()
+    return rule and partial(
+        rule, **{n: x for n, x in options(grader).items() if n in names}
+    )
+
+
+def _states(completion: str, *, last_number: bool = False) -> bool:
+    return answers.final_answer(completion, last_number=last_number) is not None
+
+
 def exact(prompt: str, completion: str, answer: Any) -> float:
     """1.0 if the completion equals the answer but for outer white space, else 0.0."""
     del prompt
     return float(completion.strip() == _text(answer).strip())
 
 
+@declares(states=partial(_states, last_number=True))
 def numbers(prompt: str, completion: str, answer: Any) -> float:
     """1.0 if the final answer equals the right one by `answers.matches`, else 0.0.
 
@@ -58,7 +87,7 @@ def _load_math_verify() -> None:
         _equal(gold, claim, 60.0)
 
 
-@declares(package="math_verify")
+@declares(package="math_verify", states=_states)
 def mathematics(
     prompt: str,
     completion: str,
