@@ -158,10 +158,7 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
             seen = predict.predict(sized, p, rates, remembered=held, often=often)
     except ConfigError as error:
         return str(error)
-
-    def mean(values: np.ndarray) -> float:
-        return float(np.interp(rates, p, values).mean())
-
+    mean = partial(seen.mean, rates)
     if not (np.isfinite(seen.noise) & np.isfinite(seen.spread)).all():
         return f"it gives no weight to prompts of p={p[seen.weight == 0][0]:.2g}."
     lengths = np.ones_like(p) * (known.tokens or 1.0)

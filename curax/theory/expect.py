@@ -70,7 +70,7 @@ def expected(
     population = spread(rates, samples)
     seen = predict(config, RATES, population, prompts=prompts)
     means = {
-        metric: float(np.interp(population, RATES, getattr(seen, field)).mean())
+        metric: seen.mean(population, getattr(seen, field))
         for metric, field in METRICS.items()
     }
     if config.pilot:

@@ -244,6 +244,13 @@ def allocations(
     solved = known.p * draws
     rate, labels = (solved + 0.5) / (draws + 1), smoothed(solved, draws)
     norms, length = known.square * labels, measured.length
+    judges = {
+        "labels": labels,
+        "norms": norms,
+        "measured": measured.variance,
+        "log_norms": norms / rate**2,
+        "log_measured": measured.variance / rate**2,
+    }
     norm = np.sqrt(known.square)
     have = draws, solved, rate, norm, known.length
     names = "draws", "solved", "pass_rate", "norm", "tokens"
@@ -259,14 +266,8 @@ def allocations(
     for name, square in {"oracle": best, "oracle of log p": best / rate**2}.items():
         every[name] = np.asarray(whole.greedy(jnp.float32(square), **size), np.float64)
     return {
-        name: {
-            "labels": remaining_variance(labels, counts, mean),
-            "norms": remaining_variance(norms, counts, mean),
-            "measured": remaining_variance(measured.variance, counts, mean),
-            "log_norms": remaining_variance(norms / rate**2, counts, mean),
-            "log_measured": remaining_variance(
-                measured.variance / rate**2, counts, mean
-            ),
+        name: {key: remaining_variance(v, counts, mean) for key, v in judges.items()}
+        | {
             "tokens": float(np.sum(counts * length) / np.sum(mean * length)),
             "most": float(np.max(counts)),
         }

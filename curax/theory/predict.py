@@ -64,6 +64,10 @@ class Prediction:
     how: tuple[str, ...]  # what was averaged over random draws; empty: exact
     hints: hint_levels.Levels | None = None  # all other fields are without hints
 
+    def mean(self, rates: np.ndarray, values: np.ndarray) -> float:
+        """Mean over prompts of these pass rates, from values `[R]` at those of `p`."""
+        return float(np.interp(rates, self.p, values).mean())
+
 
 def predict(
     config: Config,

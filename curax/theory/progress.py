@@ -47,6 +47,7 @@ References:
     arXiv:1812.06162, for 1 / (1 + N / B).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -159,10 +160,7 @@ def progress(
     w, h = seen.weight, np.sqrt(scores.gradient)
     cosine = np.sum(axes**2, 0)  # of two prompts alike in p
     credit = seen.noise * w**2 / seen.draws  # E[sum of c^2]
-
-    def mean(values: np.ndarray) -> float:
-        return float(np.interp(rates, seen.p, values).mean())
-
+    mean = partial(seen.mean, rates)
     rest = seen.of_right * scores.right + (1 - seen.of_right) * scores.wrong
     own = mean((w * h) ** 2 * (1 + seen.spread) + rest * credit)
     best_of, common = (np.array([mean(x) for x in axes * y]) for y in (h, w * h))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,10 +67,7 @@ def summarise(
         reach = stated_objective.reached(claim, seen)
         notes = remarks.assumptions(config, seen, num_prompts)
         notes += remarks.hint_assumptions(config, plain, num_prompts)
-
-    def average(values: np.ndarray) -> float:
-        return float(np.interp(population.rates, p, values).mean())
-
+    average = partial(plain.mean, population.rates)
     group = max(round(average(plain.draws * plain.attempts)), 2)
     each = mean_lengths(population, p)
     tokens = config.sampling.max_tokens if each is None else each
