@@ -108,6 +108,8 @@ def test_a_terminal_shows_what_is_waited_for_beside_phases(width):
         told._bars.refresh()
         with told.waiting("evaluating the policy on held-out prompts"):
             told._bars.refresh()  # as the thread of the display does
+        shown = terminal.lines(file.getvalue())
+        assert width < 40 or not any("…" in line for line in shown)
         told.begin("a program", 3.0, 100, share=True)
         told.note(99.7, "held-out 0.250")
     text = " ".join(terminal.lines(file.getvalue()))

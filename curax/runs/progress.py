@@ -43,7 +43,8 @@ class Progress:
                 "dots" if self._console.encoding.startswith("utf") else "line",
                 finished_text=" ",
             ),
-            TextColumn("{task.description}"),
+            # What is waited for may wrap, and never crushes what stands beside it.
+            TextColumn("{task.description}", table_column=Column(min_width=10)),
             *([BarColumn(bar_width=12)] if self._console.width >= NARROW else []),
             CountColumn(table_column=Column(no_wrap=True)),
             # The note alone may wrap where the terminal is narrow.
