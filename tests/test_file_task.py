@@ -277,6 +277,22 @@ def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
     assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").summary
 
 
+def test_a_question_that_cannot_be_short_enough_is_not_encoded(tmp_path, monkeypatch):
+    records = list(words.lines(count=6))
+    words.write(tmp_path / "test.jsonl", records[4:])
+    records[1]["question"] = "1 + 1 = ? " * 200_000
+    words.write(tmp_path / "train.jsonl", records[:4])
+    encoded, encode = [], text.Tokenizer.chat
+
+    def chat(self, messages, **options):
+        encoded.append(len(messages[-1]["content"]))
+        return encode(self, messages, **options)
+
+    monkeypatch.setattr(text.Tokenizer, "chat", chat)
+    assert "3 of 4 problems (1 too long)" in task(tmp_path).summary
+    assert max(encoded) < 100
+
+
 def test_a_layout_is_decided_for_a_file_and_told_by_line_where_it_is_not_kept(tmp_path):
     records = list(words.lines(count=6))
     words.write(tmp_path / "test.jsonl", records[4:])

@@ -22,7 +22,7 @@ from curax import train
 from curax.models import families, pretrained, tensors
 from curax.models.export import export, write_new
 from curax.settings import files
-from curax.tasks import templates, text
+from curax.tasks import child, text
 
 GOLDEN = Path(__file__).parent / "golden"
 SECONDS = 5.0  # in which a folder is answered, of processor time
@@ -199,6 +199,19 @@ def outside(folder):
 
 def chat(template):
     return sets(WORDS, chat_template=template)
+
+
+def grows(text, times, *, part="normalizer"):
+    """A tokenizer that makes a thousand of each such text, and of each of these."""
+
+    def change(folder):
+        own = json.loads((folder / TOKENIZER).read_text())[part]
+        rule = {"type": "Replace", "pattern": {"String": text}, "content": text * 1000}
+        every = [own] * bool(own) + [rule] * times
+        steps = {"type": "Sequence", f"{part}s": every}
+        sets(TOKENIZER, **{part: steps})(folder)
+
+    return change
 
 
 def pieces(**changes):
@@ -435,6 +448,21 @@ FOLDERS = {
             },
         ),
         "tokenizer.json cannot be read: Exception",
+    ),
+    "a letter that grows": (grows("e", 4), f"fails with MemoryError: {MEMORY}"),
+    "an accent that grows": (grows("é", 4), f"fails with MemoryError: {MEMORY}"),
+    "a word that grows": (grows("strange", 4), f"fails with MemoryError: {MEMORY}"),
+    "a letter that grows when it is decoded": (
+        grows("e", 4, part="decoder"),
+        f"fails with MemoryError: {MEMORY}",
+    ),
+    "a letter that grows a little": (
+        grows("e", 1),
+        "makes a text of 64001 characters of one of 65",
+    ),
+    "a text that is put before all": (
+        sets(TOKENIZER, normalizer={"type": "Prepend", "prepend": "e" * 10**6}),
+        "makes a text of 1000065 characters",
     ),
     "a pipe for a model of pieces": (
         lambda folder: (
@@ -679,20 +707,21 @@ def test_a_command_says_so_and_writes_nothing(name, folder, tmp_path, capsys):
     assert {file: file.lstat().st_mtime_ns for file in tmp_path.rglob("*")} == there
 
 
-def test_a_renderer_that_was_killed_is_replaced():
-    own = templates.Renderer()
-    assert own.render("{{ a }}", {"a": 1}) == "1"
+def test_a_child_process_that_was_killed_is_replaced():
+    own = child.Child()
+    assert own.ask("render", "{{ a }}", {"a": 1}) == {"text": "1"}
     own._process.kill()  # pyright: ignore[reportOptionalMemberAccess]
-    assert own.render("{{ a }}", {"a": 2}) == "2"
+    assert own.ask("render", "{{ a }}", {"a": 2}) == {"text": "2"}
     assert own.end() is not None
     assert own.end() is None
 
 
 def test_a_template_cannot_change_what_the_next_one_sees():
     for _ in range(2):
-        assert templates.render("{% set x = (x or 0) + 1 %}{{ x }}", {}) == "1"
-    with pytest.raises(templates.TemplateError, match="SecurityError"):
-        templates.render("{{ messages.append(1) }}", {"messages": []})
+        counts = child.ask("render", "{% set x = (x or 0) + 1 %}{{ x }}", {})
+        assert counts == {"text": "1"}
+    changes = child.ask("render", "{{ messages.append(1) }}", {"messages": []})
+    assert changes["error"].startswith("SecurityError")
 
 
 def test_an_option_that_json_cannot_hold_is_named(good):

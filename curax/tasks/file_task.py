@@ -73,10 +73,16 @@ class ProblemSet:
         """
         self._records = records
         self._layout = sources.resolved_layout(records, layout)
+
+        def length(problem: Problem) -> int:
+            if not prompt_format.may_fit(problem.question, longest):
+                return longest + 1
+            return len(prompt_format.prompt(problem))
+
         index = sources.scan(
             records,
             self._layout,
-            lambda problem: len(prompt_format.prompt(problem)),
+            length,
             longest=longest,
             on_error=on_error,
             progress=ScanProgress(records.name),

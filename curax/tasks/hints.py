@@ -352,6 +352,8 @@ class HintWriter:
         if problem is None or problem.solution is None:
             return []
         system, user = hint_request(problem.question, problem.solution, self._levels)
+        if not self._format.may_fit(user, self._longest):
+            return []
         user = user if self._format.uses_chat else f"{user}\n\nHints:\n"
         ids = self._format.encode_turn(user, system=system)
         return ids if len(ids) <= self._longest else []

@@ -58,6 +58,14 @@ class PromptFormat:
         turns = _messages(content, system)
         return self.tokenizer.chat(turns, options=self._template_options)
 
+    def may_fit(self, text: str, tokens: int) -> bool:
+        """Whether a text may have so few tokens; one that has not is not encoded.
+
+        No token has more characters than the longest of the vocabulary. Text that a
+        tokenizer drops, as white space, counts too.
+        """
+        return len(text) <= tokens * self.tokenizer.longest_token
+
     def tail(self, problem: Problem) -> int:
         """Number of the prompt's tokens after the place where a hint is inserted.
 

@@ -1,7 +1,8 @@
-"""The child process that renders chat templates, with limits of time and memory.
+"""What the child process does with files of strangers, and its limits.
 
 An untrusted template is a program. Jinja's sandbox denies it access to objects; only
-the limits of a process bound its time and memory.
+the limits of a process bound its time and memory. The same holds for a tokenizer, whose
+rules may make any text of a letter.
 """
 
 import contextlib
@@ -12,12 +13,14 @@ import signal
 from datetime import datetime
 from functools import lru_cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from curax.tasks import tokenizer_backends
 from curax.tasks.tokenizer_backends import error_line
 
 SECONDS = 1.0  # of processor time per rendering
-MEMORY = 2**29  # bytes of address space
+MEMORY = 2**29  # bytes of address space, beside those of the process itself
 CHARACTERS = 2**20  # of rendered text, at most
 
 
@@ -62,29 +65,54 @@ def rendered(template: str, context: dict[str, Any]) -> dict[str, Any]:
             return {"text": text}
         return {"error": f"more than {CHARACTERS} characters of text"}
     except MemoryError:
-        return {"error": f"MemoryError: more than {MEMORY >> 20} MiB"}
+        raise
     except Exception as error:  # a template may fail in any way that code may
         return {"error": error_line(error), "line": getattr(error, "lineno", None)}
 
 
-def serve(number: int) -> None:
-    """Render the requests of a pipe until it is closed.
+def probed(folder: str) -> dict[str, Any]:
+    """`{}`, or `{"said": ...}` of a tokenizer that cannot be used, a sentence."""
+    try:
+        tokenizer_backends.probe(Path(folder))
+    except ValueError as error:
+        return {"said": str(error)}
+    return {}
 
-    A rendering that takes too long ends the process, by a signal that nothing handles,
-    so that code outside Python ends as well.
+
+FUNCTIONS = {"render": rendered, "probe": probed}
+
+
+def serve(number: int) -> None:
+    """Answer the requests of a pipe until it is closed.
+
+    What takes too long ends the process, by a signal that nothing handles, so that code
+    outside Python ends as well.
     """
     import jinja2.sandbox
 
     assert jinja2.sandbox  # imported before the limits, which are for templates
     with contextlib.suppress(OSError, ValueError):  # not every system has all of them
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     pipe: Any = Connection(number)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            template, context, seconds = json.loads(pipe.recv_bytes())
+            name, args, seconds, memory = json.loads(pipe.recv_bytes())
+            _limit_memory(memory)
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            reply = json.dumps(rendered(template, context)).encode()
+            try:
+                reply = json.dumps(FUNCTIONS[name](*args)).encode()
+            except MemoryError:
+                reply = {"error": f"MemoryError: more than {memory >> 20} MiB"}
+                reply = json.dumps(reply).encode()
             signal.setitimer(signal.ITIMER_PROF, 0)
             pipe.send_bytes(reply)
     os._exit(0)
+
+
+def _limit_memory(more: int) -> None:
+    """Let the process take so many bytes more than it has."""
+    with contextlib.suppress(OSError, ValueError):  # not every system has that
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        most = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))

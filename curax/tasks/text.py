@@ -15,26 +15,30 @@ for single characters and runs of spaces, by which some tokenizers write text.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from curax import hub
 from curax.settings import files
-from curax.tasks.templates import TemplateError, render
+from curax.tasks import child, sandbox
 from curax.tasks.tokenizer_backends import (
+    MODEL_BYTES,
     NAMED_TOKENS,
     PRIVATE_USE,
     Backend,
-    SentencePieceBackend,
-    TokenizersBackend,
     json_of,
+    make,
     named_tokens,
     short,
     unreadable,
+    vocabulary,
 )
 
 MAX_VOCAB = 2**24  # ids, as of a model of `curax.models`
+TRY_SECONDS = 5.0  # in which a small tokenizer is tried; one of 14 MB took 2 s of 12
+_TRIED: set[tuple[Any, ...]] = set()  # tokenizers that may be run
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,11 @@ class Tokenizer:
 
     def __reduce__(self):
         return load, (self.path,)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self.backend.ids), default=0)
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
         """The ids of ordinary text, none of them a control token's.
@@ -186,15 +195,14 @@ class Tokenizer:
             cut[-1]["content"] = text[:end] + place + text[end:]
         context = {"tools": None, "documents": None, **self.named_tokens, **options}
         more = {"messages": cut, "add_generation_prompt": True}
-        try:
-            rendered = render(self.template, {**context, **more})
-        except TemplateError as error:
-            at = f", line {error.line}" if error.line else ""
+        reply = child.ask("render", self.template, {**context, **more})
+        if error := reply.get("error"):
+            at = f", line {reply['line']}" if reply.get("line") else ""
             raise ValueError(
                 f"{self.template_file}{at}: the chat template fails with {error}; give "
                 "it the messages and options it asks for, or correct it."
-            ) from None
-        return rendered, mark, place
+            )
+        return reply["text"], mark, place
 
     def _cut(self, text: str, mark: str) -> str:
         """The text with a mark inside everything that would be a control token."""
@@ -262,7 +270,8 @@ def load(path: str | Path) -> Tokenizer:
     if not path.is_dir():
         raise ValueError(f"{path} is no directory; name that of a checkpoint.")
     config = json_of(path / "tokenizer_config.json")
-    backend = _backend(path, config)
+    _try(path)
+    backend = make(path)
     size = 1 + max(backend.ids.values(), default=-1)
     if size > MAX_VOCAB:
         raise ValueError(
@@ -307,18 +316,29 @@ def common_suffix_length(a: Sequence[int], b: Sequence[int]) -> int:
 # Files of a checkpoint
 
 
-def _backend(path: Path, config: Mapping[str, Any]) -> Backend:
-    if (path / "tokenizer.json").exists():
-        return TokenizersBackend(path / "tokenizer.json")
-    models = [path / "tokenizer.model"]
-    if not models[0].exists():
-        models = sorted(path.glob("*.model"))
-    if len(models) != 1:
-        raise ValueError(
-            f"{path} holds neither tokenizer.json nor tokenizer.model, and "
-            f"{len(models)} *.model; copy the checkpoint's tokenizer there."
-        )
-    return SentencePieceBackend(models[0], config)
+def _try(folder: Path) -> None:
+    """Try a tokenizer in the child process, once for each state of its file.
+
+    Raises:
+        ValueError: it cannot be read, or takes too much time or memory.
+    """
+    file = vocabulary(folder)
+    status = file.stat()
+    state = (str(file.absolute()), status.st_ino, status.st_mtime_ns, status.st_size)
+    if state in _TRIED:
+        return
+    size = min(status.st_size, MODEL_BYTES)
+    reply = child.ask(
+        "probe",
+        str(folder.absolute()),
+        seconds=TRY_SECONDS + size / 2**21,
+        memory=sandbox.MEMORY + 16 * size,
+    )
+    if error := reply.get("error"):
+        raise ValueError(f"{file} fails with {error}; take another checkpoint's.")
+    if said := reply.get("said"):
+        raise ValueError(said.replace(str(folder.absolute()), str(folder)))
+    _TRIED.add(state)
 
 
 def _template(path: Path, config: Mapping[str, Any]) -> tuple[str | None, Path]:

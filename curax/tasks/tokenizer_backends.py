@@ -5,6 +5,7 @@ tokens.
 """
 
 import abc
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ NAMED_TOKENS = ("bos_token", "eos_token", "pad_token")
 PRIVATE_USE = range(0xF0000, 0x10FFFE)
 SPACE = "▁"  # how sentencepiece writes a space
 MODEL_BYTES = 2**28  # of a tokenizer file, at most; published ones have a tenth
+GROWTH = 16  # characters that rules may make of one, on average
+SOME = 64  # characters of which any length may be made
 
 
 class WordFinder:
@@ -77,6 +80,15 @@ class Backend(abc.ABC):
     def decode(self, ids: list[int]) -> str:
         """The text of ids, control tokens included."""
 
+    @abc.abstractmethod
+    def normalized(self, text: str) -> str:
+        """The text that is cut into tokens."""
+
+    @property
+    def rules(self) -> list[str]:
+        """The texts in rules that change a text before or after it is cut."""
+        return []
+
     @cached_property
     def find_control(self) -> WordFinder:
         """Finder of the control words in a text."""
@@ -129,6 +141,11 @@ class TokenizersBackend(Backend):
         """As `Backend.decode`."""
         return self._run(self.core.decode, ids, skip_special_tokens=False)
 
+    def normalized(self, text: str) -> str:
+        """As `Backend.normalized`."""
+        rules = self.core.normalizer
+        return text if rules is None else self._run(rules.normalize_str, text)
+
     def _run(self, function: Any, *args: Any, **options: Any) -> Any:
         """Call the library, which panics or raises bare exceptions."""
         try:
@@ -138,6 +155,12 @@ class TokenizersBackend(Backend):
                 raise
             raise unreadable(self.path, error) from error
 
+    @property
+    def rules(self) -> list[str]:
+        """As `Backend.rules`."""
+        steps = (self.core.normalizer, self.core.pre_tokenizer, self.core.decoder)
+        return [*_texts([json.loads(s.__getstate__()) for s in steps if s])]
+
     @cached_property
     def inner(self) -> Any:
         """The tokenizer without the step that puts a space before a text."""
@@ -146,6 +169,15 @@ class TokenizersBackend(Backend):
         if all(whole[key] == step for key, step in steps.items()):
             return self.core
         return self._run(type(self.core).from_str, json.dumps(whole | steps))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, cut if long."""
+    if isinstance(value, str):
+        yield value[:1024]
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def _no_space_before(step: Any) -> Any:
@@ -231,6 +263,70 @@ class SentencePieceBackend(Backend):
             core = self.inner if text else self.core
             text += "".join(self.names[i] for i in run) if named else core.decode(run)
         return text
+
+    def normalized(self, text: str) -> str:
+        """As `Backend.normalized`."""
+        return self.core.normalize(text)
+
+
+def vocabulary(folder: Path) -> Path:
+    """The file of a tokenizer in a folder.
+
+    Raises:
+        ValueError: there is none, or more than one.
+    """
+    if (folder / "tokenizer.json").exists():
+        return folder / "tokenizer.json"
+    models = [folder / "tokenizer.model"]
+    if not models[0].exists():
+        models = sorted(folder.glob("*.model"))
+    if len(models) != 1:
+        raise ValueError(
+            f"{folder} holds neither tokenizer.json nor tokenizer.model, and "
+            f"{len(models)} *.model; copy the checkpoint's tokenizer there."
+        )
+    return models[0]
+
+
+def make(folder: Path) -> Backend:
+    """The tokenizer in a folder.
+
+    Raises:
+        ValueError: something is missing or unreadable.
+    """
+    file = vocabulary(folder)
+    if file.name == "tokenizer.json":
+        return TokenizersBackend(file)
+    return SentencePieceBackend(file, json_of(folder / "tokenizer_config.json"))
+
+
+def probe(folder: Path) -> None:
+    """Make a tokenizer and run it on texts that its rules may make much of.
+
+    Each printable character many times, all others of the first plane, every text in
+    its own rules, and all tokens to decode.
+
+    Raises:
+        ValueError: it cannot be read, or makes long texts of short ones.
+    """
+    backend = make(folder)
+    plane = [chr(i) for i in range(0xD800) if chr(i).isprintable()]
+    texts = [one * SOME + "\n" for one in plane[:95]]
+    texts += ["".join(plane[i : i + SOME]) for i in range(95, len(plane), SOME)]
+    for text in (*texts, *backend.rules):
+        with contextlib.suppress(ValueError):  # of a text that it cannot encode
+            backend.encode(text)
+        _check_growth(backend, len(text), len(backend.normalized(text)))
+    decoded = backend.decode(sorted(set(backend.ids.values())))
+    _check_growth(backend, sum(map(len, backend.ids)), len(decoded))
+
+
+def _check_growth(backend: Backend, before: int, after: int) -> None:
+    if after > GROWTH * (before + SOME):
+        raise ValueError(
+            f"{backend.path} makes a text of {after} characters of one of {before}; "
+            "take another checkpoint's."
+        )
 
 
 # Files

@@ -1,4 +1,7 @@
-"""Chat templates, rendered by a child process whose failure is an error here."""
+"""A child process for files of strangers; what fails there is an error here.
+
+It renders chat templates and tries tokenizers, within limits of time and memory.
+"""
 
 import atexit
 import contextlib
@@ -8,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from multiprocessing.connection import Pipe
 from typing import Any
 
@@ -17,16 +19,11 @@ from curax.tasks import sandbox
 _REPLY_BYTES = 16 * sandbox.CHARACTERS  # JSON has at most 12 bytes per character
 
 
-class TemplateError(ValueError):
-    """A template fails. Its text is the reason; `line` is None where not known."""
+class Child:
+    """A process that runs functions of `sandbox`, started on demand and after a crash.
 
-    def __init__(self, reason: str, line: int | None = None):
-        super().__init__(reason)
-        self.line = line
-
-
-class Renderer:
-    """A child process that renders templates, started on demand and after a crash."""
+    It outlives a call, for a start takes a tenth of a second.
+    """
 
     def __init__(self):
         """No process is started yet."""
@@ -34,35 +31,47 @@ class Renderer:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Any = None
 
-    def render(self, template: str, context: Mapping[str, Any]) -> str:
-        """The text of a template in a context that JSON can hold.
+    def ask(
+        self,
+        name: str,
+        *args: Any,
+        seconds: float = sandbox.SECONDS,
+        memory: int = sandbox.MEMORY,
+    ) -> dict[str, Any]:
+        """What one of `sandbox.FUNCTIONS` returns; `{"error": ...}` beyond its limits.
+
+        Args:
+            name: of the function.
+            *args: its arguments, which JSON can hold.
+            seconds: of processor time.
+            memory: bytes that it may take.
 
         Raises:
-            TemplateError: it fails, or takes too much time or memory.
-            TypeError: JSON cannot hold the context.
+            TypeError: JSON cannot hold an argument.
             ValueError: likewise.
         """
-        request = json.dumps([template, context, sandbox.SECONDS]).encode()
+        request = json.dumps([name, args, seconds, memory]).encode()
         with self._lock:
-            reply = self._reply(request) or self._reply(request)
-            if reply is None:
-                raise TemplateError("the process that renders it ended twice")
-        if "error" in reply:
-            raise TemplateError(reply["error"], reply.get("line"))
-        return reply["text"]
+            for _ in range(2):  # it may have been killed since
+                ended = self._reply(request)
+                if isinstance(ended, dict):
+                    return ended
+                if ended == -signal.SIGPROF:
+                    limit = f"{seconds:g} s of processor time"
+                    return {"error": f"TimeoutError: more than {limit}"}
+                if ended == -signal.SIGABRT:  # by code outside Python
+                    return {"error": f"MemoryError: more than {memory >> 20} MiB"}
+        return {"error": "the process that runs it ended twice"}
 
-    def _reply(self, request: bytes) -> dict[str, Any] | None:
-        """The reply; None if the process died, but not of its time limit."""
+    def _reply(self, request: bytes) -> dict[str, Any] | int | None:
+        """The reply; the exit status of the process where it ended."""
         try:
             if self._process is None:
                 self._start()
             self._pipe.send_bytes(request)
             return json.loads(self._pipe.recv_bytes(_REPLY_BYTES))
         except (EOFError, OSError):
-            if self.end(wait=5.0) == -signal.SIGPROF:
-                limit = f"{sandbox.SECONDS:g} s of processor time"
-                return {"error": f"TimeoutError: more than {limit}"}
-            return None
+            return self.end(wait=5.0)
         except BaseException:  # a reply that was not waited for must not come later
             self.end()
             raise
@@ -107,7 +116,7 @@ class Renderer:
         self.__init__()
 
 
-RENDERER = Renderer()
-render = RENDERER.render
-atexit.register(RENDERER.end)
-os.register_at_fork(after_in_child=RENDERER.forget)
+CHILD = Child()
+ask = CHILD.ask
+atexit.register(CHILD.end)
+os.register_at_fork(after_in_child=CHILD.forget)
