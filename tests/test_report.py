@@ -2,6 +2,8 @@ import base64
 import html.parser
 import json
 import re
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -769,6 +771,48 @@ def test_runs_stand_side_by_side_and_each_has_its_page(tmp_path, serve):
     assert "<title>one</title>" in get("/0/")[1]
     assert get("/2/")[0] == 200  # waits
     assert get("/3/")[0] == 404
+
+
+@few
+def test_a_name_of_any_bytes_has_its_pages(tmp_path, serve):
+    runs = [tmp_path / name for name in ("a$x_{$b", "b\udcff", "_c\n")]
+    for run in runs:
+        write(run, steps=4, done=4)
+    get = serve(live.Site(live.names_of(runs)))
+    for path in ("/", "/0/", "/1/", "/2/", "/version", "/1/version"):
+        assert get(path)[0] == 200
+    out = tmp_path / "c\udcff.html"
+    assert report.main([*map(str, runs), "--out", str(out)]) == 0
+    assert len(Page(out.read_text()).all("figure")) == len(side_by_side.AXES)
+
+
+def test_no_number_of_a_page_is_too_long(tmp_path, serve, capfd):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    get = serve(live.Site(live.names_of([tmp_path / "one", tmp_path / "two"])))
+    assert get("/1/version")[0] == 200
+    for number in ("9" * 5000, "0" * 5000, "01", "%D9%A1"):
+        assert get(f"/{number}/")[0] == 404
+    assert capfd.readouterr().err == ""
+
+
+def test_a_silent_reader_is_left_and_one_that_leaves_is_no_fault(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(live, "PATIENCE", 0.05)
+    with live.server(live.Site({"run": tmp_path}), "127.0.0.1", 0) as made:
+        made.daemon_threads = False  # so that its end waits for them
+        threading.Thread(target=made.serve_forever).start()
+        for said in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"):
+            with socket.create_connection(made.server_address, timeout=30) as reader:
+                reader.sendall(said)
+                assert reader.recv(1) == b""
+        with socket.create_connection(made.server_address) as reader:
+            reader.sendall(b"GET / HT")
+            at_once = struct.pack("ii", 1, 0)  # a reset
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        made.shutdown()
+    assert capfd.readouterr().err == ""
 
 
 def test_what_was_spent_is_counted_up_to_each_step(tmp_path):

@@ -7,11 +7,14 @@ unless another address is named.
 
 import hashlib
 import html
+import os
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from curax.config import ConfigError
 from curax.runs import page, record, side_by_side
@@ -21,6 +24,7 @@ FILES = (
     *("config.json", "metrics.jsonl", "rollouts.jsonl", "warm_start.jsonl"),
     *("evaluation.json", "expected.json", "alarms.jsonl"),
 )
+PATIENCE = 30.0  # seconds for which a reader may be silent
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -54,10 +58,9 @@ class Site:
     def _runs_at(self, place: str) -> dict[str, Path] | None:
         if not place:
             return self._runs
-        several = list(self._runs.items()) if len(self._runs) > 1 else []
-        if place.isdecimal() and int(place) < len(several):
-            return dict([several[int(place)]])
-        return None
+        several = self._runs if len(self._runs) > 1 else {}
+        by_number = {str(i): {name: several[name]} for i, name in enumerate(several)}
+        return by_number.get(place)
 
     def _render(self, runs: Mapping[str, Path], now: str) -> bytes:
         found: dict[str, Run] = {}
@@ -90,7 +93,7 @@ def version(folders: Iterable[Path]) -> str:
             except OSError:
                 continue
             mark = f"{folder}/{name} {stat.st_mtime_ns} {stat.st_size}\n"
-            digest.update(mark.encode())
+            digest.update(os.fsencode(mark))
     return digest.hexdigest()
 
 
@@ -138,6 +141,8 @@ def server(site: Site, host: str, port: int) -> ThreadingHTTPServer:
     """
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE
+
         def do_GET(self) -> None:
             asked = (self.headers.get("Host") or "").rpartition(":")
             name = (asked[0] or asked[2]).strip("[]")
@@ -160,12 +165,18 @@ def server(site: Site, host: str, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             del format, args  # a line for each look of each reader is of no use
 
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # a reader that left
+                super().handle_error(request, client_address)
+
     try:
-        made = ThreadingHTTPServer((host, port), Handler)
+        made = Server((host, port), Handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"--host {host} --port {port} cannot be taken ({why}); name another port."
         ) from error
-    made.daemon_threads = True
     return made
