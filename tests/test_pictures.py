@@ -216,3 +216,29 @@ def test_every_axis_is_named_and_no_legend_leaves_its_panel(name):
             beyond = axes[i + 1] if i + 1 < len(axes) else None
             end = beyond.get_window_extent().x0 if beyond else figure.bbox.x1
             assert box.x1 <= end, name
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_name_is_shown_as_it_is_written_and_is_no_formula():
+    names = {
+        "a$x_{$b": r"a\$x_{\$b",
+        r"\$\frac{$": r"\\$\frac{\$",
+        "_hidden": " _hidden",
+        "\u4e2d\udcff\t": r"\u4e2d\udcff\t",
+    }
+    figure, ((left, right),) = pictures.grid(pictures.LIGHT, 1, [1, 1], (6, 3))
+    for name in names:
+        left.plot([0], [0], label=pictures.in_legend(name))
+    left.set_yticks(range(len(names)), list(names))
+    left.set_title("$_{$")
+    right.set_xscale("log")
+    right.plot([1, 1000], [0, 1])
+    pictures.label(left, pictures.LIGHT, "\udcff", "")
+    pictures.as_png(figure, "$\\frac{$", pictures.LIGHT)
+    legend = left.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.texts] == list(names.values())
+    shown = [text.get_text().lstrip(" ") for text in left.get_yticklabels()]
+    assert shown == [text.lstrip(" ") for text in names.values()]
+    assert left.get_title() == r"\$_{\$"
+    assert r"$\mathdefault{10^{2}}$" in [t.get_text() for t in right.get_xticklabels()]

@@ -72,7 +72,13 @@ def _legend(figure: "Figure", style: Style, styles: Mapping[str, Any]) -> None:
     from matplotlib.lines import Line2D
 
     lines = [
-        Line2D([], [], color=color, linestyle=dashes, linewidth=2, label=name)
+        Line2D(
+            *([], []),
+            color=color,
+            linestyle=dashes,
+            linewidth=2,
+            label=pictures.in_legend(name),
+        )
         for name, (color, dashes) in styles.items()
     ]
     figure.legend(

@@ -615,6 +615,40 @@ def png(picture: Picture, of: Any, style: Style) -> bytes | None:
     return figure and as_png(figure, picture.title, style)
 
 
+def in_legend(name: str) -> str:
+    """A name that legends show; they leave out what begins with an underscore."""
+    return f" {name}" if name.startswith("_") else name
+
+
+def _show_as_written(figure: "Figure") -> None:
+    """Escape `$`, which would begin a formula, and what the font lacks, in all texts.
+
+    Names of runs, recipes and settings are the user's.
+    """
+    from matplotlib import font_manager
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    def escaped(text: str, like: Text) -> str:
+        font = font_manager.get_font(font_manager.findfont(like.get_fontproperties()))
+        shown = (
+            letter
+            if letter == "\n" or font.get_char_index(ord(letter))
+            else letter.encode("unicode_escape").decode()
+            for letter in text
+        )
+        return "".join(shown).replace("$", r"\$")
+
+    for text in figure.findobj(Text):
+        text.set_text(escaped(text.get_text(), text))
+    both = (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis))
+    ticks = {axis.get_major_formatter(): axis.label for axis in both}
+    for named, like in ticks.items():  # they set their texts when they are drawn
+        if isinstance(named, FuncFormatter):
+            own = named.func
+            named.func = lambda *at, own=own, like=like: escaped(own(*at), like)
+
+
 def as_png(figure: "Figure", title: str, style: Style) -> bytes:
     """PNG bytes of a figure under its title; equal figures give equal bytes."""
     figure.suptitle(
@@ -625,6 +659,7 @@ def as_png(figure: "Figure", title: str, style: Style) -> bytes:
         figure.text(
             0.988, 0.972, note, ha="right", va="top", fontsize=9, color=style.muted
         )
+    _show_as_written(figure)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

@@ -127,7 +127,8 @@ def png(runs: Mapping[str, Run], axis: Axis, style: Style) -> bytes | None:
             dashes = DASHES[i // len(colors) % len(DASHES)]
             x = np.array([place[step] for step in steps[known]])
             color = colors[i % len(colors)]
-            pictures.curve(axes, x, values[known], name, color, dashes)
+            shown = pictures.in_legend(name)
+            pictures.curve(axes, x, values[known], shown, color, dashes)
     if not axes.lines:
         return None
     pictures.percent(axes)
