@@ -115,6 +115,12 @@ def test_adapters_alone_are_written_as_peft_has_them(tmp_path, runs):
     )
 
 
+def test_a_folder_may_be_called_by_bytes_that_are_no_text(tmp_path, runs):
+    new = tmp_path / "new\udcff"
+    assert main(runs["lora"], new, "--adapter")[0] == 0
+    assert "# new?\n" in (new / "README.md").read_text("utf-8")
+
+
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_model_of_ones_own_becomes_a_checkpoint_of_its_architecture(
     tmp_path, runs, dtype

@@ -379,6 +379,15 @@ def test_a_new_folder_and_an_empty_one_are_let_pass_and_left_alone(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_in_which_no_checkpoint_could_be_written_is_refused(tmp_path):
+    workdir = tmp_path / "a\udcff" / "b"
+    assert no_place(workdir) == (
+        f"--workdir {workdir} has a byte that is not UTF-8, and checkpoints cannot be "
+        "written there; name another folder."
+    )
+    folder.check_writable(tmp_path / "\u4e2d")
+
+
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
     for workdir in (tmp_path / "file", tmp_path / "file" / "a" / "b"):

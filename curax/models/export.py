@@ -331,7 +331,7 @@ def _describe(folder: Path, form: Mapping[str, Any] | None, card: str | None) ->
     if form is not None:
         prompt_form.write(folder, form)
     if card is not None:
-        (folder / CARD).write_text(card)
+        (folder / CARD).write_bytes(card.encode("utf-8", "replace"))
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -76,8 +76,16 @@ def check_writable(workdir: Path) -> None:
     """Check that a run folder can be made at a path. Writes nothing.
 
     Raises:
-        ConfigError: a file is in the way, or there is no permission.
+        ConfigError: a file is in the way, there is no permission, or checkpoints
+            cannot be written to a path of these bytes.
     """
+    try:
+        str(workdir.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"--workdir {workdir} has a byte that is not UTF-8, and checkpoints cannot "
+            "be written there; name another folder."
+        ) from error
     above = next(p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p))
     if not above.is_dir():
         raise ConfigError(f"--workdir {workdir}: {above} is a file; name a folder.")
