@@ -203,3 +203,11 @@ def test_steps_in_a_row_are_counted_per_seed(bad):
 def test_a_row_of_one_seed_keeps_a_number():
     assert alarms.nonfinite_streak({"update/nonfinite": np.float32(2)}, 3).tolist() == 4
     assert alarms.nonfinite_streak({}, 3).tolist() == 0
+
+
+def test_logits_that_are_not_finite_are_told():
+    row = {"step": 3, "rollout/tokens": 9, "policy/entropy_nats": float("nan")}
+    raised = alarms.Alarms(patience=3, drift_nats=1.0).check(row)
+    assert raised["logits"].startswith("the logits of a draw were not finite at step 3")
+    for fine in ({"policy/entropy_nats": 0.5}, {"rollout/tokens": 0}):
+        assert alarms.Alarms(patience=3, drift_nats=1.0).check(row | fine) == {}

@@ -5,12 +5,15 @@ import io
 import json
 import os
 import pkgutil
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -27,8 +30,10 @@ import words
 from test_folder import files_of_at_most
 
 from curax import evaluate, update
+from curax.config import ConfigError
 from curax.evaluation import benchmarks, results, runner, samples, setup
 from curax.models import pretrained, prompt_form
+from curax.runs import policies
 from curax.settings import lock
 from curax.tasks import layouts, text
 from curax.verify import graders
@@ -773,6 +778,92 @@ def test_a_task_without_files_is_graded_by_its_own_verifier(tmp_path, monkeypatc
 # ----- going on
 
 
+WRONG_ROWS = {
+    'outcome is "yes"': {"outcome": "yes"},
+    "outcome is 17.0, which is not from 0 to 1": {"outcome": 17.0},
+    "outcome is nan, which is": {"outcome": float("nan")},
+    "outcome is true": {"outcome": True},
+    "length_tokens is null": {"length_tokens": None},
+    "it is no completion of problem 0": {"slot": 7},
+    "not a JSON object": None,
+}
+
+
+@pytest.mark.parametrize("said", WRONG_ROWS)
+def test_a_damaged_row_is_told_with_its_line_and_drops_nothing_behind_it(
+    said, tmp_path
+):
+    spec: Any = SimpleNamespace(completions=[(False, 0), (False, 1)])
+    path, digests = tmp_path / "x.jsonl", [b"a", b"b"]
+    like = {"level": None, "subject": None, "answer": "1", "outcome": 1.0}
+    like |= {"reason": None, "length_tokens": 3, "finished": True, "greedy": False}
+    rows = [
+        {**like, "problem": i, "digest": digest.hex(), "slot": slot}
+        for i, digest in enumerate(digests)
+        for slot in range(2)
+    ]
+    file = samples.SamplesFile(path, digests, spec)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(list(file.blocks())) == 2
+    changed = WRONG_ROWS[said]
+    rows[1] = {} if changed is None else rows[1] | changed
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = path.read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        file.open()
+    assert str(caught.value).startswith(f"{path}:2: {said}")
+    assert path.read_bytes() == before
+    path.write_bytes(before[:-5])  # of a process that was killed
+    with pytest.raises(ConfigError):
+        list(file.blocks())
+
+
+def test_answers_that_changed_are_refused_and_a_file_that_moved_is_not(
+    place, whole, tmp_path
+):
+    out, data = place / "changed", tmp_path / "aside.jsonl"
+    shutil.copytree(whole[0], out)
+    rows = lines(place / "aside.jsonl")
+    words.write(data, rows)
+    moved = typed(place, out)
+    moved[moved.index(str(place / "aside.jsonl"))] = str(data)
+    assert main(*moved)[0] == 0
+    rows[1]["answer"] = "4711"
+    words.write(data, rows)
+    status, _, err = main(*moved)
+    assert (status, err) == (
+        2,
+        f"curax.evaluate: --out {out} holds an evaluation of other answers; name "
+        "another --out, or make them agree.\n",
+    )
+
+
+def test_settings_of_a_killed_process_do_not_refuse_the_folder(tmp_path):
+    (tmp_path / f"{runner.SETTINGS}.tmp").write_text("{")
+    runner.check_folder(tmp_path, {"a": 1})
+    runner.make_folder(tmp_path, {"a": 1})
+    (tmp_path / "another").touch()
+    (tmp_path / runner.SETTINGS).unlink()
+    with pytest.raises(ConfigError, match="files of something else"):
+        runner.check_folder(tmp_path, {"a": 1})
+
+
+def test_weights_that_are_not_finite_are_refused(place, monkeypatch):
+    load = policies.load_checkpoint
+
+    def broken(*args, **named):
+        policy = load(*args, **named)
+        leaves, tree = jax.tree.flatten(policy.params)
+        leaves[0] = leaves[0].at[(0,) * leaves[0].ndim].set(np.nan)
+        return replace(policy, params=jax.tree.unflatten(tree, leaves))
+
+    monkeypatch.setattr(policies, "load_checkpoint", broken)
+    status, _, err = main(*typed(place, place / "nan"))
+    assert status == 2
+    assert re.search(r"the parameter \S+ has values that are not finite; name", err)
+    assert not (place / "nan").exists() or not any((place / "nan").glob("*.json*"))
+
+
 @pytest.mark.parametrize("cut", [0, 300, 4000, -1, -200])
 def test_what_is_missing_is_done_again_and_no_more(place, whole, cut, monkeypatch):
     out = place / f"cut{cut}"
@@ -794,16 +885,20 @@ def test_what_is_missing_is_done_again_and_no_more(place, whole, cut, monkeypatc
     assert_same(out, whole[0])
 
 
-def test_a_line_that_was_changed_is_done_again_with_all_behind_it(place, whole):
-    out = place / "changed"
-    out.mkdir()
-    for file in whole[0].iterdir():
-        (out / file.name).write_bytes(file.read_bytes())
+def test_a_line_that_was_changed_stops_an_evaluation_and_changes_nothing(place, whole):
+    out = place / "line"
+    shutil.copytree(whole[0], out)
     rows = (out / "math.jsonl").read_text().splitlines(keepends=True)
     rows[7] = rows[7].replace('"slot": 1', '"slot": 3')
     (out / "math.jsonl").write_text("".join(rows))
-    assert main(*typed(place, out))[0] == 0
-    assert_same(out, whole[0])
+    before = snapshot(out)
+    assert main(*typed(place, out)) == (
+        2,
+        "",
+        f"curax.evaluate: {out}/math.jsonl:8: it is no completion of problem 1; bring "
+        "the line back, or name another --out.\n",
+    )
+    assert snapshot(out) == before
 
 
 def test_a_killed_and_an_interrupted_process_go_on(place, whole):

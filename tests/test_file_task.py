@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 from functools import cache, partial
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import words
 from curax.models import pretrained
 from curax.runs import memory_io
 from curax.step.build import task_of
-from curax.tasks import file_task, text
+from curax.tasks import file_task, sources, text
 from curax.verify import graders
 
 
@@ -221,6 +222,32 @@ def test_the_mark_changes_with_questions_and_their_order(tmp_path):
         assert made.fingerprint == task(tmp_path / str(i)).fingerprint
         marks.add(made.fingerprint)
     assert len(marks) == 3
+
+
+def test_the_mark_changes_with_answers_and_solutions_and_not_with_the_place(tmp_path):
+    records, marks = list(words.lines(count=12)), set()
+    for name, changed in (("a", {}), ("b", {}), ("c", {"answer": "0"})):
+        (tmp_path / name).mkdir()
+        words.write(tmp_path / name / "train.jsonl", records[:10])
+        words.write(
+            tmp_path / name / "test.jsonl", [*records[10:11], records[11] | changed]
+        )
+        marks.add(task(tmp_path / name).fingerprint)
+    assert len(marks) == 2
+
+
+def test_a_file_that_is_rewritten_while_it_is_read_is_told(tmp_path):
+    records = list(words.lines(count=12))
+    words.write(tmp_path / "train.jsonl", records[:10])
+    words.write(tmp_path / "test.jsonl", records[10:])
+    made = task(tmp_path)
+    os.utime(tmp_path / "train.jsonl")  # touched is not changed
+    made.prompts(np.int32([0]))
+    words.write(tmp_path / "train.jsonl", records[9::-1])
+    with pytest.raises(
+        sources.SourceError, match=r"train\.jsonl:\d+ is not what it was"
+    ):
+        made.prompts(np.int32(range(1, 9)))
 
 
 def test_a_difficulty_memory_knows_prompts_from_files():

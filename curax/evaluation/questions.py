@@ -25,6 +25,7 @@ class Questions(abc.ABC):
     Attributes:
         name: source of the questions.
         digests: `[P]` bytes that identify each question independent of its number.
+        contents: checksums of questions and answers, as bytes; empty: there are none.
         left_out: number of questions that are left out, by reason.
         end: tokens that end a completion.
         pad: padding token after the end.
@@ -34,6 +35,7 @@ class Questions(abc.ABC):
 
     name: str
     digests: Sequence[bytes]
+    contents: bytes = b""
     left_out: Mapping[str, int]
     end: tuple[int, ...]
     pad: int
@@ -76,6 +78,7 @@ class FileQuestions(Questions):
         self._side, self._form, self._grade = side, form, grade
         self.states = states
         self.name, self.digests = name, side.digests
+        self.contents = side.contents.tobytes()
         self.left_out = {k: n for k, n in side.counts.items() if k != "read"}
         self.end, self.pad = form.tokenizer.end, form.tokenizer.pad
 

@@ -27,9 +27,10 @@ from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
 from curax.settings import lock
 from curax.settings.cli import out_of_memory
+from curax.tasks import sources
 
 SETTINGS, RESULTS = "settings.json", "results.json"
-MARKS = ("parameters", "questions")  # settings that are hashes, not shown in messages
+MARKS = ("parameters", "questions", "answers")  # settings that are hashes
 LIBRARIES = ("jax", "flax", "numpy", "tokenizers", "math-verify")
 ENOUGH = 16  # completions without any outcome that stop an evaluation
 # Fixes where no completion has an outcome, by the first word of the reason.
@@ -42,6 +43,9 @@ FIXES = {
 
 class NoOutcomeError(RuntimeError):
     """The grader gave no outcome for any completion. The message is one sentence."""
+
+
+FAILURES = (NotWrittenError, RuntimeError, OSError, MemoryError, sources.SourceError)
 
 
 def evaluate(args: Namespace, out: Path, *, command: str) -> int:
@@ -71,7 +75,7 @@ def evaluate(args: Namespace, out: Path, *, command: str) -> int:
                 print(f"Stopped; the same command goes on: {command}", flush=True)
                 return 128 + stopped
             found = write_results(setup, out, command, speeds)
-        except (NotWrittenError, RuntimeError, OSError, MemoryError) as error:
+        except FAILURES as error:
             print(f"curax.evaluate: {_failure_sentence(error)}", file=sys.stderr)
             return 1
     for name, result in found.items():
@@ -113,7 +117,8 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
         return
     path = out / SETTINGS
     if not path.exists():
-        if any(path.name != lock.FILE for path in out.iterdir()):
+        own = (lock.FILE, f"{SETTINGS}.tmp")  # this one of a process that was killed
+        if any(path.name not in own for path in out.iterdir()):
             raise ConfigError(
                 f"--out {out} holds files of something else; name a new folder."
             )

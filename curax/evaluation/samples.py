@@ -23,6 +23,7 @@ import numpy as np
 
 from curax import rollout, update
 from curax.arrays.keys import stage_key
+from curax.config import ConfigError
 from curax.evaluation.questions import Questions
 from curax.runs.folder import append_rows, write_errors
 from curax.runs.policies import Policy
@@ -264,21 +265,36 @@ class SamplesFile:
         self._digests = [digest.hex() for digest in digests]
 
     def blocks(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """Yield (byte offset of its end, rows) of each complete block that fits."""
+        """Yield (byte offset of its end, rows) of each complete block.
+
+        What is behind them, of a process that was killed while it wrote, is not read.
+
+        Raises:
+            ConfigError: a line of a complete block is not the row that it should be.
+        """
         if not self.path.exists():
             return
-        end, size = 0, len(self._spec.completions)
+        end, names = 0, self._spec.completions
         with self.path.open("rb") as lines:
             for number, digest in enumerate(self._digests):
-                block = list(itertools.islice(lines, size))
-                rows = [_parse_row(line) for line in block]
-                names = [(r.get("greedy"), r.get("slot")) for r in rows]
-                fits = all(
-                    (r.get("problem"), r.get("digest")) == (number, digest)
-                    for r in rows
-                )
-                if names != self._spec.completions or not fits:
+                block = list(itertools.islice(lines, len(names)))
+                if len(block) < len(names) or not block[-1].endswith(b"\n"):
                     return
+                rows: list[dict[str, Any]] = []
+                for i, (line, name) in enumerate(zip(block, names, strict=True)):
+                    row = _parsed_row(line)
+                    wrong = _row_error(row)
+                    ours = {"problem": number, "digest": digest}
+                    ours |= {"greedy": name[0], "slot": name[1]}
+                    if not wrong and row | ours != row:
+                        wrong = f"it is no completion of problem {number}"
+                    if wrong:
+                        place = f"{self.path}:{number * len(names) + i + 1}"
+                        raise ConfigError(
+                            f"{place}: {wrong}; bring the line back, or name another "
+                            "--out."
+                        )
+                    rows.append(row)
                 end += sum(map(len, block))
                 yield end, rows
 
@@ -315,13 +331,44 @@ class SamplesFile:
             os.fsync(self._file.fileno())
 
 
-def _parse_row(line: bytes) -> dict[str, Any]:
-    """The row of a line; empty for a partial or invalid line."""
+def _parsed_row(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line; empty for any other line."""
     try:
-        row = json.loads(line) if line.endswith(b"\n") else {}
-    except ValueError:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
         return {}
     return row if isinstance(row, dict) else {}
+
+
+# What `graded_rows` writes and results are computed from.
+_ROW: dict[str, Any] = {
+    "problem": int,
+    "digest": str,
+    "greedy": bool,
+    "slot": int,
+    "level": str | None,
+    "subject": str | None,
+    "answer": str | None,
+    "outcome": int | float | None,
+    "reason": str | None,
+    "length_tokens": int,
+    "finished": bool,
+}
+
+
+def _row_error(row: dict[str, Any]) -> str | None:
+    """Why a row of a samples file is not valid; None if it is."""
+    if not row:
+        return "not a JSON object"
+    for name, kind in _ROW.items():
+        value = row.get(name)
+        flag = isinstance(value, bool) and kind is not bool
+        if name not in row or flag or not isinstance(value, kind):
+            return f"{name} is {json.dumps(value)[:40]}"
+    outcome = row["outcome"]
+    if outcome is None or 0 <= outcome <= 1:
+        return None
+    return f"outcome is {outcome}, which is not from 0 to 1"
 
 
 def _round_up(count: int, multiple: int) -> int:

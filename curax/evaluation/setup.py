@@ -95,6 +95,14 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
                     sizes=Sizes(**dict(axes)),
                     dtype=args.dtype,
                 )
+    with policy.context():
+        wrong = policies.nonfinite(policy.params)
+    if wrong:
+        more = f" and {len(wrong) - 1} others" if wrong[1:] else ""
+        raise ConfigError(
+            f"--model {name_of_model}: the parameter {wrong[0]}{more} has values that "
+            "are not finite; name another checkpoint, or another --step of the run."
+        )
     sampling = _sampling_spec(config, args)
     return EvaluationSetup(
         policy=policy,
@@ -309,6 +317,7 @@ def _settings(
         "parameters": weights,
         "dtype": head.dtype.name,
         "questions": {name: _questions_hash(one) for name, one in sets.items()},
+        "answers": {name: zlib.crc32(one.contents) for name, one in sets.items()},
         "limit": limit,
         "sampling": options,
     }

@@ -20,6 +20,7 @@ SHORT = {  # words for the summary line, by kind; these kinds go into alarms.jso
     "thought": "thoughts that shrank",
     "surprise": "dead groups far from the forecast",
     "silent": "completions that state no answer",
+    "logits": "logits that were not finite",
 }
 
 
@@ -55,6 +56,14 @@ class Alarms:
                 "nonfinite",
                 f"{nonfinite_metric(row)} at step {step}: the update was skipped; "
                 f"after {self._patience} such steps in a row the run stops.",
+            )
+        drew = _values(row, "rollout/tokens") > 0
+        if np.any(drew & ~np.isfinite(_values(row, "policy/entropy_nats"))):
+            yield (
+                "logits",
+                f"the logits of a draw were not finite at step {step}: go back to an "
+                "earlier checkpoint, and lower optimizer.learning_rate or "
+                "update.clip_norm.",
             )
         if text := silence(row):
             yield "silent", text

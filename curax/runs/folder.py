@@ -281,8 +281,9 @@ def check_questions(workdir: Path, task: Task) -> None:
         and record.read_json(path).get("mark") != task.fingerprint
     ):
         raise ConfigError(
-            f"--resume: the questions in the files of the task are not those in {path} "
-            "that the run began with; bring these back, or name another --workdir."
+            "--resume: the questions, answers or solutions in the files of the task "
+            f"are not those in {path} that the run began with; bring these back, or "
+            "name another --workdir."
         )
 
 

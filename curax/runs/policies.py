@@ -34,6 +34,17 @@ from curax.step import mesh as meshes
 from curax.types import Model, Task, TrainState
 
 
+def nonfinite(params: Any) -> list[str]:
+    """Names of the parameters that have values which are not finite."""
+    finite = jax.jit(lambda leaf: jnp.all(jnp.isfinite(leaf)))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, leaf in leaves
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not finite(leaf)
+    ]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
     """A model with its parameters.

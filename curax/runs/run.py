@@ -38,6 +38,7 @@ from curax.settings.packages import is_installed
 from curax.step import build, loops, rehearsal, stages, validation
 from curax.step.loops import Warm
 from curax.step.records import Components
+from curax.tasks import sources
 from curax.theory import expect
 from curax.types import TrainState
 
@@ -55,7 +56,7 @@ PACKAGE = str(Path(__file__).parents[1])  # folder of curax
 
 TOLD = (  # errors whose message is the beginning of a sentence
     *(checkpoint.NotSavedError, folder.NotWrittenError),
-    *(validation.FormatError, record.RecordError),
+    *(validation.FormatError, record.RecordError, sources.SourceError),
 )
 
 

@@ -7,6 +7,7 @@ long and, on request, broken records are left out and counted. Afterwards a prob
 read and tokenised when its prompt is needed, so a run holds numbers and no text.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -52,6 +53,7 @@ class ProblemSet:
     Attributes:
         rows: `[n]` int64, the record of each problem.
         digests: n digests of the questions.
+        contents: `[n]` uint32, checksums of question, answer and all else.
         counts: records read and left out, by reason.
         longest: tokens of the longest prompt.
         problem: number to `Problem`, cached.
@@ -88,6 +90,7 @@ class ProblemSet:
             progress=ScanProgress(records.name),
         )
         self.rows, self.digests = index.rows, index.digests
+        self.contents = index.contents
         self.counts, self.longest = index.counts, index.longest
         self.problem = functools.lru_cache(CACHED)(self._problem)
 
@@ -95,13 +98,23 @@ class ProblemSet:
         return len(self.rows)
 
     def _problem(self, number: int) -> Problem:
-        return self._layout(self._records[int(self.rows[number])])
+        row = int(self.rows[number])
+        problem = None
+        with contextlib.suppress(sources.SourceError, layouts.LayoutError):
+            problem = self._layout(self._records[row])
+        if problem is None or sources.content(problem) != self.contents[number]:
+            raise sources.SourceError(
+                f"{self._records.where(row)} is not what it was when this file was "
+                "first read; bring that back"
+            )
+        return problem
 
     def subset(self, numbers: Sequence[int], **counts: int) -> "ProblemSet":
         """The problems with these numbers, numbered anew; `counts` are added."""
         subset = copy.copy(self)
         subset.rows = self.rows[np.asarray(numbers, np.int64)]
         subset.digests = [self.digests[i] for i in numbers]
+        subset.contents = self.contents[np.asarray(numbers, np.int64)]
         subset.counts = self.counts | counts
         subset.problem = functools.lru_cache(CACHED)(subset._problem)
         return subset
@@ -383,7 +396,10 @@ class FileTask:
             states=self.states,
             prompt_form=self.format.description,
             fingerprint=zlib.crc32(
-                b"".join([*training.digests, b"|", *testing.digests])
+                b"".join(
+                    [*training.digests, b"|", *testing.digests]
+                    + [side.contents.tobytes() for side in (training, testing)]
+                )
             ),
         )
 

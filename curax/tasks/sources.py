@@ -12,6 +12,7 @@ import dataclasses
 import glob
 import hashlib
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,12 +138,18 @@ class Index:
     longest: int  # tokens of the longest prompt among them
     digests: list[bytes]  # [n], `digest` of the question
     counts: dict[str, int]  # of records: read, duplicate, too_long, broken
+    contents: np.ndarray  # [n] uint32, `content` of the problem
 
 
 def digest(question: str) -> bytes:
     """16-byte hash of a question, independent of its white space."""
     words = " ".join(question.split())
     return hashlib.blake2b(words.encode(), digest_size=16).digest()
+
+
+def content(problem: Problem) -> int:
+    """Checksum of all that a problem says: question, answer, solution, hints."""
+    return zlib.crc32(repr(dataclasses.astuple(problem)).encode("utf-8", "replace"))
 
 
 def scan(
@@ -181,6 +188,7 @@ def scan(
 
     rows, seen, top = array.array("q"), set[bytes](), 0
     digests: list[bytes] = []
+    contents = array.array("I")
     broken: list[RecordError | LayoutError] = []  # those that will be named
     counts: dict[str, int] = {"read": 0, "duplicate": 0, "too_long": 0, "broken": 0}
     ahead = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
@@ -205,6 +213,7 @@ def scan(
                 continue
             rows.append(i)
             digests.append(key)
+            contents.append(content(problem))
             top = max(top, length)
         counts["read"] += len(found)
         if progress is not None:
@@ -213,7 +222,8 @@ def scan(
         raise _joined(broken, counts)
     if not rows:
         raise _nothing_left(records, counts, longest)
-    return Index(np.array(rows, np.int64), top, digests, counts)
+    every = np.array(rows, np.int64), top, digests, counts
+    return Index(*every, np.array(contents, np.uint32))
 
 
 class _Blocks:
