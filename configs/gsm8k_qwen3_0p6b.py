@@ -1,8 +1,7 @@
 """GSM8K with Qwen3-0.6B, from a checkpoint and two files on disk.
 
-Any recipe of this folder: change the line RECIPE. Its stages, its numbers of
-completions and of updates are taken over, its task, model, optimizer and lengths are
-not.
+Any recipe, by its name: change the line RECIPE. Its stages, its numbers of completions
+and of updates are taken over, its task, model, optimizer and lengths are not.
 
 Paper:    Cobbe et al. 2021, arXiv:2110.14168 (GSM8K); Yang et al. 2025,
           arXiv:2505.09388 (Qwen3); the recipe names its own.
@@ -12,7 +11,6 @@ w(p):     That of the recipe, whose updates per batch are kept too.
 """
 
 from functools import partial
-from pathlib import Path
 
 from curax.config import Config, load
 from curax.tasks import file_task, layouts
@@ -22,7 +20,7 @@ RECIPE = "dr_grpo"
 
 
 def get_config() -> Config:
-    recipe = load(Path(__file__).with_name(f"{RECIPE}.py"))
+    recipe = load(RECIPE)
     return from_checkpoint(
         recipe,
         path="models/Qwen3-0.6B",

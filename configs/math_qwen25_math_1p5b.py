@@ -1,6 +1,6 @@
 """MATH with Qwen2.5-Math-1.5B, from a checkpoint and two files on disk.
 
-Any recipe of this folder that has a verifier: change the line RECIPE. Its stages, its
+Any recipe that has a verifier, by its name: change the line RECIPE. Its stages, its
 numbers of completions and of updates are taken over, its task, model, optimizer and
 lengths are not.
 
@@ -13,7 +13,6 @@ w(p):     That of the recipe, whose updates per batch are kept too.
 """
 
 from functools import partial
-from pathlib import Path
 
 from curax.config import Config, load
 from curax.tasks import file_task
@@ -23,7 +22,7 @@ RECIPE = "ada_seq_balanced_exact"
 
 
 def get_config() -> Config:
-    recipe = load(Path(__file__).with_name(f"{RECIPE}.py"))
+    recipe = load(RECIPE)
     return from_checkpoint(
         recipe,
         path="models/Qwen2.5-Math-1.5B",

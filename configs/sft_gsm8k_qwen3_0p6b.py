@@ -10,7 +10,6 @@ w(p):     None: pass rates are measured and nothing is weighted by them.
 """
 
 from functools import partial
-from pathlib import Path
 
 import optax
 
@@ -25,7 +24,7 @@ RATE = partial(update.warmup_cosine, peak=1e-5, warmup=20, steps=STEPS, end=1e-6
 
 def get_config() -> Config:
     return from_checkpoint(
-        load(Path(__file__).with_name("dr_grpo.py")),
+        load("dr_grpo"),
         path="models/Qwen3-0.6B",
         max_tokens=512,
         tokens_per_micro_batch=4096,

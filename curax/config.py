@@ -452,7 +452,15 @@ def load(path: str | Path) -> Config:
     Raises:
         ConfigError: the file is missing, is not Python, fails, or returns no Config.
     """
-    return made_by(_file(Path(path)), "get_config", Config)
+    file = _file(Path(path))
+    _loading.append(file)
+    try:
+        return made_by(file, "get_config", Config)
+    finally:
+        _loading.pop()
+
+
+_loading: list[Path] = []  # files whose get_config() has not returned
 
 
 def made_by(path: Path, function: str, kind: type[Made]) -> Made:
@@ -498,12 +506,15 @@ SHIPPED = next(  # the folder of recipes, in a wheel or in a clone
 def recipes() -> dict[str, Path]:
     """Files of recipes by name: those of ./configs, then those of curax.
 
-    A file of ./configs stands in place of one of curax that has its name.
+    A file of ./configs stands in place of one of curax that has its name, but not for
+    itself: a name that it loads while it is loaded is that of another file.
     """
     found: dict[str, Path] = {}
     for folder in (Path("configs"), SHIPPED):
-        files = {file.stem: file for file in sorted(folder.glob("*.py"))}
-        found |= {name: file for name, file in files.items() if name not in found}
+        for file in sorted(folder.glob("[!_]*.py")):
+            own = any(file.samefile(other) for other in _loading if file.is_file())
+            if file.is_file() and not own:
+                found.setdefault(file.stem, file)
     return found
 
 

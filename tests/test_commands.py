@@ -102,6 +102,13 @@ def test_the_wheel_trains_by_the_name_of_a_recipe(installed):
     assert re.search(rf"^curax +\S+ in {site}/curax$", shown, re.MULTILINE)
     wrong = run("train", "grpoo")
     assert (wrong.returncode, wrong.stdout) == (2, "")
+    (elsewhere / "shop.py").write_text("STEPS = 7")
+    (elsewhere / "mine.py").write_text(
+        "import curax, shop\n\n\ndef get_config():\n"
+        "    return curax.override(curax.load('grpo'), {'steps': shop.STEPS})\n"
+    )
+    found = run("train", "mine.py", "--print-config")
+    assert re.search(r"^steps = 7 ", found.stdout, re.MULTILINE), found.stderr
     assert wrong.stderr == (
         "curax.train: grpoo: there is no such file, nor recipe; did you mean grpo or "
         "rloo or gspo?\n"
@@ -146,6 +153,31 @@ def test_recipes_of_a_user_stand_beside_those_of_curax(capsys, tmp_path, monkeyp
     assert cf.load("dr_grpo").steps
     with pytest.raises(cf.ConfigError, match=r"configs/dapo\.py: no get_config"):
         cf.load("dapo")
+
+
+def test_what_is_no_file_of_a_recipe_is_not_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs" / "folder.py").mkdir(parents=True)
+    (tmp_path / "configs" / "__init__.py").touch()
+    (tmp_path / "configs" / "dead.py").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "configs" / "pipe.py")  # would be waited for
+    assert [*cf.recipes()] == [path.stem for path in RECIPES]
+
+
+def test_a_recipe_that_loads_its_own_name_gets_that_of_curax(tmp_path, monkeypatch):
+    shipped = cf.load("grpo")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    mine = "import curax\ndef get_config():\n    return curax."
+    changed = f"{mine}override(curax.load('grpo'), ['steps=3'])"
+    Path("configs/grpo.py").write_text(changed)
+    want = cf.describe(cf.override(shipped, {"steps": 3}))
+    for name in ("grpo", "configs/grpo.py", tmp_path / "configs" / "grpo.py"):
+        assert cf.describe(cf.load(name)) == want
+    for name, other in (("one", "two"), ("two", "one")):
+        Path(f"configs/{name}.py").write_text(f"{mine}load('{other}')")
+    with pytest.raises(cf.ConfigError, match=r"two\.py:3: one: there is no such file"):
+        cf.load("one")
 
 
 @pytest.mark.parametrize("shell", commands.SHELLS)

@@ -31,8 +31,10 @@ class NotFoundError(ValueError):
 def executed(path: Path, name: str) -> types.ModuleType:
     """The module of a Python file, executed anew under a name.
 
-    Compiled, not imported: no bytecode file, and no stale one after a quick edit.
+    Compiled, not imported: no bytecode file, and no stale one after a quick edit. It
+    may import modules of the working directory.
     """
+    with_working_directory()
     module = types.ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
