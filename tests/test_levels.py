@@ -17,7 +17,7 @@ from test_law import PLAIN
 from curax import advantage, hint, stop
 from curax.config import Hint, Sampling, Stop, Update
 from curax.step import learn
-from curax.step.methods import hint_sources, hints
+from curax.step.methods import hint_sources, hints, prefixes
 from curax.step.records import Graded, StepRollouts, grid_of, groups
 from curax.theory import expect, hint_levels, outcome_states, predict
 from curax.types import Contexts, Difficulty, Hints, Prompts, Rollouts
@@ -139,7 +139,7 @@ def test_a_search_is_that_of_all_sequences_of_groups(trigger, gate, rule):
     )
     one = chance[:, None]  # [L + 1, R, S], R = 1
     both = np.concatenate([one, one], 1)  # the prompt, and the population
-    got = hint_levels.searched(how, which, both, size=(2, group), own=1)
+    got = hint_levels.searched(how, which, both, size=(2, group), own=1, visits=1)
     for part, want in zip(got, (trains, drawn), strict=True):
         sums = {}
         for level, state in product(range(3), range(len(which))):
@@ -421,6 +421,60 @@ def test_a_controller_is_predicted_whole():
     p = found.hints.p[2, 0]
     want = binomial(4, p) @ np.sqrt(q * (1 - q)) / (p * (1 - p))
     close(found.hints.end_weight[:, 0], [0, 0, want])
+
+
+# ----- hints that are right completions of earlier visits
+
+
+def test_what_was_never_solved_is_visited_without_a_hint():
+    """Runs of 4 visits simulated, 12 prompts to a batch; 3 standard errors of each."""
+    low, high, most, lift, visits, group, levels = 0.25, 0.75, 0.5, 0.7, 4, 5, 2
+    how = replace(
+        HINT,
+        source=prefixes.own_prefix,
+        controller=partial(hint.hysteresis, low=low, high=high),
+        most=most,
+    )
+    config, p, runs = composed(group, how, prompts=12), 0.06, 40_000
+    random = np.random.default_rng(0)
+    rates = random.choice(ALL, (runs, 12))
+    rates[:, 0] = p
+    level, solved = np.zeros(rates.shape, int), np.zeros(rates.shape, bool)
+    count = np.zeros((runs, levels + 1))
+    for _ in range(visits):
+        order = random.random(rates.shape).argsort(-1)  # another batch at every visit
+        rates, level, solved = (
+            np.take_along_axis(x, order, -1) for x in (rates, level, solved)
+        )
+        first = (level > 0).cumsum(-1) <= most * 12
+        drawn = np.where(solved & first, level, 0)
+        odds = rates / (1 - rates) * np.exp(lift * drawn)
+        right = random.binomial(group, odds / (1 + odds))
+        count += np.eye(levels + 1)[drawn[rates == p]]
+        share, move = right / group, drawn == level
+        level = level + move * (share <= low) - move * (share > high)
+        level, solved = np.clip(level, 0, levels), solved | (right > 0)
+    found = predict.predict(config, [p], ALL, lift=lift, often=visits)
+    error = 3 * count.std(0) / visits / np.sqrt(runs)
+    assert error.max() < 0.005
+    assert (np.abs(count.mean(0) / visits - found.hints.drawn[:, 0]) < error).all()
+    close(found.hints.weight[0], found.hints.drawn[0] * found.weight)
+    every = replace(config, hint=replace(how, source=hint.reference_prefix))
+    other = predict.predict(every, [p], ALL, lift=lift, often=visits)
+    assert (other.hints.drawn[0] < 0.7 * found.hints.drawn[0]).all()
+    close(other.hints.end, found.hints.end)
+
+
+def test_a_search_has_nothing_to_show_before_the_first_success():
+    how = replace(HINT, source=prefixes.own_prefix, levels=1)
+    p, visits = np.array([0.1, 0.6]), 3
+    found = predict.predict(composed(4, how), p, ALL, lift=1.0, often=visits).hints
+    dead = (1 - p) ** 4
+    known = 1 - (1 + dead + dead**2) / visits
+    close(found.drawn, [np.ones(2), known * dead])
+    close(found.trains.sum(0), 1)
+    once = predict.predict(composed(4, how), p, ALL, lift=1.0, often=1).hints
+    close(once.trains, [np.ones(2), np.zeros(2)], atol=1e-12)
 
 
 # ----- elsewhere

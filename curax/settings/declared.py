@@ -9,7 +9,8 @@
     trains_prompt   a credit of hinted groups trains the prompt without its hint, by
                     the coefficient that they had under it
     method          the `step.records.Method` that keeps what a function reads
-    recall          the completions that a source of hints reads, of a method's state
+    recall          the right completions that a source of hints reads, of a method's
+                    state; a prompt has no hint before there is one
     remembers       the rule that keeps prompts has a state from one look to the next
     keeps           the option of a down-sampling that is the most it keeps of a prompt
     floor           the option of an allocator that is the least it gives a prompt

@@ -14,8 +14,8 @@ trains adds a coefficient times grad p_l, whatever it was chosen for:
 with C+ and C- as in `learn.compute_credit` and the sums over groups that train at
 level l.
 
-Assumptions: every prompt has a hint of every level, and triggers and controllers depend
-on counts alone.
+Assumptions: every prompt has a hint of every level, or from its first right completion
+on where those are the hints, and triggers and controllers depend on counts alone.
 """
 
 import dataclasses
@@ -94,7 +94,13 @@ def admitted(most: float, prompts: int, chance: float) -> float:
 
 
 def searched(
-    how: Hint, which: np.ndarray, chance: np.ndarray, *, size: tuple[int, int], own: int
+    how: Hint,
+    which: np.ndarray,
+    chance: np.ndarray,
+    *,
+    size: tuple[int, int],
+    own: int,
+    visits: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities of states by level, if collapsed groups are drawn at the next one.
 
@@ -105,6 +111,7 @@ def searched(
             are a population, whose collapsed groups compete for hints.
         size: (B, G).
         own: number of prompts that are not of the population.
+        visits: of a run to each prompt.
 
     Returns:
         `[L + 1, R, S]`, probability that the group that trains is of this level and
@@ -136,7 +143,20 @@ def searched(
         done[level] += over * ends
         open_[level] += over * ~ends
     left = np.divide(done + open_, each, out=np.zeros_like(each), where=each > 0)
-    return chance * left[..., of], chance * asked[..., None]
+    found = chance * left[..., of], chance * asked[..., None]
+    if not recalls(how):
+        return found
+    wrong = chance[0] @ (which[:, 1] == 0)
+    visits = max(visits, 1)
+    new = ((1 - wrong**visits) / (visits * (1 - wrong)))[:, None]  # never solved before
+    plain = new * chance * (np.arange(len(chance)) == 0)[:, None, None]
+    trains, asked = ((1 - new) * part + plain for part in found)
+    return trains, asked
+
+
+def recalls(how: Hint) -> bool:
+    """Whether hints are right completions of earlier visits: before, there is none."""
+    return declared(how.source, "recall", None) is not None
 
 
 def _shown(states: np.ndarray, group: int) -> tuple[jax.Array, jax.Array]:
@@ -175,25 +195,36 @@ def visited(
 
     Returns:
         `[L + 1, R, S]`, share of visits at this level and in this state, which sums to
-        1; the same of the stationary distribution, if every prompt may be hinted.
+        1; the same of the stationary distribution, if every prompt may be hinted and
+        has hints.
     """
-    steps = moves(how, which, chance, group=size[1])
+    steps, right = moves(how, which, chance, group=size[1]), which[:, 1] > 0
+    solved = (chance[0] @ right)[:, None]
+    up = moves(how, which, chance * right, group=size[1])[:, 0]  # of those, from 0
     level = np.zeros(steps.shape[:2])
     level[:, 0] = 1
+    new = np.zeros_like(level)  # levels of prompts that have no hints
+    if recalls(how):
+        level, new = new, level
     total, later = np.zeros_like(level), np.arange(len(chance)) > 0
     visits = max(visits, 1)
     for visit in range(visits):
-        share = admitted(how.most, size[0], float(level[own:, later].sum(1).mean()))
+        chosen = float((level + new)[own:, later].sum(1).mean())
+        share = admitted(how.most, size[0], chosen)
         at = level * np.where(later, share, 1)
         waits = level - at  # drawn without a hint; their level stays
         drawn = at.copy()
-        drawn[:, 0] += waits.sum(1)
-        after = waits + np.einsum("rl,rlm->rm", at, steps)
-        total, still = total + drawn, np.abs(after - level).max() < _STILL
-        if still:
+        drawn[:, 0] += (waits + new).sum(1)
+        first, stay = new[:, :1], new * later
+        then = first * up + stay * solved  # solved now
+        after = waits + np.einsum("rl,rlm->rm", at, steps) + then
+        unsolved = first * steps[:, 0] + stay - then
+        total += drawn
+        moved = np.abs(after - level).max() + np.abs(unsolved - new).max()
+        if moved < _STILL:
             total += (visits - visit - 1) * drawn
             break
-        level = after
+        level, new = after, unsolved
     end = resting(steps)
     trains, others = (part.T[..., None] * chance for part in (total / visits, end))
     return trains, others

@@ -145,10 +145,9 @@ def _group_chances(
     chance = chance.reshape(*rates.shape, -1)
     parts = [chance[:1]]
     if under is not None and how:
-        size, own = (sizes.prompts, sizes.group_size), len(p)
-        of_run = {"visits": often} if how.controller else {}
+        size = sizes.prompts, sizes.group_size
         found = hint_levels.visited if how.controller else hint_levels.searched
-        parts += found(how, which, chance, size=size, own=own, **of_run)
+        parts += found(how, which, chance, size=size, own=len(p), visits=often)
     return which, np.concatenate(parts)[:, : len(p)]
 
 

@@ -109,7 +109,8 @@ def _on_knowledge(
             "its present pass rate; norms and lengths are taken to be all alike."
         )
     how = config.hint
-    if not (visits.remembers(config) or (how and how.controller)):
+    by_visit = how and (how.controller or hint_levels.recalls(how))
+    if not (visits.remembers(config) or by_visit):
         return found
     known = visits.num_prompts(config) if num_prompts is None else num_prompts
     drawn = config.steps * config.sampling.prompts
@@ -234,15 +235,20 @@ def hint_assumptions(
         )
     if any("statistics" in text for text in seen.how):
         found.append("The rest of a batch is taken to be drawn without hints.")
-    often = visits.visits(config, num_prompts)
-    if how.controller and often > 1:
-        found.append(f"Levels are those of {often} visits of a run, at one pass rate.")
-    elif how.controller:
+    recalls, often = hint_levels.recalls(how), visits.visits(config, num_prompts)
+    if recalls:
         found.append(
-            "No prompt comes back within the run, so that all are drawn without a "
+            "A prompt has no hint until it was solved at an earlier visit, which is "
+            "counted; in the end all were."
+        )
+    if how.controller or recalls:
+        found.append(
+            f"Levels are those of {often} visits of a run, at one pass rate."
+            if often > 1
+            else "No prompt comes back within the run, so that all are drawn without a "
             "hint; set more steps."
         )
-    else:
+    if not how.controller:
         with np.errstate(divide="ignore", invalid="ignore"):
             off = np.nan_to_num(np.abs(hints.weight[0] / seen.weight - 1)).max()
         if off > UNEQUAL:
