@@ -76,13 +76,14 @@ def of_rollouts(
     drawn, some = rollouts.exists, jnp.any(exists, -1)
     best = jnp.max(outcome, -1, where=exists, initial=-jnp.inf)
     worst = jnp.min(outcome, -1, where=exists, initial=jnp.inf)
+    dead = best == worst
     length = jnp.sum(rollouts.mask, -1, dtype=jnp.float32)
     return Tally(
         means={
             "outcome/mean": mean(outcome, exists),
-            "group/dead_fraction": mean(best == worst, some),
-            "group/solved_fraction": mean(worst > RIGHT, some),
-            "group/failed_fraction": mean(best <= RIGHT, some),
+            "group/dead_fraction": mean(dead, some),
+            "group/solved_fraction": mean(dead & (worst > RIGHT), some),
+            "group/failed_fraction": mean(dead & (best <= RIGHT), some),
             "rollout/length_tokens": mean(length, drawn),
             "rollout/unfinished_fraction": mean(~rollouts.finished, drawn),
             "policy/entropy_nats": mean(rollouts.entropy, rollouts.mask),
