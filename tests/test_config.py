@@ -283,7 +283,9 @@ CONFLICTS = {
     "seeds=2 cannot run side by side with staged=True; "
     "set seeds to 1 or staged to False.": {"seeds": 2, "staged": True},
     f"downsample.m is not set, but {HERE}.largest needs it; "
-    "bind it with functools.partial(..., m=...).": {"downsample": largest},
+    "set downsample.m, or bind it with functools.partial(..., m=...).": {
+        "downsample": largest
+    },
     "kl=0.1 must be a KL or none; give one.": {"kl": 0.1},
     "evaluation.format=3 must be a function or none; give one.": {
         "evaluation": Evaluation(format=3)  # pyright: ignore[reportArgumentType]
@@ -438,7 +440,7 @@ def test_what_can_train_without_bias_or_by_a_written_word_passes(why):
 def test_a_stage_gets_arrays_alone_so_its_options_must_be_bound(stage):
     assert error_of(lambda: make(**{stage: power})) == (
         f"{stage}.alpha is not set, but {HERE}.power needs it; "
-        "bind it with functools.partial(..., alpha=...)."
+        f"set {stage}.alpha, or bind it with functools.partial(..., alpha=...)."
     )
     make(**{stage: partial(power, alpha=1.0)}, task=power)
 

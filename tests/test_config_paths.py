@@ -361,7 +361,7 @@ WRONG = {
         "correct": partial(plain, **{"m": 3})
     },
     f"objective.f.alpha is not set, but {HERE}.power needs it; "
-    "bind it with functools.partial(..., alpha=...).": {
+    "set objective.f.alpha, or bind it with functools.partial(..., alpha=...).": {
         "objective": partial(weight, f=power)
     },
     f"optimizer binds options of {HERE}.adam by position; bind them by name.": {

@@ -250,6 +250,6 @@ def test_a_task_of_reasoning_gym_judges_by_itself(entry, form, worth):
 @pytest.mark.usefixtures("entry")
 def test_a_task_that_is_not_there_is_named_with_the_nearest():
     with pytest.raises(
-        ValueError, match=r"'chain_sun' is no .*; did you mean 'chain_su"
+        ValueError, match=r"'chain_sun' is none .*; did you mean chain_sum or"
     ):
         graders.reasoning_gym_score("", "5", {}, dataset="chain_sun")

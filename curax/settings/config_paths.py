@@ -21,6 +21,7 @@ from curax.settings import functions
 from curax.settings.config_types import (
     Function,
     alternatives,
+    entry_kind,
     field_types,
     infer_type,
     is_array,
@@ -57,7 +58,8 @@ class Place(NamedTuple):
             pairs = zip(node, item_kinds(self.kind, len(node)), strict=False)
             return {str(i): Place(*pair) for i, pair in enumerate(pairs)}
         if isinstance(node, dict):
-            return {str(key): Place(value) for key, value in node.items()}
+            kind = entry_kind(self.kind) or Any
+            return {str(key): Place(value, kind) for key, value in node.items()}
         return {}
 
     def walk(self, name: str = "") -> Iterator[tuple[str, "Place"]]:
@@ -73,8 +75,9 @@ class Place(NamedTuple):
             return dataclasses.replace(node, **parts)
         if callable(node):
             return functools.partial(node, **parts)
-        if isinstance(node, dict):
-            return {key: parts.get(str(key), value) for key, value in node.items()}
+        if node is None or isinstance(node, dict):  # none: of a dictionary to be
+            named = {str(key): key for key in node or {}}
+            return (node or {}) | {named.get(k, k): v for k, v in parts.items()}
         remade = getattr(type(node), "_make", type(node))  # a named tuple has _make
         return remade(parts.get(str(i), value) for i, value in enumerate(node))
 
@@ -250,7 +253,8 @@ def wrong_options(place: Place, complete: Sequence[str]) -> Iterator[str]:
                 yield _unknown_option(f"{name}.{key}={bound[key]}", owner, key, known)
         for key in known if name.split(".")[0] in complete else ():
             if known[key].value is UNSET:
-                fix = f"bind it with functools.partial(..., {key}=...)"
+                fix = f"set {name}.{key}, or bind it with "
+                fix += f"functools.partial(..., {key}=...)"
                 yield f"{name}.{key} is not set, but {owner} needs it; {fix}."
 
 
@@ -312,7 +316,11 @@ def _assign_below(
 ) -> tuple[str, Any]:
     """(child, new value of it) of an assignment to a path below a node."""
     key, *deeper = path
+    if entry := entry_kind(place.kind):  # any name can be set
+        place = Place(dict(place.value or {}), place.kind)
     inner = place.children()
+    if entry:
+        inner.setdefault(key, Place(UNSET, entry))
     if key not in inner:
         known = [n for n, _ in place.walk(name)]
         below = [n for n in known if n == edit.alias or n.endswith(f".{key}")]

@@ -22,6 +22,7 @@ _WORDS: dict[Any, tuple[str, Any]] = {
     str: ("text", "word"),
     tuple: ("a tuple", (1.0, 1.0)),
     Sequence: ("a tuple", (1.0, 1.0)),
+    dict: ("values by name", {"name": 1.0}),
     type(None): ("none", None),
     _FUNCTION: ("a function", None),
 }
@@ -138,6 +139,14 @@ def item_kinds(kind: Any, length: int) -> list[Any]:
         if origin in _SEQUENCES:
             return [parts[0]] * length
     return [Any] * length
+
+
+def entry_kind(kind: Any) -> Any:
+    """Annotation of the values of a dictionary with text as keys; None: it is none."""
+    for member in alternatives(kind):
+        if typing.get_origin(member) is dict:
+            return typing.get_args(member)[1]
+    return None
 
 
 def infer_type(value: Any) -> Any:

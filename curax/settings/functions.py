@@ -1,6 +1,7 @@
 """Functions by their names, as a command line or a config.json has them.
 
-    advantage.leave_one_out     of curax; curax.advantage.leave_one_out is the same
+    advantage.leave_one_out     of curax; curax.advantage.leave_one_out is the same,
+                                and so are graders.numbers and gym.task
     optax.adamw                 of any module that Python finds
     graders:within              of a module, one in the working directory too
     graders/mine.py:within      of a file
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from curax.settings.packages import missing
+
+FOLDERS = ("curax.", "curax.verify.", "curax.tasks.", "")  # of modules named shortly
 
 
 class NotFoundError(ValueError):
@@ -112,14 +115,18 @@ def _file(home: str) -> types.ModuleType:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Module and function of a dotted name; of curax without `curax.` in front too."""
+    """Module and function of a dotted name; of curax without the folder in front too.
+
+    Of several modules of that name it is the first that has the function.
+    """
     with_working_directory()
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         home, called = (".".join(part) for part in (parts[:count], parts[count:]))
-        for module in (f"curax.{home}", f"curax.verify.{home}", home):
-            if _exists(module):
-                return module, called
+        homes = [f"{folder}{home}" for folder in FOLDERS if _exists(f"{folder}{home}")]
+        has = [one for one in homes if hasattr(_module(one), called.partition(".")[0])]
+        if homes:
+            return (has or homes)[0], called
     return name.rpartition(".")[0], parts[-1]
 
 

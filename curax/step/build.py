@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from curax import update
-from curax.config import Config, checkpoint_of, kept_of, option, rows_of
-from curax.settings.config_paths import Place
+from curax.config import Config, ConfigError, checkpoint_of, kept_of, option, rows_of
+from curax.settings.config_paths import Place, wrong_options
 from curax.settings.declared import declared
 from curax.step.methods import hints, pilots, queries, references, refill
 from curax.step.records import Components, Method
@@ -39,11 +40,18 @@ def build(config: Config) -> Components:
 
 
 def task_of(config: Config) -> Task:
-    """The config's task; without a tokenizer of its own, with the model's."""
-    path, name = checkpoint_of(config), declared(config.task, "tokenizer", None)
-    if path is not None and name and option(config.task, name) is None:
-        return config.task(**{name: path})
-    return config.task()
+    """The config's task; without a tokenizer of its own, with the model's.
+
+    Raises:
+        ConfigError: an option that it needs is not set.
+    """
+    task, path = config.task, checkpoint_of(config)
+    name = declared(task, "tokenizer", None)
+    if path is not None and name and option(task, name) is None:
+        task = partial(task, **{name: path})
+    for wrong in wrong_options(Place({"task": task}), ["task"]):
+        raise ConfigError(wrong)
+    return task()
 
 
 def methods_of(config: Config) -> tuple[Method, ...]:

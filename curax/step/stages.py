@@ -131,7 +131,7 @@ def failure(field: str, function: Any, error: Exception) -> str:
     theirs = [frame for frame in frames if PACKAGE not in frame.filename]
     last = (theirs or frames)[-1]
     if _is_sentence(error, frames[-1]):
-        return f"{named(field, function)}: {text}."
+        return _sentence(f"{named(field, function)}: {text}")
     # Of a function among the options, the line that failed is the line to name.
     for name, place in Place(function).walk(field):
         inner = place.value.func if isinstance(place.value, partial) else place.value
@@ -163,7 +163,7 @@ def config_errors(config: Config) -> Iterator[None]:
             raise ConfigError(needed) from error
         text, last = _text(error), _frames(error)[-1]
         if _is_sentence(error, last):
-            raise ConfigError(f"{text}.") from error
+            raise ConfigError(_sentence(text)) from error
         where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}"
         fix = "change the option that this line reads, or mend the line"
         if quoted := culprit(config, text):
@@ -175,6 +175,10 @@ def config_errors(config: Config) -> Iterator[None]:
 def _text(error: Exception) -> str:
     """Message of an error in one line, without a full stop."""
     return " ".join(str(error).split())[:LONGEST].rstrip(".") or "no message"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith("?") else f"{text}."
 
 
 def _frames(error: Exception) -> list[traceback.FrameSummary]:

@@ -1,4 +1,8 @@
-"""Tasks of reasoning-gym: procedurally generated problems with their verifier."""
+"""Tasks of reasoning-gym: procedurally generated problems with their verifier.
+
+curax train gsm8k_qwen3_0p6b --workdir runs/chain_sum --set task=gym.task
+    task.dataset=chain_sum task.options.max_terms=4 model.path=DIR
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -7,7 +11,6 @@ from typing import Any
 
 from curax.settings.config_types import CheckpointPath, Count, Natural, Positive, Seed
 from curax.settings.declared import declares
-from curax.settings.packages import install
 from curax.tasks import file_task, sources
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
@@ -25,29 +28,26 @@ class GeneratedRecords(sources.Records):
         Raises:
             ValueError: there is no such data set, or it refuses the options.
         """
-        try:
-            import reasoning_gym
-            from reasoning_gym.factory import DATASETS
-        except ImportError as error:
+        known = graders.gym_options(dataset)
+        for name in sorted(options.keys() - known):
+            near = difflib.get_close_matches(name, known, 1)
+            has = f"it has {', '.join(sorted(known)) or 'none'}."
+            guess = f"did you mean {near[0]!r}?" if near else has
             raise ValueError(
-                "task.dataset needs reasoning-gym, which is not installed; run "
-                f"{install('gym')}."
-            ) from error
-        if dataset not in DATASETS:
-            near = difflib.get_close_matches(dataset, DATASETS, 1, cutoff=0)
-            raise ValueError(
-                f"task.dataset={dataset!r} is no task of reasoning-gym; name one of "
-                f"its gallery, {near[0]!r} for example."
+                f"task.options.{name}={options[name]}: {dataset} has no option "
+                f"{name!r}; {guess}"
             )
+        import reasoning_gym
+
         self.name = f"reasoning-gym {dataset}, seed {seed}"
         try:
             self._items: Any = reasoning_gym.create_dataset(
                 dataset, size=size, seed=seed, **options
             )
-        except (TypeError, AssertionError, ValueError) as error:
+        except Exception as error:  # each data set checks its options in its own way
+            text = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(
-                f"task.options of {dataset}: {' '.join(str(error).split())}; change "
-                "what it names."
+                f"task.options of {dataset}: {text}; change what it names."
             ) from error
 
     def __len__(self) -> int:
@@ -71,10 +71,10 @@ def layout(record: Mapping[str, Any]) -> Problem:
 def task(
     *,
     dataset: str,
-    options: tuple[tuple[str, Any], ...] = (),
+    options: dict[str, Any] | None = None,
     tokenizer: CheckpointPath | None = None,
     size: Count = 10_000,
-    num_held_out: Count = 256,
+    num_held_out: Count = 512,
     seed: Seed = 0,
     chat: bool | None = None,
     system: str | None = None,
@@ -89,13 +89,13 @@ def task(
 
     Args:
         dataset: its name in reasoning-gym.
-        options: of the data set, as pairs of name and value.
+        options: of the data set, by name; None: as it has them.
         tokenizer: folder of a checkpoint, or a name on the hub; None: the `path` of
             the model.
         size: problems to train on, repeated questions included.
-        num_held_out: held-out problems, generated from another seed; their questions
-            are removed from the training problems.
-        seed: of the problems.
+        num_held_out: held-out problems, generated from seeds behind those of the
+            others; their questions are removed from the training problems.
+        seed: of the problems; item i has the seed `seed + i`.
         chat: as `file_task.task`, and so are the options that follow.
         system: the system turn.
         template: the prompt.
@@ -122,8 +122,9 @@ def task(
         longest=max_prompt_tokens,
         on_error="raise",
     )
-    training = problem_set(GeneratedRecords(dataset, size, seed, dict(options)))
-    testing = GeneratedRecords(dataset, num_held_out, seed + 1, dict(options))
+    options = options or {}
+    training = problem_set(GeneratedRecords(dataset, size, seed, options))
+    testing = GeneratedRecords(dataset, num_held_out, seed + size, options)
     training, testing = file_task.without_overlap(training, problem_set(testing), 0)
     grader = partial(graders.reasoning_gym_score, dataset=dataset)
     pool = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb)

@@ -6,6 +6,7 @@ A function set as its attribute `start` is called once in each worker process, s
 imports do not count as time of a check.
 """
 
+import dataclasses
 import difflib
 import inspect
 import logging
@@ -31,6 +32,7 @@ SILENT = (  # the end of a sentence, where that is most of them
     "is`; where the last number is the answer take the grader graders.numbers, else "
     "ask for a box in the system message or the template"
 )
+GALLERY = "https://github.com/open-thought/reasoning-gym/blob/main/GALLERY.md"
 CACHED = 2**14  # verdicts of math-verify that are kept, and parsed answers
 
 _T = TypeVar("_T")
@@ -164,13 +166,30 @@ vars(reasoning_gym_score)["start"] = _load_reasoning_gym
 @lru_cache(CACHED)
 def _scorer(dataset: str) -> Callable[..., float]:
     import reasoning_gym
+
+    gym_options(dataset)
+    return reasoning_gym.get_score_answer_fn(dataset)
+
+
+def gym_options(dataset: str) -> set[str]:
+    """Names of the options of a data set of reasoning-gym, size and seed apart.
+
+    Raises:
+        ValueError: there is no such data set.
+        ModuleNotFoundError: reasoning-gym is not installed.
+    """
     from reasoning_gym.factory import DATASETS
 
-    if dataset not in DATASETS:
-        near = difflib.get_close_matches(dataset, DATASETS, 1)
-        guess = f"did you mean {near[0]!r}?" if near else "see its list of tasks."
-        raise ValueError(f"dataset={dataset!r} is no task of reasoning-gym; {guess}")
-    return reasoning_gym.get_score_answer_fn(dataset)
+    known = sorted(DATASETS.keys() - {"composite"})  # a mixture, in Python alone
+    if dataset not in known:
+        near = difflib.get_close_matches(dataset, known, 3, cutoff=0.4)
+        guess = f"did you mean {' or '.join(near)}?" if near else f"see {GALLERY}."
+        raise ValueError(
+            f"task.dataset={dataset!r} is none of the {len(known)} data sets of "
+            f"reasoning-gym; {guess}"
+        )
+    _, settings = DATASETS[dataset]
+    return {field.name for field in dataclasses.fields(settings)} - {"size", "seed"}
 
 
 def _text(answer: Any) -> str:
