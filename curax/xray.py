@@ -214,6 +214,7 @@ def gradients(args: Namespace) -> None:
         name = recipe_name(path)
         config = override(load(path), args.assignments)
         check(config)
+        run.check_weights(config)
         loop = run.make_loop(config, rehearse=False)
         state = policies.warm_state(loop)
     make_folder(args.out)

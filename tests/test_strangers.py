@@ -55,6 +55,7 @@ def use(folder):
     tokenizer = text.load(folder)
     if tokenizer.template is not None:
         tokenizer.chat(TURN)
+    pretrained.check_weights(str(folder))
     return pretrained.model(path=str(folder), vocab_size=tokenizer.size).load(None)
 
 
@@ -197,6 +198,24 @@ def outside(folder):
     place(f"../{FIRST}")(folder)
 
 
+def no_weights(folder):
+    """A config of many layers and nothing else."""
+    for file in (FIRST, SECOND, tensors.INDEX):
+        (folder / file).unlink()
+    config(num_hidden_layers=1024)(folder)
+
+
+def gap(folder):
+    """Tensors of the first and of the last of many layers."""
+    config(num_hidden_layers=1024)(folder)
+    for file in (FIRST, SECOND):
+        inside = load_file(folder / file)
+        inside = {n.replace("layers.1.", "layers.1023."): x for n, x in inside.items()}
+        save_file(inside, folder / file)
+    index = (folder / tensors.INDEX).read_text()
+    says(tensors.INDEX, index.replace("layers.1.", "layers.1023."))(folder)
+
+
 def chat(template):
     return sets(WORDS, chat_template=template)
 
@@ -247,6 +266,8 @@ FOLDERS = {
     # config.json: sizes
     "layers without end": (config(num_hidden_layers=10**9), "at most 1024"),
     "as many layers as allowed": (config(num_hidden_layers=1024), "lacks model.layers"),
+    "many layers and no weights": (no_weights, "holds neither model.safetensors nor"),
+    "many layers with a gap": (gap, "lacks model.layers.1."),
     "layers below 0": (config(num_hidden_layers=-1), POSITIVE),
     "layers as a number": (config(num_hidden_layers=2.0), POSITIVE),
     "layers as true": (config(num_hidden_layers=True), POSITIVE),
@@ -261,7 +282,7 @@ FOLDERS = {
     "heads without end": (config(num_attention_heads=10**9), "at most 16384"),
     "heads of another model": (
         config(num_attention_heads=4),
-        "q_proj.weight has shape",
+        "o_proj.weight has shape [16, 16], but [16, 32]",
     ),
     "heads that are not shared out": (
         config(num_key_value_heads=3),
@@ -271,7 +292,10 @@ FOLDERS = {
     "an odd head": (config(head_dim=7), "must be even"),
     "a head without end": (config(head_dim=10**9), "at most 16384"),
     "layers behind a gate without end": (config(intermediate_size=10**15), "at most 4"),
-    "of another model": (config(intermediate_size=2**22), "up_proj.weight has shape"),
+    "of another model": (
+        config(intermediate_size=2**22),
+        "[16, 24], but [16, 4194304]",
+    ),
     # config.json: numbers
     "eps NaN": (field("rms_norm_eps", "NaN"), "it holds NaN"),
     "eps infinite": (field("rms_norm_eps", "-Infinity"), "it holds -Infinity"),
@@ -688,7 +712,10 @@ def test_weights_beyond_the_memory_are_named(folder):
         resource.setrlimit(resource.RLIMIT_AS, most)
 
 
-@pytest.mark.parametrize("name", ["layers without end", "loops", "a file above"])
+@pytest.mark.parametrize(
+    "name",
+    ["layers without end", "many layers and no weights", "loops", "a file above"],
+)
 def test_a_command_says_so_and_writes_nothing(name, folder, tmp_path, capsys):
     change, words = FOLDERS[name]
     change(folder)

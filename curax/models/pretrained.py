@@ -22,7 +22,23 @@ from curax.types import Model
 FIX = "config.json belongs to other files, so fetch all again"
 
 
-@declares(checkpoint="path", computes_in="dtype", recomputes="remat")
+def check_weights(path: str) -> None:
+    """Refuse a checkpoint without weights, before a model of its sizes is built.
+
+    Raises:
+        ValueError: in a sentence, if the files are missing or damaged.
+    """
+    folder = hub.checkpoint(path).expanduser()
+    families.read(folder / "config.json")  # it tells more where the folder is another
+    tensors.held(folder)
+
+
+@declares(
+    checkpoint="path",
+    computes_in="dtype",
+    recomputes="remat",
+    check_weights=check_weights,
+)
 def model(
     *,
     path: CheckpointPath,
@@ -66,7 +82,10 @@ def model(
     # A resumed run does not need the files: they are read by `load` alone.
     found = tensors.held(folder) if tensors.is_in(folder) else None
     if found is not None:
-        tensors.check_some(folder, found, tensors.outline(options), FIX)
+        # Of stacked layers one is traced; to build all of wrong sizes takes a minute.
+        stacked = transformer.model(**options, scan_layers=True)
+        shapes = jax.eval_shape(stacked.init, jax.random.key(0))
+        tensors.check(folder, found, tensors.parts(shapes), FIX)
     if vocab_size is not None and vocab_size > options["vocab_size"]:
         raise ValueError(
             f"{folder / 'config.json'}: vocab_size is {options['vocab_size']}, less "
@@ -85,8 +104,6 @@ def model(
         lora_modules=lora_modules,
     )
     shapes = base(jax.eval_shape(policy.init, jax.random.key(0)))
-    if found is not None:
-        tensors.check(folder, found, tensors.parts(shapes), FIX)
     return dataclasses.replace(
         policy, load=lambda sharding: read(folder, shapes, sharding)
     )

@@ -191,18 +191,6 @@ def check(
     folder: Path, found: Mapping[str, Held], wanted: Mapping[str, Part], fix: str
 ) -> None:
     """Refuse a folder whose tensors are not those of the model, in a sentence."""
-    check_some(folder, found, wanted, fix)
-    for name in found.keys() - wanted.keys():
-        if not (name == HEAD or name.endswith(BUFFER)):
-            raise ValueError(
-                f"{found[name].file} holds {name}, which the model has not; {fix}."
-            )
-
-
-def check_some(
-    folder: Path, found: Mapping[str, Held], wanted: Mapping[str, Part], fix: str
-) -> None:
-    """As `check`, but the folder may hold other tensors."""
     source = SINGLE if (folder / SINGLE).exists() else INDEX
     for name, part in wanted.items():
         if name not in found:
@@ -220,22 +208,11 @@ def check_some(
                 f"{tensor.file}: {name} has dtype {tensor.dtype}, but must have one of "
                 f"{', '.join(DTYPES)}; take another checkpoint."
             )
-
-
-def outline(options: Mapping[str, Any]) -> dict[str, Part]:
-    """Tensors whose shapes determine the sizes of a model, by name.
-
-    They are checked before the model is built, which takes long for wrong sizes.
-    """
-    width, inner, d = (options[key] for key in ("width", "mlp_width", "head_dim"))
-    rows = {
-        EMBED: options["vocab_size"],
-        "model.layers.0.self_attn.q_proj.weight": options["heads"] * d,
-        "model.layers.0.self_attn.k_proj.weight": options["kv_heads"] * d,
-        "model.layers.0.mlp.up_proj.weight": inner,
-        f"model.layers.{options['layers'] - 1}.mlp.up_proj.weight": inner,
-    }
-    return {name: Part((), None, (count, width)) for name, count in rows.items()}
+    for name in found.keys() - wanted.keys():
+        if not (name == HEAD or name.endswith(BUFFER)):
+            raise ValueError(
+                f"{found[name].file} holds {name}, which the model has not; {fix}."
+            )
 
 
 def cut(tensor: Held, name: str, index: tuple[slice, ...]) -> np.ndarray:

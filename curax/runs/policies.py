@@ -154,6 +154,7 @@ def load_state(
     about = folder.kept(record.read_json(path / folder.CONFIG))
     saved = ReadOnlyCheckpoints(path / folder.CHECKPOINTS, about)
     number = saved.resolve(step)
+    run.check_weights(config, resumed=True)
     loop = run.make_loop(config, rehearse=False)
     with loop.context():
         try:
@@ -254,6 +255,7 @@ def load_checkpoint(
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     kind, mesh = getattr(jnp, dtype), meshes.make(sizes)
     with errors_as_sentences():
+        pretrained.check_weights(str(path))
         model = pretrained.model(
             path=str(path),
             vocab_size=vocab_size,

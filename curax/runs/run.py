@@ -34,6 +34,8 @@ from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
 from curax.runs.progress import Progress
 from curax.settings.cli import out_of_memory
+from curax.settings.config_paths import option
+from curax.settings.declared import declared
 from curax.settings.packages import is_installed
 from curax.step import build, loops, rehearsal, stages, validation
 from curax.step.loops import Warm
@@ -142,6 +144,7 @@ def prepared(
     Raises:
         ConfigError: wrong input.
     """
+    check_weights(config, resumed=since is not None)
     loop = make_loop(config)
     if make_ready := loop.parts.task.start:
         try:
@@ -277,6 +280,22 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
         if rehearse:
             loop.rehearse()
     return loop
+
+
+def check_weights(config: Config, *, resumed: bool = False) -> None:
+    """Check that the checkpoint that a model begins from has weights.
+
+    Args:
+        config: config of the run.
+        resumed: from a checkpoint of the run, which lacks them beside adapters alone.
+
+    Raises:
+        ConfigError: they are missing or damaged.
+    """
+    check = declared(config.model, "check_weights", None)
+    if check and (not resumed or option(config.model, "lora_rank")):
+        with stages.config_errors(config):
+            check(checkpoint_of(config))
 
 
 def load_memory(built: Components) -> memory_io.LoadedMemory | None:

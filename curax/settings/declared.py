@@ -21,6 +21,7 @@
     ranks           the option of a rule that keeps prompts, for which it needs ranks of
                     the tokens of references
     checkpoint      the option of a model that is the checkpoint it begins from
+    check_weights   of a model, what raises where its checkpoint holds no weights
     computes_in     the option of a model that is the dtype of its matrix products
     recomputes      the option of a model that is what a backward pass computes again
     tokenizer       the option of a task that is the checkpoint of its tokenizer; None
