@@ -120,10 +120,48 @@ def test_a_curve_is_where_the_baseline_ended_from_its_last_rise_on():
     np.testing.assert_allclose(found, [2.75, math.inf])
     base = show.Curve(np.tile(x[:, None], 20), np.tile(x[:, None] / 4, 20))
     ours = show.Curve(base.spent, np.minimum(base.rate * 2, 1.0))
-    np.testing.assert_allclose(show.ratio(ours, base), (0.5, 0.5, 0.5, 1.0), rtol=1e-6)
-    assert show.ratio_text(show.ratio(base, ours)) == "1.00 [1.00, 1.00]"
+    found = show.ratio(ours, base, 4.0)
+    np.testing.assert_allclose(found, (0.5, 0.5, 0.5, 1.0), rtol=1e-6)
+    assert show.ratio_text(show.ratio(base, ours, 4.0)) == "1.00 [1.00, 1.00]"
     slow = show.Curve(base.spent, base.rate / 2)
-    assert show.ratio_text(show.ratio(slow, base)) == "> 1.00"
+    assert show.ratio_text(show.ratio(slow, base, 4.0)) == "above 1"
+    with pytest.raises(AssertionError, match="stopped before"):
+        show.rates_at(slow, 5.0)
+
+
+def test_runs_go_on_until_all_have_spent_the_whole_cost():
+    class Lanes:
+        count = 2
+
+        def begin(self, warm):
+            return warm
+
+        def evaluate(self, state):
+            return np.array([0.25, 0.5])
+
+        def advance(self, state, times):
+            each = {"rollout/tokens": [3, 3], "train/tokens": [1, 2]}
+            each["update/count"] = [1, 1]
+            return state, {k: np.array(v)[:, None] for k, v in each.items()}
+
+    limits = {"whole": 40.0, "steps": 99}
+    found = run.history(Lanes(), 0, 1, "x", cost=(1.0, 10.0), **limits)
+    assert found["steps"] == [0, 1, 2, 3, 4]  # 13 a step, of the lane that spends less
+    assert found["trained"][-1] == [4, 8]
+    assert run.history(Lanes(), 0, 1, "x", whole=40.0, steps=2)["steps"] == [0, 1, 2]
+
+
+def test_the_page_has_the_tables_that_the_results_give():
+    page = (run.Path(regimes.__file__).parent / "README.md").read_text()
+    every = [own for regime in regimes.REGIMES if (own := show.judged(regime))]
+    for table in (show.table(every), *show.controls()):
+        assert table in page
+    for regime in regimes.REGIMES:
+        whole = regimes.REGIMES[regime].whole("claim") / max(
+            regimes.REGIMES[regime].cost
+        )
+        for name, curve in show.curves(regime).items():
+            assert curve.spent[-1].min() >= whole, (regime, name)
 
 
 @pytest.mark.parametrize("name", ablations.ABLATIONS)

@@ -334,7 +334,7 @@ def rank(
 # By Spearman's correlation with runs, in the table "Predicted and measured" of the map.
 UNSHOWN = (
     "Not shown to predict: in seven regimes where runs were tuned and measured "
-    "(experiments/map) this order had rank correlations of -.9 to +.5 with theirs; of "
+    "(experiments/map) this order had rank correlations of -.9 to +.6 with theirs; of "
     "+.9 in one, with --varied 0."
 )
 

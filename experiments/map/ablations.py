@@ -29,7 +29,7 @@ from curax.comparison import programs, statistics
 from curax.comparison.experiment import Arm, Experiment, arms
 from curax.runs.run import set_up_libraries
 from experiments.map import regimes, run
-from experiments.map.regimes import REGIMES, TUNING
+from experiments.map.regimes import REGIMES, STEPS, TUNING
 
 SEEDS = tuple(range(4, 20))
 RESULTS = regimes.RESULTS / "ablations"
@@ -77,8 +77,10 @@ PLAIN = {
     "advantage": advantage.leave_one_out,
     "claim": None,
 }
-FIXED = {"stop": None}
 OFF = {"correct": correct.none}
+FIXED = {"stop": None}
+# As many rows a step, 2 completions of each of 64 prompts.
+TWO = FIXED | {"sampling.prompts": 64, "sampling.group_size": 2}
 TEACHER = (0.16, 0.18, 0.19)  # errors in hints of another, a fifth of the policy's
 SHORT = {"hint.width": regimes.DEPTH + 1}
 
@@ -94,6 +96,9 @@ ABLATIONS = {
             "forced_1": (POSITIVE, PLAIN),
             "fixed_log": (POSITIVE, FIXED | LOG),
             "forced_log": (POSITIVE, LOG),
+            "two_1": (POSITIVE, TWO | PLAIN | {"correct.rows": 2}),
+            "two_right": (POSITIVE, TWO | OFF | {"claim": None}),
+            "two_log": (POSITIVE, TWO | {"correct.rows": 2}),
         },
         pairs={
             "forcing the gate, weight 1": "+forced_1 -fixed_1",
@@ -101,6 +106,9 @@ ABLATIONS = {
             "weight 1/p, fixed draws": "+fixed_log -fixed_1",
             "weight 1/p, forced gate": "+forced_log -forced_1",
             "both over each alone": "+forced_log -fixed_log -forced_1 +fixed_1",
+            "right ones alone, 2 draws": "+two_right -two_1",
+            "weight 2 - p, 2 draws": "+two_log -two_right",
+            "until one is right over 2 draws": "+forced_log -two_log",
         },
     ),
     "seq_est": Ablation(
@@ -293,10 +301,13 @@ def measure(name: str, which: str) -> None:
         lanes = [arm(name, which, *rates)]
     plan = programs.Plan(tuple(lanes), (regimes.RATE,))
     warm = run.warmed(own.regime, seeds)
-    tokens = round(REGIMES[own.regime].whole(stage))
-    said = f"{name} {which}"
-    found = run.history(programs.Lanes(plan), warm, tokens, own.every, said)
-    found = {"rates": rates, "seeds": seeds, "tokens": tokens} | found
+    whole = REGIMES[own.regime].whole(stage)
+    found = run.history(
+        *(programs.Lanes(plan), warm, own.every, f"{name} {which}"),
+        whole=whole,
+        steps=STEPS[stage],
+    )
+    found = {"rates": rates, "seeds": seeds, "tokens": round(whole)} | found
     found |= {
         "seconds": round(time.monotonic() - begun[0], 1),
         "processor_seconds": round(time.process_time() - begun[1], 1),

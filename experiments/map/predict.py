@@ -95,8 +95,8 @@ def tried(name: str) -> Iterator[tuple[str, Config, Size]]:
     """
     recipe = regimes.RECIPES[name]
     config = load(recipes()[recipe.config])
-    if "gate" in recipe.changes:
-        config = override(config, {"gate": recipe.changes["gate"]})
+    named = {"gate", "advantage"} & recipe.changes.keys()
+    config = override(config, {name: recipe.changes[name] for name in named})
     if recipe.knob == "allocate.size":
         for n in map(int, recipe.values):
             yield f"n = {n}", config, Size(n, n, n, 0, 1)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curax import gate, hint, reflect, stop
+from curax import advantage, gate, hint, reflect, stop
 from curax.comparison.experiment import Arm, Experiment, arms
 from curax.config import ConfigError, override
 from curax.tasks import rationale
@@ -23,8 +23,9 @@ FINE = (5e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # beside three variants
 SIZES = (2.0, 4.0, 8.0, 16.0, 32.0)  # n, completions of a prompt
 ROWS = 64  # completions of a step, where their number is fixed
 TUNING, CLAIMING = tuple(range(4)), tuple(range(4, 24))  # seeds
-TOKENS = {"tune": 16_000, "claim": 40_000}  # drawn by every run at least, at 1 : 0
-STEPS = 600  # at most
+# Drawn by every run at least, at 1 : 0; `long` at the setting of the claim.
+TOKENS = {"tune": 16_000, "claim": 40_000, "long": 160_000}
+STEPS = {"tune": 600, "claim": 1500, "long": 2400}  # at most
 RATE = "optimizer.learning_rate"
 DEPTH = 3
 WORDS = 4  # of a reference answer
@@ -113,6 +114,14 @@ RECIPES = {
         **SIZED,
     ),
     "guarded": Recipe(config="guarded", changes=EQUAL | LENGTH, **SIZED),
+    # Right completions alone, of a fixed n: the controls of drawing until one is right.
+    "raft": Recipe(config="raft_plus_plus", changes=EQUAL, share=0.5, **SIZED),
+    "right_only": Recipe(
+        config="rloo",
+        changes=EQUAL | LENGTH | {"gate": gate.accepted, "advantage": advantage.raw},
+        share=0.5,
+        **SIZED,
+    ),
     "ada_seq_positive_accepted": Recipe(
         config="ada_seq_positive_accepted",
         changes={
@@ -204,6 +213,7 @@ RECIPES = {
     ),
 }
 BASELINES = ("rloo", "grpo")
+RIGHT = ("raft", "right_only")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +229,7 @@ class Regime:
         warm_steps: of the supervised warm start.
         make: the task.
         changes: of all its recipes, beside those of all regimes.
+        long: recipes that also run four times as far.
         baselines: what gaps and costs are beside: the best of them, as tuned.
         times: as many tokens as in other regimes, for completions as much longer.
     """
@@ -231,6 +242,7 @@ class Regime:
     warm_steps: int = 400
     make: Callable[..., Any] = parts.task
     changes: Mapping[str, Any] = field(default_factory=dict)
+    long: tuple[str, ...] = ()
     baselines: tuple[str, ...] = BASELINES
     times: float = 1.0
 
@@ -250,15 +262,18 @@ class Regime:
 
 DENSE, SPARSE = (0.05, 0.40, 0.85), (0.90, 0.97, 0.995)
 MEMORY = ("greso", "neyman", "dynamo_allocation_exact", "ada_est_exact")
+LONG = ("rloo", *RIGHT, "ada_seq_positive_accepted", "maxrl")
 REGIMES = {
     "sparse": Regime(
         says="next to nothing is solved, no prompt returns",
         task={"errors": SPARSE},
         recipes=(
             *BASELINES,
+            *RIGHT,
             *("ada_seq_positive_accepted", "maxrl", "ada_seq_balanced_exact"),
         ),
         rates=HIGH,
+        long=LONG,
     ),
     "bimodal": Regime(
         says="four of five prompts are solved, one is hard; they return",
@@ -266,6 +281,7 @@ REGIMES = {
         warm_steps=800,
         recipes=(
             *BASELINES,
+            *RIGHT,
             "greso",
             "ada_seq_positive_accepted",
             "maxrl",
@@ -275,18 +291,18 @@ REGIMES = {
     "dense_returning": Regime(
         says="prompts of all pass rates, which return",
         task={"errors": DENSE, "num_prompts": 256},
-        recipes=(*BASELINES, *MEMORY, "maxrl", "ada_seq_positive_accepted"),
+        recipes=(*BASELINES, *RIGHT, *MEMORY, "maxrl", "ada_seq_positive_accepted"),
     ),
     "noisy": Regime(
         says="as sparse, and the verifier passes 3 % of what is wrong",
         task={"errors": SPARSE, "accepted": 0.03},
-        recipes=(*BASELINES, "guarded", "maxrl", "ada_seq_positive_accepted"),
+        recipes=(*BASELINES, *RIGHT, "guarded", "maxrl", "ada_seq_positive_accepted"),
         rates=HIGH,
     ),
     "updates_dear": Regime(
         says="prompts of all pass rates, fresh; a trained token costs ten drawn ones",
         task={"errors": DENSE},
-        recipes=(*BASELINES, "rloo_live", "pods_exact", "pods_published"),
+        recipes=(*BASELINES, *RIGHT, "rloo_live", "pods_exact", "pods_published"),
         cost=(1.0, 10.0),
     ),
     "dense_fresh": Regime(
@@ -294,14 +310,17 @@ REGIMES = {
         task={"errors": DENSE},
         recipes=(
             *BASELINES,
+            *RIGHT,
             *("maxrl", "ada_seq_positive_accepted", "ada_seq_balanced_exact"),
         ),
+        long=LONG,
     ),
     "rollouts_dear": Regime(
         says="prompts of all pass rates, fresh; a drawn token costs ten trained ones",
         task={"errors": DENSE},
         recipes=(
             *BASELINES,
+            *RIGHT,
             *("rloo_live", "maxrl", "ada_seq_positive_accepted", "pods_exact"),
         ),
         cost=(10.0, 1.0),
@@ -309,7 +328,7 @@ REGIMES = {
     "hints": Regime(
         says="as good as nothing is solved without a hint",
         task={"errors": (0.8, 0.9, 0.95), "hints": True, "whole": True},
-        recipes=(*BASELINES, "sage", "sage_light", "ada_seq_sage"),
+        recipes=(*BASELINES, *RIGHT, "sage", "sage_light", "ada_seq_sage"),
         rates=HIGH,
     ),
     # RLOO and GRPO ask the verifier, as a ceiling; the others have references alone.
@@ -336,7 +355,7 @@ def experiment(
     Args:
         regime: name of a regime.
         chosen: recipe -> its setting.
-        stage: `tune` or `claim`, which decides seeds and tokens.
+        stage: `tune`, `claim` or `long`, which decides seeds and tokens.
     """
     about = REGIMES[regime]
     seeds = TUNING if stage == "tune" else CLAIMING
@@ -359,7 +378,7 @@ def experiment(
         warm_start={"task.num_prompts": 1 << 14},
         seeds=len(seeds),
         tokens=max(about.tokens(RECIPES[name], stage) for name in chosen),
-        steps=STEPS,
+        steps=STEPS[stage],
         every=max(RECIPES[name].every for name in chosen),
         cost=about.cost,
     )

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from curax import reward
 from curax.comparison import programs, statistics
-from curax.comparison.experiment import warm_config
+from curax.comparison.experiment import arms, warm_config, warm_key
 from curax.config import override
 from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
@@ -38,14 +39,14 @@ SEEDS_AT_A_TIME = 8  # of a warm start
 BINS = (0.0, 1e-9, 0.05, 0.2, 0.4, 0.6, 0.8, 1 - 1e-9, 1.0 + 1e-9)  # of pass rates
 SAMPLES = 32  # of a prompt, for its pass rate before RL
 # Seconds of a piece before one of its kind was measured, on one core.
-GUESS = {"warm": 150.0, "start": 30.0, "tune": 40.0, "claim": 60.0}
+GUESS = {"warm": 150.0, "start": 30.0, "tune": 40.0, "claim": 60.0, "long": 240.0}
 
 
 class Piece(NamedTuple):
     """A part of the map that is measured in one go."""
 
     regime: str
-    kind: str  # warm, start, tune or claim
+    kind: str  # warm, start, tune, claim or long
     recipe: str = ""
     number: int = 0  # of a warm start or of a chunk of settings
 
@@ -60,7 +61,7 @@ class Piece(NamedTuple):
     def path(self) -> Path:
         """The file that holds it, once it is measured."""
         if self.kind == "warm":
-            return RUNS / self.regime / f"warm-{self.number}.pickle"
+            return RUNS / _warm_key(self.regime) / f"warm-{self.number}.pickle"
         name = "-".join(self.name.split()[1:])
         return regimes.RESULTS / self.regime / f"{name}.json"
 
@@ -74,16 +75,18 @@ def pieces(regime: str) -> Iterator[Piece]:
         for number, _ in enumerate(REGIMES[regime].chunks(name)):
             yield Piece(regime, "tune", name, number)
         yield Piece(regime, "claim", name)
+        if name in REGIMES[regime].long:
+            yield Piece(regime, "long", name)
 
 
 def left(only: str | None = None) -> list[Piece]:
     """Pieces that are not there; warm starts only where something else needs them."""
-    found: list[Piece] = []
+    found: dict[Path, Piece] = {}  # regimes of one warm start share its files
     for regime in [only] if only else REGIMES:
         missing = [piece for piece in pieces(regime) if not piece.path.exists()]
         if any(piece.kind != "warm" for piece in missing):
-            found += missing
-    return found
+            found |= {piece.path: piece for piece in missing if piece.path not in found}
+    return list(found.values())
 
 
 def seconds() -> dict[str, float]:
@@ -104,9 +107,8 @@ def seconds() -> dict[str, float]:
 def measure(piece: Piece) -> None:
     """Measure a piece and write its file."""
     begun = time.monotonic(), time.process_time()
-    found = {"warm": _warm, "start": _start, "tune": _tune, "claim": _claim}[
-        piece.kind
-    ](piece)
+    kinds = {"warm": _warm, "start": _start, "tune": _tune}
+    found = kinds.get(piece.kind, _claim)(piece)
     if piece.kind == "warm":
         found = {"state": found, "seconds": time.monotonic() - begun[0]}
         write(piece.path, pickle.dumps(found))
@@ -137,6 +139,14 @@ def _warm_config(regime: str):
         regimes.experiment(regime, chosen),
         regimes.arm(regime, regimes.BASELINES[0], _first(regime), "claim"),
     )
+
+
+@cache
+def _warm_key(regime: str) -> str:
+    """Digest of the warm start of a regime: equal for equal ones alone."""
+    chosen = {regimes.BASELINES[0]: _first(regime)}
+    (arm,) = arms(regimes.experiment(regime, chosen))
+    return warm_key(regimes.experiment(regime, chosen), arm)
 
 
 def _warm(piece: Piece) -> Any:
@@ -218,22 +228,42 @@ def _start(piece: Piece) -> dict[str, Any]:
     }
 
 
-def history(lanes: programs.Lanes, warm: Any, tokens: int, every: int, said: str):
-    """Evaluations of all lanes until each has drawn its tokens, `[K][L]` each."""
+def history(
+    lanes: programs.Lanes,
+    warm: Any,
+    every: int,
+    said: str,
+    *,
+    whole: float,
+    steps: int,
+    cost: tuple[float, float] = (1.0, 0.0),
+):
+    """Evaluations of all lanes until each has spent the whole cost, `[K][L]` each.
+
+    Args:
+        lanes: of one program.
+        warm: their warm starts.
+        every: steps between two evaluations.
+        said: what progress is printed of.
+        whole: what every lane spends at least.
+        steps: at most.
+        cost: of a token drawn and of one trained.
+    """
     state = lanes.begin(warm)
     found: dict[str, list[Any]] = {"steps": [0], "rate": [_rates(lanes, state)]}
     totals = {name: np.zeros(lanes.count) for name in programs.COUNTED}
     found |= {name: [own.astype(int).tolist()] for name, own in totals.items()}
-    while totals["drawn"].min() < tokens and found["steps"][-1] < regimes.STEPS:
+    spent = 0.0
+    while spent < whole and found["steps"][-1] < steps:
         state, values = lanes.advance(state, every)
         for name, metric in programs.COUNTED.items():
             totals[name] += np.asarray(values[metric], np.float64).sum(-1)
             found[name].append(totals[name].astype(int).tolist())
         found["steps"].append(found["steps"][-1] + every)
         found["rate"].append(_rates(lanes, state))
-        share = totals["drawn"].min() / tokens
+        spent = (cost[0] * totals["drawn"] + cost[1] * totals["trained"]).min()
         rate = np.mean(found["rate"][-1])
-        print(f"  {said}: {share:.0%}, held-out {rate:.3f}", flush=True)
+        print(f"  {said}: {spent / whole:.0%}, held-out {rate:.3f}", flush=True)
     return found
 
 
@@ -246,9 +276,10 @@ def _run(piece: Piece, settings: list[Setting], stage: str) -> dict[str, Any]:
     lanes = _lanes(piece.regime, piece.recipe, settings, stage)
     seeds = TUNING if stage == "tune" else CLAIMING
     warm = warmed(piece.regime, seeds)
-    tokens = REGIMES[piece.regime].tokens(recipe, stage)
-    found = history(lanes, warm, tokens, recipe.every, piece.name)
-    return {"settings": settings, "seeds": seeds, "tokens": tokens} | found
+    about = REGIMES[piece.regime]
+    limits = {"whole": about.whole(stage), "steps": regimes.STEPS[stage]}
+    found = history(lanes, warm, recipe.every, piece.name, cost=about.cost, **limits)
+    return {"settings": settings, "seeds": seeds, "whole": about.whole(stage)} | found
 
 
 def _tune(piece: Piece) -> dict[str, Any]:
@@ -259,7 +290,7 @@ def _tune(piece: Piece) -> dict[str, Any]:
 def _claim(piece: Piece) -> dict[str, Any]:
     found = choose(piece.regime)
     setting = Setting(*found[piece.recipe]["setting"])
-    return _run(piece, [setting], "claim")
+    return _run(piece, [setting], piece.kind)
 
 
 # ----- the rule

@@ -5,6 +5,8 @@ Command:  python -m experiments.map.show
 Of every regime, at the settings that tuning chose, 20 seeds that tuning has not seen:
 the held-out pass rate where every recipe has spent the cost of the regime, its gap to
 the tuned baseline of the same seed, and what it cost to get where the baseline ended.
+Rates and gaps are interquartile means, and means beside them. What draws until one is
+right is set beside its controls, which train right completions alone at a fixed n.
 
     cost ratio = cost at which the mean curve is, for good, at the baseline's last mean
                  / cost of the baseline there
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr, t
 
 from curax.comparison import statistics
 from curax.runs.pictures import LIGHT, canvas
@@ -31,6 +33,8 @@ HERE = Path(__file__).parent
 COLORS = ("#1b1f24", "#5b6470", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 COLORS = (*COLORS, "#56b4e9", "#882255")
 RESAMPLES = 2000
+DRAWN = "ada_seq_positive_accepted"  # until one is right
+AIM = 0.6, 0.8  # of a cost ratio, and below it the end of its interval
 
 
 class Curve(NamedTuple):
@@ -40,17 +44,30 @@ class Curve(NamedTuple):
     rate: np.ndarray
 
 
-def curves(regime: str, cost: tuple[float, float]) -> dict[str, Curve]:
-    """The claimed runs of all recipes of a regime, over what they spent."""
-    found = {}
-    for name in regimes.REGIMES[regime].recipes:
-        path = run.Piece(regime, "claim", name).path
+def curves(regime: str, stage: str = "claim") -> dict[str, Curve]:
+    """The runs of all recipes of a regime, over what they spent, in its larger cost."""
+    about, found = regimes.REGIMES[regime], {}
+    cost = about.cost
+    for name in about.recipes:
+        path = run.Piece(regime, stage, name).path
         if path.exists():
             own = json.loads(path.read_text())
             drawn, trained = (np.array(own[x], float) for x in ("drawn", "trained"))
             spent = cost[0] * drawn + cost[1] * trained
             found[name] = Curve(spent / max(cost), np.array(own["rate"], float))
     return found
+
+
+def budget(regime: str, stage: str = "claim") -> float:
+    """Where all runs of a regime are read, in its larger cost."""
+    about = regimes.REGIMES[regime]
+    return about.whole(stage) / max(about.cost)
+
+
+def rates_at(curve: Curve, place: float, said: str = "a run") -> np.ndarray:  # [R]
+    """Rates of the runs where each has spent `place`, which all have to have done."""
+    assert curve.spent[-1].min() >= place, f"{said} stopped before {place}"
+    return statistics.at(curve.spent, curve.rate, place)
 
 
 def reached(curve: Curve, place: float, level: Any) -> np.ndarray:
@@ -76,25 +93,29 @@ def reached(curve: Curve, place: float, level: Any) -> np.ndarray:
     return np.where(there, cost, math.inf)
 
 
-def ratio(ours: Curve, base: Curve) -> tuple[float, float, float, float]:
+def ratio(ours: Curve, base: Curve, place: float) -> tuple[float, float, float, float]:
     """Cost ratio with a 95% interval, and how far it could have been seen.
+
+    Args:
+        ours: of a recipe.
+        base: of the baseline.
+        place: cost at which the baseline ends.
 
     Returns:
         Ratio of all seeds, lower and upper end, inf where it is not reached; and the
         largest ratio that the runs were long enough for.
     """
-    end = base.spent[-1].min()
-    most = min(ours.spent[-1].min(), end)
+    most = min(ours.spent[-1].min(), place)
     places = np.linspace(0, most, 401)
     mine = statistics.at(ours.spent, ours.rate, places)  # [P, R]
-    last = statistics.at(base.spent, base.rate, end)  # [R]
+    last = statistics.at(base.spent, base.rate, place)  # [R]
     rng = np.random.default_rng(0)
     rows = rng.integers(0, len(last), (RESAMPLES, len(last)))
     rows[0] = np.arange(len(last))
     means = mine[:, rows].mean(-1).T  # [resamples, P]
-    found = reached(Curve(places, means), most, last[rows].mean(-1)) / end
+    found = reached(Curve(places, means), most, last[rows].mean(-1)) / place
     low, high = np.quantile(found, (0.025, 0.975), method="closest_observation")
-    return float(found[0]), float(low), float(high), float(most / end)
+    return float(found[0]), float(low), float(high), float(most / place)
 
 
 class Judged(NamedTuple):
@@ -104,21 +125,23 @@ class Judged(NamedTuple):
     recipe: str
     setting: str
     rate: tuple[float, float, float]  # held-out pass rate at equal cost, its interval
+    mean: float  # of the same; `rate` is an interquartile mean
     gap: tuple[float, float, float] | None  # to the baseline, which has none
+    mean_gap: tuple[float, float] | None  # with the half of a 95% t-interval
     ratio: tuple[float, float, float, float] | None  # of `ratio`
 
 
 def judged(regime: str) -> list[Judged]:
     """The recipes of a regime that are measured; the baseline comes first."""
     about = regimes.REGIMES[regime]
-    found = curves(regime, about.cost)
+    found = curves(regime)
     tuned = run.choose(regime) if found else {}
     if not set(about.baselines) <= set(found):
         return []
     base = max(about.baselines, key=lambda name: tuned[name]["rate"])
-    place = min(curve.spent[-1].min() for curve in found.values())
+    place = budget(regime)
     rates = {
-        name: statistics.at(curve.spent, curve.rate, place)
+        name: rates_at(curve, place, f"{regime} {name}")
         for name, curve in found.items()
     }
     names = [base, *(name for name in found if name != base)]
@@ -131,14 +154,67 @@ def judged(regime: str) -> list[Judged]:
     for name in names:
         spread = statistics.center([rates[name]])
         rate = numbers(spread.value, spread.interval())
-        gap = times = None
+        gap = mean = times = None
         if name != base:
             level = levels[list(gaps).index(name)]
             gap = numbers(gaps[name].value, gaps[name].interval(level))
-            times = ratio(found[name], found[base])
+            mean = mean_gap(rates[name], rates[base])
+            times = ratio(found[name], found[base], place)
         said = setting(name, tuned[name]["setting"])
-        shown.append(Judged(regime, name, said, rate, gap, times))
+        own = float(rates[name].mean())
+        shown.append(Judged(regime, name, said, rate, own, gap, mean, times))
     return shown
+
+
+def mean_gap(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+    """Mean difference of the same seeds, and half of its 95% t-interval."""
+    gap = ours - theirs
+    half = t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / math.sqrt(len(gap))
+    return float(gap.mean()), float(half)
+
+
+def against(regime: str, stage: str = "claim") -> list[list[str]]:
+    """Right completions alone at a fixed n less drawing until one is right.
+
+    Returns:
+        A row for each control: mean difference of the same seeds at equal cost, with a
+        95% t-interval that is widened for nothing.
+    """
+    found, place = curves(regime, stage), budget(regime, stage)
+    if DRAWN not in found:
+        return []
+    drawn = rates_at(found[DRAWN], place)
+    return [
+        [regime, name, plus_minus(mean_gap(rates_at(found[name], place), drawn))]
+        for name in regimes.RIGHT
+        if name in found
+    ]
+
+
+def longer(regime: str) -> list[list[str]]:
+    """Mean pass rates at four times the tokens, settings as claimed, and gaps there."""
+    found, place = curves(regime, "long"), budget(regime, "long")
+    base = regimes.BASELINES[0]
+    if base not in found:
+        return []
+    rates = {name: rates_at(curve, place) for name, curve in found.items()}
+    shown = []
+    for name, own in rates.items():
+        middle = float(statistics.center([own]).value)
+        gap = "" if name == base else plus_minus(mean_gap(own, rates[base]))
+        shown.append([regime, name, number(own.mean()), number(middle), gap])
+    return shown
+
+
+def controls() -> list[str]:
+    """Markdown of what draws beside its controls, and of runs four times as long."""
+    beside = [line for regime in regimes.REGIMES for line in against(regime)]
+    longest = [line for regime in regimes.REGIMES for line in longer(regime)]
+    head = ["regime", "recipe", "mean", "interquartile mean"]
+    return [
+        markdown(["regime", "control", f"less {DRAWN}"], beside),
+        markdown([*head, f"mean gap to {regimes.BASELINES[0]}"], longest),
+    ]
 
 
 def numbers(value: Any, ends: Any) -> tuple[float, float, float]:
@@ -147,17 +223,49 @@ def numbers(value: Any, ends: Any) -> tuple[float, float, float]:
     return float(value), float(low), float(high)
 
 
+def number(value: float, sign: str = "") -> str:
+    """Three digits without a leading zero, such as `.345` or `+.010`."""
+    text = f"{value:{sign}.3f}"
+    return ".000" if float(text) == 0 else text.replace("0.", ".", 1)
+
+
+def between(found: tuple[float, float, float], sign: str = "") -> str:
+    """A value with its interval, as `.345 [.257, .434]`."""
+    value, low, high = (number(x, sign) for x in found)
+    return f"{value} [{low}, {high}]"
+
+
+def plus_minus(found: tuple[float, float]) -> str:
+    """A difference and half of its interval, as `+.081 ± .039`."""
+    return f"{number(found[0], '+')} ± {number(found[1])}"
+
+
 def row(one: Judged) -> list[str]:
     """A row of the table."""
-    shown = [one.regime, one.recipe, one.setting, "{:.3f} [{:.3f}, {:.3f}]"]
-    shown[-1] = shown[-1].format(*one.rate)
-    if one.gap is None or one.ratio is None:
-        return [*shown, "baseline", "1"]
-    return [
-        *shown,
-        "{:+.3f} [{:+.3f}, {:+.3f}]".format(*one.gap),
-        ratio_text(one.ratio),
-    ]
+    shown = [one.recipe, one.setting, between(one.rate), number(one.mean)]
+    if one.gap is None or one.mean_gap is None or one.ratio is None:
+        return [*shown, "", "", "1"]
+    times = ratio_text(one.ratio)
+    if one.ratio[0] <= AIM[0] and one.ratio[2] < AIM[1]:
+        times = f"**{times}**"
+    return [*shown, between(one.gap, "+"), plus_minus(one.mean_gap), times]
+
+
+def table(every: list[list[Judged]]) -> str:
+    """Markdown of all recipes in all regimes; a regime is named once."""
+    head = ["regime", "recipe", "tuned to", "held-out pass rate", "mean"]
+    head += ["gap to the baseline", "of means", "cost ratio"]
+    body = []
+    for own in every:
+        about = regimes.REGIMES[own[0].regime]
+        asked = (*regimes.BASELINES, *regimes.RIGHT)  # of a verifier
+        ceiling = [x for x in own if x.recipe in asked] * (
+            about.baselines != regimes.BASELINES
+        )
+        lines = [x for x in own if x not in ceiling]
+        for said, part in ((own[0].regime, lines), ("ceiling", ceiling)):
+            body += [[said if i == 0 else "", *row(one)] for i, one in enumerate(part)]
+    return markdown(head, body)
 
 
 def order(
@@ -176,15 +284,13 @@ def order(
         None where fewer than three recipes can be ordered.
     """
     path = regimes.RESULTS / regime / f"{form}.json"
-    found = curves(regime, regimes.REGIMES[regime].cost)
+    found = curves(regime)
     told = json.loads(path.read_text()) if path.exists() else {}
     names = [name for name in found if "progress" in told.get(name, {})]
     if len(names) < 3:
         return [], None
-    place = min(found[name].spent[-1].min() for name in names)
-    rates = np.array(
-        [statistics.at(found[n].spent, found[n].rate, place) for n in names]
-    )  # [recipes, seeds]
+    place = budget(regime)
+    rates = np.array([rates_at(found[n], place) for n in names])  # [recipes, seeds]
     progress = [told[name]["progress"] for name in names]
     rng = np.random.default_rng(0)
     rows = rng.integers(0, rates.shape[1], (RESAMPLES, rates.shape[1]))
@@ -208,27 +314,28 @@ def order(
 
 
 def ratio_text(found: tuple[float, float, float, float]) -> str:
-    """A cost ratio with its interval, as `.62 [.55, .71]`."""
+    """A cost ratio with its interval, as `.62 [.55, above .71]`."""
     *values, most = found
 
     def one(value: float) -> str:
-        return f"{value:.2f}" if value < math.inf else f"> {most:.2f}"
+        text = f"{min(value, most):.2f}".removeprefix("0")
+        return text if value < math.inf else f"above {text.removesuffix('.00')}"
 
     middle, low, high = map(one, values)
-    if low.startswith(">"):
-        return middle
-    return f"{middle} [{low}, {high}]"
+    return middle if low.startswith("above") else f"{middle} [{low}, {high}]"
 
 
 def setting(recipe: str, chosen: list[Any]) -> str:
-    """What tuning chose, as `n 8, rate 3e-04`."""
+    """What tuning chose, as `n = 8, 3e-4`."""
     variant, value, rate = chosen
     own = regimes.RECIPES[recipe]
     knob = own.knob.rpartition(".")[2]
-    told = {"size": "n"}.get(knob, knob)
-    parts = [variant] if variant else []
-    parts += [f"{told} {value:g}"] if own.knob else []
-    return ", ".join([*parts, f"rate {rate:.0e}"])
+    said = {"size": "n = {:g}", "right": "{:g} right", "half_life": "half-life {:g}"}
+    words = variant.replace("of32", " of 32").replace("n", "n = ")
+    parts = [f"{words} of each" if words.isdigit() else words] if variant else []
+    if own.knob:
+        parts.append(said.get(knob, knob + " {:g}").format(value))
+    return ", ".join([*parts, f"{rate:.0e}".replace("e-0", "e-")])
 
 
 def start(regime: str) -> list[str]:
@@ -322,8 +429,8 @@ def main() -> None:
     head += ["length, cv", "a : b", "wrongly passed"]
     print(markdown(head, [start(regime) for regime in regimes.REGIMES]), end="\n\n")
     every = [own for regime in regimes.REGIMES if (own := judged(regime))]
-    head = ["regime", "recipe", "tuned to", "rate", "gap to the baseline", "cost ratio"]
-    print(markdown(head, [row(one) for own in every for one in own]), end="\n\n")
+    print(table(every), end="\n\n")
+    print(*controls(), sep="\n\n", end="\n\n")
     both = {
         key: order(*key) for key in itertools.product(regimes.REGIMES, predict.FORMS)
     }
