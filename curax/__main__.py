@@ -15,6 +15,7 @@ from curax.settings.cli import Parser, command_line
 ABOUT = "Curate the learning signal of RLVR, in JAX."
 MODULES = {
     "train": "train a policy by a recipe, or resume a run",
+    "new": "write a recipe to edit, from one of these or from TRL",
     "xray": "compute which objective a recipe really optimises",
     "plan": "say whether a run fits a slice of chips that is not here",
     "compare": "run recipes beside each other, at equal tokens, updates and cost",

@@ -66,6 +66,7 @@ __all__ = [
     "declared_option",
     "describe",
     "fields_of",
+    "file_of",
     "kept_of",
     "largest_group",
     "least_group",
@@ -452,7 +453,7 @@ def load(path: str | Path) -> Config:
     Raises:
         ConfigError: the file is missing, is not Python, fails, or returns no Config.
     """
-    file = _file(Path(path))
+    file = file_of(Path(path))
     _loading.append(file)
     try:
         return made_by(file, "get_config", Config)
@@ -463,20 +464,23 @@ def load(path: str | Path) -> Config:
 _loading: list[Path] = []  # files whose get_config() has not returned
 
 
-def made_by(path: Path, function: str, kind: type[Made]) -> Made:
+def made_by(
+    path: Path, function: str, kind: type[Made], source: bytes | None = None
+) -> Made:
     """Return value of a function in a Python file, checked to be of a class.
 
     Args:
         path: Python file, which exists.
         function: name of a function without arguments.
         kind: class of what it returns.
+        source: what the file would hold, if it does not exist yet.
 
     Raises:
         ConfigError: the file is not Python, fails, or returns something else.
     """
     wanted = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
     try:
-        module = functions.executed(path, module_of(path))
+        module = functions.executed(path, module_of(path), source)
         if not hasattr(module, function):
             raise ConfigError(f"no {function}(); define one that returns {wanted}.")
         made = getattr(module, function)()
@@ -523,7 +527,7 @@ def is_shipped(path: Path) -> bool:
     return path.resolve().parent == SHIPPED
 
 
-def _file(path: Path) -> Path:
+def file_of(path: Path) -> Path:
     """The config file of a path or a recipe name.
 
     Raises:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -58,7 +59,8 @@ def parser() -> Parser:
     result.add_argument(
         "--print-config",
         action="store_true",
-        help="print every field with its value and where that came from, and stop",
+        help="print every field with its value and where that came from, to be "
+        "read, and stop; curax new writes a file to edit",
     )
     group = result.add_argument_group(
         "many processes", "one for each machine or GPU; a cluster is detected"
@@ -104,7 +106,14 @@ def described(args: argparse.Namespace) -> str:
     config = override(load(recipe), args.assignments)
     if args.help:
         return f"{text}\nfields of {recipe}:\n{field_help.explained(config)}"
-    return field_help.resolved(config, names_of(args.assignments))
+    values = field_help.resolved(config, names_of(args.assignments))
+    like = shlex.join(
+        [recipe, *(["--set", *args.assignments] * bool(args.assignments))]
+    )
+    return (
+        "# These are values to read, and no file to load; a file to edit is made by\n"
+        f"# curax new NAME --from {like}\n{values}"
+    )
 
 
 def train(args: argparse.Namespace, argv: Sequence[str]) -> int:

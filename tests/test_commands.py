@@ -102,6 +102,8 @@ def test_the_wheel_trains_by_the_name_of_a_recipe(installed):
     assert re.search(rf"^curax +\S+ in {site}/curax$", shown, re.MULTILINE)
     wrong = run("train", "grpoo")
     assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert run("new", "own", "--from", "gspo").returncode == 0
+    assert run("train", "own", "--print-config").returncode == 0
     (elsewhere / "shop.py").write_text("STEPS = 7")
     (elsewhere / "mine.py").write_text(
         "import curax, shop\n\n\ndef get_config():\n"
@@ -204,8 +206,8 @@ def test_an_unknown_command_or_shell_is_told_in_a_line(capsys):
         "trian": "did you mean curax train?",
         "complete": "did you mean curax completion?",
         "dapo": "did you mean curax train dapo?",
-        "zzz": "there are train, xray, plan, compare, evaluate, export, report, env, "
-        "recipes, completion.",
+        "zzz": "there are train, new, xray, plan, compare, evaluate, export, report, "
+        "env, recipes, completion.",
     }.items():
         _, _, err = said(capsys, name, "--config", "grpo")
         assert err == f"curax: {name} is no command; {fix}\n"
@@ -261,6 +263,7 @@ def test_where_a_value_came_from_is_told(capsys):
         "pilot": ("none", "default"),
         "optimizer": ("optax.adam", "recipe"),
     }
+    assert "curax new NAME --from grpo --set kl.coefficient=.25 seed=0\n" in out
     for name, (value, source) in want.items():
         shown, came = lines[name].split("#")
         assert shown.split(" = ")[1].strip() == value

@@ -17,7 +17,7 @@ STAGES = {
     *("loss", "aggregate", "update"),
 }
 COMMANDS = {"train", "evaluate", "export", "xray", "plan", "report", "env", "compare"}
-COMMANDS |= {"__main__"}
+COMMANDS |= {"new", "__main__"}
 
 # Room: what it may import. A room is a package or a module of curax; STAGES stands for
 # each of them, and stages import no other stage but for those of BETWEEN_STAGES.
@@ -61,6 +61,7 @@ COMMANDS_BESIDE = {
     "compare": {"comparison"},
     "plan": {"planning"},
     "xray": {"foreign"},
+    "new": {"foreign"},
 }
 for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
     MAY_IMPORT[room] = MAY_IMPORT[room] | more

@@ -29,7 +29,7 @@ import words
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import __main__, evaluate, export, loss, train, xray
+from curax import __main__, evaluate, export, loss, new, train, xray
 from curax.config import fields_of, load, option, override
 from curax.models import prompt_form
 from curax.runs import run
@@ -51,8 +51,9 @@ NAMES = (
     "evaluate",
 )
 # Modules that the pages write.
-MADE = {"shop", "tolerant", "median", "spread", "of_trl", "of_verl"}
+MADE = {"shop", "tolerant", "median", "spread", "of_verl"}
 COMMANDS = {
+    "curax.new": new.main,
     "curax.train": train.main,
     "curax.evaluate": evaluate.main,
     "curax.export": export.main,

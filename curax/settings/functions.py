@@ -31,7 +31,7 @@ class NotFoundError(ValueError):
     """A function is not found. The message is the end of a sentence, with the fix."""
 
 
-def executed(path: Path, name: str) -> types.ModuleType:
+def executed(path: Path, name: str, source: bytes | None = None) -> types.ModuleType:
     """The module of a Python file, executed anew under a name.
 
     Compiled, not imported: no bytecode file, and no stale one after a quick edit. It
@@ -41,7 +41,8 @@ def executed(path: Path, name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
-    exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
+    source = path.read_bytes() if source is None else source
+    exec(compile(source, path, "exec"), module.__dict__)
     return module
 
 
