@@ -16,7 +16,7 @@ from small import get_config
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
 from curax.config import ConfigError, describe, load, override
-from curax.runs import folder, policies, record
+from curax.runs import dashboards, folder, policies, record
 from curax.step.records import Shown
 from curax.tasks import chain
 from curax.types import Contexts, Prompts
@@ -355,6 +355,25 @@ def test_of_many_seeds_all_completions_are_written_with_their_seed():
     assert [row["seed"] for row in got] == [7] * 3 + [8] * 3
     assert got[0] == FIRST
     assert got[3] == FIRST | {"seed": 8}
+
+
+def test_what_cannot_be_written_at_the_end_is_told_and_all_is_closed(
+    tmp_path, monkeypatch
+):
+    files = opened(tmp_path, step=None)
+    close = dashboards.TensorBoard.close
+
+    def full(self):
+        close(self)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(dashboards.TensorBoard, "close", full)
+    with pytest.raises(folder.NotWrittenError) as caught:
+        files.close()
+    assert str(caught.value) == (
+        f"{tmp_path / 'tensorboard'} cannot be written (No space left on device)"
+    )
+    assert all(rows._file.closed for rows in files._rows)
 
 
 # What is refused before anything is written

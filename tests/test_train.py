@@ -26,7 +26,8 @@ from test_folder import events, files_of_at_most, lines
 from curax import train
 from curax.config import describe, load, override
 from curax.models import transformer
-from curax.runs import checkpoint, dry_run, folder, run
+from curax.runs import checkpoint, dashboards, dry_run, folder, run
+from curax.runs.profile import Profile
 from curax.settings import lock
 from curax.step import loops
 
@@ -706,10 +707,16 @@ def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, long):
     ],
 )
 def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
-    tmp_path, long, room, what, behind
+    tmp_path, long, room, what, behind, monkeypatch
 ):
-    workdir = tmp_path / "run"
-    with files_of_at_most(room << 10):
+    workdir, close = tmp_path / "run", dashboards.TensorBoard.close
+
+    def full(self):
+        close(self)
+        raise OSError(28, "No space left on device")
+
+    with files_of_at_most(room << 10), monkeypatch.context() as patch:
+        patch.setattr(dashboards.TensorBoard, "close", full)  # the first is told
         status, out, err = call(workdir, *killed.WORDS[1:])
     assert status == 1, (out, err)
     told = re.fullmatch(
@@ -906,6 +913,20 @@ def test_the_default_is_the_quickstart_in_a_folder_of_its_name(monkeypatch):
     assert main("--config", str(small.FILE)) == (0, "", "")
     assert [str(workdir) for _, workdir in seen] == ["runs/quickstart", "runs/small"]
     assert describe(seen[0][0]) == describe(load(small.QUICKSTART))
+
+
+def test_a_trace_for_which_there_is_no_room_is_told(tmp_path, monkeypatch):
+    def full():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED; No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: None)
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    traced = Profile(tmp_path, 1)
+    traced.begin(1, 1)
+    with pytest.raises(folder.NotWrittenError) as caught:
+        traced.end(2)
+    why = f"{tmp_path / 'profile'} cannot be written (No space left on device)"
+    assert str(caught.value) == why
 
 
 def test_a_profile_traces_some_steps_and_changes_none(whole, tmp_path):

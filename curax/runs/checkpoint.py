@@ -328,7 +328,7 @@ def _attempt(function: Callable, *args: Any, **named: Any) -> tuple[Any, str]:
     try:
         return function(*args, **named), ""
     except Exception as error:
-        reason = _reason(error)
+        reason = system_reason(error)
         if isinstance(error, DamagedError):  # of our own: nothing is left behind
             return None, reason
     # Tasks that orbax leaves behind would print warnings when they are collected.
@@ -356,7 +356,7 @@ def _score(metrics: dict[str, float]) -> float:
     return metrics["score"]
 
 
-def _reason(error: Exception) -> str:
+def system_reason(error: Exception) -> str:
     """The operating system's message in a library's error, else the error's type."""
     if isinstance(error, DamagedError):
         return str(error)

@@ -397,8 +397,13 @@ class Rows:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file.
+
+        Raises:
+            NotWrittenError: its last rows could not be written.
+        """
+        with write_errors(self._path):
+            self._file.close()
 
 
 def whole_rows(
@@ -538,9 +543,16 @@ class Files:
             _check_exists(path, was)
 
     def close(self) -> None:
-        """Flush and close."""
-        for file in (*self._rows, self._dashboards):
-            file.close()
+        """Flush and close all files.
+
+        Raises:
+            NotWrittenError: what was left to be written could not be.
+        """
+        with contextlib.ExitStack() as last:
+            for file in self._rows:
+                last.callback(file.close)
+            with write_errors(self._workdir / EVENTS):
+                self._dashboards.close()
 
 
 class NoFiles:

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import jax
 
+from curax.runs import folder
+from curax.runs.checkpoint import system_reason
+
 
 class Profile:
     """Trace of `steps` steps behind the first, which compiles; 0: no trace.
@@ -47,7 +50,16 @@ class Profile:
         return f"A trace of {self._steps} steps is written to {self._folder}."
 
     def close(self) -> None:
-        """Write what was traced, if anything is."""
+        """Write what was traced, if anything is.
+
+        Raises:
+            NotWrittenError: it could not be written.
+        """
         if self._on:
             self._on = False
-            jax.profiler.stop_trace()
+            try:
+                jax.profiler.stop_trace()
+            except (OSError, jax.errors.JaxRuntimeError) as error:
+                raise folder.NotWrittenError(
+                    f"{self._folder} cannot be written ({system_reason(error)})"
+                ) from error

@@ -422,8 +422,10 @@ class Run:
             what = out_of_memory(error)
             if what is None and not isinstance(error, TOLD):
                 raise
-            if isinstance(error.__context__, folder.RemovedError):
-                error = error.__context__  # the cause: the folder was removed
+            before = error
+            while before := before.__context__:
+                if isinstance(before, TOLD):  # the first; others are of closing files
+                    error = before
             if isinstance(error, folder.RemovedError):
                 raise RunError(
                     f"{error}, so the run stops; bring it back and go on with "
