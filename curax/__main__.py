@@ -21,6 +21,7 @@ MODULES = {
     "compare": "run recipes beside each other, at equal tokens, updates and cost",
     "evaluate": "measure a policy on problems with answers",
     "export": "write the policy of a run as a Hugging Face checkpoint",
+    "demo": "write a tiny model and problems, to try the commands on",
     "report": "draw the pictures of a run and write its page",
     "env": "print versions and devices, for a bug report",
 }

@@ -206,8 +206,8 @@ def test_an_unknown_command_or_shell_is_told_in_a_line(capsys):
         "trian": "did you mean curax train?",
         "complete": "did you mean curax completion?",
         "dapo": "did you mean curax train dapo?",
-        "zzz": "there are train, new, xray, plan, compare, evaluate, export, report, "
-        "env, recipes, completion.",
+        "zzz": "there are train, new, xray, plan, compare, evaluate, export, demo, "
+        "report, env, recipes, completion.",
     }.items():
         _, _, err = said(capsys, name, "--config", "grpo")
         assert err == f"curax: {name} is no command; {fix}\n"

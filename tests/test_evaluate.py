@@ -26,10 +26,9 @@ import pytest
 import real
 import saved
 import small
-import words
 from test_folder import files_of_at_most
 
-from curax import evaluate, update
+from curax import demo, evaluate, update
 from curax.config import ConfigError
 from curax.evaluation import benchmarks, results, runner, samples, setup
 from curax.models import pretrained, prompt_form
@@ -79,11 +78,11 @@ def place(tmp_path_factory):
     records = [
         {"problem": r["question"], "answer": r["answer"], "solution": r["solution"]}
         | {"level": f"Level {i % 3 + 1}", "type": ("sums", "rest")[i % 2]}
-        for i, r in enumerate(words.lines(seed=3, count=PROBLEMS))
+        for i, r in enumerate(demo.problems(seed=3, count=PROBLEMS))
     ]
-    words.write(path / "math.jsonl", records)
-    words.write(path / "turned.jsonl", records[::-1])
-    words.write(path / "aside.jsonl", list(words.lines(seed=4, count=3)))
+    demo.write_lines(path / "math.jsonl", records)
+    demo.write_lines(path / "turned.jsonl", records[::-1])
+    demo.write_lines(path / "aside.jsonl", list(demo.problems(seed=4, count=3)))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(path))
         yield path
@@ -824,12 +823,12 @@ def test_answers_that_changed_are_refused_and_a_file_that_moved_is_not(
     out, data = place / "changed", tmp_path / "aside.jsonl"
     shutil.copytree(whole[0], out)
     rows = lines(place / "aside.jsonl")
-    words.write(data, rows)
+    demo.write_lines(data, rows)
     moved = typed(place, out)
     moved[moved.index(str(place / "aside.jsonl"))] = str(data)
     assert main(*moved)[0] == 0
     rows[1]["answer"] = "4711"
-    words.write(data, rows)
+    demo.write_lines(data, rows)
     status, _, err = main(*moved)
     assert (status, err) == (
         2,

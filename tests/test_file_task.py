@@ -7,11 +7,11 @@ import random
 from functools import cache, partial
 from types import SimpleNamespace
 
-import from_nothing
 import numpy as np
 import pytest
 import words
 
+from curax import demo
 from curax.models import pretrained
 from curax.runs import memory_io
 from curax.step.build import task_of
@@ -96,7 +96,7 @@ def test_prompts_can_be_plain_or_have_a_system_turn_and_a_template():
 
 
 def test_the_template_is_told_whether_to_think(tmp_path):
-    from_nothing.tokenizer(tmp_path, ["2 + 2 = 4"], vocab_size=300)
+    demo.tokenizer(tmp_path, ["2 + 2 = 4"], vocab_size=300)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config["chat_template"] = "{{ enable_thinking is defined and enable_thinking }}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -107,10 +107,10 @@ def test_the_template_is_told_whether_to_think(tmp_path):
 
 
 def test_no_question_is_on_both_sides(tmp_path):
-    records = list(words.lines(count=40))
+    records = list(demo.problems(count=40))
     spaced = dict(records[3], question=records[3]["question"].replace(" ", "  "))
-    words.write(tmp_path / "train.jsonl", [*records[:30], records[0]])
-    words.write(tmp_path / "test.jsonl", [*records[30:], spaced, records[7]])
+    demo.write_lines(tmp_path / "train.jsonl", [*records[:30], records[0]])
+    demo.write_lines(tmp_path / "test.jsonl", [*records[30:], spaced, records[7]])
     made = task(tmp_path)
     assert (made.num_prompts, made.num_held_out) == (28, 12)
     assert "28 of 31 problems (1 asked before, 2 held out)" in made.summary
@@ -123,13 +123,13 @@ def test_no_question_is_on_both_sides(tmp_path):
 
 
 def test_without_a_second_file_some_are_held_out_whatever_their_order(tmp_path):
-    records = list(words.lines(count=50))
+    records = list(demo.problems(count=50))
     sides = []
     for name, shuffle in (("a", False), ("b", True)):
         if shuffle:
             random.Random(0).shuffle(records)
         (tmp_path / name).mkdir()
-        words.write(tmp_path / name / "train.jsonl", records)
+        demo.write_lines(tmp_path / name / "train.jsonl", records)
         made = task(tmp_path / name, held_out=None, num_held_out=7)
         assert (made.num_prompts, made.num_held_out) == (43, 7)
         held = made.held_out(np.arange(7))
@@ -153,11 +153,11 @@ def test_a_trace_is_the_solution_and_the_end():
 
 
 def test_a_solution_that_is_too_long_is_not_imitated_and_not_cut(tmp_path):
-    records = list(words.lines(count=40))
+    records = list(demo.problems(count=40))
     for record in records[::3]:
         record["solution"] = f"First of all: {record['solution']}"
-    words.write(tmp_path / "train.jsonl", records[:30])
-    words.write(tmp_path / "test.jsonl", records[30:])
+    demo.write_lines(tmp_path / "train.jsonl", records[:30])
+    demo.write_lines(tmp_path / "test.jsonl", records[30:])
     lengths = [len(tokenizer().encode(r["solution"])) + 1 for r in records[:30]]
     limit = min(lengths[::3]) - 1
     made = task(tmp_path, max_trace_tokens=limit)
@@ -212,12 +212,12 @@ def test_the_grader_gets_question_text_and_answer_and_may_fail():
 
 
 def test_the_mark_changes_with_questions_and_their_order(tmp_path):
-    records = list(words.lines(count=12))
+    records = list(demo.problems(count=12))
     marks = set()
     for i, some in enumerate([records, records[::-1], records[:-1]]):
         (tmp_path / str(i)).mkdir()
-        words.write(tmp_path / str(i) / "train.jsonl", some[:10])
-        words.write(tmp_path / str(i) / "test.jsonl", some[10:])
+        demo.write_lines(tmp_path / str(i) / "train.jsonl", some[:10])
+        demo.write_lines(tmp_path / str(i) / "test.jsonl", some[10:])
         made = task(tmp_path / str(i))
         assert made.fingerprint == task(tmp_path / str(i)).fingerprint
         marks.add(made.fingerprint)
@@ -225,11 +225,11 @@ def test_the_mark_changes_with_questions_and_their_order(tmp_path):
 
 
 def test_the_mark_changes_with_answers_and_solutions_and_not_with_the_place(tmp_path):
-    records, marks = list(words.lines(count=12)), set()
+    records, marks = list(demo.problems(count=12)), set()
     for name, changed in (("a", {}), ("b", {}), ("c", {"answer": "0"})):
         (tmp_path / name).mkdir()
-        words.write(tmp_path / name / "train.jsonl", records[:10])
-        words.write(
+        demo.write_lines(tmp_path / name / "train.jsonl", records[:10])
+        demo.write_lines(
             tmp_path / name / "test.jsonl", [*records[10:11], records[11] | changed]
         )
         marks.add(task(tmp_path / name).fingerprint)
@@ -237,13 +237,13 @@ def test_the_mark_changes_with_answers_and_solutions_and_not_with_the_place(tmp_
 
 
 def test_a_file_that_is_rewritten_while_it_is_read_is_told(tmp_path):
-    records = list(words.lines(count=12))
-    words.write(tmp_path / "train.jsonl", records[:10])
-    words.write(tmp_path / "test.jsonl", records[10:])
+    records = list(demo.problems(count=12))
+    demo.write_lines(tmp_path / "train.jsonl", records[:10])
+    demo.write_lines(tmp_path / "test.jsonl", records[10:])
     made = task(tmp_path)
     os.utime(tmp_path / "train.jsonl")  # touched is not changed
     made.prompts(np.int32([0]))
-    words.write(tmp_path / "train.jsonl", records[9::-1])
+    demo.write_lines(tmp_path / "train.jsonl", records[9::-1])
     with pytest.raises(
         sources.SourceError, match=r"train\.jsonl:\d+ is not what it was"
     ):
@@ -278,14 +278,14 @@ def test_a_wrong_option_is_told_in_a_sentence(options, said):
 
 
 def test_training_on_what_is_held_out_is_refused(tmp_path):
-    words.write(tmp_path / "train.jsonl", words.lines(count=3))
-    words.write(tmp_path / "test.jsonl", words.lines(count=3))
+    demo.write_lines(tmp_path / "train.jsonl", demo.problems(count=3))
+    demo.write_lines(tmp_path / "test.jsonl", demo.problems(count=3))
     with pytest.raises(ValueError, match=r"every problem in task\.train"):
         task(tmp_path)
 
 
 def test_a_chat_without_a_template_is_refused(tmp_path):
-    from_nothing.tokenizer(tmp_path, ["1 + 1"], vocab_size=300, chat=False)
+    demo.tokenizer(tmp_path, ["1 + 1"], vocab_size=300, chat=False)
     with pytest.raises(ValueError, match=r"has no chat template; set task\.chat to F"):
         task(tokenizer=str(tmp_path), chat=True)
     plain = task(tokenizer=str(tmp_path), max_prompt_tokens=512)
@@ -295,9 +295,9 @@ def test_a_chat_without_a_template_is_refused(tmp_path):
 
 
 def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
-    records = list(words.lines(count=6))
-    words.write(tmp_path / "test.jsonl", records[4:])
-    path = words.write(tmp_path / "train.jsonl", records[:4])
+    records = list(demo.problems(count=6))
+    demo.write_lines(tmp_path / "test.jsonl", records[4:])
+    path = demo.write_lines(tmp_path / "train.jsonl", records[:4])
     path.write_text(path.read_text() + '{"question": \n')
     with pytest.raises(ValueError, match=rf"{path}:5: not a JSON object"):
         task(tmp_path)
@@ -305,10 +305,10 @@ def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
 
 
 def test_a_question_that_cannot_be_short_enough_is_not_encoded(tmp_path, monkeypatch):
-    records = list(words.lines(count=6))
-    words.write(tmp_path / "test.jsonl", records[4:])
+    records = list(demo.problems(count=6))
+    demo.write_lines(tmp_path / "test.jsonl", records[4:])
     records[1]["question"] = "1 + 1 = ? " * 200_000
-    words.write(tmp_path / "train.jsonl", records[:4])
+    demo.write_lines(tmp_path / "train.jsonl", records[:4])
     encoded, encode = [], text.Tokenizer.chat
 
     def chat(self, messages, **options):
@@ -321,10 +321,10 @@ def test_a_question_that_cannot_be_short_enough_is_not_encoded(tmp_path, monkeyp
 
 
 def test_a_layout_is_decided_for_a_file_and_told_by_line_where_it_is_not_kept(tmp_path):
-    records = list(words.lines(count=6))
-    words.write(tmp_path / "test.jsonl", records[4:])
+    records = list(demo.problems(count=6))
+    demo.write_lines(tmp_path / "test.jsonl", records[4:])
     worked = [record | {"answer": record["solution"]} for record in records[:4]]
-    path = words.write(tmp_path / "train.jsonl", [*worked, records[0]])
+    path = demo.write_lines(tmp_path / "train.jsonl", [*worked, records[0]])
     said = rf"{path}:5: answer='\d+' has no result behind ####"
     with pytest.raises(ValueError, match=said):
         task(tmp_path)

@@ -17,7 +17,7 @@ STAGES = {
     *("loss", "aggregate", "update"),
 }
 COMMANDS = {"train", "evaluate", "export", "xray", "plan", "report", "env", "compare"}
-COMMANDS |= {"new", "__main__"}
+COMMANDS |= {"new", "demo", "__main__"}
 
 # Room: what it may import. A room is a package or a module of curax; STAGES stands for
 # each of them, and stages import no other stage but for those of BETWEEN_STAGES.
@@ -57,6 +57,7 @@ BETWEEN_STAGES = {
 }
 COMMANDS_BESIDE = {
     "export": {"models", "hub"},
+    "demo": {"models", "tasks"},
     "train": {"processes"},
     "compare": {"comparison"},
     "plan": {"planning"},

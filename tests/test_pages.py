@@ -1,10 +1,10 @@
 """The pages for users: what they say to type runs, and what they say comes out does.
 
 A page is followed from top to bottom in a folder that is laid out as it says, with a
-random checkpoint and files made on the spot. Commands run as they stand there, but that
-`fewer` and `FEWER` make runs and evaluations small. A block of python is a file, named
-in its first line, and so is one of YAML; a block of text or JSON behind a command is
-what that prints.
+random checkpoint and files made on the spot, by `curax demo` where the page says so.
+Commands run as they stand there, but that `fewer` and `FEWER` make runs and evaluations
+small. A block of python is a file, named in its first line, and so is one of YAML; a
+block of text or JSON behind a command is what that prints.
 """
 
 import contextlib
@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import real
-import words
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import __main__, evaluate, export, loss, new, train, xray
+from curax import __main__, demo, evaluate, export, loss, new, train, xray
 from curax.config import fields_of, load, option, override
 from curax.models import prompt_form
 from curax.runs import run
@@ -51,9 +50,10 @@ NAMES = (
     "evaluate",
 )
 # Modules that the pages write.
-MADE = {"shop", "tolerant", "median", "spread", "of_verl"}
+MADE = {"shop", "train_shop", "tolerant", "median", "spread", "of_verl"}
 COMMANDS = {
     "curax.new": new.main,
+    "curax.demo": demo.main,
     "curax.train": train.main,
     "curax.evaluate": evaluate.main,
     "curax.export": export.main,
@@ -120,31 +120,18 @@ class Site:
     """A folder in which pages are followed, each once."""
 
     def __init__(self, folder: Path):
-        """Lay it out: a checkpoint, GSM8K, problems of one's own, measurements."""
+        """Lay out what pages but the first take: a checkpoint, GSM8K, lengths."""
         self.folder = folder
         shutil.copytree(ROOT / "configs", folder / "configs")
         shutil.copytree(real.checkpoint(small=True), folder / "models" / "Qwen3-0.6B")
         (folder / "data" / "gsm8k").mkdir(parents=True)
-        records = list(words.lines(count=400, wrong=0.0))
+        records = list(demo.problems(count=400, wrong=0.0))
         published = [
             {"question": r["question"], "answer": r["solution"]} for r in records
         ]
-        words.write(folder / "data/gsm8k/train.jsonl", published[:300])
-        words.write(folder / "data/gsm8k/test.jsonl", published[300:])
-        words.write(
-            folder / "data/shop.jsonl",
-            (
-                {
-                    "id": i,
-                    "problem": {"text": r["question"]},
-                    "final": r["answer"],
-                    "worked": r["solution"],
-                    "grade": r["level"],
-                }
-                for i, r in enumerate(records)
-            ),
-        )
-        words.write(
+        demo.write_lines(folder / "data/gsm8k/train.jsonl", published[:300])
+        demo.write_lines(folder / "data/gsm8k/test.jsonl", published[300:])
+        demo.write_lines(
             folder / "data/lengths.jsonl",
             (
                 {
@@ -250,6 +237,9 @@ def site(tmp_path_factory, compiled) -> Iterator[Site]:  # noqa: F811
         patch.syspath_prepend(str(folder))
         # Pictures take a second; other tests look at them.
         patch.setattr(run.page, "write", lambda workdir: workdir / "report.html")
+        # A checkpoint of the sizes of the other pages', for its programs.
+        for name, size in real.SMALL.items():
+            patch.setitem(demo.SIZES, name, size)
         yield Site(folder)
         BUILT.clear()
         for name in MADE:
@@ -294,6 +284,18 @@ def test_what_the_readme_says_to_type_is_understood(monkeypatch):
         args = parsers[command].parser().parse_args(argv)
         if command in ("train", "xray"):
             override(load(recipe_of(args, train.DEFAULT)), args.assignments)
+
+
+def test_what_the_readme_shows_of_the_x_ray_is_what_it_prints(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    command = r"^    \.venv/bin/python -m curax\.xray (.*)\n\n((?:    .*\n)+)"
+    ((typed, shown),) = re.findall(command, (ROOT / "README.md").read_text(), re.M)
+    assert xray.main(shlex.split(typed)) == 0
+    out, err = capsys.readouterr()
+    said = (out + err).splitlines()
+    assert [
+        line.strip() for line in shown.splitlines() if line.strip() not in said
+    ] == []
 
 
 # ----- names
@@ -524,12 +526,12 @@ def keys(value: Any) -> set[str]:
 
 
 def test_the_other_files_have_the_fields_that_the_page_says(runs):
-    (path,) = (path for path in runs if path.name == "gsm8k_qwen3_0p6b")
+    (path,) = (path for path in runs if path.name == "words")
     for name in ("rollouts.jsonl", "memory.jsonl"):
         assert all(set(row) == fields(name) for row in lines(path / name))
     for name in ("evaluation.json", "expected.json", "questions.json"):
         assert keys(json.loads((path / name).read_text())) == fields(name)
-    sft = path.with_name("sft_gsm8k_qwen3_0p6b")
+    sft = path.with_name("sft")
     losses = lines(sft / "warm_start.jsonl")
     assert all(set(row) == {"step", "warm/loss_nats"} for row in losses)
 
@@ -546,7 +548,7 @@ def test_before_and_after_are_asked_alike(site):
 
 def test_an_export_is_what_was_trained_in_the_form_of_what_it_came_from(site):
     site.follow("bring_your_model")
-    base, trained = (site.folder / f"models/Qwen3-0.6B{end}" for end in ("", "-sft"))
+    base, trained = (site.folder / "demo" / name for name in ("model", "sft"))
     names = {file.name for file in base.iterdir()}
     own = {prompt_form.FILE, "README.md"}
     assert {file.name for file in trained.iterdir()} == names | own
@@ -561,7 +563,7 @@ def test_results_and_samples_have_the_fields_that_the_page_says(site):
     found = json.loads((path / "results.json").read_text())
     assert set(found) == fields("results.json")
     result = found["results"]["test.jsonl"]
-    assert set(result) == fields("of each file in it") - {"levels", "subjects"}
+    assert set(result) == fields("of each file in it") - {"subjects"}
     for measure in result["measures"].values():
         assert set(measure) == fields("of each measure")
     samples = lines(path / "test.jsonl")

@@ -12,7 +12,6 @@ import sys
 from functools import cache, partial
 from pathlib import Path
 
-import from_nothing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +20,7 @@ import tiny
 from contracts import close
 from safetensors.numpy import load_file, save_file
 
+from curax import demo
 from curax.config import Mesh
 from curax.models import attention, families, pretrained, tensors
 from curax.models.export import export, export_adapter, write_new
@@ -612,7 +612,7 @@ def test_files_hold_about_as_much_as_each_other(tmp_path):
     assert [name for names in inside.values() for name in names] == [*sizes]
     held = [sum(sizes[name] for name in names) for names in inside.values()]
     assert max(held) - min(held) < 200
-    from_nothing.checkpoint(tmp_path / "out", vocab_size=11, shards=2)
+    demo.checkpoint(tmp_path / "out", vocab_size=11, shards=2)
     index = json.loads((tmp_path / "out" / tensors.INDEX).read_text())
     total = sum(x.nbytes for f in tmp_path.rglob("*.safetensors") for x in values(f))
     assert index["metadata"] == {"total_size": total}
@@ -629,7 +629,7 @@ def test_a_checkpoint_is_drawn_from_its_seed(tmp_path):
         "c": {"seed": 1},
         "d": {"noise": 0.1},
     }.items():
-        from_nothing.checkpoint(
+        demo.checkpoint(
             tmp_path / name, vocab_size=11, layers=1, dtype=jnp.bfloat16, **options
         )
     a, b, c, d = (files(tmp_path / name)["model.safetensors"] for name in "abcd")

@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import real
-import words
 from run_files import assert_same_run, rows
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import train
+from curax import demo, train
 from curax.config import load, override
 from curax.models import export, pretrained, prompt_form
 from curax.runs import checkpoint, folder, run
@@ -247,11 +246,11 @@ def test_a_grader_that_cannot_start_is_told_before_anything_is_written(
 def test_other_questions_are_not_taken_for_those_the_run_began_with(tmp_path, capsys):
     files = tmp_path / "files"
     files.mkdir()
-    records = list(words.lines(count=60))
-    words.write(files / "train.jsonl", records[:40])
+    records = list(demo.problems(count=60))
+    demo.write_lines(files / "train.jsonl", records[:40])
     named = [f"task.train={files / 'train.jsonl'}", "warm_start=none"]
     assert call(tmp_path / "run", *few(*named, "steps=2")) == 0
-    words.write(files / "train.jsonl", records[:41])
+    demo.write_lines(files / "train.jsonl", records[:41])
     capsys.readouterr()
     BUILT.clear()
     assert call(tmp_path / "run", *few(*named, "steps=4"), resume=True) == 2

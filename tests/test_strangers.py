@@ -11,14 +11,13 @@ import shutil
 import time
 from pathlib import Path
 
-import from_nothing
 import numpy as np
 import pytest
 import real
 import tiny
 from safetensors.numpy import load_file, save_file
 
-from curax import train
+from curax import demo, train
 from curax.models import families, pretrained, tensors
 from curax.models.export import export, write_new
 from curax.settings import files
@@ -41,7 +40,7 @@ def good(tmp_path_factory):
     model = tiny.model(vocab_size=VOCAB)
     options = {"head_dim": 8, "rope_theta": 1e4, "norm_eps": 1e-6, "shards": 2}
     write_new(folder, tiny.random_params(model), **options)
-    from_nothing.tokenizer(folder, ["the end of the end"] * 9, vocab_size=VOCAB)
+    demo.tokenizer(folder, ["the end of the end"] * 9, vocab_size=VOCAB)
     return folder
 
 

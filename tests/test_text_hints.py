@@ -4,7 +4,6 @@ import dataclasses
 import json
 from functools import cache
 
-import from_nothing
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_text import get, tricky  # noqa: F401, get as a fixture
 
+from curax import demo
 from curax.tasks import file_task, hints, layouts, prompt_format, text
 from curax.tasks.layouts import LayoutError, Problem
 from curax.verify import graders
@@ -47,8 +47,8 @@ def tokenizer():
 
 
 def task(folder, records=RECORDS, **options):
-    words.write(folder / "train.jsonl", records)
-    words.write(folder / "test.jsonl", TEST)
+    demo.write_lines(folder / "train.jsonl", records)
+    demo.write_lines(folder / "test.jsonl", TEST)
     usual = {
         "tokenizer": str(words.folder() / "tokenizer"),
         "train": str(folder / "train.jsonl"),
@@ -274,7 +274,7 @@ def test_a_template_without_the_text_has_no_place(tmp_path):
 
 def together(folder):
     """A tokenizer without a chat template, to which ? and a line break are one."""
-    from_nothing.tokenizer(folder, [], vocab_size=259, chat=False)
+    demo.tokenizer(folder, [], vocab_size=259, chat=False)
     core = json.loads((folder / "tokenizer.json").read_text())
     core["pre_tokenizer"]["use_regex"] = False
     core["model"]["vocab"]["?Ċ"] = 259
@@ -493,12 +493,12 @@ def test_hints_may_stand_in_a_file_of_their_own(tmp_path):
         {"question": "What is 2 + 2?", "hints": ["Two twos."]},
         {"question": "Asked of nobody.", "hints": ["one", "two", "three"]},
     ]
-    file = words.write(tmp_path / "hints.jsonl", some)
+    file = demo.write_lines(tmp_path / "hints.jsonl", some)
     made = task(tmp_path, hints_file=str(file))
     got, there = made.hinting.from_file(made.prompts(np.int32([0, 1, 3])))
     want = [[None, r"Take \xi.", None], [None] * 3, ["Two twos.", None, None]]
     assert says(got, there) == want
-    own = task(tmp_path, hints_file=str(words.write(file, some[1:])))
+    own = task(tmp_path, hints_file=str(demo.write_lines(file, some[1:])))
     got, there = own.hinting.from_file(own.prompts(np.int32([0])))
     assert says(got, there) == [HINTS]
     # Without solutions these are all there is.
@@ -524,7 +524,7 @@ def test_hints_may_stand_in_a_file_of_their_own(tmp_path):
 )
 def test_a_broken_line_of_hints_is_named_or_skipped(tmp_path, line, said):
     good = {"question": "What is 2 + 2?", "hints": ["Two twos."]}
-    file = words.write(tmp_path / "hints.jsonl", [good])
+    file = demo.write_lines(tmp_path / "hints.jsonl", [good])
     file.write_text(f"{file.read_text()}{line}\n")
     with pytest.raises(ValueError, match=rf"{file}:2: {said}") as caught:
         task(tmp_path, hints_file=str(file))
@@ -570,7 +570,7 @@ def test_a_wrong_option_of_hints_is_told_in_a_sentence(tmp_path, options, said):
 
 
 def test_a_file_of_other_questions_is_refused(tmp_path):
-    file = words.write(tmp_path / "h.jsonl", [{"question": "Q", "hints": ["a"]}])
+    file = demo.write_lines(tmp_path / "h.jsonl", [{"question": "Q", "hints": ["a"]}])
     bare = [{k: v for k, v in r.items() if k != "hints"} for r in RECORDS]
     with pytest.raises(ValueError, match="has hints for none of the 4 problems"):
         task(tmp_path, bare, hints_file=str(file))

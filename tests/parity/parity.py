@@ -6,7 +6,6 @@ Needs torch, transformers and peft; the tests that run by default read the resul
 
 from functools import cache, partial
 
-import from_nothing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from curax import rollout
+from curax import demo, rollout
 from curax.models import pretrained, rotary
 from curax.models.export import export, export_adapter
 from curax.types import Contexts, Plan
@@ -61,9 +60,7 @@ def folder(tmp_path_factory):
         options = {"norm_eps": 1e-5, "noise": 0.1, "head_dim": 8} | CHECKPOINTS[name]
         # No token ends a completion: continuations are compared to their last.
         extra = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-        from_nothing.checkpoint(
-            parent / name, vocab_size=V, extra=extra, **SIZES, **options
-        )
+        demo.checkpoint(parent / name, vocab_size=V, extra=extra, **SIZES, **options)
         return parent / name
 
     return path

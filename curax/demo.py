@@ -1,0 +1,344 @@
+"""curax demo DIR: a tiny model, problems for it and a config, to try the commands on.
+
+The model has random weights and the form of a checkpoint of Hugging Face. The problems
+are word problems with worked solutions, half of them wrong by one: what imitates these
+solves about half, and RL can teach it better.
+"""
+
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from curax.config import ConfigError
+from curax.models import families, transformer
+from curax.models.export import write_new
+from curax.settings.cli import Parser, command_line, program
+from curax.settings.packages import missing
+from curax.tasks import text
+
+NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve")
+THINGS = ("apples", "books", "coins", "dice")
+KINDS = (("buys", "more", "+", 1), ("gives", "away", "-", -1))
+WRONG = 0.5  # of the teacher's solutions
+TRAIN, HELD_OUT, SHOP = 1000, 100, 400  # problems in the files
+WORDS = 400  # ids of the tokenizer
+SIZES: dict[str, Any] = {
+    "layers": 1,
+    "heads": 4,
+    "kv_heads": 2,
+    "width": 64,
+    "mlp_width": 128,
+}
+
+START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+TURNS = """\
+{% for message in messages %}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}"""
+WRITTEN = ("rope_scaling", "max_positions", "dtype", "shards", "style", "extra")
+
+CONFIG = '''\
+"""Word problems with a tiny model: a warm start on worked solutions, then RL.
+
+Command:  curax train words.py
+"""
+
+from functools import partial
+from pathlib import Path
+
+import optax
+
+from curax import update
+from curax.config import Config, Evaluation, Logging, Update, WarmStart
+from curax.config import load, transferred
+from curax.models import pretrained
+from curax.tasks import file_task
+
+HERE = Path(__file__).resolve().parent
+RECIPE = "dr_grpo"  # any that curax recipes lists
+RATE = partial(update.warmup_cosine, peak=8e-3, warmup=10, steps=150, end=3e-4)
+
+
+def get_config() -> Config:
+    return transferred(
+        load(RECIPE),
+        max_tokens=16,
+        task=partial(
+            file_task.task,
+            train=str(HERE / "train.jsonl"),
+            held_out=str(HERE / "test.jsonl"),
+            max_prompt_tokens=64,
+            max_trace_tokens=16,
+        ),
+        model=partial(
+            pretrained.model,
+            path=str(HERE / "model"),
+            scan_layers=False,
+            dtype="float32",
+        ),
+        warm_start=WarmStart(
+            steps=150,
+            rows=64,
+            micro_batches=2,
+            optimizer=partial(optax.adamw, learning_rate=RATE),
+        ),
+        optimizer=partial(optax.adam, learning_rate=4e-4, b2=0.99),
+        update=Update(minibatches=2, token_chunk=128),
+        evaluation=Evaluation(every=50, prompts=64, samples=4),
+        logging=Logging(every=1, checkpoint_every=20),
+        steps=200,
+    )
+'''
+
+
+def parser() -> Parser:
+    """Argument parser of `curax demo`."""
+    result = Parser(
+        prog=program("demo"),
+        allow_abbrev=False,
+        description="Write a tiny model, problems for it and a config, to try the "
+        "commands on.",
+        epilog="The folder appears under its name when it is whole.",
+    )
+    result.add_argument("out", metavar="DIR", help="folder that does not exist yet")
+    return result
+
+
+@command_line("curax.demo")
+def main(argv: list[str]) -> int:
+    """Exit status: 0 done, 2 bad input."""
+    out = Path(parser().parse_args(argv).out)
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"{out} exists already; name a new folder.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".demo.", dir=out.parent) as hidden:
+            write(made := Path(hidden) / "demo")
+            os.rename(made, out)
+    except ImportError as error:
+        raise ConfigError(missing(error) or f"{error}.") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written ({error.strerror or error}); name a folder that "
+            "can."
+        ) from error
+    sizes = {"train": TRAIN, "test": HELD_OUT, "shop": SHOP}
+    files = ", ".join(f"{name}.jsonl ({count})" for name, count in sizes.items())
+    print(f"Written: {out} with model, {files} and words.py")
+    print(f"Go on with: {program('train')} {out / 'words.py'}")
+    return 0
+
+
+def write(folder: Path) -> None:
+    """Write the model, files of problems and a config into a new folder.
+
+    Args:
+        folder: does not exist yet.
+
+    Raises:
+        ImportError: `tokenizers` is not installed.
+        OSError: something cannot be written.
+    """
+    spoken = write_problems(folder)
+    write_model(folder / "model", spoken)
+    shutil.rmtree(spoken.path)
+
+
+def write_model(folder: Path, spoken: text.Tokenizer, **options: Any) -> None:
+    """Write a random model with a tokenizer into a new folder.
+
+    Args:
+        folder: does not exist yet.
+        spoken: the tokenizer, whose files are copied.
+        **options: of `checkpoint`, in place of the sizes of the demo's model.
+    """
+    rows = -(-spoken.size // 64) * 64  # more than words, as real ones have
+    checkpoint(folder, vocab_size=rows, **(SIZES | options))
+    shutil.copytree(spoken.path, folder, dirs_exist_ok=True)
+
+
+def write_problems(folder: Path) -> text.Tokenizer:
+    """Write files of problems, a config, and a tokenizer of their words in `tokenizer`.
+
+    Args:
+        folder: does not exist yet, or holds none of them.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ImportError: `tokenizers` is not installed.
+        OSError: something cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = list(problems(TRAIN + HELD_OUT))
+    spoken = [f"{one['question']}\n{one['solution']}" for one in made]
+    shop = enumerate(problems(SHOP, wrong=0.0))
+    write_lines(folder / "train.jsonl", made[:TRAIN])
+    write_lines(folder / "test.jsonl", made[TRAIN:])
+    write_lines(folder / "shop.jsonl", (of_shop(i, one) for i, one in shop))
+    (folder / "words.py").write_text(CONFIG, "utf-8")
+    return tokenizer(folder / "tokenizer", spoken, vocab_size=WORDS)
+
+
+def problems(
+    count: int, *, seed: int = 0, wrong: float = WRONG
+) -> Iterator[dict[str, str]]:
+    """Word problems, all different: question, answer, worked solution and level.
+
+    Args:
+        count: how many, at most 1140.
+        seed: of their order and of the mistakes.
+        wrong: share of the solutions that are one too high; answers are right.
+    """
+    asked = [
+        (name, thing, kind, a, b)
+        for name in NAMES
+        for thing in THINGS
+        for kind in KINDS
+        for a in range(1, 7)
+        for b in range(1, 7)
+        if kind[3] > 0 or a >= b
+    ]
+    made = random.Random(seed)
+    for name, thing, (verb, word, sign, factor), a, b in made.sample(asked, count):
+        answer = a + factor * b
+        said = answer + (made.random() < wrong)
+        yield {
+            "question": f"{name} has {a} {thing} and {verb} {b} {word}. "
+            f"How many {thing} does {name} have now?",
+            "answer": str(answer),
+            "solution": f"{a} {sign} {b} = {said}\n#### {said}",
+            "level": "add" if factor > 0 else "subtract",
+        }
+
+
+def of_shop(number: int, problem: Mapping[str, str]) -> dict[str, Any]:
+    """A problem in a layout that is none of the published ones."""
+    return {
+        "id": number,
+        "problem": {"text": problem["question"]},
+        "final": problem["answer"],
+        "worked": problem["solution"],
+        "grade": problem["level"],
+    }
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
+    """Write a file of JSON lines; its path is returned."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return path
+
+
+def checkpoint(
+    destination: Path,
+    *,
+    vocab_size: int,
+    architecture: str = "Qwen3ForCausalLM",
+    seed: int = 0,
+    noise: float = 0.0,
+    head_dim: int = 16,
+    rope_theta: float = 10_000.0,
+    norm_eps: float = 1e-6,
+    **options: Any,
+) -> None:
+    """Write a checkpoint of random parameters.
+
+    Args:
+        destination: folder that does not exist yet.
+        vocab_size: rows of the embedding.
+        architecture: of `families.FAMILIES`.
+        seed: of the parameters.
+        noise: standard deviation of what is added to each, scales of norms included.
+        head_dim: as the model's, and so are the two options that follow.
+        rope_theta: base of the rotary frequencies.
+        norm_eps: of every RMSNorm.
+        **options: of `transformer.model` and of `write_new`.
+    """
+    family = families.FAMILIES[architecture]
+    written = {name: options.pop(name) for name in WRITTEN if name in options}
+    policy = transformer.model(
+        vocab_size=vocab_size,
+        head_dim=head_dim,
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
+        scan_layers=True,  # drawn the same, and quicker to compile
+        **options,
+    )
+
+    @jax.jit
+    def drawn(key: jax.Array) -> Any:
+        params = policy.init(key)
+        leaves, tree = jax.tree.flatten(params)
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
+        pairs = zip(keys, leaves, strict=True)
+        noisy = [leaf + noise * jax.random.normal(k, leaf.shape) for k, leaf in pairs]
+        return jax.tree.unflatten(tree, noisy)
+
+    write_new(
+        destination,
+        drawn(jax.random.key(seed)),
+        head_dim=head_dim,
+        rope_theta=rope_theta,
+        norm_eps=norm_eps,
+        **written,
+    )
+
+
+def tokenizer(
+    path: Path, texts: Iterable[str], *, vocab_size: int, chat: bool = True
+) -> text.Tokenizer:
+    """Write byte pairs over bytes, learnt from texts, and load them.
+
+    The same texts give the same files.
+
+    Args:
+        path: folder that gets tokenizer.json and tokenizer_config.json.
+        texts: to learn from.
+        vocab_size: ids at most; bytes and control tokens take 259.
+        chat: with a chat template, whose turns end in `<|im_end|>`; otherwise
+            `<|endoftext|>` ends a completion.
+
+    Raises:
+        ImportError: `tokenizers` is not installed.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "eos_token": END if chat else PAD,
+        "pad_token": PAD,
+        "chat_template": TURNS if chat else None,
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "tokenizer.json").write_text(core.to_str(pretty=True), "utf-8")
+    said = json.dumps(config, indent=1) + "\n"
+    (path / "tokenizer_config.json").write_text(said, "utf-8")
+    return text.load(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
