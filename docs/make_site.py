@@ -6,6 +6,7 @@ code; `make site` does all of it. Only the standard library is imported.
 """
 
 import ast
+import base64
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,17 +110,35 @@ def lay_out() -> None:
 
 
 def notebooks() -> None:
-    """A page per notebook, its text and its code, and the notebook beside it."""
+    """A page per notebook, its text, its code and what that gave, and the notebook."""
     for path in sorted(ROOT.glob("docs/notebooks/*.ipynb")):
-        cells = []
-        for cell in json.loads(path.read_text())["cells"]:
-            text = "".join(cell["source"])
-            is_code = cell["cell_type"] == "code"
-            cells.append(f"```python\n{text}\n```" if is_code else text)
-        page, _ = with_links("\n\n".join(cells), path)
+        parts = [
+            part
+            for cell in json.loads(path.read_text())["cells"]
+            for part in cell_parts(cell, path.stem, Path(place(path)).parent)
+        ]
+        page, _ = with_links("\n\n".join(parts), path)
         note = f"\nAs a notebook: [{path.name}]({path.name}).\n"
         write(place(path), page.replace("\n", f"\n{note}", 1))
         shutil.copy(path, (PAGES / place(path)).parent)
+
+
+def cell_parts(cell: Any, name: str, folder: Path) -> Iterator[str]:
+    """Markdown of a cell; pictures are written into a folder of the pages."""
+    text = "".join(cell["source"])
+    if cell["cell_type"] != "code":
+        yield text
+        return
+    yield f"```python\n{text}\n```"
+    for number, output in enumerate(cell["outputs"]):
+        if "text" in output:
+            yield f"```text\n{''.join(output['text'])}```"
+        else:
+            file = f"{name}-{cell['id']}-{number}.png"
+            (PAGES / folder).mkdir(parents=True, exist_ok=True)
+            data = base64.b64decode(output["data"]["image/png"])
+            (PAGES / folder / file).write_bytes(data)
+            yield f'<img alt="what the cell draws" src="{file}"/>'
 
 
 def api() -> None:
