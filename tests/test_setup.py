@@ -94,7 +94,7 @@ def test_every_dependency_is_pinned_for_the_python_of_ci_and_no_other():
         assert f"{tool}=={pins[tool]}" in extras["dev"]
 
 
-@pytest.mark.parametrize("extra", {*packages.OF_CURAX.values(), "tpu", "cuda"})
+@pytest.mark.parametrize("extra", sorted({*packages.OF_CURAX.values(), "tpu", "cuda"}))
 def test_what_an_extra_brings_is_installed_by_its_name(extra, monkeypatch):
     """Of a clone, a wheel or an address; of curax itself where it is not installed."""
     pip, install, *words = shlex.split(packages.install(extra))
