@@ -211,3 +211,5 @@ def test_logits_that_are_not_finite_are_told():
     assert raised["logits"].startswith("the logits of a draw were not finite at step 3")
     for fine in ({"policy/entropy_nats": 0.5}, {"rollout/tokens": 0}):
         assert alarms.Alarms(patience=3, drift_nats=1.0).check(row | fine) == {}
+    skipped = row | {"update/nonfinite": 1, "loss/mean": float("nan")}
+    assert [*alarms.Alarms(patience=3, drift_nats=1.0).check(skipped)] == ["nonfinite"]

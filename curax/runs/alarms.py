@@ -58,7 +58,8 @@ class Alarms:
                 f"after {self._patience} such steps in a row the run stops.",
             )
         drew = _values(row, "rollout/tokens") > 0
-        if np.any(drew & ~np.isfinite(_values(row, "policy/entropy_nats"))):
+        wild = ~np.isfinite(_values(row, "policy/entropy_nats"))
+        if np.any(drew & wild & ~bad):  # else the sentence on the update tells it
             yield (
                 "logits",
                 f"the logits of a draw were not finite at step {step}: go back to an "
