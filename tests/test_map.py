@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,7 @@ from curax.config import ConfigError, override
 from curax.step import loops
 from curax.step.build import build
 from curax.tasks import chain
+from curax.theory import advice
 from curax.types import Difficulty
 from experiments.map import ablations, parts, regimes, run, show
 
@@ -151,17 +153,98 @@ def test_runs_go_on_until_all_have_spent_the_whole_cost():
     assert run.history(Lanes(), 0, 1, "x", whole=40.0, steps=2)["steps"] == [0, 1, 2]
 
 
-def test_the_page_has_the_tables_that_the_results_give():
+def test_the_page_has_the_tables_that_the_results_give(judged):
     page = (run.Path(regimes.__file__).parent / "README.md").read_text()
-    every = [own for regime in regimes.REGIMES if (own := show.judged(regime))]
-    for table in (show.table(every), *show.controls()):
+    for table in (show.table(list(judged.values())), *show.controls()):
         assert table in page
+    assert show.predicted() in page
     for regime in regimes.REGIMES:
         whole = regimes.REGIMES[regime].whole("claim") / max(
             regimes.REGIMES[regime].cost
         )
         for name, curve in show.curves(regime).items():
             assert curve.spent[-1].min() >= whole, (regime, name)
+
+
+@pytest.fixture(scope="module")
+def judged():
+    return {regime: show.judged(regime) for regime in regimes.REGIMES}
+
+
+def page(name):
+    return " ".join((run.Path(regimes.__file__).parents[2] / name).read_text().split())
+
+
+def ends(values, sign=""):
+    return " to ".join(show.number(x, sign) for x in (min(values), max(values)))
+
+
+def test_sentences_about_the_map_say_what_the_results_give(judged):
+    """What README, the map and other pages say of right completions and of drawing."""
+    readme, map_page = page("README.md"), page("experiments/map/README.md")
+    verified = ["sparse", "noisy", "dense_fresh", "dense_returning"]
+    verified += ["bimodal", "hints"]
+    own = {r: {one.recipe: one for one in judged[r]} for r in verified}
+    right = [own[regime]["right_only"] for regime in verified]
+    drawn = [own[regime][show.DRAWN] for regime in verified[:-1]]
+    assert show.DRAWN not in own["hints"]
+    assert all(one.gap[1] > 0 for one in (*right, *drawn))
+    assert sum(own[regime]["raft"].gap[1] > 0 for regime in verified) == 5
+    begun = [show.curves(regime)["rloo"].rate[0] for regime in verified]
+    new = [
+        not any(np.corrcoef(one, other)[0, 1] > 0.9 for other in begun[:i])
+        for i, one in enumerate(begun)
+    ]
+    assert sum(new) == 4
+    moved = show.curves("dense_fresh")["right_only"].rate[0] - begun[2]
+    assert f"up to {show.number(abs(moved).max())} from those of the" in map_page
+    assert f"older arms, {show.number(moved.mean())} above them in the mean" in map_page
+    gaps = ends([one.gap[0] for one in right])
+    means = ends([one.mean_gap[0] for one in right])
+    costs = " to ".join(
+        f"{pick(one.ratio[0] for one in right):.2f}"[1:] for pick in (min, max)
+    )
+    said = (
+        f"four warm starts, by {gaps} (interquartile means; means: {means}), at {costs}"
+    )
+    assert said in readme
+    assert ends([one.gap[0] for one in right], "+") + " (by means" in map_page
+    assert ends([one.mean_gap[0] for one in right], "+") + "), at" in map_page
+    gaps = ends([one.gap[0] for one in drawn])
+    assert f"above RLOO and GRPO in five regimes, by {gaps}," in page(
+        "experiments/reinforce_ada/README.md"
+    )
+    means = ends([one.mean_gap[0] for one in drawn], "+")
+    assert f"(by means {means}, where that of noisy is not shown" in map_page
+    unsure = [one.regime for one in drawn if one.mean_gap[0] < one.mean_gap[1]]
+    assert unsure == ["noisy"]
+    less = {row[0]: row[2] for r in verified for row in show.against(r)}  # right_only
+    for regime, text in less.items():
+        assert text in map_page.partition("Command:")[0], regime
+    asked = [one for one in judged["no_verifier"] if one.recipe == "rloo"]
+    least = show.curves("no_verifier")["rloo"].rate[0].mean()
+    gained = show.number(asked[0].mean - least, digits=2)
+    for name in ("experiments/map/README.md", "experiments/dro/README.md"):
+        assert f"gained {gained}" in page(name) or f"gains {gained}" in page(name)
+    assert f"gains {gained}" in regimes.REGIMES["no_verifier"].says
+
+
+def test_the_advice_says_how_its_order_fared():
+    found = [show.order(regime, "predicted")[1] for regime in regimes.REGIMES]
+    values = [own[0] for own in found if own]
+    ends = " to ".join(show.number(x(values), "+", 1) for x in (min, max))
+    assert f"of {ends} with theirs" in advice.UNSHOWN
+
+
+def test_the_page_of_ablations_has_the_figures_that_the_results_give():
+    text = page("experiments/map/ablations.md").partition("## What was found")[2]
+    figure = r"[+-]?\.\d{3} \[[+-]?\.\d{3}, [+-]?\.\d{3}\]"
+    wanted = [row for name in ablations.ABLATIONS for row in ablations.arm_rows(name)]
+    wanted = [row[2] for row in wanted]
+    gaps = [row for name in ablations.ABLATIONS for row in ablations.rows(name)]
+    wanted += [row[-1] for row in gaps]
+    wanted = [re.sub(r"[+-](?=0?\.000)", "", own.replace("0.", ".")) for own in wanted]
+    assert re.findall(figure, text) == wanted
 
 
 @pytest.mark.parametrize("name", ablations.ABLATIONS)

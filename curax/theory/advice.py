@@ -333,9 +333,9 @@ def rank(
 
 # By Spearman's correlation with runs, in the table "Predicted and measured" of the map.
 UNSHOWN = (
-    "Not shown to predict: in seven regimes where runs were tuned and measured "
-    "(experiments/map) this order had rank correlations of -.9 to +.6 with theirs; of "
-    "+.9 in one, with --varied 0."
+    "Not shown to predict: in five regimes where runs were tuned and measured, one of "
+    "them at three prices (experiments/map), this order had rank correlations of -.9 "
+    "to +.6 with theirs; of +.9 in one, with --varied 0."
 )
 
 

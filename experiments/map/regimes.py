@@ -333,7 +333,7 @@ REGIMES = {
     ),
     # RLOO and GRPO ask the verifier, as a ceiling; the others have references alone.
     "no_verifier": Regime(
-        says="references alone; a verifier, which only rloo and grpo ask, gains .24",
+        says="references alone; a verifier, which only rloo and grpo ask, gains .23",
         make=rationale.task,
         task={"depth": DEPTH, "words": WORDS, "errors": DENSE},
         changes={"sampling.max_tokens": DEPTH + WORDS + 4},

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import spearmanr, t
+from scipy.stats import rankdata, t
 
 from curax.comparison import statistics
 from curax.runs.pictures import LIGHT, canvas
@@ -35,6 +35,15 @@ COLORS = (*COLORS, "#56b4e9", "#882255")
 RESAMPLES = 2000
 DRAWN = "ada_seq_positive_accepted"  # until one is right
 AIM = 0.6, 0.8  # of a cost ratio, and below it the end of its interval
+# Forms that were thought of, or measured, when the regime had been seen, or one of the
+# same starts and seeds.
+ALL_SEEN = ("sparse",)
+SEEN = {
+    "predicted_one_right": ("noisy", "dense_fresh"),
+    "predicted_by_rate": ("noisy", "dense_fresh", "updates_dear"),
+    predict.BY_COSINE: tuple(regimes.REGIMES),
+    predict.BY_STEPS: tuple(regimes.REGIMES),
+}
 
 
 class Curve(NamedTuple):
@@ -173,22 +182,23 @@ def mean_gap(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
     return float(gap.mean()), float(half)
 
 
-def against(regime: str, stage: str = "claim") -> list[list[str]]:
+def against(regime: str) -> list[list[str]]:
     """Right completions alone at a fixed n less drawing until one is right.
 
     Returns:
         A row for each control: mean difference of the same seeds at equal cost, with a
-        95% t-interval that is widened for nothing.
+        95% t-interval that is widened for nothing; and the same at four times the
+        tokens, where that was run.
     """
-    found, place = curves(regime, stage), budget(regime, stage)
-    if DRAWN not in found:
+    if DRAWN not in curves(regime):
         return []
-    drawn = rates_at(found[DRAWN], place)
-    return [
-        [regime, name, plus_minus(mean_gap(rates_at(found[name], place), drawn))]
-        for name in regimes.RIGHT
-        if name in found
-    ]
+    shown = [[regime, name] for name in regimes.RIGHT]
+    for stage in ("claim", "long"):
+        found, place = curves(regime, stage), budget(regime, stage)
+        for line in shown:
+            pair = [rates_at(found[x], place) for x in (line[1], DRAWN) if x in found]
+            line.append(plus_minus(mean_gap(*pair)) if len(pair) == 2 else "")
+    return shown
 
 
 def longer(regime: str) -> list[list[str]]:
@@ -212,7 +222,9 @@ def controls() -> list[str]:
     longest = [line for regime in regimes.REGIMES for line in longer(regime)]
     head = ["regime", "recipe", "mean", "interquartile mean"]
     return [
-        markdown(["regime", "control", f"less {DRAWN}"], beside),
+        markdown(
+            ["regime", "control", f"less {DRAWN}", "at four times the tokens"], beside
+        ),
         markdown([*head, f"mean gap to {regimes.BASELINES[0]}"], longest),
     ]
 
@@ -223,15 +235,17 @@ def numbers(value: Any, ends: Any) -> tuple[float, float, float]:
     return float(value), float(low), float(high)
 
 
-def number(value: float, sign: str = "") -> str:
-    """Three digits without a leading zero, such as `.345` or `+.010`."""
-    text = f"{value:{sign}.3f}"
-    return ".000" if float(text) == 0 else text.replace("0.", ".", 1)
+def number(value: float, sign: str = "", digits: int = 3) -> str:
+    """Digits without a leading zero, such as `.345` or `+.010`."""
+    text = f"{value:{sign}.{digits}f}"
+    if float(text) == 0:
+        return "." + "0" * digits
+    return text.replace("0.", ".", 1) if abs(float(text)) < 1 else text
 
 
-def between(found: tuple[float, float, float], sign: str = "") -> str:
+def between(found: tuple[float, float, float], sign: str = "", digits: int = 3) -> str:
     """A value with its interval, as `.345 [.257, .434]`."""
-    value, low, high = (number(x, sign) for x in found)
+    value, low, high = (number(x, sign, digits) for x in found)
     return f"{value} [{low}, {high}]"
 
 
@@ -294,13 +308,11 @@ def order(
     progress = [told[name]["progress"] for name in names]
     rng = np.random.default_rng(0)
     rows = rng.integers(0, rates.shape[1], (RESAMPLES, rates.shape[1]))
-
-    def correlation(own: np.ndarray) -> float:
-        found: Any = spearmanr(progress, rates[:, own].mean(-1))
-        return float(found.statistic)
-
-    low, high = np.quantile([correlation(own) for own in rows], (0.025, 0.975))
-    middle = correlation(np.arange(rates.shape[1]))
+    rows = np.concatenate([[np.arange(rates.shape[1])], rows])
+    ranks = rankdata(rates[:, rows].mean(-1), axis=0)  # [recipes, 1 + resamples]
+    found = np.corrcoef(rankdata(progress), ranks.T)[0, 1:]
+    middle = float(found[0])
+    low, high = np.quantile(found[1:], (0.025, 0.975))
     tuned = run.choose(regime)
     shown = [
         [
@@ -311,6 +323,25 @@ def order(
         for i in np.argsort(-rates.mean(-1))
     ]
     return shown, (middle, float(low), float(high))
+
+
+def predicted() -> str:
+    """Markdown of rank correlations, a form in a column; hindsight is in brackets."""
+    body = []
+    for regime in regimes.REGIMES:
+        every = {form: order(regime, form) for form in predict.FORMS}
+        most = max(len(rows) for rows, _ in every.values())
+        cells = [regime, str(most)]
+        for form, (rows, found) in every.items():
+            text = between(found, "+", 2) if found else ""
+            text += f", of {len(rows)}" if found and len(rows) < most else ""
+            seen = regime in (*ALL_SEEN, *SEEN.get(form, ()))
+            cells.append(f"({text})" if text and seen else text)
+        if most:
+            body.append(cells)
+    head = [form.removeprefix("predicted").strip("_") for form in predict.FORMS]
+    head = [name.replace("_", " ") or "first" for name in head]
+    return markdown(["regime", "recipes", *head], body)
 
 
 def ratio_text(found: tuple[float, float, float, float]) -> str:
@@ -431,17 +462,10 @@ def main() -> None:
     every = [own for regime in regimes.REGIMES if (own := judged(regime))]
     print(table(every), end="\n\n")
     print(*controls(), sep="\n\n", end="\n\n")
-    both = {
-        key: order(*key) for key in itertools.product(regimes.REGIMES, predict.FORMS)
-    }
+    both = [order(*key)[0] for key in itertools.product(regimes.REGIMES, predict.FORMS)]
     head = ["form", "regime", "recipe", "measured", "predicted", "best size", "tuned"]
-    print(markdown(head, [x for own, _ in both.values() for x in own]), end="\n\n")
-    body = [
-        [*key, str(len(own)), "{:+.2f} [{:+.2f}, {:+.2f}]".format(*found)]
-        for key, (own, found) in both.items()
-        if found
-    ]
-    print(markdown(["regime", "form", "recipes", "rank correlation"], body))
+    print(markdown(head, [x for own in both for x in own]), end="\n\n")
+    print(predicted())
     print(ablated())
     if every:
         draw(HERE / "map.png", every)
