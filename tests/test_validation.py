@@ -333,11 +333,11 @@ def test_confidence_is_that_of_a_plain_forward():
 
 
 def test_pass_at_k_is_the_mean_over_prompts_of_the_share_of_subsets():
-    """Of pairs of four completions; one that was not graded is in no pair."""
+    """Of four completions; one without a grade is in no pair, one of .7 is right."""
     held = parts()
     held.config = replace(held.config, evaluation=Evaluation(prompts=2, samples=4, k=2))
     drawn = SimpleNamespace(prompt=np.arange(8) // 4, slot=np.arange(8) % 4)
-    right = np.array([1, 0, 0, 0, 1, 1, np.nan, 0.5], np.float32)
+    right = np.array([1, 0, 0, 0, 1, 0.7, np.nan, 0.5], np.float32)
     got = validation.pass_at_k(held, drawn, np.stack([right, np.full(8, np.nan)]))
     close(got["eval/pass_at_2"], [(1 / 2 + 1) / 2, np.nan])
     assert validation.pass_at_k(parts(), drawn, right) == {}

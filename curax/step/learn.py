@@ -19,7 +19,7 @@ from curax import update
 from curax.arrays import grids, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.config import Config
-from curax.settings.declared import declared
+from curax.settings.declared import RIGHT, declared
 from curax.step import stages
 from curax.step.draw import in_turn, policy
 from curax.step.optimise import optimise, settings
@@ -229,7 +229,7 @@ def group_metrics(
     known = memories.difficulty(drawn.memory, drawn.prompts.id, prior=prior).pass_rate
     each = jnp.ones_like(known, bool)
     per_prompt = parts.train_rows / parts.config.sampling.prompts
-    right = seen.outcome > 0.5
+    right = seen.outcome > RIGHT
     count = jnp.sum(seen.row < parts.rows, -1)
     means = {
         "memory/pass_rate": metrics.mean(known, each),

@@ -21,6 +21,7 @@ from curax.config import cache_bytes
 from curax.monitors import attempts, diversity
 from curax.monitors.distance import from_base
 from curax.processes import peers
+from curax.settings.declared import RIGHT
 from curax.step import grading
 from curax.step.records import Components
 from curax.types import Model, Prompts, Rollouts
@@ -261,7 +262,7 @@ def pass_at_k(
     Args:
         parts: components of the run.
         rollouts: of `draw`, sampled.
-        outcome: `[..., N]` float, NaN where missing; right is 1.
+        outcome: `[..., N]` float, NaN where missing; right above `RIGHT`.
 
     Returns:
         `[...]` float64; nothing if `evaluation.k` is 0.
@@ -270,7 +271,7 @@ def pass_at_k(
     if not k:
         return {}
     each = _by_prompt(parts, rollouts, outcome)
-    chance = attempts.pass_at_k((each >= 1).sum(-1), (~np.isnan(each)).sum(-1), k)
+    chance = attempts.pass_at_k((each > RIGHT).sum(-1), (~np.isnan(each)).sum(-1), k)
     known = ~np.isnan(chance)
     total = np.where(known, chance, 0.0).sum(-1)
     count = np.where(known.any(-1), known.sum(-1), np.nan)
