@@ -205,6 +205,30 @@ def test_a_run_without_rl_is_told_as_a_supervised_one(tmp_path):
     assert run.summary_line(tmp_path).endswith(" after 1 supervised step")
 
 
+def test_a_warm_start_without_a_finite_loss_stops_the_run(tmp_path, monkeypatch):
+    def warmed(*losses):
+        loop, given = Loop(4.0, 4.0, steps=1), iter(losses)
+        given_warm = replace(small.get_config().warm_start, steps=len(losses))
+        config = replace(loop.parts.config, warm_start=given_warm)
+        loop.parts.config = replace(config, logging=replace(config.logging, every=1))
+        vars(loop).update(abstract_warm=None, warm_sharding=None)
+        loop.warm = lambda state, times: (state, np.array([next(given)]))
+        return loop
+
+    nan = float("nan")
+    with pytest.raises(run.RunError) as caught:
+        follow(tmp_path, warmed(1.0, *[nan] * 9), monkeypatch)
+    assert str(caught.value) == (
+        "the loss of the warm start is not finite at step 6, as in all of the last 5 "
+        "steps, so the run stops; start anew with a lower "
+        "warm_start.optimizer.learning_rate, or from another checkpoint if the weights "
+        "of this one are not finite."
+    )
+    follow(tmp_path / "one", warmed(*[nan] * 4, 1.0, *[nan] * 4), monkeypatch)
+    two = warmed(*[[nan, 1.0]] * 7)  # of two seeds one goes on
+    follow(tmp_path / "two", two, monkeypatch)
+
+
 MISSING = {"outcome/missing": 4.0, "rollout/drawn": 4.0} | DEAD
 
 

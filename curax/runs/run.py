@@ -367,6 +367,7 @@ class Run:
             drift_nats=drift_bound(self._config, loop.platform),
         )
         self._totals: dict[str, Any] = {}
+        self._unknown_losses = np.zeros(())  # of the warm start, in a row
         programs = jax.config.values["jax_compilation_cache_dir"]
         self._times = CompileTimes(
             Path(programs) if programs else None, describe(self._config)
@@ -549,11 +550,30 @@ class Run:
                 )
                 done += times
                 self._progress.warm(done, losses[-1])
+                self._check_warm(done, losses)
                 stopped = self._stopping() is not None
                 if stopped or done % log.checkpoint_every == 0:
                     self._files.sync()
                     saved.save(done, loops.saved(state), {FROZEN: frozen_mark(state)})
         return None if stopped else state
+
+    def _check_warm(self, step: int, losses: np.ndarray) -> None:
+        """Stop where no loss of the last steps of a warm start is finite, in any seed.
+
+        Args:
+            step: the last of them.
+            losses: `[times, ...]` nats per token.
+        """
+        patience = self._config.update.patience
+        for loss in np.isfinite(losses):
+            self._unknown_losses = np.where(loss, 0, self._unknown_losses + 1)
+        if np.all(self._unknown_losses >= patience):
+            raise RunError(
+                f"the loss of the warm start is not finite at step {step}, as in all "
+                f"of the last {patience} steps, so the run stops; start anew with a "
+                "lower warm_start.optimizer.learning_rate, or from another checkpoint "
+                "if the weights of this one are not finite."
+            )
 
     def _train(self, state: TrainState, step: int) -> bool:
         """Train in chunks that end at each log, checkpoint and evaluation step.
