@@ -277,6 +277,8 @@ def test_the_command_ranks_recipes_and_writes_what_it_says(three, tmp_path, caps
     assert lines[0] == "Prompts: Beta(2, 3); 500 to train on, 0 visits to each."
     assert lines[-1] == f"Written: {out}"
     assert max(map(len, lines[: lines.index("", 4)])) <= 88
+    assert page["caveat"].startswith("Not shown to predict: ")
+    assert page["caveat"] in " ".join(said.out.split())
     assert "no prompt comes back: nothing is remembered" in said.out
     assert "Note: No prompt comes back, so that a memory holds nothing " in said.out
     assert "Left out: sage: hints from reference solutions, and there are" in said.out

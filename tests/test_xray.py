@@ -536,8 +536,12 @@ def test_draws_too_few_to_learn_from_are_noted():
         "allocate.least=1 lets a prompt draw fewer than 2 completions, of which "
         "advantage.group_mean learns nothing; set allocate.least to 2."
     ) in notes
-    enough = override(config, {"allocate.least": 2})
-    assert "lets a prompt draw" not in " ".join(remarks.assumptions(enough, seen))
+    learns_from_all = replace(config, advantage=advantage.raw)
+    for enough in (
+        override(config, {"allocate.least": 2}),
+        override(learns_from_all, {"allocate.least": 0}),
+    ):
+        assert "lets a prompt draw" not in " ".join(remarks.assumptions(enough, seen))
 
 
 # ----- hints
