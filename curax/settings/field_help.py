@@ -88,7 +88,9 @@ def comments(kind: type) -> dict[str, str]:
             found[token.start[0]] = token.string.lstrip("# ")
         elif token.string.strip():
             code |= {*range(token.start[0], token.end[0] + 1)}
-    result = {}
+    result: dict[str, str] = {}
+    for base in filter(dataclasses.is_dataclass, kind.__bases__):
+        result |= comments(base)
     (body,) = ast.parse(source).body
     assert isinstance(body, ast.ClassDef)
     for node in body.body:

@@ -1,0 +1,410 @@
+"""What is wrong in a config whose fields are valid one by one: a table a subject.
+
+A row says what may not be, and the sentence that is said where it is. What is said of
+functions, wherever they stand in the config, is no row but a search. Only the standard
+library is imported.
+"""
+
+import difflib
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from curax.settings.config_paths import Place, option
+from curax.settings.declared import RIGHT, declared
+from curax.settings.groups import (
+    AXES,
+    DASHBOARDS,
+    Evaluation,
+    Fields,
+    Hint,
+    Logging,
+    Mesh,
+    Pilot,
+    Reflection,
+    Stop,
+    WarmStart,
+)
+from curax.settings.sizes import (
+    declared_option,
+    kept_of,
+    largest_group,
+    least_group,
+    rows_of,
+    truncates,
+    updates_of,
+)
+
+Table = list[tuple[Any, str]]  # rows of (what may not be, the sentence about it)
+
+
+def conflicts(config: Fields) -> Iterator[str]:
+    """Sentences about fields that are valid one by one and impossible together."""
+    for table in _tables(config):
+        yield from (sentence for is_wrong, sentence in table if is_wrong)
+    if _is_counted(config):
+        yield from _said_elsewhere(config)
+        yield from _too_small_groups(config)
+    yield from _right_twice(config)
+
+
+def _is_counted(config: Fields) -> bool:
+    """Whether the numbers of completions and of updates are no arrays."""
+    sizes, update = config.sampling, config.update
+    numbers = (sizes.group_size, sizes.prompts, sizes.budget, kept_of(config))
+    numbers += (update.minibatches, update.micro_batches)
+    numbers += (update.tokens_per_micro_batch,)
+    return all(isinstance(count, int) for count in numbers)
+
+
+def _tables(config: Fields) -> Iterator[Table]:
+    """Tables of the groups that a config has."""
+    yield _run(config)
+    yield _biases(config)
+    yield _mesh(config.mesh)
+    yield _evaluation(config.evaluation)
+    yield _logging(config.logging)
+    if _is_counted(config):
+        yield _completions(config)
+        if config.pilot:
+            yield _pilot(config, config.pilot)
+        if config.warm_start:
+            yield _warm_start(config.warm_start)
+        if config.stop:
+            yield _stop(config, config.stop)
+        if config.hint:
+            yield _hint(config, config.hint)
+        if config.reflection:
+            yield _reflection(config, config.reflection)
+        yield _micro_batches(config)
+        yield _updates(config)
+
+
+def _run(config: Fields) -> Table:
+    """Of the run as a whole."""
+    return [
+        (
+            config.staged and config.seeds > 1,
+            f"seeds={config.seeds} cannot run side by side with staged=True; set seeds "
+            "to 1 or staged to False.",
+        )
+    ]
+
+
+def _biases(config: Fields) -> Table:
+    """Of biases of the policy gradient that no stage corrects."""
+    sizes, update = config.sampling, config.update
+    keeps_all = type(sizes.top_k) is int and not sizes.top_k
+    name, whole = ("top_p", 1.0) if keeps_all else ("top_k", 0)
+    several = update.epochs != 1 or update.minibatches != 1
+    return [
+        (
+            config.steps and truncates(config) and sizes.correct is None,
+            f"sampling.{name}={getattr(sizes, name)} draws from another distribution "
+            "than the policy that trains, and nothing corrects that bias; set "
+            "sampling.correct=correct.truncated_ratio (TIS), correct.masked_ratio "
+            "(MIS) or correct.icepop, correct.none to leave the bias, or "
+            f"sampling.{name}={whole}.",
+        ),
+        (
+            several and not declared(config.loss, "has_ratio", True),
+            f"update.epochs={update.epochs} times update.minibatches="
+            f"{update.minibatches} are {updates_of(config)} updates per batch, and "
+            f"{Place(config.loss).owner('loss')} has no ratio that corrects those "
+            "behind the first; set both to 1, or loss to loss.clipped_ratio.",
+        ),
+    ]
+
+
+def _mesh(mesh: Mesh) -> Table:
+    """Of axes that would both be what the others leave."""
+    return [
+        (
+            getattr(mesh, one) < 0 and getattr(mesh, other) < 0,
+            f"mesh.{one}=-1 and mesh.{other}=-1 cannot both be what the others leave; "
+            f"set mesh.{one} to 1.",
+        )
+        for one, other in itertools.combinations(AXES, 2)
+    ]
+
+
+def _evaluation(how: Evaluation) -> Table:
+    """Of pass@k with fewer samples than k."""
+    return [
+        (
+            how.k > how.samples,
+            f"evaluation.k={how.k} completions cannot be drawn from "
+            f"evaluation.samples={how.samples}; set evaluation.k to at most "
+            f"{how.samples}.",
+        )
+    ]
+
+
+def _logging(how: Logging) -> Table:
+    """Of dashboards that are unknown, or named twice."""
+    named = [one for one in how.dashboards if isinstance(one, str)]
+    return [
+        row
+        for one in named
+        for row in (
+            (
+                one not in DASHBOARDS,
+                f"logging.dashboards names {one!r}; there are "
+                f"{', '.join(DASHBOARDS)}, so name for example "
+                f"{difflib.get_close_matches(one, DASHBOARDS, 1, cutoff=0)[0]}.",
+            ),
+            (
+                named.count(one) > 1,
+                f"logging.dashboards names {one} twice; name it once.",
+            ),
+        )
+    ]
+
+
+def _completions(config: Fields) -> Table:
+    """Of what needs more completions than a step has."""
+    sizes, kept, rows = config.sampling, kept_of(config), rows_of(config)
+    group, prompts, chunks = sizes.group_size, sizes.prompts, sizes.chunks
+    draws = config.pilot.draws if config.pilot else 0
+    least = declared_option(config.allocate, "floor", 0)
+    fits = not isinstance(chunks, int) or rows < 1 or rows % chunks == 0
+    return [
+        (
+            kept < 1,
+            f"downsample.m={kept} must be at least 1; set downsample.m to 1.",
+        ),
+        (
+            kept > group,
+            f"sampling.group_size={group} cannot keep downsample.m={kept} completions; "
+            f"set downsample.m to at most {group}.",
+        ),
+        (
+            rows > group * prompts,
+            f"sampling.budget={sizes.budget} is more than sampling.group_size={group} "
+            f"completions of sampling.prompts={prompts}, pilots apart; set it to at "
+            f"most {(group + draws) * prompts}.",
+        ),
+        (
+            isinstance(least, int) and least > rows // prompts > 0,
+            f"allocate.least={least} for each of {prompts} prompts is more than the "
+            f"{rows} completions of a step; set allocate.least to at most "
+            f"{rows // prompts}.",
+        ),
+        (
+            not fits,
+            f"sampling.chunks={chunks} must divide the {rows} completions of a step; "
+            f"set sampling.chunks to {fits or _divisor_below(rows, chunks)}.",
+        ),
+    ]
+
+
+def _divisor_below(whole: int, part: int) -> int:
+    """The largest divisor of a whole number that is below another."""
+    return max(n for n in range(1, part) if whole % n == 0)
+
+
+def _pilot(config: Fields, pilot: Pilot) -> Table:
+    """Of pilots that use up the budget."""
+    rows, prompts = rows_of(config), config.sampling.prompts
+    return [
+        (
+            rows < 1,
+            f"pilot.draws={pilot.draws} for sampling.prompts={prompts} leave nothing "
+            "of the budget to train on; set pilot.draws to at most "
+            f"{(rows - 1) // prompts + pilot.draws}.",
+        )
+    ]
+
+
+def _warm_start(warm: WarmStart) -> Table:
+    """Of micro-batches that do not divide the rows."""
+    rows, parts = warm.rows, warm.micro_batches
+    counted = isinstance(rows, int) and isinstance(parts, int)
+    return [
+        (
+            counted and rows % parts,
+            f"warm_start.micro_batches={parts} must divide warm_start.rows={rows}; set "
+            f"warm_start.micro_batches to {counted and math.gcd(rows, parts)}.",
+        )
+    ]
+
+
+def _stop(config: Fields, stop: Stop) -> Table:
+    """Of what also decides how much a prompt draws."""
+    del stop
+    sizes = config.sampling
+    others = {
+        "sampling.rounds": sizes.rounds > 1,
+        "sampling.budget": sizes.budget > 0,
+        "pilot": config.pilot is not None,
+    }
+    return [
+        *(
+            (
+                is_set,
+                f"stop decides how much each prompt draws, and so does {name}; set "
+                "one of them to its default.",
+            )
+            for name, is_set in others.items()
+        ),
+        (
+            sizes.chunks > 1,
+            f"sampling.chunks={sizes.chunks} takes a prompt's completions apart, and "
+            "stop counts them together; set sampling.chunks to 1.",
+        ),
+    ]
+
+
+def _hint(config: Fields, hint: Hint) -> Table:
+    """Of what also replaces groups, or chooses levels of hints."""
+    rounds = config.sampling.rounds
+    return [
+        (
+            rounds > 1,
+            f"sampling.rounds={rounds} gives the place of a dead group to another "
+            "prompt, and hint asks the same one again; set sampling.rounds to 1 or "
+            "hint to None.",
+        ),
+        (
+            hint.controller and hint.stop_probability != 0,
+            "hint.stop_probability ends a search within a visit, and hint.controller "
+            "sets the level between visits; set one of them to its default.",
+        ),
+    ]
+
+
+def _reflection(config: Fields, how: Reflection) -> Table:
+    """Of what needs a verifier, which R3 replaces."""
+    sizes, carried = config.sampling, how.queries.carried if how.queries else 0
+    return [
+        *(
+            (
+                getattr(config, name),
+                f"reflection gives rewards by itself and knows nothing of {name}; set "
+                f"{name} to None.",
+            )
+            for name in ("hint", "stop", "pilot", "shape_reward")
+        ),
+        *(
+            (
+                value > 1,
+                f"sampling.{name}={value} follows what a verifier says, and reflection "
+                f"asks none; set sampling.{name} to 1.",
+            )
+            for name, value in (("rounds", sizes.rounds), ("chunks", sizes.chunks))
+        ),
+        (
+            how.keep and declared(how.keep, "remembers", False),
+            "reflection.keep judges each step by itself, and this rule remembers steps "
+            "before; set reflection.keep to reflect.null_test or reflect.percentile.",
+        ),
+        (
+            how.keep and declared_option(how.keep, "ranks") is not None,
+            "reflection.keep does not rank the tokens of references; set "
+            "reflection.keep.hardest to None, or use reflection.queries.",
+        ),
+        (
+            carried > 1,
+            f"reflection.queries.carried={carried} is more than there is; set "
+            "reflection.queries.carried to 1.0.",
+        ),
+    ]
+
+
+def _micro_batches(config: Fields) -> Table:
+    """Of micro-batches whose number and size are both given."""
+    tokens, warm = config.update.tokens_per_micro_batch, config.warm_start
+    counts: dict[str, Any] = {"update": config.update.micro_batches}
+    if warm:
+        counts["warm_start"] = warm.micro_batches
+    return [
+        (
+            tokens and isinstance(count, int) and count > 1,
+            f"{group}.micro_batches={count} and update.tokens_per_micro_batch={tokens} "
+            f"both say how large a micro-batch is; set {group}.micro_batches to 1, or "
+            "update.tokens_per_micro_batch to 0.",
+        )
+        for group, count in counts.items()
+    ]
+
+
+def _updates(config: Fields) -> Table:
+    """Of updates that do not divide the rows trained per step."""
+    parts = (config.update.minibatches, config.update.micro_batches)
+    rows = min(rows_of(config), config.sampling.prompts * kept_of(config))
+    fits = rows % math.prod(parts) == 0
+    a, b = parts if fits else _nearest_parts(rows, parts)
+    return [
+        (
+            not fits,
+            f"update.minibatches={parts[0]} times update.micro_batches={parts[1]} must "
+            f"divide the {rows} rows trained per step; set them to {a} and {b}.",
+        )
+    ]
+
+
+def _nearest_parts(rows: int, parts: tuple[int, int]) -> tuple[int, int]:
+    """Two numbers next to `parts` whose product divides the rows."""
+    divisors = [size for size in range(1, rows + 1) if rows % size == 0]
+    pairs = [(a, b) for a in divisors for b in divisors if rows % (a * b) == 0]
+    return min(pairs, key=lambda p: abs(p[0] - parts[0]) + abs(p[1] - parts[1]))
+
+
+def _said_elsewhere(config: Fields) -> Iterator[str]:
+    """Sentences about options of corrections that contradict sizes of the config."""
+    prompts = config.sampling.prompts
+    must = {
+        "rows_per_prompt": (
+            min(rows_of(config) / prompts, kept_of(config)),
+            "the rows trained per prompt",
+        ),
+        "most_draws": (config.sampling.group_size, "the most that a prompt draws"),
+    }
+    for name, place in Place(config.correct).walk("correct"):
+        for argument, (right, what) in must.items() if callable(place.value) else ():
+            own = declared(place.value, argument, None)
+            value = option(place.value, own) if own else right
+            if isinstance(value, int | float) and value != right:
+                full = f"{name}.{own}"
+                fix = f"set {full} to {right:g}"
+                yield f"{full}={value} must be {what}, {right:g}; {fix}."
+
+
+def _right_twice(config: Fields) -> Iterator[str]:
+    """A sentence if two functions would call different completions right."""
+    found = {"curax.settings.declared.RIGHT": RIGHT} if config.hint else {}
+    for name, place in Place(config).walk():
+        if callable(place.value) and (own := declared(place.value, "right_above", "")):
+            found[f"{name}.{own}"] = option(place.value, own)
+    known = {n: x for n, x in found.items() if isinstance(x, int | float)}
+    for (one, mine), (other, its) in itertools.pairwise(known.items()):
+        if mine != its:
+            yield (
+                f"{other}={its} and {one}={mine} call different completions right; set "
+                f"{other} to {mine}."
+            )
+
+
+def _too_small_groups(config: Fields) -> Iterator[str]:
+    """Sentences about stages that need larger groups than the config has."""
+    kept, drawn, fix = kept_of(config), largest_group(config), "sampling.group_size"
+    if drawn < config.sampling.group_size:
+        fix = "sampling.budget"
+    sees = {"gate": (drawn, fix), "advantage": (drawn, fix)}
+    if not config.pool_statistics and kept < drawn:
+        sees["advantage"] = kept, "downsample.m"
+    for stage, (group, field) in sees.items():
+        least, called = least_group(getattr(config, stage), stage)
+        if group >= least:
+            continue
+        now, to = kept, least
+        if field != "downsample.m":
+            now = getattr(config.sampling, field.partition(".")[2])
+        if field == "sampling.budget":
+            pilots = config.pilot.draws if config.pilot else 0
+            to = (least + pilots) * config.sampling.prompts
+        yield (
+            f"{field}={now} gives {called} groups of {group}, and it learns nothing "
+            f"from fewer than {least}; set {field} to at least {to}."
+        )

@@ -1,0 +1,77 @@
+"""What follows from the fields of a config: numbers of a step, properties of stages.
+
+Only the standard library is imported.
+"""
+
+from typing import Any
+
+from curax.settings.config_paths import Place, option
+from curax.settings.config_types import Function
+from curax.settings.declared import declared
+from curax.settings.groups import Fields
+
+
+def least_group(function: Function, name: str) -> tuple[int, str]:
+    """Smallest group with a gradient under a stage, and the function that needs it."""
+    least, called = 1, ""
+    for _, place in Place(function).walk(name):
+        if callable(place.value):
+            needs = declared(place.value, "least_group", 1)
+            needs = option(place.value, needs) if isinstance(needs, str) else needs
+            if isinstance(needs, int) and needs > least:
+                least, called = needs, place.owner(name)
+    return least, called
+
+
+def largest_group(config: Fields) -> int:
+    """Largest number of completions that a prompt can get."""
+    sizes = config.sampling
+    if declared(config.allocate, "equal_groups", False) and not config.stop:
+        return min(sizes.group_size, -(-rows_of(config) // sizes.prompts))
+    return min(sizes.group_size, rows_of(config))
+
+
+def declared_option(function: Function, name: str, default: Any = None) -> Any:
+    """The option of a function that it declares under this name; else `default`."""
+    own = declared(function, name, None)
+    return default if own is None else option(function, own, default)
+
+
+def checkpoint_of(config: Fields) -> Any:
+    """Folder or name on the hub that the model begins from; None: random numbers."""
+    return declared_option(config.model, "checkpoint")
+
+
+def kept_of(config: Fields) -> Any:
+    """m, the largest number of completions of a prompt that train."""
+    return declared_option(config.downsample, "keeps", config.sampling.group_size)
+
+
+def corrects_sampling(config: Fields) -> bool:
+    """Whether tokens are weighed by the policy over what they were drawn from."""
+    rule = config.sampling.correct
+    return rule is not None and not declared(rule, "constant", False)
+
+
+def truncates(config: Fields) -> bool:
+    """Whether top_k or top_p truncates the policy's distribution."""
+    sizes = config.sampling
+    whole = type(sizes.top_k) is int and sizes.top_k == 0
+    return not (whole and type(sizes.top_p) in (int, float) and sizes.top_p >= 1)
+
+
+def updates_of(config: Fields) -> int:
+    """Optimizer updates per step."""
+    return config.update.epochs * config.update.minibatches
+
+
+def cache_bytes(config: Fields) -> float:
+    """Bytes of a device that the cache of one seed's draw may take; 0: any."""
+    return config.sampling.cache_gib * 2**30 / config.seeds
+
+
+def rows_of(config: Fields) -> int:
+    """N, completions drawn per step without pilots."""
+    sizes, pilot = config.sampling, config.pilot
+    budget = sizes.budget or sizes.prompts * sizes.group_size
+    return budget - (pilot.draws * sizes.prompts if pilot else 0)
