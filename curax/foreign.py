@@ -6,6 +6,7 @@ changes the objective is converted or refused; docs/from_trl.md has the table.
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -256,7 +257,7 @@ def _batch(options: Mapping[str, Any]) -> tuple[Sampling, Update, int]:
         raise ConfigError(
             f"generation_batch_size={drawn} must be a multiple of "
             f"per_device_train_batch_size={rows} and of num_generations={group}; write "
-            f"generation_batch_size: {_multiple(rows, group)}."
+            f"generation_batch_size: {math.lcm(rows, group)}."
         )
     batches, epochs = drawn // rows, options["num_iterations"]
     if batches % added and (added % batches or epochs > 1):
@@ -280,11 +281,6 @@ def _batch(options: Mapping[str, Any]) -> tuple[Sampling, Update, int]:
     clip = options["max_grad_norm"] or float("inf")
     update = Update(epochs=epochs, minibatches=minibatches, clip_norm=clip)
     return sampling, update, -(-max(options["max_steps"], 0) // (epochs * minibatches))
-
-
-def _multiple(rows: int, group: int) -> int:
-    """Least common multiple of `rows` and `group`."""
-    return next(n for n in range(rows, rows * group + 1, rows) if n % group == 0)
 
 
 def _advantage(options: Mapping[str, Any]) -> Callable[..., Any]:

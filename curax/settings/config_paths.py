@@ -15,14 +15,17 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_origin
+from typing import Any, NamedTuple
 
 from curax.settings import functions
 from curax.settings.config_types import (
+    ConfigError,
     Function,
     alternatives,
     entry_kind,
     field_types,
+    groups_in,
+    has_functions,
     infer_type,
     is_array,
     item_kinds,
@@ -33,10 +36,6 @@ from curax.settings.config_types import (
 
 UNSET: Any = object()  # the value of an option without a default
 OF_FILE = "config_"  # prefix of the module name of a config file
-
-
-class ConfigError(ValueError):
-    """Wrong input. The message is one sentence: name, value, rule, nearest fix."""
 
 
 class Place(NamedTuple):
@@ -159,19 +158,14 @@ def rebuild(description: Any, kind: Any = Any, name: str = "") -> Any:
     if not isinstance(description, dict):
         return description
     if "function" not in description:
-        classes: list[Any] = [
-            k for k in alternatives(kind) if dataclasses.is_dataclass(k)
-        ]
+        classes = groups_in(kind)
         known = field_types(classes[0]) if classes else {}
         parts = {
             key: rebuild(part, known.get(key, Any), _join(name, key))
             for key, part in description.items()
         }
         return classes[0](**parts) if classes else parts
-    try:
-        function = functions.named(description["function"])
-    except functions.NotFoundError as error:
-        raise ConfigError(f"{name}: {description['function']} {error}") from error
+    function = _imported(description["function"], name)
     default, places = describe(function), Place(function).children()
     bound = {
         key: rebuild(part, places.get(key, Place(None)).kind, _join(name, key))
@@ -179,6 +173,18 @@ def rebuild(description: Any, kind: Any = Any, name: str = "") -> Any:
         if key != "function" and (key not in default or part != default[key])
     }
     return functools.partial(function, **bound) if bound else function
+
+
+def _imported(function: str, place: str) -> Callable[..., Any]:
+    """The function of a name that stands at a place.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    try:
+        return functions.named(function)
+    except functions.NotFoundError as error:
+        raise ConfigError(f"{place}: {function} {error}") from error
 
 
 def changes(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
@@ -388,10 +394,8 @@ _NAME = re.compile(r".+[.:][A-Za-z_]\w*")  # of a function, with its module or f
 
 def _takes_function(place: Place) -> bool:
     """Whether the value of a node is a function, or may be one."""
-    if callable(place.value) and not _is_dataclass(place.value):
-        return True
-    origins = [get_origin(kind) or kind for kind in alternatives(place.kind)]
-    return Callable in origins
+    now = place.value
+    return (callable(now) and not _is_dataclass(now)) or has_functions(place.kind)
 
 
 def _function(name: str, now: Any, text: str, edit: _Edit) -> Callable[..., Any]:
@@ -402,10 +406,7 @@ def _function(name: str, now: Any, text: str, edit: _Edit) -> Callable[..., Any]
     Raises:
         ConfigError: there is no such function, or it is one of another stage.
     """
-    try:
-        found = functions.named(text)
-    except functions.NotFoundError as error:
-        raise ConfigError(f"{edit.shown}: {text} {error}") from error
+    found = _imported(text, edit.shown)
     old, now = now, unbound(now)
     of = now.__module__ if inspect.isfunction(now) else ""
     home = of if of.startswith("curax.") else f"curax.{name.rpartition('.')[2]}"
@@ -464,14 +465,12 @@ def _unknown_option(
 
 def _fix_of_none(name: str, key: str, kind: Any) -> str:
     """How to get an option of a function or group that is none; empty for others."""
-    groups: list[Any] = [k for k in alternatives(kind) if dataclasses.is_dataclass(k)]
-    for group in groups:
+    for group in groups_in(kind):
         fields = inspect.signature(group).parameters.values()
         needed = [f.name for f in fields if f.default is f.empty or f.name == key]
         bound = ", ".join(f"{option}=..." for option in needed)
         return f"write {name}={group.__name__}({bound}) in its file"
-    is_function = "function" in type_phrase(kind)[0]
-    return f"name a function for {name} in its file" if is_function else ""
+    return f"name a function for {name} in its file" if has_functions(kind) else ""
 
 
 # Functions

@@ -28,6 +28,10 @@ _WORDS: dict[Any, tuple[str, Any]] = {
 }
 
 
+class ConfigError(ValueError):
+    """Wrong input. The message is one sentence: name, value, rule, nearest fix."""
+
+
 class Range(NamedTuple):
     """A range of numbers from `low`, included if `closed`, to `high`, included."""
 
@@ -130,6 +134,21 @@ def alternatives(kind: Any) -> list[Any]:
     return [kind]
 
 
+def origins(kind: Any) -> list[Any]:
+    """Members of a union annotation, without metadata and without parameters."""
+    return [typing.get_origin(member) or member for member in alternatives(kind)]
+
+
+def has_functions(kind: Any) -> bool:
+    """Whether an annotation names functions."""
+    return _FUNCTION in origins(kind)
+
+
+def groups_in(kind: Any) -> list[Any]:
+    """The dataclasses that an annotation names."""
+    return [member for member in alternatives(kind) if dataclasses.is_dataclass(member)]
+
+
 def item_kinds(kind: Any, length: int) -> list[Any]:
     """Annotation of each entry of a sequence with `length` entries."""
     for member in alternatives(kind):
@@ -180,7 +199,7 @@ def matches(value: Any, kind: Any) -> bool:
 
 def type_phrase(kind: Any) -> tuple[str, Any]:
     """(phrase, example value or None) of an annotation, for messages."""
-    kinds = [typing.get_origin(member) or member for member in alternatives(kind)]
+    kinds = origins(kind)
     kinds = [k for k in kinds if not (k is int and float in kinds)]
     plain = [k for k in kinds if k in _WORDS or dataclasses.is_dataclass(k)] or kinds
     known = [_WORDS.get(k, (f"a {getattr(k, '__name__', k)}", None)) for k in plain]

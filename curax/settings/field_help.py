@@ -13,10 +13,17 @@ import re
 import sys
 import textwrap
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from curax.settings.config_paths import UNSET, Place, describe, full_name, unbound
+from curax.settings.config_paths import (
+    UNSET,
+    Place,
+    describe,
+    full_name,
+    options,
+    unbound,
+)
 
 WIDTH = 88  # characters of a line
 INDENT = " " * 6
@@ -43,14 +50,12 @@ def fields(config: Any) -> list[Field]:
 def _below(name: str, place: Place) -> Iterator[Field]:
     """The fields below a node."""
     node = place.value
-    defaults: Mapping[str, Any] = {}
-    notes: Mapping[str, str] = {}
+    maker, notes = node, dict[str, str]()
     if dataclasses.is_dataclass(node):
-        defaults, notes = _defaults(type(node)), comments(type(node))
+        maker, notes = type(node), comments(type(node))
     elif callable(node):
-        inner = Place(unbound(node)).children()
-        defaults = {key: part.value for key, part in inner.items()}
-        notes = arguments(unbound(node))
+        maker, notes = unbound(node), arguments(unbound(node))
+    defaults = options(maker) if callable(maker) else {}
     for key, part in place.children().items():
         if part.value is UNSET:
             continue
@@ -67,15 +72,6 @@ def _is_group(node: Any) -> bool:
     if isinstance(node, list | tuple):
         return any(callable(part) or _is_group(part) for part in node)
     return dataclasses.is_dataclass(node)
-
-
-def _defaults(kind: type) -> dict[str, Any]:
-    """Defaults of the fields of a dataclass, UNSET where there is none."""
-    missing = dataclasses.MISSING
-    return {
-        field.name: UNSET if field.default is missing else field.default
-        for field in dataclasses.fields(kind)
-    }
 
 
 @functools.cache

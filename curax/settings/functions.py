@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from curax.settings.config_types import ConfigError
 from curax.settings.packages import missing
 
 FOLDERS = ("curax.", "curax.verify.", "curax.tasks.", "")  # of modules named shortly
@@ -46,15 +47,18 @@ def executed(path: Path, name: str, source: bytes | None = None) -> types.Module
     return module
 
 
-def failure(path: Path, error: BaseException) -> tuple[str, str]:
-    """Where in an executed file an error was raised, `file:line`, and what it says."""
+def failure(path: Path, error: BaseException) -> str:
+    """Sentence about an error raised in an executed file: `file:line`, what, a fix."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     text = " ".join(str(error).split()) or "no message"
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines, text = [error.lineno], error.msg
     where = f"{path}:{lines[-1]}" if lines else str(path)
-    return where, text.rstrip(".")
+    text = text.rstrip(".")
+    if not isinstance(error, ConfigError):
+        text = f"{type(error).__name__}: {text}; mend that line"
+    return f"{where}: {missing(error) or f'{text}.'}"
 
 
 def named(name: str) -> Callable[..., Any]:
@@ -110,9 +114,7 @@ def _file(home: str) -> types.ModuleType:
         ) from error
     except Exception as error:  # a user's file may raise anything
         sys.modules.pop(home, None)
-        where, text = failure(path, error)
-        fix = missing(error) or f"{type(error).__name__}: {text}; mend that line."
-        raise NotFoundError(f"cannot be loaded, {where}: {fix}") from error
+        raise NotFoundError(f"cannot be loaded, {failure(path, error)}") from error
 
 
 def _split(name: str) -> tuple[str, str]:

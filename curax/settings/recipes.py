@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from curax.settings import functions
 from curax.settings.config_paths import OF_FILE, ConfigError
-from curax.settings.packages import missing
 
 Made = TypeVar("Made")
 
@@ -40,14 +39,7 @@ def made_by(
             found = type(made).__name__
             raise ConfigError(f"{function}() returned a {found}; return {wanted}.")
     except Exception as error:
-        where, text = functions.failure(path, error)
-        if needed := missing(error):
-            text = needed
-        elif isinstance(error, ConfigError):
-            text = f"{text}."
-        else:
-            text = f"{type(error).__name__}: {text}; mend that line."
-        raise ConfigError(f"{where}: {text}") from error
+        raise ConfigError(functions.failure(path, error)) from error
     return made
 
 
