@@ -14,7 +14,6 @@ References:
     SAGE, "self-hint aligned GRPO with privileged supervision", arXiv:2602.03143.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -183,43 +182,6 @@ def gate_chance(outcome: jax.Array, exists: jax.Array, *, size: int) -> jax.Arra
     return mixed_chance(rare, size=size)
 
 
-def settled(
-    outcome: jax.Array,
-    exists: jax.Array,
-    *,
-    trigger: Callable[[jax.Array, jax.Array], jax.Array],
-    stop_probability: float | jax.Array,
-) -> jax.Array:
-    """Groups for which the search for a hint has ended.
-
-        not collapsed, and u(share right) >= stop_probability or share right >= 1/2
-
-    A stronger hint would make right completions more frequent still, so from a half on
-    the search has ended in any case. With 0, as published, any mixed group ends it. A
-    probability above 0 looks for the weakest hint that reaches it, and then what a
-    group weighs depends on its own outcomes: the expected update is not that of
-    `replaces` any more.
-
-    Args:
-        outcome: as `all_wrong`, of the group that a prompt has at present.
-        exists: as `all_wrong`.
-        trigger: `(outcome, exists) -> [...] bool`, groups that collapsed.
-        stop_probability: smallest u that ends the search, in [0, 1]; u is that of G
-            completions.
-
-    Returns:
-        `[...]` bool; True where nothing exists, for which no hint is sought.
-
-    Raises:
-        AssertionError: as `all_wrong`.
-    """
-    n, right = _counts(outcome, exists)
-    chance = gate_chance(outcome, exists, size=jnp.shape(outcome)[-1])
-    return ~trigger(outcome, exists) & (
-        (chance >= stop_probability) | (2.0 * right >= n)
-    )
-
-
 def replaces(
     new_outcome: jax.Array,
     new_exists: jax.Array,
@@ -231,10 +193,9 @@ def replaces(
         1[n_new > 0 and u(new share right) >= u(old share right)]
 
     A group is replaced as a whole, so it keeps a single context. Of groups all wrong
-    the last one tried remains, as published. Where only groups without any signal are
-    asked again (`stop_probability` 0) and credit is centred on the group, nothing is
-    lost by that and no level is chosen for its luck: per prompt, with w the weight of
-    the estimator,
+    the last one tried remains, as published. Only groups without any signal are asked
+    again, so where credit is centred on the group, nothing is lost by that and no level
+    is chosen for its luck: per prompt, with w the weight of the estimator,
 
         E[update] = w(p_0) grad p_0 + (1-p_0)^G {w(p_1) grad p_1 + (1-p_1)^G {...}}
 

@@ -186,7 +186,6 @@ BOUNDS = {
     "stop.round_size": ("at least 1", 0, 1),
     "hint.levels": ("at least 1", 0, 1),
     "hint.width": ("at least 1", 0, 1),
-    "hint.stop_probability": ("at least 0.0", -0.5, 0.0),
     "hint.most": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
     "hint.writing.max_tokens": ("at least 1", 0, 1),
     "hint.writing.temperature": ("at least 0.0", -1.0, 0.0),
@@ -347,12 +346,6 @@ CONFLICTS = {
     "asks the same one again; set sampling.rounds to 1 or hint to None.": {
         "hint": Hint(source=plain, trigger=plain),
         "sampling": Sampling(rounds=2),
-    },
-    "hint.stop_probability ends a search within a visit, and hint.controller sets the "
-    "level between visits; set one of them to its default.": {
-        "hint": Hint(
-            source=plain, trigger=plain, controller=plain, stop_probability=0.9
-        )
     },
     f"sampling.top_p=0.9 {UNCORRECTED} sampling.top_p=1.0.": {
         "sampling": Sampling(top_p=0.9)

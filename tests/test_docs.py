@@ -1,6 +1,7 @@
 """What the documents say of the code and the tests is there."""
 
 import ast
+import dataclasses
 import json
 import re
 import runpy
@@ -12,8 +13,10 @@ import pytest
 from test_layers import STAGES
 
 import curax
+from curax import config as cf
 from curax.config import ALIASES, fields_of, load
 from curax.runs import record
+from curax.settings import config_types
 
 ROOT = Path(__file__).parents[1]
 LAWS = (ROOT / "docs" / "laws.md").read_text()
@@ -151,6 +154,34 @@ def test_the_tree_of_the_architecture_names_every_module_once():
     there = [path.name for path in package.glob("*.py") if path.stem != "__init__"]
     there += [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
     assert sorted(shown) == sorted(there)
+
+
+def groups_of_fields(kind=cf.Config, name=""):
+    """(class, dotted name) of a config and of all groups in it."""
+    yield kind, name
+    for key, below in config_types.field_types(kind).items():
+        for one in config_types.groups_in(below):
+            yield from groups_of_fields(one, f"{name}.{key}".strip("."))
+
+
+def test_every_field_of_a_config_is_set_somewhere_or_named_by_a_page():
+    pages = "".join(page.read_text() for page in PAGES)
+    folders = ("configs", "experiments", "benchmarks")
+    code = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    set_there = {
+        f"{ast.unparse(node.func).rpartition('.')[2]}.{word.arg}"
+        for path in [*code, ROOT / "curax" / "testbed.py"]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        for word in node.keywords
+    }
+    for kind, group in groups_of_fields():
+        for field in dataclasses.fields(kind):
+            name = f"{group}.{field.name}".strip(".")
+            makers = (kind.__name__, "replace", *(["embedded"] if not group else []))
+            places = {f"{one}.{field.name}" for one in makers}
+            shown = re.search(rf"`[^`]*\b{re.escape(name)}\b", pages)
+            assert shown or places & set_there, name
 
 
 def test_every_function_of_a_stage_is_used_or_named_by_a_page():

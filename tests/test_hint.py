@@ -23,8 +23,6 @@ from hypothesis.extra import numpy as hnp
 from curax import advantage, hint
 from curax.types import Hinting, Prompts
 
-reaching = partial(hint.settled, trigger=hint.all_wrong, stop_probability=0.7)
-any_mixed = partial(hint.settled, trigger=hint.no_signal, stop_probability=0.0)
 gate_of_four = partial(hint.gate_chance, size=4)
 
 outcomes = hnp.arrays(
@@ -107,10 +105,6 @@ def open_chance(row):
     return 1 - p**4 - (1 - p) ** 4
 
 
-def has_ended(row, gate):
-    return len(row) == 0 or np.mean(row > 0.5) >= 0.5 or open_chance(row) >= gate
-
-
 def is_one_sided(row):
     return len(row) > 0 and np.mean(row > 0.5) in (0, 1)
 
@@ -120,8 +114,6 @@ JUDGES = {
     hint.all_wrong: lambda row: len(row) > 0 and not any(row > 0.5),
     hint.no_signal: is_one_sided,
     gate_of_four: open_chance,
-    reaching: lambda row: not (len(row) and max(row) <= 0.5) and has_ended(row, 0.7),
-    any_mixed: lambda row: not is_one_sided(row),
 }
 for_every_judge = pytest.mark.parametrize("judge", JUDGES, ids=name)
 
@@ -166,20 +158,11 @@ def test_a_judge_is_the_same_however_it_runs(judge):
 
 
 def test_all_wrong_is_asked_again_and_all_right_is_not():
-    """SAGE 1: which groups a hint is sought for, and when that has ended."""
+    """SAGE 1: which groups a hint is sought for."""
     outcome = np.float32([[0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]])
     exists = np.ones((3, 4), bool)
     assert hint.all_wrong(outcome, exists).tolist() == [True, False, False]
     assert hint.no_signal(outcome, exists).tolist() == [True, True, False]
-    for gate, mixed in ((0.0, True), (0.7, False)):
-        got = hint.settled(
-            outcome, exists, trigger=hint.all_wrong, stop_probability=gate
-        )
-        assert got.tolist() == [False, True, mixed]
-    half = np.float32([[0, 1, 0, 1]])  # no hint is better than that, whatever the gate
-    assert hint.settled(
-        half, exists[:1], trigger=hint.all_wrong, stop_probability=1.0
-    ).all()
 
 
 def test_right_and_wrong_exchanged_make_the_same_gate_to_the_last_bit():
@@ -266,9 +249,7 @@ def searched(*tries):
         takes = open_ & hint.replaces(new, exists, group, exists)
         group = jnp.where(takes[:, None], new, group)
         level += takes.astype(jnp.int32)
-        open_ &= ~hint.settled(
-            group, exists, trigger=hint.all_wrong, stop_probability=0.0
-        )
+        open_ &= hint.all_wrong(group, exists)
     return group, level, 1 + drawn_groups, advantage.standardised(group, exists)
 
 

@@ -266,11 +266,6 @@ def _hint(config: Fields, hint: Hint) -> Table:
             "prompt, and hint asks the same one again; set sampling.rounds to 1 or "
             "hint to None.",
         ),
-        (
-            hint.controller and hint.stop_probability != 0,
-            "hint.stop_probability ends a search within a visit, and hint.controller "
-            "sets the level between visits; set one of them to its default.",
-        ),
     ]
 
 

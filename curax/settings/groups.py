@@ -55,8 +55,8 @@ class Pilot:
     every: Count = 1  # steps between copies of the policy that draws them; 1: the
     # policy itself, so that no allocation is ever stale
     norm: Function | None = None  # gradient norm of curax.score; None: all are equal
-    accepted: bool = True  # average norms of right completions only; False: of all
-    root_mean_square: bool = True  # root mean square of the norms; False: their mean
+    root_mean_square: bool = True  # root mean square of the norms of right completions;
+    # False: their mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,6 @@ class Hint:
     width: Count = 512  # H, tokens of a hint at most, its introduction included
     writing: Writing | None = None  # None: the policy writes no hints
     trigger: Function  # of curax.hint: (outcome, exists) -> collapsed groups
-    stop_probability: Magnitude = 0.0  # of a mixed group, at the share of right ones,
-    # that ends the search; 0: any mixed group does
     controller: Function | None = None  # (level, pass rate) -> level of the next visit;
     # None: each visit starts without a hint and raises the level until a group opens
     most: Share = 0.5  # largest share of the prompts of a step that get hints

@@ -200,12 +200,11 @@ def allocator(
     def known(solved: jax.Array) -> Difficulty:
         each = jnp.full_like(solved, draws)
         if config.pilot:
-            found = (solved > 0) | (not config.pilot.accepted)
             return Difficulty(
                 draws=each,
                 solved=solved,
                 pass_rate=solved / draws,
-                norm=jnp.where(found, 1.0, 0.0),
+                norm=jnp.where(solved > 0, 1.0, 0.0),
                 tokens=jnp.full_like(solved, sizes.max_tokens),
             )
         memory = PromptMemory(

@@ -3,7 +3,7 @@
 A prompt draws a group without a hint. If it collapses it draws another with a hint of
 level 1, and so on, and one of these groups trains. Given the pass rate p_l under a hint
 of each level, the probability of every end follows from those of the states of each
-group, by the functions that decide: `hint.settled`, `hint.replaces`, or the controller
+group, by the functions that decide: the trigger, `hint.replaces`, or the controller
 that sets the level between visits.
 
 All decisions depend on the number of right completions alone. Then the group that
@@ -105,7 +105,7 @@ def searched(
     """Probabilities of states by level, if collapsed groups are drawn at the next one.
 
     Args:
-        how: triggers, when the search ends, and how many prompts may be hinted.
+        how: the trigger, and how many prompts may be hinted.
         which: `[S, 3]` states that a group may have, as of `outcome_states.states`.
         chance: `[L + 1, R, S]` of each, drawn at each level. Of R prompts the last ones
             are a population, whose collapsed groups compete for hints.
@@ -123,9 +123,6 @@ def searched(
     first = np.minimum(kinds[:, 1:], 1)
     seen = _shown(np.concatenate([kinds, first], 1), group)
     collapsed = np.asarray(how.trigger(*seen))
-    ends = np.asarray(
-        hint.settled(*seen, trigger=how.trigger, stop_probability=how.stop_probability)
-    )
     swaps = _swaps(*seen)
     each = chance @ np.eye(len(kinds))[of]  # [L + 1, R, kinds]
 
@@ -138,10 +135,10 @@ def searched(
         asked[level] = open_.sum((0, -1))
         new = each[level]
         over = new * (open_.sum(0) @ swaps.T)  # replaces the old group
-        done = done + open_ * ((new * ends) @ ~swaps)
-        open_ = open_ * ((new * ~ends) @ ~swaps)
-        done[level] += over * ends
-        open_[level] += over * ~ends
+        done = done + open_ * ((new * ~collapsed) @ ~swaps)
+        open_ = open_ * ((new * collapsed) @ ~swaps)
+        done[level] += over * ~collapsed
+        open_[level] += over * collapsed
     left = np.divide(done + open_, each, out=np.zeros_like(each), where=each > 0)
     found = chance * left[..., of], chance * asked[..., None]
     if not recalls(how):

@@ -238,12 +238,7 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
     swap = mine & hint.replaces(
         seen.outcome, seen.exists, before.outcome, before.exists
     )
-    opens = mine & hint.settled(
-        seen.outcome,
-        seen.exists,
-        trigger=how.trigger,
-        stop_probability=how.stop_probability,
-    )
+    opens = mine & ~how.trigger(seen.outcome, seen.exists)
 
     # A prompt that stopped early has free places, which it may fill.
     place = old.rollouts
@@ -399,12 +394,7 @@ def begin_metrics(
     how = present(parts.config.hint)
     seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
     plain = drawn.level == 0
-    opens = hint.settled(
-        seen.outcome,
-        seen.exists,
-        trigger=how.trigger,
-        stop_probability=how.stop_probability,
-    )
+    opens = ~how.trigger(seen.outcome, seen.exists)
     before = plain & state.methods[NAME].hinted[drawn.prompts.id]
     tally = level_metrics(parts, drawn.level, ~plain, opens, seen)
     for name, which in (("plain", plain), ("transfer", before)):

@@ -93,7 +93,7 @@ def explored(
         given = model, state.params, request.contexts, rollouts, heat
         norm = stages.pilot_norms(cfg, *given, rows=outcome.shape[0])
     norm = grids.grid(norm, seen.row, fill=0.0)
-    of = masked.right(seen.outcome, seen.exists) if how.accepted else seen.exists
+    of = masked.right(seen.outcome, seen.exists)
     typical = masked.mean(norm, of)
     if how.root_mean_square:
         typical = jnp.sqrt(masked.mean(norm**2, of))
