@@ -13,19 +13,7 @@ from typing import Any
 
 from curax.settings.config_paths import Place, option
 from curax.settings.declared import RIGHT, declared
-from curax.settings.groups import (
-    AXES,
-    DASHBOARDS,
-    Evaluation,
-    Fields,
-    Hint,
-    Logging,
-    Mesh,
-    Pilot,
-    Reflection,
-    Stop,
-    WarmStart,
-)
+from curax.settings.groups import AXES, DASHBOARDS, Fields, Logging, Reflection
 from curax.settings.sizes import (
     declared_option,
     kept_of,
@@ -59,35 +47,64 @@ def _is_counted(config: Fields) -> bool:
 
 
 def _tables(config: Fields) -> Iterator[Table]:
-    """Tables of the groups that a config has."""
+    """Tables of what a config has; the later ones count on the earlier ones."""
     yield _run(config)
+    yield _dashboards(config.logging)
     yield _biases(config)
-    yield _mesh(config.mesh)
-    yield _evaluation(config.evaluation)
-    yield _logging(config.logging)
     if _is_counted(config):
         yield _completions(config)
-        if config.pilot:
-            yield _pilot(config, config.pilot)
-        if config.warm_start:
-            yield _warm_start(config.warm_start)
         if config.stop:
-            yield _stop(config, config.stop)
+            yield _stop(config)
         if config.hint:
-            yield _hint(config, config.hint)
+            yield _hint(config)
         if config.reflection:
             yield _reflection(config, config.reflection)
-        yield _micro_batches(config)
         yield _updates(config)
 
 
 def _run(config: Fields) -> Table:
-    """Of the run as a whole."""
+    """Of the run as a whole: its seeds, devices and evaluation."""
+    mesh, held_out = config.mesh, config.evaluation
     return [
         (
             config.staged and config.seeds > 1,
             f"seeds={config.seeds} cannot run side by side with staged=True; set seeds "
             "to 1 or staged to False.",
+        ),
+        (
+            held_out.k > held_out.samples,
+            f"evaluation.k={held_out.k} completions cannot be drawn from "
+            f"evaluation.samples={held_out.samples}; set evaluation.k to at most "
+            f"{held_out.samples}.",
+        ),
+        *(
+            (
+                getattr(mesh, one) < 0 and getattr(mesh, other) < 0,
+                f"mesh.{one}=-1 and mesh.{other}=-1 cannot both be what the others "
+                f"leave; set mesh.{one} to 1.",
+            )
+            for one, other in itertools.combinations(AXES, 2)
+        ),
+    ]
+
+
+def _dashboards(how: Logging) -> Table:
+    """Of dashboards that are unknown, or named twice."""
+    named = [one for one in how.dashboards if isinstance(one, str)]
+    return [
+        row
+        for one in named
+        for row in (
+            (
+                one not in DASHBOARDS,
+                f"logging.dashboards names {one!r}; there are "
+                f"{', '.join(DASHBOARDS)}, so name for example "
+                f"{difflib.get_close_matches(one, DASHBOARDS, 1, cutoff=0)[0]}.",
+            ),
+            (
+                named.count(one) > 1,
+                f"logging.dashboards names {one} twice; name it once.",
+            ),
         )
     ]
 
@@ -114,51 +131,6 @@ def _biases(config: Fields) -> Table:
             f"{Place(config.loss).owner('loss')} has no ratio that corrects those "
             "behind the first; set both to 1, or loss to loss.clipped_ratio.",
         ),
-    ]
-
-
-def _mesh(mesh: Mesh) -> Table:
-    """Of axes that would both be what the others leave."""
-    return [
-        (
-            getattr(mesh, one) < 0 and getattr(mesh, other) < 0,
-            f"mesh.{one}=-1 and mesh.{other}=-1 cannot both be what the others leave; "
-            f"set mesh.{one} to 1.",
-        )
-        for one, other in itertools.combinations(AXES, 2)
-    ]
-
-
-def _evaluation(how: Evaluation) -> Table:
-    """Of pass@k with fewer samples than k."""
-    return [
-        (
-            how.k > how.samples,
-            f"evaluation.k={how.k} completions cannot be drawn from "
-            f"evaluation.samples={how.samples}; set evaluation.k to at most "
-            f"{how.samples}.",
-        )
-    ]
-
-
-def _logging(how: Logging) -> Table:
-    """Of dashboards that are unknown, or named twice."""
-    named = [one for one in how.dashboards if isinstance(one, str)]
-    return [
-        row
-        for one in named
-        for row in (
-            (
-                one not in DASHBOARDS,
-                f"logging.dashboards names {one!r}; there are "
-                f"{', '.join(DASHBOARDS)}, so name for example "
-                f"{difflib.get_close_matches(one, DASHBOARDS, 1, cutoff=0)[0]}.",
-            ),
-            (
-                named.count(one) > 1,
-                f"logging.dashboards names {one} twice; name it once.",
-            ),
-        )
     ]
 
 
@@ -196,6 +168,12 @@ def _completions(config: Fields) -> Table:
             f"sampling.chunks={chunks} must divide the {rows} completions of a step; "
             f"set sampling.chunks to {fits or _divisor_below(rows, chunks)}.",
         ),
+        (
+            rows < 1,
+            f"pilot.draws={draws} for sampling.prompts={prompts} leave nothing of the "
+            f"budget to train on; set pilot.draws to at most "
+            f"{(rows - 1) // prompts + draws}.",
+        ),
     ]
 
 
@@ -204,35 +182,8 @@ def _divisor_below(whole: int, part: int) -> int:
     return max(n for n in range(1, part) if whole % n == 0)
 
 
-def _pilot(config: Fields, pilot: Pilot) -> Table:
-    """Of pilots that use up the budget."""
-    rows, prompts = rows_of(config), config.sampling.prompts
-    return [
-        (
-            rows < 1,
-            f"pilot.draws={pilot.draws} for sampling.prompts={prompts} leave nothing "
-            "of the budget to train on; set pilot.draws to at most "
-            f"{(rows - 1) // prompts + pilot.draws}.",
-        )
-    ]
-
-
-def _warm_start(warm: WarmStart) -> Table:
-    """Of micro-batches that do not divide the rows."""
-    rows, parts = warm.rows, warm.micro_batches
-    counted = isinstance(rows, int) and isinstance(parts, int)
-    return [
-        (
-            counted and rows % parts,
-            f"warm_start.micro_batches={parts} must divide warm_start.rows={rows}; set "
-            f"warm_start.micro_batches to {counted and math.gcd(rows, parts)}.",
-        )
-    ]
-
-
-def _stop(config: Fields, stop: Stop) -> Table:
+def _stop(config: Fields) -> Table:
     """Of what also decides how much a prompt draws."""
-    del stop
     sizes = config.sampling
     others = {
         "sampling.rounds": sizes.rounds > 1,
@@ -256,8 +207,8 @@ def _stop(config: Fields, stop: Stop) -> Table:
     ]
 
 
-def _hint(config: Fields, hint: Hint) -> Table:
-    """Of what also replaces groups, or chooses levels of hints."""
+def _hint(config: Fields) -> Table:
+    """Of what also replaces groups."""
     rounds = config.sampling.rounds
     return [
         (
@@ -307,35 +258,41 @@ def _reflection(config: Fields, how: Reflection) -> Table:
     ]
 
 
-def _micro_batches(config: Fields) -> Table:
-    """Of micro-batches whose number and size are both given."""
-    tokens, warm = config.update.tokens_per_micro_batch, config.warm_start
-    counts: dict[str, Any] = {"update": config.update.micro_batches}
-    if warm:
-        counts["warm_start"] = warm.micro_batches
-    return [
-        (
-            tokens and isinstance(count, int) and count > 1,
-            f"{group}.micro_batches={count} and update.tokens_per_micro_batch={tokens} "
-            f"both say how large a micro-batch is; set {group}.micro_batches to 1, or "
-            "update.tokens_per_micro_batch to 0.",
-        )
-        for group, count in counts.items()
-    ]
-
-
 def _updates(config: Fields) -> Table:
-    """Of updates that do not divide the rows trained per step."""
-    parts = (config.update.minibatches, config.update.micro_batches)
+    """Of mini-batches and micro-batches that do not divide the rows."""
+    update, warm = config.update, config.warm_start
+    tokens = update.tokens_per_micro_batch
+    parts = (update.minibatches, update.micro_batches)
     rows = min(rows_of(config), config.sampling.prompts * kept_of(config))
     fits = rows % math.prod(parts) == 0
     a, b = parts if fits else _nearest_parts(rows, parts)
+    counts: dict[str, Any] = {"update": update.micro_batches}
+    warm_rows = warm_parts = 1
+    if warm:
+        counts["warm_start"] = warm.micro_batches
+        if isinstance(warm.rows, int) and isinstance(warm.micro_batches, int):
+            warm_rows, warm_parts = warm.rows, warm.micro_batches
     return [
+        (
+            warm_rows % warm_parts,
+            f"warm_start.micro_batches={warm_parts} must divide warm_start.rows="
+            f"{warm_rows}; set warm_start.micro_batches to "
+            f"{math.gcd(warm_rows, warm_parts)}.",
+        ),
+        *(
+            (
+                tokens and isinstance(count, int) and count > 1,
+                f"{group}.micro_batches={count} and update.tokens_per_micro_batch="
+                f"{tokens} both say how large a micro-batch is; set "
+                f"{group}.micro_batches to 1, or update.tokens_per_micro_batch to 0.",
+            )
+            for group, count in counts.items()
+        ),
         (
             not fits,
             f"update.minibatches={parts[0]} times update.micro_batches={parts[1]} must "
             f"divide the {rows} rows trained per step; set them to {a} and {b}.",
-        )
+        ),
     ]
 
 
