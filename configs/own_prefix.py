@@ -35,6 +35,7 @@ def get_config() -> Config:
             trigger=hint.all_wrong,
             controller=partial(hint.hysteresis, low=0.25, high=0.75),
         ),
+        methods=(prefixes.method,),
         gate=gate.zero_variance,
         correct=correct.none,
         advantage=advantage.standardised,

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import small
 
-from curax import gate, objective, stop
-from curax.config import Stop
+from curax import objective, stop
+from curax.config import Pilot, Stop
 from curax.settings.declared import declares
 from curax.step.build import build, task_of
 from curax.step.records import Method
@@ -23,12 +23,13 @@ def like(own):
 
 
 def having(*methods):
-    """The config with methods of one's own, each declared by a function of a stage."""
-    config = PLAIN
-    for field, method in zip(("gate", "allocate"), methods, strict=False):
-        own = getattr(PLAIN, field)
-        config = replace(config, **{field: declares(method=method)(like(own))})
-    return config
+    """The config with methods of one's own."""
+    return replace(PLAIN, methods=tuple(partial(made, of=one) for one in methods))
+
+
+def made(*, of):
+    """The method of a config, or what is none."""
+    return of
 
 
 def nothing(*args):
@@ -49,6 +50,9 @@ WRONG = {
         CHOOSER, Method(name="other", prompt_ids=nothing)
     ),
     "payer has reward or shown, ": having(Method(name="payer", reward=nothing)),
+    "methods.1=test_build.made gives a str; name a function that ": having(
+        JUDGE, "judge"
+    ),
     "sampling.rounds=2 needs outcomes of parts of a draw, and judge ": replace(
         having(JUDGE), sampling=replace(SIZES, rounds=2)
     ),
@@ -69,8 +73,10 @@ def test_methods_that_cannot_go_together_are_refused_in_a_sentence(begins):
 
 def test_methods_that_can_go_together_are_built():
     judged = build(having(JUDGE, CHOOSER))
-    assert {method.name for method in judged.methods} == {"judge", "chooser"}
-    assert build(replace(having(JUDGE), gate=gate.none)).methods == ()
+    assert judged.methods == (JUDGE, CHOOSER)
+    own = replace(having(CHOOSER), pilot=Pilot(draws=1))
+    assert [method.name for method in build(own).methods] == ["pilots", "chooser"]
+    assert build(PLAIN).methods == ()
 
 
 @declares(checkpoint="begin")

@@ -93,6 +93,15 @@ def evenly(difficulty, *, budget: int, most: int):
     return difficulty, budget, most
 
 
+def remembering():
+    """A method's function, which is never called here."""
+
+
+@declares(method=remembering)
+def recalling(*arrays):
+    return arrays
+
+
 def around(reward, exists, *, estimate: Callable):
     return estimate(reward, exists)
 
@@ -384,6 +393,8 @@ CONFLICTS = {
         "downsample": partial(largest, m=1),
         "pool_statistics": False,
     },
+    f"hint.source={HERE}.recalling reads what {HERE}.remembering keeps; set methods to "
+    f"({HERE}.remembering,).": {"hint": Hint(source=recalling, trigger=plain)},
     "correct.rows=5.0 must be the rows trained per prompt, 4; set correct.rows to 4.": {
         "correct": partial(scaled, rows=5.0)
     },
@@ -400,6 +411,10 @@ def test_a_wrong_config_says_what_is_wrong_and_how_to_mend_it(sentence):
 
 
 WHAT_PASSES = {
+    "what is read is kept": {
+        "hint": Hint(source=recalling, trigger=plain),
+        "methods": (remembering,),
+    },
     "nothing trains": {"sampling": Sampling(top_p=0.9), "steps": 0},
     "the bias is accepted": {"sampling": Sampling(top_k=9, correct=plain)},
     "one update": {"loss": partial(without_ratio, scale=2.0)},
@@ -653,6 +668,17 @@ CHOSEN = {
     "shape_reward": ["own.py:shaped", "shape_reward.weight=0.5"],
     "objective": ["own_module:weighed"],
 }
+
+
+def test_functions_of_a_tuple_are_chosen_by_their_names():
+    name = f"methods={HERE}:remembering, step.methods.prefixes.method"
+    config = cf.override(cf.load("grpo"), [name])
+    own, ours = config.methods
+    assert own.__name__ == "remembering"
+    assert ours.__module__ == "curax.step.methods.prefixes"
+    said = error_of(cf.override, config, [f"methods={HERE}.remember"])
+    assert "remember is no function of" in said
+    assert "did you mean" in said
 
 
 @pytest.mark.parametrize("field", CHOSEN)

@@ -64,6 +64,7 @@ from curax.models.rotary import RopeScaling
 from curax.runs import run
 from curax.step import draw, drivers, learn, loops, validation
 from curax.step.methods import queries, references
+from curax.step.records import Method
 from curax.step.step import step
 from curax.tasks import chain, rationale
 from curax.theory import stated_objective
@@ -114,6 +115,10 @@ def nowhere(params):
 
 def of_one_form(text):
     return 0
+
+
+def counting():
+    return Method(name="count", init=lambda parts, params: jnp.int32(0))
 
 
 sgd = partial(optax.sgd, learning_rate=0.1)
@@ -186,6 +191,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "objective.prior.1": (1.0, "credit"),
     "objective.low": (0.1, "credit"),
     "objective.high": (0.9, "credit"),
+    "methods": ((counting,), "step"),
     "gate": (gate.none, "credit"),
     "gate.low": (0.2, "credit"),
     "gate.high": (0.8, "credit"),

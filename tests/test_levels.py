@@ -33,7 +33,8 @@ SCORE = partial(advantage.standardised, eps=0.0)
 def composed(group, how, prompts=2, **stages):
     sizes = Sampling(prompts=prompts, group_size=group, max_tokens=8)
     stages = {"advantage": SCORE, "update": Update()} | stages
-    return replace(PLAIN, sampling=sizes, hint=how, **stages)
+    methods = (prefixes.method,)  # which the source of some hints reads
+    return replace(PLAIN, sampling=sizes, hint=how, methods=methods, **stages)
 
 
 def seen(config, p, lift, population=ALL):

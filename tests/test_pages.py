@@ -472,9 +472,9 @@ CHANGED = {
     "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1), "
     "modulate=modulate.dynamo, evaluation=replace(config.evaluation, distance=True, "
     "confidence=2, k=2)",
-    "hints": "hint=Hint(source=prefixes.own_prefix, levels=1, width=3, "
-    "trigger=hint.all_wrong), task=partial(chain.task, depth=2, num_prompts=64, "
-    "num_held_out=32, hints=True)",
+    "hints": "methods=(prefixes.method,), hint=Hint(source=prefixes.own_prefix, "
+    "levels=1, width=3, trigger=hint.all_wrong), task=partial(chain.task, depth=2, "
+    "num_prompts=64, num_held_out=32, hints=True)",
     "stops": "staged=True, "
     "stop=Stop(rule=partial(stop.positives, right=1), round_size=2)",
     "reflects": "task=partial(rationale.task, depth=1, words=2, num_prompts=64), "

@@ -366,6 +366,9 @@ def _new_value(name: str, place: Place, edit: _Edit) -> Any:
     text = str(edit.readings[-1])
     if _NAME.fullmatch(text) and _takes_function(place):
         return _function(name, now, text, edit)
+    names = [part.strip() for part in text.split(",")]
+    if all(map(_NAME.fullmatch, names)) and has_functions(item_kinds(kind, 1)[0]):
+        return tuple(_imported(one, edit.shown) for one in names)
     below = [part.value for _, part in place.walk()]
     if any(callable(part) or _is_dataclass(part) for part in below):
         reach = ", ".join(_join(name, key) for key in place.children()) or "none"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from curax.settings.config_paths import Place, option
+from curax.settings.config_paths import Place, full_name, option, unbound
 from curax.settings.declared import RIGHT, declared
 from curax.settings.groups import AXES, DASHBOARDS, Fields, Logging, Reflection
 from curax.settings.sizes import (
@@ -35,6 +35,7 @@ def conflicts(config: Fields) -> Iterator[str]:
         yield from _said_elsewhere(config)
         yield from _too_small_groups(config)
     yield from _right_twice(config)
+    yield from _without_method(config)
 
 
 def _is_counted(config: Fields) -> bool:
@@ -335,6 +336,18 @@ def _right_twice(config: Fields) -> Iterator[str]:
             yield (
                 f"{other}={its} and {one}={mine} call different completions right; set "
                 f"{other} to {mine}."
+            )
+
+
+def _without_method(config: Fields) -> Iterator[str]:
+    """Sentences about functions that read what a method keeps, without that method."""
+    for name, place in Place(config).walk():
+        method = declared(place.value, "method", None)
+        if method and method not in map(unbound, config.methods):
+            keeper = full_name(method)
+            yield (
+                f"{name}={place.owner(name)} reads what {keeper} keeps; set methods to "
+                f"({keeper},)."
             )
 
 

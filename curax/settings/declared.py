@@ -8,7 +8,8 @@
     of_sequence     the option of a correction of tokens that makes it weigh completions
     trains_prompt   a credit of hinted groups trains the prompt without its hint, by
                     the coefficient that they had under it
-    method          the `step.records.Method` that keeps what a function reads
+    method          the function among `methods` of the config whose method keeps what
+                    this one reads
     recall          the right completions that a source of hints reads, of a method's
                     state; a prompt has no hint before there is one
     remembers       the rule that keeps prompts has a state from one look to the next

@@ -6,7 +6,7 @@ from functools import partial
 
 from curax import update
 from curax.config import Config, ConfigError, checkpoint_of, kept_of, option, rows_of
-from curax.settings.config_paths import Place, wrong_options
+from curax.settings.config_paths import Place, full_name, wrong_options
 from curax.settings.declared import declared
 from curax.step.methods import hints, pilots, queries, references, refill
 from curax.step.records import Components, Method
@@ -57,23 +57,28 @@ def task_of(config: Config) -> Task:
 def methods_of(config: Config) -> tuple[Method, ...]:
     """Methods that a config uses, in the order in which they take part in a step.
 
-    Those that its fields enable, and those that its functions declare.
+    Those that its fields enable, then those that it names.
+
+    Raises:
+        ConfigError: a function that it names gives something else.
     """
     reflection, pilot = config.reflection, config.pilot
-    named = (
+    built_in = (
         (queries.METHOD, reflection and reflection.queries),
         (references.METHOD, reflection),
         (pilots.method(pilot.every if pilot else 1), pilot),
         (refill.METHOD, config.sampling.rounds > 1),
         (hints.METHOD, config.hint),
     )
-    own = (
-        declared(place.value, "method", None)
-        for _, place in Place(config).walk()
-        if callable(place.value)
-    )
-    found = [method for method, is_set in named if is_set]
-    return tuple(dict.fromkeys([*found, *(method for method in own if method)]))
+    found = [method for method, is_set in built_in if is_set]
+    for number, make in enumerate(config.methods):
+        found.append(made := make())
+        if not isinstance(made, Method):
+            raise ConfigError(
+                f"methods.{number}={full_name(make)} gives a {type(made).__name__}; "
+                "name a function that gives a step.records.Method."
+            )
+    return tuple(found)
 
 
 def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:

@@ -104,7 +104,12 @@ METHOD = Method(
 )
 
 
-@declares(method=METHOD, recall=recall)
+def method() -> Method:
+    """The method, as `methods` of a config names it."""
+    return METHOD
+
+
+@declares(method=method, recall=recall)
 def own_prefix(
     hinting: Hinting,
     prompts: Prompts,
