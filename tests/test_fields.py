@@ -416,7 +416,7 @@ class Diary:
         rows[0]["update/nonfinite"] = 1.0
         return state, rows, []
 
-    def checkpoints(self, folder, *, keep):
+    def checkpoints(self, folder, *, keep, about):
         self.told.append(("keep", keep))
         return SimpleNamespace(
             newest=lambda *_: None,
