@@ -7,21 +7,20 @@ Each states the weight w(p) its expected update puts on grad p when n completion
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
 from curax.arrays.masked import Axis
-from curax.settings.declared import declares
+from curax.types import BoolBG, BoolG, FloatBG, FloatG
 
 _COLLAPSED = 1e-6  # rewards no further apart than this are equal
 
 
-def raw(reward: jax.Array, exists: jax.Array) -> jax.Array:
+@checks.contract()
+def raw(reward: FloatG, exists: BoolG) -> FloatG:
     """The reward itself.
 
         A_i = r_i
@@ -44,11 +43,11 @@ def raw(reward: jax.Array, exists: jax.Array) -> jax.Array:
         Connectionist Reinforcement Learning", Machine Learning 8. Dong et al. 2023,
         RAFT, arXiv:2304.06767.
     """
-    reward, exists = _check(reward, exists)
     return jnp.where(exists, jnp.asarray(reward, jnp.float32), 0.0)
 
 
-def signed(reward: jax.Array, exists: jax.Array) -> jax.Array:
+@checks.contract()
+def signed(reward: FloatG, exists: BoolG) -> FloatG:
     """Right is +1, wrong is -1.
 
         A_i = 2 r_i - 1
@@ -72,12 +71,11 @@ def signed(reward: jax.Array, exists: jax.Array) -> jax.Array:
         Xiong et al. 2025, "A Minimalist Approach to LLM Reasoning: from Rejection
         Sampling to Reinforce", arXiv:2504.11343.
     """
-    reward, exists = _check(reward, exists)
     return jnp.where(exists, 2.0 * jnp.asarray(reward, jnp.float32) - 1.0, 0.0)
 
 
-@declares(least_group=2)
-def group_mean(reward: jax.Array, exists: jax.Array) -> jax.Array:
+@checks.contract(least_group=2)
+def group_mean(reward: FloatG, exists: BoolG) -> FloatG:
     """How much better each completion did than its group.
 
         A_i = r_i - mean_j r_j        over the n completions that exist
@@ -100,12 +98,11 @@ def group_mean(reward: jax.Array, exists: jax.Array) -> jax.Array:
         (Dr. GRPO), arXiv:2503.20783. Xiong et al. 2025, Reinforce-Ada,
         arXiv:2510.04996, where the group is the whole pool.
     """
-    reward, exists = _check(reward, exists)
     return _deviation(reward, exists, axis=-1)
 
 
-@declares(least_group=2)
-def leave_one_out(reward: jax.Array, exists: jax.Array) -> jax.Array:
+@checks.contract(least_group=2)
+def leave_one_out(reward: FloatG, exists: BoolG) -> FloatG:
     """How much better each completion did than the others drawn for its prompt.
 
         A_i = r_i - mean_{j != i} r_j = n / (n - 1) (r_i - mean_j r_j)
@@ -128,20 +125,19 @@ def leave_one_out(reward: jax.Array, exists: jax.Array) -> jax.Array:
         Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization
         for Learning from Human Feedback in LLMs", arXiv:2402.14740.
     """
-    reward, exists = _check(reward, exists)
     n = masked.total(exists, exists, keepdims=True)
     return _deviation(reward, exists, axis=-1) * (n / jnp.maximum(n - 1.0, 1.0))
 
 
-@declares(least_group=2)
+@checks.contract(least_group=2)
 def standardised(
-    reward: jax.Array,
-    exists: jax.Array,
+    reward: FloatG,
+    exists: BoolG,
     *,
     eps: float | jax.Array = 1e-6,
     bessel: bool = False,
     floor: float | jax.Array = 0.0,
-) -> jax.Array:
+) -> FloatG:
     """How many standard deviations each completion is above its group. GRPO.
 
         A_i = (r_i - mean_j r_j) / (max(s, floor) + eps),
@@ -177,14 +173,14 @@ def standardised(
         Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in
         Open Language Models", arXiv:2402.03300, section 4.1.
     """
-    reward, exists = _check(reward, exists)
     ddof = int(bessel)
     return _standardised(reward, exists, axis=-1, eps=eps, ddof=ddof, floor=floor)
 
 
+@checks.contract()
 def batch_standardised(
-    reward: jax.Array, exists: jax.Array, *, eps: float | jax.Array = 1e-6
-) -> jax.Array:
+    reward: FloatBG, exists: BoolBG, *, eps: float | jax.Array = 1e-6
+) -> FloatBG:
     """How many standard deviations each completion is above the whole batch.
 
         A_i = (r_i - mean) / (s + eps)        over all completions of all prompts
@@ -211,21 +207,20 @@ def batch_standardised(
         Global Advantage Normalization", arXiv:2501.03262. Its KL penalty inside the
         reward is not part of this.
     """
-    reward, exists = _check(reward, exists)
-    chex.assert_axis_dimension_gt(reward, -2, 0)
     return _standardised(reward, exists, axis=(-2, -1), eps=eps, ddof=0)
 
 
+@checks.contract()
 def guarded(
-    reward: jax.Array,
-    exists: jax.Array,
+    reward: FloatG,
+    exists: BoolG,
     *,
     estimate: Callable[[jax.Array, jax.Array], jax.Array],
     clip: float | jax.Array = math.inf,
     least: int = 0,
     keep_negatives: bool = True,
     threshold: float | jax.Array = 0.5,
-) -> jax.Array:
+) -> FloatG:
     """Another estimator, kept from learning much from a few lucky completions.
 
         A_i = clip(estimate_i, -clip, clip)
@@ -258,7 +253,6 @@ def guarded(
         The finding that over-hard prompts do harm: arXiv:2605.28388. Clip and count are
         ours.
     """
-    reward, exists = _check(reward, exists)
     advantage = jnp.clip(estimate(reward, exists), -clip, clip)
     right = jnp.asarray(reward) > threshold
     enough = masked.total(right, exists, keepdims=True) >= least
@@ -321,7 +315,3 @@ def _deviation(reward: jax.Array, exists: jax.Array, *, axis: Axis) -> jax.Array
     above = jnp.where(exists, jnp.asarray(reward, jnp.float32) - low, 0.0)
     centre = masked.mean(above, exists, axis=axis, keepdims=True)
     return jnp.where(exists, above - centre, 0.0)
-
-
-def _check(reward: Any, exists: Any) -> list[jax.Array]:
-    return checks.arrays(reward=(reward, float), exists=(exists, bool))

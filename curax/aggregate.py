@@ -4,17 +4,15 @@ Weights are computed once on all rows of an update, so that gradients of micro-b
 simply add up.
 """
 
-from typing import Any
-
-import chex
 import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.settings.declared import declares
+from curax.types import BoolMT, FloatMT
 
 
-def token_mean(mask: jax.Array) -> jax.Array:
+@checks.contract()
+def token_mean(mask: BoolMT) -> FloatMT:
     """Every token of the batch counts the same.
 
         weight = mask / (masked tokens in the batch)
@@ -36,12 +34,12 @@ def token_mean(mask: jax.Array) -> jax.Array:
         Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at
         Scale", arXiv:2503.14476, token-level loss.
     """
-    mask = _check(mask)
     tokens = masked.total(mask, mask, axis=(-2, -1), keepdims=True)
     return jnp.asarray(mask, jnp.float32) / jnp.maximum(tokens, 1.0)
 
 
-def sequence_mean(mask: jax.Array) -> jax.Array:
+@checks.contract()
+def sequence_mean(mask: BoolMT) -> FloatMT:
     """Every completion counts the same, whatever its length.
 
         weight = mask / (tokens of the row) / (rows that have a token)
@@ -62,14 +60,13 @@ def sequence_mean(mask: jax.Array) -> jax.Array:
         Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in
         Open Language Models", arXiv:2402.03300, equation 3.
     """
-    mask = _check(mask)
     length = masked.total(mask, mask, keepdims=True)
     rows = masked.total(length > 0, length > 0, axis=(-2, -1), keepdims=True)
     return jnp.asarray(mask, jnp.float32) / jnp.maximum(length * rows, 1.0)
 
 
-@declares(lengths=("length",))
-def constant_length(mask: jax.Array, *, length: float | jax.Array) -> jax.Array:
+@checks.contract(lengths=("length",))
+def constant_length(mask: BoolMT, *, length: float | jax.Array) -> FloatMT:
     """Every token counts 1 / (M length), whatever else is in the batch.
 
         weight = mask / (M length)
@@ -93,11 +90,4 @@ def constant_length(mask: jax.Array, *, length: float | jax.Array) -> jax.Array:
         Liu et al. 2025, "Understanding R1-Zero-Like Training: A Critical Perspective"
         (Dr. GRPO), arXiv:2503.20783.
     """
-    mask = _check(mask)
     return jnp.asarray(mask, jnp.float32) / (mask.shape[-2] * length)
-
-
-def _check(mask: Any) -> jax.Array:
-    (mask,) = checks.arrays(mask=(mask, bool))
-    chex.assert_axis_dimension_gt(mask, -2, 0)
-    return mask

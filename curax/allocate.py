@@ -16,22 +16,18 @@ Two rules of `counts` turn weights into counts: `proportional` rounds a water le
 `greedy` is the integer optimum.
 """
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from curax.arrays import checks
 from curax.arrays import counts as whole
-from curax.settings.declared import declares
-from curax.types import Difficulty, Plan
+from curax.types import Counts, Difficulty, Plan
 
 
-@declares(equal_groups=True)
-def uniform(difficulty: Difficulty, *, budget: int, most: int) -> jax.Array:
+@checks.contract(equal_groups=True)
+def uniform(difficulty: Difficulty, *, budget: int, most: int) -> Counts:
     """The same number for every prompt; what does not divide goes to the first ones.
 
     Args:
@@ -42,7 +38,7 @@ def uniform(difficulty: Difficulty, *, budget: int, most: int) -> jax.Array:
     Returns:
         `[B]` int32 with sum `min(budget, B most)`.
     """
-    prompts = _known(difficulty).prompts
+    prompts = difficulty.draws.shape[0]
     budget = min(budget, prompts * most)
     extra = jnp.arange(prompts, dtype=jnp.int32) < budget % prompts
     return budget // prompts + extra.astype(jnp.int32)
@@ -51,10 +47,10 @@ def uniform(difficulty: Difficulty, *, budget: int, most: int) -> jax.Array:
 # ----- by pass rate
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def inverse_pass_rate(
     difficulty: Difficulty, *, budget: int, most: int, least: int = 1
-) -> jax.Array:
+) -> Counts:
     """Hard prompts by 1/p: Reinforce-Ada's estimation-based variant, as released.
 
         n_i = least + (budget - B least) (1 / p_i) / sum_l (1 / p_l)
@@ -81,16 +77,16 @@ def inverse_pass_rate(
         Reinforce-Style LLM Training", arXiv:2510.04996, estimation-based variant. The
         paper's text describes the hybrid, its code this.
     """
-    share = 1.0 / _known(difficulty).pass_rate
+    share = 1.0 / difficulty.pass_rate
     budget, most = whole.bounded(share, budget, least, most)
     rest = budget - share.shape[0] * least
     return least + whole.proportional(share, budget=rest, least=0, most=most - least)
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def inverse_root(
     difficulty: Difficulty, *, budget: int, most: int, least: int = 2
-) -> jax.Array:
+) -> Counts:
     """Hard prompts by 1/sqrt(p): the hybrid form of Reinforce-Ada's estimation.
 
         n_i = clip(c / sqrt(p_i), least, most)
@@ -114,7 +110,7 @@ def inverse_root(
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, hybrid weighting. The paper
         gives no bounds.
     """
-    share = jax.lax.rsqrt(_known(difficulty).pass_rate)
+    share = jax.lax.rsqrt(difficulty.pass_rate)
     return whole.proportional(share, budget=budget, least=least, most=most)
 
 
@@ -145,7 +141,7 @@ def gvm_weight(
     return jnp.where((pass_rate > 0) & (norm > 0), weight, 0.0)
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def gvm(
     difficulty: Difficulty,
     *,
@@ -156,7 +152,7 @@ def gvm(
     beta: float | jax.Array = 2.0,
     unit: int = 1,
     exact: bool = False,
-) -> jax.Array:
+) -> Counts:
     """The allocation that minimises the gradient variance of log p, regularised.
 
         minimise sum_i w_i^2 / n_i,   so n_i = N w_i / sum_l w_l,   w as in `gvm_weight`
@@ -195,13 +191,12 @@ def gvm(
             f"unit={unit} does not divide budget={budget} and least={least}; set unit "
             "to a common divisor, such as 1."
         )
-    difficulty = _known(difficulty)
     weight = gvm_weight(difficulty.pass_rate, difficulty.norm, alpha=alpha, beta=beta)
     bounds = {"budget": budget // unit, "least": least // unit, "most": most // unit}
     return unit * _rounded(weight, exact=exact, **bounds)
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def log_baseline(
     difficulty: Difficulty,
     *,
@@ -209,7 +204,7 @@ def log_baseline(
     most: int,
     least: int = 0,
     exact: bool = False,
-) -> jax.Array:
+) -> Counts:
     """The allocation that minimises the variance of log p under a baseline.
 
         n_i = N w_i / sum_l w_l,   w = G sqrt((1 - p) / p)
@@ -234,7 +229,6 @@ def log_baseline(
     References:
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, appendix B.
     """
-    difficulty = _known(difficulty)
     p = difficulty.pass_rate
     weight = difficulty.norm * jnp.sqrt((1.0 - p) / p)
     return _rounded(weight, budget=budget, least=least, most=most, exact=exact)
@@ -275,7 +269,7 @@ def unbiased_variance(draws: jax.Array, solved: jax.Array) -> jax.Array:
     return jnp.where(some, variance, 0.25)
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def bernoulli(
     difficulty: Difficulty,
     *,
@@ -284,7 +278,7 @@ def bernoulli(
     least: int = 2,
     estimate: Callable[[jax.Array, jax.Array], jax.Array] = smoothed_variance,
     power: float | jax.Array = 0.5,
-) -> jax.Array:
+) -> Counts:
     """Counts in proportion to the standard deviation of the outcome.
 
         n_i proportional to b_i^power,   b = p (1 - p)
@@ -313,12 +307,11 @@ def bernoulli(
     References:
         DynaMO 2026, arXiv:2602.19208, its theory of allocation.
     """
-    difficulty = _known(difficulty)
     share = jnp.power(estimate(difficulty.draws, difficulty.solved), power)
     return whole.proportional(share, budget=budget, least=least, most=most)
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def neyman(
     difficulty: Difficulty,
     *,
@@ -328,7 +321,7 @@ def neyman(
     estimate: Callable[[jax.Array, jax.Array], jax.Array] = smoothed_variance,
     standardised: bool = False,
     per_token: bool = False,
-) -> jax.Array:
+) -> Counts:
     """The integer counts of least gradient variance, given outcomes and score norms.
 
         minimise sum_i V_i / n_i,   V = b G^2
@@ -360,7 +353,6 @@ def neyman(
         Journal of the Royal Statistical Society 97. DynaMO 2026, arXiv:2602.19208,
         has n_i proportional to the standard deviation but measures no norms.
     """
-    difficulty = _known(difficulty)
     deviation = _deviation(difficulty, estimate, standardised)
     if per_token:
         deviation = deviation * jax.lax.rsqrt(difficulty.tokens)
@@ -368,7 +360,7 @@ def neyman(
     return _rounded(deviation, exact=not per_token, **bounds)
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def neyman_within_tokens(
     difficulty: Difficulty,
     *,
@@ -378,7 +370,7 @@ def neyman_within_tokens(
     least: int = 2,
     estimate: Callable[[jax.Array, jax.Array], jax.Array] = smoothed_variance,
     standardised: bool = False,
-) -> jax.Array:
+) -> Counts:
     """As `neyman`, but what is shared out is tokens; see `within_tokens`.
 
     Args:
@@ -397,7 +389,6 @@ def neyman_within_tokens(
     Raises:
         ValueError: unless 0 <= least <= most and token_budget > 0.
     """
-    difficulty = _known(difficulty)
     deviation = _deviation(difficulty, estimate, standardised)
     return whole.within_tokens(
         whole.squared(deviation),
@@ -409,7 +400,7 @@ def neyman_within_tokens(
     )
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def dynamo(
     difficulty: Difficulty,
     *,
@@ -420,7 +411,7 @@ def dynamo(
     known: float | jax.Array = 4.0,
     mastered: float | jax.Array = 0.85,
     lowest: float | jax.Array = 0.01,
-) -> jax.Array:
+) -> Counts:
     """DynaMO's allocator, as released: a floor, and a share linear in the variance.
 
         n_i = least + (N - B least) P_i / sum_l P_l,
@@ -461,7 +452,6 @@ def dynamo(
     References:
         DynaMO 2026, arXiv:2602.19208, and its code.
     """
-    difficulty = _known(difficulty)
     draws, solved = difficulty.draws, difficulty.solved
     budget, most = whole.bounded(draws, budget, least, most)
     rate = solved / jnp.maximum(draws, 1e-6)
@@ -494,7 +484,7 @@ def dynamo(
 # ----- by what is left to learn
 
 
-@declares(floor="least")
+@checks.contract(floor="least")
 def skip_dead(
     difficulty: Difficulty,
     *,
@@ -503,7 +493,7 @@ def skip_dead(
     least: int = 1,
     draws: float | jax.Array = 8.0,
     margin: float | jax.Array = 0.05,
-) -> jax.Array:
+) -> Counts:
     """Prompts always, or never, solved so far get `least`; the others share evenly.
 
         dead: n >= draws and min(k, n - k) <= margin n
@@ -532,7 +522,6 @@ def skip_dead(
         Zheng et al. 2025, "Act Only When It Pays: Efficient Reinforcement Learning for
         LLM Reasoning via Selective Rollouts" (GRESO), arXiv:2506.02177.
     """
-    difficulty = _known(difficulty)
     n, k = difficulty.draws, difficulty.solved
     dead = (n >= draws) & (jnp.minimum(k, n - k) <= margin * n)
     alive = 1.0 - dead.astype(jnp.float32)
@@ -573,18 +562,6 @@ def _rounded(
             whole.squared(weight), budget=budget, least=least, most=most
         )
     return whole.proportional(weight, budget=budget, least=least, most=most)
-
-
-def _known(difficulty: Difficulty) -> Difficulty:
-    """Every field as an array `[B]`."""
-    names = [field.name for field in dataclasses.fields(difficulty)]
-    named: dict[str, Any] = {}
-    for name in names:
-        value = getattr(difficulty, name)
-        if np.ndim(value) == 0:
-            value = jnp.full(difficulty.prompts, value)
-        named[f"difficulty.{name}"] = (value, float)
-    return Difficulty(**dict(zip(names, checks.arrays(**named), strict=True)))
 
 
 def _deviation(

@@ -33,7 +33,6 @@ binds; above 1 it is where sampler and trainer compute differently.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +40,12 @@ import numpy as np
 from jax import lax
 
 from curax.arrays import checks, masked, ratios
-from curax.settings.declared import RIGHT, declares
+from curax.settings.declared import RIGHT
+from curax.types import BoolG, BoolT, FloatG, FloatT
 
 
-@declares(constant=True)
-def none(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax.Array:
+@checks.contract(constant=True)
+def none(reward: FloatG, pool: BoolG, keep: BoolG) -> FloatG:
     """Every kept completion counts once: the selection is part of the objective.
 
     As `sampling.correct` it leaves the bias of top-k and top-p; it is not called then.
@@ -62,11 +62,11 @@ def none(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax.Array:
         AssertionError: while tracing, if shapes differ or dtypes are not
             (float, bool, bool).
     """
-    reward, pool, keep = _check(reward, pool, keep)
     return jnp.asarray(keep, jnp.float32)
 
 
-def horvitz_thompson(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax.Array:
+@checks.contract()
+def horvitz_thompson(reward: FloatG, pool: BoolG, keep: BoolG) -> FloatG:
     """Inverse inclusion rates, one per reward value: the pool's update, in expectation.
 
         omega_j = (N_c / N) / (n_c / n)
@@ -102,7 +102,6 @@ def horvitz_thompson(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax
         Neither Reinforce-Ada (arXiv:2510.04996) nor PODS (arXiv:2504.13818) applies
         it: Reinforce-Ada divides the whole group by the pass rate, or by nothing.
     """
-    reward, pool, keep = _check(reward, pool, keep)
     reward = jnp.asarray(reward)
     same = reward[..., :, None] == reward[..., None, :]
 
@@ -115,14 +114,10 @@ def horvitz_thompson(reward: jax.Array, pool: jax.Array, keep: jax.Array) -> jax
     return jnp.where(keep, share(pool) / kept_share, 0.0)
 
 
-@declares(right_above="threshold")
+@checks.contract(right_above="threshold")
 def expansion(
-    reward: jax.Array,
-    pool: jax.Array,
-    keep: jax.Array,
-    *,
-    threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+    reward: FloatG, pool: BoolG, keep: BoolG, *, threshold: float | jax.Array = RIGHT
+) -> FloatG:
     """Inverse inclusion counts, one per class: the pool's sum, in expectation.
 
         omega_j = N_c / n_c        c the class of j, right or wrong
@@ -148,21 +143,20 @@ def expansion(
     References:
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, implicit weighting.
     """
-    reward, pool, keep = _check(reward, pool, keep)
     right = masked.right(reward, pool, threshold)
     total = jnp.where(right, _count(right), _count(pool & ~right))
     return _spread(total, keep & right) + _spread(total, keep & ~right)
 
 
-@declares(right_above="threshold")
+@checks.contract(right_above="threshold")
 def inverse_pass_rate(
-    reward: jax.Array,
-    pool: jax.Array,
-    keep: jax.Array,
+    reward: FloatG,
+    pool: BoolG,
+    keep: BoolG,
     *,
     power: float | jax.Array = 1.0,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> FloatG:
     """The published correction: every kept completion over the pass rate of its pool.
 
         omega_j = (N+ / N)^-power        0 where nothing is right
@@ -190,16 +184,15 @@ def inverse_pass_rate(
         Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, third version. The released
         code has no such factor.
     """
-    reward, pool, keep = _check(reward, pool, keep)
     right = _count(masked.right(reward, pool, threshold))
     rate = jnp.where(right > 0, right / jnp.maximum(_count(pool), 1.0), 1.0)
     return jnp.where(keep & (right > 0), rate**-power, 0.0)
 
 
-@declares(rows_per_prompt="rows")
+@checks.contract(rows_per_prompt="rows")
 def per_prompt(
-    reward: jax.Array, pool: jax.Array, keep: jax.Array, *, rows: float | jax.Array
-) -> jax.Array:
+    reward: FloatG, pool: BoolG, keep: BoolG, *, rows: float | jax.Array
+) -> FloatG:
     """Every prompt counts the same, however many completions of it are trained.
 
         omega_j = R / n
@@ -230,19 +223,18 @@ def per_prompt(
         Yao et al. 2025, GVM, arXiv:2505.02391, Lemma 1. DynaMO, arXiv:2602.19208,
         allocates without it.
     """
-    reward, pool, keep = _check(reward, pool, keep)
     return _spread(rows, keep)
 
 
-@declares(rows_per_prompt="rows", right_above="threshold")
+@checks.contract(rows_per_prompt="rows", right_above="threshold")
 def accepted_mean(
-    reward: jax.Array,
-    pool: jax.Array,
-    keep: jax.Array,
+    reward: FloatG,
+    pool: BoolG,
+    keep: BoolG,
     *,
     rows: float | jax.Array,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> FloatG:
     """The mean over the right ones that are kept; wrong ones train nothing.
 
         omega_j = R / n+ if right, else 0
@@ -272,21 +264,20 @@ def accepted_mean(
     References:
         Yao et al. 2025, GVM, arXiv:2505.02391, Algorithm 1: its 1 / |D|.
     """
-    reward, pool, keep = _check(reward, pool, keep)
     return _spread(rows, keep & masked.right(reward, pool, threshold))
 
 
-@declares(rows_per_prompt="rows", most_draws="limit", right_above="threshold")
+@checks.contract(rows_per_prompt="rows", most_draws="limit", right_above="threshold")
 def control_variate(
-    reward: jax.Array,
-    pool: jax.Array,
-    keep: jax.Array,
+    reward: FloatG,
+    pool: BoolG,
+    keep: BoolG,
     *,
     rows: float | jax.Array,
     limit: float | jax.Array,
     strength: float | jax.Array = 1.0,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> FloatG:
     """`accepted_mean` with a baseline that no stopping rule can bias.
 
         C+ = 1[N+ >= 1] - s N+ / L,   C- = -s N- / L
@@ -320,7 +311,6 @@ def control_variate(
         Derived here; for the sampling of Xiong et al. 2025, Reinforce-Ada,
         arXiv:2510.04996.
     """
-    reward, pool, keep = _check(reward, pool, keep)
     right = masked.right(reward, pool, threshold)
     of_right, of_wrong = _count(right), _count(pool & ~right)
     plus = jnp.where(of_right > 0, 1.0, 0.0) - strength * of_right / limit
@@ -328,17 +318,17 @@ def control_variate(
     return _spread(rows * plus, keep & right) + _spread(rows * minus, keep & ~right)
 
 
-@declares(rows_per_prompt="rows", most_draws="limit", right_above="threshold")
+@checks.contract(rows_per_prompt="rows", most_draws="limit", right_above="threshold")
 def first_success(
-    reward: jax.Array,
-    pool: jax.Array,
-    keep: jax.Array,
+    reward: FloatG,
+    pool: BoolG,
+    keep: BoolG,
     *,
     rows: float | jax.Array,
     limit: int,
     coefficients: Callable[[int], np.ndarray],
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> FloatG:
     """Any series f'(p) = sum_k d_k (1-p)^k, from when the first right one was drawn.
 
         omega_j = R d_{J-1} / n+ if right, else 0
@@ -371,7 +361,6 @@ def first_success(
         Derived here; for the objectives and the sampling of Xiong et al. 2025,
         Reinforce-Ada, arXiv:2510.04996.
     """
-    reward, pool, keep = _check(reward, pool, keep)
     right = masked.right(reward, pool, threshold)
     table = jnp.asarray([*coefficients(limit), 0.0], jnp.float32)
     draw = jnp.cumsum(pool, -1, dtype=jnp.int32) - 1
@@ -379,13 +368,14 @@ def first_success(
     return _spread(rows * table[first], keep & right)
 
 
+@checks.contract()
 def every(
-    reward: jax.Array,
-    pool: jax.Array,
-    keep: jax.Array,
+    reward: FloatG,
+    pool: BoolG,
+    keep: BoolG,
     *,
     rules: Sequence[Callable[[jax.Array, jax.Array, jax.Array], jax.Array]],
-) -> jax.Array:
+) -> FloatG:
     """The product of several rules.
 
     `horvitz_thompson` and `per_prompt` together are the mean of the pool, however many
@@ -412,13 +402,10 @@ def every(
 # ----- tokens: the policy over what was drawn from
 
 
+@checks.contract()
 def ratio(
-    logp: jax.Array,
-    logp_behaviour: jax.Array,
-    mask: jax.Array,
-    *,
-    sequence: bool = False,
-) -> jax.Array:
+    logp: FloatT, logp_behaviour: FloatT, mask: BoolT, *, sequence: bool = False
+) -> FloatT:
     """The policy over the behaviour, neither clipped nor masked.
 
         rho_t = pi(y_t) / mu(y_t);   prod_u rho_u for every token, if `sequence`
@@ -438,9 +425,6 @@ def ratio(
         AssertionError: while tracing, if shapes differ or dtypes are not
             (float, float, bool).
     """
-    logp, logp_behaviour, mask = checks.arrays(
-        logp=(logp, float), logp_behaviour=(logp_behaviour, float), mask=(mask, bool)
-    )
     # Made finite before the difference: off the mask there may be anything.
     logp, logp_behaviour = (
         jnp.where(mask, jnp.asarray(values, jnp.float32), 0.0)
@@ -452,15 +436,15 @@ def ratio(
     return jnp.where(mask, ratios.ratio(log_ratio), 0.0)
 
 
-@declares(of_sequence="sequence")
+@checks.contract(of_sequence="sequence")
 def truncated_ratio(
-    logp: jax.Array,
-    logp_behaviour: jax.Array,
-    mask: jax.Array,
+    logp: FloatT,
+    logp_behaviour: FloatT,
+    mask: BoolT,
     *,
     cap: float | jax.Array = 2.0,
     sequence: bool = False,
-) -> jax.Array:
+) -> FloatT:
     """Truncated importance sampling (TIS): the ratio, clipped at a cap.
 
         w = min(rho, cap)        rho as in `ratio`, of the token or of the sequence
@@ -489,15 +473,15 @@ def truncated_ratio(
     return jnp.minimum(ratio(logp, logp_behaviour, mask, sequence=sequence), cap)
 
 
-@declares(of_sequence="sequence")
+@checks.contract(of_sequence="sequence")
 def masked_ratio(
-    logp: jax.Array,
-    logp_behaviour: jax.Array,
-    mask: jax.Array,
+    logp: FloatT,
+    logp_behaviour: FloatT,
+    mask: BoolT,
     *,
     cap: float | jax.Array = 2.0,
     sequence: bool = False,
-) -> jax.Array:
+) -> FloatT:
     """Masked importance sampling (MIS): what is above a cap is dropped, not clipped.
 
         w = rho if rho <= cap, else 0        rho as in `ratio`
@@ -524,14 +508,15 @@ def masked_ratio(
     return jnp.where(rho <= cap, rho, 0.0)
 
 
+@checks.contract()
 def icepop(
-    logp: jax.Array,
-    logp_behaviour: jax.Array,
-    mask: jax.Array,
+    logp: FloatT,
+    logp_behaviour: FloatT,
+    mask: BoolT,
     *,
     low: float | jax.Array = 0.5,
     high: float | jax.Array = 5.0,
-) -> jax.Array:
+) -> FloatT:
     """IcePop: the ratio of a token inside a band; tokens outside of it are dropped.
 
         w_t = rho_t if low <= rho_t <= high, else 0        rho_t as in `ratio`
@@ -569,7 +554,3 @@ def _count(among: jax.Array) -> jax.Array:
 def _spread(total: float | jax.Array, among: jax.Array) -> jax.Array:
     """`total` shared out evenly `among` those, 0 for all others."""
     return jnp.where(among, total / jnp.maximum(_count(among), 1.0), 0.0)
-
-
-def _check(reward: Any, pool: Any, keep: Any) -> list[jax.Array]:
-    return checks.arrays(reward=(reward, float), pool=(pool, bool), keep=(keep, bool))

@@ -4,19 +4,19 @@ Every rule is `(key, reward, exists) -> keep`, a subset of `exists` with at most
 group; `m` is static. What a rule does to the objective is undone in `correct`, or not.
 """
 
-from typing import Any
-
-import chex
 import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.settings.declared import RIGHT, declares
+from curax.settings.config_types import Count
+from curax.settings.declared import RIGHT
+from curax.types import BoolG, FloatG
 
 _TIE = 1e-6  # variances this close, relative to the largest, are equal
 
 
-def none(key: jax.Array, reward: jax.Array, exists: jax.Array) -> jax.Array:
+@checks.contract()
+def none(key: jax.Array, reward: FloatG, exists: BoolG) -> BoolG:
     """Keep all.
 
     Args:
@@ -31,14 +31,11 @@ def none(key: jax.Array, reward: jax.Array, exists: jax.Array) -> jax.Array:
         AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
     """
     del key
-    reward, exists = _check(reward, exists)
-    return jnp.asarray(exists)
+    return exists
 
 
-@declares(keeps="m")
-def max_variance(
-    key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
-) -> jax.Array:
+@checks.contract(keeps="m")
+def max_variance(key: jax.Array, reward: FloatG, exists: BoolG, *, m: Count) -> BoolG:
     """The m completions of each group whose rewards vary most.
 
         S in argmax_{|S| = m} Var{r_i : i in S}
@@ -78,7 +75,6 @@ def max_variance(
         written. Xiong et al. 2025, Reinforce-Ada, arXiv:2510.04996, takes the first
         ones drawn where this takes random ones.
     """
-    reward, exists = _check(reward, exists, m)
     reward = jnp.asarray(reward, jnp.float32)
     low, high = masked.extent(reward, exists, keepdims=True)
     # Middle and spread of the group make sums exact for 0/1 rewards and free of
@@ -110,10 +106,8 @@ def max_variance(
     return exists & ((rank < m - from_top) | (rank >= n - from_top))
 
 
-@declares(keeps="m")
-def random(
-    key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
-) -> jax.Array:
+@checks.contract(keeps="m")
+def random(key: jax.Array, reward: FloatG, exists: BoolG, *, m: Count) -> BoolG:
     """A uniformly random m of each group, as if only m had been drawn.
 
     A group of at most m keeps all.
@@ -133,15 +127,12 @@ def random(
     References:
         The control in Xu et al. 2025, PODS, arXiv:2504.13818.
     """
-    reward, exists = _check(reward, exists, m)
     order = _ascending(_lots(key, exists), jnp.zeros_like(reward), exists)
     return exists & (jnp.argsort(order, axis=-1) < m)
 
 
-@declares(keeps="m")
-def max_reward(
-    key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
-) -> jax.Array:
+@checks.contract(keeps="m")
+def max_reward(key: jax.Array, reward: FloatG, exists: BoolG, *, m: Count) -> BoolG:
     """The m completions of each group with the largest rewards.
 
     Among equal rewards the choice is uniformly random. Best-of-n distillation, and a
@@ -167,16 +158,13 @@ def max_reward(
         A control in the released code of Xu et al. 2025, PODS, arXiv:2504.13818, where
         it does far worse than `random`.
     """
-    reward, exists = _check(reward, exists, m)
     best_first = -jnp.asarray(reward, jnp.float32)
     order = _ascending(_lots(key, exists), best_first, exists)
     return exists & (jnp.argsort(order, axis=-1) < m)
 
 
-@declares(keeps="m")
-def percentile(
-    key: jax.Array, reward: jax.Array, exists: jax.Array, *, m: int
-) -> jax.Array:
+@checks.contract(keeps="m")
+def percentile(key: jax.Array, reward: FloatG, exists: BoolG, *, m: Count) -> BoolG:
     """The m completions that stand for the rewards of each group most evenly.
 
         S = {order statistics ceil((l - 1/2) n / m) : l = 1..m}
@@ -207,7 +195,6 @@ def percentile(
         Reported as one of the rules of Xu et al. 2025, PODS, arXiv:2504.13818; it is
         not in the released code. The rounding is ours.
     """
-    reward, exists = _check(reward, exists, m)
     reward = jnp.asarray(reward, jnp.float32)
     rank = jnp.argsort(_ascending(_lots(key, exists), reward, exists), axis=-1)
     n = jnp.maximum(jnp.sum(exists, axis=-1, keepdims=True), 1)
@@ -219,16 +206,16 @@ def percentile(
     return exists & (wanted(rank + 1) > wanted(rank))
 
 
-@declares(keeps="m", right_above="threshold")
+@checks.contract(keeps="m", right_above="threshold")
 def balanced(
     key: jax.Array,
-    reward: jax.Array,
-    exists: jax.Array,
+    reward: FloatG,
+    exists: BoolG,
     *,
-    m: int,
+    m: Count,
     first: bool = False,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> BoolG:
     """As many right completions as wrong ones, as far as there are any.
 
         n+ = min(floor(m / 2), N+),   n- = min(m - n+, N-)
@@ -266,7 +253,6 @@ def balanced(
         Reinforce-Style LLM Training", arXiv:2510.04996. Its released code takes the
         first ones, counts rewards above 0.7 as right and corrects for nothing.
     """
-    reward, exists = _check(reward, exists, m)
     right = masked.right(reward, exists, threshold)
     every_right = jnp.sum(right, axis=-1, keepdims=True)
     every_wrong = jnp.sum(exists & ~right, axis=-1, keepdims=True)
@@ -289,8 +275,3 @@ def _lots(key: jax.Array, exists: jax.Array) -> jax.Array:
 def _ascending(lots: jax.Array, value: jax.Array, exists: jax.Array) -> jax.Array:
     """`[..., G]` indices from small to large, equals by lot, absent ones last."""
     return jnp.lexsort((lots, value, ~jnp.asarray(exists)), axis=-1)
-
-
-def _check(reward: Any, exists: Any, m: int = 1) -> list[jax.Array]:
-    chex.assert_scalar_positive(m)
-    return checks.arrays(reward=(reward, float), exists=(exists, bool))

@@ -5,16 +5,17 @@ it closes are not corrected for: what a gate does to the objective is part of it
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.settings.declared import RIGHT, declares
+from curax.settings.declared import RIGHT
+from curax.types import BoolG, FloatG
 
 
-def none(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Array:
+@checks.contract()
+def none(outcome: FloatG, exists: BoolG, finished: BoolG) -> BoolG:
     """Whatever exists may train.
 
     Args:
@@ -29,18 +30,13 @@ def none(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Arra
         AssertionError: while tracing, if shapes differ or dtypes are not
             (float, bool, bool).
     """
-    outcome, exists, finished = _check(outcome, exists, finished)
-    return jnp.asarray(exists)
+    return exists
 
 
-@declares(least_group=2)
+@checks.contract(least_group=2)
 def zero_variance(
-    outcome: jax.Array,
-    exists: jax.Array,
-    finished: jax.Array,
-    *,
-    delta: float | jax.Array = 1e-6,
-) -> jax.Array:
+    outcome: FloatG, exists: BoolG, finished: BoolG, *, delta: float | jax.Array = 1e-6
+) -> BoolG:
     """Only groups whose outcomes differ: max - min > delta.
 
     A group with equal outcomes has nothing to compare. Its advantages are 0 already
@@ -68,19 +64,19 @@ def zero_variance(
         Approach to LLM Reasoning: from Rejection Sampling to Reinforce",
         arXiv:2504.11343, Reinforce-Rej.
     """
-    outcome, exists, finished = _check(outcome, exists, finished)
     smallest, largest = masked.extent(outcome, exists, keepdims=True)
     return exists & (largest - smallest > delta)
 
 
+@checks.contract()
 def pass_rate_band(
-    outcome: jax.Array,
-    exists: jax.Array,
-    finished: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    finished: BoolG,
     *,
     low: float | jax.Array,
     high: float | jax.Array,
-) -> jax.Array:
+) -> BoolG:
     """Only groups that are neither too hard nor too easy: low <= mean outcome <= high.
 
     Args:
@@ -100,20 +96,19 @@ def pass_rate_band(
         Bae et al. 2025, "Online Difficulty Filtering for Reasoning Oriented
         Reinforcement Learning", arXiv:2504.03380.
     """
-    outcome, exists, finished = _check(outcome, exists, finished)
     rate = masked.mean(outcome, exists, keepdims=True)
     return exists & (rate >= low) & (rate <= high)
 
 
-@declares(least_group=2)
+@checks.contract(least_group=2)
 def advantage_energy(
-    outcome: jax.Array,
-    exists: jax.Array,
-    finished: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    finished: BoolG,
     *,
     least: float | jax.Array,
     weight: Callable[[jax.Array], jax.Array] | None = None,
-) -> jax.Array:
+) -> BoolG:
     """Only groups with enough advantage energy: w(q) v >= least, and above 0.
 
         v = (1/n) sum_i (r_i - q)^2,   q = (1/n) sum_i r_i
@@ -145,7 +140,6 @@ def advantage_energy(
         SAGE, arXiv:2602.03143, Corollary 3.1, has the energy (1/n) sum A_i^2 of
         standardised advantages, which is 1 for every mixed group.
     """
-    outcome, exists, finished = _check(outcome, exists, finished)
     rate = masked.mean(outcome, exists, keepdims=True)
     # Rounding leaves equal outcomes a variance; their spread is 0 exactly.
     smallest, largest = masked.extent(outcome, exists, keepdims=True)
@@ -156,15 +150,15 @@ def advantage_energy(
     return exists & mixed & (energy >= least)
 
 
-@declares(least_group="least", right_above="threshold")
+@checks.contract(least_group="least", right_above="threshold")
 def minimum_right(
-    outcome: jax.Array,
-    exists: jax.Array,
-    finished: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    finished: BoolG,
     *,
     least: int,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> BoolG:
     """Only groups with enough right completions: no fewer than `least`.
 
     On a prompt far too hard the rare right completion may well be an accident, and what
@@ -189,12 +183,12 @@ def minimum_right(
     References:
         The finding that over-hard prompts do harm: arXiv:2605.28388. The count is ours.
     """
-    outcome, exists, finished = _check(outcome, exists, finished)
     right = masked.right(outcome, exists, threshold)
     return exists & (masked.total(right, exists, keepdims=True) >= least)
 
 
-def overlong(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.Array:
+@checks.contract()
+def overlong(outcome: FloatG, exists: BoolG, finished: BoolG) -> BoolG:
     """Only completions that ended by themselves.
 
     A completion cut off by the length limit was judged on half of what it had to say.
@@ -216,18 +210,17 @@ def overlong(outcome: jax.Array, exists: jax.Array, finished: jax.Array) -> jax.
     References:
         Yu et al. 2025, DAPO, arXiv:2503.14476, overlong filtering.
     """
-    outcome, exists, finished = _check(outcome, exists, finished)
-    return jnp.asarray(exists) & finished
+    return exists & finished
 
 
-@declares(right_above="threshold")
+@checks.contract(right_above="threshold")
 def accepted(
-    outcome: jax.Array,
-    exists: jax.Array,
-    finished: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    finished: BoolG,
     *,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> BoolG:
     """Only completions that are right: outcome > threshold. RAFT's accepted set.
 
     The paper accepts the best of each group, which would accept all of an all-wrong
@@ -249,17 +242,17 @@ def accepted(
         Dong et al. 2023, "RAFT: Reward rAnked FineTuning for Generative Foundation
         Model Alignment", arXiv:2304.06767. Xiong et al. 2025, arXiv:2504.11343.
     """
-    outcome, exists, finished = _check(outcome, exists, finished)
     return masked.right(outcome, exists, threshold)
 
 
+@checks.contract()
 def every(
-    outcome: jax.Array,
-    exists: jax.Array,
-    finished: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    finished: BoolG,
     *,
     gates: Sequence[Callable[[jax.Array, jax.Array, jax.Array], jax.Array]],
-) -> jax.Array:
+) -> BoolG:
     """What all of several gates let through.
 
     Each gate sees all that exists and not what the others left of it, so their order
@@ -281,9 +274,3 @@ def every(
     for gate in gates:
         open_ &= gate(outcome, exists, finished)
     return open_
-
-
-def _check(outcome: Any, exists: Any, finished: Any) -> list[jax.Array]:
-    return checks.arrays(
-        outcome=(outcome, float), exists=(exists, bool), finished=(finished, bool)
-    )

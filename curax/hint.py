@@ -21,8 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.settings.declared import declares
-from curax.types import Contexts, Hinting, Hints, Prompts
+from curax.types import (
+    Bool,
+    BoolG,
+    Contexts,
+    Float,
+    FloatG,
+    Hinting,
+    Hints,
+    Int,
+    Prompts,
+)
 
 _CAP_NATS = 20.0  # of the log of a weight: exp(20) is finite, and so are its sums
 
@@ -90,7 +99,8 @@ def joined(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> Contexts:
 # ----- triggers, and what decides between groups
 
 
-def all_wrong(outcome: jax.Array, exists: jax.Array) -> jax.Array:
+@checks.contract()
+def all_wrong(outcome: FloatG, exists: BoolG) -> Bool:
     """Groups in which nothing is right: those that a hint can help.
 
         collapsed = 1[n > 0 and no outcome > 0.5]
@@ -115,7 +125,8 @@ def all_wrong(outcome: jax.Array, exists: jax.Array) -> jax.Array:
     return (n > 0) & (right == 0)
 
 
-def no_signal(outcome: jax.Array, exists: jax.Array) -> jax.Array:
+@checks.contract()
+def no_signal(outcome: FloatG, exists: BoolG) -> Bool:
     """Groups in which nothing is right, and those in which all is.
 
         collapsed = 1[n > 0 and the outcomes are all on one side of 0.5]
@@ -162,7 +173,8 @@ def mixed_chance(pass_rate: jax.Array, *, size: int) -> jax.Array:
     return jnp.maximum(-jnp.expm1(size * jnp.log1p(-rare)) - rare**size, 0.0)
 
 
-def gate_chance(outcome: jax.Array, exists: jax.Array, *, size: int) -> jax.Array:
+@checks.contract()
+def gate_chance(outcome: FloatG, exists: BoolG, *, size: int) -> Float:
     """`mixed_chance` at the share of right completions among those that exist.
 
     Args:
@@ -182,12 +194,10 @@ def gate_chance(outcome: jax.Array, exists: jax.Array, *, size: int) -> jax.Arra
     return mixed_chance(rare, size=size)
 
 
+@checks.contract()
 def replaces(
-    new_outcome: jax.Array,
-    new_exists: jax.Array,
-    old_outcome: jax.Array,
-    old_exists: jax.Array,
-) -> jax.Array:
+    new_outcome: FloatG, new_exists: BoolG, old_outcome: FloatG, old_exists: BoolG
+) -> Bool:
     """Whether the group drawn with the next hint takes the place of the one before.
 
         1[n_new > 0 and u(new share right) >= u(old share right)]
@@ -218,7 +228,6 @@ def replaces(
     References:
         arXiv:2602.03143, algorithm 1.
     """
-    chex.assert_equal_shape([new_outcome, old_outcome])
     size = jnp.shape(new_outcome)[-1]
     new = gate_chance(new_outcome, new_exists, size=size)
     return jnp.any(new_exists, -1) & (
@@ -229,13 +238,10 @@ def replaces(
 # ----- controllers of SAGE-light
 
 
+@checks.contract()
 def paper(
-    level: jax.Array,
-    pass_rate: jax.Array,
-    *,
-    levels: int,
-    alpha: float | jax.Array = 0.35,
-) -> jax.Array:
+    level: Int, pass_rate: Float, *, levels: int, alpha: float | jax.Array = 0.35
+) -> Int:
     """One level more where the last visit went badly, never one less.
 
         level + 1[p < alpha],   at most L
@@ -256,19 +262,14 @@ def paper(
     References:
         arXiv:2602.03143, equation 12. The released code is `hysteresis`.
     """
-    level, pass_rate = checks.arrays(level=(level, int), pass_rate=(pass_rate, float))
     step = (jnp.asarray(pass_rate) < alpha).astype(jnp.int32)
     return jnp.clip(level + step, 0, levels)
 
 
+@checks.contract()
 def hysteresis(
-    level: jax.Array,
-    pass_rate: jax.Array,
-    *,
-    levels: int,
-    low: float = 0.1,
-    high: float = 0.35,
-) -> jax.Array:
+    level: Int, pass_rate: Float, *, levels: int, low: float = 0.1, high: float = 0.35
+) -> Int:
     """One level more where the last visit went badly, one less where it went well.
 
         level + 1[p <= low] - 1[p > high],   between 0 and L
@@ -291,7 +292,6 @@ def hysteresis(
         AssertionError: as `paper`.
         ValueError: if low > high.
     """
-    level, pass_rate = checks.arrays(level=(level, int), pass_rate=(pass_rate, float))
     if low > high:
         raise ValueError(
             f"low={low} is above high={high}, so a level would rise and fall at once; "
@@ -478,13 +478,10 @@ def ready(
 # ----- credit of completions drawn with a hint and trained without
 
 
+@checks.contract()
 def dropped(
-    credit: jax.Array,
-    outcome: jax.Array,
-    exists: jax.Array,
-    log_ratio: jax.Array,
-    hinted: jax.Array,
-) -> jax.Array:
+    credit: FloatG, outcome: FloatG, exists: BoolG, log_ratio: FloatG, hinted: Bool
+) -> FloatG:
     """The recipe's credit, as if the hint had never been there.
 
         A grad log pi(y | x),   y drawn from pi(. | x, h)
@@ -514,18 +511,13 @@ def dropped(
     References:
         arXiv:2602.03143, figure 5, "off-policy".
     """
-    _check(credit, outcome, exists, log_ratio, hinted)
     return jnp.where(exists, jnp.asarray(credit, jnp.float32), 0.0)
 
 
-@declares(trains_prompt=True)
+@checks.contract(trains_prompt=True)
 def sequence_weighted(
-    credit: jax.Array,
-    outcome: jax.Array,
-    exists: jax.Array,
-    log_ratio: jax.Array,
-    hinted: jax.Array,
-) -> jax.Array:
+    credit: FloatG, outcome: FloatG, exists: BoolG, log_ratio: FloatG, hinted: Bool
+) -> FloatG:
     """Each completion weighted by how much likelier it is without the hint.
 
         rho A,   rho = prod_t pi(y_t | x) / pi(y_t | x, h)
@@ -554,20 +546,16 @@ def sequence_weighted(
     Raises:
         AssertionError: as `dropped`.
     """
-    _check(credit, outcome, exists, log_ratio, hinted)
     log_ratio = jnp.where(exists, jnp.asarray(log_ratio, jnp.float32), 0.0)
     rho = jnp.exp(jnp.minimum(log_ratio, _CAP_NATS))
     credit = jnp.where(exists, jnp.asarray(credit, jnp.float32), 0.0)
     return jnp.where(jnp.asarray(hinted)[..., None], rho * credit, credit)
 
 
+@checks.contract()
 def self_normalised(
-    credit: jax.Array,
-    outcome: jax.Array,
-    exists: jax.Array,
-    log_ratio: jax.Array,
-    hinted: jax.Array,
-) -> jax.Array:
+    credit: FloatG, outcome: FloatG, exists: BoolG, log_ratio: FloatG, hinted: Bool
+) -> FloatG:
     """Right completions weighted by how likely they are without the hint, sum n.
 
         n rho_i r_i / sum_j rho_j r_j        over the n completions that exist
@@ -592,7 +580,6 @@ def self_normalised(
     Raises:
         AssertionError: as `dropped`.
     """
-    _check(credit, outcome, exists, log_ratio, hinted)
     log_ratio = jnp.where(exists, jnp.asarray(log_ratio, jnp.float32), -jnp.inf)
     some = masked.right(outcome, exists) & (log_ratio > -jnp.inf)
     top = jnp.max(log_ratio, -1, keepdims=True, where=some, initial=-jnp.inf)
@@ -608,7 +595,6 @@ def self_normalised(
 
 def _counts(outcome: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`[...]` float32: completions that exist, and the right ones of them."""
-    outcome, exists = checks.arrays(outcome=(outcome, float), exists=(exists, bool))
     right = masked.right(outcome, exists)
     return masked.total(exists, exists), masked.total(right, exists)
 
@@ -621,17 +607,3 @@ def _of_levels(hints: tuple[Any, Any], levels: int) -> tuple[Any, Any]:
             f"hint.levels={found}."
         )
     return hints
-
-
-def _check(
-    credit: jax.Array,
-    outcome: jax.Array,
-    exists: jax.Array,
-    log_ratio: jax.Array,
-    hinted: jax.Array,
-) -> None:
-    chex.assert_equal_shape([credit, outcome, exists, log_ratio])
-    chex.assert_shape(hinted, jnp.shape(credit)[:-1])
-    chex.assert_type(
-        [credit, outcome, exists, log_ratio, hinted], [float, float, bool, float, bool]
-    )

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from curax.arrays import checks, masked, ratios
-from curax.settings.declared import declares
+from curax.types import BoolT, Float, FloatT
 
 
-@declares(has_ratio=False)
+@checks.contract(has_ratio=False)
 def reinforce(
-    logp: jax.Array, logp_old: jax.Array, advantage: jax.Array, mask: jax.Array
-) -> jax.Array:
+    logp: FloatT, logp_old: FloatT, advantage: FloatT | Float, mask: BoolT
+) -> FloatT:
     """The policy gradient itself.
 
         loss = -A log pi(y_t)
@@ -47,16 +47,17 @@ def reinforce(
     return -credit * logp
 
 
+@checks.contract()
 def clipped_ratio(
-    logp: jax.Array,
-    logp_old: jax.Array,
-    advantage: jax.Array,
-    mask: jax.Array,
+    logp: FloatT,
+    logp_old: FloatT,
+    advantage: FloatT | Float,
+    mask: BoolT,
     *,
     low: float | jax.Array = 0.2,
     high: float | jax.Array = 0.2,
     dual: float | jax.Array | None = None,
-) -> jax.Array:
+) -> FloatT:
     """Importance-weighted, and silent once a token has moved far enough.
 
         loss = -min(rho A, clip(rho, 1 - low, 1 + high) A),   rho = pi / pi_old
@@ -95,15 +96,16 @@ def clipped_ratio(
     return -credit * _bounded(ratios.ratio(logp - logp_old), credit, low, high, dual)
 
 
+@checks.contract()
 def gspo(
-    logp: jax.Array,
-    logp_old: jax.Array,
-    advantage: jax.Array,
-    mask: jax.Array,
+    logp: FloatT,
+    logp_old: FloatT,
+    advantage: FloatT | Float,
+    mask: BoolT,
     *,
     low: float | jax.Array = 3e-4,
     high: float | jax.Array = 4e-4,
-) -> jax.Array:
+) -> FloatT:
     """Ratio and clip of whole completions.
 
         loss = -min(s A, clip(s, 1 - low, 1 + high) A)
@@ -140,15 +142,16 @@ def gspo(
     return -credit * _bounded(ratio, credit, low, high)
 
 
+@checks.contract()
 def cispo(
-    logp: jax.Array,
-    logp_old: jax.Array,
-    advantage: jax.Array,
-    mask: jax.Array,
+    logp: FloatT,
+    logp_old: FloatT,
+    advantage: FloatT | Float,
+    mask: BoolT,
     *,
     low: float | jax.Array = 1.0,
     high: float | jax.Array = 4.0,
-) -> jax.Array:
+) -> FloatT:
     """Importance-weighted policy gradient whose weight is clipped, not its gradient.
 
         loss = -sg(clip(rho, 1 - low, 1 + high)) A log pi(y_t),   rho = pi / pi_old
@@ -182,7 +185,8 @@ def cispo(
     return -credit * jnp.clip(ratio, 1.0 - low, 1.0 + high) * logp
 
 
-def k1(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
+@checks.contract()
+def k1(logp: Float, logp_ref: Float) -> Float:
     """The log-ratio itself, log pi - log pi_ref.
 
     Over completions of the policy its mean is KL(pi || pi_ref), and its gradient
@@ -205,7 +209,8 @@ def k1(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
     return -_towards(logp, logp_ref)
 
 
-def k2(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
+@checks.contract()
+def k2(logp: Float, logp_ref: Float) -> Float:
     """Half the squared log-ratio, d^2 / 2 with d = log pi_ref - log pi.
 
     Biased as an estimate of KL(pi || pi_ref), by little while d is small; its gradient
@@ -228,7 +233,8 @@ def k2(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
     return 0.5 * _towards(logp, logp_ref) ** 2
 
 
-def k3(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
+@checks.contract()
+def k3(logp: Float, logp_ref: Float) -> Float:
     """Never negative and unbiased: exp(d) - d - 1 with d = log pi_ref - log pi.
 
     Over completions of the policy its mean is KL(pi || pi_ref), with less noise than
@@ -266,7 +272,6 @@ def _bounded(
 
 
 def _towards(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:
-    logp, logp_ref = checks.arrays(logp=(logp, float), logp_ref=(logp_ref, float))
     return jnp.asarray(logp_ref, jnp.float32) - jnp.asarray(logp, jnp.float32)
 
 
@@ -278,14 +283,8 @@ def _finite(
     Made finite before any exp or product: a `where` around the result alone would
     leave NaN in the gradient.
     """
-    logp, logp_old, mask = checks.arrays(
-        logp=(logp, float), logp_old=(logp_old, float), mask=(mask, bool)
-    )
-    (advantage,) = checks.arrays(advantage=(advantage, float))
-    each = jnp.ndim(advantage) == mask.ndim
-    checks.shape(advantage=(advantage, mask.shape if each else mask.shape[:-1]))
-    credit = jnp.asarray(advantage) if each else jnp.asarray(advantage)[..., None]
-    credit = jnp.broadcast_to(credit, mask.shape)
+    each = advantage.ndim == mask.ndim
+    credit = jnp.broadcast_to(advantage if each else advantage[..., None], mask.shape)
     logp, logp_old, credit = (
         jnp.where(mask, jnp.asarray(values, jnp.float32), 0.0)
         for values in (logp, logp_old, credit)

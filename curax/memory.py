@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.types import Difficulty, PromptMemory
+from curax.types import BoolB, Difficulty, Float, FloatB, IntB, PromptMemory
 
 
 def forget(num_prompts: int) -> PromptMemory:
@@ -107,14 +107,10 @@ def difficulty(
     )
 
 
+@checks.contract()
 def dead_groups(
-    solved: jax.Array,
-    failed: jax.Array,
-    draws: jax.Array,
-    dead: jax.Array,
-    *,
-    most: int,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    solved: FloatB, failed: FloatB, draws: IntB, dead: BoolB, *, most: int
+) -> tuple[Float, Float, Float]:
     """Expected share of dead groups, its standard deviation, and z of the observed one.
 
         P(dead) = prod_{j<n} (b + j) / (a + b + j) + prod_{j<n} (a + j) / (a + b + j)
@@ -144,12 +140,6 @@ def dead_groups(
         AssertionError: while tracing, if shapes differ or dtypes are not (float, float,
             int, bool).
     """
-    solved, failed, draws, dead = checks.arrays(
-        solved=(solved, float),
-        failed=(failed, float),
-        draws=(draws, int),
-        dead=(dead, bool),
-    )
     exists = draws > 0
     a, b = (
         jnp.where(exists, jnp.asarray(x, jnp.float32), 1.0)[..., None]

@@ -8,20 +8,18 @@ or devices it is made on. A multiplier is a constant, and 0 where the mask is Fa
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from curax.arrays import checks, masked, metrics, ratios
-from curax.settings.declared import declares
-from curax.types import Tokens
+from curax.types import FloatMT, Tokens
 
 _BATCH = (-2, -1)
 
 
-@declares(constant=True)
-def none(tokens: Tokens) -> jax.Array:
+@checks.contract(constant=True)
+def none(tokens: Tokens) -> FloatMT:
     """Every token counts once.
 
     Args:
@@ -34,11 +32,11 @@ def none(tokens: Tokens) -> jax.Array:
         AssertionError: while tracing, if shapes differ or dtypes are not bool for the
             mask and float for the rest.
     """
-    tokens = _check(tokens)
     return jnp.ones(tokens.mask.shape, jnp.float32)
 
 
-def forking_tokens(tokens: Tokens, *, share: float | jax.Array = 0.2) -> jax.Array:
+@checks.contract()
+def forking_tokens(tokens: Tokens, *, share: float | jax.Array = 0.2) -> FloatMT:
     """Train only the tokens at which the policy is least sure.
 
         multiplier = 1[H_t >= tau],   tau = the round(share n)-th largest entropy
@@ -69,9 +67,10 @@ def forking_tokens(tokens: Tokens, *, share: float | jax.Array = 0.2) -> jax.Arr
     return _largest(tokens.entropy, tokens.mask, count)
 
 
+@checks.contract()
 def entropy_change(
     tokens: Tokens, *, low: float | jax.Array = 0.2, high: float | jax.Array = 0.2
-) -> jax.Array:
+) -> FloatMT:
     """How the update changes the entropy at each token, to first order, per unit step.
 
         Delta H_t = -xi_t (pi_a Lambda_a - E_pi[pi Lambda]),   Lambda = log pi + H
@@ -99,9 +98,10 @@ def entropy_change(
     return _slope(tokens, low, high) * _change(tokens, tokens.entropy_logp_cov)
 
 
+@checks.contract()
 def released_entropy_change(
     tokens: Tokens, *, low: float | jax.Array = 0.2, high: float | jax.Array = 0.2
-) -> jax.Array:
+) -> FloatMT:
     """What the released code of DynaMO takes for `entropy_change`.
 
         -xi_t (pi_a Lambda_a - mean of pi_a' Lambda_a' over the tokens t' of the row)
@@ -130,6 +130,7 @@ def released_entropy_change(
     return _slope(tokens, low, high) * _change(tokens, mean)
 
 
+@checks.contract()
 def dynamo(
     tokens: Tokens,
     *,
@@ -140,7 +141,7 @@ def dynamo(
     low: float | jax.Array = 0.2,
     high: float | jax.Array = 0.2,
     change: Callable[..., jax.Array] = entropy_change,
-) -> jax.Array:
+) -> FloatMT:
     """Sure tokens of right answers are raised, great changes of entropy are braked.
 
         multiplier = comp stab
@@ -192,9 +193,10 @@ def dynamo(
     return jnp.where(mask, compensation * stabilisation, 0.0)
 
 
+@checks.contract()
 def state_gain(
     tokens: Tokens, *, most: float | jax.Array = 3.0, eps: float | jax.Array = 1e-6
-) -> jax.Array:
+) -> FloatMT:
     """Sure states are raised, for right and wrong tokens alike.
 
         m_t = min(most, (1 - |pi_t|^2 + eps)^(-1/2)),   over the mean of m in the update
@@ -227,13 +229,14 @@ def state_gain(
     return jnp.where(tokens.mask, _over(gain, mean), 0.0)
 
 
+@checks.contract()
 def abs_brake(
     tokens: Tokens,
     *,
     budget: float | jax.Array,
     low: float | jax.Array = 0.2,
     high: float | jax.Array = 0.2,
-) -> jax.Array:
+) -> FloatMT:
     """No token changes the entropy by more than a budget.
 
         multiplier = min(1, budget / Xi_t),   Xi = abs(entropy_change)
@@ -261,6 +264,7 @@ def abs_brake(
     return jnp.where(tokens.mask, budget / jnp.maximum(size, budget), 0.0)
 
 
+@checks.contract()
 def clip_cov(
     tokens: Tokens,
     *,
@@ -269,7 +273,7 @@ def clip_cov(
     most: float | jax.Array = 5.0,
     low: float | jax.Array = 0.2,
     high: float | jax.Array = 0.2,
-) -> jax.Array:
+) -> FloatMT:
     """A few tokens whose log-prob and advantage go together most do not train.
 
         c_t = (log pi_t - mean log pi) (A_t - mean A)
@@ -312,9 +316,8 @@ def clip_cov(
     return jnp.where(tokens.mask, 1.0 - chosen, 0.0)
 
 
-def every(
-    tokens: Tokens, *, rules: Sequence[Callable[[Tokens], jax.Array]]
-) -> jax.Array:
+@checks.contract()
+def every(tokens: Tokens, *, rules: Sequence[Callable[[Tokens], jax.Array]]) -> FloatMT:
     """The product of several rules, each of which sees all tokens as they are.
 
     Args:
@@ -333,8 +336,9 @@ def every(
     return multiplier
 
 
+@checks.contract()
 def multiplier_metrics(
-    tokens: Tokens, multiplier: jax.Array, slope: jax.Array
+    tokens: Tokens, multiplier: FloatMT, slope: FloatMT
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
     """What a multiplier does, as sums and weights of metrics.
 
@@ -426,7 +430,6 @@ def _over(value: jax.Array, whole: jax.Array) -> jax.Array:
 
 def _constant(tokens: Tokens) -> Tokens:
     """Float32, 0 off the mask, and without a gradient."""
-    tokens = _check(tokens)
 
     def settled(values):
         kept = jnp.where(tokens.mask, jnp.asarray(values, jnp.float32), 0.0)
@@ -435,12 +438,3 @@ def _constant(tokens: Tokens) -> Tokens:
     names = [field.name for field in dataclasses.fields(tokens)]
     values = {name: settled(getattr(tokens, name)) for name in names if name != "mask"}
     return dataclasses.replace(tokens, **values)
-
-
-def _check(tokens: Tokens) -> Tokens:
-    names = [field.name for field in dataclasses.fields(tokens)]
-    kinds = {name: bool if name == "mask" else float for name in names}
-    named = {name: (getattr(tokens, name), kind) for name, kind in kinds.items()}
-    tokens = Tokens(**dict(zip(names, checks.arrays(**named), strict=True)))
-    chex.assert_axis_dimension_gt(tokens.mask, -2, 0)
-    return tokens

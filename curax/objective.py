@@ -14,27 +14,27 @@ as the weight on grad p, so of most f' only an approximation:
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
-from curax.settings.declared import RIGHT, declares
+from curax.settings.declared import RIGHT
+from curax.types import BoolG, Float, FloatG
 
 
-@declares(objective="f")
+@checks.contract(objective="f")
 def prompt_weight(
-    outcome: jax.Array,
-    exists: jax.Array,
-    history: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    history: Float,
     *,
     f: Callable[[jax.Array], jax.Array],
     prior: tuple[float, float] = (0.0, 0.0),
     low: float | None = None,
     high: float | None = None,
-) -> jax.Array:
+) -> FloatG:
     """How much each prompt counts under the objective f, at its estimated pass rate.
 
         w = f'(p),   p = (k + a) / (n + a + b),   k = sum_i outcome_i
@@ -67,7 +67,6 @@ def prompt_weight(
         Reinforce-Style LLM Training", arXiv:2510.04996, section on non-linear
         objectives. The paper clips nothing; the cap at 1/n is ours.
     """
-    outcome, exists, history = _check(outcome, exists, history)
     n = masked.total(exists, exists)
     solved, unsolved = prior
     rate = masked.total(outcome, exists) + solved
@@ -81,16 +80,16 @@ def prompt_weight(
     return jnp.where(exists, weight[..., None], 0.0)
 
 
-@declares(objective="f")
+@checks.contract(objective="f")
 def history_weight(
-    outcome: jax.Array,
-    exists: jax.Array,
-    history: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    history: Float,
     *,
     f: Callable[[jax.Array], jax.Array],
     low: float | None = None,
     high: float | None = None,
-) -> jax.Array:
+) -> FloatG:
     """How much each prompt counts under the objective f, at the pass rate known before.
 
         w = f'(h)        of the history h, clipped to [low, high]
@@ -122,23 +121,22 @@ def history_weight(
         Reinforce-Ada, arXiv:2510.04996: its estimation-based variant divides by the
         root of the pass rate of the draws; the root of the history is `power`.
     """
-    outcome, exists, history = _check(outcome, exists, history)
     rate = jnp.clip(jnp.asarray(history, jnp.float32), low, high)
     weight = jax.grad(lambda p: jnp.sum(f(p)))(rate)
     weight = jnp.where(jnp.isfinite(weight), weight, 0.0)
     return jnp.where(exists, weight[..., None], 0.0)
 
 
-@declares(series="coefficients", terms="terms", right_above="threshold")
+@checks.contract(series="coefficients", terms="terms", right_above="threshold")
 def series(
-    outcome: jax.Array,
-    exists: jax.Array,
-    history: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    history: Float,
     *,
     coefficients: Callable[[int], np.ndarray],
     terms: int | None = None,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> FloatG:
     """The first n terms of an objective's series, unbiased, from n draws.
 
         f'(p) = sum_k d_k (1-p)^k
@@ -176,22 +174,21 @@ def series(
         arXiv:2602.02710, for log. Walder and Karkhanis 2025, "Pass@K Policy
         Optimization", arXiv:2505.15201, for pass@k.
     """
-    outcome, exists, history = _check(outcome, exists, history)
     table = jnp.asarray(_polynomials(coefficients, exists.shape[-1], terms))
     n, others = _others(outcome, exists, threshold)
     return jnp.where(exists, table[n, others], 0.0)
 
 
-@declares(objective="f", right_above="threshold")
+@checks.contract(objective="f", right_above="threshold")
 def bernstein(
-    outcome: jax.Array,
-    exists: jax.Array,
-    history: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
+    history: Float,
     *,
     f: Callable[[jax.Array], jax.Array],
     prior: tuple[float, float] = (0.5, 0.5),
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> FloatG:
     """Any objective, smoothed to what n draws reach, and that without bias.
 
         x(k) = (k + a) / (n + a + b)
@@ -227,7 +224,6 @@ def bernstein(
         Lorentz 1953, "Bernstein Polynomials", University of Toronto Press: w(p) is the
         Kantorovich polynomial of f'. Its use as an objective is ours.
     """
-    outcome, exists, history = _check(outcome, exists, history)
     a, b = prior
     n, others = _others(outcome, exists, threshold)
     scale = jnp.maximum(n, 1).astype(jnp.float32) + (a + b)
@@ -395,10 +391,3 @@ def _others(
     n = jnp.sum(exists, -1, keepdims=True, dtype=jnp.int32)
     others = jnp.sum(right, -1, keepdims=True, dtype=jnp.int32) - right
     return jnp.broadcast_to(n, exists.shape), others
-
-
-def _check(outcome: Any, exists: Any, history: Any) -> list[jax.Array]:
-    (history,) = checks.arrays(history=(history, float))
-    outcome, exists = checks.arrays(outcome=(outcome, float), exists=(exists, bool))
-    checks.shape(history=(history, outcome.shape[:-1]))
-    return [outcome, exists, history]

@@ -8,7 +8,7 @@ prompts are worth training on. Who scores, and from what, is the caller's busine
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated
 
 import chex
 import flax.struct
@@ -18,17 +18,24 @@ import numpy as np
 from jax.scipy.special import gammainc, gammaincc
 
 from curax.arrays import checks, masked
-from curax.settings.declared import declares
+from curax.types import BoolG, BoolY, Float, FloatG, FloatGY, FloatY, Int1, IntG, IntGY
 
 _NODES = 64  # of the integral in `null_chance`; more change its fifth digit at most
+
+
+Scores = Annotated[jax.Array, "[F] float"]  # of candidates
+Kept = Annotated[jax.Array, "[F] bool"]
+CandidateIds = Annotated[jax.Array, "[F] int"]
+Ids = Annotated[jax.Array, "[P] int"]
+Scalar = Annotated[jax.Array, "[] float"]
 
 
 @flax.struct.dataclass(kw_only=True)
 class Spread:
     """How log-probs of each reference token differ over completions of a group."""
 
-    variance: jax.Array  # [..., Y] float32, nats^2, over n and not n - 1; clipped below
-    count: jax.Array  # [...] float32, n, completions behind it
+    variance: FloatY  # [..., Y] float32, nats^2, over n and not n - 1; clipped below
+    count: Float  # [...] float32, n, completions behind it
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -41,7 +48,8 @@ class Certainty:
     flat: jax.Array  # [...] bool, no token had any weight: `mean` was used
 
 
-def mean(spread: Spread, mask: jax.Array) -> jax.Array:
+@checks.contract()
+def mean(spread: Spread, mask: BoolY) -> FloatY:
     """Every token counts the same: g = 1. R3 is then the mean log-prob, DRO-Aggr.
 
     In long references the few tokens that depend on the thought drown in noise.
@@ -62,11 +70,11 @@ def mean(spread: Spread, mask: jax.Array) -> jax.Array:
         Their Own Reasoning for Open-Ended Tasks", arXiv:2506.13351, the aggregate
         certainty.
     """
-    _check_spread(spread, mask)
     return jnp.where(mask, 1.0, 0.0)
 
 
-def sigma(spread: Spread, mask: jax.Array) -> jax.Array:
+@checks.contract()
+def sigma(spread: Spread, mask: BoolY) -> FloatY:
     """Tokens count by their standard deviation: g = sigma.
 
     The nearest to what the paper says, which is that weights grow with sigma. With many
@@ -85,11 +93,11 @@ def sigma(spread: Spread, mask: jax.Array) -> jax.Array:
     References:
         arXiv:2506.13351, the reasoning reflection reward.
     """
-    _check_spread(spread, mask)
     return jnp.where(mask, jnp.sqrt(spread.variance), 0.0)
 
 
-def variance(spread: Spread, mask: jax.Array) -> jax.Array:
+@checks.contract()
+def variance(spread: Spread, mask: BoolY) -> FloatY:
     """Tokens count by their variance: g = sigma^2.
 
     Args:
@@ -105,13 +113,11 @@ def variance(spread: Spread, mask: jax.Array) -> jax.Array:
     References:
         arXiv:2506.13351, where version 3 selects by the variance over completions.
     """
-    _check_spread(spread, mask)
     return jnp.where(mask, spread.variance, 0.0)
 
 
-def denoised(
-    spread: Spread, mask: jax.Array, *, floor: float | jax.Array = 3.0
-) -> jax.Array:
+@checks.contract()
+def denoised(spread: Spread, mask: BoolY, *, floor: float | jax.Array = 3.0) -> FloatY:
     """Tokens count by the variance that is above the noise of the reference.
 
         g = max(0, s^2 - s0^2 (1 + floor sqrt(2 / (n - 1))))
@@ -135,7 +141,6 @@ def denoised(
     References:
         Ours, for the weights that arXiv:2506.13351 leaves open.
     """
-    _check_spread(spread, mask)
     degrees = jnp.maximum(spread.count - 1.0, 1.0)[..., None]
     square = spread.variance * (degrees + 1.0) / degrees
     order, tokens = _sorted(square, mask)
@@ -145,7 +150,8 @@ def denoised(
     return jnp.where(mask, jnp.maximum(above, 0.0), 0.0)
 
 
-def scored(logp: jax.Array, exists: jax.Array, mask: jax.Array) -> jax.Array:
+@checks.contract()
+def scored(logp: FloatGY, exists: BoolG, mask: BoolY) -> BoolG:
     """Completions that can be compared by their log-probs of the reference.
 
     A completion with a log-prob that is not finite is dropped, and so is all of a group
@@ -164,21 +170,21 @@ def scored(logp: jax.Array, exists: jax.Array, mask: jax.Array) -> jax.Array:
         AssertionError: while tracing, if shapes do not fit or dtypes are not (float,
             bool, bool).
     """
-    _check(logp, exists, mask)
     fine = jnp.isfinite(logp) | ~mask[..., None, :]
     some = jnp.any(mask, axis=-1, keepdims=True)
     return _at_least_two(exists & jnp.all(fine, axis=-1) & some)
 
 
+@checks.contract()
 def certainty(
-    logp: jax.Array,
-    exists: jax.Array,
-    mask: jax.Array,
+    logp: FloatGY,
+    exists: BoolG,
+    mask: BoolY,
     *,
     weights: Callable[[Spread, jax.Array], jax.Array],
     clip_nats: float | jax.Array = 8.0,
     leave_one_out: bool = False,
-    baseline: jax.Array | None = None,
+    baseline: FloatY | FloatGY | None = None,
 ) -> Certainty:
     """How certain each completion makes the reference, where completions differ. R3.
 
@@ -220,13 +226,11 @@ def certainty(
         Xu et al. 2025, arXiv:2506.13351, R3 and R3 with a masked baseline. Form and
         normalisation of the weights, clipping and leave-one-out are ours.
     """
-    _check(logp, exists, mask)
     logp = jnp.asarray(logp, jnp.float32)
     counts = exists[..., :, None] & mask[..., None, :]
     gap = logp
     if baseline is not None:
         shared = jnp.ndim(baseline) == mask.ndim
-        chex.assert_shape(baseline, mask.shape if shared else logp.shape)
         level = jnp.asarray(baseline, jnp.float32)
         gap = logp - (level[..., None, :] if shared else level)
 
@@ -287,13 +291,14 @@ def blank_thought(
     return jnp.where(inside, jnp.asarray(pad, tokens.dtype), tokens), length
 
 
+@checks.contract()
 def length_term(
-    length: jax.Array,
-    wanted: jax.Array,
+    length: IntG,
+    wanted: IntG | Int1,
     *,
     slope: float | jax.Array = 0.5,
     least: float | jax.Array = -1.0,
-) -> jax.Array:
+) -> FloatG:
     """Reward of an answer for being as long as the reference.
 
         max(least, 1 - slope |wanted - length| / wanted)
@@ -315,16 +320,13 @@ def length_term(
     References:
         arXiv:2506.13351, the length reward. Its slopes are not published.
     """
-    chex.assert_equal_rank([length, wanted])
-    chex.assert_type([length, wanted], [int, int])
     wanted = jnp.maximum(jnp.asarray(wanted, jnp.float32), 1.0)
     away = jnp.abs(wanted - jnp.asarray(length, jnp.float32)) / wanted
     return jnp.maximum(1.0 - slope * away, least)
 
 
-def drop(
-    reward: jax.Array, exists: jax.Array, fit: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+@checks.contract()
+def drop(reward: FloatG, exists: BoolG, fit: BoolG) -> tuple[FloatG, BoolG]:
     """Completions with an unfit answer leave their group.
 
     The others are compared among themselves, and a single one with nothing. Unfit
@@ -347,13 +349,13 @@ def drop(
         arXiv:2506.13351, versions 2 and 3, rubrics as constraints. Accounts differ on
         what is dropped, the completion or its group.
     """
-    reward, exists, fit = _check_fit(reward, exists, fit)
     return _left(reward, _at_least_two(exists & fit))
 
 
+@checks.contract()
 def floor(
-    reward: jax.Array, exists: jax.Array, fit: jax.Array, *, margin: float | jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    reward: FloatG, exists: BoolG, fit: BoolG, *, margin: float | jax.Array
+) -> tuple[FloatG, BoolG]:
     """Completions with an unfit answer get less than any other of their group.
 
         r_i = min_j r_j - margin        where unfit
@@ -377,15 +379,13 @@ def floor(
     References:
         As `drop`; the floor is ours.
     """
-    reward, exists, fit = _check_fit(reward, exists, fit)
     least, _ = masked.extent(reward, exists, keepdims=True)
     reward = jnp.where(fit, jnp.asarray(reward, jnp.float32), least - margin)
     return _left(reward, _at_least_two(jnp.asarray(exists)))
 
 
-def worst_rank(
-    rank: jax.Array, exists: jax.Array, mask: jax.Array, *, share: float = 0.2
-) -> jax.Array:
+@checks.contract()
+def worst_rank(rank: IntGY, exists: BoolG, mask: BoolY, *, share: float = 0.2) -> Float:
     """How hard a prompt is: the worst ranks of the reference, after the best thought.
 
         min_i mean of the ceil(share T) largest rank_ij,  T tokens of the reference
@@ -408,7 +408,6 @@ def worst_rank(
     References:
         arXiv:2506.13351, the query filter. Its share and its bound are not published.
     """
-    _check(rank, exists, mask, kind=int)
     width = rank.shape[-1]
     table = jnp.asarray(np.maximum(_parts(share, width, math.ceil), 1))
     worst = table[jnp.sum(mask, axis=-1)][..., None, None]
@@ -420,13 +419,10 @@ def worst_rank(
     return jnp.min(hard, axis=-1, where=some, initial=jnp.inf)
 
 
+@checks.contract()
 def flatness(
-    logp: jax.Array,
-    exists: jax.Array,
-    mask: jax.Array,
-    *,
-    clip_nats: float | jax.Array = 8.0,
-) -> jax.Array:
+    logp: FloatGY, exists: BoolG, mask: BoolY, *, clip_nats: float | jax.Array = 8.0
+) -> Float:
     """The largest spread of a token: max_j sigma_j. Small where thoughts do not matter.
 
     Noise alone makes it larger the longer the reference is, by a third from 5 tokens to
@@ -447,18 +443,14 @@ def flatness(
     References:
         arXiv:2506.13351, the query filter.
     """
-    _check(logp, exists, mask)
     square = _spread(logp, exists, mask, clip_nats).variance
     return jnp.sqrt(jnp.max(square, axis=-1, where=mask, initial=0.0))
 
 
+@checks.contract()
 def null_chance(
-    logp: jax.Array,
-    exists: jax.Array,
-    mask: jax.Array,
-    *,
-    clip_nats: float | jax.Array = 8.0,
-) -> jax.Array:
+    logp: FloatGY, exists: BoolG, mask: BoolY, *, clip_nats: float | jax.Array = 8.0
+) -> Float:
     """The chance that noise alone makes one token stand out as much as it does.
 
         P(max_j s_j^2 / s0^2 >= what was seen),  s0^2 the k-th smallest s_j^2,
@@ -490,7 +482,6 @@ def null_chance(
     References:
         Ours, for the cut by `flatness` in arXiv:2506.13351.
     """
-    _check(logp, exists, mask)
     spread = _spread(logp, exists, mask, clip_nats)
     order, tokens = _sorted(spread.variance, mask)
     noise = _at(order, (tokens - 1) // 2)
@@ -520,16 +511,16 @@ def null_chance(
     return jnp.where(able, chance, 1.0)
 
 
-@declares(ranks="hardest")
+@checks.contract(ranks="hardest")
 def percentile(
-    hard: jax.Array,
-    spread: jax.Array,
-    null: jax.Array,
-    state: jax.Array,
+    hard: Scores,
+    spread: Scores,
+    null: Scores,
+    state: Scalar,
     *,
     flattest: float,
     hardest: float | jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Kept, Scalar]:
     """Keep the prompts with the largest spread, if they are not too hard.
 
         keep = (hard <= hardest) and not among the floor(flattest F) smallest spreads
@@ -557,7 +548,7 @@ def percentile(
     References:
         arXiv:2506.13351, the query filter. Share and bound are not published.
     """
-    known, easy = _known(hard, spread, null, state, hardest)
+    known, easy = _known(hard, spread, hardest)
     size = spread.shape[-1]
     dropped = jnp.asarray(_parts(flattest, size, math.floor))[jnp.sum(known)]
     order = jnp.argsort(jnp.where(known, spread, -jnp.inf), descending=True)
@@ -565,17 +556,17 @@ def percentile(
     return known & easy & (place < jnp.sum(known) - dropped), state
 
 
-@declares(remembers=True, ranks="hardest")
+@checks.contract(remembers=True, ranks="hardest")
 def ema(
-    hard: jax.Array,
-    spread: jax.Array,
-    null: jax.Array,
-    state: jax.Array,
+    hard: Scores,
+    spread: Scores,
+    null: Scores,
+    state: Scalar,
     *,
     ratio: float | jax.Array = 0.99,
     factor: float | jax.Array = 0.5,
     hardest: float | jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Kept, Scalar]:
     """Keep the prompts whose spread is not far below what it was on average.
 
         keep = (hard <= hardest) and (spread >= factor state),
@@ -603,7 +594,7 @@ def ema(
         arXiv:2506.18254; its code filters by the deviation of rewards with a factor of
         0.5 to 1, from the 11th step on.
     """
-    known, easy = _known(hard, spread, null, state, hardest)
+    known, easy = _known(hard, spread, hardest)
     first = jnp.isnan(state)
     keep = known & easy & (first | (spread >= factor * state))
     now = masked.mean(spread, known)
@@ -611,16 +602,16 @@ def ema(
     return keep, jnp.where(jnp.any(known), after, state)
 
 
-@declares(ranks="hardest")
+@checks.contract(ranks="hardest")
 def null_test(
-    hard: jax.Array,
-    spread: jax.Array,
-    null: jax.Array,
-    state: jax.Array,
+    hard: Scores,
+    spread: Scores,
+    null: Scores,
+    state: Scalar,
     *,
     level: float | jax.Array = 0.05,
     hardest: float | jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Kept, Scalar]:
     """Keep the prompts with a token that stands out more than noise makes it.
 
         keep = (hard <= hardest) and (null <= level)
@@ -645,12 +636,13 @@ def null_test(
     References:
         Ours.
     """
-    known, easy = _known(hard, spread, null, state, hardest)
+    known, easy = _known(hard, spread, hardest)
     return known & easy & (null <= level), state
 
 
+@checks.contract()
 def chosen(
-    keep: jax.Array, before: jax.Array, ids: jax.Array, *, count: int, carried: int
+    keep: Kept, before: Ids, ids: CandidateIds, *, count: int, carried: int
 ) -> jax.Array:
     """The prompts of the next pool: candidates that were kept, then some of the last.
 
@@ -676,9 +668,6 @@ def chosen(
     References:
         arXiv:2506.13351 carries a tenth of the training set from filter to filter.
     """
-    chex.assert_equal_shape([keep, ids])
-    chex.assert_rank([keep, before], 1)
-    chex.assert_type([keep, before, ids], [bool, int, int])
     chex.assert_scalar_in(carried, 0, min(count, before.shape[0]))
     taken = keep | ~jnp.any(keep)
     order = jnp.argsort(~taken)  # stable: those taken stand first, in their order
@@ -741,34 +730,8 @@ def _parts(share: float, most: int, rounded: Callable[[float], int]) -> np.ndarr
 
 
 def _known(
-    hard: jax.Array,
-    spread: jax.Array,
-    null: jax.Array,
-    state: jax.Array,
-    hardest: float | jax.Array | None,
+    hard: jax.Array, spread: jax.Array, hardest: float | jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Candidates that were measured, and those that are not too hard."""
-    chex.assert_equal_shape([hard, spread, null])
-    chex.assert_rank([hard, state], [1, 0])
-    chex.assert_type([hard, spread, null, state], float)
     known = jnp.isfinite(hard) & jnp.isfinite(spread)
     return known, known if hardest is None else hard <= hardest
-
-
-def _check(
-    values: jax.Array, exists: jax.Array, mask: jax.Array, *, kind: type = float
-) -> None:
-    group, width = values.shape[-2:]
-    chex.assert_shape(exists, (*values.shape[:-2], group))
-    chex.assert_shape(mask, (*values.shape[:-2], width))
-    chex.assert_type([values, exists, mask], [kind, bool, bool])
-
-
-def _check_spread(spread: Spread, mask: jax.Array) -> None:
-    chex.assert_equal_shape([spread.variance, mask])
-    chex.assert_shape(spread.count, mask.shape[:-1])
-    chex.assert_type(mask, bool)
-
-
-def _check_fit(reward: Any, exists: Any, fit: Any) -> list[jax.Array]:
-    return checks.arrays(reward=(reward, float), exists=(exists, bool), fit=(fit, bool))

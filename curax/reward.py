@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.settings.declared import declares
-from curax.types import Prompts, Rollouts, Task
+from curax.arrays import checks
+from curax.types import Float, Int, Prompts, Rollouts, Task
 
 TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
 
@@ -102,10 +102,10 @@ def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:
         return f"error: {type(error).__name__}: {error}"
 
 
-@declares(lengths=("max_tokens", "margin"))
+@checks.contract(lengths=("max_tokens", "margin"))
 def soft_overlong(
-    outcome: jax.Array, length: jax.Array, *, max_tokens: int, margin: int
-) -> jax.Array:
+    outcome: Float, length: Int, *, max_tokens: int, margin: int
+) -> Float:
     """The outcome, less a penalty that grows over the last `margin` tokens.
 
         r = outcome - clip((length - (max_tokens - margin)) / margin, 0, 1)

@@ -14,9 +14,8 @@ bound of GVM asks for and is never smaller.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax.core.spmd import logical_axis_rules
@@ -25,11 +24,14 @@ from curax.arrays import checks, masked
 from curax.arrays.sharding import shard_rows
 from curax.rollout import extend, prefill
 from curax.settings.config_types import Count, Natural
-from curax.types import Contexts, Model, Rollouts
+from curax.types import BoolT, Contexts, Float, FloatT, FloatTD, IntT, Model, Rollouts
 from curax.update import join, split
 
 # What is differentiated, and how the whole parameters are made of it again.
 Chosen = tuple[Any, Callable[[Any], Any]]
+Norms = Annotated[jax.Array, "[N] float"]
+Head = Annotated[jax.Array, "[V, D] float"]
+
 
 # ----- rules for a recipe's pilot
 
@@ -81,6 +83,7 @@ def everything(params: Any) -> Chosen:
     return params, lambda chosen: chosen
 
 
+@checks.contract()
 def gradient(
     model: Model,
     params: Any,
@@ -91,7 +94,7 @@ def gradient(
     parameters: Callable[[Any], Chosen] = embedding,
     micro_batches: Count = 1,
     token_chunk: Natural = 0,
-) -> jax.Array:
+) -> Norms:
     """Norm of the gradient of each completion's log-prob, over chosen parameters.
 
         |grad_phi sum_t log pi_theta(y_t | x, y_<t)|_2,   phi a part of theta
@@ -149,6 +152,7 @@ def gradient(
     return _over_parts(jax.vmap(norm), rows, micro_batches)
 
 
+@checks.contract()
 def last_layer(
     model: Model,
     params: Any,
@@ -158,7 +162,7 @@ def last_layer(
     *,
     micro_batches: Count = 1,
     vocab_chunk: Natural = 0,
-) -> jax.Array:
+) -> Norms:
     """`last_layer_norms` of completions: one forward, no gradient.
 
     Args:
@@ -196,13 +200,14 @@ def last_layer(
     return _over_parts(norms, rows, micro_batches)
 
 
+@checks.contract()
 def logits(
     model: Model,
     params: Any,
     contexts: Contexts,
     rollouts: Rollouts,
     temperature: float | jax.Array,
-) -> jax.Array:
+) -> Norms:
     """`logit_norms` of completions; of the arguments only the rollouts are read."""
     return logit_norms(rollouts.score_sq_norm, rollouts.mask)
 
@@ -247,15 +252,16 @@ def completion_logp(
     return masked.total(logp, mask, axis=None)
 
 
+@checks.contract()
 def last_layer_norms(
-    features: jax.Array,
-    head: jax.Array,
-    tokens: jax.Array,
-    mask: jax.Array,
+    features: FloatTD,
+    head: Head,
+    tokens: IntT,
+    mask: BoolT,
     *,
     temperature: float | jax.Array = 1.0,
     vocab_chunk: Natural = 0,
-) -> jax.Array:
+) -> Float:
     """Norm of the gradient by the output head W, whose logits are W h_t / temperature.
 
         |sum_t delta_t h_t^T|_F / temperature,   delta_t = e_{y_t} - pi_t
@@ -286,9 +292,6 @@ def last_layer_norms(
         Yao et al. 2025, GVM, arXiv:2505.02391, appendix B: allocation hardly depends on
         whether embeddings or head are differentiated. The closed form is ours.
     """
-    chex.assert_equal_shape([tokens, mask])
-    chex.assert_equal_shape_prefix([tokens, features], tokens.ndim)
-    chex.assert_type([features, head, tokens, mask], [float, float, int, bool])
     h = jnp.where(mask[..., None], features, 0)  # Absent tokens fall out of the sum.
     vocab = head.shape[0]
     size = min(vocab_chunk or vocab, vocab)
@@ -324,7 +327,8 @@ def last_layer_norms(
     return jnp.sqrt(jnp.maximum(square, 0.0)) / temperature
 
 
-def logit_norms(square: jax.Array, mask: jax.Array) -> jax.Array:
+@checks.contract()
+def logit_norms(square: FloatT, mask: BoolT) -> Float:
     """Norm of the gradient by the logits: what the sampler knows without more work.
 
         sqrt(sum_t |e_{y_t} - pi_t|^2),   |e_a - pi|^2 = 1 - 2 pi_a + sum_b pi_b^2
@@ -344,7 +348,6 @@ def logit_norms(square: jax.Array, mask: jax.Array) -> jax.Array:
     Raises:
         AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
     """
-    square, mask = checks.arrays(square=(square, float), mask=(mask, bool))
     return jnp.sqrt(masked.total(square, mask))
 
 

@@ -13,17 +13,17 @@ has an effective weight in p, and exact corrections for stopping exist. A rule t
 met stays met when more is drawn.
 """
 
-from typing import Any
-
-import chex
 import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.settings.declared import RIGHT, declares
+from curax.settings.config_types import Count
+from curax.settings.declared import RIGHT
+from curax.types import Bool, BoolG, FloatG
 
 
-def never(outcome: jax.Array, exists: jax.Array) -> jax.Array:
+@checks.contract()
+def never(outcome: FloatG, exists: BoolG) -> Bool:
     """Every prompt draws up to its cap.
 
     Args:
@@ -36,18 +36,17 @@ def never(outcome: jax.Array, exists: jax.Array) -> jax.Array:
     Raises:
         AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
     """
-    outcome, exists = _check(outcome, exists)
     return jnp.zeros(exists.shape[:-1], bool)
 
 
-@declares(right_above="threshold")
+@checks.contract(right_above="threshold")
 def positives(
-    outcome: jax.Array,
-    exists: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
     *,
-    right: int = 1,
+    right: Count = 1,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> Bool:
     """Enough right completions: N+ >= right.
 
     Easy prompts stop after one round, mostly without a wrong completion to compare
@@ -73,19 +72,18 @@ def positives(
         with right = 1, rounds of 8, a cap of 32, 4 trained, and threshold 0.7; its text
         illustrates right = 16, rounds of 16 and a cap of 128.
     """
-    outcome, exists = _check(outcome, exists, right)
     return _count(outcome, exists, threshold)[0] >= right
 
 
-@declares(right_above="threshold")
+@checks.contract(right_above="threshold")
 def balanced(
-    outcome: jax.Array,
-    exists: jax.Array,
+    outcome: FloatG,
+    exists: BoolG,
     *,
-    right: int = 2,
-    wrong: int = 2,
+    right: Count = 2,
+    wrong: Count = 2,
     threshold: float | jax.Array = RIGHT,
-) -> jax.Array:
+) -> Bool:
     """Enough completions of either kind: N+ >= right and N- >= wrong.
 
     A prompt that stops before its cap has something to compare. Hard and easy ones draw
@@ -110,7 +108,6 @@ def balanced(
         (2, 2), half of the 4 trained each, rounds of 8, a cap of 32 and threshold 0.7;
         its text illustrates (8, 8), rounds of 16 and a cap of 128.
     """
-    outcome, exists = _check(outcome, exists, right, wrong)
     count_right, count_wrong = _count(outcome, exists, threshold)
     return (count_right >= right) & (count_wrong >= wrong)
 
@@ -121,9 +118,3 @@ def _count(
     """How many are right, and how many wrong, `[...]` each."""
     right = masked.right(outcome, exists, threshold)
     return masked.total(right, exists), masked.total(~right, exists)
-
-
-def _check(outcome: Any, exists: Any, *counts: int) -> list[jax.Array]:
-    for count in counts:
-        chex.assert_scalar_positive(count)
-    return checks.arrays(outcome=(outcome, float), exists=(exists, bool))

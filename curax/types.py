@@ -2,11 +2,39 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import flax.struct
 import jax
 import numpy as np
+
+# Arrays of a signature by kind and last axes; `arrays/checks.py` reads what they state.
+Float = Annotated[jax.Array, "[...] float"]
+FloatB = Annotated[jax.Array, "[..., B] float"]
+FloatBG = Annotated[jax.Array, "[..., B, G] float"]
+FloatG = Annotated[jax.Array, "[..., G] float"]
+FloatGY = Annotated[jax.Array, "[..., G, Y] float"]
+FloatMT = Annotated[jax.Array, "[..., M, T] float"]
+FloatT = Annotated[jax.Array, "[..., T] float"]
+FloatTD = Annotated[jax.Array, "[..., T, D] float"]
+FloatV = Annotated[jax.Array, "[..., V] float"]
+FloatY = Annotated[jax.Array, "[..., Y] float"]
+Int = Annotated[jax.Array, "[...] int"]
+Int1 = Annotated[jax.Array, "[..., 1] int"]
+IntB = Annotated[jax.Array, "[..., B] int"]
+IntBG = Annotated[jax.Array, "[..., B, G] int"]
+IntG = Annotated[jax.Array, "[..., G] int"]
+IntGY = Annotated[jax.Array, "[..., G, Y] int"]
+IntT = Annotated[jax.Array, "[..., T] int"]
+Bool = Annotated[jax.Array, "[...] bool"]
+BoolB = Annotated[jax.Array, "[..., B] bool"]
+BoolBG = Annotated[jax.Array, "[..., B, G] bool"]
+BoolG = Annotated[jax.Array, "[..., G] bool"]
+BoolMT = Annotated[jax.Array, "[..., M, T] bool"]
+BoolT = Annotated[jax.Array, "[..., T] bool"]
+BoolY = Annotated[jax.Array, "[..., Y] bool"]
+PerPrompt = Annotated[jax.Array, "[B] float"]
+Counts = Annotated[jax.Array, "[B] int"]
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -52,7 +80,8 @@ class Rollouts:
     """Completions and the log-probs they were sampled with, after temperature."""
 
     tokens: jax.Array  # [N, T] int32, `pad` after the end
-    mask: jax.Array  # [N, T] bool, True on tokens the policy chose, end token included
+    # [N, T] bool, True on tokens the policy chose, end token included
+    mask: Annotated[jax.Array, "[N, T] bool"]
     logp_behaviour: jax.Array  # [N, T] float32, nats, of the distribution drawn from
     logp_policy: jax.Array  # [N, T] float32, nats, before top-k and top-p cut it
     entropy: jax.Array  # [N, T] float32, nats, of the policy at that token
@@ -93,14 +122,14 @@ class Imitated:
 class Tokens:
     """Log-probs and statistics of the policy at the tokens of an update; constants."""
 
-    mask: jax.Array  # [M, T] bool
-    credit: jax.Array  # [M, T] float32, multiplies the token's gradient
-    logp: jax.Array  # [M, T] float32, nats, of the token taken
-    logp_old: jax.Array  # [M, T] float32, nats, at the start of the step
-    entropy: jax.Array  # [M, T] float32, nats
+    mask: BoolMT  # [M, T] bool
+    credit: FloatMT  # [M, T] float32, multiplies the token's gradient
+    logp: FloatMT  # [M, T] float32, nats, of the token taken
+    logp_old: FloatMT  # [M, T] float32, nats, at the start of the step
+    entropy: FloatMT  # [M, T] float32, nats
     # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
-    score_sq_norm: jax.Array
-    entropy_logp_cov: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
+    score_sq_norm: FloatMT
+    entropy_logp_cov: FloatMT  # [M, T] float32, nats, E[pi (log pi + H)]
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -124,11 +153,11 @@ class Difficulty:
     all prompts: `Difficulty(pass_rate=p)` is enough for an allocator that reads p.
     """
 
-    draws: jax.Array = _0  # [B] float32, completions behind the estimate, discounted
-    solved: jax.Array = _0  # [B] float32, the sum of their outcomes
-    pass_rate: jax.Array = _HALF  # [B] float32 in [0, 1], estimated from these
-    norm: jax.Array = _1  # [B] float32, score norm of completions, up to a factor
-    tokens: jax.Array = _1  # [B] float32, mean length of completions, up to a factor
+    draws: PerPrompt = _0  # [B] float32, completions behind the estimate, discounted
+    solved: PerPrompt = _0  # [B] float32, the sum of their outcomes
+    pass_rate: PerPrompt = _HALF  # [B] float32 in [0, 1], estimated from these
+    norm: PerPrompt = _1  # [B] float32, score norm of completions, up to a factor
+    tokens: PerPrompt = _1  # [B] float32, mean length of completions, up to a factor
 
     @property
     def prompts(self) -> int:

@@ -1,8 +1,12 @@
 """Stage functions called from numpy: what they take, and how they refuse the rest."""
 
+import inspect
+import operator
+import pickle
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,7 +22,11 @@ from curax import (
     stop,
 )
 from curax.arrays import checks
-from curax.types import Difficulty
+from curax.settings.config_paths import Place, options, wrong_options, wrong_values
+from curax.settings.config_types import Count
+from curax.settings.declared import declared
+from curax.step import stages
+from curax.types import Bool, BoolG, Difficulty, Float, FloatG
 
 REWARD, TRUE = np.zeros((2, 3)), np.ones((2, 3), bool)
 
@@ -121,10 +129,93 @@ def test_an_allocator_needs_those_fields_that_it_reads():
 
 
 def test_traced_arrays_pass_as_they_are():
-    def same(reward, exists):
-        found = checks.arrays(reward=(reward, float), exists=(exists, bool))
-        assert found[0] is reward
-        assert found[1] is exists
+    given = []
+
+    @checks.contract()
+    def same(reward: FloatG, exists: BoolG, known: Difficulty) -> FloatG:
+        assert all(map(operator.is_, (reward, exists, known.norm), given))
         return reward
 
-    assert not jax.make_jaxpr(same)(np.float32(REWARD), TRUE).eqns
+    def traced(reward, exists, norm):
+        given[:] = reward, exists, norm
+        known = Difficulty(**dict.fromkeys(("draws", "solved", "norm"), norm))
+        return same(reward, exists, known.replace(pass_rate=norm, tokens=norm))
+
+    arrays = np.float32(REWARD), TRUE, np.ones(3, np.float32)
+    assert not jax.make_jaxpr(traced)(*arrays).eqns
+
+
+@checks.contract(least_group="least", lengths=())
+def mine(
+    reward: FloatG,
+    exists: BoolG,
+    wanted: FloatG | Float | None = None,
+    *,
+    least: Count = 1,
+) -> tuple[FloatG, Bool]:
+    """Of a user."""
+    return jnp.where(exists, reward, 0.0), jnp.any(exists, -1)
+
+
+def test_a_function_with_a_contract_is_as_it_was_for_those_who_look_at_it():
+    assert [*inspect.signature(mine).parameters] == [
+        *("reward", "exists", "wanted", "least")
+    ]
+    assert inspect.signature(mine).parameters["least"].default == 1
+    assert (mine.__name__, mine.__doc__) == ("mine", "Of a user.")
+    assert "def mine(" in inspect.getsource(mine)
+    assert pickle.loads(pickle.dumps(mine)) is mine
+    bound = pickle.loads(pickle.dumps(partial(mine, least=2)))
+    assert bound.keywords == {"least": 2}
+    assert declared(bound, "least_group", 1) == "least"
+    assert options(bound) == {"wanted": None, "least": 2}
+    assert [*wrong_values(Place(partial(mine, least=0)), "gate")] == [
+        "gate.least=0 must be at least 1; set gate.least to 1."
+    ]
+    assert [*wrong_options(Place({"gate": partial(mine, leas=1)}), ())] == [
+        f"gate.leas=1: {__name__}.mine has no option 'leas'; did you mean 'least'?"
+    ]
+
+
+def test_arguments_are_checked_by_name_and_by_place():
+    got, some = mine(exists=TRUE, reward=REWARD.tolist(), wanted=None)
+    assert isinstance(got, jax.Array)
+    assert some.shape == (2,)
+    assert mine(REWARD, TRUE, REWARD[:, 0])[0].dtype == np.float32
+    with pytest.raises(TypeError, match=r"missing 1 required .* 'exists'"):
+        mine(REWARD)
+    with pytest.raises(TypeError, match="takes from 2 to 3 positional arguments"):
+        mine(REWARD, TRUE, None, 1, 2)
+    with pytest.raises(TypeError, match="multiple values for argument 'reward'"):
+        mine(REWARD, TRUE, reward=REWARD)
+    for given, says in (
+        ({"exists": TRUE[:1]}, "exists has shape (1, 3) and must have (2, 3), as rew"),
+        ({"wanted": REWARD[0]}, "wanted has shape (3,) and must have (2,)."),
+        ({"wanted": REWARD[:1]}, "wanted has shape (1, 3) and must have (2, 3)."),
+        ({"exists": None}, "exists is no array ("),
+        ({"least": 0}, "least is 0 and must be at least 1; set it to 1."),
+    ):
+        with pytest.raises(AssertionError) as caught:
+            mine(**({"reward": REWARD, "exists": TRUE} | given))
+        assert str(caught.value).startswith(f"{__name__}.mine: {says}")
+    with pytest.raises(AssertionError, match=r"mask has shape \(3,\) .* \[..., M, T\]"):
+        aggregate.token_mean(TRUE[0])
+    with pytest.raises(AssertionError, match=r"\(2, 3\) and must have \[B\]\.$"):
+        GVM(Difficulty(draws=REWARD))
+
+
+def test_outputs_are_those_of_the_arguments():
+    assert checks.outputs(mine, REWARD, TRUE) == [("float", (2, 3)), ("bool", (2,))]
+    norms = Difficulty(norm=np.ones(4))
+    assert checks.outputs(allocate.uniform, norms) == [("int", (4,))]
+    for field, function in stages.CONTRACTS.items():
+        gives = function.contract.gives
+        assert gives, field
+        assert {*gives[0].shapes[0]} <= {*axes_of(function.contract.takes)}
+
+
+def axes_of(takes):
+    """Names of all axes that arguments have."""
+    for each in takes.values():
+        parts = each.values() if isinstance(each, dict) else [each] if each else []
+        yield from (axis for part in parts for axes in part.shapes for axis in axes)

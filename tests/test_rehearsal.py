@@ -350,32 +350,48 @@ def test_functions_of_rewards_by_references_are_held_to_their_promises():
     norm = SimpleNamespace(norm=lambda *_: jnp.zeros(3))
     for call, says in (
         (
-            lambda: stages.reference_weights(how(weights=shared), None, given),
+            lambda: stages.called(
+                how(weights=shared), "reflection.weights", None, given
+            ),
             f"reflection.weights={HERE}.shared gives float32 [4], and "
             f"reflection.weights must give float [2, 4]{MEND}",
         ),
         (
-            lambda: stages.reference_weights(how(weights=unending), None, given),
+            lambda: stages.called(
+                how(weights=unending), "reflection.weights", None, given
+            ),
             f"reflection.weights={HERE}.unending fails at {__file__}:",
         ),
         (
-            lambda: stages.apply_rubric(how(rubric=strict), grid, grid > 0, grid > 0),
+            lambda: stages.several(
+                how(rubric=strict), "reflection.rubric", grid, grid > 0, grid > 0
+            ),
             f"reflection.rubric={HERE}.strict gives 1 output, and reflection.rubric "
             f"must give 2{MEND}",
         ),
         (
-            lambda: stages.select_prompts(how(queries=queries), looks, jnp.float32(0)),
+            lambda: stages.several(
+                *(how(queries=queries), "reflection.queries.keep"),
+                *(*looks, jnp.float32(0)),
+            ),
             f"reflection.queries.keep={HERE}.best gives float32 [1], and "
             f"reflection.queries.keep must give float []{MEND}",
         ),
         (
-            lambda: stages.length_reward(
-                how(length=lambda a, b: b), jnp.zeros((2, 3), int), jnp.zeros((2, 1))
+            lambda: stages.called(
+                how(length=lambda a, b: b),
+                "reflection.length",
+                jnp.zeros((2, 3), int),
+                jnp.zeros((2, 1)),
             ),
             "reflection.length=",
         ),
         (
-            lambda: stages.pilot_norms(SimpleNamespace(pilot=norm), rows=4),  # pyright: ignore[reportArgumentType]
+            lambda: stages.called(
+                SimpleNamespace(pilot=norm),  # pyright: ignore[reportArgumentType]
+                "pilot.norm",
+                *(None, None, None, SimpleNamespace(mask=jnp.ones((4, 2), bool)), 1.0),
+            ),
             "pilot.norm=",
         ),
     ):

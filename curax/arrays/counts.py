@@ -7,11 +7,11 @@ threshold in time linear in B and finish in integers, so the sum is exact.
 import math
 from collections.abc import Callable
 
-import chex
 import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks
+from curax.types import Counts, PerPrompt
 
 _SMALLEST = 2.0**-96  # smallest positive weight relative to the largest; a floor
 _FIRST = 2.0**100  # gain of a first completion per unit of weight, above any other
@@ -121,15 +121,16 @@ def greedy(variance: jax.Array, *, budget: int, least: int, most: int) -> jax.Ar
     return _completed(counts, unit, lambda n: _gain(unit, n), first, budget, most)
 
 
+@checks.contract()
 def within_tokens(
-    variance: jax.Array,
-    tokens: jax.Array,
+    variance: PerPrompt,
+    tokens: PerPrompt,
     *,
     token_budget: float,
     budget: int,
     least: int,
     most: int,
-) -> jax.Array:
+) -> Counts:
     """Integer counts of low total variance under a budget of tokens.
 
         minimise sum_i v_i / n_i   subject to
@@ -158,7 +159,6 @@ def within_tokens(
         AssertionError: while tracing, if shapes differ or dtypes are not float.
         ValueError: unless 0 <= least <= most and token_budget > 0.
     """
-    variance, tokens = checks.arrays(variance=(variance, float), tokens=(tokens, float))
     budget, most = bounded(variance, budget, least, most)
     if not 0 < token_budget < math.inf:
         raise ValueError(f"token_budget={token_budget} is not positive; set it to 1.")
@@ -199,10 +199,9 @@ def within_tokens(
 # ----- helpers
 
 
-def bounded(share: jax.Array, budget: int, least: int, most: int) -> tuple[int, int]:
+@checks.contract()
+def bounded(share: PerPrompt, budget: int, least: int, most: int) -> tuple[int, int]:
     """Budget clipped to [B least, B most], and `most` clipped to that budget."""
-    (share,) = checks.arrays(share=(share, float))
-    chex.assert_rank(share, 1)
     if not 0 <= least <= most:
         raise ValueError(
             f"least={least} is not between 0 and most={most}; set it to {max(most, 0)}."

@@ -11,12 +11,12 @@ entropy of the policy.
 
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
+from curax.types import BoolT, Float, FloatT, FloatV
 
 
 class Scores(NamedTuple):
@@ -28,7 +28,8 @@ class Scores(NamedTuple):
     tail: jax.Array  # mean over the last tokens
 
 
-def of_tokens(logits: jax.Array, *, k: int = 20) -> jax.Array:
+@checks.contract()
+def of_tokens(logits: FloatV, *, k: int = 20) -> Float:
     """Confidence of each token: minus the mean log-prob of the k likeliest tokens.
 
         C_t = -1/k sum_{v in top k} log pi_t(v)
@@ -50,15 +51,13 @@ def of_tokens(logits: jax.Array, *, k: int = 20) -> jax.Array:
     References:
         Fu et al. 2025, "Deep Think with Confidence" (DeepConf), arXiv:2508.15260.
     """
-    chex.assert_type(logits, float)
     logits = jnp.asarray(logits, jnp.float32)
     top, _ = jax.lax.top_k(logits, min(k, logits.shape[-1]))
     return jax.nn.logsumexp(logits, -1) - jnp.mean(top, -1)
 
 
-def windows(
-    confidence: jax.Array, mask: jax.Array, *, window: int
-) -> tuple[jax.Array, jax.Array]:
+@checks.contract()
+def windows(confidence: FloatT, mask: BoolT, *, window: int) -> tuple[FloatT, BoolT]:
     """Mean confidence over the window that ends at each token.
 
     Args:
@@ -76,7 +75,6 @@ def windows(
     References:
         As `of_tokens`.
     """
-    confidence, mask = checks.arrays(confidence=(confidence, float), mask=(mask, bool))
     # Differences of cumulative sums round less where the sums are of deviations.
     centre = masked.mean(confidence, mask, keepdims=True)
     above = jnp.where(mask, jnp.asarray(confidence, jnp.float32) - centre, 0.0)

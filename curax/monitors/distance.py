@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from curax import loss
 from curax.arrays import checks, masked
+from curax.types import BoolMT, FloatMT
 
 ESTIMATORS = {"k1": loss.k1, "k2": loss.k2, "k3": loss.k3}
 
 
-def from_base(
-    logp: jax.Array, logp_base: jax.Array, mask: jax.Array
-) -> dict[str, jax.Array]:
+@checks.contract()
+def from_base(logp: FloatMT, logp_base: FloatMT, mask: BoolMT) -> dict[str, jax.Array]:
     """KL(policy || base) by three estimators, per token and per completion.
 
         per token        D = sum_i s_i / sum_i n_i
@@ -49,9 +49,6 @@ def from_base(
         http://joschu.net/blog/kl-approx.html. Distance to the base at equal reward:
         "Fast-Slow Training", arXiv:2605.12484.
     """
-    logp, logp_base, mask = checks.arrays(
-        logp=(logp, float), logp_base=(logp_base, float), mask=(mask, bool)
-    )
     some = jnp.any(mask, -1)
     length, count = masked.total(mask, mask), masked.total(some, some)
     tokens, metrics = jnp.sum(length, -1), {}

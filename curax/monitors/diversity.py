@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
+from curax.types import BoolBG, BoolT, Int, IntBG, IntT
 
 KINDS = ("empty", "call", "code", "list", "equations", "prose")
 _CODE = re.compile(r"```|^\s*(?:def|class|import|from|for|while|return|print)\b.*$")
@@ -64,7 +65,8 @@ def _is_equation(line: str) -> bool:
     return any(map(str.isdigit, signs)) and 2 * letters < len(signs)
 
 
-def opening(tokens: jax.Array, mask: jax.Array, *, n: int = 4) -> jax.Array:
+@checks.contract()
+def opening(tokens: IntT, mask: BoolT, *, n: int = 4) -> Int:
     """32-bit hash of the first n tokens of each completion.
 
     Missing tokens are hashed as a symbol of their own, so a completion that is shorter
@@ -84,7 +86,6 @@ def opening(tokens: jax.Array, mask: jax.Array, *, n: int = 4) -> jax.Array:
     References:
         The mixing function: Appleby, MurmurHash3, in the public domain.
     """
-    tokens, mask = checks.arrays(tokens=(tokens, int), mask=(mask, bool))
     digest = jnp.full(mask.shape[:-1], n, jnp.uint32)
     for t in range(min(n, mask.shape[-1])):
         token = jnp.where(mask[..., t], tokens[..., t].astype(jnp.uint32) + 1, 0)
@@ -99,7 +100,8 @@ def _mixed(x: jax.Array) -> jax.Array:
     return x ^ (x >> jnp.uint32(16))
 
 
-def spread(kind: jax.Array, exists: jax.Array) -> Spread:
+@checks.contract()
+def spread(kind: IntBG, exists: BoolBG) -> Spread:
     """Entropy of the kinds of a batch, split into within and between prompts.
 
         H = -1/N sum_i log(n_i / N)
@@ -124,7 +126,6 @@ def spread(kind: jax.Array, exists: jax.Array) -> Spread:
         Chamber: RL Post-training Amplifies Behaviors Learned in Pretraining",
         arXiv:2504.07912. e^H: Hill 1973, "Diversity and Evenness", Ecology 54.
     """
-    kind, exists = checks.arrays(kind=(kind, int), exists=(exists, bool))
     flat = (*kind.shape[:-2], kind.shape[-2] * kind.shape[-1])
     every = _same_kind_count(kind.reshape(flat), exists.reshape(flat))
     every = every.reshape(kind.shape)

@@ -30,6 +30,8 @@
     num_prompts     the option of a task that is its number of prompts
     prompt_tokens   the option of a task that is the longest of its prompts
     trace_tokens    the option of a task that is the longest of its traces
+    contract        what a function takes and gives, as its annotations state it; set
+                    by `arrays/checks.py`, whose decorator sets the others as well
     package         the package that a grader or a dashboard cannot do without
     states          of a grader, `(completion, **options) -> bool`, whether a completion
                     states an answer that it reads, by the grader's own options

@@ -150,7 +150,8 @@ def draw_key(state: TrainState, number: jax.Array) -> jax.Array:
 def allocated(parts: Components, request: Request) -> Request:
     """The request with `counts`, the completions that the allocator gives prompts."""
     most = parts.config.sampling.group_size
-    counts = stages.counts(parts.config, request.known, budget=parts.rows, most=most)
+    bounds = {"budget": parts.rows, "most": most}
+    counts = stages.called(parts.config, "allocate", request.known, **bounds)
     return dataclasses.replace(request, counts=counts)
 
 
@@ -196,7 +197,7 @@ def draw_plan(
     stopping = None
     if stops:
         stopping = rollout.Stopping(
-            met=partial(stages.met, parts.config),
+            met=partial(stages.called, parts.config, "stop.rule"),
             outcome=outcome,
             size=present(parts.config.stop).round_size,
             most=sizes.group_size,
@@ -373,7 +374,7 @@ def next_round(
         return jnp.zeros_like(most), jnp.minimum(stop.round_size, most)
     seen = groups(grid_of(parts.config), pool.rollouts, pool.outcome)
     drawn = jnp.sum(seen.row < parts.rows, -1, dtype=jnp.int32)
-    done = stages.met(parts.config, seen.outcome, seen.exists)
+    done = stages.called(parts.config, "stop.rule", seen.outcome, seen.exists)
     return drawn, jnp.where(done, 0, jnp.minimum(stop.round_size, most - drawn))
 
 
@@ -492,8 +493,8 @@ def forecast(
 
 def open_groups(config: Config, seen: Groups) -> jax.Array:
     """`[B]` bool: groups with a completion that passes the gate."""
-    pool = stages.gated(config, seen.outcome, seen.exists, seen.finished)
-    return jnp.any(pool, -1)
+    arrays = seen.outcome, seen.exists, seen.finished
+    return jnp.any(stages.called(config, "gate", *arrays), -1)
 
 
 def replace_closed(

@@ -156,15 +156,15 @@ def compute_credit(
     Returns:
         Which completions are kept, and their credit.
     """
-    pool = stages.gated(config, outcome, exists, finished)
+    pool = stages.called(config, "gate", outcome, exists, finished)
 
     def by(stage):
         """Rules that tell right from wrong go by the outcome, as gates; others rank."""
         return outcome if declared(stage, "right_above", "") else reward
 
-    keep = stages.selected(config, key, by(config.downsample), pool)
-    undo = stages.correction(config, by(config.correct), pool, keep)
-    factor = undo * stages.prompt_weight(config, outcome, exists, history)
+    keep = stages.called(config, "downsample", key, by(config.downsample), pool)
+    undo = stages.called(config, "correct", by(config.correct), pool, keep)
+    factor = undo * stages.called(config, "objective", outcome, exists, history)
     credit = stages.advantage_credit(config, reward, exists, keep, factor)
     return Credit(keep=keep, credit=credit, factor=factor)
 
@@ -247,7 +247,7 @@ def group_metrics(
         ),
     }
     if parts.config.stop:
-        met = stages.met(parts.config, seen.outcome, seen.exists)
+        met = stages.called(parts.config, "stop.rule", seen.outcome, seen.exists)
         means["stop/met_fraction"] = metrics.mean(met, each)
     return means
 

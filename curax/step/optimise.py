@@ -45,7 +45,7 @@ def token_loss(config: Config) -> update.TokenLoss:
         if weights is not None:
             value = value * weights
         if config.kl:
-            distance = stages.distances(config, logp, rows.logp_ref)
+            distance = stages.called(config, "kl.estimator", logp, rows.logp_ref)
             value = value + config.kl.coefficient * distance
         value = value - config.entropy_bonus * entropy
         return jnp.where(rows.mask, value, 0.0)
@@ -55,7 +55,8 @@ def token_loss(config: Config) -> update.TokenLoss:
 
 def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
     """`[M, T]` float32, policy term of the loss of each token."""
-    return stages.token_losses(config, logp, rows.logp_old, rows.credit, rows.mask)
+    arrays = logp, rows.logp_old, rows.credit, rows.mask
+    return stages.called(config, "loss", *arrays)
 
 
 def ratio_weights(config: Config, rows: Batch) -> jax.Array | None:
@@ -65,8 +66,8 @@ def ratio_weights(config: Config, rows: Batch) -> jax.Array | None:
     """
     if not corrects_sampling(config):
         return None
-    logp_old = present(rows.logp_old)
-    return stages.ratio_weights(config, logp_old, rows.logp_behaviour, rows.mask)
+    arrays = present(rows.logp_old), rows.logp_behaviour, rows.mask
+    return stages.called(config, "sampling.correct", *arrays)
 
 
 def optimise(
@@ -94,13 +95,14 @@ def optimise(
         part, tokens = jax.tree.map(lambda leaf: leaf[which], batch), None
         if not declared(cfg.modulate, "constant", False):
             tokens = tokens_of(parts, state, params, contexts, part, number == 0)
-            part = dataclasses.replace(part, multiplier=stages.multipliers(cfg, tokens))
+            multiplier = stages.called(cfg, "modulate", tokens)
+            part = dataclasses.replace(part, multiplier=multiplier)
         value, grads, own = update.gradient(
             policy(parts, state),
             params,
             contexts,
             part,
-            stages.token_weights(cfg, part.mask),
+            stages.called(cfg, "aggregate", part.mask),
             token_loss(cfg),
             settings(cfg),
             still_old=number == 0,

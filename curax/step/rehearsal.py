@@ -6,6 +6,7 @@ dtypes are checked by `stages`, values here.
 
 from collections.abc import Mapping
 from operator import attrgetter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,7 @@ def _check_counts(config: Config) -> None:
             norm=jnp.ones_like(drawn),
             tokens=jnp.full_like(drawn, sizes.max_tokens),
         )
-        return stages.counts(config, known, budget=budget, most=most)
+        return stages.called(config, "allocate", known, budget=budget, most=most)
 
     random = np.random.default_rng(0)
     for trial in range(TRIALS):
@@ -98,21 +99,21 @@ def _check_credit(config: Config) -> None:
         length = jnp.where(exists, 1, 0)
         reward = stages.shaped(config, outcome, length)
         history = jnp.full(shape[:1], 0.5, jnp.float32)
-        pool = stages.gated(config, outcome, exists, exists)
-        keep = stages.selected(config, jax.random.key(seed), reward, pool)
+        pool = stages.called(config, "gate", outcome, exists, exists)
+        key = jax.random.key(seed)
+        keep = stages.called(config, "downsample", key, reward, pool)
         sees = exists if config.pool_statistics else keep
         found = {
             "shape_reward": jnp.where(exists, reward, 0.0),
-            "correct": jnp.where(
-                keep, stages.correction(config, reward, pool, keep), 0.0
-            ),
-            "objective": jnp.where(
-                keep, stages.prompt_weight(config, outcome, exists, history), 0.0
-            ),
-            "advantage": jnp.where(keep, stages.advantages(config, reward, sees), 0.0),
         }
+        for field, arrays in {
+            "correct": (reward, pool, keep),
+            "objective": (outcome, exists, history),
+            "advantage": (reward, sees),
+        }.items():
+            found[field] = jnp.where(keep, stages.called(config, field, *arrays), 0.0)
         if config.stop:
-            found["stop.rule"] = stages.met(config, outcome, exists)
+            found["stop.rule"] = stages.called(config, "stop.rule", outcome, exists)
         return pool, keep, found
 
     random = np.random.default_rng(0)
@@ -148,7 +149,6 @@ def _check_tokens(config: Config) -> None:
     def values(logp, mask):
         each = jnp.asarray([1.0, -1.0, 0.5, 0.0])
         credit = jnp.broadcast_to(each[:, None], mask.shape)
-        loss = stages.token_losses(config, logp, logp, credit, mask)
         spread = jnp.full(mask.shape, 0.5)
         tokens = Tokens(
             mask=mask,
@@ -159,13 +159,16 @@ def _check_tokens(config: Config) -> None:
             score_sq_norm=spread,
             entropy_logp_cov=-spread,
         )
-        found = {
-            "loss": loss,
-            "aggregate": stages.token_weights(config, mask),
-            "modulate": stages.multipliers(config, tokens),
+        given: dict[str, tuple[Any, ...]] = {
+            "loss": (logp, logp, credit, mask),
+            "aggregate": (mask,),
+            "modulate": (tokens,),
         }
         if config.kl:
-            found["kl.estimator"] = stages.distances(config, logp, logp)
-        return {name: jnp.where(mask, value, 0.0) for name, value in found.items()}
+            given["kl.estimator"] = (logp, logp)
+        return {
+            field: jnp.where(mask, stages.called(config, field, *arrays), 0.0)
+            for field, arrays in given.items()
+        }
 
     _check_finite(config, jax.device_get(values(logp.astype(np.float32), mask)))

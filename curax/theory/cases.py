@@ -215,8 +215,8 @@ def allocator(
 
     def one(solved: jax.Array) -> tuple[jax.Array, jax.Array]:
         seen = known(solved)
-        budget, most = rows_of(config), sizes.group_size
-        counts = stages.counts(config, seen, budget=budget, most=most)
+        bounds = {"budget": rows_of(config), "most": sizes.group_size}
+        counts = stages.called(config, "allocate", seen, **bounds)
         return counts, seen.pass_rate
 
     compiled = jax.jit(jax.vmap(one))
@@ -236,6 +236,7 @@ def stopping_draws(config: Config, labels: np.ndarray) -> np.ndarray:
     place = np.arange(most)
     for n in reversed(range(size, most, size)):
         exists = np.broadcast_to(place < n, labels.shape)
-        met = stages.met(config, (labels & exists).astype(np.float32), exists)
+        outcome = (labels & exists).astype(np.float32)
+        met = stages.called(config, "stop.rule", outcome, exists)
         number = np.where(np.asarray(met), n, number)
     return number

@@ -29,7 +29,7 @@ class Credits:
         reward = stages.shaped(config, outcome, length)
         arrays = outcome, reward, exists, finished, history
         given = learn.compute_credit(config, key, *arrays)
-        open_ = stages.gated(config, outcome, exists, finished)
+        open_ = stages.called(config, "gate", outcome, exists, finished)
         return given.credit[0], given.keep[0], jnp.any(open_[0])
 
     def __call__(self, seed, outcome, exists, history, *, least=1, ends=True, length=1):

@@ -136,7 +136,7 @@ def _group_chances(
     controller, for the stationary distribution (`hint_levels`).
     """
     sizes, stop, how = config.sampling, config.stop, config.hint
-    met = partial(stages.met, config)
+    met = partial(stages.called, config, "stop.rule")
     rule = {"size": stop.round_size, "met": met} if stop else {}
     rates = p[None] if under is None else under
     which, chance = outcome_states.states(

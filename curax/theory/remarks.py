@@ -270,7 +270,7 @@ def sums_tokens(config: Config) -> bool:
     short = whole.copy()
     short[0, 4:], short[1] = False, False
     weights = [
-        np.asarray(stages.token_weights(config, mask)) for mask in (whole, short)
+        np.asarray(stages.called(config, "aggregate", mask)) for mask in (whole, short)
     ]
     return np.allclose(weights[0][short], weights[1][short])
 
@@ -284,7 +284,7 @@ def is_policy_gradient(config: Config) -> bool:
     @jax.jit
     def slope(now: jax.Array) -> jax.Array:
         def total(now: jax.Array) -> jax.Array:
-            return jnp.sum(stages.token_losses(config, now, logp, credit, mask))
+            return jnp.sum(stages.called(config, "loss", now, logp, credit, mask))
 
         return jax.grad(total)(now)
 

@@ -148,13 +148,10 @@ def after_draw(
 
 def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
     """`[B]` bool: collapsed groups, the first ones up to the share `hint.most`."""
-    how = present(parts.config.hint)
-    seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
-    arrays, shape = (seen.outcome, seen.exists), seen.exists.shape[:-1]
-    collapsed = stages.called(
-        "hint.trigger", how.trigger, *arrays, shape=shape, kind="bool"
-    )
-    return limit(collapsed, how.most)
+    config = parts.config
+    seen = groups(grid_of(config), drawn.rollouts, drawn.outcome)
+    collapsed = stages.called(config, "hint.trigger", seen.outcome, seen.exists)
+    return limit(collapsed, present(config.hint).most)
 
 
 def begin(
@@ -318,15 +315,13 @@ def credit(
         .add(jnp.where(rows.used, ratio, 0.0))
     )
     undone = stages.called(
+        parts.config,
         "hint.credit",
-        how.credit,
         given.credit,
         seen.outcome,
         given.keep,
         grids.grid(ratio, seen.row, fill=0.0),
         hinted,
-        shape=given.credit.shape,
-        kind="float",
     )
     other = rows.used & hinted[rollouts.prompt[rows.row]]
     where = jnp.where(other, rows.row, parts.rows)  # out: dropped
@@ -362,13 +357,7 @@ def after_update(
         rate = jnp.where(jnp.any(seen.exists, -1), rate, jnp.nan)
         planned = level[who]
         then = stages.called(
-            "hint.controller",
-            how.controller,
-            planned,
-            rate,
-            shape=planned.shape,
-            kind="integer",
-            levels=how.levels,
+            parts.config, "hint.controller", planned, rate, levels=how.levels
         )
         size = level.shape[0]
         once = jnp.where(grids.last_of_each(who, size=size), who, size)  # out: dropped

@@ -91,7 +91,7 @@ def explored(
         heat = cfg.sampling.temperature
         model = draw.policy(parts, state)
         given = model, state.params, request.contexts, rollouts, heat
-        norm = stages.pilot_norms(cfg, *given, rows=outcome.shape[0])
+        norm = stages.called(cfg, "pilot.norm", *given)
     norm = grids.grid(norm, seen.row, fill=0.0)
     of = masked.right(seen.outcome, seen.exists)
     typical = masked.mean(norm, of)

@@ -197,7 +197,9 @@ def chosen(
     """
     before, every = state.methods[NAME], ids.reshape(-1)
     *scores, tokens = (x.reshape(-1) for x in found)
-    keep, level = stages.select_prompts(parts.config, scores, before.level)
+    keep, level = stages.several(
+        parts.config, "reflection.queries.keep", *scores, before.level
+    )
     count = before.ids.shape[0]
     ids = reflect.chosen(
         keep,

@@ -229,7 +229,7 @@ def score(
         logp,
         exists,
         mask,
-        weights=partial(stages.reference_weights, parts.config),
+        weights=partial(stages.called, parts.config, "reflection.weights"),
         clip_nats=how.clip_nats,
         leave_one_out=how.leave_one_out,
         baseline=baseline,
@@ -238,19 +238,23 @@ def score(
     if how.keep:
         null = reflect.null_chance(logp, exists, mask, clip_nats=how.clip_nats)
         spread = jnp.max(found.spread, -1, where=mask, initial=0.0)
-        kept = stages.trained_groups(parts.config, spread, null)
+        # Nothing says how hard a prompt is here, and no state is kept.
+        looks = jnp.zeros_like(spread), spread, null, jnp.float32(jnp.nan)
+        kept, _ = stages.several(parts.config, "reflection.keep", *looks)
         kept = kept & jnp.any(exists, -1)
         exists = exists & kept[:, None]
     reward, rest = found.value, jnp.zeros_like(found.value)
     answer_tokens = jnp.sum(rollouts.mask, -1, dtype=jnp.int32) - thought.length
     if how.length:
         length = jnp.sum(mask, -1, dtype=jnp.int32)[:, None]
-        earned = stages.length_reward(parts.config, grid(answer_tokens, fill=0), length)
+        arrays = grid(answer_tokens, fill=0), length
+        earned = stages.called(parts.config, "reflection.length", *arrays)
         rest = how.length_weight * earned
         reward = reward + rest
     if how.rubric:
         fit = grid(rollouts.finished & (answer_tokens > 0), fill=False)
-        ruled, exists = stages.apply_rubric(parts.config, reward, exists, fit)
+        arrays = reward, exists, fit
+        ruled, exists = stages.several(parts.config, "reflection.rubric", *arrays)
         reward, rest = ruled, rest + ruled - reward
 
     def rows(values):
