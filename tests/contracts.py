@@ -1,15 +1,21 @@
 """What every stage function promises, whatever it computes.
 
-Each check takes the function and its arrays, positional, the leading axis first. The
-tables of the test modules run all of their members through them.
+A test module has a table of the members of its stage, and one line for each promise
+that all of them keep: `test_a_gate_is_its_definition = defined(...)`. Members are
+compiled together, a program for each shape of the arrays, and held to it one by one.
+
+Each check takes the function and its arrays, positional, the leading axis first.
 """
 
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from math import comb
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -25,7 +31,7 @@ def name(function) -> str:
             if isinstance(value, int | float | str) or callable(value)
         )
         function = function.func
-    return function.__name__ + options
+    return getattr(function, "__name__", "") + options
 
 
 def poisoned(arrays, counts):
@@ -42,18 +48,46 @@ def ignores_absent_entries(function, *arrays, counts):
     """NaN where `counts` is False changes nothing; a grid is 0 or False there."""
     # Eagerly: compiled, a product with a mask would pass for a selection.
     got = np.asarray(function(*poisoned(arrays, counts)))
-    np.testing.assert_array_equal(got, function(*arrays))
-    assert np.isfinite(got).all()
+    np.testing.assert_array_equal(got, function(*arrays), err_msg=name(function))
+    assert np.isfinite(got).all(), name(function)
     if got.shape == counts.shape:
-        assert not got[~counts].any()
+        assert not got[~counts].any(), name(function)
+
+
+@cache
+def together(members):
+    """All members as one program: `arrays -> [what each gives]`."""
+    return jax.jit(lambda *arrays: [member(*arrays) for member in members])
+
+
+def by_member(members, *arrays):
+    """(member, what it gives for these arrays) of all members, compiled together."""
+    members = tuple(members)
+    return zip(members, map(np.asarray, together(members)(*arrays)), strict=True)
+
+
+def each(members, values, wanted, **tolerance):
+    """Every member has its value, by name where one has not."""
+    for member, got, want in zip(members, values, wanted, strict=True):
+        close(got, want, err_msg=name(member), **tolerance)
+
+
+def reordered(array, order, axis):
+    """An array reordered along an axis; as it is where it has no such axis."""
+    return np.take(array, order, axis) if array.ndim > axis else array
 
 
 def follows_permutations(function, *arrays, order, axis):
     """Reordered along `axis` of the arrays, the result is reordered or stays."""
-    want = np.asarray(jax.jit(function)(*arrays))
-    moved = [np.take(a, order, axis) if a.ndim > axis else a for a in arrays]
-    want = np.take(want, order, axis) if want.ndim > axis else want
-    close(jax.jit(function)(*moved), want)
+    follow_permutations((function,), *arrays, order=order, axis=axis)
+
+
+def follow_permutations(members, *arrays, order, axis):
+    """As `follows_permutations`, of every member."""
+    run = together(tuple(members))
+    moved = run(*(reordered(array, order, axis) for array in arrays))
+    wanted = (reordered(np.asarray(want), order, axis) for want in run(*arrays))
+    each(members, moved, wanted)
 
 
 def is_the_same_however_it_runs(function, *arrays):
@@ -63,24 +97,88 @@ def is_the_same_however_it_runs(function, *arrays):
         function: gives one array with the leading axis of its arguments.
         *arrays: numpy arrays of shape `[8, ...]`.
     """
-    want = runs_compiled_and_on_a_mesh(function, *arrays)
-    compiled = jax.jit(function)
-    close(jax.jit(jax.vmap(function))(*arrays), want)
-    close([compiled(*(array[i] for array in arrays)) for i in range(8)], want)
-    folded = (array.reshape(2, 4, *array.shape[1:]) for array in arrays)
-    close(compiled(*folded), np.reshape(want, (2, 4, *want.shape[1:])))
+    are_the_same_however_they_run((function,), *arrays)
+
+
+def are_the_same_however_they_run(members, *arrays):
+    """As `is_the_same_however_it_runs`, of every member."""
+    wanted = run_compiled_and_on_a_mesh(members, *arrays)
+    compiled = together(tuple(members))
+    mapped = jax.jit(jax.vmap(lambda *one: [member(*one) for member in members]))
+    each(members, mapped(*arrays), wanted)
+    alone = [compiled(*(array[i] for array in arrays)) for i in range(8)]
+    each(members, map(np.stack, zip(*alone, strict=True)), wanted)
+    folded = compiled(*(array.reshape(2, 4, *array.shape[1:]) for array in arrays))
+    shapes = ((2, 4, *want.shape[1:]) for want in wanted)
+    each(members, folded, map(np.reshape, wanted, shapes))
 
 
 def runs_compiled_and_on_a_mesh(function, *arrays):
     """Eager on one device, compiled with the leading axis over eight: one result."""
-    want = function(*arrays)
-    assert want.dtype in (jnp.float32, jnp.bool_)
+    return run_compiled_and_on_a_mesh((function,), *arrays)[0]
+
+
+def run_compiled_and_on_a_mesh(members, *arrays):
+    """As `runs_compiled_and_on_a_mesh`, of every member."""
+    wanted = [member(*arrays) for member in members]
+    assert all(want.dtype in (jnp.float32, jnp.bool_) for want in wanted)
     mesh = Mesh(np.array(jax.devices()), ("data",))
     assert mesh.size == 8
     rows = NamedSharding(mesh, PartitionSpec("data"))
-    got = jax.jit(function)(*(jax.device_put(array, rows) for array in arrays))
-    close(jax.device_get(got), want)
-    return want
+    got = together(tuple(members))(*(jax.device_put(array, rows) for array in arrays))
+    each(members, jax.device_get(got), wanted)
+    return wanted
+
+
+# ----- tests of all members of a table
+
+
+def defined(members, *drawn, naive: Callable, examples: int = 100, **tolerance):
+    """Test that every member is its definition.
+
+    Args:
+        members: functions.
+        *drawn: strategies of their arrays.
+        naive: `(member, *arrays) ->` what it gives by definition.
+        examples: how many are drawn.
+        **tolerance: of `close`.
+    """
+    members = tuple(members)
+
+    @settings(max_examples=examples)
+    @given(st.tuples(*drawn))
+    def test(arrays):
+        wanted = [naive(member, *arrays) for member in members]
+        each(members, together(members)(*arrays), wanted, **tolerance)
+
+    return test
+
+
+def kept_by_all(
+    members, *drawn, counts: Callable, axes: Iterable[int], examples: int = 100
+):
+    """Test that no member reads what is absent, and that all follow permutations.
+
+    Args:
+        members: functions.
+        *drawn: strategies of their arrays, of one shape `[B, G]` or a part of it.
+        counts: `(*arrays) ->` which entries count.
+        axes: along which arrays may be reordered.
+        examples: how many are drawn.
+    """
+    members = tuple(members)
+
+    @settings(max_examples=examples)
+    @given(st.tuples(*drawn), st.data())
+    def test(arrays, data):
+        where = counts(*arrays)
+        for member in members:
+            ignores_absent_entries(member, *arrays, counts=where)
+        for axis in axes:
+            order = data.draw(st.permutations(range(where.shape[axis])))
+            follow_permutations(members, *arrays, order=order, axis=axis)
+
+    return test
 
 
 def pools(n):

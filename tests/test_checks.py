@@ -1,8 +1,10 @@
 """Stage functions called from numpy: what they take, and how they refuse the rest."""
 
+import dataclasses
 import inspect
 import operator
 import pickle
+import typing
 from functools import partial
 
 import jax
@@ -17,14 +19,28 @@ from curax import (
     correct,
     downsample,
     gate,
+    hint,
     loss,
+    memory,
+    modulate,
     objective,
+    reflect,
+    reward,
+    score,
     stop,
 )
-from curax.arrays import checks
-from curax.settings.config_paths import Place, options, wrong_options, wrong_values
+from curax.arrays import checks, counts
+from curax.monitors import confidence, distance, diversity
+from curax.settings.config_paths import (
+    Place,
+    full_name,
+    options,
+    wrong_options,
+    wrong_values,
+)
 from curax.settings.config_types import Count
 from curax.settings.declared import declared
+from curax.settings.functions import functions_of
 from curax.step import stages
 from curax.types import Bool, BoolG, Difficulty, Float, FloatG
 
@@ -200,6 +216,8 @@ def test_arguments_are_checked_by_name_and_by_place():
         assert str(caught.value).startswith(f"{__name__}.mine: {says}")
     with pytest.raises(AssertionError, match=r"mask has shape \(3,\) .* \[..., M, T\]"):
         aggregate.token_mean(TRUE[0])
+    with pytest.raises(AssertionError, match=r"has shape \(3,\) .* \[..., B, G\]"):
+        advantage.batch_standardised(REWARD[0], TRUE[0])
     with pytest.raises(AssertionError, match=r"\(2, 3\) and must have \[B\]\.$"):
         GVM(Difficulty(draws=REWARD))
 
@@ -216,6 +234,70 @@ def test_outputs_are_those_of_the_arguments():
 
 def axes_of(takes):
     """Names of all axes that arguments have."""
-    for each in takes.values():
-        parts = each.values() if isinstance(each, dict) else [each] if each else []
-        yield from (axis for part in parts for axes in part.shapes for axis in axes)
+    return [
+        axis for _, part in parts_of(takes) for axes in part.shapes for axis in axes
+    ]
+
+
+def parts_of(takes):
+    """(argument, or record and field; what is stated of it) of all that is stated."""
+    for name, each in takes.items():
+        fields = each if isinstance(each, dict) else {None: each}
+        yield from (((name, key), part) for key, part in fields.items() if part)
+
+
+# Every function with a contract, whatever it computes.
+MODULES = [advantage, aggregate, allocate, correct, downsample, gate, hint, loss]
+MODULES += [memory, modulate, objective, reflect, reward, score, stop]
+MODULES += [confidence, counts, distance, diversity]
+EVERY = [
+    getattr(module, key)
+    for module in MODULES
+    for key in functions_of(module)
+    if hasattr(getattr(module, key), "contract")
+]
+ZEROS = {"float": np.float32(0), "int": np.int32(0), "bool": np.bool_(0)}
+SIZES = dict(zip("1BDFGMNPTVY", (1, *range(3, 13)), strict=True)) | {"...": 2}
+
+
+def arguments(function, wrong=None, change=None):
+    """Arrays as a function takes them; of the argument `wrong` as `change` has them."""
+    hints, given = typing.get_type_hints(function), {}
+    for (name, key), part in parts_of(function.contract.takes):
+        array = np.full([SIZES[axis] for axis in part.shapes[0]], ZEROS[part.kind])
+        array = change(array, part) if (name, key) == wrong else array
+        if key is None:
+            given[name] = array
+        else:
+            fields = dict.fromkeys(f.name for f in dataclasses.fields(hints[name]))
+            given.setdefault(name, hints[name](**fields))
+            given[name] = dataclasses.replace(given[name], **{key: array})
+    return given
+
+
+@pytest.mark.parametrize("function", EVERY, ids=full_name)
+def test_wrong_shapes_and_dtypes_are_refused_by_name(function):
+    takes = function.contract.takes
+    axes = axes_of(takes)
+
+    def reshaped(array, part):
+        last = part.shapes[0][-1:]
+        if axes.count(*last or [None]) > len(part.shapes) - (len(part.shapes) > 1):
+            return np.zeros((*array.shape[:-1], array.shape[-1] + 1), array.dtype)
+        named = [axis for axis in part.shapes[0] if axis != "..."]
+        return np.zeros([3] * (len(named) - 1) if named else [1], array.dtype)
+
+    found = checks._checked(function.contract, arguments(function))
+    assert found.keys() == {name for (name, _), _ in parts_of(takes)}
+    called = rf"\.{function.__name__}: "
+    for (name, key), part in parts_of(takes):
+        for kind in ZEROS.keys() - {part.kind}:
+            other = arguments(
+                function, (name, key), lambda array, _, k=kind: array.astype(k)
+            )
+            says = f"{called}{name}.* must be {part.kind}; give"
+            with pytest.raises(AssertionError, match=says):
+                function(**other)
+        other = arguments(function, (name, key), reshaped)
+        with pytest.raises(AssertionError, match=f"{called}.* has shape .* must have"):
+            function(**other)

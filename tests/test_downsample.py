@@ -9,12 +9,14 @@ import jax
 import numpy as np
 import pytest
 from contracts import (
+    by_member,
     close,
     effective_weight,
     ignores_absent_entries,
     name,
     pools,
-    runs_compiled_and_on_a_mesh,
+    run_compiled_and_on_a_mesh,
+    together,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,9 +35,8 @@ BY_VALUE = [max_variance_3, max_reward_3, percentile_3]
 BY_LABEL = [balanced_3, first_3]
 CHOICES = [random_3, *BY_VALUE, *BY_LABEL]
 RULES = [downsample.none, *CHOICES]
-KEYED = {rule: partial(rule, KEY) for rule in RULES}
+KEYED = [partial(rule, KEY) for rule in RULES]
 for_every_choice = pytest.mark.parametrize("rule", CHOICES, ids=name)
-for_every_rule = pytest.mark.parametrize("rule", RULES, ids=name)
 eighths = st.integers(-16, 16).map(lambda i: i / 8)
 rewards = hnp.arrays(np.float32, (3, 6), elements=eighths)
 existing = hnp.arrays(np.bool_, (3, 6))
@@ -71,49 +72,52 @@ def variances(reward, keep):
     return (squares**2).sum(-1) / n
 
 
-@for_every_rule
 @given(rewards, existing)
-def test_what_is_kept_exists_and_is_never_more_than_m(rule, reward, exists):
+def test_what_is_kept_exists_and_is_never_more_than_m(reward, exists):
     """PODS: exactly m, or all."""
-    keep = np.asarray(jax.jit(rule)(KEY, reward, exists))
-    most = rule.keywords["m"] if isinstance(rule, partial) else 6
-    assert not (keep & ~exists).any()
-    np.testing.assert_array_equal(keep.sum(-1), np.minimum(exists.sum(-1), most))
+    for rule, keep in by_member(RULES, KEY, reward, exists):
+        most = rule.keywords["m"] if isinstance(rule, partial) else 6
+        assert not (keep & ~exists).any(), name(rule)
+        count = np.minimum(exists.sum(-1), most)
+        np.testing.assert_array_equal(keep.sum(-1), count, err_msg=name(rule))
 
 
-@for_every_rule
 @given(rewards, existing)
-def test_absent_rewards_are_never_read(rule, reward, exists):
-    ignores_absent_entries(KEYED[rule], reward, exists, counts=exists)
+def test_absent_rewards_are_never_read(reward, exists):
+    for rule in KEYED:
+        ignores_absent_entries(rule, reward, exists, counts=exists)
 
 
-@for_every_rule
-def test_a_rule_is_the_same_however_it_runs(rule):
+def test_a_rule_is_the_same_however_it_runs():
     random = np.random.default_rng(0)
     reward = random.integers(0, 3, (8, 6)).astype(np.float32)
     exists = random.random((8, 6)) < 0.8
-    runs_compiled_and_on_a_mesh(KEYED[rule], reward, exists)
-    keys, compiled = jax.random.split(KEY, 8), jax.jit(rule)
-    alone = np.array([compiled(keys[b], reward[b], exists[b]) for b in range(8)])
-    mapped = jax.jit(jax.vmap(rule))(keys, reward, exists)
-    np.testing.assert_array_equal(mapped, alone)
+    run_compiled_and_on_a_mesh(KEYED, reward, exists)
+    keys, compiled = jax.random.split(KEY, 8), together(tuple(RULES))
+    each = [compiled(keys[b], reward[b], exists[b]) for b in range(8)]
+    each = zip(*each, strict=True)
+    mapped = jax.jit(jax.vmap(compiled))(keys, reward, exists)
     folded = compiled(KEY, reward.reshape(2, 4, 6), exists.reshape(2, 4, 6))
-    np.testing.assert_array_equal(folded.sum(-1).ravel(), alone.sum(-1))
+    for rule, alone, one, two in zip(RULES, each, mapped, folded, strict=True):
+        np.testing.assert_array_equal(one, alone, err_msg=name(rule))
+        size = np.sum(alone, -1)
+        np.testing.assert_array_equal(two.sum(-1).ravel(), size, err_msg=name(rule))
 
 
-@pytest.mark.parametrize("rule", [*BY_VALUE, *BY_LABEL], ids=name)
 @given(rewards, existing, st.permutations(range(3)), st.permutations(range(6)))
-def test_kept_rewards_do_not_depend_on_the_order(rule, reward, exists, prompts, slots):
+def test_kept_rewards_do_not_depend_on_the_order(reward, exists, prompts, slots):
     """PODS: permutations."""
+    rules = (*BY_VALUE, *BY_LABEL)
 
     def rewards_kept(reward, exists):
-        keep = jax.jit(rule)(KEY, reward, exists)
-        seen = reward > 0.5 if rule in BY_LABEL else reward
-        return np.sort(np.where(keep, seen, np.inf), axis=-1)
+        for rule, keep in by_member(rules, KEY, reward, exists):
+            seen = reward > 0.5 if rule in BY_LABEL else reward
+            yield np.sort(np.where(keep, seen, np.inf), axis=-1)
 
-    want = rewards_kept(reward, exists)
+    wanted = rewards_kept(reward, exists)
     moved = rewards_kept(reward[prompts][:, slots], exists[prompts][:, slots])
-    np.testing.assert_array_equal(moved, want[prompts])
+    for rule, got, want in zip(rules, moved, wanted, strict=True):
+        np.testing.assert_array_equal(got, want[prompts], err_msg=name(rule))
 
 
 TABLE = [
@@ -500,12 +504,7 @@ def test_balance_weighs_both_ends_alike_and_its_correction_gives_the_mean_back(p
     close(effective_weight(credit * undo, p), 1 - 1 / n)
 
 
-@for_every_rule
-def test_wrong_shapes_dtypes_and_sizes_are_refused(rule):
-    reward, exists = np.zeros((2, 3), np.float32), np.ones((2, 3), bool)
-    for bad in [(reward, exists[:1]), (exists, exists), (reward, reward)]:
-        with pytest.raises(AssertionError):
-            rule(KEY, *bad)
-    if rule in CHOICES:
-        with pytest.raises(AssertionError):
-            rule(KEY, reward, exists, m=0)
+@pytest.mark.parametrize("rule", CHOICES, ids=name)
+def test_sizes_below_one_are_refused(rule):
+    with pytest.raises(AssertionError, match="m is 0 and must be at least 1"):
+        rule(KEY, np.zeros((2, 3), np.float32), np.ones((2, 3), bool), m=0)

@@ -8,11 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contracts import (
+    are_the_same_however_they_run,
+    by_member,
     close,
+    defined,
     effective_weight,
-    follows_permutations,
+    follow_permutations,
     ignores_absent_entries,
     is_the_same_however_it_runs,
+    kept_by_all,
     name,
     pools,
 )
@@ -115,23 +119,17 @@ JUDGES = {
     hint.no_signal: is_one_sided,
     gate_of_four: open_chance,
 }
-for_every_judge = pytest.mark.parametrize("judge", JUDGES, ids=name)
 
 
-@for_every_judge
-@given(outcomes, existing)
-def test_a_judge_of_groups_is_its_definition(judge, outcome, exists):
-    rows = (o[e] for o, e in zip(outcome, exists, strict=True))
-    close(jax.jit(judge)(outcome, exists), [JUDGES[judge](row) for row in rows])
+def naive(judge, outcome, exists):
+    return [JUDGES[judge](o[e]) for o, e in zip(outcome, exists, strict=True)]
 
 
-@for_every_judge
-@settings(max_examples=15)
-@given(outcomes, existing, st.permutations(range(3)), st.permutations(range(4)))
-def test_a_judge_reads_what_exists_in_any_order(judge, outcome, exists, rows, slots):
-    ignores_absent_entries(judge, outcome, exists, counts=exists)
-    follows_permutations(judge, outcome, exists, order=rows, axis=0)
-    close(jax.jit(judge)(outcome[:, slots], exists[:, slots]), judge(outcome, exists))
+STAGE = JUDGES, outcomes, existing
+test_a_judge_of_groups_is_its_definition = defined(*STAGE, naive=naive)
+test_a_judge_reads_what_exists_in_any_order = kept_by_all(
+    *STAGE, counts=lambda outcome, exists: exists, axes=(0, 1), examples=15
+)
 
 
 @given(outcomes, existing, outcomes, existing)
@@ -148,13 +146,13 @@ def test_the_more_mixed_group_stays_and_of_equal_ones_the_last(new, given_, old,
     )
 
 
-@pytest.mark.parametrize("judge", [*JUDGES, hint.replaces], ids=name)
-def test_a_judge_is_the_same_however_it_runs(judge):
+def test_a_judge_is_the_same_however_it_runs():
     random = np.random.default_rng(0)
     grids = [random.integers(0, 2, (8, 4)).astype(np.float32) for _ in range(2)]
     exists = [random.random((8, 4)) < 0.8 for _ in range(2)]
+    are_the_same_however_they_run(JUDGES, grids[0], exists[0])
     arrays = [grids[0], exists[0], grids[1], exists[1]]
-    is_the_same_however_it_runs(judge, *arrays[: 4 if judge is hint.replaces else 2])
+    is_the_same_however_it_runs(hint.replaces, *arrays)
 
 
 def test_all_wrong_is_asked_again_and_all_right_is_not():
@@ -471,7 +469,6 @@ MODES = {
     ),
     hint.self_normalised: normalised,
 }
-for_every_mode = pytest.mark.parametrize("mode", MODES, ids=name)
 credits = hnp.arrays(np.float32, (3, 4), elements=st.integers(-8, 8).map((0.5).__mul__))
 log_ratios = hnp.arrays(
     np.float32, (3, 4), elements=st.integers(-160, 120).map((0.25).__mul__)
@@ -479,29 +476,30 @@ log_ratios = hnp.arrays(
 hinted_ones = hnp.arrays(np.bool_, 3)
 
 
-@for_every_mode
-@given(credits, outcomes, existing, log_ratios, hinted_ones)
-def test_a_mode_is_its_definition(mode, credit, outcome, exists, log_ratio, hinted):
+def undone(mode, credit, outcome, exists, log_ratio, hinted):
     want = np.where(exists, credit, 0).astype(np.float64)
     for b in np.flatnonzero(hinted):
         row = exists[b]
         group = (x[b, row].astype(np.float64) for x in (credit, outcome, log_ratio))
         want[b, row] = MODES[mode](*group)
-    arrays = (credit, outcome, exists, log_ratio, hinted)
-    close(jax.jit(mode)(*arrays), want)
-    ignores_absent_entries(mode, *arrays, counts=exists)
+    return want
 
 
-@for_every_mode
-def test_a_mode_is_the_same_however_it_runs(mode):
+@given(st.tuples(credits, outcomes, existing, log_ratios, hinted_ones))
+def test_a_mode_is_its_definition(arrays):
+    for mode, got in by_member(MODES, *arrays):
+        close(got, undone(mode, *arrays), err_msg=name(mode))
+        ignores_absent_entries(mode, *arrays, counts=arrays[2])
+
+
+def test_a_mode_is_the_same_however_it_runs():
     random = np.random.default_rng(0)
     credit, log_ratio = np.float32(random.normal(size=(2, 8, 4)))
     outcome, exists = np.float32(random.random((8, 4))), random.random((8, 4)) < 0.8
     hinted = random.random(8) < 0.7
-    is_the_same_however_it_runs(mode, credit, outcome, exists, log_ratio, hinted)
-    arrays = (credit, outcome, exists, log_ratio)
-    alone = partial(mode, hinted=hinted)
-    follows_permutations(alone, *arrays, order=[2, 0, 3, 1], axis=1)
+    arrays = (credit, outcome, exists, log_ratio, hinted)
+    are_the_same_however_they_run(MODES, *arrays)
+    follow_permutations(MODES, *arrays, order=[2, 0, 3, 1], axis=1)
 
 
 def test_what_cannot_or_must_be_said_without_the_hint_keeps_credit_finite():

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contracts import (
+    are_the_same_however_they_run,
+    by_member,
     close,
     effective_weight,
-    follows_permutations,
-    ignores_absent_entries,
-    is_the_same_however_it_runs,
+    kept_by_all,
     name,
     pools,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -77,7 +77,6 @@ MEMBERS = [
 for_every_objective = pytest.mark.parametrize("f", SLOPES, ids=name)
 for_every_series = pytest.mark.parametrize("f", SERIES, ids=name)
 for_every_member = pytest.mark.parametrize("weigh", MEMBERS, ids=name)
-few = settings(max_examples=12)
 outcomes = hnp.arrays(np.float32, (3, 4), elements=st.sampled_from([0.0, 0.5, 1.0]))
 existing = hnp.arrays(np.bool_, (3, 4))
 rates = hnp.arrays(np.float32, 3, elements=st.integers(0, 8).map(lambda i: i / 8))
@@ -119,54 +118,32 @@ def others_right(outcome, exists):
 # ----- what all weights promise
 
 
-@for_every_member
-@few
-@given(outcomes, existing, rates, st.permutations(range(3)), st.permutations(range(4)))
-def test_a_weight_follows_its_completion_and_ignores_the_absent(
-    weigh, outcome, exists, history, prompts, slots
-):
-    arrays = outcome, exists, history
-    ignores_absent_entries(weigh, *arrays, counts=exists)
-    follows_permutations(weigh, *arrays, order=prompts, axis=0)
-    follows_permutations(weigh, *arrays, order=slots, axis=1)
+test_a_weight_follows_its_completion_and_ignores_the_absent = kept_by_all(
+    *(MEMBERS, outcomes, existing, rates),
+    counts=lambda outcome, exists, history: exists,
+    axes=(0, 1),
+    examples=12,
+)
 
 
-@for_every_member
-def test_a_weight_is_the_same_however_it_runs(weigh):
+def test_a_weight_is_the_same_however_it_runs():
     random = np.random.default_rng(0)
     outcome = random.integers(0, 2, (8, 4)).astype(np.float32)
     exists, history = random.random((8, 4)) < 0.8, random.random(8, np.float32)
-    is_the_same_however_it_runs(weigh, outcome, exists, history)
+    are_the_same_however_they_run(MEMBERS, outcome, exists, history)
 
 
-@pytest.mark.parametrize("weigh", EVERY, ids=name)
-def test_a_weight_is_finite_at_both_ends(weigh):
+def test_a_weight_is_finite_at_both_ends():
     outcome = np.repeat(np.float32([0, 1, 0, 1]), 5).reshape(4, 5)
     exists = np.arange(5) < np.array([[1], [1], [5], [5]])
-    got = jax.jit(weigh)(outcome, exists, outcome[:, 0])
-    assert np.isfinite(got).all()
+    for weigh, got in by_member(EVERY, outcome, exists, outcome[:, 0]):
+        assert np.isfinite(got).all(), name(weigh)
 
 
 @for_every_member
 def test_prompts_without_completions_weigh_nothing(weigh):
     outcome, exists = np.full((2, 3), np.nan, np.float32), np.zeros((2, 3), bool)
     assert not np.asarray(weigh(outcome, exists, np.float32([0, 0.5]))).any()
-
-
-@for_every_member
-def test_wrong_shapes_and_dtypes_are_refused(weigh):
-    outcome, exists = np.zeros((2, 3), np.float32), np.ones((2, 3), bool)
-    history = outcome[:, 0]
-    for bad in [
-        (outcome, exists[:1], history),
-        (exists, exists, history),
-        (outcome, outcome, history),
-        (outcome, exists, outcome),
-        (outcome, exists, history[:1]),
-        (outcome, exists, exists[:, 0]),
-    ]:
-        with pytest.raises(AssertionError):
-            weigh(*bad)
 
 
 # ----- the slope at the pass rate of the draws
