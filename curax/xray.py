@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
     prompts = population_of(args)
     lift = checked_lift(config, args.lift)
     make_folder(args.out)
-    from curax.runs.page import NO_PICTURES
+    from curax.runs.templates import NO_PICTURES
     from curax.runs.xray_picture import picture
     from curax.theory.summary import summarise
     from curax.theory.table import table

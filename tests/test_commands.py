@@ -16,7 +16,7 @@ import terminal
 from curax import __main__ as commands
 from curax import config as cf
 from curax import env, train
-from curax.runs import page
+from curax.runs import templates
 from curax.settings import config_paths, field_help
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +73,7 @@ def test_the_wheel_has_every_module_and_every_recipe(installed):
     _, _, site = installed
     want = {
         *(path.relative_to(ROOT) for path in (ROOT / "curax").rglob("*.py")),
-        *(path.relative_to(ROOT) for path in (ROOT / "curax").rglob("*.tmpl")),
+        *(path.relative_to(ROOT) for path in (ROOT / "curax").glob("*/html/*")),
         *(Path("curax", path.relative_to(ROOT)) for path in RECIPES),
         Path("curax", "py.typed"),  # says that annotations of curax may be read
     }
@@ -94,9 +94,9 @@ def test_the_wheel_trains_by_the_name_of_a_recipe(installed):
     assert status == 0, told
     assert "Traceback" not in told
     assert "2/2" in told
-    assert page.NO_PICTURES in told
+    assert templates.NO_PICTURES in told
     report = (elsewhere / "runs" / "quickstart" / "report.html").read_text()
-    assert html.escape(page.NO_PICTURES) in report
+    assert templates.NO_PICTURES in html.unescape(report)
     assert "<figure>" not in report
     shown = run("env").stdout
     assert re.search(rf"^curax +\S+ in {site}/curax$", shown, re.MULTILINE)

@@ -15,8 +15,7 @@ from test_report import Page
 
 from curax.comparison import analysis, figures, page, statistics
 from curax.comparison.analysis import Entry, History, Question
-from curax.runs import record
-from curax.runs.page import NO_PICTURES
+from curax.runs import record, templates
 
 close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
 draw = np.random.default_rng
@@ -264,10 +263,10 @@ def test_the_page_shows_all_axes_and_no_markup_of_others(tmp_path):
 def test_without_matplotlib_the_page_says_that_it_has_no_pictures(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(page.page, "is_installed", lambda name: name != "matplotlib")
+    monkeypatch.setattr(templates, "is_installed", lambda name: name != "matplotlib")
     monkeypatch.setattr(page, "png", None)
     text = page.write(tmp_path, shown()).read_text()
-    assert html.escape(NO_PICTURES) in text
+    assert templates.NO_PICTURES in html.unescape(text)
     assert "<figure" not in text
     assert os.listdir(tmp_path) == ["report.html"]
 

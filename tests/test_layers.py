@@ -72,7 +72,8 @@ NO_JAX = {
     *(f"theory/{name}" for name in ("frontier", "population", "table")),
     *(f"theory/{name}" for name in ("advice_table", "advice_options", "sizes")),
     "theory/gradient_table",
-    *(f"runs/{name}" for name in ("record", "pictures", "page", "progress", "alarms")),
+    *(f"runs/{name}" for name in ("record", "pictures", "page", "templates")),
+    *("runs/progress", "runs/alarms"),
     *(
         f"comparison/{name}"
         for name in ("experiment", "statistics", "analysis", "figures", "page")

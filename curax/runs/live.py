@@ -6,7 +6,6 @@ unless another address is named.
 """
 
 import hashlib
-import html
 import os
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 from curax.config import ConfigError
 from curax.runs import page, record, side_by_side
 from curax.runs.record import Run
+from curax.runs.templates import filled
 
 FILES = (
     *("config.json", "metrics.jsonl", "rollouts.jsonl", "warm_start.jsonl"),
@@ -72,7 +72,12 @@ class Site:
                 waiting[name] = str(error)
         title = self._title if runs == self._runs and self._title else None
         if not found:
-            return waits(title or ", ".join(runs), waiting, now)
+            return filled(
+                "curax.runs/waits.html",
+                version=now,
+                title=title or ", ".join(runs),
+                reasons=list(waiting.values()),
+            )
         if len(runs) == 1:
             ((name, read),) = found.items()
             return page.render(read, title or name, version=now)[0]
@@ -95,23 +100,6 @@ def version(folders: Iterable[Path]) -> str:
             mark = f"{folder}/{name} {stat.st_mtime_ns} {stat.st_size}\n"
             digest.update(os.fsencode(mark))
     return digest.hexdigest()
-
-
-def waits(title: str, why: Mapping[str, str], now: str) -> bytes:
-    """Page with the reasons why there is no report yet, until a report replaces it."""
-    lines = "".join(f"<p>{html.escape(text)}</p>" for text in why.values())
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{html.escape(title)}</title></head>
-<body style="font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem">
-<h1>{html.escape(title)}</h1>{lines}
-<p class="status" id="status" hidden></p>
-<script>
-"use strict";
-{page.live(now)}</script></body></html>
-""".encode("utf-8", "replace")
 
 
 def names_of(runs: Sequence[Path]) -> dict[str, Path]:

@@ -1,17 +1,12 @@
 """The HTML report of a run: summary, pictures, metrics, config and completions.
 
-The page is one file that loads nothing else, so it can be mailed or published.
 Completions are untrusted text: they are embedded as JSON that cannot end its script
 element, and shown as text, never as markup.
 """
 
-import base64
-import html
-import importlib.resources
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +24,9 @@ from curax.runs.record import (
     plural,
     t_interval,
 )
+from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_whole
-from curax.settings.packages import install, is_installed
 
-NO_PICTURES = f"No pictures: matplotlib is not installed; run {install('pictures')}."
-_BROAD = 800  # pixels; a broader picture is moved sideways on a phone, not shrunk
 _SIDE = 5  # first and last steps that are compared with the prediction
 _MAX_ROLLOUTS = 2_000  # completions on a page
 _MAX_WORDS = 400  # tokens shown of a reference answer
@@ -81,53 +74,32 @@ def render(
     Args:
         read: record of the run.
         title: headline of the page.
-        version: of the files that were read: the page asks its server for `version` and
-            renews itself where the answer is another; None: it asks nothing.
+        version: as `templates.filled`.
     """
-    figures, files = drawn(
+    shown, files = drawn(
         _pictures(read), lambda picture, style: pictures.png(picture, read, style)
     )
-    parts = {
-        "title": html.escape(title),
-        "connect": "'none'" if version is None else "'self'",
-        "live": live(version),
-        "recipe": "".join(_recipe_items(read)),
-        "verdict": _verdict(read),
-        "alarms": "\n".join(
-            f'<p class="alarm">Step {row["step"]:,}: {html.escape(row["text"])}</p>'
-            for row in read.alarms
-        ),
-        "tiles": "\n".join(_tiles(read)),
-        "figures": "\n".join(figures),
-        "metrics": "\n".join(_metric_rows(read)),
-        "expected": _expected(read),
-        "config": "\n".join(table_row(n, [value]) for n, value in flat(read.config)),
-        "rollouts": _json(_rollouts(read)),
-        "footer": "".join(_footer(read)),
-    }
-    text = template("page.html.tmpl")
-    if is_supervised(read):
-        text = re.sub("<!-- completions -->.*<!-- end -->", "", text, flags=re.S)
-    text = re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], text)
-    return text.encode("utf-8", "replace"), files
-
-
-def live(version: str | None) -> str:
-    """The script that renews a served page; empty for a page in a file."""
-    if version is None:
-        return ""
-    return template("live.js.tmpl").replace("{{version}}", json.dumps(version))
-
-
-def style() -> str:
-    """The style sheet of the page of a run, which pages of several runs share."""
-    (found,) = re.findall("<style>(.*?)</style>", template("page.html.tmpl"), re.S)
-    return found
-
-
-def template(name: str) -> str:
-    """A file of this package, with `{{part}}` where its parts belong."""
-    return (importlib.resources.files("curax.runs") / name).read_text("utf-8")
+    lead, rest = _verdict(read)
+    steps = min(_SIDE, sum(row["step"] > 0 for row in read.rows))
+    page = filled(
+        "curax.runs/run.html",
+        version=version,
+        title=title,
+        lead=lead,
+        rest=rest,
+        alarms=[f"Step {row['step']:,}: {row['text']}" for row in read.alarms],
+        recipe=list(_recipe(read)),
+        tiles=list(_tiles(read)),
+        predicted=list(_comparison_rows(read)),
+        sides=plural(steps, "step").removeprefix("1 "),
+        metrics=list(_metric_rows(read)),
+        config=list(flat(read.config)),
+        rollouts=_rollouts(read),
+        supervised=is_supervised(read),
+        seeds=_seeds(read),
+        **shown,
+    )
+    return page, files
 
 
 def _pictures(run: Run) -> list[pictures.Picture]:
@@ -145,8 +117,8 @@ def _pictures(run: Run) -> list[pictures.Picture]:
 # Sentences
 
 
-def _verdict(run: Run) -> str:
-    """HTML of two paragraphs: change of the pass rate; cost and confidence interval."""
+def _verdict(run: Run) -> tuple[str, str]:
+    """HTML of the change of the pass rate; text on cost and confidence interval."""
     headline, certainty = "No pass rate has been measured yet.", ""
     for metric, name in (
         ("eval/pass_rate", "held-out pass rate"),
@@ -158,7 +130,7 @@ def _verdict(run: Run) -> str:
             headline, certainty = _rate_sentence(run, metric, name, rates)
             break
     rest = " ".join(filter(None, [_cost_sentences(run), certainty.strip()]))
-    return f'<p class="lead">{headline}</p>\n<p>{rest}</p>'
+    return headline, rest
 
 
 def _rate_sentence(
@@ -309,8 +281,8 @@ def _seeds(run: Run) -> int:
     return len(next(lists, [0]))
 
 
-def _tiles(run: Run) -> Iterator[str]:
-    """HTML of the tiles with the key numbers."""
+def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
+    """(name, value, note) of each key number."""
     rows = run.rows
     each = "per seed" if _seeds(run) > 1 else ""
     for name, metric in (
@@ -326,30 +298,30 @@ def _tiles(run: Run) -> Iterator[str]:
                 start = "after supervised training"
             certainty = _interval_text(run, metric).replace("t-interval is ", "")
             note = f"{start}; {certainty}" if certainty else start
-            yield tile(name, f"{rates[last]:.1%}", note)
+            yield name, f"{rates[last]:.1%}", note
     if is_supervised(run):
         rows = (run.config.get("warm_start") or {}).get("rows")
         note = f"of {plural(rows, 'trace')} each" if isinstance(rows, int) else ""
-        yield tile("Supervised steps", count_text(run.warm[-1]["step"]), note)
+        yield "Supervised steps", count_text(run.warm[-1]["step"]), note
         if losses := list(means(run.warm, "warm/loss_nats").values()):
             note = f"nats per token, from {losses[0]:.3f}"
-            yield tile("Loss of a batch", f"{losses[-1]:.3f}", note)
+            yield "Loss of a batch", f"{losses[-1]:.3f}", note
         return
     if (tokens := _last(rows, "rollout/tokens")) is not None:
         exact = f"{tokens:,.0f}" if tokens >= 1000 else "in training"
-        yield tile("Generated tokens", count_text(tokens), each or exact)
+        yield "Generated tokens", count_text(tokens), each or exact
     if (updates := _last(rows, "update/count")) is not None:
         done, steps = rows[-1]["step"], run.config.get("steps")
         where = plural(done, "step")
         if isinstance(steps, int):
             where = f"{done:,.0f} of {plural(steps, 'step')}"
         note = f"{each} in {where}".strip()
-        yield tile("Optimizer updates", count_text(updates), note)
+        yield "Optimizer updates", count_text(updates), note
     if skipped := sum(means(rows, "update/skipped").values()):
         odd = sum(means(rows, "update/nonfinite").values())
         note = f"{count_text(skipped - odd)} had no gradient, "
         note += f"{count_text(odd)} were not finite"
-        yield tile("Updates skipped", count_text(skipped), f"{note} {each}".strip())
+        yield "Updates skipped", count_text(skipped), f"{note} {each}".strip()
     if dead := means(rows, "group/dead_fraction"):
         shares = [
             f"{np.mean(list(share.values())):.0%} {end}"
@@ -357,15 +329,13 @@ def _tiles(run: Run) -> Iterator[str]:
             if (share := means(rows, f"group/{end}_fraction"))
         ]
         note = ", ".join(shares) or "of all groups"
-        yield tile(
-            "Groups that taught nothing", f"{np.mean(list(dead.values())):.0%}", note
-        )
+        yield "Groups that taught nothing", f"{np.mean(list(dead.values())):.0%}", note
     if lengths := list(means(rows, "rollout/length_tokens").values()):
         note = f"tokens, from {lengths[0]:.1f}"
-        yield tile("Completion length", f"{lengths[-1]:.1f}", note)
+        yield "Completion length", f"{lengths[-1]:.1f}", note
     if entropy := list(means(rows, "policy/entropy_nats").values()):
         note = f"nats per token, from {entropy[0]:.2f}"
-        yield tile("Policy entropy", f"{entropy[-1]:.2f}", note)
+        yield "Policy entropy", f"{entropy[-1]:.2f}", note
     if spent := record.times(rows):
         note = "all of it in first steps, which compile"
         if spent.first < spent.total:
@@ -374,62 +344,14 @@ def _tiles(run: Run) -> Iterator[str]:
             share = seconds.sum() / max(behind, 1e-9)
             note = f"{duration_text(spent.first)} in first steps, which compile; "
             note += f"of the rest {share:.0%} {stage}"
-        yield tile("Time in all stages", duration_text(spent.total), note)
+        yield "Time in all stages", duration_text(spent.total), note
 
 
 # Parts of the page
 
 
-def tile(name: str, value: str, note: str) -> str:
-    """HTML of a key number: its name, its value and a note."""
-    name, value, note = map(html.escape, (name, value, note))
-    return f"<div><span>{name}</span><b>{value}</b><small>{note}</small></div>"
-
-
-def table_row(name: str, cells: Iterable[str]) -> str:
-    """HTML of a row of a table: its head and its cells."""
-    columns = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-    return f"<tr><th>{html.escape(name)}</th>{columns}</tr>"
-
-
-def drawn(
-    some: Iterable[Any], png: Callable[[Any, pictures.Style], bytes | None]
-) -> tuple[list[str], dict[str, bytes]]:
-    """HTML of the pictures that have something to draw, and light PNG by their names.
-
-    Args:
-        some: pictures with a name, a title and a caption.
-        png: (picture, style) -> PNG bytes, None without data.
-    """
-    if not is_installed("matplotlib"):
-        return [f"<p>{html.escape(NO_PICTURES)}</p>"], {}
-    figures, files = [], {}
-    for one in some:
-        light, dark = (png(one, style) for style in (pictures.LIGHT, pictures.DARK))
-        if light and dark:
-            files[one.name] = light
-            figures.append(figure(one.title, one.caption, light, dark))
-    return figures, files
-
-
-def figure(title: str, caption: str, light: bytes, dark: bytes) -> str:
-    """HTML of a picture as PNG for a light and a dark page."""
-    shown, shaded = (
-        f"data:image/png;base64,{base64.b64encode(png).decode()}"
-        for png in (light, dark)
-    )
-    width, height = (int.from_bytes(light[i : i + 4]) for i in (16, 20))  # PNG header
-    kind = ' class="broad"' if width > _BROAD else ""
-    return (
-        f'<figure{kind}><picture><source media="(prefers-color-scheme: dark)" '
-        f'srcset="{shaded}"><img src="{shown}" width="{width}" height="{height}" '
-        f'alt="{html.escape(title)}"></picture>'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-    )
-
-
-def _recipe_items(run: Run) -> Iterator[str]:
-    """HTML list items: the function of each stage, in the order of a step."""
+def _recipe(run: Run) -> Iterator[tuple[str, str]]:
+    """(stage, name of its function), in the order of a step."""
     for stage in ("task",) if is_supervised(run) else _STAGES:
         value = run.config.get(stage)
         if isinstance(value, dict) and stage in _INSIDE:
@@ -438,16 +360,15 @@ def _recipe_items(run: Run) -> Iterator[str]:
         if isinstance(name, str):
             name = name.removeprefix("curax.").removeprefix(f"{stage}.")
             name = name.removeprefix("reflect.")
-            name = html.escape(name.removeprefix("tasks.").removesuffix(".task"))
-            yield f"<li><span>{stage}</span> {name}</li>"
+            yield stage, name.removeprefix("tasks.").removesuffix(".task")
     if is_supervised(run):
-        yield "<li><span>training</span> supervised</li>"
+        yield "training", "supervised"
     if (seeds := _seeds(run)) > 1:
-        yield f"<li><span>seeds</span> {seeds}</li>"
+        yield "seeds", str(seeds)
 
 
-def _metric_rows(run: Run) -> Iterator[str]:
-    """HTML table rows: first value, last value and mean of each metric."""
+def _metric_rows(run: Run) -> Iterator[list[str]]:
+    """Name, first value, last value and mean of each metric."""
     rows = [*run.rows, *run.warm]
     names = {name for row in rows for name in row} - {"step"}
     if is_supervised(run):
@@ -455,38 +376,17 @@ def _metric_rows(run: Run) -> Iterator[str]:
     for name in sorted(names):
         values = list(means(rows, name).values())
         if values:
-            cells = (
-                f"{x:,.5g}" for x in (values[0], values[-1], float(np.mean(values)))
-            )
-            yield table_row(name, cells)
+            each = values[0], values[-1], float(np.mean(values))
+            yield [name, *(f"{x:,.5g}" for x in each)]
 
 
-def _expected(run: Run) -> str:
-    """HTML section of measured against predicted metrics; empty without predictions."""
-    rows = "\n".join(_comparison_rows(run))
-    if not rows:
-        return ""
-    sides = plural(
-        min(_SIDE, sum(row["step"] > 0 for row in run.rows)), "step"
-    ).removeprefix("1 ")
-    return (
-        "<h2>Measured and predicted</h2>\n"
-        f"<p>Means over the first and the last {sides}, beside what the stages "
-        "of this recipe make of the held-out pass rates before and after.</p>\n"
-        '<section class="panel wide"><table class="values"><thead><tr>'
-        "<th>per prompt</th>"
-        "<th>first</th><th>predicted</th><th>last</th><th>predicted</th></tr></thead>"
-        f"<tbody>\n{rows}\n</tbody></table></section>\n"
-    )
-
-
-def _comparison_rows(run: Run) -> Iterator[str]:
-    """HTML table rows: measured and predicted metric over first and last steps."""
+def _comparison_rows(run: Run) -> Iterator[list[str]]:
+    """Name of each predicted metric; measured, predicted in first and last steps."""
     steps = sorted(row["step"] for row in run.rows if row["step"] > 0)
     sides = {"before": steps[:_SIDE], "after": steps[-_SIDE:]}
     for name in run.expected.get("before", {}):
         measured = means(run.rows, name)
-        cells = []
+        cells = [name]
         for side, its_steps in sides.items():
             values = [measured[step] for step in its_steps if step in measured]
             predicted = run.expected.get(side, {}).get(name)
@@ -494,16 +394,7 @@ def _comparison_rows(run: Run) -> Iterator[str]:
                 f"{float(np.mean(values)):,.3g}" if values else "",
                 f"{predicted:,.3g}" if isinstance(predicted, int | float) else "",
             ]
-        yield table_row(name, cells)
-
-
-def _footer(run: Run) -> Iterator[str]:
-    """Sentences at the end of the page that explain its terms."""
-    yield "Written by curax from the files of the run folder."
-    if not is_supervised(run):
-        yield " A group is the completions of one prompt."
-    if _seeds(run) > 1:
-        yield " Rates and lengths are means over the seeds."
+        yield cells
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -599,9 +490,3 @@ def _without_middle(text: str) -> str:
 def _finite(value: Any) -> float | None:
     """A number, None where it is missing or not finite."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _json(value: Any) -> str:
-    """JSON for a script element, with `<`, `>` and `&` escaped."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -28,6 +28,7 @@ from curax.runs import (
     memory_io,
     page,
     record,
+    templates,
 )
 from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
@@ -186,7 +187,7 @@ def write_report(config: Config, workdir: Path, took: str) -> int:
         )
         return 1
     if not is_installed("matplotlib"):
-        print(page.NO_PICTURES)
+        print(templates.NO_PICTURES)
     print(f"{line}{took}.\nReport: {path}", flush=True)
     return 0
 

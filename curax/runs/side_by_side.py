@@ -1,6 +1,5 @@
 """The page of several runs: pass rates at equal tokens, updates and seconds."""
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +8,7 @@ import numpy as np
 from curax.runs import page, pictures, record
 from curax.runs.pictures import Style
 from curax.runs.record import Row, Run
+from curax.runs.templates import drawn, filled
 
 RATE = "eval/pass_rate"
 TOKENS, UPDATES = "rollout/tokens", "update/count"
@@ -64,55 +64,22 @@ def render(
     Args:
         runs: records of the runs by name, at least one.
         title: headline of the page.
-        version: as `page.render`.
+        version: as `templates.filled`.
         links: address of the page of each run, in their order; empty: there are none.
         waiting: by the name of a run that has no rows yet, why not.
     """
-    figures, _ = page.drawn(AXES, lambda axis, style: png(runs, axis, style))
-    connect = "'none'" if version is None else "'self'"
-    notes = "".join(
-        f'<p class="alarm">{html.escape(name)}: {html.escape(why)}</p>'
-        for name, why in (waiting or {}).items()
+    shown, _ = drawn(AXES, lambda axis, style: png(runs, axis, style))
+    return filled(
+        "curax.runs/runs.html",
+        version=version,
+        title=title,
+        waiting=list((waiting or {}).items()),
+        runs=list(_run_rows(runs)),
+        links=links,
+        names=list(runs),
+        settings=list(_differences(runs)),
+        **shown,
     )
-    title = html.escape(title)
-    whole = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
-style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}">
-<title>{title}</title>
-<style>{page.style()}</style>
-</head>
-<body>
-<header data-live><h1>{title}</h1>{notes}</header>
-<main>
-<section class="panel wide"><table class="values"><thead>
-<tr><th>run</th><th>pass rate</th><th>steps</th><th>tokens</th><th>updates</th>\
-<th>time</th><th>alarms</th></tr></thead>
-<tbody data-live>
-{"".join(_run_rows(runs, links))}
-</tbody></table></section>
-<p>Pass rates are those of the last evaluation, with the half width of a 95% t-interval
-over seeds, or over held-out prompts where there is one seed.</p>
-<h2>Pictures</h2>
-<section class="pictures" data-live>
-{"".join(figures)}
-</section>
-<h2>Settings that differ</h2>
-<section class="panel wide" data-live>{_differences(runs)}</section>
-</main>
-<p class="status" id="status" role="status" hidden></p>
-<footer>Written by curax from the files of the run folders.</footer>
-<script>
-"use strict";
-{page.live(version)}</script>
-</body>
-</html>
-"""
-    return whole.encode("utf-8", "replace")
 
 
 def png(runs: Mapping[str, Run], axis: Axis, style: Style) -> bytes | None:
@@ -136,18 +103,16 @@ def png(runs: Mapping[str, Run], axis: Axis, style: Style) -> bytes | None:
     return pictures.as_png(figure, axis.title, style)
 
 
-def _run_rows(runs: Mapping[str, Run], links: Sequence[str]) -> Iterator[str]:
-    """HTML table rows with what each run has reached and spent."""
-    for i, (name, run) in enumerate(runs.items()):
-        text = html.escape(name)
-        if links:
-            text = f'<a href="{html.escape(links[i])}">{text}</a>'
+def _run_rows(runs: Mapping[str, Run]) -> Iterator[list[str]]:
+    """Name of each run, and what it has reached and spent."""
+    for name, run in runs.items():
         last = {
             axis: max(each.values(), default=0.0)
             for axis, each in spent(run.rows).items()
         }
         step, steps = run.rows[-1]["step"], run.config.get("steps")
-        cells = [
+        yield [
+            name,
             _last_rate(run),
             f"{step:,} of {steps:,}" if isinstance(steps, int) else f"{step:,}",
             record.count_text(last["generated tokens"]),
@@ -155,8 +120,6 @@ def _run_rows(runs: Mapping[str, Run], links: Sequence[str]) -> Iterator[str]:
             record.duration_text(last["seconds"]),
             str(len(run.alarms)),
         ]
-        numbers = "".join(f"<td>{cell}</td>" for cell in cells)
-        yield f"<tr><th>{text}</th>{numbers}</tr>\n"
 
 
 def _last_rate(run: Run) -> str:
@@ -176,19 +139,10 @@ def _last_rate(run: Run) -> str:
     return f"{np.nanmean(values[-1]):.1%}{width}"
 
 
-def _differences(runs: Mapping[str, Run]) -> str:
-    """HTML table of the settings in which the runs differ, or a sentence."""
+def _differences(runs: Mapping[str, Run]) -> Iterator[list[str]]:
+    """Name of each setting in which the runs differ, and its values."""
     settings = [dict(page.flat(run.config)) for run in runs.values()]
-    names = dict.fromkeys(name for each in settings for name in each)
-    rows = []
-    for name in names:
+    for name in dict.fromkeys(name for each in settings for name in each):
         values = [each.get(name, "-") for each in settings]
         if len(set(values)) > 1:
-            rows.append(f"{page.table_row(name, values)}\n")
-    if not rows:
-        return "<p>None: all runs have one config.</p>"
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in runs)
-    return (
-        f'<table class="settings"><thead><tr><th>field</th>{head}</tr></thead>'
-        f"<tbody>\n{''.join(rows)}</tbody></table>"
-    )
+            yield [name, *values]

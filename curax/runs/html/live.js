@@ -1,6 +1,6 @@
 // A page that is served renews itself when the files of the run change.
 (() => {
-  let version = {{version}};
+  let version = {{ version | tojson }};
   if (version === null) return;
   const browser = typeof browse === "undefined" ? null : browse;
   const status = document.getElementById("status");
