@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from curax.settings.tables import aligned
 
 SIZES = (1, 100, 10_000, 100_000)  # prompts
 MEAN, MOST = 16, 24  # completions per prompt: on average, and at most
@@ -125,10 +126,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "allocation.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{'milliseconds, prompts':24}" + "".join(f"{n:>10,}" for n in numbers))
+    rows = [["milliseconds, prompts", *(f"{n:,}" for n in numbers)]]
     for name in dict.fromkeys(point["allocator"] for point in points):
         own = [point["run_ms"] for point in points if point["allocator"] == name]
-        print(f"{name:24}" + "".join(f"{ms:10.3f}" for ms in own))
+        rows.append([name, *(f"{ms:.3f}" for ms in own)])
+    print("\n".join(aligned(rows)))
     compiling = [point["compile_s"] for point in points]
     print(f"compiled in {min(compiling):.2f} to {max(compiling):.2f} s each")
     if disturbed := sum(point["disturbed"] for point in points):

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from curax.settings.tables import markdown
+
 MODELS = {  # hidden_size, layers, heads, intermediate_size, tied
     "Qwen3-0.6B": (1024, 28, 16, 3072, True),
     "Qwen3-1.7B": (2048, 28, 16, 6144, True),
@@ -84,8 +86,8 @@ def planned(model: str, place: str, *, compiles: bool, quick: bool) -> dict[str,
     }
 
 
-def row(page: dict[str, Any]) -> str:
-    """A row of the table: the first layout of a plan, compiled if it was."""
+def row(page: dict[str, Any]) -> list[str]:
+    """Cells of the first layout of a plan, compiled if it was."""
     layouts = page["layouts"]
     one = next((x for x in layouts if x["mesh"] == page["best"]), layouts[0])
     verdict = {True: "fits", None: "may fit", False: "too large"}[one["fits"]]
@@ -94,7 +96,7 @@ def row(page: dict[str, Any]) -> str:
     estimated = [one["total"][role] / 2**30 for role in ("draw", "learn")]
     cells += [f"{size:.3g}" for size in estimated]
     cells += [verdict, f"{one['seconds']:.3g}", *compiled(page, one["mesh"])]
-    return f"| {' | '.join(cells)} |"
+    return cells
 
 
 def compiled(page: dict[str, Any], mesh: Any) -> list[str]:
@@ -117,11 +119,9 @@ def compiled(page: dict[str, Any], mesh: Any) -> list[str]:
 
 def table(pages: list[dict[str, Any]]) -> str:
     """The table of all plans in Markdown."""
-    head = (
-        "| model | slice | data x fsdp x tensor | draw, GiB | learn, GiB | estimate | "
-        "step at least, s | compiled: draw, GiB | learn, GiB | MiB per token | s |"
-    )
-    return "\n".join([head, "|---" * 11 + "|", *map(row, pages)])
+    head = ["model", "slice", "data x fsdp x tensor", "draw, GiB", "learn, GiB"]
+    head += ["estimate", "step at least, s", "compiled: draw, GiB", "learn, GiB"]
+    return markdown([*head, "MiB per token", "s"], map(row, pages))
 
 
 def write(pages: list[dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,11 +19,13 @@ from benchmarks.limits import Limits, decoded_bytes, forward_flops
 from benchmarks.machine import QUIET
 from benchmarks.scaling import MEMORY, MODEL, STEPS
 from benchmarks.workload import WORKLOADS
+from curax.settings.tables import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Results = dict[str, Any]
+table = partial(markdown, padded=True)  # so that it reads in a terminal too
 HERE = Path(__file__).parent
 # Results beside the peers, by whether the processor has AVX-512.
 PEERS = {True: "peers.json", False: "peers_without_avx512.json"}
@@ -211,16 +214,6 @@ TARGETS = (
 
 
 # ----- text
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its columns padded so that it reads in a terminal too."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [head, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "| " + " | ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)) + " |"
-        for line in lines
-    )
 
 
 def title(system: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from curax import __version__
 from curax.config import ConfigError, is_shipped, recipes
 from curax.settings.cli import Parser, command_line
+from curax.settings.tables import aligned
 
 ABOUT = "Curate the learning signal of RLVR, in JAX."
 MODULES = {
@@ -36,7 +37,7 @@ PATHS = {"FILE": "FILE", "EXPERIMENT": "FILE", "DIR": "DIRECTORY", "RUN": "DIREC
 
 def parser() -> Parser:
     """Argument parser of `curax`; what follows the command is the command's own."""
-    rows = [f"  {name:<12}{text}" for name, text in (MODULES | HERE).items()]
+    rows = [f"  {line}" for line in aligned((MODULES | HERE).items(), left=(0, 1))]
     result = Parser(
         prog="curax",
         allow_abbrev=False,
@@ -88,12 +89,11 @@ def listed() -> str:
     Those of ./configs that curax has not, or has otherwise, are told by their paths.
     """
     known = recipes()
-    width = max(map(len, known), default=0)
-    lines = []
-    for name, path in known.items():
-        where = "" if is_shipped(path) else f" ({path})"
-        lines.append(f"{name:<{width}}  {_first_line(path)}{where}".rstrip())
-    return "\n".join(lines)
+    rows = [
+        (name, _first_line(path) + ("" if is_shipped(path) else f" ({path})"))
+        for name, path in known.items()
+    ]
+    return "\n".join(aligned(rows, left=(0, 1)))
 
 
 def _first_line(path: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from curax import __version__
 from curax.settings.cli import Parser, command_line, program
+from curax.settings.tables import aligned
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "numpy"),
@@ -33,10 +34,7 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """Exit status: 0 done, 2 bad input."""
     parser().parse_args(argv)
-    rows = list(described())
-    width = max(len(name) for name, _ in rows)
-    for name, text in rows:
-        print(f"{name:<{width}}  {text}")
+    print("\n".join(aligned(described(), left=(0, 1))))
     return 0
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from curax.runs import record
 from curax.runs.pictures import LIGHT, canvas, label, percent
+from curax.settings.tables import markdown
 
 COLORS = ("#1b1f24", "#882255", "#5b6470", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
 COLORS = (*COLORS, "#e69f00", "#56b4e9")
@@ -41,7 +42,7 @@ def table(found: Mapping[str, Any], base: str, tokens: Iterable[float], updates:
     last = max(tokens)
     head = ["recipe", *(f"{record.count_text(t)} tokens" for t in tokens)]
     head += [f"less {base}", f"{updates} updates", f"less {base}", "updates then"]
-    lines = [head, ["---"] * len(head)]
+    lines = []
     for name, own in found.items():
         there, then = at(own, "tokens", last), at(own, "updates", updates)
         plain = found[base]
@@ -53,7 +54,7 @@ def table(found: Mapping[str, Any], base: str, tokens: Iterable[float], updates:
         line += ["" if name == base else shown(later, signed=True)]
         line += [f"{np.interp(last, spent, np.array(own['updates']).mean(1)):.0f}"]
         lines.append(line)
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(head, lines)
 
 
 def draw(path: Path, found: Mapping[str, Any], base: str, tokens: float) -> None:

@@ -314,7 +314,7 @@ def test_the_terminal_shows_progress_and_a_table_per_file(whole):
     found = saved_results(out)["results"]
     for name in found:
         assert results.table(name, found[name]) in said
-    head = shown.index("pass@1 by level          value   95% interval   problems")
+    head = shown.index("pass@1 by level           value    95% interval  problems")
     assert [line.split()[0] for line in shown[head + 1 : head + 4]] == ["1", "2", "3"]
     assert shown[-1] == f"Written: {out / 'results.json'}"
 

@@ -101,7 +101,7 @@ def test_every_recipe_can_be_looked_at(recipe):
     text = table.table(recipe, found)
     lines = text.splitlines()
     assert lines[0].startswith(f"{recipe}: claims {found['claim']}, follows ")
-    assert [line[:5] for line in lines[4:13]] == [f"{p:5.2f}" for p in population.SHOWN]
+    assert [line[:4] for line in lines[4:13]] == [f"{p:.2f}" for p in population.SHOWN]
     for warning in found["warnings"]:
         assert f"Warning: {recipe} {warning}" in lines
         assert warning.endswith(".")
@@ -590,9 +590,7 @@ def test_hints_are_told_level_by_level():
         "(--lift)."
     )
     shown = text.splitlines()[at : at + 11]
-    assert shown[1] == (
-        "    p   p1   p2   at 1   at 2    w0    w1    w2  draws signal  plain"
-    )
+    assert shown[1] == ("p      p1   p2  at 1  at 2   w0   w1   w2 draws signal plain")
     i = np.flatnonzero(by["p"] == 0.05)[0]
     row = [*of["pass_rate"][1:, i], *100 * of["drawn"][1:, i], *of["weight"][:, i]]
     row += [by["draws"][i], 100 * by["signal"][i], 100 * want.signal[i]]

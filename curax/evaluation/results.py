@@ -13,6 +13,7 @@ import numpy as np
 
 from curax.evaluation import estimates
 from curax.runs.record import count_text, duration_text, plural
+from curax.settings import tables
 from curax.settings.declared import RIGHT
 from curax.tasks.file_task import left_out
 from curax.verify import answers, graders
@@ -233,9 +234,9 @@ def table(name: str, result: Mapping[str, Any]) -> str:
         lines.append(f"Warning: {silent:.0%} of the completions {graders.SILENT}.")
     if out := left_out(result.get("left_out", {})):
         lines.append(f"left out of the file: {out}")
-    lines += [_head(""), *(_line(key, row) for key, row in result["measures"].items())]
-    if "truncated" in result:
-        lines.append(_line("truncated", result["truncated"]))
+    cut = {"truncated": result["truncated"]} if "truncated" in result else {}
+    lines += _lines("", result["measures"] | cut)
+    if cut:
         for kind, row in result["length_tokens"].items():
             if row["mean"] is not None:  # there are some
                 lengths = ", ".join(f"{key} {row[key]:.0f}" for key in row)
@@ -255,19 +256,14 @@ def table(name: str, result: Mapping[str, Any]) -> str:
     for kind in ("levels", "subjects"):
         groups = result.get(kind, {})
         for key in next(iter(groups.values()), {}):
-            lines += ["", _head(f"{key} by {kind[:-1]}")]
-            lines += [_line(group, rows[key]) for group, rows in groups.items()]
+            of_key = {group: rows[key] for group, rows in groups.items()}
+            lines += ["", *_lines(f"{key} by {kind[:-1]}", of_key)]
     return "\n".join(lines)
 
 
-def _head(name: str) -> str:
-    return f"{name:<24} value   95% interval   problems"
-
-
-def _line(name: str, row: Mapping[str, Any]) -> str:
-    value, low, high = (_shown(row[key], ".3f") for key in ("value", "low", "high"))
-    return f"{name:<24} {value:>5}  {low:>5} to {high:>5}   {row['problems']:>8}"
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _lines(name: str, rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines of a table of measures, their intervals, and problems behind them."""
+    columns = {name: "{name}", "value": "{value:.3f}"}
+    columns |= {"95% interval": "{low:.3f} to {high:.3f}", "problems": "{problems}"}
+    named = ({"name": key, **row} for key, row in rows.items())
+    return tables.table(columns, named, least=(24,))

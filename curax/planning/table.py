@@ -7,6 +7,7 @@ from typing import Any
 from curax.planning.chips import GIB, INSTALL
 from curax.planning.planner import Layout, Plan, Program, words
 from curax.settings.config_types import present
+from curax.settings.tables import aligned
 
 SHOWN = 6  # meshes of those that were tried
 
@@ -51,17 +52,16 @@ def _layouts(plan: Plan) -> list[str]:
     """Lines of a table of the meshes that were tried, the best first."""
     if len(plan.layouts) == 1:
         return []
-    lines = [f"{'data fsdp tensor':18}{'draw GiB':>10}{'learn GiB':>11}{'step s':>9}"]
+    rows = [["data", "fsdp", "tensor", "draw GiB", "learn GiB", "step s"]]
     for one in plan.layouts[:SHOWN]:
-        mesh = " ".join(f"{size:>4}" for size in one.mesh.values())
-        draw, learn = (gib(one.total(role)) for role in ("draw", "learn"))
         took = f"{one.seconds:.3g}" if one.seconds else "-"
-        note = {True: "", None: "  may fit", False: "  too large"}[one.fits]
+        note = {True: "", None: "may fit", False: "too large"}[one.fits]
         note = note if plan.topology.chip else ""
-        lines.append(f"{mesh:18}{draw:>10}{learn:>11}{took:>9}{note}")
-    if more := len(plan.layouts) - SHOWN:
-        lines.append(f"and {max(more, 0)} more" if more > 0 else "")
-    return [*(line for line in lines if line), ""]
+        sizes = (gib(one.total(role)) for role in ("draw", "learn"))
+        rows.append([*map(str, one.mesh.values()), *sizes, took, note])
+    more = len(plan.layouts) - SHOWN
+    said = [f"and {more} more"] if more > 0 else []
+    return [*aligned(rows, left=(6,)), *said, ""]
 
 
 def gib(size: float) -> str:
@@ -70,11 +70,8 @@ def gib(size: float) -> str:
 
 
 def _columns(head: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
-    width = max(13, *(len(name) + 2 for name in head), 0)
-    return [
-        f"  {name:34}" + "".join(f"{value:>{width}}" for value in values)
-        for name, values in [("", head), *rows]
-    ]
+    cells = [["", *head], *([name, *values] for name, values in rows)]
+    return [f"  {line}" for line in aligned(cells, least=(34, *[11] * len(head)))]
 
 
 def _compiled(plan: Plan, found: list[Program]) -> list[str]:
@@ -99,12 +96,10 @@ def _compiled(plan: Plan, found: list[Program]) -> list[str]:
             known = [p.seconds.get(resource, math.nan) for p in found]
             times = [digits(seconds) for seconds in known]
             rows.append((f"s at least, {resource}", times))
-    lines = _columns([d.name for d in done], rows)
-    kinds = sorted({kind for d in done for kind in _counts(d)})
-    for kind in kinds:
+    for kind in sorted({kind for d in done for kind in _counts(d)}):
         each = [_counts(d).get(kind, "0") for d in done]
-        rows = [(f"  {kind}s, per turn + call", each)]
-        lines += _columns([d.name for d in done], rows)[1:]
+        rows.append((f"  {kind}s, per turn + call", each))
+    lines = _columns([d.name for d in done], rows)
     for program in found:
         if program.compiled.refusal:
             lines.append(f"  {program.compiled.name}: {program.compiled.refusal}")

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from curax import __version__, hub
 from curax.config import Config, ConfigError, checkpoint_of, option
 from curax.runs import record
 from curax.settings.config_paths import full_name
+from curax.settings.tables import markdown
 from curax.step import stages
 from curax.theory import predict
 from curax.theory.population import LIFT
@@ -37,13 +38,14 @@ def text(
         prompts: number of training prompts.
         adapter: whether adapters alone are exported.
     """
+    figures = list(_figures(config, run, step))
     parts = [
         _header(config, adapter=adapter),
         f"# {name}",
         _origin(config, step),
-        _table(("", ""), list(_figures(config, run, step))),
+        markdown(("", ""), figures) if figures else "",
         "## Recipe",
-        _table(("stage", "function"), [*_functions(config)]),
+        markdown(("stage", "function"), _functions(config)),
         *_weights(config, prompts),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -95,14 +97,6 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return f", commit {done.stdout.strip()}" if done.returncode == 0 else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; empty without rows."""
-    if not rows:
-        return ""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _figures(config: Config, run: Path, step: int) -> Iterator[tuple[str, str]]:
@@ -157,4 +151,4 @@ def _weights(config: Config, prompts: int) -> Iterator[str]:
         "of p, computed from the functions above:"
     )
     weights = [f"{weight:.3g}" for weight in found.weight]
-    yield _table(["p", *map(str, RATES)], [["w(p)", *weights]])
+    yield markdown(["p", *map(str, RATES)], [["w(p)", *weights]])

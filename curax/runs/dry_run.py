@@ -14,6 +14,7 @@ from curax.processes import peers
 from curax.runs import cache, folder, record, run
 from curax.runs.cache import memory_of_device
 from curax.runs.progress import Progress
+from curax.settings.tables import aligned
 from curax.step.loops import Loop
 
 MIB = 2**20
@@ -145,17 +146,15 @@ def table(compiler: Compiler) -> list[str]:
         f"{names.get(name, name)} {mib(size)}" for name, size in parts.items() if size
     )
     head = ("MiB of a device", "arguments", "outputs", "temporaries", "all", "compiled")
-    lines = [head] + [
-        (
-            *(one.name, mib(one.arguments), mib(one.outputs), mib(one.temporaries)),
-            *(mib(one.total), record.duration_text(one.seconds)),
-        )
-        for one in compiler.programs
-    ]
+    lines: list[tuple[str, ...]] = [head]
+    for one in compiler.programs:
+        sizes = one.arguments, one.outputs, one.temporaries, one.total
+        took = record.duration_text(one.seconds)
+        lines.append((one.name, *map(mib, sizes), took))
     return [
         f"State, MiB of a device: {held}.",
         "",
-        *(f"{name:20}" + "".join(f"{x:>13}" for x in row) for name, *row in lines),
+        *aligned(lines, least=(18, *[11] * len(head))),
     ]
 
 

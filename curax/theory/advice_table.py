@@ -4,6 +4,17 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from curax.settings import tables
+
+COLUMNS = {
+    "gain": "{gain:.2f}x",
+    "range": "{gain_low:.2f}-{gain_high:.2f}",
+    **{size: f"{{{size}}}" for size in ("prompts", "n", "most", "m", "pilots")},
+    "draws": "{draws:.0f}",
+    "trained": "{trained:.0f}",
+    "recipe": "{recipe}",
+}
+
 
 def table(found: Mapping[str, Any]) -> str:
     """Lines of gain, sizes, draws and rows trained by recipe, at its best size.
@@ -19,20 +30,14 @@ def table(found: Mapping[str, Any]) -> str:
         f"A step costs as much as {found['budget']} completions drawn and trained, at "
         f"{a:g} : {b:g} per token.",
         "",
-        "  gain   range   prompts   n most  m pilots draws trained  recipe",
     ]
-    seen = set()
+    best: dict[str, Mapping[str, Any]] = {}
     for row in found["rows"]:
-        if row["recipe"] in seen:
-            continue
-        seen.add(row["recipe"])
-        span = f"{row['gain_low']:.2f}-{row['gain_high']:.2f}"
-        lines += [
-            f"{row['gain']:5.2f}x {span:>9} {row['prompts']:7} {row['n']:4} "
-            f"{row['most']:4} {row['m']:3} {row['pilots'] or '-':>6} "
-            f"{row['draws']:5.0f} {row['trained']:7.0f}  {row['recipe']}",
-            f"{'':17}{row['remark']}{_alike(found, row['recipe'])}",
-        ]
+        best.setdefault(row["recipe"], row | {"pilots": row["pilots"] or None})
+    head, *rows = tables.table(COLUMNS, best.values(), left=(len(COLUMNS) - 1,))
+    lines.append(head)
+    for line, (name, row) in zip(rows, best.items(), strict=True):
+        lines += [line, f"{'':17}{row['remark']}{_alike(found, name)}"]
     shared, share = (
         "by pass rate" if found["by_rate"] else f"{found[name]:g}"
         for name in ("shared", "explained")

@@ -1,13 +1,28 @@
 """A summary as text for a terminal: one row per pass rate, then notes and warnings."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from curax.settings import tables
 from curax.theory.population import SHOWN
 
 NEAR = 1.3  # an objective that a weight follows within this factor has a name
+COLUMNS = {
+    "p": "{p:.2f}",
+    "w(p)": "{weight:.3f}",
+    "f(p)": "{objective:.3f}",
+    "asked": "{claimed_weight:.3f}",
+    "w/asked": "{over_claimed:.2f}x",
+    "signal": "{signal:.1%}",
+    "energy": "{advantage_energy:.3f}",
+    "draws": "{draws:.1f}",
+    "tokens": "{most}{tokens:.0f}",
+    "bias": "{pass_rate_bias:+z.3f}",
+    "noise": "{noise_against_grpo:.2f}x",
+    "": "w +- {half:.2g}",
+}
 
 
 def verdict(found: Mapping[str, Any]) -> str:
@@ -34,8 +49,6 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         f"Prompts: {found['population']}. Noise: per draw, against GRPO with groups of "
         f"{found['grpo_group']}.",
         "",
-        "   p     w(p)     f(p)    asked  w/asked signal energy  draws  tokens   bias"
-        "  noise",
         *_rows(found),
         "",
         "f(p) is from the first row on; asked is the claimed weight, scaled to w(0.5);",
@@ -54,80 +67,63 @@ def table(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _rows(found: Mapping[str, Any]) -> list[str]:
-    """A line per pass rate of SHOWN, and one of means over the population."""
+    """Lines of the table by pass rates of SHOWN, and of means over the population."""
     by = {key: np.array(v, float) for key, v in found["by_pass_rate"].items()}
     mean = {key: float(np.array(v, float)) for key, v in found["mean"].items()}
-    most = "<" if found["tokens_are"] == "at most" else " "
-    lines = []
+    most = "< " if found["tokens_are"] == "at most" else ""
     middle = int(np.flatnonzero(by["p"] == 0.5)[0])
-    scale = by["weight"][middle] / by["claimed_weight"][middle]
-    start = by["objective"][np.flatnonzero(by["p"] == SHOWN[0])[0]]
+    by["claimed_weight"] *= by["weight"][middle] / by["claimed_weight"][middle]
+    by["objective"] -= by["objective"][np.flatnonzero(by["p"] == SHOWN[0])[0]]
+    rows = []
     for i in np.flatnonzero(np.isin(by["p"], SHOWN)):
-        row = {key: column[i] for key, column in by.items()}
-        half = row["half_interval"]
-        lines.append(
-            f"{row['p']:5.2f} {row['weight']:8.3f} {row['objective'] - start:8.3f} "
-            f"{scale * row['claimed_weight']:8.3f} {row['over_claimed']:7.2f}x "
-            f"{row['signal']:6.1%} {row['advantage_energy']:6.3f} {row['draws']:6.1f} "
-            f"{most}{row['tokens']:6.0f} "
-            f"{row['pass_rate_bias']:+z7.3f} {row['noise_against_grpo']:5.2f}x"
-            + (f"  w +- {half:.2g}" if half >= 0.0005 else "")
-        )
-    lines.append(
-        f" mean {'':36}{mean['signal']:6.1%} {'':6} {mean['draws']:6.1f} "
-        f"{most}{mean['tokens']:6.0f} {mean['pass_rate_bias']:+z7.3f}"
-    )
-    return lines
+        half = by["half_interval"][i]
+        unsure = {"half": half} if half >= 0.0005 else {}
+        rows.append({key: x[i] for key, x in by.items()} | {"most": most} | unsure)
+    means = {name: mean[name] for name in ("signal", "draws", "tokens")}
+    means |= {"p": "mean", "most": most, "pass_rate_bias": mean["pass_rate_bias"]}
+    return tables.table(COLUMNS, [*rows, means])
 
 
 def _hint_rows(found: Mapping[str, Any]) -> list[str]:
     """Lines by pass rate: groups drawn, coefficients and signal at each level."""
     hints = found["hints"]
     by = {key: np.array(x, float) for key, x in found["by_pass_rate"].items()}
+    by["plain"] = np.array(hints["signal_without"], float)
     of = {key: np.array(x, float) for key, x in hints["by_level"].items()}
-    plain = np.array(hints["signal_without"], float)
-    places = np.flatnonzero(np.isin(by["p"], SHOWN))
+    if hints["controller"]:
+        by["w"] = of["end_weight"].sum(0)
+    rows = [
+        {key: x[i] for key, x in by.items()}
+        | {"of": {key: x[:, i] for key, x in of.items()}}
+        for i in np.flatnonzero(np.isin(by["p"], SHOWN))
+    ]
     every = range(hints["levels"] + 1)
     above = every[1:]
 
-    def cells(values: Iterable[Any], form: str) -> str:
-        width = form.partition(".")[0]
-        return "".join(
-            f"{x:>{width}}" if isinstance(x, str)
-            else f"{'-':>{width}}" if np.isnan(x)
-            else f"{x:{form}}"
-            for x in values
-        )  # fmt: skip
+    def each(head: str, form: str, levels: range) -> dict[str, str]:
+        return {f"{head}{i}": form.replace("#", str(i)) for i in levels}
 
+    columns = {"p": "{p:.2f}", **each("p", "{of[pass_rate][#]:.2f}", above)}
+    columns |= each("at ", "{of[drawn][#]:.1%}", above)
+    columns |= each("w", "{of[weight][#]:.2f}", every)
+    columns |= {"draws": "{draws:.1f}", "signal": "{signal:.1%}"}
+    columns |= {"plain": "{plain:.1%}"}
+    what = "visits" if hints["controller"] else "prompts"
     lines = [
         f"With hints, each level of which is believed to add {hints['lift']:g} to the "
         "log-odds of p (--lift).",
-        "    p"
-        + cells([f"p{i}" for i in above], "5.2f")
-        + cells([f"at {i}" for i in above], "7.1%")
-        + cells([f"w{i}" for i in every], "6.2f")
-        + "  draws signal  plain",
+        *tables.table(columns, rows, gap=1),
+        f"At: {what} drawn at a level. Plain: the signal without hints.",
     ]
-    lines += [
-        f"{by['p'][i]:5.2f}"
-        + cells(of["pass_rate"][1:, i], "5.2f")
-        + cells(of["drawn"][1:, i], "7.1%")
-        + cells(of["weight"][:, i], "6.2f")
-        + f"{by['draws'][i]:7.1f} {by['signal'][i]:6.1%} {plain[i]:6.1%}"
-        for i in places
-    ]
-    what = "visits" if hints["controller"] else "prompts"
-    lines.append(f"At: {what} drawn at a level. Plain: the signal without hints.")
     if hints["controller"]:
+        ends = {
+            "p": "{p:.2f}",
+            **each("at ", "{of[end][#]:.1%}", every),
+            "w": "{w:.3f}",
+        }
         lines += [
             "",
             "In the end, if all may be hinted; w: the mean over levels of visits.",
-            "    p" + cells([f"at {i}" for i in every], "7.1%") + "      w",
-        ]
-        lines += [
-            f"{by['p'][i]:5.2f}"
-            + cells(of["end"][:, i], "7.1%")
-            + f"{of['end_weight'][:, i].sum():7.3f}"
-            for i in places
+            *tables.table(ends, rows),
         ]
     return lines

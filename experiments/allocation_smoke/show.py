@@ -11,6 +11,7 @@ import numpy as np
 
 from curax.comparison.experiment import arms
 from curax.config import override
+from curax.settings.tables import markdown
 from curax.theory import expect, predict, stated_objective
 from experiments import smoke
 from experiments.allocation_smoke.experiment import get_experiment
@@ -39,7 +40,7 @@ def table(found: dict[str, Any]) -> str:
     head = ["recipe", *(f"{tokens // 1000} k tokens" for tokens in AT)]
     head += [f"less GRPO, {AT[-1] // 1000} k", "updates then"]
     head += [f"{UPDATES} updates", "less GRPO", "tokens then"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     grpo = found["grpo"]
     for name, own in found.items():
         same = at(own, "updates", UPDATES) - at(grpo, "updates", UPDATES)
@@ -58,14 +59,14 @@ def table(found: dict[str, Any]) -> str:
                 f"{spent(own, 'tokens', 'updates', UPDATES) / 1000:.0f} k",
             ]
         )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(head, rows)
 
 
 def predictions(found: dict[str, Any]) -> str:
     """What the x-ray says of the first steps, beside what they were."""
     head = ["recipe", "signal", "predicted", "draws per update", "predicted"]
     head += ["w(.1) / w(.5)", "w(.9) / w(.5)", "noise at .1, .5, .9"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     # As many visits of a prompt are foreseen as its recipe makes in a run by itself.
     steps = {"steps": STEPS}
     configs = {arm.recipe: override(arm.config, steps) for arm in arms(EXPERIMENT)}
@@ -89,7 +90,7 @@ def predictions(found: dict[str, Any]) -> str:
                 ", ".join(f"{value:.2f}" for value in noise),
             ]
         )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(head, rows)
 
 
 def mean(population: np.ndarray, values: np.ndarray) -> float:

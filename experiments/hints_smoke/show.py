@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from curax.runs import record
+from curax.settings.tables import markdown
 from experiments import smoke
 from experiments.hints_smoke.experiment import get_experiment
 
@@ -24,7 +25,7 @@ def hints(found: dict[str, Any]) -> str:
     """What became of hints, early and late: means over seeds and ten updates."""
     head = ["recipe", "groups hinted", "pass rate hinted", "all wrong without"]
     head += ["hinted, late", "all wrong without, late"]
-    lines = [head, ["---"] * len(head)]
+    lines = []
     for name, own in found.items():
         if "hint/pass_rate" not in own["seen"]:
             continue
@@ -37,7 +38,7 @@ def hints(found: dict[str, Any]) -> str:
         line = [name, mean("hint/hinted_fraction", 0), mean("hint/pass_rate", 0)]
         line += [mean("group/failed_fraction", 0), mean("hint/hinted_fraction", late)]
         lines.append([*line, mean("group/failed_fraction", late)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(head, lines)
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from scipy.stats import rankdata, t
 
 from curax.comparison import statistics
 from curax.runs.pictures import LIGHT, canvas
+from curax.settings.tables import markdown
 from experiments.map import ablations, predict, regimes, run
 
 HERE = Path(__file__).parent
@@ -388,12 +389,6 @@ def start(regime: str) -> list[str]:
         f"{own['length_mean']:.1f}, {own['length_cv']:.2f}",
         *(f"{a:g} : {b:g}", accepted),
     ]
-
-
-def markdown(head: list[str], body: list[list[str]]) -> str:
-    """Markdown of a table."""
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def draw(path: Path, every: list[list[Judged]]) -> None:
