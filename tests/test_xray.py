@@ -634,7 +634,7 @@ def test_levels_that_visits_set_are_told_with_where_they_end():
     at = text.index(
         "In the end, if all may be hinted; w: the mean over levels of visits."
     )
-    assert text[at + 1] == "    p   at 0   at 1   at 2      w"
+    assert text[at + 1] == "p       at 0   at 1   at 2      w"
     i = np.flatnonzero(by["p"] == 0.1)[0]
     row = [f"{100 * x:.1f}" for x in of["end"][:, i]]
     mean = of["end_weight"][:, i].sum()

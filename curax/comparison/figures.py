@@ -1,7 +1,7 @@
 """Pictures of a comparison, for a light and a dark page.
 
-A picture is a function of the results of `analysis.analyse`, of the entries behind
-them, and of a style; it is None where there is nothing to draw.
+A sheet is a function of the results of `analysis.analyse` and of the entries behind
+them; it has no panels where there is nothing to draw.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +11,13 @@ import numpy as np
 
 from curax.comparison import analysis, statistics
 from curax.comparison.analysis import AXES, Entry, Question
-from curax.runs import pictures
-from curax.runs.pictures import Picture, Style, percent
+from curax.runs.pictures import PERCENT, Mark, Panel, Picture, Sheet, mark
 from curax.runs.record import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
+HUES = ("blue", "red", "green", "orange", "purple", "#8b6cc4", "#9c7a3c", "muted")
 DASHES = ("-", "--", ":")
 WIDTHS = (6.4, 9.6)  # inches of one panel, and of several
 
@@ -35,60 +34,27 @@ class Shown(NamedTuple):
         """Entries of the recipes, without swept values."""
         return [entry for entry in self.entries if not entry.setting]
 
-
-def _line_styles(shown: Shown, style: Style) -> dict[str, tuple[str, str]]:
-    """(colour, line style) of each recipe; the baseline has the colour of the text."""
-    hues = (style.blue, style.red, style.green, style.orange, style.purple)
-    hues = (*hues, "#8b6cc4", "#9c7a3c", style.muted)
-    styles, number = {}, 0
-    for name in shown.found["recipes"]:
-        if name == shown.question.baseline:
-            styles[name] = style.ink, "-"
-            continue
-        styles[name] = hues[number % len(hues)], DASHES[number // len(hues) % 3]
-        number += 1
-    return styles
+    @property
+    def styles(self) -> dict[str, tuple[str, str]]:
+        """(colour, dashes) of each recipe; the baseline has the colour of the text."""
+        others = [n for n in self.found["recipes"] if n != self.question.baseline]
+        found = {
+            name: (HUES[i % len(HUES)], DASHES[i // len(HUES) % 3])
+            for i, name in enumerate(others)
+        }
+        return {name: found.get(name, ("ink", "-")) for name in self.found["recipes"]}
 
 
-def _panels(
-    style: Style, rows: int, columns: int, height: float
-) -> "tuple[Figure, np.ndarray]":
-    """An empty figure with a grid of panels, `[rows, columns]`; height in inches."""
-    size = (WIDTHS[columns > 1], height)
-    return pictures.grid(style, rows, [1] * columns, size, share=True)
+def _sheet(
+    panels: Sequence[Panel], columns: int, height: float, shown: Shown | None = None
+) -> Sheet:
+    """A sheet of equal panels, height in inches; given `shown`, with a legend."""
+    size, legend = (WIDTHS[columns > 1], height), shown.styles if shown else {}
+    return Sheet(panels, [1] * columns, size, share=True, legend=legend)
 
 
-def _title(axes: "Axes", style: Style, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=10, color=style.ink)
-
-
-def _name(axes: "Axes", style: Style, x: str = "", y: str = "") -> None:
-    axes.set_xlabel(x, color=style.ink, fontsize=10)
-    axes.set_ylabel(y, color=style.ink, fontsize=10)
-
-
-def _legend(figure: "Figure", style: Style, styles: Mapping[str, Any]) -> None:
-    """A legend of the recipes below all panels."""
-    from matplotlib.lines import Line2D
-
-    lines = [
-        Line2D(
-            *([], []),
-            color=color,
-            linestyle=dashes,
-            linewidth=2,
-            label=pictures.in_legend(name),
-        )
-        for name, (color, dashes) in styles.items()
-    ]
-    figure.legend(
-        handles=lines,
-        loc="outside lower center",
-        ncols=min(5 if len(figure.axes) > 1 else 3, len(lines)),
-        frameon=False,
-        fontsize=9,
-        labelcolor=style.ink,
-    )
+def _title(text: str) -> Mark:
+    return mark("set_title", text, loc="left", fontsize=10, color="ink")
 
 
 def _counts(axes: "Axes") -> None:
@@ -103,108 +69,106 @@ def _counts(axes: "Axes") -> None:
 
 def _forest(
     shown: Shown,
-    style: Style,
     names: Sequence[str],
+    x: str,
     triple: Callable[[str, str], Sequence[Any]],
-) -> "tuple[Figure, np.ndarray]":
+    *scale: Mark,
+) -> Sheet:
     """Forest plot: a row per recipe, a panel per axis, points with intervals."""
-    styles = _line_styles(shown, style)
-    figure, panels = _panels(style, 1, len(AXES), 1.35 + 0.32 * len(names))
-    for axes, (axis, title) in zip(panels[0], AXES.items(), strict=True):
+    panels = []
+    for i, (axis, title) in enumerate(AXES.items()):
+        marks = []
         for y, name in enumerate(names):
             middle, low, high = triple(axis, name)
-            color = styles[name][0]
+            color = shown.styles[name][0]
             if low is not None:
-                axes.plot([low, high], [y, y], color=color, linewidth=2.4)
-            axes.plot([middle], [y], "o", color=color, markersize=6)
-        axes.grid(axis="x", color=style.grid, linewidth=0.8)
-        axes.grid(axis="y", visible=False)
-        axes.set_yticks(range(len(names)), names)
-        axes.tick_params(axis="y", length=0)
-        place = next(iter(shown.found["places"][axis].values()))
-        where = f"{count_text(place)} {title.partition(',')[0]}"
-        _title(axes, style, where if len(shown.found["places"][axis]) == 1 else title)
-    panels[0][0].set_ylim(len(names) - 0.5, -0.5)
-    return figure, panels
+                marks.append(
+                    mark("plot", [low, high], [y, y], color=color, linewidth=2.4)
+                )
+            marks.append(mark("plot", [middle], [y], "o", color=color, markersize=6))
+        places = shown.found["places"][axis]
+        where = f"{count_text(next(iter(places.values())))} {title.partition(',')[0]}"
+        then = [
+            mark("grid", axis="x", color="grid", linewidth=0.8),
+            mark("grid", axis="y", visible=False),
+            mark("set_yticks", range(len(names)), names),
+            mark("tick_params", axis="y", length=0),
+            _title(where if len(places) == 1 else title),
+            mark("set_ylim", len(names) - 0.5, -0.5),
+            *scale,
+        ]
+        panels.append(Panel(x if i == 1 else "", "", marks, then))
+    return _sheet(panels, len(AXES), 1.35 + 0.32 * len(names))
 
 
-def _gaps(shown: Shown, style: Style) -> "Figure | None":
-    names = [n for n in shown.found["recipes"] if n != shown.question.baseline]
-    if not names:
-        return None
+def _gaps(shown: Shown) -> Sheet:
+    base = shown.question.baseline
 
     def triple(axis: str, name: str) -> Sequence[Any]:
         gap = shown.found["gaps"][axis][name]
         return gap["middle"], gap["low"], gap["high"]
 
-    figure, panels = _forest(shown, style, names, triple)
-    for axes in panels[0]:
-        axes.axvline(0, color=style.ink, linewidth=1)
+    def about_zero(axes: "Axes") -> None:
         far = 1.08 * max(map(abs, axes.get_xlim()))
         axes.set_xlim(-far, far)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:+.2g}")
-    middle = panels[0][1]
-    _name(middle, style, f"held-out pass rate, less that of {shown.question.baseline}")
-    return figure
+
+    names = [name for name in shown.found["recipes"] if name != base]
+    x = f"held-out pass rate, less that of {base}"
+    zero = mark("axvline", 0, color="ink", linewidth=1)
+    return _forest(shown, names, x, triple, zero, mark(about_zero))
 
 
-def _rates(shown: Shown, style: Style) -> "Figure | None":
-    from matplotlib.ticker import PercentFormatter
-
-    names = list(shown.found["recipes"])
-
+def _rates(shown: Shown) -> Sheet:
     def triple(axis: str, name: str) -> Sequence[Any]:
         return shown.found["recipes"][name][axis]["rate"]
 
-    figure, panels = _forest(shown, style, names, triple)
-    for axes in panels[0]:
+    def in_percent(axes: "Axes") -> None:
+        from matplotlib.ticker import PercentFormatter
+
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    _name(panels[0][1], style, "held-out pass rate")
-    return figure
+
+    names = list(shown.found["recipes"])
+    return _forest(shown, names, "held-out pass rate", triple, mark(in_percent))
 
 
-def _curves(axis: str) -> Callable[[Shown, Style], "Figure | None"]:
-    """A drawing function of pass rates over an axis, a panel per condition."""
+def _curves(axis: str) -> Callable[[Shown], Sheet]:
+    """The sheet of pass rates over an axis, a panel per condition."""
 
-    def draw(shown: Shown, style: Style) -> "Figure | None":
-        conditions = shown.found["places"][axis]
-        styles = _line_styles(shown, style)
-        figure, panels = _panels(style, 1, len(conditions), 4.6)
-        for axes, condition in zip(panels[0], conditions, strict=True):
+    def sheet(shown: Shown) -> Sheet:
+        panels = []
+        places = shown.found["places"]
+        for condition in places[axis]:
             found = analysis.curves(
-                shown.plain, axis, condition, shown.found["places"], shown.question
+                shown.plain, axis, condition, places, shown.question
             )
+            marks = []
+            alpha = 0.2 if len(found) <= 3 else 0.07
             for name, (x, middle, low, high) in found.items():
-                color, dashes = styles[name]
-                axes.plot(x, middle, dashes, color=color, linewidth=1.8)
+                color, dashes = shown.styles[name]
+                marks.append(
+                    mark("plot", x, middle, dashes, color=color, linewidth=1.8)
+                )
                 if np.isfinite(low).any():
-                    axes.fill_between(
-                        *(x, low, high),
-                        color=color,
-                        linewidth=0,
-                        alpha=0.2 if len(found) <= 3 else 0.07,
-                    )
-            percent(axes)
-            _counts(axes)
-            _name(axes, style, AXES[axis])
-            _title(axes, style, condition)
-        _name(panels[0][0], style, AXES[axis], "held-out pass rate")
-        _legend(figure, style, styles)
-        return figure
+                    band = {"color": color, "linewidth": 0, "alpha": alpha}
+                    marks.append(mark("fill_between", x, low, high, **band))
+            y = "" if panels else "held-out pass rate"
+            then = (PERCENT, mark(_counts), _title(condition))
+            panels.append(Panel(AXES[axis], y, marks, then))
+        return _sheet(panels, len(panels), 4.6, shown)
 
-    return draw
+    return sheet
 
 
-def _waits(shown: Shown, style: Style) -> "Figure | None":
+def _waits(shown: Shown) -> Sheet:
     threshold = shown.question.threshold
     if threshold is None:
-        return None
+        return Sheet([])
+    panels = []
     conditions = list(shown.found["places"]["tokens"])
-    styles = _line_styles(shown, style)
-    rows = len(conditions)
-    figure, panels = _panels(style, rows, len(AXES), 1.2 + 2.8 * rows)
-    for row, condition in zip(panels, conditions, strict=True):
-        for axes, axis in zip(row, AXES, strict=True):
+    for condition in conditions:
+        for axis, title in AXES.items():
+            marks = []
             for entry in shown.plain:
                 history = entry.histories[condition]
                 spent = history.spent(axis, shown.question.prices)
@@ -212,75 +176,62 @@ def _waits(shown: Shown, style: Style) -> "Figure | None":
                 alive = statistics.survival(seen)
                 x = np.concatenate([[0], alive.time, [spent[-1].max()]])
                 y = np.concatenate([[0], 1 - alive.share, 1 - alive.share[-1:]])
-                color, dashes = styles[entry.recipe]
-                axes.step(x, y, dashes, where="post", color=color, linewidth=1.8)
+                color, dashes = shown.styles[entry.recipe]
+                look = {"where": "post", "color": color, "linewidth": 1.8}
+                marks.append(mark("step", x, y, dashes, **look))
                 # Runs that ended before they were there.
-                axes.plot(
-                    seen.time[~seen.reached],
-                    1
-                    - alive.share[
-                        np.searchsorted(alive.time, seen.time[~seen.reached])
-                    ],
-                    "|",
-                    color=color,
-                    markersize=9,
-                )
-            percent(axes)
-            _counts(axes)
-            _title(axes, style, condition)
-            _name(axes, style, AXES[axis])
-        _name(row[0], style, next(iter(AXES.values())), f"runs at {threshold:.0%}")
-    _legend(figure, style, styles)
-    return figure
+                ended = seen.time[~seen.reached]
+                left = 1 - alive.share[np.searchsorted(alive.time, ended)]
+                marks.append(mark("plot", ended, left, "|", color=color, markersize=9))
+            y = "" if len(panels) % len(AXES) else f"runs at {threshold:.0%}"
+            then = (PERCENT, mark(_counts), _title(condition))
+            panels.append(Panel(title, y, marks, then))
+    return _sheet(panels, len(AXES), 1.2 + 2.8 * len(conditions), shown)
 
 
-def _sensitivity(shown: Shown, style: Style) -> "Figure | None":
-    knobs = shown.found["sensitivity"]
-    if not knobs:
-        return None
-    styles = _line_styles(shown, style)
-    figure, panels = _panels(style, len(AXES), len(knobs), 1.1 + 2.3 * len(AXES))
-    for column, (setting, recipes) in enumerate(knobs.items()):
-        for axes, axis in zip(panels[:, column], AXES, strict=True):
-            _sweep_panel(axes, recipes, axis, styles)
-            if column == 0:
-                short = AXES[axis].partition(",")[0].removeprefix("generated ")
-                _name(axes, style, y=f"pass rate, equal\n{short}")
-        _name(panels[-1, column], style, setting)
-    _legend(figure, style, styles)
-    return figure
+def _sensitivity(shown: Shown) -> Sheet:
+    knobs, panels = shown.found["sensitivity"], []
+    for i, axis in enumerate(AXES):
+        short = AXES[axis].partition(",")[0].removeprefix("generated ")
+        for j, (setting, recipes) in enumerate(knobs.items()):
+            x = setting if i == len(AXES) - 1 else ""
+            y = "" if j else f"pass rate, equal\n{short}"
+            panels.append(Panel(x, y, *_sweep(recipes, axis, shown.styles)))
+    return _sheet(panels, len(knobs), 1.1 + 2.3 * len(AXES), shown)
 
 
-def _sweep_panel(
-    axes: "Axes", recipes: Any, axis: str, styles: Mapping[str, Any]
-) -> None:
-    """Draw pass rates over the values of a setting, a line per recipe, in a panel."""
+def _sweep(
+    recipes: Any, axis: str, styles: Mapping[str, Any]
+) -> tuple[list[Mark], list[Mark]]:
+    """Pass rates over the values of a setting, a line per recipe, and the scale."""
     values = [point["value"] for points in recipes.values() for point in points]
     numbers = all(type(value) in (int, float) for value in values)
     labels: list[Any] = (
         sorted(set(values)) if numbers else list(dict.fromkeys(map(str, values)))
     )
-    positive = numbers and min(labels) > 0
-    wide = positive and max(labels) > 4 * min(labels)
+    marks, then = [], []
     for name, points in recipes.items():
         color, dashes = styles[name]
         x = [p["value"] if numbers else labels.index(str(p["value"])) for p in points]
         spread = np.array([p[axis] for p in points], float)
-        axes.plot(x, spread[:, 0], dashes, color=color, marker="o", markersize=4)
-        axes.vlines(x, spread[:, 1], spread[:, 2], color=color, alpha=0.45, linewidth=2)
-        for place, point, (middle, *_) in zip(x, points, spread, strict=True):
-            if point["own"]:
-                axes.plot(
-                    [place], [middle], "o", color=color, markersize=9, fillstyle="none"
-                )
-    if wide:
-        axes.set_xscale("log")
+        dots = {"color": color, "marker": "o", "markersize": 4}
+        bars = {"color": color, "alpha": 0.45, "linewidth": 2}
+        ring = {"color": color, "markersize": 9, "fillstyle": "none"}
+        marks.append(mark("plot", x, spread[:, 0], dashes, **dots))
+        marks.append(mark("vlines", x, spread[:, 1], spread[:, 2], **bars))
+        marks += [
+            mark("plot", [place], [middle], "o", **ring)
+            for place, point, (middle, *_) in zip(x, points, spread, strict=True)
+            if point["own"]
+        ]
+    if numbers and 0 < 4 * min(labels) < max(labels):
+        then.append(mark("set_xscale", "log"))
     if numbers and len(labels) <= 6:
-        axes.set_xticks(labels, [f"{value:g}" for value in labels])
-        axes.minorticks_off()
+        then.append(mark("set_xticks", labels, [f"{value:g}" for value in labels]))
+        then.append(mark("minorticks_off"))
     elif not numbers:
-        axes.set_xticks(range(len(labels)), labels)
-    axes.margins(x=0.1)
+        then.append(mark("set_xticks", range(len(labels)), labels))
+    return marks, [*then, mark("margins", x=0.1)]
 
 
 PICTURES = (

@@ -52,7 +52,7 @@ def _layouts(plan: Plan) -> list[str]:
     """Lines of a table of the meshes that were tried, the best first."""
     if len(plan.layouts) == 1:
         return []
-    rows = [["data", "fsdp", "tensor", "draw GiB", "learn GiB", "step s"]]
+    rows = [["data", "fsdp", "tensor", "draw GiB", "learn GiB", "step s", ""]]
     for one in plan.layouts[:SHOWN]:
         took = f"{one.seconds:.3g}" if one.seconds else "-"
         note = {True: "", None: "may fit", False: "too large"}[one.fits]

@@ -1,13 +1,13 @@
 """Pictures of a run's metrics, drawn for a light and a dark page.
 
-A picture is a function of a `Run` and a `Style`; it is None where the run lacks the
-metrics. Curves are means over seeds with a 95% t-interval. Colours are those of Okabe
-and Ito, distinct for colour-blind readers. No global state is used: no pyplot, no
-rcParams.
+A picture declares its panels, and a panel its marks; `figure` alone draws. A picture
+without marks is left out. Curves are means over seeds with a 95% t-interval. Colours
+are those of Okabe and Ito, distinct for colour-blind readers. No global state is used:
+no pyplot, no rcParams.
 """
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -116,23 +116,20 @@ def label(axes: "Axes", style: Style, x: str, y: str) -> None:
         )
 
 
-def over_steps(axes: "Axes", style: Style, y: str) -> None:
-    """`label` for a panel over steps, with integer ticks."""
+def over_steps(axes: "Axes") -> None:
+    """Ticks at integers, for a panel over steps."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = axes.get_xlim()
     if high - low < 1:  # a single step
         axes.set_xlim(round(low) - 1, round(low) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    label(axes, style, "step", y)
 
 
-def over_counts(axes: "Axes", style: Style, x: str) -> None:
-    """Name the axes of a pass rate over a count."""
+def over_counts(axes: "Axes") -> None:
+    """Ticks in thousands and millions, for a panel over a count."""
     if axes.get_xlim()[1] < 1:  # nothing spent yet
-        axes.set_xlim(0, 1)
-        axes.set_xticks([0])
-    label(axes, style, x, "pass rate")
+        axes.set(xlim=(0, 1), xticks=[0])
     axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
 
 
@@ -144,179 +141,240 @@ def percent(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
+# What is drawn, as data
+
+
+class Mark(NamedTuple):
+    """A call that draws in a panel, or sets how the panel is shown."""
+
+    how: str | Callable[..., Any]  # method of `Axes`, or a function of them
+    at: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = {}  # `color` and `colors` are those of a style
+
+
+class Panel(NamedTuple):
+    """Marks in a pair of axes."""
+
+    x: str  # names of the axes
+    y: str
+    marks: Sequence[Mark]
+    then: Sequence[Mark] = ()  # scales, when the marks are there
+
+
+class Sheet(NamedTuple):
+    """Panels of a picture, row by row, each as long as `widths`."""
+
+    panels: Sequence[Panel]
+    widths: Sequence[float] = ()  # of the columns; empty: one row of equal panels
+    size: tuple[float, float] = (6.4, 3.6)  # inches
+    share: bool = False  # one vertical axis
+    legend: Mapping[str, tuple[str, str]] = {}  # below: (colour, dashes) by name
+
+
+class Picture(NamedTuple):
+    """A picture of a page, of a run or of what else its function takes."""
+
+    name: str  # of the PNG file
+    title: str
+    caption: str  # how to read it
+    sheet: Callable[[Any], Sheet]  # without marks: no data
+
+    def draw(self, of: Any, style: Style) -> "Figure | None":
+        """The figure; None without data."""
+        return figure(self.sheet(of), style)
+
+
+def mark(how: str | Callable[..., Any], *at: Any, **options: Any) -> Mark:
+    """A mark by its method of `Axes` or function, and their arguments."""
+    return Mark(how, at, options)
+
+
 def curve(
-    axes: "Axes",
-    x: np.ndarray,
-    values: np.ndarray,
-    name: str,
-    color: str,
-    dashes: str = "-",
-) -> None:
-    """Draw the mean over seeds as a line, and its 95% t-interval as a band.
+    x: Iterable[float], values: np.ndarray, name: str, color: str, dashes: str = "-"
+) -> Mark:
+    """Mean over seeds as a line, and its 95% t-interval as a band.
 
     Args:
-        axes: panel.
         x: `[K]` horizontal positions.
         values: `[K, R]` values of R seeds, NaN where missing.
         name: label of the curve.
         color: colour of line and band.
         dashes: line style.
     """
+    return mark(_draw_curve, np.array(x), values, dashes, label=name, color=color)
+
+
+def figure(sheet: Sheet, style: Style) -> "Figure | None":
+    """The panels of a sheet that have marks, drawn; None where none has."""
+    panels = [panel for panel in sheet.panels if panel.marks]
+    if not panels:
+        return None
+    widths = sheet.widths or [1] * len(panels)
+    rows = len(panels) // len(widths)
+    made, grids = grid(style, rows, widths, sheet.size, sheet.share)
+    for axes, panel in zip(grids.flat, panels, strict=True):
+        for one in (*panel.marks, *panel.then):
+            put(axes, one, style)
+        label(axes, style, panel.x, panel.y)
+    if sheet.legend:
+        _draw_legend(made, sheet.legend, style)
+    return made
+
+
+def put(axes: "Axes", one: Mark, style: Style) -> None:
+    """Draw a mark, colours by their names in a style."""
+    options = dict(one.options)
+    if "color" in options:
+        options["color"] = getattr(style, options["color"], options["color"])
+    if "colors" in options:
+        options["colors"] = [getattr(style, name) for name in options["colors"]]
+    if isinstance(one.how, str):
+        getattr(axes, one.how)(*one.at, **options)
+    else:
+        one.how(axes, *one.at, **options)
+
+
+def _draw_legend(
+    made: "Figure", names: Mapping[str, tuple[str, str]], style: Style
+) -> None:
+    """Draw a legend below all panels."""
+    from matplotlib.lines import Line2D
+
+    lines = []
+    for name, (color, dashes) in names.items():
+        lines.append(Line2D([], [], color=getattr(style, color, color), linewidth=2))
+        lines[-1].set(linestyle=dashes, label=in_legend(name))
+    made.legend(
+        handles=lines,
+        loc="outside lower center",
+        ncols=min(5 if len(made.axes) > 1 else 3, len(lines)),
+        frameon=False,
+        fontsize=9,
+        labelcolor=style.ink,
+    )
+
+
+def _draw_curve(
+    axes: "Axes", x: np.ndarray, values: np.ndarray, dashes: str, **shown: Any
+) -> None:
     mean, half = t_interval(values)
     axes.plot(
-        x,
-        mean,
-        dashes,
-        color=color,
-        label=name,
+        *(x, mean, dashes),
+        **shown,
         linewidth=2 if len(x) <= 100 else 1.4,
         marker="o" if len(x) <= 30 else "",
         markersize=4,
     )
     if np.isfinite(half).any():
-        axes.fill_between(
-            x,
-            mean - half,
-            mean + half,
-            color=color,
-            alpha=0.2,
-            linewidth=0,
-            label=f"{_BAND} {values.shape[-1]} seeds",
-        )
+        shown["label"] = f"{_BAND} {values.shape[-1]} seeds"
+        axes.fill_between(x, mean - half, mean + half, **shown, alpha=0.2, linewidth=0)
 
 
 # The pictures
 
 
-def _draw_pass_rates(
-    axes: "Axes", run: Run, style: Style, place: Mapping[float, float]
-) -> bool:
-    """Draw held-out pass rates, sampled and greedy; False where there are none.
+STEPS, COUNTS, PERCENT = mark(over_steps), mark(over_counts), mark(percent)
+
+
+def rates_at(
+    run: Run, metric: str, place: Mapping[float, float], *look: str
+) -> list[Mark]:
+    """The curve of a metric, where it has values, over places by step.
 
     Args:
-        axes: panel.
         run: record of the run.
-        style: colours.
+        metric: its name.
         place: horizontal position by step; other steps are left out.
+        look: name, colour and dashes, as `curve` takes them.
     """
-    for name, metric, color, dashes in (
-        ("sampled", "eval/pass_rate", style.blue, "-"),
-        ("greedy", "eval/greedy_pass_rate", style.orange, "--"),
-    ):
-        steps, values = column(run.rows, metric)
-        has_place = np.array([step in place for step in steps], bool)
-        if has_place.any():
-            x = np.array([place[step] for step in steps[has_place]])
-            curve(axes, x, values[has_place], name, color, dashes)
-    percent(axes)
-    return bool(axes.lines)
+    steps, values = column(run.rows, metric)
+    known = np.array([step in place for step in steps], bool)
+    x = [place[step] for step in steps[known]]
+    return [curve(x, values[known], *look)] if x else []
 
 
-def _pass_rate(run: Run, style: Style) -> "Figure | None":
-    figure, (axes,) = canvas(style)
-    if not _draw_pass_rates(
-        axes, run, style, {row["step"]: row["step"] for row in run.rows}
-    ):
-        return None
+def _pass_rates(run: Run, place: Mapping[float, float]) -> list[Mark]:
+    """Curves of held-out pass rates, sampled and greedy."""
+    return [
+        *rates_at(run, "eval/pass_rate", place, "sampled", "blue"),
+        *rates_at(run, "eval/greedy_pass_rate", place, "greedy", "orange", "--"),
+    ]
+
+
+def _pass_rate(run: Run) -> Sheet:
+    marks = _pass_rates(run, {row["step"]: row["step"] for row in run.rows})
     drawn = means(run.rows, "outcome/mean")
-    if drawn:
-        axes.plot(
-            list(drawn),
-            list(drawn.values()),
-            color=style.muted,
-            alpha=0.5,
-            linewidth=1,
-            label="training",
-            zorder=1.5,
-        )
-    over_steps(axes, style, "pass rate")
-    return figure
+    if marks and drawn:
+        thin = {"alpha": 0.5, "linewidth": 1, "label": "training", "zorder": 1.5}
+        steps, rates = list(drawn), list(drawn.values())
+        marks.append(mark("plot", steps, rates, color="muted", **thin))
+    return Sheet([Panel("step", "pass rate", marks, (PERCENT, STEPS))])
 
 
-def _pass_rate_tokens(run: Run, style: Style) -> "Figure | None":
-    figure, (axes,) = canvas(style)
-    if not _draw_pass_rates(axes, run, style, means(run.rows, "rollout/tokens")):
-        return None
-    over_counts(axes, style, "generated tokens so far")
-    return figure
+def _pass_rate_tokens(run: Run) -> Sheet:
+    marks = _pass_rates(run, means(run.rows, "rollout/tokens"))
+    then = (PERCENT, COUNTS)
+    return Sheet([Panel("generated tokens so far", "pass rate", marks, then)])
 
 
-def _groups(run: Run, style: Style) -> "Figure | None":
-    figure, (axes,) = canvas(style)
-    failed = means(run.rows, "group/failed_fraction")
-    solved = means(run.rows, "group/solved_fraction")
-    dead = column(run.rows, "group/dead_fraction")
-    steps = sorted(failed.keys() & solved.keys())
-    if not (steps or dead[0].size):
-        return None
-    if steps:
-        axes.stackplot(
-            steps,
-            [failed[step] for step in steps],
-            [solved[step] for step in steps],
-            colors=[style.red, style.blue],
-            labels=["all failed", "all solved"],
-            alpha=0.75,
-            linewidth=0,
-        )
+def _groups(run: Run) -> Sheet:
+    marks = []
+    sides = [means(run.rows, f"group/{end}_fraction") for end in ("failed", "solved")]
+    if steps := sorted(sides[0].keys() & sides[1].keys()):
+        low, high = ([side[step] for step in steps] for side in sides)
+        area = {"colors": ("red", "blue"), "labels": ("all failed", "all solved")}
+        marks = [mark("stackplot", steps, low, high, **area, alpha=0.75, linewidth=0)]
         if len(steps) == 1:  # an area needs two steps
-            low, high = failed[steps[0]], solved[steps[0]]
-            axes.bar(steps, low, 0.5, color=style.red, alpha=0.75)
-            axes.bar(steps, high, 0.5, low, color=style.blue, alpha=0.75)
+            marks += [
+                mark("bar", steps, low, 0.5, color="red", alpha=0.75),
+                mark("bar", steps, high, 0.5, low, color="blue", alpha=0.75),
+            ]
+    dead = column(run.rows, "group/dead_fraction")
     if dead[0].size:
-        curve(axes, *dead, "dead in all", style.ink)
-    axes.margins(x=0)
-    percent(axes)
-    axes.set_ylim(0, 1)
-    over_steps(axes, style, "share of groups")
-    return figure
+        marks.append(curve(*dead, "dead in all", "ink"))
+    then = (mark("margins", x=0), PERCENT, mark("set_ylim", 0, 1), STEPS)
+    return Sheet([Panel("step", "share of groups", marks, then)])
 
 
-def _histogram(run: Run, style: Style) -> "Figure | None":
+def _histogram(run: Run) -> Sheet:
     before = "trained" if is_supervised(run) else "before"
-    sides = ((before, run.before, style.orange), ("after", run.after, style.blue))
-    sides = [(name, rates, color) for name, rates, color in sides if rates is not None]
-    sides = [(name, rates[np.isfinite(rates)], color) for name, rates, color in sides]
-    sides = [side for side in sides if side[1].size]
-    if not sides:
-        return None
-    figure, panels = canvas(style, [1] * len(sides))
+    sides = (before, run.before, "orange"), ("after", run.after, "blue")
     # A pass rate over k samples has k + 1 values: a bar for each up to k = 16.
     k = run.samples if 0 < run.samples <= 16 else 10
     edges = (np.arange(k + 2) - 0.5) / k if k == run.samples else np.arange(k + 1) / k
-    tallest = 0.0
-    for axes, (name, rates, color) in zip(panels, sides, strict=True):
-        share = np.histogram(rates, edges)[0] / rates.size
+    bars, wide = (edges[:-1] + edges[1:]) / 2, 0.9 * np.diff(edges)
+    tallest, shown = 0.0, []
+    for name, rates, color in sides:
+        if rates is None or not (rates := rates[np.isfinite(rates)]).size:
+            continue
+        share, mean = np.histogram(rates, edges)[0] / rates.size, rates.mean()
         tallest = max(tallest, share.max())
-        bars = (edges[:-1] + edges[1:]) / 2
-        name = f"{name}, mean {rates.mean():.1%}"
-        axes.bar(bars, share, 0.9 * np.diff(edges), color=color, label=name)
-        axes.axvline(rates.mean(), color=style.ink, linestyle=":")
-    for axes in panels:
-        percent(axes)
-        axes.set_ylim(0, 1.05 * tallest)
-        axes.set_xlim(edges[0] - 0.02, edges[-1] + 0.02)
-        label(axes, style, "pass rate of a prompt", "share of prompts")
-        axes.xaxis.set_major_formatter(axes.yaxis.get_major_formatter())
-    return figure
+        label = f"{name}, mean {mean:.1%}"
+        marks = [mark("bar", bars, share, wide, color=color, label=label)]
+        shown.append([*marks, mark("axvline", mean, color="ink", linestyle=":")])
+    ends = {"ylim": (0, 1.05 * tallest), "xlim": (edges[0] - 0.02, edges[-1] + 0.02)}
+    then = (PERCENT, mark("set", **ends), mark(_percent_below))
+    names = "pass rate of a prompt", "share of prompts"
+    return Sheet([Panel(*names, marks, then) for marks in shown])
 
 
-def _time(run: Run, style: Style) -> "Figure | None":
+def _percent_below(axes: "Axes") -> None:
+    axes.xaxis.set_major_formatter(axes.yaxis.get_major_formatter())
+
+
+def _time(run: Run) -> Sheet:
     spent = times(run.rows)
     if not spent:
-        return None
-    figure, (left, right) = canvas(style, (3, 2))
-    hues = (style.blue, style.orange, style.green, style.red, style.purple, style.muted)
+        return Sheet([])
+    hues = ("blue", "orange", "green", "red", "purple", "muted")
     total = sum(seconds.sum() for _, seconds in spent.stages.values())
-    low, high = np.inf, 0.0
+    curves, bars = [], []
     for i, (stage, (steps, seconds)) in enumerate(spent.stages.items()):
-        hue = hues[min(i, len(hues) - 1)]
-        curve(left, steps, seconds[:, None], "_" + stage, hue)
-        each = seconds.sum()
-        right.barh(i, each, 0.45, color=hue)
+        hue, each = hues[min(i, len(hues) - 1)], seconds.sum()
+        curves.append(curve(steps, seconds[:, None], "_" + stage, hue))
         name = f"{stage}: {duration_text(each)}, {each / max(total, 1e-9):.0%}"
-        right.text(0, i - 0.3, name, fontsize=9.5, color=style.ink)
-        low, high = min(low, seconds.min()), max(high, seconds.max())
+        bars.append(mark("barh", i, each, 0.45, color=hue))
+        bars.append(mark("text", 0, i - 0.3, name, fontsize=9.5, color="ink"))
     notes = [f"first steps, compiling: {duration_text(spent.first)}"]
     if spent.first == spent.total:
         notes = ["all in first steps, compiling"]
@@ -326,62 +384,62 @@ def _time(run: Run, style: Style) -> "Figure | None":
     lines = max(len(spent.stages), 3) + len(notes) / 2
     for i, note in enumerate(notes):
         place = lines - 0.5 - (len(notes) - i) / 2
-        right.text(0, place + 0.2, note, fontsize=9.5, color=style.muted)
-    if high > 20 * low > 0:
-        left.set_yscale("log")
-    else:
-        left.set_ylim(bottom=0)
-    left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    over_steps(left, style, "seconds per step")
-    right.set_ylim(lines - 0.5, -0.7)
-    right.set_axis_off()
-    return figure
+        bars.append(mark("text", 0, place + 0.2, note, fontsize=9.5, color="muted"))
+    every = np.concatenate([seconds for _, seconds in spent.stages.values()])
+    wide = every.max() > 20 * every.min() > 0
+    scale = mark("set", yscale="log") if wide else mark("set_ylim", bottom=0)
+    off = (mark("set_ylim", lines - 0.5, -0.7), mark("set_axis_off"))
+    left = Panel("step", "seconds per step", curves, (scale, mark(_plain), STEPS))
+    return Sheet([left, Panel("", "", bars, off)], (3, 2))
+
+
+def _plain(axes: "Axes") -> None:
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 Curve = tuple[tuple[np.ndarray, np.ndarray], str, str]  # (steps, values), name, hue
 _FROM_ZERO = ("percent", "groups", "effective", "mean")  # axis names that start at 0
 
 
-def _side_by_side(
-    style: Style, panels: Sequence[tuple[str, Sequence[Curve]]]
-) -> "Figure | None":
-    """Panels of curves over steps; empty curves and panels are left out."""
-    filled = [
-        (axis, [curve for curve in curves if curve[0][0].size])
-        for axis, curves in panels
-    ]
-    filled = [(axis, curves) for axis, curves in filled if curves]
-    if not filled:
-        return None
-    figure, axes = canvas(style, [1] * len(filled))
-    for panel, (axis, curves) in zip(axes, filled, strict=True):
-        for (steps, values), name, hue in curves:
-            curve(panel, steps, values, name, getattr(style, hue))
-        over_steps(panel, style, axis)
-        if axis.startswith(_FROM_ZERO):
-            panel.set_ylim(0, 1.05 * panel.dataLim.y1 or 1)
-        if axis.startswith("percent"):
-            panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
-    return figure
+def _side_by_side(panels: Sequence[tuple[str, Sequence[Curve]]]) -> Sheet:
+    """Panels of curves over steps; empty curves are left out."""
+    return Sheet(
+        [
+            Panel(
+                *("step", axis),
+                [curve(*both, name, hue) for both, name, hue in curves if both[0].size],
+                (STEPS, mark(_from_zero, axis)),
+            )
+            for axis, curves in panels
+        ]
+    )
+
+
+def _from_zero(axes: "Axes", name: str) -> None:
+    """Let the vertical axis of this name begin at 0, and count in percent."""
+    if name.startswith(_FROM_ZERO):
+        axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)
+    if name.startswith("percent"):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
 def _lines(
     *panels: tuple[str, tuple[tuple[str, str, str], ...]], warm: bool = False
-) -> Callable[[Run, Style], "Figure | None"]:
-    """A drawing function of panels: axis name, and (metric, name, hue) per curve."""
+) -> Callable[[Run], Sheet]:
+    """Sheet of panels: axis name, and (metric, name, hue) per curve."""
 
-    def draw(run: Run, style: Style) -> "Figure | None":
+    def sheet(run: Run) -> Sheet:
         rows = run.warm if warm else run.rows
         shown = [
             (axis, [(column(rows, metric), name, hue) for metric, name, hue in curves])
             for axis, curves in panels
         ]
-        return _side_by_side(style, shown)
+        return _side_by_side(shown)
 
-    return draw
+    return sheet
 
 
-def _hints(run: Run, style: Style) -> "Figure | None":
+def _hints(run: Run) -> Sheet:
     groups: list[Curve] = []
     opened: list[np.ndarray] = []
     hues = ("blue", "orange", "red")
@@ -404,10 +462,10 @@ def _hints(run: Run, style: Style) -> "Figure | None":
         )
     ]
     panels = ("groups per step", groups), ("percent of completions right", rates)
-    return _side_by_side(style, panels)
+    return _side_by_side(panels)
 
 
-def _signal(run: Run, style: Style) -> "Figure | None":
+def _signal(run: Run) -> Sheet:
     forms = column(run.rows, "format/effective_number")
     dead = column(run.rows, "group/dead_fraction")
     forecast = column(run.rows, "forecast/dead_fraction")
@@ -417,53 +475,31 @@ def _signal(run: Run, style: Style) -> "Figure | None":
         # Without a forecast this panel would repeat the picture "groups".
         ("percent of groups", groups if forecast[0].size else []),
     ]
-    return _side_by_side(style, panels)
+    return _side_by_side(panels)
 
 
-def _frontier(run: Run, style: Style) -> "Figure | None":
+def _frontier(run: Run) -> Sheet:
     distance = means(run.rows, "distance/k3_token_nats")
     rates = means(run.rows, "eval/pass_rate")
     steps = [step for step in rates if step in distance]
     if not steps:
-        return None
-    figure, (axes,) = canvas(style)
+        return Sheet([])
     kl, rate = (np.array([by[step] for step in steps]) for by in (distance, rates))
-    axes.plot(kl, rate, "o", color=style.blue, label="evaluations", markersize=5)
     reached = frontier(kl, rate)
-    axes.plot(
-        reached.kl,
-        reached.reward,
-        "o-",
-        color=style.orange,
-        label="frontier",
-        markersize=8,
-        markerfacecolor="none",
-    )
+    line = {"color": "orange", "markersize": 8, "markerfacecolor": "none"}
+    marks = [
+        mark("plot", kl, rate, "o", color="blue", label="evaluations", markersize=5),
+        mark("plot", reached.kl, reached.reward, "o-", label="frontier", **line),
+    ]
+    note = {"textcoords": "offset points", "xytext": (0, 8), "ha": "center"}
     for i in sorted({0, len(steps) - 1}):
-        axes.annotate(
-            f"step {steps[i]:.0f}",
-            (kl[i], rate[i]),
-            xytext=(0, 8),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-            color=style.muted,
-        )
-    percent(axes)
-    axes.set_ylim(top=1.08)
+        at = f"step {steps[i]:.0f}", (kl[i], rate[i])
+        marks.append(mark("annotate", *at, fontsize=9, color="muted", **note))
     far = max(float(kl.max()), 1e-6)
-    axes.set_xlim(min(0.0, float(kl.min())) - 0.05 * far, 1.08 * far)
-    label(axes, style, "KL to the start, nats per token (k3)", "held-out pass rate")
-    return figure
-
-
-class Picture(NamedTuple):
-    """A picture of a page, of a run or of what else its function takes."""
-
-    name: str  # of the PNG file
-    title: str
-    caption: str  # how to read it
-    draw: Callable[[Any, Style], "Figure | None"]  # None without data
+    ends = min(0.0, float(kl.min())) - 0.05 * far, 1.08 * far
+    then = (PERCENT, mark("set_ylim", top=1.08), mark("set_xlim", *ends))
+    x = "KL to the start, nats per token (k3)"
+    return Sheet([Panel(x, "held-out pass rate", marks, then)])
 
 
 PICTURES = (
@@ -611,8 +647,8 @@ PICTURES = (
 
 def png(picture: Picture, of: Any, style: Style) -> bytes | None:
     """PNG bytes of a picture, None without data; equal data give equal bytes."""
-    figure = picture.draw(of, style)
-    return figure and as_png(figure, picture.title, style)
+    drawn = picture.draw(of, style)
+    return drawn and as_png(drawn, picture.title, style)
 
 
 def in_legend(name: str) -> str:

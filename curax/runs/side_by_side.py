@@ -84,23 +84,19 @@ def render(
 
 def png(runs: Mapping[str, Run], axis: Axis, style: Style) -> bytes | None:
     """Pass rates of all runs over one axis; None where nothing was evaluated."""
-    figure, (axes,) = pictures.canvas(style)
-    colors = (style.blue, style.red, style.green, style.purple, style.orange)
+    colors = ("blue", "red", "green", "purple", "orange")
+    marks = []
     for i, (name, run) in enumerate(runs.items()):
-        place = spent(run.rows)[axis.name]
-        steps, values = record.column(run.rows, RATE)
-        known = np.array([step in place for step in steps], bool)
-        if known.any():
-            dashes = DASHES[i // len(colors) % len(DASHES)]
-            x = np.array([place[step] for step in steps[known]])
-            color = colors[i % len(colors)]
-            shown = pictures.in_legend(name)
-            pictures.curve(axes, x, values[known], shown, color, dashes)
-    if not axes.lines:
-        return None
-    pictures.percent(axes)
-    pictures.over_counts(axes, style, axis.name)
-    return pictures.as_png(figure, axis.title, style)
+        place, dashes = (
+            spent(run.rows)[axis.name],
+            DASHES[i // len(colors) % len(DASHES)],
+        )
+        look = pictures.in_legend(name), colors[i % len(colors)], dashes
+        marks += pictures.rates_at(run, RATE, place, *look)
+    then = (pictures.PERCENT, pictures.COUNTS)
+    sheet = pictures.Sheet([pictures.Panel(axis.name, "pass rate", marks, then)])
+    figure = pictures.figure(sheet, style)
+    return figure and pictures.as_png(figure, axis.title, style)
 
 
 def _run_rows(runs: Mapping[str, Run]) -> Iterator[list[str]]:
