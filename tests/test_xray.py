@@ -620,7 +620,7 @@ def test_what_hinted_groups_train_instead_is_told():
     close(columns(found)["weight"], of["weight"][0])
     notes = " ".join(found["notes"])
     assert "No coefficient of a gradient of p describes what hint.dropped " in notes
-    assert "     -     -    " in table.table("mine", found)
+    assert "  -  - " in table.table("mine", found)
 
 
 def test_levels_that_visits_set_are_told_with_where_they_end():
