@@ -154,7 +154,7 @@ def table(compiler: Compiler) -> list[str]:
     return [
         f"State, MiB of a device: {held}.",
         "",
-        *aligned(lines, least=(18, *[11] * len(head))),
+        *aligned(lines, least=(18, *[11] * (len(head) - 1))),
     ]
 
 
