@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from curax import __version__
+from curax.settings import machine
 from curax.settings.cli import Parser, command_line, program
 from curax.settings.tables import aligned
 
 PACKAGES = (
-    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "numpy"),
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy"),
     *("scipy", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"),
 )
 SETTINGS = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "CUDA_VISIBLE", "NVIDIA_VISIBLE")
@@ -44,7 +45,7 @@ def described() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} {platform.python_implementation()}"
     yield "system", platform.platform()
     yield "processor", processor()
-    yield "memory", f"{memory_gib():.1f} GiB"
+    yield "memory", f"{machine.memory() / GIB:.1f} GiB"
     yield "disk free here", f"{shutil.disk_usage('.').free / GIB:.1f} GiB"
     for name in PACKAGES:
         try:
@@ -67,14 +68,6 @@ def processor() -> str:
         words = {*path.read_text().replace(":", " ").split()}
         found = [name for name in EXTENSIONS if name in words]
     return f"{cores} cores, {platform.machine()}, {' '.join(found) or 'unknown'}"
-
-
-def memory_gib() -> float:
-    """GiB of main memory, NaN where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    except (AttributeError, ValueError, OSError):
-        return float("nan")
 
 
 def devices() -> str:

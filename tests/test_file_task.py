@@ -15,7 +15,7 @@ from curax import demo
 from curax.models import pretrained
 from curax.runs import memory_io
 from curax.step.build import task_of
-from curax.tasks import file_task, sources, text
+from curax.tasks import file_task, text
 from curax.verify import graders
 
 
@@ -236,18 +236,26 @@ def test_the_mark_changes_with_answers_and_solutions_and_not_with_the_place(tmp_
     assert len(marks) == 2
 
 
-def test_a_file_that_is_rewritten_while_it_is_read_is_told(tmp_path):
+def test_a_file_that_is_rewritten_is_told_and_the_run_keeps_what_it_read(
+    tmp_path, capsys
+):
     records = list(demo.problems(count=12))
     demo.write_lines(tmp_path / "train.jsonl", records[:10])
     demo.write_lines(tmp_path / "test.jsonl", records[10:])
     made = task(tmp_path)
-    os.utime(tmp_path / "train.jsonl")  # touched is not changed
-    made.prompts(np.int32([0]))
+    os.utime(tmp_path / "train.jsonl", ns=(1, 1))  # touched is not changed
+    before = made.prompts(np.int32(range(9)))
+    assert capsys.readouterr().err == ""
     demo.write_lines(tmp_path / "train.jsonl", records[9::-1])
-    with pytest.raises(
-        sources.SourceError, match=r"train\.jsonl:\d+ is not what it was"
-    ):
-        made.prompts(np.int32(range(1, 9)))
+    after = made.prompts(np.int32(range(9)))
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'train.jsonl'} is not what it was when this run read" in said
+    np.testing.assert_array_equal(after.tokens, before.tokens)
+    right = tokenizer().encode(f"so #### {records[8]['answer']}")
+    assert made.verify(after.target[8], right) == 1.0
+    made.held_out(np.int32([0]))
+    assert capsys.readouterr().err == ""
+    assert task(tmp_path).fingerprint != made.fingerprint  # so it is not resumed
 
 
 def test_a_difficulty_memory_knows_prompts_from_files():

@@ -1,9 +1,8 @@
 """Memory of the KV cache in decoding, printed before a run draws anything."""
 
-import os
-
 import jax
 
+from curax.settings import machine
 from curax.step import draw
 from curax.step.loops import Loop
 
@@ -37,5 +36,4 @@ def line(loop: Loop) -> str | None:
 def memory_of_device() -> int:
     """Bytes of memory of a device: its own, or this machine's for CPUs."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(stats.get("bytes_limit", machine))
+    return int(stats.get("bytes_limit", machine.memory()))

@@ -2,15 +2,13 @@
 
     file -> records -> layout -> Problem -> chat template -> tokens
 
-A file is scanned once, when the task is built: repeated questions, prompts that are too
-long and, on request, broken records are left out and counted. Afterwards a problem is
-read and tokenised when its prompt is needed, so a run holds numbers and no text.
+A file is read once, when the task is built: repeated questions, prompts that are too
+long and, on request, broken records are left out and counted. Of the others their texts
+are kept, which are tokenised when they are needed.
 """
 
-import contextlib
 import copy
 import dataclasses
-import functools
 import sys
 import time
 import zlib
@@ -37,7 +35,6 @@ from curax.types import Prompts, Task
 from curax.verify import graders
 from curax.verify.workers import Workers
 
-CACHED = 4096  # problems kept in memory, the most recently used
 REPORT_SECONDS = 5.0  # between two lines about a slow scan
 LEFT_OUT = {  # why problems are left out, by the name of their count
     "duplicate": "asked before",
@@ -51,12 +48,10 @@ class ProblemSet:
     """The usable problems of one file, numbered from 0 in the order of the file.
 
     Attributes:
-        rows: `[n]` int64, the record of each problem.
         digests: n digests of the questions.
         contents: `[n]` uint32, checksums of question, answer and all else.
         counts: records read and left out, by reason.
         longest: tokens of the longest prompt.
-        problem: number to `Problem`, cached.
     """
 
     def __init__(
@@ -74,7 +69,6 @@ class ProblemSet:
             ValueError: no record is usable, or one is broken and `on_error` is "raise".
         """
         self._records = records
-        self._layout = sources.resolved_layout(records, layout)
 
         def length(problem: Problem) -> int:
             if not prompt_format.may_fit(problem.question, longest):
@@ -83,41 +77,42 @@ class ProblemSet:
 
         index = sources.scan(
             records,
-            self._layout,
+            sources.resolved_layout(records, layout),
             length,
             longest=longest,
             on_error=on_error,
             progress=ScanProgress(records.name),
         )
-        self.rows, self.digests = index.rows, index.digests
-        self.contents = index.contents
+        self._problems, self.digests = index.problems, index.digests
+        self.contents = np.array([*map(sources.content, index.problems)], np.uint32)
         self.counts, self.longest = index.counts, index.longest
-        self.problem = functools.lru_cache(CACHED)(self._problem)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._problems)
 
-    def _problem(self, number: int) -> Problem:
-        row = int(self.rows[number])
-        problem = None
-        with contextlib.suppress(sources.SourceError, layouts.LayoutError):
-            problem = self._layout(self._records[row])
-        if problem is None or sources.content(problem) != self.contents[number]:
-            raise sources.SourceError(
-                f"{self._records.where(row)} is not what it was when this file was "
-                "first read; bring that back"
-            )
-        return problem
+    def problem(self, number: int) -> Problem:
+        """The problem with a number."""
+        return self._problems[number]
 
     def subset(self, numbers: Sequence[int], **counts: int) -> "ProblemSet":
         """The problems with these numbers, numbered anew; `counts` are added."""
         subset = copy.copy(self)
-        subset.rows = self.rows[np.asarray(numbers, np.int64)]
+        subset._problems = [self._problems[i] for i in numbers]
         subset.digests = [self.digests[i] for i in numbers]
         subset.contents = self.contents[np.asarray(numbers, np.int64)]
         subset.counts = self.counts | counts
-        subset.problem = functools.lru_cache(CACHED)(subset._problem)
         return subset
+
+    def warn_of_changes(self) -> None:
+        """Print a warning if the file changed since it was read, once a change."""
+        if self._records.changed():
+            print(
+                f"Warning: {self._records.name} is not what it was when this run read "
+                "it, and the run goes on with what it read; bring that back, or the "
+                "run cannot be resumed.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def summary(self) -> str:
         """File name, number of problems and what was left out, as one phrase."""
@@ -410,6 +405,8 @@ class FileTask:
             ids: `[B]` integers.
             first: target of id 0.
         """
+        for side in (self.training, self.testing):
+            side.warn_of_changes()
         ids = np.asarray(ids, np.int32)
         problems = [self._problem(first + i) for i in ids]
         width = max(self.training.longest, self.testing.longest)

@@ -5,7 +5,7 @@ curax train gsm8k_qwen3_0p6b --workdir runs/chain_sum --set task=gym.task
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,52 +14,47 @@ from curax.settings.declared import declares
 from curax.tasks import file_task, sources
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
+from curax.tasks.records import Found
 from curax.types import Task
 from curax.verify import graders
 from curax.verify.workers import Workers
 
 
-class GeneratedRecords(sources.Records):
-    """The items of a reasoning-gym data set, a function of its seed, made when read."""
+def generated(
+    dataset: str, size: int, seed: int, options: Mapping[str, Any]
+) -> sources.Records:
+    """The items of a reasoning-gym data set, a function of its seed.
 
-    def __init__(self, dataset: str, size: int, seed: int, options: Mapping[str, Any]):
-        """Create the data set.
+    Raises:
+        ValueError: there is no such data set, or it refuses the options.
+    """
+    known = graders.gym_options(dataset)
+    for name in sorted(options.keys() - known):
+        near = difflib.get_close_matches(name, known, 1)
+        has = f"it has {', '.join(sorted(known)) or 'none'}."
+        guess = f"did you mean {near[0]!r}?" if near else has
+        raise ValueError(
+            f"task.options.{name}={options[name]}: {dataset} has no option "
+            f"{name!r}; {guess}"
+        )
+    import reasoning_gym
 
-        Raises:
-            ValueError: there is no such data set, or it refuses the options.
-        """
-        known = graders.gym_options(dataset)
-        for name in sorted(options.keys() - known):
-            near = difflib.get_close_matches(name, known, 1)
-            has = f"it has {', '.join(sorted(known)) or 'none'}."
-            guess = f"did you mean {near[0]!r}?" if near else has
-            raise ValueError(
-                f"task.options.{name}={options[name]}: {dataset} has no option "
-                f"{name!r}; {guess}"
-            )
-        import reasoning_gym
+    name = f"reasoning-gym {dataset}, seed {seed}"
+    try:
+        items: Any = reasoning_gym.create_dataset(
+            dataset, size=size, seed=seed, **options
+        )
+    except Exception as error:  # each data set checks its options in its own way
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"task.options of {dataset}: {text}; change what it names."
+        ) from error
 
-        self.name = f"reasoning-gym {dataset}, seed {seed}"
-        try:
-            self._items: Any = reasoning_gym.create_dataset(
-                dataset, size=size, seed=seed, **options
-            )
-        except Exception as error:  # each data set checks its options in its own way
-            text = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(
-                f"task.options of {dataset}: {text}; change what it names."
-            ) from error
+    def read() -> Iterator[Found]:
+        for i in range(len(items)):
+            yield f"{name}, item {i}", items[i]
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def where(self, i: int) -> str:
-        """The seed and the item."""
-        return f"{self.name}, item {i}"
-
-    def read(self, start: int, stop: int) -> list[Mapping[str, Any] | sources.Broken]:
-        """Items `start` to `stop`."""
-        return [self._items[i] for i in range(start, stop)]
+    return sources.Records(name, [], [(len(items), read)])
 
 
 def layout(record: Mapping[str, Any]) -> Problem:
@@ -123,8 +118,8 @@ def task(
         on_error="raise",
     )
     options = options or {}
-    training = problem_set(GeneratedRecords(dataset, size, seed, options))
-    testing = GeneratedRecords(dataset, num_held_out, seed + size, options)
+    training = problem_set(generated(dataset, size, seed, options))
+    testing = generated(dataset, num_held_out, seed + size, options)
     training, testing = file_task.without_overlap(training, problem_set(testing), 0)
     grader = partial(graders.reasoning_gym_score, dataset=dataset)
     pool = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb)

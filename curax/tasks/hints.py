@@ -143,7 +143,7 @@ def hint_request(question: str, solution: str, levels: int) -> tuple[str, str]:
 
 
 class HintFile:
-    """A file of hints, looked up by the question; it keeps no text in memory."""
+    """A file of hints, looked up by the question."""
 
     def __init__(
         self,
@@ -164,20 +164,23 @@ class HintFile:
         Raises:
             ValueError: no record is usable, or one is broken.
         """
-        self._records = sources.open_records(path)
         self._levels = levels
         index = sources.scan(
-            self._records, self._hints, longest, longest=2**31, on_error=on_error
+            sources.open_records(path),
+            self._hinted,
+            longest,
+            longest=2**31,
+            on_error=on_error,
         )
-        self._rows = dict(zip(index.digests, index.rows.tolist(), strict=True))
+        hints = (problem.hints for problem in index.problems)
+        self._hints = dict(zip(index.digests, hints, strict=True))
         self.longest, self.broken = index.longest, index.counts["broken"]
 
     def __call__(self, problem: Problem) -> tuple[str | None, ...]:
         """The hints of a problem by level; of its own record if not in the file."""
-        row = self._rows.get(sources.digest(problem.question))
-        return problem.hints if row is None else self._hints(self._records[row]).hints
+        return self._hints.get(sources.digest(problem.question), problem.hints)
 
-    def _hints(self, record: layouts.Record) -> Problem:
+    def _hinted(self, record: layouts.Record) -> Problem:
         problem = layouts.fields(record, answer=None, hints="hints")
         if error := excess_hints(problem, self._levels):
             raise layouts.LayoutError(error)

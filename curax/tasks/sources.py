@@ -1,37 +1,32 @@
-"""Data files opened for random access by record, and the scan for usable problems.
+"""Data files opened by their names, and the scan for usable problems.
 
-`scan` keeps numbers and digests of the usable records, and no text; grain reads blocks
-ahead. A step then reads its records by number, in the order that
-`data.prompt_ids` gives on the device, where one integer is all of its state. Of 200 000
-JSON lines, 64 took 0.4 ms so, and through `grain.MapDataset.shuffle` and batches 22 ms,
-with one thread ahead 6 ms, with four 118 ms: the best of 50 steps, on two busy cores.
+`scan` keeps what the layout takes of each usable record, so a file may be larger than
+memory, but not what is kept of it: that is refused at half of the memory.
 """
 
-import array
 import dataclasses
 import glob
 import hashlib
 import re
+import sys
 import zlib
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 from curax import hub
+from curax.settings import machine
 from curax.tasks import layouts
 from curax.tasks.layouts import Layout, LayoutError, Problem
 from curax.tasks.records import (
-    Broken,
-    JsonLines,
-    Parquet,
-    Prepared,
     Record,
     RecordError,
     Records,
-    Several,
     SourceError,
+    json_lines,
     no_split,
+    parquet,
+    prepared,
 )
 
 _SAMPLE = 256  # records that determine the layout of a file
@@ -60,14 +55,10 @@ def open_records(path: str | Path, *, split: str = "train") -> Records:
     path = hub.data(path, split)
     try:
         if (path / "dataset_info.json").is_file():
-            return Prepared(path, split)
+            return prepared(path, split)
         files = _files(path, split)
-        if files[0].suffix.lower() == ".parquet":
-            return Parquet(str(path), files)
-        parts = [JsonLines(file) for file in files]
-        if not any(map(len, parts)):
-            raise SourceError(f"{path} is empty; name a file with a record per line.")
-        return parts[0] if len(parts) == 1 else Several(str(path), parts)
+        read = parquet if files[0].suffix.lower() == ".parquet" else json_lines
+        return read(str(path), files)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}.") from error
 
@@ -126,19 +117,18 @@ def resolved_layout(records: Records, layout: Layout) -> Layout:
     """The layout, or in place of `layouts.detect` that of most of the first records."""
     if layout is not layouts.detect:
         return layout
-    some = records.read(0, min(len(records), _SAMPLE))
-    return layouts.majority_layout(one for one in some if not isinstance(one, Broken))
+    some = (found for _, found in islice(records.each(), _SAMPLE))
+    return layouts.majority_layout(x for x in some if not isinstance(x, RecordError))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
-    """The usable records of a file, in its order, and counts of the others."""
+    """The usable problems of a file, in its order, and counts of its records."""
 
-    rows: np.ndarray  # [n] int64, record numbers
+    problems: list[Problem]
     longest: int  # tokens of the longest prompt among them
-    digests: list[bytes]  # [n], `digest` of the question
+    digests: list[bytes]  # of the questions, by `digest`
     counts: dict[str, int]  # of records: read, duplicate, too_long, broken
-    contents: np.ndarray  # [n] uint32, `content` of the problem
 
 
 def digest(question: str) -> bytes:
@@ -159,105 +149,89 @@ def scan(
     *,
     longest: int,
     on_error: str,
-    progress: Callable[[int, int], None] | None = None,
-    threads: int = 2,
-    block: int = 256,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Index:
-    """The usable records of a file, found in one pass over it.
+    """The usable problems of a file, found in one pass over it.
 
     Of records with the same question the first is kept, whatever the answers of the
     others, which are not measured.
 
     Args:
         records: of `open_records`.
-        layout: record to problem; called from threads.
+        layout: record to problem.
         measure: problem to the length of its prompt in tokens; called in order.
         longest: tokens; problems with longer prompts are left out.
         on_error: "raise" after the pass if a record is broken, or "skip" and count it.
         progress: called with the records read so far and their number.
-        threads: threads that read ahead.
-        block: records per read.
 
     Raises:
         RecordError: the first broken record cannot be read. Its text and that of the
             next one names it and the next ones.
         LayoutError: the first broken record does not have the layout.
-        SourceError: no record is usable.
+        SourceError: no record is usable, or they take half the memory of this machine.
     """
-    import grain
-
-    rows, seen, top = array.array("q"), set[bytes](), 0
+    problems: list[Problem] = []
     digests: list[bytes] = []
-    contents = array.array("I")
+    seen, top, room = set[bytes](), 0, machine.memory() / 2
     broken: list[RecordError | LayoutError] = []  # those that will be named
     counts: dict[str, int] = {"read": 0, "duplicate": 0, "too_long": 0, "broken": 0}
-    ahead = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-    blocks = grain.MapDataset.source(_Blocks(records, layout, block))
-    for found in blocks.to_iter_dataset(ahead):
-        for i, problem in enumerate(found, counts["read"]):
-            if isinstance(problem, Broken | LayoutError):
-                counts["broken"] += 1
-                if on_error != "skip" and len(broken) < _NAMED:
-                    broken.append(_placed(problem, records.where(i)))
-                continue
-            if broken:  # nothing else will be told
-                continue
-            key = digest(problem.question)
-            if key in seen:
-                counts["duplicate"] += 1
-                continue
-            seen.add(key)
-            length = measure(problem)
-            if length > longest:
-                counts["too_long"] += 1
-                continue
-            rows.append(i)
-            digests.append(key)
-            contents.append(content(problem))
-            top = max(top, length)
-        counts["read"] += len(found)
-        if progress is not None:
-            progress(counts["read"], len(records))
+    total = len(records)
+    for place, record in records.each():
+        counts["read"] += 1
+        progress(counts["read"], total)
+        problem = _problem(place, record, layout)
+        if isinstance(problem, RecordError | LayoutError):
+            counts["broken"] += 1
+            if on_error != "skip" and len(broken) < _NAMED:
+                broken.append(problem)
+            continue
+        if broken:  # nothing else will be told
+            continue
+        key = digest(problem.question)
+        if key in seen:
+            counts["duplicate"] += 1
+            continue
+        seen.add(key)
+        length = measure(problem)
+        if length > longest:
+            counts["too_long"] += 1
+            continue
+        problems.append(problem)
+        digests.append(key)
+        top, room = max(top, length), room - _bytes(problem)
+        if room < 0:
+            raise SourceError(
+                f"the first {len(problems)} problems of {records.name} take half the "
+                "memory of this machine; name fewer files, or fields of them with "
+                "layouts.fields."
+            )
     if broken:
         raise _joined(broken, counts)
-    if not rows:
+    if not problems:
         raise _nothing_left(records, counts, longest)
-    every = np.array(rows, np.int64), top, digests, counts
-    return Index(*every, np.array(contents, np.uint32))
+    return Index(problems, top, digests, counts)
 
 
-class _Blocks:
-    """A grain source whose elements are blocks of records, for less overhead."""
-
-    def __init__(self, records: Records, layout: Layout, size: int):
-        self._records, self._layout, self._size = records, layout, size
-
-    def __len__(self) -> int:
-        return -(-len(self._records) // self._size)
-
-    def __getitem__(self, index: int) -> list[Problem | Broken | LayoutError]:
-        start = index * self._size
-        stop = min(start + self._size, len(self._records))
-        return [self._problem(record) for record in self._records.read(start, stop)]
-
-    def _problem(self, record: Record | Broken) -> Problem | Broken | LayoutError:
-        if isinstance(record, Broken):
-            return record
-        try:
-            return self._layout(record)
-        except LayoutError as error:
-            return error
-        except Exception as error:  # of a user's layout
-            return LayoutError(
-                f"the layout failed ({type(error).__name__}: {error}); mend it or the "
-                "record, or --set task.on_error=skip."
-            )
+def _problem(
+    place: str, record: Record | RecordError, layout: Layout
+) -> Problem | RecordError | LayoutError:
+    if isinstance(record, RecordError):
+        return record
+    try:
+        return layout(record)
+    except LayoutError as error:
+        return LayoutError(f"{place}: {error}")
+    except Exception as error:  # of a user's layout
+        return LayoutError(
+            f"{place}: the layout failed ({type(error).__name__}: {error}); mend it or "
+            "the record, or --set task.on_error=skip."
+        )
 
 
-def _placed(found: Broken | LayoutError, place: str) -> RecordError | LayoutError:
-    if isinstance(found, Broken):
-        return found.at(place)
-    return LayoutError(f"{place}: {found}")
+def _bytes(problem: Problem) -> int:
+    """Bytes of memory that a problem takes, without those of its digest."""
+    texts = (text for text in dataclasses.astuple(problem) if text)
+    return sum(map(sys.getsizeof, (problem, *texts, *problem.hints)))
 
 
 def _joined(
