@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "config", "step", "theory"},
     "runs": BASE
-    | {"config", "step", "theory", "models", "tasks", "processes", "hub", "verify"},
+    | {"config", "step", "theory", "planning", "models", "tasks", "processes", "hub"}
+    | {"verify"},
     "planning": BASE | {"rollout", "config", "step", "models", "hub"},
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}

@@ -145,12 +145,19 @@ def of_draw(
     )
 
 
-def state_bytes(state: TrainState, where: TrainState) -> dict[str, float]:
-    """Bytes of the train state on one chip, by part; exact."""
+def state_bytes(state: TrainState, where: TrainState | None = None) -> dict[str, float]:
+    """Bytes of the train state on one chip, by part; exact.
+
+    Args:
+        state: arrays or their shapes.
+        where: their shardings; None: each has its own.
+    """
 
     def part(name: str) -> int:
         value = getattr(state, name)
-        return 0 if value is None else bytes_on_device(value, getattr(where, name))
+        return (
+            0 if value is None else bytes_on_device(value, getattr(where, name, None))
+        )
 
     whole = {
         "parameters": part("params") + part("frozen"),

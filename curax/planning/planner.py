@@ -8,7 +8,6 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from curax.arrays.sharding import bytes_on_device
 from curax.config import AXES, Config, ConfigError
 from curax.config import Mesh as Sizes
 from curax.planning import chips, estimate, programs, stand_in
@@ -262,10 +261,7 @@ def _programs(
     where = loops.sharding_of(run.parts, mesh, run.state)
     found = []
     for call in run.calls:
-        done = programs.compiled(run.parts, mesh, where, call, quick=quick)
-        args = programs.laid_out(mesh, where, call.args)
-        rest = [arg for arg in args if not isinstance(arg, TrainState)]
-        others = bytes_on_device(rest)
+        done, others = programs.planned(run.parts, mesh, where, call, quick=quick)
         found.append(_verdict(place, one, role(call), done, others))
     return found
 
@@ -274,8 +270,7 @@ def _verdict(
     place: Topology, one: Layout, role: str, done: Compiled, others: float
 ) -> Program:
     """Memory, fit and time of a compiled program, with the train state resident."""
-    total = sum(one.state.values()) + others + done.temporaries + done.code
-    total += done.outputs - done.aliased
+    total = sum(one.state.values()) + others + done.temporaries + done.code + done.made
     chip, work = place.chip, one.work.get(role)
     fits: bool | None = None if chip is None else total <= chip.memory_bytes
     if done.refusal is not None:

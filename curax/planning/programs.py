@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from curax.arrays.sharding import bytes_on_device
 from curax.planning import hlo
 from curax.step import drivers, loops
 from curax.step import mesh as meshes
@@ -193,10 +194,66 @@ class Compiled:
     code: float = 0.0
     traffic: hlo.Traffic = dataclasses.field(default_factory=hlo.Traffic)
 
+    @property
+    def made(self) -> float:
+        """Bytes of the outputs that are not in the place of arguments."""
+        return self.outputs - self.aliased
+
+    @property
+    def in_use(self) -> float:
+        """Bytes on a device while it runs, without its code."""
+        return self.arguments + self.made + self.temporaries
+
 
 def compiled(
+    name: str, program: Any, args: tuple[Any, ...], *, quick: bool = False
+) -> tuple[Compiled, Any]:
+    """Compile a jitted function, on arrays or their shapes.
+
+    Args:
+        name: of the program.
+        program: the function.
+        args: its arguments; their shardings say for which devices.
+        quick: with the least effort of the compiler, which takes a third of the time.
+
+    Returns:
+        The report without traffic, and the executable; None where it is refused for
+        lack of memory.
+    """
+    before = jax.config.values["jax_optimization_level"]
+    start = time.perf_counter()
+    lowered = program.lower(*args)
+    lower_s, start = time.perf_counter() - start, time.perf_counter()
+    report = partial(Compiled, name=name, lower_s=lower_s)
+    try:
+        if quick:
+            jax.config.update("jax_optimization_level", QUICK)
+        done = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        took = time.perf_counter() - start
+        return report(refusal=refusal(str(error)), compile_s=took), None
+    finally:
+        jax.config.update("jax_optimization_level", before)
+    took, sizes = time.perf_counter() - start, done.memory_analysis()
+    return (
+        report(
+            refusal=None,
+            compile_s=took,
+            arguments=sizes.argument_size_in_bytes,
+            outputs=sizes.output_size_in_bytes,
+            aliased=sizes.alias_size_in_bytes,
+            temporaries=sizes.temp_size_in_bytes,
+            code=sizes.generated_code_size_in_bytes,
+        ),
+        done,
+    )
+
+
+def planned(
     parts: Components, mesh: Mesh, where: Any, call: Call, *, quick: bool
-) -> Compiled:
+) -> tuple[Compiled, float]:
     """A call compiled for the devices of a mesh.
 
     Args:
@@ -204,48 +261,23 @@ def compiled(
         mesh: of devices that need not be here.
         where: sharding of the train state.
         call: of `calls`.
-        quick: with the least effort of the compiler, which takes a third of the time.
+        quick: as of `compiled`.
+
+    Returns:
+        The report, and the bytes of one device that arguments beside the state take.
     """
     driver = drivers.Hosted(where)
-    program = (
-        driver.finishing(call.function, parts)
-        if call.last
-        else driver.jitted(call.function, parts)
-    )
+    jitted = driver.finishing if call.last else driver.jitted
     args = laid_out(mesh, where, call.args)
-    before = jax.config.values["jax_optimization_level"]
-    start = time.perf_counter()
     with meshes.use(mesh, cut_sampler=parts.config.mesh.cut_sampler):
-        lowered = program.lower(*args)
-        lower_s, start = time.perf_counter() - start, time.perf_counter()
-        try:
-            if quick:
-                jax.config.update("jax_optimization_level", QUICK)
-            done = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            return Compiled(
-                name=call.name,
-                refusal=refusal(str(error)),
-                lower_s=lower_s,
-                compile_s=time.perf_counter() - start,
-            )
-        finally:
-            jax.config.update("jax_optimization_level", before)
-    took, sizes = time.perf_counter() - start, done.memory_analysis()
-    return Compiled(
-        name=call.name,
-        refusal=None,
-        lower_s=lower_s,
-        compile_s=took,
-        arguments=sizes.argument_size_in_bytes,
-        outputs=sizes.output_size_in_bytes,
-        aliased=sizes.alias_size_in_bytes,
-        temporaries=sizes.temp_size_in_bytes,
-        code=sizes.generated_code_size_in_bytes,
-        traffic=hlo.traffic(done.as_text() or ""),
-    )
+        report, done = compiled(
+            call.name, jitted(call.function, parts), args, quick=quick
+        )
+    if done is not None:
+        traffic = hlo.traffic(done.as_text() or "")
+        report = dataclasses.replace(report, traffic=traffic)
+    others = [arg for arg in args if not isinstance(arg, TrainState)]
+    return report, bytes_on_device(others)
 
 
 def refusal(text: str) -> str:

@@ -1,15 +1,14 @@
 """A dry run: all that precedes the first step, and the memory of its programs."""
 
-import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from curax.arrays.sharding import bytes_on_device
 from curax.config import Config, kept_of
+from curax.planning import estimate, programs
+from curax.planning.programs import Compiled
 from curax.processes import peers
 from curax.runs import cache, folder, record, run
 from curax.runs.cache import memory_of_device
@@ -18,23 +17,6 @@ from curax.settings.tables import aligned
 from curax.step.loops import Loop
 
 MIB = 2**20
-PARTS = ("params", "frozen", "opt_state", "reference", "memory", "methods")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
-    """A compiled program; bytes are those of one device."""
-
-    name: str
-    seconds: float  # of compiling
-    arguments: int
-    outputs: int  # without those in the place of arguments
-    temporaries: int
-
-    @property
-    def total(self) -> int:
-        """Bytes on a device while it runs."""
-        return self.arguments + self.outputs + self.temporaries
 
 
 class Compiler:
@@ -42,25 +24,17 @@ class Compiler:
 
     def __init__(self, progress: Progress):
         """Nothing is compiled yet; `progress` shows which program is."""
-        self.programs: list[Program] = []
+        self.reports: list[Compiled] = []
         self.outputs: dict[str, Any] = {}  # shapes by the name of the program
         self._progress = progress
 
     def __call__(self, name: str, program: Any, args: tuple[Any, ...]) -> Any:
         """Shapes, dtypes and shardings of the outputs of a jitted function."""
-        start = time.perf_counter()
         with self._progress.waiting(f"compiling {name}"):
-            done = program.lower(*args).compile()
-        sizes = done.memory_analysis()
-        self.programs.append(
-            Program(
-                name=name,
-                seconds=time.perf_counter() - start,
-                arguments=sizes.argument_size_in_bytes,
-                outputs=sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
-                temporaries=sizes.temp_size_in_bytes,
-            )
-        )
+            report, done = programs.compiled(name, program, args)
+        if done is None:
+            raise MemoryError(f"{name}: {report.refusal}")
+        self.reports.append(report)
 
         def placed(x: Any, where: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(
@@ -102,7 +76,7 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
         with loop.context():
             loaded = loop.loaded()
         loop.rehearse(compiler, loaded)
-    most = max(program.total for program in compiler.programs)
+    most = max(report.in_use for report in compiler.reports)
     limit = memory_of_device()
     held = [line] if (line := cache.line(loop)) else []
     run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
@@ -139,17 +113,13 @@ def sizes(loop: Loop) -> list[str]:
 
 def table(compiler: Compiler) -> list[str]:
     """Lines with the bytes of the state by part, and of each program."""
-    state = compiler.outputs["begin"]
-    parts = {name: bytes_on_device(getattr(state, name)) for name in PARTS}
-    names = {"params": "parameters", "opt_state": "optimizer"}
-    held = ", ".join(
-        f"{names.get(name, name)} {mib(size)}" for name, size in parts.items() if size
-    )
+    state = estimate.state_bytes(compiler.outputs["begin"])
+    held = ", ".join(f"{name} {mib(size)}" for name, size in state.items())
     head = ("MiB of a device", "arguments", "outputs", "temporaries", "all", "compiled")
     lines: list[tuple[str, ...]] = [head]
-    for one in compiler.programs:
-        sizes = one.arguments, one.outputs, one.temporaries, one.total
-        took = record.duration_text(one.seconds)
+    for one in compiler.reports:
+        sizes = one.arguments, one.made, one.temporaries, one.in_use
+        took = record.duration_text(one.lower_s + one.compile_s)
         lines.append((one.name, *map(mib, sizes), took))
     return [
         f"State, MiB of a device: {held}.",
