@@ -1,6 +1,9 @@
-"""Memory of this machine."""
+"""Memory of this machine and of this process."""
 
+import contextlib
 import os
+import resource
+from pathlib import Path
 
 
 def memory() -> float:
@@ -9,3 +12,20 @@ def memory() -> float:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return float("nan")
+
+
+def limit_memory(more: int, *, for_good: bool = False) -> None:
+    """Let this process take so many bytes more than it has reserved.
+
+    Systems that do not say what it has reserved set no limit.
+
+    Args:
+        more: bytes.
+        for_good: whether it cannot raise the limit again.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        most = pages * resource.getpagesize() + more
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most if for_good else hard))

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from curax.settings import machine
 from curax.tasks import tokenizer_backends
 from curax.tasks.tokenizer_backends import error_line
 
@@ -97,7 +98,7 @@ def serve(number: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             name, args, seconds, memory = json.loads(pipe.recv_bytes())
-            _limit_memory(memory)
+            machine.limit_memory(memory)
             signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
                 reply = json.dumps(FUNCTIONS[name](*args)).encode()
@@ -107,12 +108,3 @@ def serve(number: int) -> None:
             signal.setitimer(signal.ITIMER_PROF, 0)
             pipe.send_bytes(reply)
     os._exit(0)
-
-
-def _limit_memory(more: int) -> None:
-    """Let the process take so many bytes more than it has."""
-    with contextlib.suppress(OSError, ValueError):  # not every system has that
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        most = pages * resource.getpagesize() + more
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))

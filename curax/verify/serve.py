@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from curax.settings import machine
 from curax.settings.declared import declared
 from curax.settings.packages import is_installed, missing
 
@@ -204,7 +205,8 @@ def _grade(pipe: int) -> None:
     except BaseException as error:
         send(missing(error) or f"{error_line(error)}; mend that.")
         return
-    _limit(memory_mb)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    machine.limit_memory(memory_mb * 2**20, for_good=True)  # beyond its imports
     send(None)
     while True:
         for check in pickle.loads(_received(pipe)):
@@ -301,18 +303,6 @@ def _children() -> list[int]:
         ]
     except OSError:
         return []
-
-
-def _limit(memory_mb: int) -> None:
-    """Limit memory to `memory_mb` MiB beyond what the imports have reserved."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    reserved = Path("/proc/self/statm")
-    if reserved.exists():
-        pages = int(reserved.read_text().split()[0])
-        most = pages * resource.getpagesize() + memory_mb * 2**20
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _verdict(grader: Grader, check: bytes) -> Verdict:
