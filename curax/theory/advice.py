@@ -312,16 +312,11 @@ def rank(
     rows.sort(key=lambda row: (-round(row["gain"], 9), not row["uniform"], row["n"]))
     ranked = {row["recipe"] for row in rows}
     skipped = [f"{name}: {why}" for name, why in refused.items() if name not in ranked]
+    given = ("prompts", "visits", "cost", "budget", "tokens")
+    beliefs = ("shared", "explained", "varied")
     return {
         "population": known.population.source,
-        "prompts": known.prompts,
-        "visits": known.visits,
-        "cost": list(known.cost),
-        "budget": known.budget,
-        "tokens": known.tokens,
-        "shared": known.shared,
-        "explained": known.explained,
-        "varied": known.varied,
+        **{name: getattr(known, name) for name in (*given, *beliefs)},
         "by_rate": known.by_rate is not None,
         "rows": rows,
         "alike": among.alike,

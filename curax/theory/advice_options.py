@@ -14,11 +14,25 @@ from curax.settings.cli import count, keep, make_folder
 from curax.theory import population
 from curax.theory.population import Population
 
-# Options that are fields of `advice.Known`.
-FIELDS = (
-    *("prompts", "visits", "cost", "budget", "tokens", "references", "shared"),
-    *("explained", "varied"),
-)
+# Numeric options: type, least and largest value, an example, and what they are.
+NUMBERS: dict[str, tuple[Any, float, float, str, str]] = {
+    "prompts": (int, 1, 1e9, "1024", "training prompts (default: of the task of "
+                "RECIPE)"),
+    "visits": (int, 0, 1e6, "0", "visits of a run to each; 0: no prompt comes back "
+               "(default: by the steps of RECIPE, else 200)"),
+    "budget": (int, 1, 1e6, "128", "completions whose draw and training a step may "
+               "cost as much as (default: 128)"),
+    "tokens": (float, 1, 1e9, "512", "tokens per completion (default: as measured, "
+               "else alike)"),
+    "shared": (float, 0, 1, "0.02", "believed cosine of the gradients of two prompts "
+               "(default: 0.02)"),
+    "explained": (float, 1e-9, 1, "0.3", "believed share of a score that lies along "
+                  "the outcome (default: 0.3)"),
+    "varied": (float, 0, 1e3, "1", "believed variance of the scores of right "
+               "completions over that of wrong ones; 0: one alone is right (default: "
+               "1)"),
+}  # fmt: skip
+FIELDS = (*NUMBERS, "cost", "references")  # options that are fields of `advice.Known`
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -29,21 +43,7 @@ def add_options(parser: ArgumentParser) -> None:
         "progress per cost; RECIPE is then one more, and may be left out",
     )
     group.add_argument("--advise", action="store_true", help="rank, and draw nothing")
-    numbers: list[tuple[str, Any, str]] = [
-        ("prompts", int, "training prompts (default: of the task of RECIPE)"),
-        ("visits", int, "visits of a run to each; 0: no prompt comes back (default: "
-         "by the steps of RECIPE, else 200)"),
-        ("budget", int, "completions whose draw and training a step may cost as much "
-         "as (default: 128)"),
-        ("tokens", float, "tokens per completion (default: as measured, else alike)"),
-        ("shared", float, "believed cosine of the gradients of two prompts (default: "
-         "0.02)"),
-        ("explained", float, "believed share of a score that lies along the outcome "
-         "(default: 0.3)"),
-        ("varied", float, "believed variance of the scores of right completions over "
-         "that of wrong ones; 0: one alone is right (default: 1)"),
-    ]  # fmt: skip
-    for name, kind, text in numbers:
+    for name, (kind, *_, text) in NUMBERS.items():
         group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     group.add_argument(
         "--measured",
@@ -79,20 +79,11 @@ def check(args: Namespace) -> None:
         return
     if args.lift is not None:
         raise ConfigError("--lift is not for --advise; leave it out.")
-    ranges = {
-        "prompts": (1, 1e9, "1024"),
-        "visits": (0, 1e6, "0"),
-        "budget": (1, 1e6, "128"),
-        "tokens": (1, 1e9, "512"),
-        "shared": (0, 1, "0.02"),
-        "explained": (1e-9, 1, "0.3"),
-        "varied": (0, 1e3, "1"),
-    }
-    for name, (low, high, fix) in ranges.items():
+    for name, (_, low, high, example, _) in NUMBERS.items():
         if name in given and not low <= given[name] <= high:
             raise ConfigError(
                 f"--{name} {given[name]:g} must be from {low:g} to {high:g}; write "
-                f"{fix}."
+                f"{example}."
             )
     cost = given.get("cost", (1.0, 1.0))
     if not (min(cost) >= 0 and 0 < sum(cost) < math.inf):

@@ -5,7 +5,7 @@ They are quantiles of a Beta distribution, or those that the memory of a run mea
 
 import glob
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,16 +55,9 @@ def of_memory(path: Path) -> Population:
     Raises:
         ConfigError: in a sentence with file, line and fix, if it cannot be read.
     """
-    rows: list[list[float]] = []
-    for number, line in _lines("--memory", path, "the memory.jsonl of a run"):
-        sums = _sums(line)
-        if sums is None:
-            raise ConfigError(
-                f"--memory {path}:{number}: no JSON object with numbers solved <= "
-                "draws, and tokens; mend or delete this line."
-            )
-        if sums[0] > 0:
-            rows.append(sums)
+    wanted, holds = "the memory.jsonl of a run", "numbers solved <= draws, and tokens"
+    sums = _parsed("--memory", path, wanted, holds, _sums)
+    rows = [row for row in sums if row[0] > 0]
     if not rows:
         raise ConfigError(
             f"--memory {path}: it has no prompt; name that of a real run."
@@ -88,20 +81,9 @@ def of_evaluation(path: Path) -> Population:
 
     wanted = "a file of samples that curax.evaluate wrote, such as held_out.jsonl"
     found: dict[Any, list[float]] = {}
-    for number, line in _lines("--evaluation", path, wanted):
-        try:
-            row = json.loads(line)
-            each = found.setdefault(row["problem"], [])
-            if row["greedy"] or row["outcome"] is None:
-                continue
-            if not 0 <= row["outcome"] <= 1:
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(
-                f"--evaluation {path}:{number}: no JSON object with problem, greedy, "
-                "and outcome from 0 to 1; mend or delete this line."
-            ) from None
-        each.append(float(row["outcome"]))
+    holds = "problem, greedy, and outcome from 0 to 1"
+    for problem, outcome in _parsed("--evaluation", path, wanted, holds, _sample):
+        found.setdefault(problem, []).extend(outcome)
     graded = [each for each in found.values() if each]
     if not graded:
         raise ConfigError(
@@ -113,8 +95,18 @@ def of_evaluation(path: Path) -> Population:
     return Population(str(path), np.sort(rates))
 
 
-def _lines(option: str, path: Path, wanted: str) -> Iterator[tuple[int, str]]:
-    """Lines of a file that are not empty, by number; a sentence without a text."""
+def _parsed(
+    option: str, path: Path, wanted: str, holds: str, parse: Callable[[Any], Any]
+) -> list[Any]:
+    """What is parsed of each line of JSON that is not empty.
+
+    Args:
+        option: by which the file is named.
+        path: of the file.
+        wanted: the file that it should be, for a message.
+        holds: what a line should hold, likewise.
+        parse: of the value of a line; ValueError, KeyError or TypeError refuse it.
+    """
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -122,23 +114,36 @@ def _lines(option: str, path: Path, wanted: str) -> Iterator[tuple[int, str]]:
         raise ConfigError(
             f"{option} {path} cannot be read ({why}); name {wanted}."
         ) from error
-    lines = enumerate(text.split("\n"), 1)
-    return ((number, line) for number, line in lines if line.strip())
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            found += [parse(json.loads(line))] if line.strip() else []
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ConfigError(
+                f"{option} {path}:{number}: no JSON object with {holds}; mend or "
+                "delete this line."
+            ) from None
+    return found
 
 
-def _sums(line: str) -> list[float] | None:
-    """Draws, solved, tokens and square; None if it is not a line of a memory.
-
-    The square is 0 where the line has none.
-    """
-    try:
-        row = json.loads(line)
-        sums = [row[name] for name in ("draws", "solved", "tokens")]
-        sums.append(row.get("square", 0))
-    except (ValueError, KeyError, TypeError):
-        return None
+def _sums(row: Any) -> list[float]:
+    """Draws, solved, tokens and square of a line of a memory; 0 where it has none."""
+    sums = [row["draws"], row["solved"], row["tokens"], row.get("square", 0)]
     whole = all(type(value) in (int, float) and 0 <= value < 1e30 for value in sums)
-    return sums if whole and sums[1] <= sums[0] else None
+    if not whole or sums[1] > sums[0]:
+        raise ValueError
+    return sums
+
+
+def _sample(row: Any) -> tuple[Any, list[float]]:
+    """Problem of a line of samples, and its outcome if it was drawn and graded."""
+    problem, outcome = row["problem"], row["outcome"]
+    hash(problem)
+    if row["greedy"] or outcome is None:
+        return problem, []
+    if not 0 <= outcome <= 1:
+        raise ValueError
+    return problem, [float(outcome)]
 
 
 def mean_lengths(population: Population, p: np.ndarray) -> np.ndarray | None:

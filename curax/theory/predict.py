@@ -123,14 +123,11 @@ def predict(
     right, wrong, signal, drawn, some, share, square, sure, _, _, *second = moments
     draws = drawn + (config.pilot.draws if config.pilot else 0)
     terms = np.array([1 / p**2, -2 / (p * (1 - p)), 1 / (1 - p) ** 2])
-    half = np.zeros_like(p)
-    if cases.how:
-        half = 1.96 * weights.std(0, ddof=1) / np.sqrt(len(weights))
     with np.errstate(divide="ignore", invalid="ignore"):
         return Prediction(
             p=p,
             weight=weight,
-            half=half,
+            half=_half_interval(weights, exact=not cases.how),
             right=right,
             wrong=wrong,
             signal=signal,
@@ -191,9 +188,6 @@ def _levels(
     )
     if hint_levels.credited(config.hint) is None:
         weight[:, 1:], other[:, 1:] = np.nan, np.nan
-    half = np.zeros_like(p)
-    if not exact:
-        half = 1.96 * weight.std(0, ddof=1) / np.sqrt(len(weight))
     by_visit = config.hint.controller is not None
     drawn = trains if by_visit else others
     return hint_levels.Levels(
@@ -201,7 +195,7 @@ def _levels(
         drawn=drawn["all"].mean(0),
         trains=trains["all"].mean(0),
         weight=weight.mean(0),
-        half=half,
+        half=_half_interval(weight, exact=exact),
         right=trains["right"].mean(0)[0],
         wrong=trains["wrong"].mean(0)[0],
         signal=trains["signal"].mean(0),
@@ -209,6 +203,13 @@ def _levels(
         end=others["all"].mean(0) if by_visit else None,
         end_weight=other.mean(0) if by_visit else None,
     )
+
+
+def _half_interval(weights: np.ndarray, *, exact: bool) -> np.ndarray:
+    """Half of the 95% interval of a mean over batches `[S, ...]`; 0 if it is exact."""
+    if exact:
+        return np.zeros(weights.shape[1:])
+    return 1.96 * weights.std(0, ddof=1) / np.sqrt(len(weights))
 
 
 def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:

@@ -1,5 +1,7 @@
 """Sentences on a prediction: departures from the claim, and assumptions."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,6 @@ from curax.config import (
     Config,
     corrects_sampling,
     declared_option,
-    describe,
     least_group,
     truncates,
     updates_of,
@@ -134,14 +135,14 @@ def _on_the_loss(config: Config) -> list[str]:
     found = []
     if not sums_tokens(config):
         found.append(
-            f"{_called(config, 'aggregate')} divides by numbers of tokens or of "
+            f"{_called(config.aggregate)} divides by numbers of tokens or of "
             "completions in the batch: this is up to a common factor, for completions "
             "of one length."
         )
     if not is_policy_gradient(config):
-        loss = _called(config, "loss")
+        loss = _called(config.loss)
         found.append(f"{loss} is not the policy gradient, even at ratio 1.")
-    modulate = _called(config, "modulate")
+    modulate = _called(config.modulate)
     if not declared(config.modulate, "constant", False):
         found.append(f"{modulate} weighs tokens, which is not counted here.")
     found += _on_the_sampler(config)
@@ -167,7 +168,7 @@ def _on_the_sampler(config: Config) -> list[str]:
             "w(p) describes it. sampler/cut_mass tells how much is cut off."
         ]
     rule = present(config.sampling.correct)
-    called = full_name(rule).removeprefix("curax.")
+    called = _called(rule)
     if not declared_option(rule, "of_sequence", False):
         return [
             f"{cut}, and {called} weighs one token at a time: prefixes and what "
@@ -214,7 +215,7 @@ def hint_assumptions(
     how, hints = config.hint, seen.hints
     if not (how and hints):
         return []
-    called = full_name(how.credit).removeprefix("curax.") if how.credit else ""
+    called = how.credit and _called(how.credit)
     found = [
         "w, signal and draws are with hints, bias and noise as if there were none. "
         "What writing hints costs is not counted; no hint is missing, too long or "
@@ -259,9 +260,9 @@ def hint_assumptions(
     return found
 
 
-def _called(config: Config, field: str) -> str:
-    """Name of the function of a field, as `module.function`."""
-    return describe(getattr(config, field))["function"].removeprefix("curax.")
+def _called(function: Any) -> str:
+    """Name of a function of a config, as `module.function`."""
+    return full_name(function).removeprefix("curax.")
 
 
 def sums_tokens(config: Config) -> bool:

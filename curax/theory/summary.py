@@ -167,16 +167,8 @@ def _hints(
 ) -> dict[str, Any]:
     """Columns `[L + 1, R]` by level of hints; the first row is without a hint."""
     hints, how = present(seen.hints), present(config.hint)
-    columns = {
-        "pass_rate": hints.p,
-        "drawn": hints.drawn,
-        "trains": hints.trains,
-        "weight": hints.weight,
-        "signal": hints.signal,
-        "draws": hints.draws,
-    }
-    if hints.end is not None and hints.end_weight is not None:
-        columns |= {"end": hints.end, "end_weight": hints.end_weight}
+    names = ("drawn", "trains", "weight", "signal", "draws", "end", "end_weight")
+    columns = {"pass_rate": hints.p} | {name: getattr(hints, name) for name in names}
 
     def numbers(values: np.ndarray) -> list[Any]:
         return [_number(x) if x.ndim == 0 else numbers(x) for x in values]
@@ -192,7 +184,7 @@ def _hints(
             "drawn": [average(row) for row in hints.drawn],
             "trains": [average(row) for row in hints.trains],
         },
-        "by_level": {key: numbers(rows) for key, rows in columns.items()},
+        "by_level": {k: numbers(x) for k, x in columns.items() if x is not None},
     }
 
 
