@@ -1,4 +1,4 @@
-"""Data files: any record at once, the scan by its definition, errors with a place."""
+"""Data files: every record with its place, the scan by its definition, errors."""
 
 import functools
 import gc
