@@ -59,10 +59,10 @@ def draws(context: int, tokens: int, *, groups: int, group: int, slots: int, mea
     )
     plan = allocate.plan(jnp.full(groups, group), rows=group * groups)
     end = tuple(range(max(1, VOCAB // mean))) if mean else ()
-    options = {"max_tokens": tokens, "end": end, "pad": 0, "slots": slots}
+    how = rollout.Settings(max_tokens=tokens, end=end, pad=0, slots=slots)
     args = params, seen, plan, jax.random.key(2)
     start = time.monotonic()
-    jitted = jax.jit(partial(rollout.sample, policy, **options))
+    jitted = jax.jit(partial(rollout.sample, policy, how=how))
     program = jitted.lower(*args).compile()
     return program, args, time.monotonic() - start
 
@@ -88,8 +88,8 @@ def print_moved(devices: int) -> None:
     where = mesh.of_params(made, policy.axes, shapes)
 
     def draw(params, key):
-        options = {"max_tokens": 64, "end": (1,), "pad": 0, "slots": 64}
-        return rollout.sample(policy, params, seen, plan, key, **options)
+        how = rollout.Settings(max_tokens=64, end=(1,), pad=0, slots=64)
+        return rollout.sample(policy, params, seen, plan, key, how)
 
     with mesh.use(made):
         jitted = jax.jit(draw, in_shardings=(where, None))

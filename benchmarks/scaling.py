@@ -120,7 +120,7 @@ def stages() -> Iterator[tuple[str, float]]:
     rollouts = jax.block_until_ready(sample(state, request))
     yield "rollout", machine.peak_rss_mib()
     outcome = jnp.arange(built.rows, dtype=jnp.float32) % 2
-    graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+    graded = Graded.of(request, rollouts, outcome)
     drawn = draw.collect(built, request, graded, None)
     update = jax.jit(partial(learn.learn, built), donate_argnums=0)
     update = update.lower(state, drawn).compile()
@@ -157,7 +157,7 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
             context=row // work.group_size,
         )
         outcome = (row % 2).astype(jnp.float32)
-        graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+        graded = Graded.of(request, rollouts, outcome)
         return draw.collect(built, request, graded, None)
 
     completions = jax.block_until_ready(jax.jit(drawn)(jax.random.key(0)))

@@ -55,10 +55,9 @@ def measure(
     draw = partial(
         rollout.sample,
         model,
-        max_tokens=work.max_tokens,
-        end=task.end,
-        pad=task.pad,
-        slots=work.slots,
+        how=rollout.Settings(
+            max_tokens=work.max_tokens, end=task.end, pad=task.pad, slots=work.slots
+        ),
     )
     some = {"micro_batches": work.rows // rows}
     by = partial(score.gradient, **some)

@@ -16,6 +16,7 @@ from curax.arrays import checks
 from curax.types import Float, Int, Prompts, Rollouts, Task
 
 TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
+NONE = "none"  # the reason where a verifier gave None or NaN
 
 
 def on_device(task: Task, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
@@ -40,9 +41,32 @@ def on_device(task: Task, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
 class Verdicts(NamedTuple):
     """Outcomes by a host verifier, and the reasons why others are missing."""
 
-    outcome: np.ndarray  # [N] float32, NaN where missing
-    missing: Counter[str]  # rows without an outcome, by the kind of reason
-    reason: str | None = None  # the commonest, in the verifier's words
+    outcome: np.ndarray  # [N] float, NaN where missing
+    reasons: dict[int, str]  # by row, for rows that exist and have no outcome
+
+    @property
+    def missing(self) -> Counter[str]:
+        """Rows without an outcome, by the kind of reason, its first word."""
+        return Counter(reason.partition(":")[0] for reason in self.reasons.values())
+
+    @property
+    def reason(self) -> str | None:
+        """The commonest reason, in the verifier's words; None where none is missing."""
+        for reason, _ in Counter(self.reasons.values()).most_common(1):
+            return "it gave None or NaN" if reason == NONE else reason
+        return None
+
+    def log(self) -> None:
+        """Log the most frequent reasons."""
+        reasons = Counter(self.reasons.values())
+        del reasons[NONE]
+        for reason, count in reasons.most_common(TOLD):
+            logging.getLogger("curax").warning(
+                "The verifier gave no outcome for %d completions (%s); they count as "
+                "missing.",
+                count,
+                reason,
+            )
 
 
 def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
@@ -54,9 +78,10 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
         rollouts: numpy arrays.
 
     Returns:
-        `[N]` outcomes, NaN where there is no row and where the verifier gave none; how
-        many it did not give: `none` where it returned None, `error` where it raised or
-        returned no number, `timeout`, `crash` and what else a task may say.
+        `[N]` outcomes, NaN where there is no row and where the verifier gave none; why
+        it gave none: `none` where it returned None or NaN, `error` and a message where
+        it raised or returned no number, `timeout`, `crash` and what else a task may
+        say.
     """
     rows = np.flatnonzero(rollouts.exists)
     targets = [
@@ -71,26 +96,16 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
     else:
         pairs = zip(targets, completions, strict=True)
         results = [_one(task, target, tokens) for target, tokens in pairs]
-    outcome, missing = np.full(rollouts.prompt.shape, np.nan, np.float32), Counter()
-    for n, result in zip(rows, results, strict=True):
+    outcome = np.full(rollouts.prompt.shape, np.nan)
+    reasons: dict[int, str] = {}
+    for n, result in zip(rows.tolist(), results, strict=True):
         if isinstance(result, str):
-            missing[result.partition(":")[0]] += 1
+            reasons[n] = result
         elif result is None or math.isnan(result):
-            missing["none"] += 1
+            reasons[n] = NONE
         else:
             outcome[n] = result
-    reasons = Counter(result for result in results if isinstance(result, str))
-    for reason, count in reasons.most_common(TOLD):
-        logging.getLogger("curax").warning(
-            "The verifier gave no outcome for %d completions (%s); they count as "
-            "missing.",
-            count,
-            reason,
-        )
-    (reason, _), *_ = *reasons.most_common(1), (None, 0)
-    if missing["none"] > reasons.get(reason, 0):
-        reason = "it gave None or NaN"
-    return Verdicts(outcome, missing, reason)
+    return Verdicts(outcome, reasons)
 
 
 def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:

@@ -89,6 +89,34 @@ class Stopping:
     most: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How completions are sampled, wherever they are drawn.
+
+    Attributes:
+        max_tokens: T, at which a completion is cut off.
+        end: tokens that end a completion; they are part of it.
+        pad: token behind the end.
+        temperature: divides the logits; the number 0 takes the likeliest token.
+        top_k: keep the k likeliest tokens only; 0 keeps all.
+        top_p: keep the smallest set of likeliest tokens with this mass; 1 keeps all.
+        slots: completions decoded at a time; 0 means one per row.
+        cache_bytes: that keys and values may take of a device; there are only as many
+            slots as it has room for, and other rows wait for one. 0: any.
+        stopping: ends prompts early; None draws all rows of the plan.
+    """
+
+    max_tokens: int
+    end: tuple[int, ...]
+    pad: int
+    temperature: float | jax.Array = 1.0
+    top_k: int = 0
+    top_p: float | jax.Array = 1.0
+    slots: int = 0
+    cache_bytes: float = 0.0
+    stopping: Stopping | None = None
+
+
 def prefill(model: Model, params: Any, contexts: Contexts) -> Prefix:
     """Run every context through the model once."""
     mask = contexts.mask
@@ -136,16 +164,8 @@ def sample(
     contexts: Contexts,
     plan: Plan,
     key: jax.Array,
+    how: Settings,
     *,
-    max_tokens: int,
-    end: tuple[int, ...],
-    pad: int,
-    temperature: float | jax.Array = 1.0,
-    top_k: int = 0,
-    top_p: float | jax.Array = 1.0,
-    slots: int = 0,
-    cache_bytes: float = 0.0,
-    stopping: Stopping | None = None,
     prefix: Prefix | None = None,
 ) -> Rollouts:
     """Draw one completion for every row of the plan.
@@ -163,17 +183,8 @@ def sample(
         params: its parameters.
         contexts: `[C, P]`, what rows are conditioned on.
         plan: `[N]` rows of at most C prompts; those that do not exist are not drawn.
-        key: the step's key for this stage.
-        max_tokens: T, at which a completion is cut off.
-        end: tokens that end a completion; they are part of it.
-        pad: token behind the end.
-        temperature: divides the logits; the number 0 takes the likeliest token.
-        top_k: keep the k likeliest tokens only; 0 keeps all.
-        top_p: keep the smallest set of likeliest tokens with this mass; 1 keeps all.
-        slots: completions decoded at a time; 0 means one per row.
-        cache_bytes: that keys and values may take of a device; there are only as many
-            slots as it has room for, and other rows wait for one. 0: any.
-        stopping: ends prompts early; None draws all rows of the plan.
+        key: the step's key for this stage; or `[B]`, of each prompt, as `row_keys`.
+        how: temperature, lengths, slots and so on.
         prefix: `prefill` of the contexts, if it is known already.
 
     Returns:
@@ -182,8 +193,9 @@ def sample(
         taken at temperature 1. Rows that were never opened do not exist.
 
     Raises:
-        ConfigError: `cache_bytes` are too few for one row on each device.
+        ConfigError: `how.cache_bytes` are too few for one row on each device.
     """
+    max_tokens, stopping, slots = how.max_tokens, how.stopping, how.slots
     rows, groups = plan.prompt.shape[0], contexts.tokens.shape[0]
     # Before the loop, which would do it at every token.
     ready = model.ready(params) if model.ready else params
@@ -192,9 +204,9 @@ def sample(
     slots = min(slots or rows, rows)
     if stopping:  # more than that are never open at a time
         slots = min(slots, groups * stopping.size)
-    if cache_bytes:
+    if bound := how.cache_bytes:
         known = prefix or jax.eval_shape(partial(prefill, model), params, contexts)
-        slots = with_room(known, contexts, max_tokens, queue, slots, bound=cache_bytes)
+        slots = with_room(known, contexts, max_tokens, queue, slots, bound=bound)
     even = slots + -slots % queue.shards
     # Shards may have more rows than slots, so they refill them.
     refills = bool(stopping) or even < rows or queue.shards > 1
@@ -220,13 +232,15 @@ def sample(
         queue=queue,
         row_key=keys.row_keys(key, plan.prompt, plan.slot),
         max_tokens=max_tokens,
-        end=end,
-        choose=partial(choose, temperature=temperature, top_k=top_k, top_p=top_p),
+        end=how.end,
+        choose=partial(
+            choose, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p
+        ),
         stopping=stopping,
         refills=refills,
         sharing=stopping.size if stopping else max(1, rows // groups),
     )
-    table = initial_table(fixed, even if refills else rows, pad)
+    table = initial_table(fixed, even if refills else rows, how.pad)
     columns = widths(contexts.tokens.shape[1], max_tokens)
     if model.ragged and model.ragged(max_tokens):
         columns = (max_tokens,)

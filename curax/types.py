@@ -184,11 +184,17 @@ class Chosen:
 
 
 @flax.struct.dataclass(kw_only=True)
-class TrainState:
-    """State of a run. It is saved as one tree; a resumed run continues bit for bit."""
+class Weights:
+    """Parameters of a policy: what a draw needs of a state."""
 
     params: Any  # nested dict of arrays, those that are trained
     frozen: Any = None  # nested dict of the others; None: all are trained
+
+
+@flax.struct.dataclass(kw_only=True)
+class TrainState(Weights):
+    """State of a run. It is saved as one tree; a resumed run continues bit for bit."""
+
     opt_state: Any  # optax state
     reference: Any  # params that RL began with, for a KL, a distance or the writing of
     # hints; None: nothing asks for them

@@ -517,7 +517,8 @@ def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
     with contextlib.ExitStack() as opened:
         made = setup.prepare(args, opened)
         (questions,) = made.questions.values()
-        found = samples.Sampler(made.policy, questions, made.sampling)([2, 0])
+        sampler = samples.Sampler(made.policy, questions, made.sampling)
+        found = sampler([2, 0]).completions
         tokens, mask = questions.prompts([2, 0])
     model, params = made.policy.model, made.policy.params
     features = jax.jit(lambda *args: model.features(params, *args)[0])
@@ -601,19 +602,15 @@ def test_sure_completions_outvote_a_majority():
 def test_completions_without_an_answer_say_so_in_their_rows_and_in_the_table():
     said = ["it is 17", "\\boxed{17}", "\\boxed{3}", "I see"]
 
-    class Asked(SimpleNamespace):
-        def text(self, tokens):
-            return said[tokens[0]]
-
-        def metadata(self, number):
-            return {"level": None, "subject": None}
-
-        def grade(self, numbers, completions):
-            return [graders.mathematics("", said[one[0]], "17") for one in completions]
-
-    asked: Any = Asked(digests=[b""], states=graders.statement(graders.mathematics))
+    asked: Any = SimpleNamespace(
+        digests=[b""],
+        text=lambda tokens: said[tokens[0]],
+        metadata=lambda number: {"level": None, "subject": None},
+        task=SimpleNamespace(states=graders.statement(graders.mathematics)),
+    )
     drawn = [samples.Completion(0, False, i, np.array([i]), True, {}) for i in range(4)]
-    rows = list(samples.graded_rows(asked, drawn))
+    verdicts: Any = [graders.mathematics("", text, "17") for text in said]
+    rows = list(samples.graded_rows(asked, drawn, verdicts))
     assert [row["outcome"] for row in rows] == [0, 1, 0, 0]
     silent = graders.NO_ANSWER
     assert [row["reason"] for row in rows] == [silent, None, None, silent]

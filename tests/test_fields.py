@@ -9,7 +9,6 @@ results stay.
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -44,7 +43,6 @@ from curax import (
     score,
     stop,
 )
-from curax.arrays import frozen
 from curax.config import (
     KL,
     Config,
@@ -499,11 +497,9 @@ class Seen:
 
     def evaluation(self):
         def draw(state):
-            samples = self.config.evaluation.samples
-            model = frozen.over(self.parts.model, state.frozen)
-            return validation.draw(
-                self.parts, model, state.params, state.seed, samples=samples
-            )
+            drive = drivers.Traced()
+            asked, _ = validation.requests(drive, self.parts, state.seed)
+            return asked.prompts, drive.draw(self.parts, state, asked)
 
         return program(draw, self.state)
 
@@ -520,16 +516,20 @@ class Seen:
             return SimpleNamespace(**dict.fromkeys(names, np.unique(kind).size))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.loop, "_held_out", [lambda *_: (None, rows)] * 2)
-            patch.setattr(self.loop, "_measured", lambda *_: {"asked": str(asked)})
-            unknown = reward.Verdicts(np.full(1, np.nan), Counter())
-            patch.setattr(validation, "outcomes", lambda *_: unknown)
+            drive = self.loop._drive
+            request = SimpleNamespace(prompts=None)
+            patch.setattr(validation, "requests", lambda *_: [request] * 2)
+            begun = drivers.Begun(rows, drivers.finished(None))  # pyright: ignore[reportArgumentType]
+            patch.setattr(drive, "begin", lambda *_: begun)
+            patch.setattr(drive, "call", lambda *_: {"asked": str(asked)})
+            unknown = reward.Verdicts(np.full(1, np.nan), {})
+            patch.setattr(drive, "verdicts", lambda _: [unknown] * 2)
             patch.setattr(validation, "pass_rates", lambda *_: None)
             patch.setattr(validation, "_spread", spread)
             shape = asked = replace(self.config.evaluation, prompts=2)
             parts = replace(self.parts, config=replace(self.config, evaluation=shape))
             patch.setattr(self.loop, "parts", parts)
-            return str(self.loop.evaluate(SimpleNamespace())[2])  # pyright: ignore[reportArgumentType]
+            return str(self.loop.evaluate(SimpleNamespace(seed=None))[2])  # pyright: ignore[reportArgumentType]
 
     def look(self, where: str) -> Any:
         if where == "loop":

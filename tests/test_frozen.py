@@ -49,7 +49,7 @@ def test_the_bound_model_says_what_the_whole_one_says():
             tiny.CONTEXTS,
             tiny.PLAN,
             jax.random.key(0),
-            **tiny.SETTINGS,
+            tiny.settings(),
         )
     )
     got, want = draw(trained, rest), draw(params(), None)

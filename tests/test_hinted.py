@@ -30,7 +30,7 @@ from curax.step import draw, drivers, loops, optimise, validation
 from curax.step.build import build
 from curax.step.learn import compute_credit, learn
 from curax.step.methods import hint_sources, hints
-from curax.step.records import Graded, groups
+from curax.step.records import Graded
 from curax.tasks import chain
 from curax.types import HintMemory, Model, Rollouts
 
@@ -170,11 +170,13 @@ class MadeUp(drivers.Traced):
         self.outcome, self.exists, self.orders = outcome, exists, orders
 
     def draw_and_grade(self, parts, state, request):
-        level = jnp.max(request.level, where=request.wanted, initial=0)
+        asked, there = request.plan.prompt, request.plan.exists
+        wanted = jnp.zeros(B, bool).at[asked].max(there)
+        level = jnp.max(request.level, where=wanted, initial=0)
         order = self.orders[level]
-        rows = made_up(level, request.wanted, self.exists[level], order)
+        rows = made_up(level, wanted, self.exists[level], order)
         outcome = self.outcome[level][rows.prompt, rows.slot]
-        return Graded(rollouts=rows, outcome=outcome, found={})
+        return Graded.of(request, rows, outcome)
 
 
 @cache
@@ -196,7 +198,7 @@ def walker(recipe):
         graded = drive.draw_and_grade(parts, state, request)
         first = draw.collect(parts, request, graded, None)
         drawn = hints.after_draw(drive, parts, state, first)
-        seen = groups((B, G), drawn.rollouts, drawn.outcome)
+        seen = drawn.groups
         return {
             "drawn": drawn,
             "first": first,
@@ -684,13 +686,20 @@ WRITES = replace(
 WRITER = replace(shrunk("sage"), hint=WRITES)
 
 
+def written(parts, state, contexts, todo, number):
+    """What the policy writes at a try."""
+    request = hint_sources.ask(parts, state, PROMPTS, contexts, todo, number)
+    writer = hint_sources.writer_of(parts, state)
+    return drivers.Traced().draw(parts, writer, request)
+
+
 def test_writings_of_different_tries_have_noise_of_their_own():
     """They are not greedy, and a second try is not the first one again."""
     parts = build(WRITER)
     state = begun(scripted())
     contexts = parts.task.hinting.writing_contexts(PROMPTS)
     todo = jnp.array([True, False, True, True])
-    write = jax.jit(partial(hint_sources.sample, parts))
+    write = jax.jit(partial(written, parts))
     one, again, two = (write(state, contexts, todo, jnp.int32(n)) for n in (0, 0, 1))
     np.testing.assert_array_equal(one.tokens, again.tokens)
     assert (one.tokens != two.tokens).any(-1)[np.asarray(one.exists)].all()
@@ -713,7 +722,7 @@ def test_hints_written_before_rl_are_those_of_the_first_policy_at_every_visit():
     later = jax.tree.map(lambda leaf: -leaf, state.params)
     later = replace(state, params=later, step=jnp.int32(7))
     contexts, todo = parts.task.hinting.writing_contexts(PROMPTS), jnp.ones(B, bool)
-    write = jax.jit(partial(hint_sources.sample, parts))
+    write = jax.jit(partial(written, parts))
     first = write(state, contexts, todo, jnp.int32(0))
     np.testing.assert_array_equal(
         first.tokens, write(later, contexts, todo, jnp.int32(0)).tokens
@@ -849,15 +858,20 @@ def test_no_evaluation_is_hinted(monkeypatch):
         seen.append(contexts.tokens.shape)
         return sample(model, params, contexts, *args, **options)
 
-    monkeypatch.setattr(validation.rollout, "sample", spy)
+    monkeypatch.setattr(rollout, "sample", spy)
     texts = set()
     state = begun(scripted())
     for how in ("sage", "sage_light", None):
         config = shrunk(how or "sage")
         parts = build(config if how else replace(config, hint=None))
-        for samples in (2, 0):
-            draw = partial(validation.draw, parts, parts.model, samples=samples)
-            texts.add((samples, str(jax.make_jaxpr(draw)(state.params, state.seed))))
+        for number in range(2):  # sampled, greedy
+
+            def drawn(state, parts=parts, number=number):
+                drive = drivers.Traced()
+                asked = validation.requests(drive, parts, state.seed)
+                return drive.draw(parts, state, asked[number])
+
+            texts.add((number, str(jax.make_jaxpr(drawn)(state))))
     assert len(texts) == 2
     assert set(seen) == {(8, 2 * DEPTH + 2)}
 

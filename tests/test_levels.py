@@ -15,10 +15,11 @@ from contracts import close
 from test_law import PLAIN
 
 from curax import advantage, hint, stop
+from curax import memory as memories
 from curax.config import Hint, Sampling, Stop, Update
 from curax.step import learn
 from curax.step.methods import hint_sources, hints, prefixes
-from curax.step.records import Graded, StepRollouts, grid_of, groups
+from curax.step.records import Graded, StepRollouts, grid_of
 from curax.theory import expect, hint_levels, outcome_states, predict
 from curax.types import Contexts, Difficulty, Hints, Prompts, Rollouts
 
@@ -202,9 +203,9 @@ def simulated(config, rates):
     """Levels and outcomes of groups that train, their credit, and what was counted."""
     prompts, group = grid_of(config)
     count, how = prompts * group, config.hint
-    parts: Any = SimpleNamespace(config=config, rows=count)
+    task = SimpleNamespace(end=(1,), pad=0)
+    parts: Any = SimpleNamespace(config=config, rows=count, task=task)
     state: Any = SimpleNamespace(seed=jnp.uint32(0), step=jnp.int32(0))
-    unread: Any = None
 
     def draw(key, level, wanted):
         noise = jax.random.uniform(key, (prompts, group))
@@ -232,10 +233,11 @@ def simulated(config, rates):
                 draws=zero, solved=zero, pass_rate=zero, norm=zero, tokens=zero
             ),
             level=none,
-            memory=unread,
+            memory=memories.forget(prompts),
             attempts=jnp.int32(1),
             tally=hint_sources.zero_tally(how.levels),
             found={},
+            shape=(prompts, group),
         )
         every = jnp.ones((prompts, how.levels, 1), bool)
         made = Hints(tokens=every.astype(jnp.int32), mask=every)
@@ -245,11 +247,13 @@ def simulated(config, rates):
         for level in range(1, how.levels + 1):
             now = hints.ask(parts, state, search)
             key_ = jax.random.fold_in(key, level)
-            rollouts, outcome = draw(key_, now.level, now.wanted)
-            graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+            plan = now.plan
+            asked = jnp.zeros(prompts, bool).at[plan.prompt].max(plan.exists)
+            rollouts, outcome = draw(key_, now.level, asked)
+            graded = Graded.of(now, rollouts, outcome)
             search = hints.take(parts, search, now, graded)
         last = search.drawn
-        now = groups((prompts, group), last.rollouts, last.outcome)
+        now = last.groups
         arrays = now.outcome, now.outcome, now.exists, now.finished
         rate = last.known.pass_rate
         credit = learn.compute_credit(config, key, *arrays, rate).credit

@@ -222,7 +222,7 @@ def test_the_host_verifies_one_part_while_the_next_is_drawn():
     call = loop._drive.call
 
     def spied(function, parts, *args):
-        if function is draw.draw_chunk:
+        if function is draw.chunk_plan:
             begun[int(args[-1])].set()
         return call(function, parts, *args)
 
@@ -426,7 +426,7 @@ def test_a_missing_outcome_is_neither_right_nor_wrong():
     def made(state):
         request = draw.next_request(drivers.Traced(), parts, state)
         rollouts = draw.draw(parts, state, request)
-        graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+        graded = Graded.of(request, rollouts, outcome)
         drawn = draw.collect(parts, request, graded, None)
         return drawn, learn.learn(parts, state, drawn)
 

@@ -205,8 +205,7 @@ def draw_and_differentiate(params):
         tiny.CONTEXTS,
         PLAN,
         jax.random.key(1),
-        slots=4,
-        **tiny.SETTINGS,
+        tiny.settings(slots=4),
     )
     batch = Batch(
         tokens=rows.tokens,
@@ -290,8 +289,8 @@ def compiled(sizes, kv_heads, *, slots, cut=False, stopping=None):
 
 def drawn(policy, params, plan, key, **options):
     """Completions of a plan over the contexts."""
-    options |= tiny.SETTINGS
-    return rollout.sample(policy, params, CONTEXTS, plan, key, **options)
+    how = tiny.settings(**options)
+    return rollout.sample(policy, params, CONTEXTS, plan, key, how)
 
 
 def moved(program):

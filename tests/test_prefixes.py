@@ -42,7 +42,7 @@ def graded_step(parts):
     def walk(state, outcome):
         request = draw.next_request(drivers.Traced(), parts, state)
         rollouts = draw.draw(parts, state, request)
-        graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+        graded = Graded.of(request, rollouts, outcome)
         drawn = draw.collect(parts, request, graded, None)
         after, (values, _) = learn.learn(parts, state, drawn)
         return drawn, after, values

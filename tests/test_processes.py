@@ -229,12 +229,12 @@ def test_a_cluster_is_detected_where_it_started_several_processes(env, many, tmp
 def test_verdicts_of_processes_are_those_of_one():
     nan = np.float32(np.nan)
     parts = [
-        Verdicts(np.array([1, nan, nan, 0], np.float32), Counter(), None),
-        Verdicts(np.array([nan, 0, nan, nan], np.float32), Counter(error=1), "error"),
+        Verdicts(np.array([1, nan, nan, 0], np.float32), {}),
+        Verdicts(np.array([nan, 0, nan, nan], np.float32), {2: "error: of two"}),
     ]
-    outcome, missing, reason = grading.merged(parts)
-    np.testing.assert_array_equal(outcome, np.array([1, 0, nan, 0], np.float32))
-    assert (missing, reason) == (Counter(error=1), "error")
+    both = grading.merged(parts)
+    np.testing.assert_array_equal(both.outcome, np.array([1, 0, nan, 0], np.float32))
+    assert (both.missing, both.reason) == (Counter(error=1), "error: of two")
     (alone,) = grading.join(parts[:1])
     assert alone.outcome is parts[0].outcome
 

@@ -86,7 +86,7 @@ def collected(memory, drawn, new, outcome):
     number = jnp.int32(0) if drawn is None else drawn.attempts
     request = draw.ask(PARTS, STATE, memory, prompts, number)
     request = draw.allocated(PARTS, replace(request, contexts=contexts))
-    graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+    graded = Graded.of(request, rollouts, outcome)
     return draw.collect(PARTS, request, graded, drawn)
 
 

@@ -8,7 +8,6 @@ context, thought and reference as one sequence. What R3 makes of log-probs is in
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -322,7 +321,7 @@ def walked(answers):
         request, drive = asked(), drivers.Traced()
         outcome, scored = references.grade(drive, own, state, request, rollouts)
         found = {references.NAME: scored}
-        graded = Graded(rollouts=rollouts, outcome=outcome, found=found)
+        graded = Graded.of(request, rollouts, outcome, **found)
         drawn = draw.collect(own, request, graded, None)
         after, (values, shown) = learn.learn(own, state, drawn)
         change = jax.tree.map(jnp.subtract, after.params, state.params)
@@ -519,16 +518,11 @@ def test_candidates_are_measured_as_by_naive_log_probs():
 
     @jax.jit
     def look(state):
-        spied, real = [], draw.draw
-
-        def spy(*args):
-            spied.append(real(*args))
-            return spied[0]
-
         prompts = own.task.prompts(ids)
-        given = prompts, references.references_of(own, prompts), number
-        with mock.patch.object(draw, "draw", spy):
-            return queries.probe_scores(own, state, *given), spied[0]
+        request = queries.ask(own, state, prompts, number)
+        rollouts = drivers.Traced().draw(own, state, request)
+        given = request, rollouts, references.references_of(own, prompts)
+        return queries.probe_scores(own, state, *given), rollouts
 
     (hard, flat, null, tokens), rollouts = look(state)
     prompts, contexts, _ = sampled(rollouts)
@@ -565,12 +559,13 @@ def test_runs_side_by_side_look_at_prompts_only_when_it_is_due(monkeypatch):
     """A branch that is mapped over is taken by all, always."""
     probed = []
 
-    def probe_scores(build, state, prompts, reference, number):
-        jax.debug.callback(probed.append, number)
-        fine = jnp.ones(prompts.id.shape, jnp.float32)
+    def probe_scores(build, state, request, rollouts, reference):
+        jax.debug.callback(probed.append, request.prompts.id)
+        fine = jnp.ones(request.prompts.id.shape, jnp.float32)
         return fine, fine, fine * 0, fine
 
     monkeypatch.setattr(queries, "probe_scores", probe_scores)
+    monkeypatch.setattr(draw, "draw", lambda *_: None)
     own = built(queries=Queries(every=3, candidates=2, keep=reflect.null_test))
     fresh = {queries.NAME: queries.init(own, None)}
     state = replace(start(), params=None, methods=fresh, opt_state=None)

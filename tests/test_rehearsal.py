@@ -18,7 +18,7 @@ from curax.config import KL, ConfigError, Stop, load
 from curax.runs import run
 from curax.settings.declared import declares
 from curax.step import draw, drivers, rehearsal, stages
-from curax.step.records import Request
+from curax.step.records import StepRequest
 from curax.theory import population, summary
 from curax.types import Difficulty
 
@@ -278,16 +278,16 @@ def test_what_an_allocator_asks_for_in_vain_is_counted():
     each = jnp.zeros(4, jnp.float32)
     known = Difficulty(draws=each, solved=each, pass_rate=each, norm=each, tokens=each)
     unread: Any = None
-    asked = Request(
+    asked = StepRequest(
         prompts=unread,
         contexts=unread,
-        level=unread,
-        wanted=unread,
-        known=known,
-        counts=None,
-        memory=unread,
+        plan=None,
         key=unread,
-        rows=0,
+        group=unread,
+        how=unread,
+        level=unread,
+        known=known,
+        memory=unread,
     )
 
     def dropped(numbers: list[int], rows: int) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import tiny
 from contracts import close
 
 from curax import allocate, hint, reward, rollout
+from curax.step import drivers
 from curax.tasks import chain
 from curax.types import Prompts, Rollouts
 
@@ -42,9 +44,10 @@ def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False)):
         context=prompt,
         exists=np.array(exists),
     )
-    return reward.on_host(
-        dataclasses.replace(HOST, verify=verify), prompts, rows
-    ).outcome
+    own = dataclasses.replace(HOST, verify=verify)
+    verdicts = reward.on_host(own, prompts, rows)
+    verdicts.log()
+    return verdicts.outcome
 
 
 def test_a_host_verifier_sees_the_target_and_the_tokens_without_padding():
@@ -57,7 +60,10 @@ def test_a_host_verifier_sees_the_target_and_the_tokens_without_padding():
     outcome = judged(verify)
     assert seen == [(41, (3,), [0, 1]), (40, (3,), []), (41, (3,), [6, 7, 8])]
     np.testing.assert_array_equal(outcome, np.float32([0.5, 0, 0.75, np.nan]))
-    assert outcome.dtype == np.float32
+    begun = drivers.Begun(
+        Any, drivers.finished(drivers.Timed(reward.Verdicts(outcome, {}), 0.0))
+    )
+    assert drivers.Hosted().outcome([begun]).dtype == np.float32
 
 
 def test_what_a_verifier_cannot_tell_is_missing_and_not_wrong():
@@ -107,9 +113,7 @@ def test_device_and_host_judge_the_chain_task_alike():
             hint.none(prompts),
             plan,
             jax.random.key(0),
-            max_tokens=3,
-            end=TASK.end,
-            pad=TASK.pad,
+            rollout.Settings(max_tokens=3, end=TASK.end, pad=TASK.pad),
         )
     )(allocate.plan(jnp.full(8, 3), rows=30))
     # Some rows say what is right, of their own prompt or of another.

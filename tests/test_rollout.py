@@ -37,8 +37,8 @@ full_logits = jax.jit(partial(tiny.full_logits, tiny.MODEL))
 @jax.jit
 def traced(params, plan, key, temperature, top_p):
     """The sampler with magnitudes that are arrays, and with a top-k."""
-    settings = tiny.SETTINGS | {"temperature": temperature, "top_p": top_p, "top_k": 9}
-    return rollout.sample(tiny.MODEL, params, tiny.CONTEXTS, plan, key, **settings)
+    how = tiny.settings(temperature=temperature, top_p=top_p, top_k=9)
+    return rollout.sample(tiny.MODEL, params, tiny.CONTEXTS, plan, key, how)
 
 
 @cache
@@ -104,7 +104,7 @@ def test_sampler_and_trainer_agree_at_every_temperature():
 def test_in_bfloat16_sampler_and_trainer_differ_by_less_than_a_fiftieth_of_a_nat():
     # Measured: 5e-7 here, 2e-3 over wider random models; one flipped rounding does it.
     low = tiny.model(dtype=jnp.bfloat16)
-    draw = jax.jit(partial(rollout.sample, low, slots=3, **tiny.SETTINGS))
+    draw = jax.jit(partial(rollout.sample, low, how=tiny.settings(slots=3)))
     rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     assert rows.logp_policy.dtype == jnp.float32
     read = jax.jit(partial(update.logprobs, low, settings=update.Settings()))
@@ -157,8 +157,8 @@ def test_the_number_of_slots_changes_nothing(slots):
 def test_a_bound_of_the_cache_makes_rows_wait_and_changes_nothing():
     token = 2 * 2 * 8 * 4  # two layers, keys and values of one head of 8, float32
     bound = token * (3 * tiny.P + 3 * tiny.T) + token
-    options = {"cache_bytes": bound, **tiny.SETTINGS}
-    draw = jax.jit(partial(rollout.sample, tiny.MODEL, **options))
+    how = tiny.settings(cache_bytes=bound)
+    draw = jax.jit(partial(rollout.sample, tiny.MODEL, how=how))
     lowered = draw.lower(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     held = set(re.findall(rf"tensor<(\d+)x1x{tiny.T}x8xf32>", lowered.as_text()))
     assert held == {"3"}  # slots that have columns, of ten rows
@@ -217,7 +217,7 @@ def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
         return tiny.MODEL.features(params, tokens, *rest)
 
     spied = dataclasses.replace(tiny.MODEL, features=spy)
-    draw = jax.jit(partial(rollout.sample, spied, slots=1, **tiny.SETTINGS))
+    draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(slots=1)))
     rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     jax.effects_barrier()
     assert set(shapes) == {(3, tiny.P), (1, 1)}
@@ -228,7 +228,7 @@ def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
 
 def test_sampling_maps_over_policies_and_keys():
     def draw(params, key):
-        sample = partial(rollout.sample, tiny.MODEL, slots=3, **tiny.SETTINGS)
+        sample = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=3))
         return sample(params, tiny.CONTEXTS, tiny.PLAN, key)
 
     weights = [jax.tree.map(lambda p, s=s: p * s, tiny.params()) for s in (1.0, 0.9)]
@@ -269,7 +269,7 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
         return tiny.MODEL.features(params, tokens, positions, seen, *rest)
 
     spied = dataclasses.replace(tiny.MODEL, features=spy)
-    draw = jax.jit(partial(rollout.sample, spied, slots=slots, **tiny.SETTINGS))
+    draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(slots=slots)))
     rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     jax.effects_barrier()
     agree(rows, tiny.drawn())
@@ -287,7 +287,7 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(monkeypa
     monkeypatch.setattr(decoding, "piece", lambda *_: (4, 2))
     for slots in (0, 3):  # all rows at a time, and rings that several use in turn
         draw = jax.jit(
-            partial(rollout.sample, tiny.MODEL, slots=slots, **tiny.SETTINGS)
+            partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
         )
         rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
         agree(rows, tiny.drawn())
@@ -357,7 +357,7 @@ SOME_STOP = jax.random.key(7)  # draws that meet either rule early, of some prom
 def unstopped():
     """The shallow policy's weights, and all completions that it may draw."""
     params = tiny.random_params(SHALLOW)
-    draw = jax.jit(partial(rollout.sample, SHALLOW, **tiny.SETTINGS))
+    draw = jax.jit(partial(rollout.sample, SHALLOW, how=tiny.settings()))
     return params, jax.device_get(draw(params, tiny.CONTEXTS, ALL, SOME_STOP))
 
 
@@ -397,8 +397,8 @@ def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(met, rule, size
     assert want.sum() < whole.exists.sum() or size == MOST
     stopping = rollout.Stopping(met=met, outcome=says, size=size, most=MOST)
     for slots in (0, 2):
-        options = tiny.SETTINGS | {"slots": slots, "stopping": stopping}
-        draw = jax.jit(partial(rollout.sample, SHALLOW, **options))
+        options = {"slots": slots, "stopping": stopping}
+        draw = jax.jit(partial(rollout.sample, SHALLOW, how=tiny.settings(**options)))
         got = jax.device_get(draw(params, tiny.CONTEXTS, ALL, SOME_STOP))
         np.testing.assert_array_equal(got.exists, want)
         np.testing.assert_array_equal(got.tokens[want], whole.tokens[want])
@@ -417,8 +417,8 @@ def test_slots_of_a_prompt_that_stopped_go_to_others_at_once():
 
     spied = dataclasses.replace(SHALLOW, features=spy)
     stopping = rollout.Stopping(met=stop.positives, outcome=says, size=1, most=MOST)
-    options = tiny.SETTINGS | {"slots": 1, "stopping": stopping}
-    draw = jax.jit(partial(rollout.sample, spied, **options))
+    options = {"slots": 1, "stopping": stopping}
+    draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(**options)))
     rows = draw(unstopped()[0], tiny.CONTEXTS, ALL, SOME_STOP)
     jax.effects_barrier()
     assert steps.count((1, 1)) == rows.mask.sum()
@@ -452,8 +452,8 @@ def test_greedy_completions_are_the_argmax_of_a_full_forward():
 def test_first_tokens_are_distributed_as_the_softmax_at_the_temperature():
     each = 1500
     plan = allocate.plan(jnp.full(3, each), rows=3 * each)
-    options = tiny.SETTINGS | {"max_tokens": 1, "temperature": 1.7}
-    draw = jax.jit(partial(rollout.sample, tiny.MODEL, **options))
+    options = {"max_tokens": 1, "temperature": 1.7}
+    draw = jax.jit(partial(rollout.sample, tiny.MODEL, how=tiny.settings(**options)))
     rows = draw(tiny.params(), tiny.CONTEXTS, plan, KEY)
     first = np.asarray(rows.tokens).reshape(3, each)
     some = reordered(rows, np.arange(0, 3 * each, each))
@@ -611,7 +611,7 @@ def inside(jaxpr):
 @pytest.mark.parametrize("slots", [0, 3])
 def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
     many = jax.tree.map(lambda p: jnp.stack([p, 1.5 * p]), tiny.params())
-    draw = partial(rollout.sample, tiny.MODEL, slots=slots, **tiny.SETTINGS)
+    draw = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
     both = jax.vmap(draw, in_axes=(0, None, None, None))
     args = tiny.CONTEXTS, tiny.PLAN, KEY
     got = jax.jit(both)(many, *args)
@@ -646,7 +646,7 @@ def test_what_is_made_ready_for_decoding_changes_no_bit(dtype, options):
     policy = tiny.model(dtype=dtype, layers=layers, **options)
     params = tiny.random_params(policy)
     got, want = (
-        jax.jit(partial(rollout.sample, one, **tiny.SETTINGS))(
+        jax.jit(partial(rollout.sample, one, how=tiny.settings()))(
             params, tiny.CONTEXTS, tiny.PLAN, jax.random.key(1)
         )
         for one in (policy, dataclasses.replace(policy, ready=None))

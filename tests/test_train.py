@@ -57,7 +57,7 @@ OF_HOST = {
     "warm_start": ("steps",),
     "logging": ("checkpoint_every", "keep", "drift_nats", "dashboards"),
 }
-PROGRAMS = ("_initial", "_warm", "_begin", "_held_out", "_measured")
+PROGRAMS = ("_initial", "_warm", "_begin")
 PROGRAMS += ("_chunk", "_warm_ids", "_warm_once")  # of one of the two loops
 
 
@@ -92,9 +92,9 @@ def share(one: loops.Loop, other: loops.Loop) -> None:
     for name in PROGRAMS:
         if hasattr(one, name):
             setattr(other, name, getattr(one, name))
-    if isinstance(one, loops.Staged) and isinstance(other, loops.Staged):
-        for (function, _, *options), program in one._drive._jitted.items():
-            other._drive._jitted[function, other.parts, *options] = program
+    for (function, parts, *options), program in one._drive._jitted.items():
+        own = other.parts if parts is one.parts else other._held_out
+        other._drive._jitted[function, own, *options] = program
 
 
 @pytest.fixture(scope="module", autouse=True)

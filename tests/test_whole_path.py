@@ -225,7 +225,7 @@ class Path:
         if explored:
             request = replace(request, visited=True, **explored)
         request = draw.allocated(parts, request)
-        graded = Graded(rollouts=rollouts, outcome=outcome, found={})
+        graded = Graded.of(request, rollouts, outcome)
         drawn = draw.collect(parts, request, graded, None)
         taken = {}
 

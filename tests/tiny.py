@@ -54,6 +54,11 @@ PLAN = allocate.plan(jnp.array([3, 1, 4]), rows=10)  # two rows do not exist
 SETTINGS = {"max_tokens": T, "end": END, "pad": PAD}
 
 
+def settings(**options):
+    """How the tiny policy is sampled."""
+    return rollout.Settings(**SETTINGS | options)
+
+
 @cache
 def params():
     """Those of the tiny model."""
@@ -75,8 +80,8 @@ def random_params(policy):
 
 @cache
 def compiled(slots, temperature):
-    options = SETTINGS | {"slots": slots, "temperature": temperature}
-    return jax.jit(partial(rollout.sample, MODEL, **options))
+    how = settings(slots=slots, temperature=temperature)
+    return jax.jit(partial(rollout.sample, MODEL, how=how))
 
 
 def sampler(slots=0, temperature=1.0):

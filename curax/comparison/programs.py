@@ -14,12 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import reward
-from curax.arrays import frozen
 from curax.comparison.experiment import Arm, Experiment, digest, setting_of
 from curax.config import Config, ConfigError, describe, override
 from curax.step import drivers, loops, stages, validation
 from curax.step.build import build
+from curax.step.records import Subject
 from curax.step.step import step
 from curax.types import TrainState
 
@@ -108,10 +107,10 @@ def _is_magnitude(config: Config, name: str, values: Sequence[Any]) -> bool:
     def probe(value):
         parts = build(override(config, {name: value}))
         state = loops.begin(parts, loops.initial(parts, jnp.uint32(0)))
-        held_out = validation.draw(
-            parts, parts.model, state.params, state.seed, samples=1
-        )
-        return step(drivers.Traced(), parts, state), held_out
+        drive = drivers.Traced()
+        asked = validation.requests(drive, parts, state.seed)[0]
+        held_out = drive.draw(parts, state, asked)
+        return step(drive, parts, state), held_out
 
     try:
         jax.eval_shape(probe, jax.ShapeDtypeStruct((), jnp.float32))
@@ -164,13 +163,11 @@ class Lanes:
         return state, values
 
     def _graded(self, state: TrainState, magnitudes: dict[str, jax.Array]):
-        parts = self._parts(magnitudes)
-        model = frozen.over(parts.model, state.frozen)
-        prompts, rollouts = validation.draw(
-            *(parts, model, state.params, state.seed),
-            samples=self.config.evaluation.samples,
-        )
-        return rollouts, reward.on_device(parts.task, prompts, rollouts)
+        parts, drive = self._parts(magnitudes), drivers.Traced()
+        asked = validation.requests(drive, parts, state.seed)[0]
+        examined = Subject(task=parts.task, model=parts.model)
+        graded = drive.draw_and_grade(examined, state, asked)
+        return graded.rollouts, graded.outcome
 
     def rehearse(self, warm: Any) -> None:
         """Trace all programs, and keep the traces.

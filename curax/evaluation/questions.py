@@ -1,8 +1,7 @@
 """Question sets of an evaluation: problems of a file, or a task's held-out prompts."""
 
-import abc
+import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,84 +11,74 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.tasks import file_task, sources
-from curax.tasks.prompt_format import PromptFormat, padded_rows
-from curax.types import Prompts, Task
-from curax.verify.workers import Verdict
+from curax.tasks.prompt_format import PromptFormat
+from curax.types import Task
+from curax.verify.workers import Workers
 
 CHUNK = 256  # held-out prompts of a task made by one call
 
 
-class Questions(abc.ABC):
-    """A set of P numbered prompts and the grader of their completions.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Questions:
+    """A set of P numbered prompts: those that a task holds out and grades.
 
     Attributes:
         name: source of the questions.
+        task: task whose held-out prompts they are; its verifier grades completions.
         digests: `[P]` bytes that identify each question independent of its number.
         contents: checksums of questions and answers, as bytes; empty: there are none.
         left_out: number of questions that are left out, by reason.
-        end: tokens that end a completion.
-        pad: padding token after the end.
-        states: whether a completion states an answer that the grader reads; None:
-            nobody knows.
+        text: decoded text of the tokens of a completion, as the grader gets it.
+        metadata: question, gold answer, level and subject of a number; None where
+            unknown.
     """
 
     name: str
+    task: Task
     digests: Sequence[bytes]
     contents: bytes = b""
-    left_out: Mapping[str, int]
-    end: tuple[int, ...]
-    pad: int
-    states: Callable[[str], bool] | None = None
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    text: Callable[[np.ndarray], str]
+    metadata: Callable[[int], dict[str, str | None]]
 
     def __len__(self) -> int:
         return len(self.digests)
 
-    @abc.abstractmethod
     def prompts(self, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """`[C, W]` tokens, left-padded to a fixed width, and their mask."""
-
-    @abc.abstractmethod
-    def metadata(self, number: int) -> dict[str, str | None]:
-        """Question, gold answer, level and subject; None where unknown."""
-
-    @abc.abstractmethod
-    def text(self, tokens: np.ndarray) -> str:
-        """The decoded text of a completion, as the grader gets it."""
-
-    @abc.abstractmethod
-    def grade(
-        self, numbers: Sequence[int], completions: Sequence[np.ndarray]
-    ) -> Sequence[Verdict]:
-        """The outcome of each completion, or the reason why it is missing."""
+        ids = np.asarray(numbers, np.int32)
+        ids = ids if self.task.in_files else jnp.asarray(ids)
+        prompts = jax.device_get(self.task.held_out(ids))
+        return prompts.tokens, prompts.mask
 
 
-class FileQuestions(Questions):
-    """Problems of a file in a prompt form, graded by worker processes."""
+def of_file(
+    side: file_task.ProblemSet,
+    form: PromptFormat,
+    name: str,
+    workers: Workers,
+    states: Callable[[str], bool] | None = None,
+) -> Questions:
+    """Problems of a file in a prompt form, graded by worker processes.
 
-    def __init__(
-        self,
-        side: file_task.ProblemSet,
-        form: PromptFormat,
-        name: str,
-        grade: Callable[[Sequence[tuple[str, str, Any]]], Sequence[Verdict]],
-        states: Callable[[str], bool] | None = None,
-    ):
-        """Bind problems, prompt form, name and grader; nothing is read."""
-        self._side, self._form, self._grade = side, form, grade
-        self.states = states
-        self.name, self.digests = name, side.digests
-        self.contents = side.contents.tobytes()
-        self.left_out = {k: n for k, n in side.counts.items() if k != "read"}
-        self.end, self.pad = form.tokenizer.end, form.tokenizer.pad
+    Args:
+        side: the problems.
+        form: prompt form.
+        name: of the file.
+        workers: grade (question, completion, answer).
+        states: whether a completion states an answer that the grader reads; None:
+            nobody knows.
+    """
+    task = file_task.FileTask(
+        format=form,
+        training=side.subset([]),
+        testing=side,
+        workers=workers,
+        states=states,
+    ).task()
 
-    def prompts(self, numbers):
-        """As `Questions.prompts`."""
-        rows = [self._form.prompt(self._side.problem(number)) for number in numbers]
-        return self._form.padded(rows, self._side.longest, left=True)
-
-    def metadata(self, number):
-        """As `Questions.metadata`."""
-        problem = self._side.problem(number)
+    def metadata(number: int) -> dict[str, str | None]:
+        problem = side.problem(number)
         return {
             "question": problem.question,
             "gold": problem.answer,
@@ -97,95 +86,40 @@ class FileQuestions(Questions):
             "subject": problem.subject,
         }
 
-    def text(self, tokens):
-        """As `Questions.text`."""
-        return self._form.tokenizer.decode(tokens.tolist())
-
-    def grade(self, numbers, completions):
-        """As `Questions.grade`."""
-        checks = []
-        for number, tokens in zip(numbers, completions, strict=True):
-            problem = self._side.problem(number)
-            checks.append((problem.question, self.text(tokens), problem.answer))
-        return self._grade(checks)
+    return Questions(
+        name=name,
+        task=task,
+        digests=side.digests,
+        contents=side.contents.tobytes(),
+        left_out={k: n for k, n in side.counts.items() if k != "read"},
+        text=lambda tokens: form.tokenizer.decode(tokens.tolist()),
+        metadata=metadata,
+    )
 
 
-class TaskQuestions(Questions):
-    """The held-out prompts of a task, graded by its verifier."""
+def of_task(task: Task, name: str) -> Questions:
+    """The held-out prompts of a task, graded by its verifier; digests are of tokens."""
+    asked: list[np.ndarray] = []
+    for start in range(0, task.num_held_out, CHUNK):
+        ids = np.arange(start, min(start + CHUNK, task.num_held_out), dtype=np.int32)
+        ids = ids if task.in_files else jnp.asarray(ids)
+        prompts = jax.device_get(task.held_out(ids))
+        asked += [t[m] for t, m in zip(prompts.tokens, prompts.mask, strict=True)]
 
-    def __init__(self, task: Task, name: str):
-        """Make all held-out prompts; their digests are of tokens."""
-        self._task, self.name = task, name
-        self.left_out = {}
-        self.end, self.pad = task.end, task.pad
-        parts = []
-        for start in range(0, task.num_held_out, CHUNK):
-            stop = min(start + CHUNK, task.num_held_out)
-            ids = np.arange(start, stop, dtype=np.int32)
-            parts.append(jax.device_get(task.held_out(_ids(task, ids))))
-        self._prompts: Prompts = jax.tree.map(
-            lambda *some: np.concatenate(some), *parts
-        )
-        self.digests = [
-            hashlib.blake2b(
-                tokens[mask].astype("<i4").tobytes(), digest_size=16
-            ).digest()
-            for tokens, mask in zip(
-                self._prompts.tokens, self._prompts.mask, strict=True
-            )
-        ]
-
-    def prompts(self, numbers):
-        """As `Questions.prompts`."""
-        at = np.asarray(numbers)
-        return np.asarray(self._prompts.tokens)[at], np.asarray(self._prompts.mask)[at]
-
-    def metadata(self, number):
-        """As `Questions.metadata`."""
-        tokens, mask = self.prompts([number])
-        question = self._task.decode(tokens[0][mask[0]])
+    def metadata(number: int) -> dict[str, str | None]:
+        question = task.decode(asked[number])
         return {"question": question, "gold": None, "level": None, "subject": None}
 
-    def text(self, tokens):
-        """As `Questions.text`."""
-        return self._task.decode(tokens)
-
-    def grade(self, numbers, completions):
-        """As `Questions.grade`."""
-        width = max(map(len, completions))
-        tokens, mask = padded_rows(
-            [list(one) for one in completions], width, pad=self.pad, left=False
-        )
-        targets = jax.tree.map(
-            lambda leaf: leaf[np.asarray(numbers)], self._prompts.target
-        )
-        if self._task.on_device:
-            args = jax.tree.map(jnp.asarray, (targets, tokens, mask))
-            return [
-                _as_verdict(outcome) for outcome in self._task.verify(*args).tolist()
-            ]
-        each = [jax.tree.map(lambda x, i=i: x[i], targets) for i in range(len(tokens))]
-        if self._task.verify_all:
-            return [_as_verdict(o) for o in self._task.verify_all(each, [*completions])]
-        return [self._verify_one(*pair) for pair in zip(each, completions, strict=True)]
-
-    def _verify_one(self, target: Any, tokens: np.ndarray) -> Verdict:
-        try:
-            return _as_verdict(self._task.verify(target, tokens))
-        except Exception as error:  # a user's verifier may raise anything
-            return f"error: {type(error).__name__}: {error}"
-
-
-def _as_verdict(outcome: Any) -> Verdict:
-    """An outcome as float, a reason as it is, and "none" for None or NaN."""
-    if isinstance(outcome, str):
-        return outcome
-    return "none" if outcome is None or math.isnan(outcome) else float(outcome)
-
-
-def _ids(task: Task, ids: np.ndarray) -> Any:
-    """Prompt ids as the task takes them: numpy for tasks of files, else a JAX array."""
-    return ids if task.in_files else jnp.asarray(ids)
+    return Questions(
+        name=name,
+        task=task,
+        digests=[
+            hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=16).digest()
+            for tokens in asked
+        ],
+        text=task.decode,
+        metadata=metadata,
+    )
 
 
 # ----- files

@@ -8,7 +8,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ def _sample_file(
     writer = GradedWriter(file, done, sampler)
     if done < total:
         display.begin(file.path.stem, done, total)
-    with contextlib.closing(file), ThreadPoolExecutor(1, "grade") as background:
+    with contextlib.closing(file), sampler.drive.background as background:
         pending: Future | None = None
 
         def write_pending() -> None:
@@ -227,12 +227,10 @@ def _sample_file(
 
         while done < total and interrupt.number is None:
             numbers = range(done, min(done + sampler.batch, total))
-            completions = sampler(numbers)
-            writer.count(completions)
+            batch = sampler(numbers)
+            writer.count(batch.completions)
             write_pending()
-            pending = background.submit(
-                lambda c=completions: list(samples.graded_rows(questions, c))
-            )
+            pending = background.submit(sampler.rows, batch)
             done = numbers.stop
             if not writer.graded:  # until the first outcome, wait for the grader
                 write_pending()

@@ -10,10 +10,10 @@ batch size nor on the number of problems.
 import dataclasses
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +21,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import rollout, update
+from curax import hint, reward, rollout, update
 from curax.arrays.keys import stage_key
 from curax.config import ConfigError
 from curax.evaluation.questions import Questions
+from curax.processes import peers
 from curax.runs.folder import append_rows, write_errors
 from curax.runs.policies import Policy
-from curax.types import Contexts, Model, Plan
+from curax.step import draw, drivers
+from curax.step.records import Request, Subject
+from curax.step.validation import held_out
+from curax.types import Prompts, Rollouts, Weights
 from curax.verify import answers, graders
 
 DIGITS = 5  # of a confidence; more depend on the row's place in its batch
@@ -79,14 +83,57 @@ class Completion(NamedTuple):
     tokens: np.ndarray  # [T] int, the end token included
     finished: bool
     confidence: dict[str, float] | None  # by score, nats; None: not measured
+    row: int = 0  # among the greedy or the sampled ones of its batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Examined(Subject):
+    """A policy and its questions, and how completions are sampled; static."""
+
+    spec: SamplingSpec
+
+
+class Timed(drivers.Hosted):
+    """Hosted driver of an evaluation.
+
+    Attributes:
+        compile_s: seconds of tracing and compiling so far.
+    """
+
+    def __init__(self):
+        """Compile nothing."""
+        super().__init__()
+        self.compile_s = 0.0
+        self._compiled: dict[Any, Any] = {}
+
+    def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
+        """As `Hosted.call`; what is compiled is timed apart."""
+        leaves, structure = jax.tree.flatten(args)
+        shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        key = function, parts, structure, shapes
+        if key not in self._compiled:
+            start, program = time.monotonic(), self.jitted(function, parts)
+            self._compiled[key] = program.lower(*args).compile()
+            self.compile_s += time.monotonic() - start
+        return self._compiled[key](*args)
+
+    def log(self, verdicts: reward.Verdicts) -> None:
+        """Log nothing: reasons stand in the samples file."""
+
+
+class Batch(NamedTuple):
+    """Completions of some problems, which are being graded."""
+
+    completions: list[Completion]  # ordered by problem and slot
+    begun: dict[bool, drivers.Begun]  # by greedy
 
 
 class Sampler:
-    """Samples completions of a question set with one compiled program.
+    """Samples completions of a question set, by one program for each kind.
 
     Attributes:
         batch: problems per call at most, a multiple of the mesh's data shards.
-        compile_s: seconds of tracing and compiling; 0 before the first call.
+        drive: driver that draws and grades.
     """
 
     def __init__(self, policy: Policy, questions: Questions, spec: SamplingSpec):
@@ -96,144 +143,165 @@ class Sampler:
         if policy.mesh:
             shards = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
         self.batch = _round_up(spec.batch, shards)
-        self.compile_s = 0.0
-        self._compiled: Callable[..., Any] | None = None
-        self._draw = jax.jit(
-            partial(
-                sample_batch,
-                policy.model,
-                spec=dataclasses.replace(spec, slots=_round_up(spec.slots, shards)),
-                end=questions.end,
-                pad=questions.pad,
-            )
+        self.drive = Timed()
+        self._state = Weights(params=policy.params)
+        self._examined = Examined(
+            task=questions.task,
+            model=policy.model,
+            spec=dataclasses.replace(spec, slots=_round_up(spec.slots, shards)),
         )
 
-    def __call__(self, numbers: Sequence[int]) -> list[Completion]:
-        """Completions of at most `batch` problems, ordered by problem and slot."""
+    @property
+    def compile_s(self) -> float:
+        """Seconds of tracing and compiling; 0 before the first call."""
+        return self.drive.compile_s
+
+    def __call__(self, numbers: Sequence[int]) -> Batch:
+        """Completions of at most `batch` problems; a host grades them meanwhile."""
         # The last batch is padded with rows that do not exist.
         filled = [*numbers, *itertools.repeat(numbers[0], self.batch - len(numbers))]
-        tokens, mask = self._questions.prompts(filled)
         digests = [self._questions.digests[number] for number in filled]
         words = np.frombuffer(b"".join(digests), "<u4").reshape(len(filled), -1)
         exists = np.arange(self.batch) < len(numbers)
         with self._policy.context():
-            out = self._call_compiled(self._policy.params, tokens, mask, words, exists)
-        parts = jax.device_get(out)
+            drawn = self._drawn(np.asarray(filled, np.int32), words, exists)
+        begun = {kind: one for kind, (one, _) in drawn.items()}
+        parts = peers.fetch(
+            {
+                kind: (one.rollouts.tokens, one.rollouts.mask, one.rollouts.finished)
+                for kind, one in begun.items()
+            }
+        )
+        scores = peers.fetch({kind: score for kind, (_, score) in drawn.items()})
         result = []
-        for (c, number), (greedy, slot) in itertools.product(
+        for (c, number), (kind, slot) in itertools.product(
             enumerate(numbers), self._spec.completions
         ):
-            tokens, mask, finished, confidence = parts[greedy]
-            row = c * (1 if greedy else self._spec.n) + slot
-            own = tokens[row][mask[row]]
-            scores = confidence and {
+            tokens, mask, finished = parts[kind]
+            row = c * (1 if kind else self._spec.n) + slot
+            own, ended = tokens[row][mask[row]], bool(finished[row])
+            told = scores[kind] and {
                 name: round(float(score[row]), DIGITS)
-                for name, score in confidence._asdict().items()
+                for name, score in scores[kind]._asdict().items()
             }
-            result.append(
-                Completion(number, greedy, slot, own, bool(finished[row]), scores)
-            )
-        return result
+            result.append(Completion(number, kind, slot, own, ended, told, row))
+        return Batch(result, begun)
 
-    def _call_compiled(self, *args: Any) -> Any:
-        """Call the program; the first call compiles it and sets `compile_s`."""
-        if self._compiled is None:
-            start = time.monotonic()
-            self._compiled = self._draw.lower(*args).compile()
-            self.compile_s = time.monotonic() - start
-        return self._compiled(*args)
+    def _drawn(self, ids: np.ndarray, *which: np.ndarray) -> dict[bool, tuple]:
+        """What was begun, and confidence scores or None, by greedy."""
+        drive, examined, state = self.drive, self._examined, self._state
+        kinds = {True: greedy} if self._spec.greedy else {}
+        kinds |= {False: sampled} if self._spec.n else {}
+        prompts, prefix, drawn = drive.call_task(held_out, examined, ids), None, {}
+        for kind, ask in kinds.items():
+            request = drive.call(ask, examined, prompts, *which)
+            prefix = prefix or drive.call(draw.prefill, examined, state, request)
+            request = dataclasses.replace(request, prefix=prefix)
+            begun, score = drive.begin(examined, state, request), None
+            if self._spec.confidence:
+                args = state, request, begun.rollouts
+                score = drive.call(confidences, examined, *args)
+            drawn[kind] = begun, score
+        return drawn
+
+    def rows(self, batch: Batch) -> list[dict[str, Any]]:
+        """Rows of the samples file for a batch; waits until it is graded."""
+        verdicts = {kind: self.drive.verdicts(one) for kind, one in batch.begun.items()}
+        found: list[float | str] = []
+        for one in batch.completions:
+            outcome, reasons = verdicts[one.greedy]
+            value = float(outcome[one.row])
+            missing = math.isnan(value)
+            found.append(reasons.get(one.row, reward.NONE) if missing else value)
+        return list(graded_rows(self._questions, batch.completions, found))
 
 
-def sample_batch(
-    model: Model,
-    params: Any,
-    tokens: jax.Array,
-    mask: jax.Array,
-    words: jax.Array,
-    exists: jax.Array,
-    *,
-    spec: SamplingSpec,
-    end: tuple[int, ...],
-    pad: int,
-) -> dict[bool, tuple[Any, ...]]:
-    """Greedy and sampled completions of a batch of C prompts.
+def sampled(
+    parts: Examined, prompts: Prompts, words: jax.Array, exists: jax.Array
+) -> Request:
+    """Request for the sampled completions of a batch of C prompts.
 
     Args:
-        model: policy.
-        params: parameters of the policy.
-        tokens: `[C, P]` int32, prompts.
-        mask: `[C, P]` bool.
+        parts: policy, questions and options.
+        prompts: C of them.
         words: `[C, W]` uint32, digest of each problem, folded into its key.
         exists: `[C]` bool, False on padding.
-        spec: sampling options.
-        end: tokens that end a completion.
-        pad: padding token after the end.
-
-    Returns:
-        By greedy, True and False: `[N, T]` tokens, `[N, T]` mask, `[N]` finished and
-        confidence scores or None; N = C for greedy and C n for sampled completions,
-        those of a prompt adjacent.
     """
-    count = tokens.shape[0]
-    contexts = Contexts(tokens=tokens, mask=mask)
-    prefix = rollout.prefill(model, params, contexts)
+    each = parts.spec.n, parts.spec.temperature
+    return _asked(parts, prompts, words, exists, *each)
+
+
+def greedy(
+    parts: Examined, prompts: Prompts, words: jax.Array, exists: jax.Array
+) -> Request:
+    """Request for the greedy completions of a batch, as `sampled`."""
+    return _asked(parts, prompts, words, exists, 1, 0)
+
+
+def _asked(
+    parts: Examined,
+    prompts: Prompts,
+    words: jax.Array,
+    exists: jax.Array,
+    each: int,
+    temperature: float,
+) -> Request:
+    spec, count = parts.spec, prompts.tokens.shape[0]
     key = stage_key(jnp.uint32(spec.seed), jnp.int32(0), "samples")
     keys = jnp.broadcast_to(key, (count,))
     for word in jnp.moveaxis(words, -1, 0):
         keys = jax.vmap(jax.random.fold_in)(keys, word)
-
-    def sample(each: int, temperature: float) -> tuple[Any, ...]:
-        context = jnp.repeat(jnp.arange(count, dtype=jnp.int32), each)
-        plan = Plan(
-            # The prompt number enters the keys of `sample`; it is 0 for all rows here,
-            # since every row has a key of its own problem already.
-            prompt=jnp.zeros_like(context),
-            slot=jnp.tile(jnp.arange(each, dtype=jnp.int32), count),
-            context=context,
-            exists=exists[context],
-        )
-        rollouts = rollout.sample(
-            model,
-            params,
-            contexts,
-            plan,
-            keys[context],
+    plan = draw.even(count, each)
+    return Request(
+        prompts=prompts,
+        contexts=hint.none(prompts),
+        plan=dataclasses.replace(plan, exists=exists[plan.prompt]),
+        key=keys,
+        group=each,
+        how=rollout.Settings(
             max_tokens=spec.max_tokens,
-            end=end,
-            pad=pad,
+            end=parts.task.end,
+            pad=parts.task.pad,
             temperature=temperature,
             top_k=spec.top_k,
             top_p=spec.top_p,
             slots=spec.slots,
-            prefix=prefix,
-        )
-        scores = None
-        if spec.confidence:
-            scores = update.confidences(
-                model,
-                params,
-                contexts,
-                rollouts,
-                prefix=prefix,
-                temperature=temperature or 1.0,
-                k=spec.confidence,
-                window=spec.window,
-            )
-        return rollouts.tokens, rollouts.mask, rollouts.finished, scores
+        ),
+    )
 
-    result = {True: sample(1, 0)} if spec.greedy else {}
-    return result | ({False: sample(spec.n, spec.temperature)} if spec.n else {})
+
+def confidences(
+    parts: Examined, state: Weights, request: Request, rollouts: Rollouts
+) -> Any:
+    """`[N]` confidence scores of completions, at the temperature drawn with."""
+    return update.confidences(
+        draw.policy(parts, state),
+        state.params,
+        request.contexts,
+        rollouts,
+        prefix=request.prefix,
+        temperature=request.how.temperature or 1.0,
+        k=parts.spec.confidence,
+        window=parts.spec.window,
+    )
 
 
 def graded_rows(
-    questions: Questions, completions: Sequence[Completion]
+    questions: Questions,
+    completions: Sequence[Completion],
+    verdicts: Sequence[float | str],
 ) -> Iterator[dict[str, Any]]:
-    """Grade completions, and yield the row of each in the samples file."""
-    numbers = [one.number for one in completions]
-    verdicts = questions.grade(numbers, [one.tokens for one in completions])
+    """Yield the row of each completion in the samples file.
+
+    Args:
+        questions: that were asked.
+        completions: of them.
+        verdicts: outcome of each, or the reason why it is missing.
+    """
     for one, verdict in zip(completions, verdicts, strict=True):
         text, missing = questions.text(one.tokens), isinstance(verdict, str)
-        silent = verdict == 0 and questions.states and not questions.states(text)
+        states = questions.task.states
+        silent = verdict == 0 and states and not states(text)
         yield {
             "problem": one.number,
             "digest": questions.digests[one.number].hex(),

@@ -17,7 +17,7 @@ from curax import hub
 from curax.config import Config, ConfigError, checkpoint_of, describe, options
 from curax.config import Mesh as Sizes
 from curax.evaluation import questions
-from curax.evaluation.questions import FileQuestions, Questions, TaskQuestions
+from curax.evaluation.questions import Questions
 from curax.evaluation.samples import SamplingSpec
 from curax.models import prompt_form
 from curax.runs import checkpoint, policies
@@ -79,7 +79,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
             assert policy.task
             name = f"held out by {path}"
             sets: dict[str, Questions] = {
-                "held_out.jsonl": TaskQuestions(policy.task, name)
+                "held_out.jsonl": questions.of_task(policy.task, name)
             }
             grading = {}
         else:
@@ -257,7 +257,7 @@ def _file_questions(
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error)) from error
     sets: dict[str, Questions] = {
-        name: FileQuestions(side, form, path, workers.grade, graders.statement(grader))
+        name: questions.of_file(side, form, path, workers, graders.statement(grader))
         for name, (path, side) in sides.items()
     }
     names = ("chat", "system", "template", "thinking")

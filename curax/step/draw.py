@@ -1,4 +1,4 @@
-"""Draws of a step: prompt ids, allocation, sampling, and collection of completions.
+"""Draws: prompt ids, allocation, sampling, and collection of completions.
 
     next_ids -> ask -> (methods) -> allocated -> draw and grade -> collect
 
@@ -6,14 +6,14 @@
 completions are drawn and graded. Prompts come in order, or as a method selects them;
 pilots or the memory estimate their difficulty; the allocator gives each a number of
 completions; the sampler draws these at once, in chunks, or in rounds between which a
-stopping rule is tested.
+stopping rule is tested. `draw` serves every `Request`, also those that are not of a
+step.
 """
 
 import dataclasses
 from functools import partial
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,11 +32,20 @@ from curax.step.records import (
     Graded,
     Groups,
     Request,
+    StepRequest,
     StepRollouts,
-    grid_of,
-    groups,
+    Subject,
 )
-from curax.types import Model, Plan, PromptMemory, Prompts, Rollouts, TrainState
+from curax.types import (
+    Contexts,
+    Model,
+    Plan,
+    PromptMemory,
+    Prompts,
+    Rollouts,
+    TrainState,
+    Weights,
+)
 
 
 def attempt(
@@ -60,7 +69,7 @@ def next_request(
     parts: Components,
     state: TrainState,
     drawn: StepRollouts | None = None,
-) -> Request:
+) -> StepRequest:
     """Request for completions of the next B prompts; arguments as `attempt`."""
     number = drawn.attempts if drawn else jnp.int32(0)
     memory = drawn.memory if drawn else state.memory
@@ -76,7 +85,7 @@ def next_request(
 # ----- which prompts
 
 
-def policy(parts: Components, state: TrainState) -> Model:
+def policy(parts: Subject, state: Weights) -> Model:
     """The model as a function of its trained parameters."""
     return frozen.over(parts.model, state.frozen)
 
@@ -114,7 +123,7 @@ def ask(
     memory: PromptMemory,
     prompts: Prompts,
     number: jax.Array,
-) -> Request:
+) -> StepRequest:
     """Request for completions of these prompts, before allocation.
 
     Contexts are without hints, but padded to the width of the widest hint.
@@ -126,18 +135,40 @@ def ask(
         prompts: B of them.
         number: `[]` int32, number of the attempt, folded into the random key.
     """
-    how, count = parts.config.hint, parts.config.sampling.prompts
-    prior = parts.config.memory.prior
-    return Request(
+    sizes, prior = parts.config.sampling, parts.config.memory.prior
+    return StepRequest(
         prompts=prompts,
-        contexts=hint.widened(prompts, how.width) if how else hint.none(prompts),
-        level=jnp.zeros(count, jnp.int32),
-        wanted=jnp.ones(count, bool),
-        known=memories.difficulty(memory, prompts.id, prior=prior),
-        counts=None,
-        memory=memory,
+        contexts=contexts_of(parts, prompts),
+        plan=None,
         key=draw_key(state, number),
-        rows=parts.rows,
+        group=sizes.group_size,
+        how=settings(parts),
+        stops=parts.config.stop is not None,
+        chunks=sizes.chunks,
+        level=jnp.zeros(sizes.prompts, jnp.int32),
+        known=memories.difficulty(memory, prompts.id, prior=prior),
+        memory=memory,
+    )
+
+
+def contexts_of(parts: Components, prompts: Prompts) -> Contexts:
+    """Contexts of prompts without hints, of the width of those with the widest hint."""
+    how = parts.config.hint
+    return hint.widened(prompts, how.width) if how else hint.none(prompts)
+
+
+def settings(parts: Components) -> rollout.Settings:
+    """How completions of a run are sampled: `config.sampling`."""
+    sizes = parts.config.sampling
+    return rollout.Settings(
+        max_tokens=sizes.max_tokens,
+        end=parts.task.end,
+        pad=parts.task.pad,
+        temperature=sizes.temperature,
+        top_k=sizes.top_k,
+        top_p=sizes.top_p,
+        slots=sizes.slots,
+        cache_bytes=cache_bytes(parts.config),
     )
 
 
@@ -147,77 +178,65 @@ def draw_key(state: TrainState, number: jax.Array) -> jax.Array:
     return jax.random.fold_in(key, number)
 
 
-def allocated(parts: Components, request: Request) -> Request:
-    """The request with `counts`, the completions that the allocator gives prompts."""
+def allocated(
+    parts: Components, request: StepRequest, wanted: jax.Array | None = None
+) -> StepRequest:
+    """The request with a plan of the completions that the allocator gives prompts.
+
+    Args:
+        parts: components of the run.
+        request: before allocation.
+        wanted: `[B]` bool, False: nothing is drawn of this prompt; None: of each.
+    """
     most = parts.config.sampling.group_size
     bounds = {"budget": parts.rows, "most": most}
     counts = stages.called(parts.config, "allocate", request.known, **bounds)
-    return dataclasses.replace(request, counts=counts)
+    drawn = counts if wanted is None else jnp.where(wanted, counts, 0)
+    plan = allocate.plan(drawn, rows=parts.rows)
+    return dataclasses.replace(request, counts=counts, plan=plan)
 
 
-def plan_of(request: Request) -> Plan:
-    """Plan of a request: its `request.rows` rows."""
-    counts = jnp.where(request.wanted, present(request.counts), 0)
-    return allocate.plan(counts, rows=request.rows)
+def even(prompts: int, each: int) -> Plan:
+    """Plan of equally many completions of every prompt."""
+    return allocate.plan(jnp.full(prompts, each, jnp.int32), rows=prompts * each)
 
 
 # ----- rows
 
 
-def draw(parts: Components, state: TrainState, request: Request) -> Rollouts:
-    """`[N]` completions of a request, sampled from the policy at the start of the step.
+def draw(parts: Subject, state: Weights, request: Request) -> Rollouts:
+    """`[N]` completions of a request, sampled from the policy of a state.
 
-    The stopping rule is tested during sampling, with the task's verifier as a JAX
-    function; `draw_round` is for host verifiers.
+    Where the request stops, the rule is tested during sampling, with the task's
+    verifier as a JAX function; `round_plan` is for host verifiers.
     """
-    stops = parts.config.stop and not request.whole
-    plan = plan_of(request)
-    return draw_plan(parts, state, request, plan, stops=bool(stops))
+    how = request.how
+    if request.stops:
+        assert isinstance(parts, Components)
+        how = dataclasses.replace(how, stopping=stopping(parts, request))
+    return rollout.sample(
+        policy(parts, state),
+        state.params,
+        request.contexts,
+        present(request.plan),
+        request.key,
+        how,
+        prefix=request.prefix,
+    )
 
 
-def draw_plan(
-    parts: Components,
-    state: TrainState,
-    request: Request,
-    plan: Plan,
-    *,
-    stops: bool = False,
-    prefix: rollout.Prefix | None = None,
-) -> Rollouts:
-    """Completions of the rows of a plan.
-
-    `prefix` is `rollout.prefill` of the contexts, where it was computed before.
-    """
-    sizes = parts.config.sampling
+def stopping(parts: Components, request: Request) -> rollout.Stopping:
+    """The stopping rule of a run, on completions of a request."""
 
     def outcome(prompt, tokens, mask):
         target = jax.tree.map(lambda leaf: leaf[prompt], request.prompts.target)
         return parts.task.verify(target, tokens, mask).astype(jnp.float32)
 
-    stopping = None
-    if stops:
-        stopping = rollout.Stopping(
-            met=partial(stages.called, parts.config, "stop.rule"),
-            outcome=outcome,
-            size=present(parts.config.stop).round_size,
-            most=sizes.group_size,
-        )
-    return rollout.sample(
-        policy(parts, state),
-        state.params,
-        request.contexts,
-        plan,
-        request.key,
-        max_tokens=sizes.max_tokens,
-        end=parts.task.end,
-        pad=parts.task.pad,
-        temperature=sizes.temperature,
-        top_k=sizes.top_k,
-        top_p=sizes.top_p,
-        slots=sizes.slots,
-        cache_bytes=cache_bytes(parts.config),
-        stopping=stopping,
-        prefix=prefix,
+    return rollout.Stopping(
+        met=partial(stages.called, parts.config, "stop.rule"),
+        outcome=outcome,
+        size=present(parts.config.stop).round_size,
+        most=request.group,
     )
 
 
@@ -242,11 +261,10 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
     Raises:
         ConfigError: `sampling.cache_gib` has no room for a completion.
     """
-    sizes, how, model = parts.config.sampling, parts.config.hint, parts.model
+    sizes, model = parts.config.sampling, parts.model
 
     def contexts(ids):
-        prompts = parts.task.prompts(ids)
-        return hint.widened(prompts, how.width) if how else hint.none(prompts)
+        return contexts_of(parts, parts.task.prompts(ids))
 
     ids = np.zeros(sizes.prompts, np.int32)
     asked = contexts(ids) if parts.task.in_files else jax.eval_shape(contexts, ids)
@@ -281,58 +299,43 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
 # ----- in chunks, and in rounds
 
 
-def prefill(parts: Components, state: TrainState, request: Request) -> rollout.Prefix:
-    """KV cache of the contexts of a request, shared by its chunks."""
+def prefill(parts: Subject, state: Weights, request: Request) -> rollout.Prefix:
+    """KV cache of the contexts of a request, shared by several draws of them."""
     return rollout.prefill(policy(parts, state), state.params, request.contexts)
 
 
-def draw_chunk(
-    parts: Components,
-    state: TrainState,
-    request: Request,
-    prefix: rollout.Prefix,
-    number: jax.Array,
-) -> Rollouts:
-    """Completions of chunk `number` of a request: N / `sampling.chunks` rows.
+def chunk_plan(parts: Subject, request: Request, number: jax.Array) -> Plan:
+    """Plan of chunk `number` of a request: N / `request.chunks` rows.
 
-    Equal to the same rows of one draw: their keys are a function of prompt and slot.
+    Completions equal the same rows of one draw: their keys are a function of prompt and
+    slot.
     """
-    size = parts.rows // parts.config.sampling.chunks
-    plan = jax.tree.map(
-        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size),
-        plan_of(request),
+    del parts
+    plan = present(request.plan)
+    size = plan.prompt.shape[0] // request.chunks
+    return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size), plan
     )
-    return draw_plan(parts, state, request, plan, prefix=prefix)
 
 
-@flax.struct.dataclass(kw_only=True)
-class Pool:
-    """Graded completions of the rounds so far, row b G + s for slot s of prompt b."""
+def round_plan(parts: Components, request: Request, pool: Graded | None) -> Plan:
+    """Plan of the next round, of prompts whose stopping rule is not met.
 
-    rollouts: Rollouts  # [B G]
-    outcome: jax.Array  # [B G] float32, NaN where missing
-
-
-def draw_round(
-    parts: Components, state: TrainState, request: Request, pool: Pool | None
-) -> Rollouts:
-    """Completions of the next round, for prompts whose stopping rule is not met.
-
-    Equal to those of `draw`, which tests the rule during sampling: keys are a function
-    of prompt and slot.
+    Completions equal those of `draw`, which tests the rule during sampling: keys are a
+    function of prompt and slot.
     """
     sizes, stop = parts.config.sampling, present(parts.config.stop)
     drawn, counts = next_round(parts, request, pool)
     plan = allocate.plan(counts, rows=sizes.prompts * stop.round_size)
-    plan = dataclasses.replace(plan, slot=plan.slot + drawn[plan.prompt])
-    return draw_plan(parts, state, request, plan)
+    return dataclasses.replace(plan, slot=plan.slot + drawn[plan.prompt])
 
 
-def add_round(
-    parts: Components, pool: Pool | None, rollouts: Rollouts, outcome: jax.Array
-) -> Pool:
-    """The pool with the graded completions of another round."""
-    most = parts.config.sampling.group_size
+def add_round(parts: Components, pool: Graded | None, new: Graded) -> Graded:
+    """The pool with the graded completions of another round.
+
+    Row b G + s of a pool is slot s of prompt b.
+    """
+    most, rollouts = parts.config.sampling.group_size, new.rollouts
     if pool is None:
         place = jnp.arange(parts.rows, dtype=jnp.int32)
         empty = jax.tree.map(
@@ -346,39 +349,40 @@ def add_round(
             context=place // most,
         )
         missing = jnp.full(parts.rows, jnp.nan, jnp.float32)
-        pool = Pool(rollouts=empty, outcome=missing)
+        pool = dataclasses.replace(new, rollouts=empty, outcome=missing)
     row = rollouts.prompt * most + rollouts.slot
     row = jnp.where(rollouts.exists, row, parts.rows)  # out: dropped
 
     def put(old, new):
         return old.at[row].set(new, mode="drop")
 
-    return Pool(
+    return dataclasses.replace(
+        pool,
         rollouts=jax.tree.map(put, pool.rollouts, rollouts),
-        outcome=put(pool.outcome, outcome),
+        outcome=put(pool.outcome, new.outcome),
     )
 
 
 def next_round(
-    parts: Components, request: Request, pool: Pool | None
+    parts: Components, request: Request, pool: Graded | None
 ) -> tuple[jax.Array, jax.Array]:
     """`[B]` int32: completions drawn so far, and completions of the next round.
 
     A prompt draws until its rule is met or it has what the allocator gave it.
     """
-    stop, plan = present(parts.config.stop), plan_of(request)
+    stop, plan = present(parts.config.stop), present(request.plan)
     there = plan.exists.astype(jnp.int32)
-    given = jnp.zeros_like(request.level).at[plan.prompt].add(there)
-    most = jnp.minimum(given, parts.config.sampling.group_size)
+    given = jnp.zeros(parts.config.sampling.prompts, jnp.int32)
+    most = jnp.minimum(given.at[plan.prompt].add(there), request.group)
     if pool is None:
         return jnp.zeros_like(most), jnp.minimum(stop.round_size, most)
-    seen = groups(grid_of(parts.config), pool.rollouts, pool.outcome)
+    seen = pool.groups
     drawn = jnp.sum(seen.row < parts.rows, -1, dtype=jnp.int32)
     done = stages.called(parts.config, "stop.rule", seen.outcome, seen.exists)
     return drawn, jnp.where(done, 0, jnp.minimum(stop.round_size, most - drawn))
 
 
-def wants_round(parts: Components, request: Request, pool: Pool) -> jax.Array:
+def wants_round(parts: Components, request: Request, pool: Graded) -> jax.Array:
     """`[]` bool: whether any prompt has a next round."""
     return jnp.any(next_round(parts, request, pool)[1] > 0)
 
@@ -387,7 +391,7 @@ def wants_round(parts: Components, request: Request, pool: Pool) -> jax.Array:
 
 
 def collect(
-    parts: Components, request: Request, graded: Graded, drawn: StepRollouts | None
+    parts: Components, request: StepRequest, graded: Graded, drawn: StepRollouts | None
 ) -> StepRollouts:
     """The step's completions with metrics and the updated memory, merged with `drawn`.
 
@@ -401,7 +405,7 @@ def collect(
             None: there were none.
     """
     cfg, rollouts, outcome = parts.config, graded.rollouts, graded.outcome
-    seen = groups(grid_of(cfg), rollouts, outcome)
+    seen = graded.groups
     plain = dataclasses.replace(
         seen, exists=seen.exists & (request.level == 0)[:, None]
     )
@@ -427,8 +431,9 @@ def collect(
         attempts=jnp.int32(1),
         tally=tally,
         found=graded.found,
+        shape=graded.shape,
     )
-    return new if drawn is None else replace_closed(cfg, drawn, new, seen)
+    return new if drawn is None else replace_closed(cfg, drawn, new)
 
 
 def observe(
@@ -452,7 +457,7 @@ def observe(
     )
 
 
-def dropped_rows(parts: Components, request: Request) -> jax.Array:
+def dropped_rows(parts: Components, request: StepRequest) -> jax.Array:
     """`[]` float32, completions that the allocator requests and a step cannot draw.
 
     Those beyond the group size or beyond the rows of a step, and negative counts.
@@ -465,7 +470,7 @@ def dropped_rows(parts: Components, request: Request) -> jax.Array:
 
 
 def forecast(
-    parts: Components, request: Request, seen: Groups
+    parts: Components, request: StepRequest, seen: Groups
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Predicted fraction of dead groups, and the z-score of the observed number.
 
@@ -498,7 +503,7 @@ def open_groups(config: Config, seen: Groups) -> jax.Array:
 
 
 def replace_closed(
-    config: Config, old: StepRollouts, new: StepRollouts, seen: Groups
+    config: Config, old: StepRollouts, new: StepRollouts
 ) -> StepRollouts:
     """Completions in which the i-th open new group replaces the i-th closed old one.
 
@@ -508,18 +513,17 @@ def replace_closed(
         config: config of the run.
         old: of earlier attempts.
         new: of another attempt.
-        seen: groups of `new`.
     """
-    fresh = open_groups(config, seen)
-    before = groups(grid_of(config), old.rollouts, old.outcome)
-    closed = ~open_groups(config, before)
+    seen = new.groups
+    fresh, closed = open_groups(config, seen), ~open_groups(config, old.groups)
     rank = jnp.cumsum(closed, dtype=jnp.int32) - 1
     source = jnp.argsort(~fresh, stable=True).astype(jnp.int32)[rank]  # [B]
     replaced = closed & (rank < jnp.sum(fresh, dtype=jnp.int32))  # [B]
     place = old.rollouts
     row = seen.row[source[place.prompt], place.slot]  # [N], the new row for each old
     swapped = replaced[place.prompt]
-    return StepRollouts(
+    return dataclasses.replace(
+        old,
         prompts=pick(new.prompts, old.prompts, replaced, source),
         contexts=pick(new.contexts, old.contexts, replaced, source),
         rollouts=pick_rows(new.rollouts, place, swapped, row),
@@ -529,7 +533,6 @@ def replace_closed(
         memory=new.memory,
         attempts=old.attempts + 1,
         tally=metrics.merge(old.tally, new.tally),
-        found=old.found,
     )
 
 

@@ -1,18 +1,20 @@
-"""Drivers of a step: traced into one program, from the host, or for shapes alone.
+"""Drivers: traced into one program, from the host, or for shapes alone.
 
-A step defines what is computed from what; a driver defines how. Whatever differs within
-a step between verifiers in JAX and in Python, and between generated prompts and prompts
-read from files, is in this module. Outside of a step there is more: warm start and
-held-out prompts in `loops`, held-out outcomes in `validation`, `draw.cache_size`.
+A step defines what is computed from what; a driver defines how. Whatever differs
+between verifiers in JAX and in Python, and between generated prompts and prompts read
+from files, is in this module, the traces of a warm start and `draw.cache_size` apart.
+All completions are drawn and graded here, whoever asks: `draw_and_grade` gives both,
+and from the host `begin` draws and lets them be graded in the background.
 
 Drivers name no method. They ask one thing of all of them: whether one grades in place
 of the verifier.
 """
 
 import contextlib
+import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -25,21 +27,21 @@ from curax import reward
 from curax.processes import peers
 from curax.step import draw, grading
 from curax.step import mesh as meshes
-from curax.step.records import Components, Graded, Method, Request
-from curax.types import Rollouts, TrainState
+from curax.step.records import Graded, Method, Request, Subject
+from curax.types import Prompts, Rollouts, Weights
 
 Stage = Literal["rollout", "verify", "update"]  # of a step, timed apart
 KINDS = ("none", "error", "timeout", "crash")  # reasons for missing outcomes
 
 
-def grader(parts: Components) -> Method | None:
+def grader(parts: Subject) -> Method | None:
     """The method that grades in place of the task's verifier; None without one."""
     return next((method for method in parts.methods if method.grade), None)
 
 
-def grade(parts: Components, request: Request, rollouts: Rollouts) -> jax.Array:
+def grade(parts: Subject, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
     """`[N]` outcomes by the task's verifier as a JAX function."""
-    return reward.on_device(parts.task, request.prompts, rollouts)
+    return reward.on_device(parts.task, prompts, rollouts)
 
 
 class Traced:
@@ -48,14 +50,14 @@ class Traced:
     Prompts and outcomes are computed by JAX functions.
     """
 
-    def call(self, function: Callable, parts: Components, *args: Any) -> Any:
+    def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Call the function itself."""
         return function(parts, *args)
 
     call_task = finish = call
 
     def call_timed(
-        self, stage: Stage, function: Callable, parts: Components, *args: Any
+        self, stage: Stage, function: Callable, parts: Subject, *args: Any
     ) -> Any:
         """Call the function itself: nothing can be timed inside a program."""
         del stage
@@ -65,19 +67,20 @@ class Traced:
         """Run `jax.lax.while_loop`."""
         return jax.lax.while_loop(wants, body, start)
 
+    def draw(self, parts: Subject, state: Weights, request: Request) -> Rollouts:
+        """Draw all completions, testing the stopping rule meanwhile."""
+        return draw.draw(parts, state, request)
+
     def draw_and_grade(
-        self, parts: Components, state: TrainState, request: Request
+        self, parts: Subject, state: Weights, request: Request
     ) -> Graded:
-        """Draw all completions, testing the stopping rule meanwhile, and grade them."""
-        rollouts = draw.draw(parts, state, request)
+        """Draw all completions, and grade them."""
+        rollouts = self.draw(parts, state, request)
         if method := grader(parts):
             assert method.grade
             outcome, found = method.grade(self, parts, state, request, rollouts)
-            return Graded(
-                rollouts=rollouts, outcome=outcome, found={method.name: found}
-            )
-        outcome = grade(parts, request, rollouts)
-        return Graded(rollouts=rollouts, outcome=outcome, found={})
+            return Graded.of(request, rollouts, outcome, **{method.name: found})
+        return Graded.of(request, rollouts, grade(parts, request.prompts, rollouts))
 
 
 class Hosted:
@@ -88,15 +91,21 @@ class Hosted:
     rounds, each a draw of its own.
     """
 
-    def __init__(self, sharding: Any = None):
-        """Set the sharding of the train state, None on one device; compile nothing."""
+    def __init__(self, sharding: Any = None, seeds: int = 1):
+        """Compile nothing.
+
+        Args:
+            sharding: of the train state; None: on one device.
+            seeds: that run side by side; with several every function is vmapped over a
+                first axis of all its arguments.
+        """
         self._jitted: dict[tuple[Any, ...], Any] = {}
-        self._sharding = sharding
-        self._background = ThreadPoolExecutor(1, "verify")
+        self._sharding, self._seeds = sharding, seeds
+        self.background = ThreadPoolExecutor(1, "verify")
         self.clock = Clock()  # times of the present step
         self.reason: str | None = None  # latest reason for missing outcomes
 
-    def jitted(self, function: Callable, parts: Components, **options: Any) -> Any:
+    def jitted(self, function: Callable, parts: Subject, **options: Any) -> Any:
         """The jitted function with `parts` bound, kept by function, parts and options.
 
         Its programs are freed with this driver; with `parts` as a static argument of a
@@ -113,32 +122,34 @@ class Hosted:
             )
         key = function, parts, *options
         if key not in self._jitted:
-            self._jitted[key] = jax.jit(partial(function, parts), **options)
+            bound = partial(function, parts)
+            each = jax.vmap(bound) if self._seeds > 1 else bound
+            self._jitted[key] = jax.jit(each, **options)
         return self._jitted[key]
 
-    def call(self, function: Callable, parts: Components, *args: Any) -> Any:
+    def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Call the jitted function; it compiles at the first call."""
         return self.jitted(function, parts)(*args)
 
-    def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
+    def call_task(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Call a function on the host with numpy arrays if the task is in files."""
         if not parts.task.in_files:
             return self.call(function, parts, *args)
         return function(parts, *peers.fetch(args))
 
     def call_timed(
-        self, stage: Stage, function: Callable, parts: Components, *args: Any
+        self, stage: Stage, function: Callable, parts: Subject, *args: Any
     ) -> Any:
         """As `call`, and wait for the result: its time is that of the stage."""
         with self.clock.times(stage):
             return self._waited_for(self.call(function, parts, *args))
 
-    def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
+    def finish(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Call the jitted function, donating its first array; timed as the update."""
         with self.clock.times("update"):
             return jax.block_until_ready(self.finishing(function, parts)(*args))
 
-    def finishing(self, function: Callable, parts: Components) -> Any:
+    def finishing(self, function: Callable, parts: Subject) -> Any:
         """The jitted function that ends a step, with the sharding of its state."""
         return self.jitted(
             function,
@@ -154,93 +165,118 @@ class Hosted:
             start = body(start)
         return start
 
+    def draw(self, parts: Subject, state: Weights, request: Request) -> Rollouts:
+        """Draw all completions, testing the stopping rule meanwhile."""
+        return self.call_timed("rollout", draw.draw, parts, state, request)
+
     def draw_and_grade(
-        self, parts: Components, state: TrainState, request: Request
+        self, parts: Subject, state: Weights, request: Request
     ) -> Graded:
-        """Draw at once, in chunks or in rounds of `stop`, as configured, and grade."""
+        """Draw at once, in chunks or in rounds of `stop`, as requested, and grade."""
         if method := grader(parts):
             assert method.grade
-            rollouts = self.call_timed("rollout", draw.draw, parts, state, request)
+            rollouts = self.draw(parts, state, request)
             with self.clock.times("verify"):
                 graded = method.grade(self, parts, state, request, rollouts)
                 outcome, found = self._waited_for(graded)
-            return Graded(
-                rollouts=rollouts, outcome=outcome, found={method.name: found}
-            )
-        if not request.whole and parts.config.stop and not parts.task.on_device:
+            return Graded.of(request, rollouts, outcome, **{method.name: found})
+        if request.stops and not parts.task.on_device:
             return self._in_rounds(parts, state, request)
-        if not request.whole and parts.config.sampling.chunks > 1:
+        if request.chunks > 1:
             return self._in_chunks(parts, state, request)
-        rollouts = self.call_timed("rollout", draw.draw, parts, state, request)
-        outcome = self._outcome_of([self._grade(parts, request, rollouts)])
-        return Graded(rollouts=rollouts, outcome=outcome, found={})
+        begun = self.begin(parts, state, request)
+        return Graded.of(request, begun.rollouts, self.outcome([begun]))
+
+    def begin(self, parts: Subject, state: Weights, request: Request) -> "Begun":
+        """Draw at once, and begin to grade: a host verifier runs in the background."""
+        rollouts = self.draw(parts, state, request)
+        if parts.task.on_device:
+            graded = finished(self.call(grade, parts, request.prompts, rollouts))
+        else:
+            graded = self._grade_on_host(parts, request.prompts, rollouts)
+        return Begun(rollouts, graded)
+
+    def outcome(self, begun: "Sequence[Begun]") -> Any:
+        """`[N]` float32 outcomes of all that was begun; waits for them, and for other
+        processes.
+        """
+        found = self._results(begun)
+        if isinstance(found[0], Timed):
+            joined = [verdicts.outcome for verdicts in self._joined(found)]
+            return np.concatenate(joined).astype(np.float32)
+        return self._waited_for(jnp.concatenate(found) if len(found) > 1 else found[0])
+
+    def verdicts(self, begun: "Begun") -> reward.Verdicts:
+        """Outcomes of what was begun, and why others are missing; waits likewise."""
+        (found,) = self._results([begun])
+        if isinstance(found, Timed):
+            return self._joined([found])[0]
+        return reward.Verdicts(np.asarray(peers.fetch(found)), {})
+
+    def _results(self, begun: "Sequence[Begun]") -> list[Any]:
+        with self.clock.times("verify"):
+            return [one.graded.result() for one in begun]
+
+    def _joined(self, found: "Sequence[Timed]") -> list[reward.Verdicts]:
+        """Verdicts of all processes, counted; this process logs its own."""
+        for own in found:
+            self.log(own.verdicts)
+        with self.clock.times("verify"):
+            joined = grading.join([own.verdicts for own in found])
+        for own, verdicts in zip(found, joined, strict=True):
+            self.clock.graded(own.seconds, verdicts.missing)
+            self.reason = verdicts.reason or self.reason
+        return joined
+
+    def log(self, verdicts: reward.Verdicts) -> None:
+        """Log the most frequent reasons for missing outcomes."""
+        verdicts.log()
 
     def _waited_for(self, arrays: Any) -> Any:
         return jax.block_until_ready(arrays)
 
-    def _in_rounds(
-        self, parts: Components, state: TrainState, request: Request
-    ) -> Graded:
+    def _in_rounds(self, parts: Subject, state: Weights, request: Request) -> Graded:
         """Draw in rounds, between which the stopping rule is tested."""
 
-        def another(pool: draw.Pool | None) -> draw.Pool:
-            args = state, request, pool
-            rollouts = self.call_timed("rollout", draw.draw_round, parts, *args)
-            outcome = self._outcome_of([self._grade(parts, request, rollouts)])
-            return self.call(draw.add_round, parts, pool, rollouts, outcome)
+        def another(pool: Graded | None) -> Graded:
+            plan = self.call(draw.round_plan, parts, request, pool)
+            part = dataclasses.replace(request, plan=plan, stops=False, chunks=1)
+            new = self.draw_and_grade(parts, state, part)
+            return self.call(draw.add_round, parts, pool, new)
 
         wants = partial(self.call, draw.wants_round, parts, request)
-        pool = self.repeat(wants, another, another(None))
-        return Graded(rollouts=pool.rollouts, outcome=pool.outcome, found={})
+        return self.repeat(wants, another, another(None))
 
-    def _in_chunks(
-        self, parts: Components, state: TrainState, request: Request
-    ) -> Graded:
+    def _in_chunks(self, parts: Subject, state: Weights, request: Request) -> Graded:
         """Draw in chunks; the host verifies one while the device draws the next."""
-        pending, drawn = [], []
-        with self.clock.times("rollout"):
-            prefix = self.call(draw.prefill, parts, state, request)
-            for number in range(parts.config.sampling.chunks):
-                args = state, request, prefix, jnp.int32(number)
-                rollouts = self._waited_for(self.call(draw.draw_chunk, parts, *args))
-                drawn.append(rollouts)
-                pending.append(self._grade(parts, request, rollouts))
-        outcome = self._outcome_of(pending)
-        rollouts = self.call(_joined, parts, drawn)
-        return Graded(rollouts=rollouts, outcome=outcome, found={})
-
-    def _grade(
-        self, parts: Components, request: Request, rollouts: Rollouts
-    ) -> "Future[Any]":
-        """Future of the outcomes; a host verifier runs in the background."""
-        if not parts.task.on_device:
-            return self._grade_on_host(parts, request, rollouts)
-        return finished(self.call(grade, parts, request, rollouts))
+        prefix = self.call_timed("rollout", draw.prefill, parts, state, request)
+        begun = []
+        for number in range(request.chunks):
+            plan = self.call(draw.chunk_plan, parts, request, jnp.int32(number))
+            part = dataclasses.replace(request, plan=plan, prefix=prefix, chunks=1)
+            begun.append(self.begin(parts, state, part))
+        outcome = self.outcome(begun)
+        rollouts = self.call(_concatenated, parts, [one.rollouts for one in begun])
+        return Graded.of(request, rollouts, outcome)
 
     def _grade_on_host(
-        self, parts: Components, request: Request, rollouts: Rollouts
+        self, parts: Subject, prompts: Prompts, rollouts: Rollouts
     ) -> "Future[Timed]":
-        prompts, rollouts = peers.fetch((request.prompts, rollouts))
+        prompts, rollouts = peers.fetch((prompts, rollouts))
 
         def graded():
             start = time.perf_counter()
             verdicts = reward.on_host(parts.task, prompts, grading.own(rollouts))
             return Timed(verdicts, time.perf_counter() - start)
 
-        return self._background.submit(graded)
+        return self.background.submit(graded)
 
-    def _outcome_of(self, pending: "list[Future[Any]]") -> Any:
-        """`[N]` outcomes of all futures; waits for them, and for other processes."""
-        with self.clock.times("verify"):
-            found = [future.result() for future in pending]
-            if not isinstance(found[0], Timed):
-                both = jnp.concatenate(found) if len(found) > 1 else found[0]
-                return self._waited_for(both)
-            verdicts = grading.join([graded.verdicts for graded in found])
-        for graded, verdict in zip(found, verdicts, strict=True):
-            self.clock.graded(graded.seconds, verdict.missing)
-            self.reason = verdict.reason or self.reason
-        return np.concatenate([verdict.outcome for verdict in verdicts])
+
+class Begun(NamedTuple):
+    """Completions, and their outcomes as soon as they are graded."""
+
+    rollouts: Rollouts
+    graded: "Future[Any]"  # `Timed` by a host verifier, else `[N]` outcomes
 
 
 class Timed(NamedTuple):
@@ -263,29 +299,30 @@ class Abstract(Hosted):
     body of a loop is traced once. Functions that read files are called, with zeros.
     """
 
-    def __init__(self, of: Hosted, visit: Callable = traced):
+    def __init__(self, of: Hosted, visit: Callable = traced, kind: str = ""):
         """Share the jitted functions of a hosted driver.
 
         Args:
             of: the hosted driver.
             visit: gives the shapes of the outputs of each program, as `traced`.
+            kind: words before the names of the programs.
         """
-        super().__init__(of._sharding)
-        self._jitted, self._visit = of._jitted, visit
+        super().__init__(of._sharding, of._seeds)
+        self._jitted, self._visit, self._kind = of._jitted, visit, kind
 
-    def call(self, function: Callable, parts: Components, *args: Any) -> Any:
+    def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Shapes and dtypes of the function's outputs."""
         program = self.jitted(function, parts)
-        return self._visit(function.__name__.strip("_"), program, args)
+        return self._visit(self._kind + function.__name__.strip("_"), program, args)
 
-    def call_task(self, function: Callable, parts: Components, *args: Any) -> Any:
+    def call_task(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Call the function on zeros if the task is in files, else as `call`."""
         if not parts.task.in_files:
             return self.call(function, parts, *args)
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), args)
         return function(parts, *zeros)
 
-    def finish(self, function: Callable, parts: Components, *args: Any) -> Any:
+    def finish(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Shapes and dtypes of the function's outputs."""
         return self._visit(function.__name__, self.finishing(function, parts), args)
 
@@ -298,12 +335,13 @@ class Abstract(Hosted):
     def _waited_for(self, arrays: Any) -> Any:
         return arrays
 
-    def _grade_on_host(self, parts, request, rollouts) -> "Future[Any]":
-        del parts, request
+    def _grade_on_host(self, parts, prompts, rollouts) -> "Future[Any]":
+        del parts, prompts
         return finished(jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32))
 
-    def _outcome_of(self, pending: "list[Future[Any]]") -> Any:
-        found = [future.result() for future in pending]
+    def outcome(self, begun: "Sequence[Begun]") -> Any:
+        """Shapes and dtypes of the outcomes."""
+        found = [one.graded.result() for one in begun]
         if len(found) == 1:
             return found[0]
         rows = sum(outcome.shape[0] for outcome in found)
@@ -317,7 +355,7 @@ def finished(value: Any) -> Future:
     return done
 
 
-def _joined(parts: Components, drawn: list[Rollouts]) -> Rollouts:
+def _concatenated(parts: Subject, drawn: list[Rollouts]) -> Rollouts:
     """Rows of all chunks, concatenated."""
     del parts
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *drawn)

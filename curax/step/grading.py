@@ -8,7 +8,6 @@ outcomes, and equal states after the update.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,9 +42,8 @@ def join(verdicts: Sequence[Verdicts]) -> list[Verdicts]:
 def merged(parts: Sequence[Verdicts]) -> Verdicts:
     """Verdicts of all processes as one; each has graded other rows."""
     first, *others = parts
-    outcome = first.outcome
+    outcome, reasons = first.outcome, dict(first.reasons)
     for other in others:
         outcome = np.where(np.isnan(outcome), other.outcome, outcome)
-    missing = sum((part.missing for part in parts), Counter[str]())
-    reason = next((part.reason for part in parts if part.reason), None)
-    return Verdicts(outcome, missing if others else first.missing, reason)
+        reasons |= other.reasons
+    return Verdicts(outcome, reasons)

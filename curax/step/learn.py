@@ -30,8 +30,6 @@ from curax.step.records import (
     Shown,
     StepRollouts,
     TrainRows,
-    grid_of,
-    groups,
 )
 from curax.types import Batch, Contexts, TrainState
 
@@ -83,8 +81,7 @@ def learn(
 
 def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepared:
     """Credit on the grid and the batch to train on, before any update."""
-    cfg = parts.config
-    seen = groups(grid_of(cfg), drawn.rollouts, drawn.outcome)
+    cfg, seen = parts.config, drawn.groups
     reward = reward_of(parts, drawn, seen)
     given = compute_credit(
         cfg,

@@ -11,7 +11,6 @@ import abc
 import dataclasses
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -26,19 +25,17 @@ from curax.arrays import frozen
 from curax.arrays.keys import stage_key
 from curax.arrays.sharding import platform
 from curax.processes import peers
-from curax.step import drivers, grading, sft, validation
+from curax.step import drivers, sft, validation
 from curax.step import mesh as meshes
-from curax.step.records import Components, Shown
+from curax.step.records import Components, Shown, Subject
 from curax.step.step import step
-from curax.types import Prompts, Rollouts, TrainState
+from curax.types import TrainState, Weights
 
 
 @flax.struct.dataclass(kw_only=True)
-class Warm:
+class Warm(Weights):
     """State of the warm start."""
 
-    params: Any
-    frozen: Any = None  # parameters that are not trained
     opt_state: Any
     step: jax.Array  # [] int32
     seed: jax.Array  # [] uint32
@@ -211,18 +208,19 @@ class Loop(abc.ABC):
         self._begin = jax.jit(
             self._each(partial(begin, parts)), out_shardings=self.sharding
         )
-        self._held_out = [
-            jax.jit(self._each(partial(self._evaluate, samples=samples)))
-            for samples in (cfg.evaluation.samples, 0)
-        ]
-        self._measured = jax.jit(self._each(self._measure, 0, 0))
         self.abstract_warm, self.abstract = warm, state
-        self._background = ThreadPoolExecutor(1, "verify")
-        self.reason: str | None = None  # latest reason for missing outcomes
+        self._drive = drivers.Hosted(self.sharding, cfg.seeds)
+        # Held-out prompts are graded by the verifier alone, whatever methods there are.
+        self._held_out = Subject(task=parts.task, model=parts.model)
 
     def context(self):
         """Context that sets the mesh; all programs are traced and run inside it."""
         return meshes.use(self.mesh, cut_sampler=self.parts.config.mesh.cut_sampler)
+
+    @property
+    def reason(self) -> str | None:
+        """The latest reason for missing outcomes; None: there was none."""
+        return self._drive.reason
 
     @property
     def platform(self) -> str:
@@ -244,12 +242,13 @@ class Loop(abc.ABC):
             if parts.config.warm_start:
                 self._rehearse_warm(visit, warm)
             state = visit("begin", self._begin, (warm,))
-            given, drawn = self._held_out_prompts(), []
-            programs = zip(("samples", "greedy"), self._held_out, strict=True)
-            for name, program in programs:
-                drawn.append(visit(f"held-out {name}", program, (state, *given)))
+            drive, drawn = drivers.Abstract(self._drive, visit, "held-out "), []
+            requests = validation.requests(drive, parts, state.seed)
+            for request in requests:
+                drawn.append(drive.draw(self._held_out, state, request))
             if how.distance or how.confidence:
-                visit("monitors", self._measured, (state, *drawn[0]))
+                given = requests[0].prompts, drawn[0]
+                drive.call(validation.measured, parts, state, *given)
             if parts.config.steps:
                 self._rehearse_step(visit, state)
 
@@ -298,24 +297,25 @@ class Loop(abc.ABC):
 
         The host verifies sampled completions while greedy ones are drawn.
         """
-        parts, given = self.parts, self._held_out_prompts()
+        parts, drive = self.parts, self._drive
         how = parts.config.evaluation
-        drawn, graded, measured = [], [], {}
-        for program in self._held_out:
-            prompts, rollouts = jax.block_until_ready(program(state, *given))
-            graded.append(self._begun(prompts, rollouts))
+        begun, drawn, measured = [], [], {}
+        for request in validation.requests(drive, parts, state.seed):
+            begun.append(drive.begin(self._held_out, state, request))
+            rollouts = begun[-1].rollouts
             drawn.append(peers.fetch(rollouts))
             if not measured:
                 measured = validation.formats(parts, drawn[0])
                 if how.distance or how.confidence:
-                    measured |= peers.fetch(self._measured(state, prompts, rollouts))
-        verdicts = grading.join([outcome.result() for outcome in graded])
+                    args = state, request.prompts, rollouts
+                    found = drive.call(validation.measured, parts, *args)
+                    measured |= peers.fetch(found)
+        outcomes = peers.fetch([drive.outcome([one]) for one in begun])
         sampled, greedy = (
-            validation.pass_rates(parts, rollouts, verdict.outcome)
-            for rollouts, verdict in zip(drawn, verdicts, strict=True)
+            validation.pass_rates(parts, rollouts, outcome)
+            for rollouts, outcome in zip(drawn, outcomes, strict=True)
         )
-        measured |= validation.pass_at_k(parts, drawn[0], verdicts[0].outcome)
-        self.reason = verdicts[0].reason or verdicts[1].reason or self.reason
+        measured |= validation.pass_at_k(parts, drawn[0], outcomes[0])
         return sampled, greedy, measured
 
     @abc.abstractmethod
@@ -332,38 +332,6 @@ class Loop(abc.ABC):
     def _warm_many(self, state, times):
         body = partial(warm_step, self.parts)
         return repeat(body, state, times, most=self.parts.config.logging.every)
-
-    def _held_out_prompts(self) -> tuple[Prompts, ...]:
-        """The held-out prompts if the host reads them; empty if a draw makes them."""
-        task, count = self.parts.task, self.parts.config.evaluation.prompts
-        ids = np.arange(count, dtype=np.int32)
-        return (task.held_out(ids),) if task.in_files else ()
-
-    def _begun(self, prompts: Prompts, rollouts: Rollouts) -> Future:
-        """Future of the outcomes; a host verifier runs in the background."""
-        if self.parts.task.on_device:
-            verdicts = validation.outcomes(self.parts, prompts, rollouts)
-            return drivers.finished(verdicts)
-        here = peers.fetch((prompts, rollouts))
-        return self._background.submit(validation.outcomes, self.parts, *here)
-
-    def _evaluate(self, state, prompts=None, *, samples):
-        model = frozen.over(self.parts.model, state.frozen)
-        return validation.draw(
-            self.parts, model, state.params, state.seed, prompts, samples=samples
-        )
-
-    def _measure(self, state, prompts, rollouts):
-        """Metrics of distance and confidence on held-out completions, if configured."""
-        model, how = frozen.over(self.parts.model, state.frozen), self.parts.config
-        measured = {}
-        if how.evaluation.distance:
-            given = state.params, state.reference, prompts, rollouts
-            measured |= validation.distance(self.parts, model, *given)
-        if how.evaluation.confidence:
-            given = state.params, prompts, rollouts
-            measured |= validation.confidence(self.parts, model, *given)
-        return measured
 
     def _each(self, function, *rest):
         """The function vmapped over its first argument, if there are many seeds."""
@@ -419,7 +387,6 @@ class Staged(Loop):
     def __init__(self, parts: Components):
         """Set up the driver and the warm start; nothing is compiled yet."""
         super().__init__(parts)
-        self._drive = drivers.Hosted(self.sharding)
         self._warm_ids = jax.jit(partial(sft.next_ids, parts))
         self._warm_once = jax.jit(
             partial(warm_step, parts),
@@ -462,5 +429,4 @@ class Staged(Loop):
             values, shown = peers.fetch(out)
             rows.append(values | self._drive.clock.row(self.parts.task.on_device))
             all_shown.append(shown)
-            self.reason = self._drive.reason or self.reason
         return state, rows, all_shown

@@ -1,7 +1,9 @@
 """Records of a step: components, methods, drivers, and the data between its parts.
 
-A step draws and grades completions as `Request`s ask for them, collects them as
-`StepRollouts`, and learns from these. A `Method` takes part where it has a function.
+A driver draws and grades completions as a `Request` asks for them, and gives `Graded`
+ones: those of a step, of its pilots, of held-out prompts or of an evaluation. A step
+asks with a `StepRequest`, collects `StepRollouts`, and learns from these. A `Method`
+takes part where it has a function.
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from curax import rollout
 from curax.arrays import grids
 from curax.arrays.metrics import Tally
 from curax.config import Config
@@ -20,26 +23,34 @@ from curax.types import (
     Contexts,
     Difficulty,
     Model,
+    Plan,
     PromptMemory,
     Prompts,
     Rollouts,
     Task,
+    Weights,
 )
 
 # ----- what does not change during a run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Components:
+class Subject:
+    """What draws and what grades: a model and a task; static."""
+
+    task: Task
+    model: Model
+    methods: tuple["Method", ...] = ()  # in the order they take part
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Components(Subject):
     """A config with its task, model and methods built; static during a run."""
 
     config: Config
-    task: Task
-    model: Model
     tx: optax.GradientTransformation
     rows: int  # N, completions drawn at most, pilots apart
     train_rows: int  # M, completions trained per step
-    methods: tuple["Method", ...] = ()  # in the order they take part
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,8 +111,12 @@ class Driver(Protocol):
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
         """Apply `x = body(x)` from `start` on, while `wants(x)`, a `[]` bool."""
 
+    def draw(self, parts: Subject, state: Weights, request: "Request") -> Rollouts:
+        """Completions of a request, by the policy with the parameters of a state."""
+        ...
+
     def draw_and_grade(
-        self, parts: Components, state: Any, request: "Request"
+        self, parts: Subject, state: Weights, request: "Request"
     ) -> "Graded":
         """Completions of a request, with their outcomes."""
         ...
@@ -120,22 +135,32 @@ class Driver(Protocol):
 
 @flax.struct.dataclass(kw_only=True)
 class Request:
-    """A request for completions: of which prompts, how many, in which contexts."""
+    """A request for completions: of which prompts, in which contexts, which rows."""
 
     prompts: Prompts  # B of them
     contexts: Contexts  # of the prompts, with hints where there are any
+    plan: Plan | None  # [N] rows to draw; None: not planned yet
+    key: jax.Array  # random key of the draw; [B]: one for each prompt
+    prefix: rollout.Prefix | None = None  # of the contexts, where it is known
+    group: int = flax.struct.field(pytree_node=False)  # G, completions of a prompt
+    how: rollout.Settings = flax.struct.field(pytree_node=False)
+    stops: bool = flax.struct.field(pytree_node=False, default=False)  # the stopping
+    # rule of the config is tested meanwhile
+    chunks: int = flax.struct.field(pytree_node=False, default=1)  # parts of the draw,
+    # of which the host verifies one while the device draws the next
+
+
+@flax.struct.dataclass(kw_only=True)
+class StepRequest(Request):
+    """A request of a step, with what is known of its prompts."""
+
     level: jax.Array  # [B] int32, level of the hint; 0: none
-    wanted: jax.Array  # [B] bool, False: nothing is drawn of this prompt
     known: Difficulty  # [B], estimated before these completions
-    counts: jax.Array | None  # [B] int32, completions of each; None: not allocated yet
     memory: PromptMemory  # before these completions, pilots included
-    key: jax.Array  # random key of the draw
+    counts: jax.Array | None = None  # [B] int32, completions that the allocator gives
     explored: Tally | None = None  # metrics of pilots and of hint writing
     visited: bool = flax.struct.field(pytree_node=False, default=False)  # the memory
     # holds completions of this visit already
-    rows: int = flax.struct.field(pytree_node=False)  # completions at most
-    whole: bool = flax.struct.field(pytree_node=False, default=False)  # drawn at once:
-    # no stopping rule, no chunks
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -145,22 +170,33 @@ class Graded:
     rollouts: Rollouts  # [N]
     outcome: jax.Array  # [N] float32 in [0, 1], NaN where missing
     found: dict[str, Any]  # other results of the grading, by method
+    shape: tuple[int, int] = flax.struct.field(pytree_node=False)  # (B, G)
+
+    @classmethod
+    def of(
+        cls, request: Request, rollouts: Rollouts, outcome: Any, **found: Any
+    ) -> "Graded":
+        """Completions of a request with their outcomes."""
+        shape = request.prompts.tokens.shape[-2], request.group
+        return Graded(rollouts=rollouts, outcome=outcome, found=found, shape=shape)
+
+    @property
+    def groups(self) -> "Groups":
+        """The completions as grids `[B, G]`."""
+        return groups(self.shape, self.rollouts, self.outcome)
 
 
 @flax.struct.dataclass(kw_only=True)
-class StepRollouts:
+class StepRollouts(Graded):
     """Graded completions of a step; closed groups may have been replaced."""
 
     prompts: Prompts
     contexts: Contexts
-    rollouts: Rollouts
-    outcome: jax.Array  # [N] float32, NaN where missing
     known: Difficulty  # [B], estimated before the draw
     level: jax.Array  # [B] int32, level of the hint in the context; 0: none
     memory: PromptMemory  # after all attempts
     attempts: jax.Array  # [] int32, batches of prompts drawn
     tally: Tally  # metrics of all attempts
-    found: dict[str, Any]  # results of the first grading, by method
 
 
 # ----- outcomes and credit on the grid

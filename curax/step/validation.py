@@ -1,30 +1,29 @@
 """Evaluation on held-out prompts during training: pass rates and monitors.
 
+    requests -> draw and grade, as everywhere -> pass_rates, pass_at_k
+
 Pass rates are sampled and greedy. Monitors are the diversity of sampled completions,
 the confidence of the policy in them, and its KL to the policy at the start of RL.
 """
 
+import dataclasses
 import operator
-from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import allocate, hint, reward, rollout, update
+from curax import hint, rollout, update
 from curax.arrays import masked
 from curax.arrays.keys import stage_key
-from curax.config import cache_bytes
 from curax.monitors import attempts, diversity
 from curax.monitors.distance import from_base
-from curax.processes import peers
 from curax.settings.declared import RIGHT
-from curax.step import grading
-from curax.step.records import Components
-from curax.types import Model, Prompts, Rollouts
+from curax.step import draw
+from curax.step.records import Components, Driver, Request, Subject
+from curax.types import Model, Prompts, Rollouts, TrainState
 
 _SHOWN = 60  # characters of a completion in an error
 _opening, _spread = jax.jit(diversity.opening), jax.jit(diversity.spread)
@@ -34,49 +33,51 @@ class FormatError(RuntimeError):
     """`evaluation.format` failed on a completion, which the message quotes."""
 
 
-def draw(
-    parts: Components,
-    model: Model,
-    params: Any,
-    seed: jax.Array,
-    prompts: Prompts | None = None,
-    *,
-    samples: int,
-) -> tuple[Prompts, Rollouts]:
-    """Completions of the held-out prompts, always without hints.
+def held_out(parts: Subject, ids: Any) -> Prompts:
+    """Held-out prompts with these ids."""
+    return parts.task.held_out(ids)
+
+
+def requests(drive: Driver, parts: Components, seed: jax.Array) -> tuple[Request, ...]:
+    """Requests for completions of the held-out prompts: sampled, and greedy ones.
+
+    Prompts are always the same, and without hints.
 
     Args:
+        drive: driver that calls functions.
         parts: components of the run.
-        model: the policy.
-        params: its trained parameters.
-        seed: `[]` uint32; the same seed draws with the same noise at every call.
-        prompts: the held-out prompts, if the host has read them; None: generated here.
-        samples: completions per prompt; 0: one greedy completion.
-
-    Returns:
-        E prompts, always the same, and E * max(samples, 1) rows.
+        seed: `[]` uint32; the same seed draws with the same noise at every call. `[R]`
+            where the driver runs so many seeds side by side.
     """
-    cfg = parts.config
-    count = cfg.evaluation.prompts
-    if prompts is None:
-        prompts = parts.task.held_out(jnp.arange(count, dtype=jnp.int32))
-    each = jnp.full(count, max(samples, 1), jnp.int32)
-    rollouts = rollout.sample(
-        model,
-        params,
-        hint.none(prompts),
-        allocate.plan(each, rows=count * max(samples, 1)),
-        stage_key(seed, jnp.int32(0), "evaluate"),
-        max_tokens=cfg.sampling.max_tokens,
-        end=parts.task.end,
-        pad=parts.task.pad,
-        temperature=cfg.sampling.temperature if samples else 0,
-        top_k=cfg.sampling.top_k,
-        top_p=cfg.sampling.top_p,
-        slots=cfg.sampling.slots,
-        cache_bytes=cache_bytes(cfg),
+    count = parts.config.evaluation.prompts
+    ids = np.broadcast_to(np.arange(count, dtype=np.int32), (*seed.shape, count))
+    prompts = drive.call_task(held_out, parts, ids)
+    return tuple(drive.call(ask, parts, seed, prompts) for ask in (sampled, greedy))
+
+
+def sampled(parts: Components, seed: jax.Array, prompts: Prompts) -> Request:
+    """Request for `evaluation.samples` completions of each held-out prompt."""
+    return asked(seed, prompts, parts.config.evaluation.samples, draw.settings(parts))
+
+
+def greedy(parts: Components, seed: jax.Array, prompts: Prompts) -> Request:
+    """Request for one greedy completion of each held-out prompt."""
+    how = dataclasses.replace(draw.settings(parts), temperature=0)
+    return asked(seed, prompts, 1, how)
+
+
+def asked(
+    seed: jax.Array, prompts: Prompts, each: int, how: rollout.Settings
+) -> Request:
+    """Request for so many completions of each prompt, without hints."""
+    return Request(
+        prompts=prompts,
+        contexts=hint.none(prompts),
+        plan=draw.even(prompts.tokens.shape[0], each),
+        key=stage_key(seed, jnp.int32(0), "evaluate"),
+        group=each,
+        how=how,
     )
-    return prompts, rollouts
 
 
 def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
@@ -85,7 +86,7 @@ def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
     Args:
         parts: components of the run; `evaluation.format` gives the form of a text;
             None: its first four tokens do.
-        rollouts: of `draw`, sampled; leading axes, as of seeds, are kept.
+        rollouts: sampled; leading axes, as of seeds, are kept.
 
     Returns:
         By name, `[...]` float32, of `curax.monitors.diversity.spread`; and the share
@@ -139,6 +140,29 @@ def _form(classify: Callable[[str], Any], text: str) -> int:
         ) from error
 
 
+def measured(
+    parts: Components, state: TrainState, prompts: Prompts, rollouts: Rollouts
+) -> dict[str, jax.Array]:
+    """Distance and confidence on held-out completions, where they are configured.
+
+    Args:
+        parts: components of the run.
+        state: train state, whose policy has drawn.
+        prompts: the held-out prompts.
+        rollouts: sampled completions of them.
+
+    Returns:
+        By name, `[]` float32.
+    """
+    how, model, found = parts.config.evaluation, draw.policy(parts, state), {}
+    if how.distance:
+        given = state.params, state.reference, prompts, rollouts
+        found |= distance(parts, model, *given)
+    if how.confidence:
+        found |= confidence(parts, model, state.params, prompts, rollouts)
+    return found
+
+
 def distance(
     parts: Components,
     model: Model,
@@ -154,8 +178,8 @@ def distance(
         model: the policy.
         params: its trained parameters.
         base: trained parameters of the base policy.
-        prompts: of `draw`.
-        rollouts: of `draw`, sampled at a temperature.
+        prompts: held-out prompts.
+        rollouts: completions of them, sampled at a temperature.
 
     Returns:
         By name, `[]` float32, of `distance.from_base`, under that temperature;
@@ -188,8 +212,8 @@ def confidence(
         parts: components of the run.
         model: the policy.
         params: its trained parameters.
-        prompts: of `draw`.
-        rollouts: of `draw`, sampled at a temperature.
+        prompts: held-out prompts.
+        rollouts: completions of them, sampled at a temperature.
 
     Returns:
         By name, `[]` float32 nats, of `curax.monitors.confidence.scores`.
@@ -209,33 +233,6 @@ def confidence(
         f"confidence/{name}_nats": masked.mean(score, each)
         for name, score in found._asdict().items()
     }
-
-
-def outcomes(
-    parts: Components, prompts: Prompts, rollouts: Rollouts
-) -> reward.Verdicts:
-    """`[..., N]` outcomes of completions; leading axes, as of seeds, are kept.
-
-    A host verifier gets numpy arrays, and gives the outcomes of the completions that
-    this process grades.
-    """
-    if not parts.task.on_device:
-        return reward.on_host(parts.task, prompts, grading.own(rollouts))
-    grade = _on_device(parts, rollouts.prompt.ndim - 1)
-    outcome = np.asarray(peers.fetch(grade(prompts, rollouts)))
-    return reward.Verdicts(outcome, Counter())
-
-
-@lru_cache(maxsize=1)
-def _on_device(parts: Components, axes: int) -> Callable[[Prompts, Rollouts], Any]:
-    """The task's verifier, jitted, under so many leading axes; kept for the next one.
-
-    Every evaluation of a run calls it, with samples and with greedy completions.
-    """
-    grade = jax.jit(partial(reward.on_device, parts.task))
-    for _ in range(axes):
-        grade = jax.vmap(grade)
-    return grade
 
 
 def pass_rates(
@@ -261,7 +258,7 @@ def pass_at_k(
 
     Args:
         parts: components of the run.
-        rollouts: of `draw`, sampled.
+        rollouts: sampled.
         outcome: `[..., N]` float, NaN where missing; right above `RIGHT`.
 
     Returns:

@@ -19,7 +19,7 @@ from curax.step import draw, drivers
 from curax.step import mesh as meshes
 from curax.step.records import Components, Request
 from curax.theory.gradient_stats import Sums
-from curax.types import Contexts, Difficulty, TrainState
+from curax.types import Contexts, TrainState
 
 ENTRIES = 2**23  # of the scores that exist at a time
 
@@ -126,14 +126,10 @@ def drawn(
         request = Request(
             prompts=prompts,
             contexts=hint.none(prompts),
-            level=jnp.zeros(size, jnp.int32),
-            wanted=jnp.ones(size, bool),
-            known=Difficulty(),
-            counts=jnp.full(size, samples, jnp.int32),
-            memory=state.memory,
+            plan=draw.even(size, samples),
             key=jax.random.fold_in(key, number),
-            rows=size * samples,
-            whole=True,
+            group=samples,
+            how=draw.settings(parts),
         )
         graded = drive.draw_and_grade(parts, state, request)
         given = graded.rollouts.tokens, graded.rollouts.mask, graded.outcome

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from curax import reward
 from curax.comparison import programs, statistics
 from curax.comparison.experiment import arms, warm_config, warm_key
 from curax.config import override
 from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
-from curax.step import loops, validation
+from curax.step import draw, drivers, loops, validation
 from curax.step.build import build
+from curax.step.records import Subject
 from experiments.map import regimes
 from experiments.map.regimes import CLAIMING, RECIPES, REGIMES, TUNING, Setting
 
@@ -198,14 +198,15 @@ def _start(piece: Piece) -> dict[str, Any]:
     count = parts.config.evaluation.prompts
     prompts = parts.task.prompts(jax.numpy.arange(count, dtype=jax.numpy.int32))
 
-    def draw(params, seed):
-        return validation.draw(
-            parts, parts.model, params, seed, prompts, samples=SAMPLES
-        )[1]
+    examined = Subject(task=parts.task, model=parts.model)
 
-    rollouts = jax.device_get(jax.jit(jax.vmap(draw))(warm.params, warm.seed))
-    grade = jax.jit(jax.vmap(lambda r: reward.on_device(parts.task, prompts, r)))
-    outcome = np.asarray(grade(rollouts))
+    def graded(warm):
+        how = draw.settings(parts)
+        asked = validation.asked(warm.seed, prompts, SAMPLES, how)
+        return drivers.Traced().draw_and_grade(examined, warm, asked)
+
+    found = jax.device_get(jax.jit(jax.vmap(graded))(warm))
+    rollouts, outcome = found.rollouts, found.outcome
     rates = validation.pass_rates(parts, rollouts, outcome)  # [seeds, prompts]
     length = np.asarray(rollouts.mask).sum(-1)
     shares = np.histogram(rates, BINS)[0] / rates.size

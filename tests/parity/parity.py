@@ -118,10 +118,7 @@ def test_greedy_continuations_are_theirs(name, folder):
         Contexts(tokens=jnp.asarray(TOKENS), mask=jnp.asarray(LEFT)),
         Plan(prompt=count, slot=count * 0, context=count, exists=count >= 0),
         jax.random.key(0),
-        max_tokens=LONGER,
-        end=(V,),
-        pad=0,
-        temperature=0,
+        rollout.Settings(max_tokens=LONGER, end=(V,), pad=0, temperature=0),
     )
     model = theirs(folder(name))
     said = model.generate(

@@ -6,15 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax import allocate, hint, rollout
+from curax import allocate, hint
 from curax.arrays import metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
-from curax.config import Writing, cache_bytes
+from curax.config import Writing
 from curax.settings.config_types import present
 from curax.settings.declared import declared
-from curax.step.draw import policy
-from curax.step.records import Components, Driver
+from curax.step.draw import settings
+from curax.step.records import Components, Driver, Request
 from curax.types import Contexts, Hints, Prompts, Rollouts, TrainState
 
 Written = tuple[jax.Array, jax.Array]  # [B, T] int32 tokens and bool mask
@@ -63,6 +63,7 @@ def write(
     Those that cannot be parsed are written again, up to `hint.writing.tries` times.
     """
     contexts = drive.call_task(contexts_of, parts, prompts)
+    writer = writer_of(parts, state)
 
     def unread(carry: tuple[jax.Array, Written, Tally]) -> jax.Array:
         number, written, _ = carry
@@ -74,13 +75,20 @@ def write(
     ) -> tuple[jax.Array, Written, Tally]:
         number, written, cost = carry
         todo = drive.call_task(unreadable, parts, prompts, wanted, written)
-        args = state, contexts, todo, number
-        new = drive.call_timed("rollout", sample, parts, *args)
+        request = drive.call(ask, parts, state, prompts, contexts, todo, number)
+        new = drive.draw(parts, writer, request)
         return number + 1, *drive.call(rewrite, parts, written, cost, new)
 
     start = drive.call(blank, parts, contexts)
     _, written, cost = drive.repeat(unread, again, (jnp.int32(0), start, cost))
     return written, cost
+
+
+def writer_of(parts: Components, state: TrainState) -> TrainState:
+    """The state of the policy that writes: at the start of RL, or of the step."""
+    if not writing(parts).frozen:
+        return state
+    return dataclasses.replace(state, params=state.reference)
 
 
 def wants_try(parts: Components, number: jax.Array, todo: jax.Array) -> jax.Array:
@@ -93,37 +101,40 @@ def contexts_of(parts: Components, prompts: Prompts) -> Contexts:
     return present(present(parts.task.hinting).writing_contexts)(prompts)
 
 
-def sample(
+def ask(
     parts: Components,
     state: TrainState,
+    prompts: Prompts,
     contexts: Contexts,
     todo: jax.Array,
     number: jax.Array,
-) -> Rollouts:
-    """Completions that write hints, one per selected prompt.
+) -> Request:
+    """Request for completions that write hints, one per selected prompt.
 
     Args:
         parts: components of the run.
         state: train state at the start of the step.
+        prompts: B of them.
         contexts: `[B, ...]`, of `contexts_of`.
         todo: `[B]` bool, prompts to write hints for.
         number: `[]` int32, number of the try, folded into the random key.
     """
-    how, sizes = writing(parts), parts.config.sampling
+    how = writing(parts)
     todo = todo & jnp.any(contexts.mask, -1)
-    key = jax.random.fold_in(stage_key(state.seed, state.step, "hint"), number)
-    return rollout.sample(
-        policy(parts, state),
-        state.reference if how.frozen else state.params,
-        contexts,
-        allocate.plan(todo.astype(jnp.int32), rows=sizes.prompts),
-        key,
-        max_tokens=how.max_tokens,
-        end=parts.task.end,
-        pad=parts.task.pad,
-        temperature=how.temperature,
-        slots=sizes.slots,
-        cache_bytes=cache_bytes(parts.config),
+    key = stage_key(state.seed, state.step, "hint")
+    return Request(
+        prompts=prompts,
+        contexts=contexts,
+        plan=allocate.plan(todo.astype(jnp.int32), rows=parts.config.sampling.prompts),
+        key=jax.random.fold_in(key, number),
+        group=1,
+        how=dataclasses.replace(
+            settings(parts),
+            max_tokens=how.max_tokens,
+            temperature=how.temperature,
+            top_k=0,
+            top_p=1.0,
+        ),
     )
 
 

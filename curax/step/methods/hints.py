@@ -35,11 +35,9 @@ from curax.step.records import (
     Graded,
     Groups,
     Method,
-    Request,
+    StepRequest,
     StepRollouts,
     TrainRows,
-    grid_of,
-    groups,
 )
 from curax.types import Contexts, HintMemory, Hints, Prompts, Task, TrainState
 
@@ -78,8 +76,8 @@ def limit(wanted: jax.Array, most: float | jax.Array) -> jax.Array:
 
 
 def before_draw(
-    drive: Driver, parts: Components, state: TrainState, request: Request
-) -> Request:
+    drive: Driver, parts: Components, state: TrainState, request: StepRequest
+) -> StepRequest:
     """The request with hints in its contexts, at levels planned by the controller."""
     if not present(parts.config.hint).controller:
         return request
@@ -102,8 +100,12 @@ def planned_level(
 
 
 def with_hints(
-    parts: Components, request: Request, hints: Hints, level: jax.Array, cost: Tally
-) -> Request:
+    parts: Components,
+    request: StepRequest,
+    hints: Hints,
+    level: jax.Array,
+    cost: Tally,
+) -> StepRequest:
     """The request with hints of these levels in its contexts, and their cost."""
     del parts
     contexts, level = at_level(request.prompts, hints, level)
@@ -138,7 +140,6 @@ def after_draw(
 
     def again(search: Search) -> Search:
         request = drive.call(ask, parts, state, search)
-        request = drive.call(draw.allocated, parts, request)
         graded = drive.draw_and_grade(parts, state, request)
         return drive.call(take, parts, search, request, graded)
 
@@ -148,8 +149,7 @@ def after_draw(
 
 def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
     """`[B]` bool: collapsed groups, the first ones up to the share `hint.most`."""
-    config = parts.config
-    seen = groups(grid_of(config), drawn.rollouts, drawn.outcome)
+    config, seen = parts.config, drawn.groups
     collapsed = stages.called(config, "hint.trigger", seen.outcome, seen.exists)
     return limit(collapsed, present(config.hint).most)
 
@@ -178,21 +178,15 @@ def wants_level(parts: Components, search: Search) -> jax.Array:
     return jnp.any(search.open[:, None] & some)
 
 
-def ask(parts: Components, state: TrainState, search: Search) -> Request:
+def ask(parts: Components, state: TrainState, search: Search) -> StepRequest:
     """Request for the prompts without a signal, with hints of the next level."""
     drawn, number = search.drawn, search.tried + 1
     contexts, level = at_level(drawn.prompts, search.hints, number)
-    return Request(
-        prompts=drawn.prompts,
-        contexts=contexts,
-        level=level,
-        wanted=search.open & (level > 0),
-        known=drawn.known,
-        counts=None,
-        memory=drawn.memory,
-        key=draw.draw_key(state, number),
-        rows=parts.rows,
+    plain = draw.ask(parts, state, drawn.memory, drawn.prompts, number)
+    request = dataclasses.replace(
+        plain, contexts=contexts, level=level, known=drawn.known
     )
+    return draw.allocated(parts, request, wanted=search.open & (level > 0))
 
 
 def at_level(
@@ -215,7 +209,9 @@ def at_level(
     return hint.joined(prompts, tokens, mask), jnp.where(there, level, 0)
 
 
-def take(parts: Components, search: Search, request: Request, graded: Graded) -> Search:
+def take(
+    parts: Components, search: Search, request: StepRequest, graded: Graded
+) -> Search:
     """The search after a level: groups drawn with its hint replace the old ones.
 
     A group is replaced as a whole, if `hint.replaces` says so, and keeps its place.
@@ -226,12 +222,10 @@ def take(parts: Components, search: Search, request: Request, graded: Graded) ->
         request: of `ask`.
         graded: its completions.
     """
-    how, shape = present(parts.config.hint), grid_of(parts.config)
+    how, old = present(parts.config.hint), search.drawn
     rollouts, outcome = graded.rollouts, graded.outcome
-    old = search.drawn
-    before = groups(shape, old.rollouts, old.outcome)
-    seen = groups(shape, rollouts, outcome)
-    mine = request.wanted
+    before, seen = old.groups, graded.groups
+    mine = search.open & (request.level > 0)
     swap = mine & hint.replaces(
         seen.outcome, seen.exists, before.outcome, before.exists
     )
@@ -381,7 +375,7 @@ def begin_metrics(
         drawn: of the first draw, with hints where a controller has set their level.
     """
     how = present(parts.config.hint)
-    seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
+    seen = drawn.groups
     plain = drawn.level == 0
     opens = ~how.trigger(seen.outcome, seen.exists)
     before = plain & state.methods[NAME].hinted[drawn.prompts.id]

@@ -23,9 +23,8 @@ from curax.step.records import (
     Graded,
     Groups,
     Method,
-    Request,
+    StepRequest,
     StepRollouts,
-    groups,
 )
 from curax.types import Difficulty, TrainState
 
@@ -49,8 +48,8 @@ def after_update(
 
 
 def before_draw(
-    drive: Driver, parts: Components, state: TrainState, request: Request
-) -> Request:
+    drive: Driver, parts: Components, state: TrainState, request: StepRequest
+) -> StepRequest:
     """The request with difficulty estimated by pilot completions of its prompts."""
     held = state.methods.get(NAME, state.params)
     state = dataclasses.replace(state, params=held)
@@ -59,21 +58,22 @@ def before_draw(
     return drive.call(explored, parts, state, request, graded)
 
 
-def ask(parts: Components, state: TrainState, request: Request) -> Request:
-    """Request for `pilot.draws` completions of each prompt."""
-    count, draws = parts.config.sampling.prompts, present(parts.config.pilot).draws
+def ask(parts: Components, state: TrainState, request: StepRequest) -> StepRequest:
+    """Request for `pilot.draws` completions of each prompt, all at once."""
+    draws = present(parts.config.pilot).draws
     return dataclasses.replace(
         request,
-        counts=jnp.full(count, draws, jnp.int32),
+        plan=draw.even(parts.config.sampling.prompts, draws),
         key=stage_key(state.seed, state.step, "pilot"),
-        rows=draws * count,
-        whole=True,
+        group=draws,
+        stops=False,
+        chunks=1,
     )
 
 
 def explored(
-    parts: Components, state: TrainState, request: Request, graded: Graded
-) -> Request:
+    parts: Components, state: TrainState, request: StepRequest, graded: Graded
+) -> StepRequest:
     """The request with the difficulty that pilots measured: no prior is added.
 
     Args:
@@ -83,9 +83,7 @@ def explored(
         graded: completions and outcomes of the pilots.
     """
     cfg, rollouts, outcome = parts.config, graded.rollouts, graded.outcome
-    how = present(cfg.pilot)
-    shape = (cfg.sampling.prompts, how.draws)
-    seen = groups(shape, rollouts, outcome)
+    how, seen = present(cfg.pilot), graded.groups
     norm = jnp.ones_like(outcome)
     if how.norm:
         heat = cfg.sampling.temperature

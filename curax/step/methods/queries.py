@@ -22,8 +22,15 @@ from curax.settings.config_types import present
 from curax.step import draw, stages
 from curax.step.methods import references
 from curax.step.methods.references import References
-from curax.step.records import Components, Driver, Groups, Method, StepRollouts
-from curax.types import Chosen, Prompts, TrainState
+from curax.step.records import (
+    Components,
+    Driver,
+    Groups,
+    Method,
+    Request,
+    StepRollouts,
+)
+from curax.types import Chosen, Prompts, Rollouts, TrainState
 
 NAME = "queries"
 Scores = tuple[jax.Array, ...]  # [F / B, B] float32 each
@@ -110,8 +117,9 @@ def all_scores(
         some = drive.call(block, parts, ids, number)
         prompts = drive.call_task(draw.prompts_of, parts, some)
         reference = drive.call_task(references.references_of, parts, prompts)
-        args = state, prompts, reference, number
-        new = drive.call_timed("rollout", probe_scores, parts, *args)
+        request = drive.call(ask, parts, state, prompts, number)
+        rollouts = drive.draw(parts, state, request)
+        new = drive.call(probe_scores, parts, state, request, rollouts, reference)
         return number + 1, drive.call(put, parts, found, new, number)
 
     empty = tuple(jnp.zeros(ids.shape, jnp.float32) for _ in range(4))
@@ -130,42 +138,55 @@ def put(parts: Components, found: Scores, new: Scores, number: jax.Array) -> Sco
     return tuple(x.at[number].set(y) for x, y in zip(found, new, strict=True))
 
 
+def ask(
+    parts: Components, state: TrainState, prompts: Prompts, number: jax.Array
+) -> Request:
+    """Request for a few completions of each of B candidates.
+
+    Args:
+        parts: components of the run.
+        state: train state at the start of the step.
+        prompts: B candidates.
+        number: `[]` int32, row of the candidates, folded into the random key.
+    """
+    count, draws = prompts.tokens.shape[0], rule(parts).draws
+    key = jax.random.fold_in(stage_key(state.seed, state.step, "queries"), number)
+    return Request(
+        prompts=prompts,
+        contexts=draw.contexts_of(parts, prompts),
+        plan=draw.even(count, draws),
+        key=key,
+        group=draws,
+        how=draw.settings(parts),
+    )
+
+
 def probe_scores(
     parts: Components,
     state: TrainState,
-    prompts: Prompts,
+    request: Request,
+    rollouts: Rollouts,
     reference: References,
-    number: jax.Array,
 ) -> Scores:
     """Probe scores of B candidates: difficulty, spread, its significance, and cost.
 
     Args:
         parts: components of the run.
         state: train state at the start of the step.
-        prompts: B candidates.
+        request: of `ask`.
+        rollouts: its completions.
         reference: `[B, Y]` tokens and mask, their answers.
-        number: `[]` int32, row of the candidates, folded into the random key.
 
     Returns:
         `[B]` float32 each: worst rank of the reference after the best thought; largest
         spread of a token, nats; probability that noise alone gives one as large; tokens
         drawn.
     """
-    how, count = rule(parts), prompts.tokens.shape[0]
-    key = jax.random.fold_in(stage_key(state.seed, state.step, "queries"), number)
-    request = dataclasses.replace(
-        draw.ask(parts, state, state.memory, prompts, number),
-        counts=jnp.full(count, how.draws, jnp.int32),
-        key=key,
-        rows=how.draws * count,
-        whole=True,
-    )
-    rollouts = draw.draw(parts, state, request)
     thought = references.thoughts(rollouts, parts.task.delimiter)
     wanted, mask = reference
     own = wanted[rollouts.prompt], mask[rollouts.prompt]
     given = rollouts.tokens, thought.length, own
-    index = grids.index(rollouts, (count, how.draws))
+    index = grids.index(rollouts, (wanted.shape[0], request.group))
 
     def read(*, ranks):
         args = parts, state, request.contexts, rollouts.context, *given

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from curax.config import Config
 from curax.settings.declared import declared
 from curax.step import draw
-from curax.step.records import Components, Driver, Method, StepRollouts, grid_of, groups
+from curax.step.records import Components, Driver, Method, StepRollouts
 from curax.types import Task, TrainState
 
 
@@ -37,8 +37,7 @@ def needs(config: Config, task: Task) -> Iterator[str]:
 
 def wants(parts: Components, drawn: StepRollouts) -> jax.Array:
     """`[]` bool: some group is closed, and attempts are left."""
-    seen = groups(grid_of(parts.config), drawn.rollouts, drawn.outcome)
-    closed = ~jnp.all(draw.open_groups(parts.config, seen))
+    closed = ~jnp.all(draw.open_groups(parts.config, drawn.groups))
     return closed & (drawn.attempts < parts.config.sampling.rounds)
 
 
