@@ -5,6 +5,7 @@ The outcome opens gates and feeds pass rates; shaping enters the reward alone.
 
 import logging
 import math
+import time
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -20,14 +21,29 @@ NONE = "none"  # the reason where a verifier gave None or NaN
 
 
 def on_device(task: Task, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
-    """`[N]` float32 outcomes by a verifier that is a JAX function; NaN is missing.
+    """`[N]` float32 outcomes by a verifier that is a JAX function, as `of_tokens`."""
+    given = rollouts.prompt, rollouts.tokens, rollouts.mask
+    return of_tokens(task, prompts, *given)
+
+
+def of_tokens(
+    task: Task, prompts: Prompts, prompt: jax.Array, tokens: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """`[N]` float32 outcomes of completions by a JAX function; NaN is missing.
+
+    Args:
+        task: whose verifier it is.
+        prompts: B of them.
+        prompt: `[N]` int32 in [0, B).
+        tokens: `[N, T]` int32.
+        mask: `[N, T]` bool.
 
     Raises:
         ValueError: while tracing, if they have another shape or are no floats.
     """
-    target = jax.tree.map(lambda leaf: leaf[rollouts.prompt], prompts.target)
-    outcome = task.verify(target, rollouts.tokens, rollouts.mask)
-    shape, given = rollouts.prompt.shape, type(outcome).__name__
+    target = jax.tree.map(lambda leaf: leaf[prompt], prompts.target)
+    outcome = task.verify(target, tokens, mask)
+    shape, given = prompt.shape, type(outcome).__name__
     if hasattr(outcome, "dtype") and hasattr(outcome, "shape"):
         if outcome.shape == shape and jnp.issubdtype(outcome.dtype, jnp.floating):
             return outcome.astype(jnp.float32)
@@ -43,11 +59,16 @@ class Verdicts(NamedTuple):
 
     outcome: np.ndarray  # [N] float, NaN where missing
     reasons: dict[int, str]  # by row, for rows that exist and have no outcome
+    seconds: float = 0.0  # that they took
 
     @property
     def missing(self) -> Counter[str]:
         """Rows without an outcome, by the kind of reason, its first word."""
         return Counter(reason.partition(":")[0] for reason in self.reasons.values())
+
+    def why(self, row: int) -> str:
+        """The reason why the outcome of a row is missing, if it is."""
+        return self.reasons.get(row, NONE)
 
     @property
     def reason(self) -> str | None:
@@ -83,7 +104,7 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
         it raised or returned no number, `timeout`, `crash` and what else a task may
         say.
     """
-    rows = np.flatnonzero(rollouts.exists)
+    start, rows = time.perf_counter(), np.flatnonzero(rollouts.exists)
     targets = [
         jax.tree.map(lambda leaf, n=n: leaf[rollouts.prompt[n]], prompts.target)
         for n in rows
@@ -105,7 +126,7 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
             reasons[n] = NONE
         else:
             outcome[n] = result
-    return Verdicts(outcome, reasons)
+    return Verdicts(outcome, reasons, time.perf_counter() - start)
 
 
 def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:

@@ -348,6 +348,7 @@ class Ticks:
 
 def a_row(problem, reason=None, *, outcome=1.0, greedy=False):
     told = {"problem": problem, "reason": reason, "greedy": greedy, "slot": 0}
+    told |= {"length_tokens": 25}
     return told | {"outcome": None if reason else outcome}
 
 
@@ -355,8 +356,6 @@ def test_speed_leaves_compiling_out(monkeypatch):
     there = Ticks(monkeypatch)
     written = runner.GradedWriter(there, 0, there)
     assert written.speed() is None
-    one = samples.Completion(0, False, 0, np.zeros(25), True, None)
-    written.count([one] * 4)
     written.add([a_row(0)] * 4, last=True)
     there.now = 110.0
     assert written.progress() == (1, 1.0, 10.0)
@@ -507,6 +506,15 @@ def sure(place):
     return out, said, asked_
 
 
+def drawn_in(batch):
+    """Tokens of the completions of a batch, in the order of the file."""
+    for place in range(len(batch.numbers)):
+        for kind, each in ((True, 1), (False, N)):
+            rows = batch.begun[kind].rollouts
+            for n in range(place * each, (place + 1) * each):
+                yield np.asarray(rows.tokens[n])[np.asarray(rows.mask[n])]
+
+
 def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
     place, monkeypatch
 ):
@@ -518,7 +526,8 @@ def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
         made = setup.prepare(args, opened)
         (questions,) = made.questions.values()
         sampler = samples.Sampler(made.policy, questions, made.sampling)
-        found = sampler([2, 0]).completions
+        batch = sampler([2, 0])
+        found = list(zip(sampler.rows(batch), drawn_in(batch), strict=True))
         tokens, mask = questions.prompts([2, 0])
     model, params = made.policy.model, made.policy.params
     features = jax.jit(lambda *args: model.features(params, *args)[0])
@@ -527,19 +536,21 @@ def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
     rows = {2: tokens[0][mask[0]], 0: tokens[1][mask[1]]}
     places = np.arange(64, dtype=np.int32)[None]
     assert len(found) == 2 * (N + 1)
-    for one in found:
-        whole = np.concatenate([rows[one.number], one.tokens])
+    for one, own_tokens in found:
+        whole = np.concatenate([rows[one["problem"]], own_tokens])
         behind = np.zeros((1, 64), np.int32)
         behind[0, : len(whole)] = whole
         last = features(behind, places, behind >= 0)[0]
-        own = np.asarray(last, np.float64)[len(rows[one.number]) - 1 : len(whole) - 1]
-        z = own @ head.T / (1.0 if one.greedy else 0.5)
+        own = np.asarray(last, np.float64)[
+            len(rows[one["problem"]]) - 1 : len(whole) - 1
+        ]
+        z = own @ head.T / (1.0 if one["greedy"] else 0.5)
         logp = z - np.log(np.exp(z).sum(-1, keepdims=True))
         each = -np.sort(logp, -1)[:, -5:].mean(-1)
         means = [each[t : t + 3].mean() for t in range(len(each) - 2)] or [each.mean()]
         want = {"mean": each.mean(), "lowest": min(means), "bottom": min(means)}
         want["tail"] = each[-3:].mean()
-        assert one.confidence == pytest.approx(want, rel=1e-4)
+        assert one["confidence_nats"] == pytest.approx(want, rel=1e-4)
 
 
 def test_confidence_changes_neither_what_is_drawn_nor_what_else_is_said(sure, whole):
@@ -600,17 +611,17 @@ def test_sure_completions_outvote_a_majority():
 
 
 def test_completions_without_an_answer_say_so_in_their_rows_and_in_the_table():
-    said = ["it is 17", "\\boxed{17}", "\\boxed{3}", "I see"]
+    texts = ["it is 17", "\\boxed{17}", "\\boxed{3}", "I see"]
 
     asked: Any = SimpleNamespace(
-        digests=[b""],
-        text=lambda tokens: said[tokens[0]],
-        metadata=lambda number: {"level": None, "subject": None},
+        text=lambda tokens: texts[tokens[0]],
         task=SimpleNamespace(states=graders.statement(graders.mathematics)),
     )
-    drawn = [samples.Completion(0, False, i, np.array([i]), True, {}) for i in range(4)]
-    verdicts: Any = [graders.mathematics("", text, "17") for text in said]
-    rows = list(samples.graded_rows(asked, drawn, verdicts))
+    alike = {"greedy": False, "finished": True, "level": None, "subject": None}
+    rows = []
+    for i, each in enumerate(texts):
+        outcome: Any = graders.mathematics("", each, "17")
+        rows.append(alike | samples.said(asked, np.array([i]), outcome, "none"))
     assert [row["outcome"] for row in rows] == [0, 1, 0, 0]
     silent = graders.NO_ANSWER
     assert [row["reason"] for row in rows] == [silent, None, None, silent]
@@ -624,7 +635,7 @@ def test_completions_without_an_answer_say_so_in_their_rows_and_in_the_table():
     assert "graders.numbers" in told
     loose = partial(graders.mathematics, last_number=True)
     for grader, states in ((loose, True), (graders.numbers, True)):
-        assert graders.statement(grader)(said[0]) == states
+        assert graders.statement(grader)(texts[0]) == states
     assert graders.statement(graders.exact) is None
 
 

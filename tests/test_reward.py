@@ -60,9 +60,8 @@ def test_a_host_verifier_sees_the_target_and_the_tokens_without_padding():
     outcome = judged(verify)
     assert seen == [(41, (3,), [0, 1]), (40, (3,), []), (41, (3,), [6, 7, 8])]
     np.testing.assert_array_equal(outcome, np.float32([0.5, 0, 0.75, np.nan]))
-    begun = drivers.Begun(
-        Any, drivers.finished(drivers.Timed(reward.Verdicts(outcome, {}), 0.0))
-    )
+    unread: Any = None
+    begun = drivers.Begun(unread, drivers.finished(reward.Verdicts(outcome, {})))
     assert drivers.Hosted().outcome([begun]).dtype == np.float32
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from curax import __version__
 from curax.config import ConfigError, changes
-from curax.evaluation import benchmarks, results, samples
+from curax.evaluation import benchmarks, results
 from curax.evaluation.questions import Questions
 from curax.evaluation.samples import Sampler, SamplesFile
 from curax.evaluation.setup import EvaluationSetup, prepare
@@ -228,9 +228,8 @@ def _sample_file(
         while done < total and interrupt.number is None:
             numbers = range(done, min(done + sampler.batch, total))
             batch = sampler(numbers)
-            writer.count(batch.completions)
             write_pending()
-            pending = background.submit(sampler.rows, batch)
+            pending = background.submit(lambda b=batch: list(sampler.rows(b)))
             done = numbers.stop
             if not writer.graded:  # until the first outcome, wait for the grader
                 write_pending()
@@ -261,11 +260,6 @@ class GradedWriter:
         self.graded = any(row.get("outcome") is not None for row in before)
         self.reasons = Counter[str]()
 
-    def count(self, completions: Sequence[samples.Completion]) -> None:
-        """Count sampled completions and tokens."""
-        self._completions += len(completions)
-        self._tokens += sum(len(one.tokens) for one in completions)
-
     def add(self, rows: Sequence[dict[str, Any]], *, last: bool) -> None:
         """Append rows; they are held back until a completion has an outcome.
 
@@ -278,6 +272,8 @@ class GradedWriter:
                 none of all; nothing is written.
         """
         self._done += len({row["problem"] for row in rows})
+        self._completions += len(rows)
+        self._tokens += sum(row["length_tokens"] for row in rows)
         shown = [row for row in rows if not row["greedy"]] or rows
         known = [row["outcome"] for row in shown]
         self._outcomes += [outcome for outcome in known if outcome is not None]

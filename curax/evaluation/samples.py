@@ -10,7 +10,6 @@ batch size nor on the number of problems.
 import dataclasses
 import itertools
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import hint, reward, rollout, update
+from curax import rollout, update
 from curax.arrays.keys import stage_key
 from curax.config import ConfigError
 from curax.evaluation.questions import Questions
-from curax.processes import peers
 from curax.runs.folder import append_rows, write_errors
 from curax.runs.policies import Policy
+from curax.settings.config_types import present
 from curax.step import draw, drivers
 from curax.step.records import Request, Subject
 from curax.step.validation import held_out
@@ -44,13 +43,9 @@ class SamplingSpec:
     Attributes:
         n: sampled completions per problem.
         greedy: also decode a greedy completion per problem.
-        temperature: divides the logits of sampled completions.
-        top_k: number of likeliest tokens that are drawn from; 0: all.
-        top_p: probability mass of the likeliest tokens that are drawn from.
-        max_tokens: length at which a completion is cut off.
+        how: how sampled completions are drawn.
         seed: seed of all random keys.
         batch: problems per batch.
-        slots: completions decoded at a time; 0: all of a batch.
         confidence: number of likeliest tokens in the confidence of a token; 0: no
             confidence is measured.
         window: tokens over which confidence is averaged.
@@ -58,13 +53,9 @@ class SamplingSpec:
 
     n: int
     greedy: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    max_tokens: int
+    how: rollout.Settings
     seed: int
     batch: int
-    slots: int
     confidence: int = 0
     window: int = 2048
 
@@ -72,18 +63,6 @@ class SamplingSpec:
     def completions(self) -> list[tuple[bool, int]]:
         """(greedy, slot) of each completion of a problem, in the order of the file."""
         return [(True, 0)] * self.greedy + [(False, slot) for slot in range(self.n)]
-
-
-class Completion(NamedTuple):
-    """A completion of a problem."""
-
-    number: int  # of the problem
-    greedy: bool
-    slot: int
-    tokens: np.ndarray  # [T] int, the end token included
-    finished: bool
-    confidence: dict[str, float] | None  # by score, nats; None: not measured
-    row: int = 0  # among the greedy or the sampled ones of its batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,11 +73,13 @@ class Examined(Subject):
 
 
 class Timed(drivers.Hosted):
-    """Hosted driver of an evaluation.
+    """Hosted driver of an evaluation, whose file has the reasons for what is missing.
 
     Attributes:
         compile_s: seconds of tracing and compiling so far.
     """
+
+    logs = False
 
     def __init__(self):
         """Compile nothing."""
@@ -117,15 +98,16 @@ class Timed(drivers.Hosted):
             self.compile_s += time.monotonic() - start
         return self._compiled[key](*args)
 
-    def log(self, verdicts: reward.Verdicts) -> None:
-        """Log nothing: reasons stand in the samples file."""
-
 
 class Batch(NamedTuple):
-    """Completions of some problems, which are being graded."""
+    """Completions of some problems, which are being graded; by greedy, True or False.
 
-    completions: list[Completion]  # ordered by problem and slot
-    begun: dict[bool, drivers.Begun]  # by greedy
+    Row c n + s is slot s of the problem at place c, n completions each.
+    """
+
+    numbers: Sequence[int]  # of the problems
+    begun: dict[bool, drivers.Begun]
+    confidence: dict[bool, Any]  # scores of every row, nats; empty: not measured
 
 
 class Sampler:
@@ -145,10 +127,12 @@ class Sampler:
         self.batch = _round_up(spec.batch, shards)
         self.drive = Timed()
         self._state = Weights(params=policy.params)
+        slots = _round_up(spec.how.slots, shards)
+        how = dataclasses.replace(spec.how, slots=slots)
         self._examined = Examined(
             task=questions.task,
             model=policy.model,
-            spec=dataclasses.replace(spec, slots=_round_up(spec.slots, shards)),
+            spec=dataclasses.replace(spec, how=how),
         )
 
     @property
@@ -164,56 +148,74 @@ class Sampler:
         words = np.frombuffer(b"".join(digests), "<u4").reshape(len(filled), -1)
         exists = np.arange(self.batch) < len(numbers)
         with self._policy.context():
-            drawn = self._drawn(np.asarray(filled, np.int32), words, exists)
-        begun = {kind: one for kind, (one, _) in drawn.items()}
-        parts = peers.fetch(
-            {
-                kind: (one.rollouts.tokens, one.rollouts.mask, one.rollouts.finished)
-                for kind, one in begun.items()
-            }
-        )
-        scores = peers.fetch({kind: score for kind, (_, score) in drawn.items()})
-        result = []
-        for (c, number), (kind, slot) in itertools.product(
-            enumerate(numbers), self._spec.completions
-        ):
-            tokens, mask, finished = parts[kind]
-            row = c * (1 if kind else self._spec.n) + slot
-            own, ended = tokens[row][mask[row]], bool(finished[row])
-            told = scores[kind] and {
-                name: round(float(score[row]), DIGITS)
-                for name, score in scores[kind]._asdict().items()
-            }
-            result.append(Completion(number, kind, slot, own, ended, told, row))
-        return Batch(result, begun)
+            return self._begun(numbers, np.asarray(filled, np.int32), words, exists)
 
-    def _drawn(self, ids: np.ndarray, *which: np.ndarray) -> dict[bool, tuple]:
-        """What was begun, and confidence scores or None, by greedy."""
+    def _begun(
+        self, numbers: Sequence[int], ids: np.ndarray, *which: np.ndarray
+    ) -> Batch:
         drive, examined, state = self.drive, self._examined, self._state
-        kinds = {True: greedy} if self._spec.greedy else {}
-        kinds |= {False: sampled} if self._spec.n else {}
-        prompts, prefix, drawn = drive.call_task(held_out, examined, ids), None, {}
-        for kind, ask in kinds.items():
+        batch, prefix = Batch(numbers, {}, {}), None
+        prompts = drive.call_task(held_out, examined, ids)
+        for kind, ask in ((True, greedy), (False, sampled)):
+            if not (self._spec.greedy if kind else self._spec.n):
+                continue
             request = drive.call(ask, examined, prompts, *which)
             prefix = prefix or drive.call(draw.prefill, examined, state, request)
             request = dataclasses.replace(request, prefix=prefix)
-            begun, score = drive.begin(examined, state, request), None
+            begun = batch.begun[kind] = drive.begin(examined, state, request)
             if self._spec.confidence:
                 args = state, request, begun.rollouts
-                score = drive.call(confidences, examined, *args)
-            drawn[kind] = begun, score
-        return drawn
+                batch.confidence[kind] = drive.call(confidences, examined, *args)
+        return batch
 
-    def rows(self, batch: Batch) -> list[dict[str, Any]]:
+    def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
         """Rows of the samples file for a batch; waits until it is graded."""
-        verdicts = {kind: self.drive.verdicts(one) for kind, one in batch.begun.items()}
-        found: list[float | str] = []
-        for one in batch.completions:
-            outcome, reasons = verdicts[one.greedy]
-            value = float(outcome[one.row])
-            missing = math.isnan(value)
-            found.append(reasons.get(one.row, reward.NONE) if missing else value)
-        return list(graded_rows(self._questions, batch.completions, found))
+        found = {}
+        for kind, begun in batch.begun.items():
+            (verdicts,) = self.drive.verdicts([begun])
+            arrays = jax.device_get((begun.rollouts, verdicts.outcome))
+            found[kind] = *arrays, verdicts
+        confidence = jax.device_get(batch.confidence)
+        for (place, number), (kind, slot) in itertools.product(
+            enumerate(batch.numbers), self._spec.completions
+        ):
+            rollouts, outcome, verdicts = found[kind]
+            n = place * (1 if kind else self._spec.n) + slot
+            tokens = rollouts.tokens[n][rollouts.mask[n]]
+            scores = confidence[kind]._asdict().items() if confidence else ()
+            told = {name: round(float(score[n]), DIGITS) for name, score in scores}
+            yield {
+                "problem": number,
+                "digest": self._questions.digests[number].hex(),
+                "greedy": kind,
+                "slot": slot,
+                **self._questions.metadata(number),
+                **said(self._questions, tokens, outcome[n], verdicts.why(n)),
+                "finished": bool(rollouts.finished[n]),
+                **({"confidence_nats": told} if told else {}),
+            }
+
+
+def said(
+    questions: Questions, tokens: np.ndarray, outcome: float, missing: str
+) -> dict[str, Any]:
+    """Text of a completion with its answer, its outcome and the reason for that.
+
+    Args:
+        questions: set of the question that was asked.
+        tokens: of the completion, the end token included.
+        outcome: NaN where missing.
+        missing: reason why it is, if it is.
+    """
+    text, states = questions.text(tokens), questions.task.states
+    lacks, silent = np.isnan(outcome), outcome == 0 and states and not states(text)
+    return {
+        "text": text,
+        "answer": answers.final_answer(text, last_number=True),
+        "outcome": None if lacks else float(outcome),
+        "reason": missing if lacks else graders.NO_ANSWER if silent else None,
+        "length_tokens": len(tokens),
+    }
 
 
 def sampled(
@@ -227,47 +229,24 @@ def sampled(
         words: `[C, W]` uint32, digest of each problem, folded into its key.
         exists: `[C]` bool, False on padding.
     """
-    each = parts.spec.n, parts.spec.temperature
-    return _asked(parts, prompts, words, exists, *each)
+    spec = parts.spec
+    key = stage_key(jnp.uint32(spec.seed), jnp.int32(0), "samples")
+    keys = jnp.broadcast_to(key, exists.shape)
+    for word in jnp.moveaxis(words, -1, 0):
+        keys = jax.vmap(jax.random.fold_in)(keys, word)
+    request = draw.plain(prompts, spec.n, keys, spec.how)
+    plan = present(request.plan)
+    there = dataclasses.replace(plan, exists=exists[plan.prompt])
+    return dataclasses.replace(request, plan=there)
 
 
 def greedy(
     parts: Examined, prompts: Prompts, words: jax.Array, exists: jax.Array
 ) -> Request:
     """Request for the greedy completions of a batch, as `sampled`."""
-    return _asked(parts, prompts, words, exists, 1, 0)
-
-
-def _asked(
-    parts: Examined,
-    prompts: Prompts,
-    words: jax.Array,
-    exists: jax.Array,
-    each: int,
-    temperature: float,
-) -> Request:
-    spec, count = parts.spec, prompts.tokens.shape[0]
-    key = stage_key(jnp.uint32(spec.seed), jnp.int32(0), "samples")
-    keys = jnp.broadcast_to(key, (count,))
-    for word in jnp.moveaxis(words, -1, 0):
-        keys = jax.vmap(jax.random.fold_in)(keys, word)
-    plan = draw.even(count, each)
-    return Request(
-        prompts=prompts,
-        contexts=hint.none(prompts),
-        plan=dataclasses.replace(plan, exists=exists[plan.prompt]),
-        key=keys,
-        group=each,
-        how=rollout.Settings(
-            max_tokens=spec.max_tokens,
-            end=parts.task.end,
-            pad=parts.task.pad,
-            temperature=temperature,
-            top_k=spec.top_k,
-            top_p=spec.top_p,
-            slots=spec.slots,
-        ),
-    )
+    how = dataclasses.replace(parts.spec.how, temperature=0)
+    spec = dataclasses.replace(parts.spec, n=1, how=how)
+    return sampled(dataclasses.replace(parts, spec=spec), prompts, words, exists)
 
 
 def confidences(
@@ -284,38 +263,6 @@ def confidences(
         k=parts.spec.confidence,
         window=parts.spec.window,
     )
-
-
-def graded_rows(
-    questions: Questions,
-    completions: Sequence[Completion],
-    verdicts: Sequence[float | str],
-) -> Iterator[dict[str, Any]]:
-    """Yield the row of each completion in the samples file.
-
-    Args:
-        questions: that were asked.
-        completions: of them.
-        verdicts: outcome of each, or the reason why it is missing.
-    """
-    for one, verdict in zip(completions, verdicts, strict=True):
-        text, missing = questions.text(one.tokens), isinstance(verdict, str)
-        states = questions.task.states
-        silent = verdict == 0 and states and not states(text)
-        yield {
-            "problem": one.number,
-            "digest": questions.digests[one.number].hex(),
-            "greedy": one.greedy,
-            "slot": one.slot,
-            **questions.metadata(one.number),
-            "text": text,
-            "answer": answers.final_answer(text, last_number=True),
-            "outcome": None if missing else verdict,
-            "reason": verdict if missing else graders.NO_ANSWER if silent else None,
-            "length_tokens": len(one.tokens),
-            "finished": one.finished,
-            **({"confidence_nats": one.confidence} if one.confidence else {}),
-        }
 
 
 class SamplesFile:

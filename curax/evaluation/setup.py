@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax import hub
+from curax import hub, rollout
 from curax.config import Config, ConfigError, checkpoint_of, describe, options
 from curax.config import Mesh as Sizes
 from curax.evaluation import questions
@@ -27,6 +27,7 @@ from curax.settings.config_paths import unbound
 from curax.step import mesh as meshes
 from curax.tasks import file_task, layouts, sources, text
 from curax.tasks.prompt_format import PromptFormat
+from curax.types import Task
 from curax.verify import graders
 from curax.verify.workers import Workers
 
@@ -35,6 +36,15 @@ FILE_OPTIONS = (
     *("system", "template", "chat", "thinking", "layout", "grader"),
     "max_prompt_tokens",
 )
+
+
+# Options of sampling that the command line or a run gives, with their defaults.
+DRAWN: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "max_tokens": 1024,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +113,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
             f"--model {name_of_model}: the parameter {wrong[0]}{more} has values that "
             "are not finite; name another checkpoint, or another --step of the run."
         )
-    sampling = _sampling_spec(config, args)
+    sampling = _sampling_spec(config, next(iter(sets.values())).task, args)
     return EvaluationSetup(
         policy=policy,
         questions=sets,
@@ -281,19 +291,18 @@ def _import_function(option: str, name: str | None) -> Callable[..., Any] | None
         raise ConfigError(f"--{option} {name} {error}") from error
 
 
-def _sampling_spec(config: Config | None, args: Namespace) -> SamplingSpec:
+def _sampling_spec(config: Config | None, task: Task, args: Namespace) -> SamplingSpec:
     """Sampling options: command line, else the run's, else the defaults."""
-    sizes = config.sampling if config else None
+    sizes, given = config.sampling if config else None, {}
+    for name, default in DRAWN.items():
+        own = sizes and getattr(sizes, name)
+        given[name] = _first_given(getattr(args, name), own, default)
     return SamplingSpec(
         n=args.n,
         greedy=args.greedy,
-        temperature=_first_given(args.temperature, sizes and sizes.temperature, 1.0),
-        top_k=_first_given(args.top_k, sizes and sizes.top_k, 0),
-        top_p=_first_given(args.top_p, sizes and sizes.top_p, 1.0),
-        max_tokens=_first_given(args.max_tokens, sizes and sizes.max_tokens, 1024),
+        how=rollout.Settings(end=task.end, pad=task.pad, slots=args.slots, **given),
         seed=args.seed,
         batch=args.batch,
-        slots=args.slots,
         confidence=_first_given(args.confidence, 0),
         window=_first_given(args.window, 2048),
     )
@@ -306,10 +315,12 @@ def _settings(
     limit: int | None,
 ) -> dict[str, Any]:
     """JSON of all that determines the completions: weights, questions, sampling."""
-    options = dataclasses.asdict(sampling)
-    del options["batch"], options["slots"]  # completions do not depend on them
-    if not sampling.confidence:
-        del options["confidence"], options["window"]
+    # Of these alone completions depend.
+    options = {"n": sampling.n, "greedy": sampling.greedy}
+    options |= {name: getattr(sampling.how, name) for name in DRAWN}
+    options |= {"seed": sampling.seed}
+    if sampling.confidence:
+        options |= {"confidence": sampling.confidence, "window": sampling.window}
     with policy.context():
         weights = int(checkpoint.fingerprint(policy.params))
         head = jax.eval_shape(policy.model.head, policy.params)

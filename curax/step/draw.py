@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from curax import allocate, data, hint, rollout
+from curax import allocate, data, hint, reward, rollout
 from curax import memory as memories
 from curax.arrays import frozen, masked, metrics
 from curax.arrays.keys import stage_key
@@ -196,9 +196,27 @@ def allocated(
     return dataclasses.replace(request, counts=counts, plan=plan)
 
 
-def even(prompts: int, each: int) -> Plan:
-    """Plan of equally many completions of every prompt."""
-    return allocate.plan(jnp.full(prompts, each, jnp.int32), rows=prompts * each)
+def plain(
+    prompts: Prompts, each: int, key: jax.Array, how: rollout.Settings
+) -> Request:
+    """Request for equally many completions of every prompt, without hints.
+
+    Args:
+        prompts: B of them.
+        each: completions of a prompt.
+        key: `[]` random key of the draw; or `[B]`, one for each prompt.
+        how: how they are sampled.
+    """
+    count = prompts.tokens.shape[0]
+    counts = jnp.full(count, each, jnp.int32)
+    return Request(
+        prompts=prompts,
+        contexts=hint.none(prompts),
+        plan=allocate.plan(counts, rows=count * each),
+        key=key,
+        group=each,
+        how=how,
+    )
 
 
 # ----- rows
@@ -227,14 +245,9 @@ def draw(parts: Subject, state: Weights, request: Request) -> Rollouts:
 
 def stopping(parts: Components, request: Request) -> rollout.Stopping:
     """The stopping rule of a run, on completions of a request."""
-
-    def outcome(prompt, tokens, mask):
-        target = jax.tree.map(lambda leaf: leaf[prompt], request.prompts.target)
-        return parts.task.verify(target, tokens, mask).astype(jnp.float32)
-
     return rollout.Stopping(
         met=partial(stages.called, parts.config, "stop.rule"),
-        outcome=outcome,
+        outcome=partial(reward.of_tokens, parts.task, request.prompts),
         size=present(parts.config.stop).round_size,
         most=request.group,
     )

@@ -89,7 +89,15 @@ class Hosted:
     Each function is jitted once; loops are Python's. The host grades a chunk while the
     device draws the next. With a host verifier a stopping rule is tested between its
     rounds, each a draw of its own.
+
+    Attributes:
+        logs: whether reasons for missing outcomes are logged.
+        background: a thread, in which a host verifier runs.
+        clock: times of the present step.
+        reason: latest reason for missing outcomes; None: none was missing.
     """
+
+    logs = True
 
     def __init__(self, sharding: Any = None, seeds: int = 1):
         """Compile nothing.
@@ -102,8 +110,8 @@ class Hosted:
         self._jitted: dict[tuple[Any, ...], Any] = {}
         self._sharding, self._seeds = sharding, seeds
         self.background = ThreadPoolExecutor(1, "verify")
-        self.clock = Clock()  # times of the present step
-        self.reason: str | None = None  # latest reason for missing outcomes
+        self.clock = Clock()
+        self.reason: str | None = None
 
     def jitted(self, function: Callable, parts: Subject, **options: Any) -> Any:
         """The jitted function with `parts` bound, kept by function, parts and options.
@@ -190,47 +198,35 @@ class Hosted:
     def begin(self, parts: Subject, state: Weights, request: Request) -> "Begun":
         """Draw at once, and begin to grade: a host verifier runs in the background."""
         rollouts = self.draw(parts, state, request)
-        if parts.task.on_device:
-            graded = finished(self.call(grade, parts, request.prompts, rollouts))
-        else:
-            graded = self._grade_on_host(parts, request.prompts, rollouts)
-        return Begun(rollouts, graded)
+        if not parts.task.on_device:
+            verdicts = self._grade_on_host(parts, request.prompts, rollouts)
+            return Begun(rollouts, verdicts)
+        outcome = self.call(grade, parts, request.prompts, rollouts)
+        return Begun(rollouts, finished(reward.Verdicts(outcome, {})))
 
     def outcome(self, begun: "Sequence[Begun]") -> Any:
-        """`[N]` float32 outcomes of all that was begun; waits for them, and for other
-        processes.
+        """`[N]` float32 outcomes of all that was begun, as `verdicts`."""
+        found = [verdicts.outcome for verdicts in self.verdicts(begun)]
+        if isinstance(found[0], np.ndarray):
+            return np.concatenate(found).astype(np.float32)
+        return jnp.concatenate(found) if len(found) > 1 else found[0]
+
+    def verdicts(self, begun: "Sequence[Begun]") -> list[reward.Verdicts]:
+        """Verdicts on what was begun; waits for them, and for other processes.
+
+        They are counted and, those of this process, logged.
         """
-        found = self._results(begun)
-        if isinstance(found[0], Timed):
-            joined = [verdicts.outcome for verdicts in self._joined(found)]
-            return np.concatenate(joined).astype(np.float32)
-        return self._waited_for(jnp.concatenate(found) if len(found) > 1 else found[0])
-
-    def verdicts(self, begun: "Begun") -> reward.Verdicts:
-        """Outcomes of what was begun, and why others are missing; waits likewise."""
-        (found,) = self._results([begun])
-        if isinstance(found, Timed):
-            return self._joined([found])[0]
-        return reward.Verdicts(np.asarray(peers.fetch(found)), {})
-
-    def _results(self, begun: "Sequence[Begun]") -> list[Any]:
         with self.clock.times("verify"):
-            return [one.graded.result() for one in begun]
-
-    def _joined(self, found: "Sequence[Timed]") -> list[reward.Verdicts]:
-        """Verdicts of all processes, counted; this process logs its own."""
-        for own in found:
-            self.log(own.verdicts)
-        with self.clock.times("verify"):
-            joined = grading.join([own.verdicts for own in found])
-        for own, verdicts in zip(found, joined, strict=True):
-            self.clock.graded(own.seconds, verdicts.missing)
-            self.reason = verdicts.reason or self.reason
+            own = [one.verdicts.result() for one in begun]
+            if not isinstance(own[0].outcome, np.ndarray):
+                return self._waited_for(own)
+            joined = grading.join(own)
+        for mine, all_ in zip(own, joined, strict=True):
+            if self.logs:
+                mine.log()
+            self.clock.graded(mine.seconds, all_.missing)
+            self.reason = all_.reason or self.reason
         return joined
-
-    def log(self, verdicts: reward.Verdicts) -> None:
-        """Log the most frequent reasons for missing outcomes."""
-        verdicts.log()
 
     def _waited_for(self, arrays: Any) -> Any:
         return jax.block_until_ready(arrays)
@@ -261,29 +257,17 @@ class Hosted:
 
     def _grade_on_host(
         self, parts: Subject, prompts: Prompts, rollouts: Rollouts
-    ) -> "Future[Timed]":
+    ) -> "Future[reward.Verdicts]":
         prompts, rollouts = peers.fetch((prompts, rollouts))
-
-        def graded():
-            start = time.perf_counter()
-            verdicts = reward.on_host(parts.task, prompts, grading.own(rollouts))
-            return Timed(verdicts, time.perf_counter() - start)
-
-        return self.background.submit(graded)
+        own = grading.own(rollouts)
+        return self.background.submit(reward.on_host, parts.task, prompts, own)
 
 
 class Begun(NamedTuple):
     """Completions, and their outcomes as soon as they are graded."""
 
     rollouts: Rollouts
-    graded: "Future[Any]"  # `Timed` by a host verifier, else `[N]` outcomes
-
-
-class Timed(NamedTuple):
-    """Verdicts of this process, and the seconds they took."""
-
-    verdicts: reward.Verdicts
-    seconds: float
+    verdicts: "Future[reward.Verdicts]"  # by a host verifier those of this process
 
 
 def traced(name: str, program: Any, args: tuple[Any, ...]) -> Any:
@@ -337,14 +321,12 @@ class Abstract(Hosted):
 
     def _grade_on_host(self, parts, prompts, rollouts) -> "Future[Any]":
         del parts, prompts
-        return finished(jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32))
+        outcome = jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32)
+        return finished(reward.Verdicts(outcome, {}))  # pyright: ignore[reportArgumentType]
 
     def outcome(self, begun: "Sequence[Begun]") -> Any:
         """Shapes and dtypes of the outcomes."""
-        found = [one.graded.result() for one in begun]
-        if len(found) == 1:
-            return found[0]
-        rows = sum(outcome.shape[0] for outcome in found)
+        rows = sum(one.rollouts.exists.shape[0] for one in begun)
         return jax.ShapeDtypeStruct((rows,), jnp.float32)
 
 

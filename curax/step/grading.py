@@ -40,10 +40,13 @@ def join(verdicts: Sequence[Verdicts]) -> list[Verdicts]:
 
 
 def merged(parts: Sequence[Verdicts]) -> Verdicts:
-    """Verdicts of all processes as one; each has graded other rows."""
+    """Verdicts of all processes as one; each has graded other rows.
+
+    Their seconds are those of the first, which are not comparable between processes.
+    """
     first, *others = parts
     outcome, reasons = first.outcome, dict(first.reasons)
     for other in others:
         outcome = np.where(np.isnan(outcome), other.outcome, outcome)
         reasons |= other.reasons
-    return Verdicts(outcome, reasons)
+    return Verdicts(outcome, reasons, first.seconds)

@@ -387,7 +387,6 @@ class Staged(Loop):
     def __init__(self, parts: Components):
         """Set up the driver and the warm start; nothing is compiled yet."""
         super().__init__(parts)
-        self._warm_ids = jax.jit(partial(sft.next_ids, parts))
         self._warm_once = jax.jit(
             partial(warm_step, parts),
             out_shardings=(self.warm_sharding, None),
@@ -417,8 +416,8 @@ class Staged(Loop):
 
     def _traces(self, seed, step):
         """Traces of a warm-start step, read by the host."""
-        ids = np.asarray(peers.fetch(self._warm_ids(seed, step)))
-        return sft.next_traces(self.parts, seed, step, ids)
+        ids = self._drive.call(sft.next_ids, self.parts, seed, step)
+        return self._drive.call_task(sft.next_traces, self.parts, seed, step, ids)
 
     def advance(self, state, times):
         """As `Loop.advance`; every stage is timed by itself."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import hint, rollout, update
+from curax import hint, update
 from curax.arrays import masked
 from curax.arrays.keys import stage_key
 from curax.monitors import attempts, diversity
@@ -57,27 +57,19 @@ def requests(drive: Driver, parts: Components, seed: jax.Array) -> tuple[Request
 
 def sampled(parts: Components, seed: jax.Array, prompts: Prompts) -> Request:
     """Request for `evaluation.samples` completions of each held-out prompt."""
-    return asked(seed, prompts, parts.config.evaluation.samples, draw.settings(parts))
+    each, how = parts.config.evaluation.samples, draw.settings(parts)
+    return draw.plain(prompts, each, draw_key(seed), how)
 
 
 def greedy(parts: Components, seed: jax.Array, prompts: Prompts) -> Request:
     """Request for one greedy completion of each held-out prompt."""
     how = dataclasses.replace(draw.settings(parts), temperature=0)
-    return asked(seed, prompts, 1, how)
+    return draw.plain(prompts, 1, draw_key(seed), how)
 
 
-def asked(
-    seed: jax.Array, prompts: Prompts, each: int, how: rollout.Settings
-) -> Request:
-    """Request for so many completions of each prompt, without hints."""
-    return Request(
-        prompts=prompts,
-        contexts=hint.none(prompts),
-        plan=draw.even(prompts.tokens.shape[0], each),
-        key=stage_key(seed, jnp.int32(0), "evaluate"),
-        group=each,
-        how=how,
-    )
+def draw_key(seed: jax.Array) -> jax.Array:
+    """Random key of every evaluation of a run."""
+    return stage_key(seed, jnp.int32(0), "evaluate")
 
 
 def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:

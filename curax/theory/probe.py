@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from curax import hint, score
+from curax import score
 from curax.arrays.keys import stage_key
 from curax.config import Config, ConfigError
 from curax.step import draw, drivers
 from curax.step import mesh as meshes
-from curax.step.records import Components, Request
+from curax.step.records import Components
 from curax.theory.gradient_stats import Sums
 from curax.types import Contexts, TrainState
 
@@ -121,16 +121,10 @@ def drawn(
     key = stage_key(state.seed, state.step, "probe")
     found = []
     for number, start in enumerate(range(0, len(ids), size)):
-        own = np.resize(ids[start : start + size], size).astype(np.int32)
-        prompts = drive.call_task(draw.prompts_of, parts, own)
-        request = Request(
-            prompts=prompts,
-            contexts=hint.none(prompts),
-            plan=draw.even(size, samples),
-            key=jax.random.fold_in(key, number),
-            group=samples,
-            how=draw.settings(parts),
-        )
+        some = np.resize(ids[start : start + size], size).astype(np.int32)
+        prompts = drive.call_task(draw.prompts_of, parts, some)
+        own = jax.random.fold_in(key, number)
+        request = draw.plain(prompts, samples, own, draw.settings(parts))
         graded = drive.draw_and_grade(parts, state, request)
         given = graded.rollouts.tokens, graded.rollouts.mask, graded.outcome
         grid = [np.asarray(x).reshape(size, samples, *x.shape[1:]) for x in given]

@@ -201,8 +201,8 @@ def _start(piece: Piece) -> dict[str, Any]:
     examined = Subject(task=parts.task, model=parts.model)
 
     def graded(warm):
-        how = draw.settings(parts)
-        asked = validation.asked(warm.seed, prompts, SAMPLES, how)
+        key, how = validation.draw_key(warm.seed), draw.settings(parts)
+        asked = draw.plain(prompts, SAMPLES, key, how)
         return drivers.Traced().draw_and_grade(examined, warm, asked)
 
     found = jax.device_get(jax.jit(jax.vmap(graded))(warm))

@@ -13,7 +13,7 @@ from curax.arrays.metrics import Tally
 from curax.config import Writing
 from curax.settings.config_types import present
 from curax.settings.declared import declared
-from curax.step.draw import settings
+from curax.step.draw import plain, settings
 from curax.step.records import Components, Driver, Request
 from curax.types import Contexts, Hints, Prompts, Rollouts, TrainState
 
@@ -122,19 +122,17 @@ def ask(
     how = writing(parts)
     todo = todo & jnp.any(contexts.mask, -1)
     key = stage_key(state.seed, state.step, "hint")
-    return Request(
-        prompts=prompts,
+    sizes = dataclasses.replace(
+        settings(parts),
+        max_tokens=how.max_tokens,
+        temperature=how.temperature,
+        top_k=0,
+        top_p=1.0,
+    )
+    return dataclasses.replace(
+        plain(prompts, 1, jax.random.fold_in(key, number), sizes),
         contexts=contexts,
-        plan=allocate.plan(todo.astype(jnp.int32), rows=parts.config.sampling.prompts),
-        key=jax.random.fold_in(key, number),
-        group=1,
-        how=dataclasses.replace(
-            settings(parts),
-            max_tokens=how.max_tokens,
-            temperature=how.temperature,
-            top_k=0,
-            top_p=1.0,
-        ),
+        plan=allocate.plan(todo.astype(jnp.int32), rows=todo.shape[0]),
     )
 
 

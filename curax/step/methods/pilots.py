@@ -23,6 +23,7 @@ from curax.step.records import (
     Graded,
     Groups,
     Method,
+    Request,
     StepRequest,
     StepRollouts,
 )
@@ -58,17 +59,12 @@ def before_draw(
     return drive.call(explored, parts, state, request, graded)
 
 
-def ask(parts: Components, state: TrainState, request: StepRequest) -> StepRequest:
+def ask(parts: Components, state: TrainState, request: StepRequest) -> Request:
     """Request for `pilot.draws` completions of each prompt, all at once."""
     draws = present(parts.config.pilot).draws
-    return dataclasses.replace(
-        request,
-        plan=draw.even(parts.config.sampling.prompts, draws),
-        key=stage_key(state.seed, state.step, "pilot"),
-        group=draws,
-        stops=False,
-        chunks=1,
-    )
+    key = stage_key(state.seed, state.step, "pilot")
+    asked = draw.plain(request.prompts, draws, key, request.how)
+    return dataclasses.replace(asked, contexts=request.contexts)
 
 
 def explored(

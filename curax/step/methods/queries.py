@@ -149,16 +149,8 @@ def ask(
         prompts: B candidates.
         number: `[]` int32, row of the candidates, folded into the random key.
     """
-    count, draws = prompts.tokens.shape[0], rule(parts).draws
     key = jax.random.fold_in(stage_key(state.seed, state.step, "queries"), number)
-    return Request(
-        prompts=prompts,
-        contexts=draw.contexts_of(parts, prompts),
-        plan=draw.even(count, draws),
-        key=key,
-        group=draws,
-        how=draw.settings(parts),
-    )
+    return draw.plain(prompts, rule(parts).draws, key, draw.settings(parts))
 
 
 def probe_scores(
