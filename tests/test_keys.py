@@ -48,3 +48,15 @@ def test_row_keys_depend_on_prompt_and_slot_alone():
         assert data(row) == named[prompt[n], slot[n]]
     other = keys.row_keys(jax.random.key(1), prompt, slot)
     assert not set(map(data, other)) & set(named.values())
+
+
+def test_a_row_of_a_prompt_with_a_key_of_its_own_depends_on_that_and_its_slot_alone():
+    prompt, slot = (i.reshape(-1) for i in np.indices((5, 4), np.int32))
+    own = jax.random.split(jax.random.key(0), 5)
+    rows = keys.row_keys(own, prompt, slot)
+    assert len(set(map(data, rows))) == 20
+    order = np.array([3, 0, 4])
+    again = keys.row_keys(own[order], prompt[:12], slot[:12])
+    for b, number in enumerate(order):
+        for s in range(4):
+            assert data(again[4 * b + s]) == data(rows[4 * number + s])

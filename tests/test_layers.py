@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}
     | {"tasks", "verify", "hub"},
-    "comparison": BASE | {"reward", "config", "step", "runs"},
+    "comparison": BASE | {"config", "step", "runs"},
     **{
         command: {"config", "settings", "step", "theory", "runs", "evaluation"}
         for command in COMMANDS

@@ -181,11 +181,11 @@ def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
             "gvm_grpo_exact",
             {"pilots/draw": 64, "pilots/explored": None, "draw": 128, "learn": None},
         ),
-        ("sage_self", {"draw": 128, "hints/sample": 16, "learn": None}),
+        ("sage_self", {"draw": 128, "hints/draw": 16, "learn": None}),
         (
             "dro",
-            {"queries/probe_scores": None, "draw": 256, "references/score": None}
-            | {"learn": None},
+            {"queries/draw": 128, "queries/probe_scores": None, "draw": 256}
+            | {"references/score": None, "learn": None},
         ),
     ],
 )
