@@ -237,7 +237,8 @@ class Hosted:
         def another(pool: Graded | None) -> Graded:
             plan = self.call(draw.round_plan, parts, request, pool)
             part = dataclasses.replace(request, plan=plan, stops=False, chunks=1)
-            new = self.draw_and_grade(parts, state, part)
+            begun = self.begin(parts, state, part)
+            new = Graded.of(part, begun.rollouts, self.outcome([begun]))
             return self.call(draw.add_round, parts, pool, new)
 
         wants = partial(self.call, draw.wants_round, parts, request)
