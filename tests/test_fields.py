@@ -523,7 +523,7 @@ class Seen:
             patch.setattr(drive, "begin", lambda *_: begun)
             patch.setattr(drive, "call", lambda *_: {"asked": str(asked)})
             unknown = reward.Verdicts(np.full(1, np.nan), {})
-            patch.setattr(drive, "verdicts", lambda _: [unknown] * 2)
+            patch.setattr(drive, "verdicts", lambda _: [unknown])
             patch.setattr(validation, "pass_rates", lambda *_: None)
             patch.setattr(validation, "_spread", spread)
             shape = asked = replace(self.config.evaluation, prompts=2)
