@@ -970,10 +970,8 @@ def test_a_dry_run_compiles_all_and_writes_nothing(
         row.split("  ")[0].strip(): row.split()[-6:-2] for row in rows.splitlines()
     }
     update = "learn" if staged else "steps"
-    assert {"initial", "warm start", "begin", "held-out greedy", update} <= set(
-        programs
-    )
-    for name in ("held-out greedy", update):
+    assert {"initial", "warm start", "begin", "held-out draw", update} <= set(programs)
+    for name in ("held-out draw", update):
         arguments, outputs, temporaries, total = map(float, programs[name])
         assert total == pytest.approx(arguments + outputs + temporaries, abs=0.03)
         assert temporaries > 0

@@ -1,7 +1,6 @@
 """What is said of held-out completions beside pass rates: forms, and the distance."""
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -278,9 +277,10 @@ def test_the_distance_is_to_the_kept_policy(monkeypatch):
 
     monkeypatch.setattr(validation, "distance", distance)
     config = SimpleNamespace(evaluation=Evaluation(distance=True))
-    loop = SimpleNamespace(parts=SimpleNamespace(model=tiny.MODEL, config=config))
-    state = SimpleNamespace(frozen=None, params="now", reference="first")
-    partial(loops.Loop._measure, loop)(state, "prompts", "rollouts")
+    own: Any = SimpleNamespace(model=tiny.MODEL, config=config)
+    state: Any = SimpleNamespace(frozen=None, params="now", reference="first")
+    unread: Any = ("prompts", "rollouts")
+    validation.measured(own, state, *unread)
     (given,) = told
     assert given[2:] == ("now", "first", "prompts", "rollouts")
 

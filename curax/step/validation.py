@@ -52,16 +52,18 @@ def requests(drive: Driver, parts: Components, seed: jax.Array) -> tuple[Request
     count = parts.config.evaluation.prompts
     ids = np.broadcast_to(np.arange(count, dtype=np.int32), (*seed.shape, count))
     prompts = drive.call_task(held_out, parts, ids)
-    return tuple(drive.call(ask, parts, seed, prompts) for ask in (sampled, greedy))
+    return tuple(
+        drive.call(ask, parts, seed, prompts) for ask in (ask_sampled, ask_greedy)
+    )
 
 
-def sampled(parts: Components, seed: jax.Array, prompts: Prompts) -> Request:
+def ask_sampled(parts: Components, seed: jax.Array, prompts: Prompts) -> Request:
     """Request for `evaluation.samples` completions of each held-out prompt."""
     each, how = parts.config.evaluation.samples, draw.settings(parts)
     return draw.plain(prompts, each, draw_key(seed), how)
 
 
-def greedy(parts: Components, seed: jax.Array, prompts: Prompts) -> Request:
+def ask_greedy(parts: Components, seed: jax.Array, prompts: Prompts) -> Request:
     """Request for one greedy completion of each held-out prompt."""
     how = dataclasses.replace(draw.settings(parts), temperature=0)
     return draw.plain(prompts, 1, draw_key(seed), how)
