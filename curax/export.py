@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from curax import hub
 from curax.config import Config, ConfigError, checkpoint_of, option
+from curax.settings import errors
 from curax.settings.cli import DTYPES, Parser, command_line, program
 from curax.settings.config_paths import unbound
 from curax.settings.config_types import present
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
         config = policies.run_config(run, file=args.config)
         check(args, config)
         policy = policies.load_run(run, config, step=args.step)
-        with policies.errors_as_sentences():
+        with errors.config_errors():
             write(args, policy)
         print(f"Written: {out}, of step {policy.step}")
     except OSError as error:

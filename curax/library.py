@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.config import Config, ConfigError
+from curax.settings import errors
 from curax.step import build as builder
-from curax.step import drivers, loops, stages
+from curax.step import drivers, loops
 from curax.step import mesh as meshes
 from curax.step.records import Components
 from curax.step.step import step
@@ -32,7 +33,7 @@ def build(config: Config) -> Components:
     Raises:
         ConfigError: in a sentence, if they cannot be made or do not fit each other.
     """
-    with stages.config_errors(config):
+    with errors.config_errors(config):
         return builder.build(config)
 
 
@@ -117,7 +118,7 @@ def predict(
         )
     if population is None:
         population = (np.arange(PROMPTS) + 0.5) / PROMPTS
-    with stages.config_errors(config):
+    with errors.config_errors(config):
         rates, others = np.atleast_1d(p), np.asarray(population)
         plain = theory.predict(config, rates, others, lift=lift)
         return theory.with_hints(config, plain)

@@ -16,6 +16,7 @@ import small
 from curax import advantage, downsample, gate, loss, modulate, objective, reward
 from curax.config import KL, ConfigError, Stop, load
 from curax.runs import run
+from curax.settings import errors
 from curax.settings.declared import declares
 from curax.step import draw, drivers, rehearsal, stages
 from curax.step.records import StepRequest
@@ -401,9 +402,9 @@ def test_functions_of_rewards_by_references_are_held_to_their_promises():
 
 
 def test_an_installed_curax_names_its_own_line(monkeypatch):
-    monkeypatch.setattr(stages, "PACKAGE", "/lib/site-packages/curax")
+    monkeypatch.setattr(errors, "PACKAGE", "/lib/site-packages/curax")
     code = compile("{}['width']", "/lib/site-packages/curax/model.py", "exec")
-    with pytest.raises(ConfigError) as caught, stages.config_errors(CONFIG):
+    with pytest.raises(ConfigError) as caught, errors.config_errors(CONFIG):
         exec(code)
     assert str(caught.value) == (
         "/lib/site-packages/curax/model.py:1: KeyError: 'width'; change the option "
@@ -412,7 +413,7 @@ def test_an_installed_curax_names_its_own_line(monkeypatch):
 
 
 def test_too_little_memory_is_no_fault_of_the_config():
-    with pytest.raises(MemoryError), stages.config_errors(CONFIG):
+    with pytest.raises(MemoryError), errors.config_errors(CONFIG):
         raise MemoryError
 
 

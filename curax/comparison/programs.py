@@ -16,7 +16,8 @@ import numpy as np
 
 from curax.comparison.experiment import Arm, Experiment, digest, setting_of
 from curax.config import Config, ConfigError, describe, override
-from curax.step import drivers, loops, stages, validation
+from curax.settings import errors
+from curax.step import drivers, loops, validation
 from curax.step.build import build
 from curax.step.records import Subject
 from curax.step.step import step
@@ -83,7 +84,7 @@ def _check(arm: Arm) -> None:
     Raises:
         ConfigError: they do not.
     """
-    with stages.config_errors(arm.config):
+    with errors.config_errors(arm.config):
         parts = build(replace(arm.config, seeds=1))
     if not parts.task.on_device:
         raise ConfigError(
@@ -178,7 +179,7 @@ class Lanes:
         Raises:
             ConfigError: a stage cannot work; the message names its line.
         """
-        with stages.config_errors(self.config):
+        with errors.config_errors(self.config):
             warm = jax.eval_shape(self._spread, warm)
             state = jax.eval_shape(self._begin, warm, self.magnitudes)
             jax.eval_shape(self._held_out, state, self.magnitudes)

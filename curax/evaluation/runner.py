@@ -22,12 +22,10 @@ from curax.evaluation.questions import Questions
 from curax.evaluation.samples import Sampler, SamplesFile
 from curax.evaluation.setup import EvaluationSetup, prepare
 from curax.runs import run
-from curax.runs.folder import NotWrittenError, write_json
+from curax.runs.folder import write_json
 from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
-from curax.settings import lock
-from curax.settings.cli import out_of_memory
-from curax.tasks import sources
+from curax.settings import errors, lock
 
 SETTINGS, RESULTS = "settings.json", "results.json"
 MARKS = ("parameters", "questions", "answers")  # settings that are hashes
@@ -45,7 +43,7 @@ class NoOutcomeError(RuntimeError):
     """The grader gave no outcome for any completion. The message is one sentence."""
 
 
-FAILURES = (NotWrittenError, RuntimeError, OSError, MemoryError, sources.SourceError)
+FAILURES = (errors.WorkError, RuntimeError, OSError, MemoryError)
 
 
 def evaluate(args: Namespace, out: Path, *, command: str) -> int:
@@ -90,10 +88,10 @@ def evaluate(args: Namespace, out: Path, *, command: str) -> int:
 
 def _failure_sentence(error: Exception) -> str:
     """Sentence of an error that stops an evaluation, with the way to resume it."""
-    message = " ".join(str(error).split()).rstrip(".")
+    message = errors.text(error)
     if isinstance(error, NoOutcomeError):
         return f"{message}; nothing of it is kept, and the same command goes on."
-    if why := out_of_memory(error):
+    if why := errors.out_of_memory(error):
         return f"{why}; go on with a lower --slots or --batch."
     return f"{message}; mend that, and the same command goes on."
 

@@ -21,8 +21,8 @@ from curax.evaluation.questions import Questions
 from curax.evaluation.samples import SamplingSpec
 from curax.models import prompt_form
 from curax.runs import checkpoint, policies
-from curax.runs.policies import Policy, errors_as_sentences
-from curax.settings import functions
+from curax.runs.policies import Policy
+from curax.settings import errors, functions
 from curax.settings.config_paths import unbound
 from curax.step import mesh as meshes
 from curax.tasks import file_task, layouts, sources, text
@@ -82,7 +82,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
     """
     name_of_model, path = _model(args)
     config = _run_config(path, args)
-    with errors_as_sentences():
+    with errors.config_errors():
         if config and not args.data and unbound(config.task) is not file_task.task:
             _check_no_file_options(path, args)
             policy = policies.load_run(path, config, step=args.step or "latest")

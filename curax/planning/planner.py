@@ -14,7 +14,8 @@ from curax.planning import chips, estimate, programs, stand_in
 from curax.planning.chips import Topology
 from curax.planning.estimate import Work
 from curax.planning.programs import Compiled
-from curax.step import build, loops, stages
+from curax.settings import errors
+from curax.step import build, loops
 from curax.step import mesh as meshes
 from curax.step.records import Components
 from curax.types import Contexts, Rollouts, TrainState
@@ -96,7 +97,7 @@ def traced(config: Config) -> Traced:
         raise ConfigError(
             f"seeds={config.seeds} are as many runs on one device; set seeds=1."
         )
-    with stages.config_errors(config):
+    with errors.config_errors(config):
         parts = build.build(stand_in.without_files(config))
         state = programs.abstract_state(parts)
         calls = programs.calls(parts, state)

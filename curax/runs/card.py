@@ -11,9 +11,9 @@ import numpy as np
 from curax import __version__, hub
 from curax.config import Config, ConfigError, checkpoint_of, option
 from curax.runs import record
+from curax.settings import errors
 from curax.settings.config_paths import full_name
 from curax.settings.tables import markdown
-from curax.step import stages
 from curax.theory import predict
 from curax.theory.population import LIFT
 
@@ -138,7 +138,7 @@ def _weights(config: Config, prompts: int) -> Iterator[str]:
     population = (np.arange(PROMPTS) + 0.5) / PROMPTS
     found: Any
     try:
-        with stages.config_errors(config):
+        with errors.config_errors(config):
             found = predict.predict(
                 config, np.array(RATES), population, lift=LIFT, prompts=prompts
             )

@@ -25,11 +25,12 @@ from curax.arrays.sharding import platform
 from curax.processes import peers
 from curax.settings.cli import still_there
 from curax.settings.config_paths import changes
+from curax.settings.errors import WorkError
 
 UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
 
 
-class NotSavedError(OSError):
+class NotSavedError(WorkError, OSError):
     """A checkpoint could not be written; the message names the folder and says why."""
 
 

@@ -34,6 +34,7 @@ from curax.settings import files
 from curax.settings.cli import recipe_name, still_there, write_whole
 from curax.settings.config_paths import Place, flat
 from curax.settings.config_types import HubName, metadata
+from curax.settings.errors import WorkError
 from curax.types import Task
 
 CONFIG, RECIPE = "config.json", "recipe.json"
@@ -54,7 +55,7 @@ CHANGEABLE = (
 LOOKS = 15.0  # seconds for a file to be seen on the other machines
 
 
-class NotWrittenError(OSError):
+class NotWrittenError(WorkError, OSError):
     """A file of the run folder could not be written; the message says which and why."""
 
 

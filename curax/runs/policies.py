@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from curax.config import (
 from curax.config import Mesh as Sizes
 from curax.models import pretrained
 from curax.runs import checkpoint, folder, record, run
-from curax.settings import files
+from curax.settings import errors, files
 from curax.settings.config_paths import OF_FILE
 from curax.step import loops
 from curax.step import mesh as meshes
@@ -254,7 +253,7 @@ def load_checkpoint(
     if dtype is None:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     kind, mesh = getattr(jnp, dtype), meshes.make(sizes)
-    with errors_as_sentences():
+    with errors.config_errors():
         pretrained.check_weights(str(path))
         model = pretrained.model(
             path=str(path),
@@ -267,21 +266,3 @@ def load_checkpoint(
         where = meshes.of_params(mesh, model.axes, shapes) if mesh else None
         assert model.load
         return Policy(model=model, params=model.load(where), mesh=mesh)
-
-
-@contextlib.contextmanager
-def errors_as_sentences() -> Iterator[None]:
-    """Turn a ValueError that curax itself raises into a ConfigError.
-
-    Other ValueErrors are faults of the program and pass unchanged.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except ValueError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if run.PACKAGE in frame.filename]
-        if not (own and (own[-1].line or "").startswith("raise")):
-            raise
-        raise ConfigError(str(error)) from error

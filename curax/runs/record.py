@@ -14,11 +14,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from curax.settings import files
+from curax.settings.errors import WorkError
 
 Row = Mapping[str, Any]
 
 
-class RecordError(ValueError):
+class RecordError(WorkError, ValueError):
     """A run folder cannot be read. The message names file, line, fault and fix."""
 
 

@@ -34,14 +34,13 @@ from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
 from curax.runs.progress import Progress
-from curax.settings.cli import out_of_memory
+from curax.settings import errors
 from curax.settings.config_paths import option
 from curax.settings.declared import declared
 from curax.settings.packages import is_installed
-from curax.step import build, loops, rehearsal, stages, validation
+from curax.step import build, loops, rehearsal, stages
 from curax.step.loops import Warm
 from curax.step.records import Components
-from curax.tasks import sources
 from curax.theory import expect
 from curax.types import TrainState
 
@@ -54,13 +53,6 @@ PROGRAMS = {
     "evaluation": "the held-out sampler",
     "step": "the sampler and the update",
 }
-PACKAGE = str(Path(__file__).parents[1])  # folder of curax
-
-
-TOLD = (  # errors whose message is the beginning of a sentence
-    *(checkpoint.NotSavedError, folder.NotWrittenError),
-    *(validation.FormatError, record.RecordError, sources.SourceError),
-)
 
 
 class RunError(RuntimeError):
@@ -271,7 +263,7 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
     Raises:
         ConfigError: a function of the config failed; the message names its line.
     """
-    with stages.config_errors(config):
+    with errors.config_errors(config):
         built = build.build(config)
         if rehearse and config.steps:
             rehearsal.check(config)
@@ -295,7 +287,7 @@ def check_weights(config: Config, *, resumed: bool = False) -> None:
     """
     check = declared(config.model, "check_weights", None)
     if check and (not resumed or option(config.model, "lora_rank")):
-        with stages.config_errors(config):
+        with errors.config_errors(config):
             check(checkpoint_of(config))
 
 
@@ -421,23 +413,18 @@ class Run:
         try:
             yield
         except Exception as error:
-            what = out_of_memory(error)
-            if what is None and not isinstance(error, TOLD):
+            if not (found := errors.work_error(error)):
                 raise
-            before = error
-            while before := before.__context__:
-                if isinstance(before, TOLD):  # the first; others are of closing files
-                    error = before
-            if isinstance(error, folder.RemovedError):
+            first, what = found
+            if isinstance(first, folder.RemovedError):
                 raise RunError(
-                    f"{error}, so the run stops; bring it back and go on with "
+                    f"{what}, so the run stops; bring it back and go on with "
                     "--resume, or start anew in another --workdir."
-                ) from error
-            what = what or str(error).rstrip(".")
+                ) from first
             raise RunError(
                 f"{what}; mend that and go on with --resume: "
                 f"{last_checkpoint(self._workdir)}."
-            ) from error
+            ) from first
 
     def _restore(self) -> checkpoint.Restored | None:
         """The newest readable checkpoint, None without one; files are cut to it."""

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import errno
 import functools
 import os
 import shlex
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from curax.settings.config_paths import ConfigError
+from curax.settings.errors import out_of_memory
 
 DTYPES = ("float32", "bfloat16", "float16")  # of options --dtype
 
@@ -193,18 +193,6 @@ def command_line(
         return whole
 
     return decorated
-
-
-def out_of_memory(error: BaseException) -> str | None:
-    """Phrase for an error of Python or JAX that is one of memory; None for others."""
-    text = " ".join(str(error).split())[:200].rstrip(".")
-    of_jax = type(error).__name__ == "JaxRuntimeError" and (
-        "RESOURCE_EXHAUSTED" in text or "Out of memory" in text
-    )
-    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    if not (of_jax or of_system or isinstance(error, MemoryError)):
-        return None
-    return f"there is not enough memory{f' ({text})' if text else ''}"
 
 
 def still_there(path: Path, was: os.stat_result) -> bool:

@@ -6,13 +6,10 @@ gives stands in its contract, in the file of the stage. Shapes and dtypes are ch
 while tracing, at no cost later; `rehearsal` checks values.
 """
 
-import contextlib
 import inspect
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,7 +34,7 @@ from curax import (
 )
 from curax.arrays import checks
 from curax.config import Config, ConfigError
-from curax.settings.cli import out_of_memory
+from curax.settings import errors
 from curax.settings.config_paths import Place, full_name
 from curax.settings.packages import missing
 
@@ -67,8 +64,6 @@ CONTRACTS: dict[str, Callable[..., Any]] = {
     "reflection.queries.keep": reflect.percentile,
 }
 WORDS = {"int": "integer"}  # of kinds, in messages
-PACKAGE = str(Path(__file__).parents[1])
-LONGEST = 600  # characters of an error that are shown
 
 Array = jax.Array | np.ndarray
 
@@ -169,11 +164,11 @@ def named(field: str, function: Any) -> str:
 
 def failure(field: str, function: Any, error: Exception) -> str:
     """Sentence about a function of a config that failed: which, where, and why."""
-    text, frames = _text(error), _frames(error)
-    theirs = [frame for frame in frames if PACKAGE not in frame.filename]
+    frames = errors.frames(error)
+    theirs = [frame for frame in frames if errors.PACKAGE not in frame.filename]
     last = (theirs or frames)[-1]
-    if _is_sentence(error, frames[-1]):
-        return _sentence(f"{named(field, function)}: {text}")
+    if said := errors.by_hand(error, frames[-1]):
+        return f"{named(field, function)}: {said}"
     # Of a function among the options, the line that failed is the line to name.
     for name, place in Place(function).walk(field):
         inner = place.value.func if isinstance(place.value, partial) else place.value
@@ -182,69 +177,9 @@ def failure(field: str, function: Any, error: Exception) -> str:
             field, function = name, inner
     return (
         f"{named(field, function)} fails at {last.filename}:{last.lineno} "
-        f"({type(error).__name__}: {text}); mend that line, or the options of {field}."
+        f"({type(error).__name__}: {errors.text(error)}); mend that line, or the "
+        f"options of {field}."
     )
-
-
-@contextlib.contextmanager
-def config_errors(config: Config) -> Iterator[None]:
-    """Context that turns exceptions while building or tracing into a ConfigError.
-
-    Raises:
-        ConfigError: a sentence with the missing package, the option that the error
-            quotes, or the line that failed.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        if out_of_memory(error):  # no fault of the config's
-            raise
-        if needed := missing(error):
-            raise ConfigError(needed) from error
-        text, last = _text(error), _frames(error)[-1]
-        if _is_sentence(error, last):
-            raise ConfigError(_sentence(text)) from error
-        where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {text}"
-        fix = "change the option that this line reads, or mend the line"
-        if quoted := culprit(config, text):
-            where = f"{quoted} fails at {where}"
-            fix = f"set {quoted.partition('=')[0]} to another value"
-        raise ConfigError(f"{where}; {fix}.") from error
-
-
-def _text(error: Exception) -> str:
-    """Message of an error in one line, without a full stop."""
-    return " ".join(str(error).split())[:LONGEST].rstrip(".") or "no message"
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith("?") else f"{text}."
-
-
-def _frames(error: Exception) -> list[traceback.FrameSummary]:
-    """Stack frames of an error, without those inside other libraries."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [
-        frame
-        for frame in frames
-        if PACKAGE in frame.filename or "site-packages" not in frame.filename
-    ]
-
-
-def _is_sentence(error: Exception, last: traceback.FrameSummary) -> bool:
-    """Whether an error is a ValueError raised by hand, with a sentence as its text."""
-    return isinstance(error, ValueError) and (last.line or "").startswith("raise")
-
-
-def culprit(config: Config, text: str) -> str | None:
-    """The option whose value an error quotes, as `name='text'`; None without one."""
-    for name, place in Place(config).walk():
-        value = place.value
-        if isinstance(value, str) and len(value) > 1 and repr(value) in text:
-            return f"{name}={value!r}"
-    return None
 
 
 def _article(value: Any) -> str:

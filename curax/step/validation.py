@@ -21,6 +21,7 @@ from curax.arrays.keys import stage_key
 from curax.monitors import attempts, diversity
 from curax.monitors.distance import from_base
 from curax.settings.declared import RIGHT
+from curax.settings.errors import WorkError
 from curax.step import draw
 from curax.step.records import Components, Driver, Request, Subject
 from curax.types import Model, Prompts, Rollouts, TrainState
@@ -29,7 +30,7 @@ _SHOWN = 60  # characters of a completion in an error
 _opening, _spread = jax.jit(diversity.opening), jax.jit(diversity.spread)
 
 
-class FormatError(RuntimeError):
+class FormatError(WorkError, RuntimeError):
     """`evaluation.format` failed on a completion, which the message quotes."""
 
 

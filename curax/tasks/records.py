@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from curax.settings.errors import WorkError
 from curax.settings.packages import install
 
 Record = Mapping[str, Any]
@@ -19,7 +20,7 @@ _BLOCK = 256  # rows of parquet that are decoded at once
 _LINE_BYTES = 2**26  # of a line of JSON; a longer one is broken
 
 
-class SourceError(ValueError):
+class SourceError(WorkError, ValueError):
     """A file cannot be read or used. Its text is one sentence."""
 
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.config import Config, ConfigError, checkpoint_of, load, recipes
+from curax.settings import errors
 from curax.settings.config_paths import full_name
 from curax.settings.declared import declared
-from curax.step import stages
 from curax.theory import predict, progress, sizes, visits
 from curax.theory.moments import rows_per_prompt
 from curax.theory.population import Population, mean_lengths, mean_squares
@@ -154,7 +154,7 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
     p = p if len(p) <= 32 else pass_rates()
     held, often = _memory(sized, known)
     try:
-        with stages.config_errors(sized):
+        with errors.config_errors(sized):
             seen = predict.predict(sized, p, rates, remembered=held, often=often)
     except ConfigError as error:
         return str(error)

@@ -31,7 +31,8 @@ import optax
 
 from curax import aggregate, loss, modulate
 from curax.config import Config, ConfigError
-from curax.step import draw, drivers, stages
+from curax.settings import errors
+from curax.step import draw, drivers
 from curax.step.learn import prepared
 from curax.step.optimise import optimise
 from curax.step.records import Components, StepRollouts
@@ -159,7 +160,7 @@ def residual(
     def weigh(p: np.ndarray) -> np.ndarray:
         rates = np.clip(p, max(0.5 / samples, LOWEST), 1 - max(0.5 / samples, LOWEST))
         every = np.unique(rates)
-        with stages.config_errors(config):
+        with errors.config_errors(config):
             seen = predict.predict(config, every, rates, often=often)
         return np.interp(rates, every, seen.weight)
 

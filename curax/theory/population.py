@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.config import Config, ConfigError, checkpoint_of, option
+from curax.settings import errors
 
 LOWEST = 0.001  # pass rates lie between this and 1 - LOWEST
 SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # rows of the table
@@ -191,12 +192,12 @@ def task_size(config: Config) -> int | None:
     Raises:
         ConfigError: they cannot be made.
     """
-    from curax.step import build, stages
+    from curax.step import build
     from curax.theory import visits
 
     if missing_files(config):
         return visits.num_prompts(config)
-    with stages.config_errors(config):
+    with errors.config_errors(config):
         return build.build(config).task.num_prompts
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from curax.config import Config, ConfigError, updates_of
+from curax.settings import errors
 from curax.settings.config_types import present
-from curax.step import rehearsal, stages
+from curax.step import rehearsal
 from curax.theory import hint_levels, predict, remarks, stated_objective
 from curax.theory.population import LIFT, LOWEST, SHOWN, Population, mean_lengths
 from curax.theory.predict import Prediction
@@ -56,7 +57,7 @@ def summarise(
         )
     p = pass_rates()
     held = None if population.draws is None else float(population.draws.mean())
-    with stages.config_errors(config):
+    with errors.config_errors(config):
         rehearsal.check(config)
         plain = predict.predict(
             config, p, population.rates, remembered=held, lift=lift, prompts=num_prompts

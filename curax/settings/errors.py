@@ -1,0 +1,125 @@
+"""Errors as sentences: which a user is told, and how; others keep their traceback.
+
+Wrong input is a `ConfigError`, raised before the work of a command begins. What fails
+during the work, as a disk, a file or a function of the user's does, is a `WorkError`.
+The rest, memory apart, is a fault of the program.
+"""
+
+import contextlib
+import errno
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from curax.settings.config_paths import ConfigError, Place
+from curax.settings.packages import missing
+
+PACKAGE = str(Path(__file__).parents[1])  # folder of curax
+LIBRARY = sysconfig.get_path("stdlib")
+LONGEST = 600  # characters of a library's error that are shown
+
+
+class WorkError(Exception):
+    """An error of the work, not of the program. The message begins a sentence."""
+
+
+def work_error(error: BaseException) -> tuple[BaseException, str] | None:
+    """The error to report in place of one that ended the work, and its phrase.
+
+    The phrase has no full stop. Where several followed each other, the first is
+    reported, for others are of closing files. None: a fault of the program.
+    """
+    what = out_of_memory(error)
+    if what is None and not isinstance(error, WorkError):
+        return None
+    before: BaseException | None = error
+    while before := before.__context__:
+        if isinstance(before, WorkError):
+            error = before
+    return error, what or str(error).rstrip(".")
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Phrase for an error of Python or JAX that is one of memory; None for others."""
+    text = _line(error)[:200].rstrip(".")
+    of_jax = type(error).__name__ == "JaxRuntimeError" and (
+        "RESOURCE_EXHAUSTED" in text or "Out of memory" in text
+    )
+    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not (of_jax or of_system or isinstance(error, MemoryError)):
+        return None
+    return f"there is not enough memory{f' ({text})' if text else ''}"
+
+
+@contextlib.contextmanager
+def config_errors(config: Any = None) -> Iterator[None]:
+    """Context that turns exceptions while building or tracing into a ConfigError.
+
+    Args:
+        config: whose functions may fail; None: only a sentence that curax itself
+            raises, or a missing package, is turned.
+
+    Raises:
+        ConfigError: a sentence with the missing package, the option that the error
+            quotes, or the line that failed.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):  # no fault of the config's
+            raise
+        if needed := missing(error):
+            raise ConfigError(needed) from error
+        last = frames(error)[-1]
+        if config is None and PACKAGE not in last.filename:
+            raise
+        if said := by_hand(error, last):
+            raise ConfigError(said) from error
+        if config is None:
+            raise
+        where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {text(error)}"
+        fix = "change the option that this line reads, or mend the line"
+        if quoted := _culprit(config, text(error)):
+            where = f"{quoted} fails at {where}"
+            fix = f"set {quoted.partition('=')[0]} to another value"
+        raise ConfigError(f"{where}; {fix}.") from error
+
+
+def frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Stack frames of an error, without those inside other libraries."""
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if PACKAGE in frame.filename
+        or not ("site-packages" in frame.filename or frame.filename.startswith(LIBRARY))
+    ]
+
+
+def by_hand(error: BaseException, last: traceback.FrameSummary) -> str | None:
+    """Sentence of a ValueError that its last frame raises; None for other errors."""
+    if not (isinstance(error, ValueError) and (last.line or "").startswith("raise")):
+        return None
+    said = _line(error).rstrip(".") or "no message"
+    return said if said.endswith("?") else f"{said}."
+
+
+def text(error: BaseException) -> str:
+    """Message of an error in one line, without a full stop; a long one is cut off."""
+    return _line(error)[:LONGEST].rstrip(".") or "no message"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _culprit(config: Any, text: str) -> str | None:
+    """The option whose value an error quotes, as `name='text'`; None without one."""
+    for name, place in Place(config).walk():
+        value = place.value
+        if isinstance(value, str) and len(value) > 1 and repr(value) in text:
+            return f"{name}={value!r}"
+    return None
