@@ -135,11 +135,11 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from benchmarks.recipe import config
-    from curax.step import build, draw, drivers, learn, loops
+    from curax.step import build, draw, drivers, learn, states
     from curax.step.records import Graded, StepRollouts
 
     built = build.build(config(work, micro_batches=1, token_chunk=chunk))
-    state = jax.jit(lambda seed: loops.begin(built, loops.initial(built, seed)))(
+    state = jax.jit(lambda seed: states.begin(built, states.initial(built, seed)))(
         jnp.uint32(0)
     )
 

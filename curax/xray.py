@@ -193,6 +193,7 @@ def gradients(args: Namespace) -> None:
         ConfigError: the policy cannot be read, or has no gradients of a pass rate.
     """
     from curax.runs import policies, run
+    from curax.step import build
     from curax.theory import gradients as measured
     from curax.theory import law_residual, probe
     from curax.theory.gradient_table import table
@@ -214,7 +215,7 @@ def gradients(args: Namespace) -> None:
         name = recipe_name(path)
         config = override(load(path), args.assignments)
         check(config)
-        run.check_weights(config)
+        build.check_weights(config)
         loop = run.make_loop(config, rehearse=False)
         state = policies.warm_state(loop)
     make_folder(args.out)

@@ -13,7 +13,7 @@ import words
 
 from curax import correct
 from curax.config import Config, describe, load, option, override
-from curax.runs import checkpoint, folder, run
+from curax.runs import checkpoint, folder, policies, run
 from curax.step import loops
 from curax.verify import graders
 
@@ -55,12 +55,12 @@ def built(make) -> loops.Loop:
 
 
 def patched(monkeypatch):
-    """Whoever builds one of the configs gets a loop that is there already."""
+    """Who restores one of the configs gets states whose programs are there already."""
 
-    def build(config, *, rehearse=True):
+    def states_of(config):
         return built(lora if option(config.model, "path") else own)
 
-    monkeypatch.setattr(run, "make_loop", build)
+    monkeypatch.setattr(policies, "states_of", states_of)
 
 
 @cache
@@ -88,7 +88,8 @@ def write(workdir, make, *, off=0):
     with contextlib.closing(there):
         for step, score in STEPS.items():
             now = state(make, step)
-            rest = now.frozen
-            mark = None if rest is None else int(checkpoint.fingerprint(rest)) + off
-            there.save(step, loops.saved(now), {run.FROZEN: mark}, score=score)
+            base = jax.tree.map(
+                lambda leaf: leaf + jnp.asarray(off, leaf.dtype), now.frozen
+            )
+            there.save(step, replace(now, frozen=base), {}, score=score)
     return workdir

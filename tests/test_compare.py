@@ -126,22 +126,22 @@ def lanes():
     experiment = tiny_experiment.get_experiment()
     arms = experiments.arms(experiment)[:2]
     (plan,) = programs.plans(arms, experiment)
-    return programs.Lanes(plan), experiments.warm_config(experiment, arms[0])
+    return plan, programs.lanes(plan), experiments.warm_config(experiment, arms[0])
 
 
 def test_a_lane_is_what_its_seed_and_magnitude_give_alone():
-    many, config = lanes()
-    assert many.plan.settings == ("optimizer.learning_rate",)
+    plan, many, config = lanes()
+    assert plan.settings == ("optimizer.learning_rate",)
     loop = loops.Jitted(build(config))
     warm, _ = loop.warm(loop.initial(), 1)
     alone = loops.Jitted(build(override(config, {"optimizer.learning_rate": 0.003})))
     state, want, updates = many.begin(warm), alone.begin(warm), 0
     mine = slice(SEEDS, None)  # of the second setting
     while updates < SEEDS:  # most groups of such a policy are dead
-        state, values = many.advance(state, 1)
+        state, (values,), _ = many.advance(state, 1)
         want, rows, _ = alone.advance(want, 1)
         for metric in programs.COUNTED.values():
-            np.testing.assert_array_equal(values[metric][mine, 0], rows[0][metric])
+            np.testing.assert_array_equal(values[metric][mine], rows[0][metric])
         updates += rows[0]["update/count"].sum()
     for got, one in zip(
         jax.tree.leaves(state.params), jax.tree.leaves(want.params), strict=True

@@ -21,7 +21,7 @@ from curax import train
 from curax.config import describe, load, option, override, recipes
 from curax.runs import run
 from curax.settings.cli import recipe_of
-from curax.step import loops
+from curax.step import loops, states
 from curax.step.build import build
 from curax.tasks import chain, layouts
 from curax.testbed import embedded
@@ -162,7 +162,7 @@ def test_a_config_takes_a_step(path):
     parts = build(config)
     loop = loops.Jitted(parts)
     with loop.context():
-        state = loops.begin(parts, loops.initial(parts, loop.seeds))
+        state = states.begin(parts, states.initial(parts, loop.seeds))
         before = jax.device_get(state.params)
         state, [row], _ = loop.advance(state, 1)
     assert np.isfinite(row["loss/mean"])

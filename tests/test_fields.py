@@ -60,7 +60,7 @@ from curax.config import (
 from curax.models import transformer
 from curax.models.rotary import RopeScaling
 from curax.runs import run
-from curax.step import draw, drivers, learn, loops, validation
+from curax.step import draw, drivers, learn, loops, states, validation
 from curax.step.methods import queries, references
 from curax.step.records import Method
 from curax.step.step import step
@@ -448,16 +448,16 @@ class Seen:
 
     @cached_property
     def start(self):
-        return jax.eval_shape(partial(loops.initial, self.parts), self.seed)
+        return jax.eval_shape(partial(states.initial, self.parts), self.seed)
 
     @cached_property
     def state(self):
-        return jax.eval_shape(partial(loops.begin, self.parts), self.start)
+        return jax.eval_shape(partial(states.begin, self.parts), self.start)
 
     @cached_property
     def programs(self) -> dict[str, Callable[[], str]]:
         return {
-            "initial": lambda: program(partial(loops.initial, self.parts), self.seed),
+            "initial": lambda: program(partial(states.initial, self.parts), self.seed),
             "warm": lambda: program(partial(loops.warm_step, self.parts), self.start),
             "draw": self.draw,
             "credit": self.credit,

@@ -26,7 +26,7 @@ from curax.arrays import metrics
 from curax.arrays.keys import stage_key
 from curax.config import ConfigError, Writing, load, override
 from curax.runs import checkpoint, run
-from curax.step import draw, drivers, loops, optimise, validation
+from curax.step import draw, drivers, loops, optimise, states, validation
 from curax.step.build import build
 from curax.step.learn import compute_credit, learn
 from curax.step.methods import hint_sources, hints
@@ -490,7 +490,7 @@ class Scripted(loops.Staged):
         self.drive = self._drive = Told(like, own)
         if like:
             self._initial = like._initial
-        if like and loops.begin not in own:
+        if like and states.begin not in own:
             self._begin = like._begin
 
     def step(self, state, script=None):
@@ -637,7 +637,7 @@ def test_training_without_the_hint_follows_the_direct_formula():
     config = override(
         replace(shrunk("sage_exact"), optimizer=sgd), {"update.clip_norm": np.inf}
     )
-    loop = Scripted(config, scripted(), (learn, loops.begin))
+    loop = Scripted(config, scripted(), (learn, states.begin))
     first = begun(loop)
     some, _ = hints_of(loop, prompts_of(loop, first))
     opens = [MIXED if there else NO for there in some[:, 0]]
@@ -715,8 +715,8 @@ def test_hints_written_before_rl_are_those_of_the_first_policy_at_every_visit():
     how = load(CONFIGS / "sage_offline.py").hint.writing
     config = replace(WRITER, hint=replace(WRITES, writing=replace(how, max_tokens=6)))
     parts = build(config)
-    assert loops.refers(parts)
-    assert not loops.refers(build(WRITER))
+    assert states.refers(parts)
+    assert not states.refers(build(WRITER))
     state = begun(scripted())
     state = replace(state, reference=state.params)
     later = jax.tree.map(lambda leaf: -leaf, state.params)
@@ -837,7 +837,7 @@ def test_the_level_of_a_visit_is_set_by_the_one_before(tmp_path):
         close(state.memory.draws, draws, rtol=1e-4)
         if number == 6:
             saved = checkpoint.Checkpoints(tmp_path / "saved", keep=1)
-            saved.save(7, loops.saved(state), {})
+            saved.save(7, state, {})
             saved.wait()
             like = jax.eval_shape(lambda state=state: state)
             state, _ = saved.restore(7, like)

@@ -42,7 +42,7 @@ from curax.config import (
 )
 from curax.models import transformer
 from curax.runs.run import make_loop
-from curax.step import draw, drivers, learn, loops
+from curax.step import draw, drivers, learn, loops, states
 from curax.step.build import build
 from curax.step.records import Graded
 from curax.tasks import chain
@@ -419,7 +419,7 @@ def test_groups_are_refilled_alike_in_both_loops():
 
 def test_a_missing_outcome_is_neither_right_nor_wrong():
     parts = build(TINY)
-    state = loops.begin(parts, jax.device_put(warmed(1)))
+    state = states.begin(parts, jax.device_put(warmed(1)))
     outcome = jnp.zeros(16).at[::4].set(jnp.nan).at[1::4].set(1.0)
 
     @jax.jit

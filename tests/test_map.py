@@ -16,7 +16,6 @@ from curax import stop
 from curax.comparison import experiment as experiments
 from curax.comparison import programs
 from curax.config import ConfigError, override
-from curax.step import loops
 from curax.step.build import build
 from curax.tasks import chain
 from curax.theory import advice
@@ -75,12 +74,11 @@ def test_the_settings_of_a_piece_are_lanes_of_one_program():
         arm = regimes.arm("sparse", "rloo", setting, "tune")
         config = replace(override(arm.config, small), model=partial(tiny.table))
         found.append(arm._replace(config=config, setting=f"trial{i}", value=i))
-    lanes = programs.Lanes(programs.Plan(tuple(found), ("allocate.size", regimes.RATE)))
+    lanes = programs.lanes(programs.Plan(tuple(found), ("allocate.size", regimes.RATE)))
     assert (
         lanes.magnitudes["allocate.size"].tolist()
         == np.repeat(regimes.SIZES, 2).tolist()
     )
-    lanes.rehearse(loops.Jitted(build(lanes.config)).abstract_warm)
     assert set(programs.COUNTED.values()) <= set(lanes.metrics)
 
 
@@ -133,18 +131,18 @@ def test_a_curve_is_where_the_baseline_ended_from_its_last_rise_on():
 
 def test_runs_go_on_until_all_have_spent_the_whole_cost():
     class Lanes:
-        count = 2
+        seeds = np.arange(2)
 
         def begin(self, warm):
             return warm
 
-        def evaluate(self, state):
+        def pass_rates(self, state):
             return np.array([0.25, 0.5])
 
         def advance(self, state, times):
             each = {"rollout/tokens": [3, 3], "train/tokens": [1, 2]}
             each["update/count"] = [1, 1]
-            return state, {k: np.array(v)[:, None] for k, v in each.items()}
+            return state, [{k: np.array(v) for k, v in each.items()}], []
 
     limits = {"whole": 40.0, "steps": 99}
     found = run.history(Lanes(), 0, 1, "x", cost=(1.0, 10.0), **limits)

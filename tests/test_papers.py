@@ -21,7 +21,7 @@ import tiny
 from curax.comparison import experiment as experiments
 from curax.config import describe, load, option, override, recipes, transferred
 from curax.evaluation.benchmarks import BENCHMARKS
-from curax.step import drivers, loops
+from curax.step import drivers, states
 from curax.step.build import build
 from curax.step.step import step
 from curax.tasks import rationale
@@ -173,12 +173,12 @@ def test_a_config_takes_a_step(paper):
     parts = build(shrunk(config))
     if config.reflection:
         params = tiny.random_params(parts.model)
-        warm = loops.Warm(
+        warm = states.Warm(
             params=params, opt_state=None, step=jnp.int32(0), seed=jnp.uint32(0)
         )
     else:
-        warm = loops.initial(parts, jnp.uint32(0))
-    state = loops.begin(parts, warm)
+        warm = states.initial(parts, jnp.uint32(0))
+    state = states.begin(parts, warm)
     one = partial(step, drivers.Traced(), parts)
     if not new:
         row = jax.eval_shape(one, state)[1][0]

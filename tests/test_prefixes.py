@@ -12,7 +12,7 @@ import tiny
 from test_configs import ROOT, shrunk
 
 from curax.config import Writing, load
-from curax.step import build, draw, drivers, learn, loops
+from curax.step import build, draw, drivers, learn, states
 from curax.step.methods import hint_sources, prefixes
 from curax.step.records import Graded
 
@@ -26,13 +26,13 @@ def parts():
 
 @pytest.fixture(scope="module")
 def state(parts):
-    warm = loops.Warm(
+    warm = states.Warm(
         params=tiny.random_params(parts.model),
         opt_state=None,
         step=jnp.int32(0),
         seed=jnp.uint32(3),
     )
-    return loops.begin(parts, warm)
+    return states.begin(parts, warm)
 
 
 def graded_step(parts):

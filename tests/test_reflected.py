@@ -44,7 +44,7 @@ from curax.config import (
     override,
 )
 from curax.runs import checkpoint
-from curax.step import build, draw, drivers, learn, loops
+from curax.step import build, draw, drivers, learn, loops, states
 from curax.step.methods import queries, references
 from curax.step.records import Graded
 from curax.step.step import step as one_step
@@ -140,10 +140,10 @@ def start():
     """A state in which another policy scores, and what it was asked."""
     own = built()
     params = tiny.random_params(own.model)
-    warm = loops.Warm(
+    warm = states.Warm(
         params=params, opt_state=None, step=jnp.int32(0), seed=jnp.uint32(5)
     )
-    state = loops.begin(own, warm)
+    state = states.begin(own, warm)
     other = jax.tree.map(lambda leaf: 1.5 * leaf + 0.05, params)
     return with_methods(state, references=other)
 
@@ -635,7 +635,7 @@ def loop():
 def begun(own):
     """Some thoughts end by chance; committed, as a restored state is."""
     params = tiny.random_params(own.parts.model)
-    warm = loops.Warm(
+    warm = states.Warm(
         params=params, opt_state=None, step=jnp.int32(0), seed=jnp.uint32(0)
     )
     return own.begin(jax.device_put(warm, jax.devices()[0]))
@@ -808,13 +808,13 @@ def test_the_recipe_as_published_takes_a_step():
     }
     recipe = small("dro_published", changes)
     own = build.build(recipe)
-    warm = loops.Warm(
+    warm = states.Warm(
         params=tiny.random_params(own.model),
         opt_state=None,
         step=jnp.int32(0),
         seed=jnp.uint32(0),
     )
-    before = loops.begin(own, warm)
+    before = states.begin(own, warm)
     drive = drivers.Traced()
     jax.eval_shape(partial(queries.before_step, drive, own), before)
     assert recipe.reflection

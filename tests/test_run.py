@@ -78,7 +78,6 @@ def followed(workdir, loop, monkeypatch, *, step=None) -> tuple[list[str], int |
     workdir.mkdir(exist_ok=True)
     with monkeypatch.context() as patch:
         patch.setattr(run.checkpoint, "Checkpoints", lambda *_, **__: saved)
-        patch.setattr(run.loops, "saved", lambda state: state)
         patch.setattr(run.cache, "line", lambda _: None)  # the loop has no model
         patch.setattr(run.memory_io, "write", lambda *_: None)
         patch.setattr(run.Progress, "say", lambda _, text: told.append(text))

@@ -16,7 +16,7 @@ from contracts import close
 from curax import allocate, loss
 from curax.config import KL, ConfigError, Evaluation
 from curax.runs import alarms
-from curax.step import loops, validation
+from curax.step import states, validation
 from curax.types import Prompts
 
 SAMPLES = 4
@@ -254,14 +254,14 @@ def test_the_policy_that_rl_starts_from_is_kept_where_it_is_needed(changed, kept
         methods=(),
     )
     params = {"w": jnp.arange(3.0)}
-    warm = loops.Warm(
+    warm = states.Warm(
         params=params,
         frozen=None,
         opt_state=None,
         step=jnp.int32(0),
         seed=jnp.uint32(0),
     )
-    state = loops.begin(made, warm)
+    state = states.begin(made, warm)
     assert (state.reference is not None) == kept
     if kept:
         assert state.reference["w"] is not params["w"]  # which the next step is given

@@ -7,21 +7,17 @@ program of their own.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from curax.comparison.experiment import Arm, Experiment, digest, setting_of
 from curax.config import Config, ConfigError, describe, override
 from curax.settings import errors
-from curax.step import drivers, loops, validation
+from curax.step import drivers, loops, states, validation
 from curax.step.build import build
-from curax.step.records import Subject
 from curax.step.step import step
-from curax.types import TrainState
 
 # What is counted of each step, by the name of its metric.
 COUNTED = {
@@ -107,7 +103,7 @@ def _is_magnitude(config: Config, name: str, values: Sequence[Any]) -> bool:
 
     def probe(value):
         parts = build(override(config, {name: value}))
-        state = loops.begin(parts, loops.initial(parts, jnp.uint32(0)))
+        state = states.begin(parts, states.initial(parts, jnp.uint32(0)))
         drive = drivers.Traced()
         asked = validation.requests(drive, parts, state.seed)[0]
         held_out = drive.draw(parts, state, asked)
@@ -120,100 +116,27 @@ def _is_magnitude(config: Config, name: str, values: Sequence[Any]) -> bool:
     return True
 
 
-class Lanes:
-    """A compiled program of L lanes, one for each arm and seed of a plan."""
+def lanes(plan: Plan) -> loops.Lanes:
+    """The runs of a plan side by side, one for each of its arms and seeds, rehearsed.
 
-    def __init__(self, plan: Plan):
-        """Jit the program's functions; nothing is compiled yet."""
-        self.plan, self.config = plan, plan.arms[0].config
-        seeds = self.config.seeds
-        self.count = seeds * len(plan.arms)
-        place = jax.devices()[0]
-        self.magnitudes = {
-            name: jax.device_put(
-                np.repeat(
-                    np.array(
-                        [setting_of(a.config, name) for a in plan.arms], np.float32
-                    ),
-                    seeds,
-                ),
-                place,
-            )
-            for name in plan.settings
-        }
-        self.parts = build(self.config)
-        self.abstract: Any = None  # shapes of the state of all lanes, once rehearsed
-        self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
-        self._begin = jax.jit(jax.vmap(self._first))
-        self._chunk = jax.jit(
-            jax.vmap(self._many, in_axes=(0, 0, None)), donate_argnums=0
-        )
-        self._held_out = jax.jit(jax.vmap(self._graded))
-
-    def _parts(self, magnitudes: dict[str, jax.Array]):
-        return build(override(self.config, magnitudes)) if magnitudes else self.parts
-
-    def _first(self, warm: loops.Warm, magnitudes: dict[str, jax.Array]) -> TrainState:
-        return loops.begin(self._parts(magnitudes), warm)
-
-    def _many(self, state: TrainState, magnitudes: dict[str, jax.Array], times: Any):
-        body = partial(step, drivers.Traced(), self._parts(magnitudes))
-        state, (values, _) = loops.repeat(
-            body, state, times, most=self.config.logging.every
-        )
-        return state, values
-
-    def _graded(self, state: TrainState, magnitudes: dict[str, jax.Array]):
-        parts, drive = self._parts(magnitudes), drivers.Traced()
-        asked = validation.requests(drive, parts, state.seed)[0]
-        examined = Subject(task=parts.task, model=parts.model)
-        graded = drive.draw_and_grade(examined, state, asked)
-        return graded.rollouts, graded.outcome
-
-    def rehearse(self, warm: Any) -> None:
-        """Trace all programs, and keep the traces.
-
-        Args:
-            warm: shapes of the warm start of all seeds.
-
-        Raises:
-            ConfigError: a stage cannot work; the message names its line.
-        """
-        with errors.config_errors(self.config):
-            warm = jax.eval_shape(self._spread, warm)
-            state = jax.eval_shape(self._begin, warm, self.magnitudes)
-            jax.eval_shape(self._held_out, state, self.magnitudes)
-            _, values = jax.eval_shape(self._chunk, state, self.magnitudes, 1)
-        self.abstract, self.metrics = state, tuple(values)
-
-    def _spread(self, warm: loops.Warm) -> loops.Warm:
-        """Warm-start state of each lane, copied from that of its seed."""
-        seeds = self.config.seeds
-        wide = (lambda x: x[None]) if seeds == 1 else (lambda x: x)
-        lane = jnp.arange(self.count) % seeds
-        return jax.tree.map(lambda x: wide(x)[lane], warm)
-
-    def begin(self, warm: loops.Warm) -> TrainState:
-        """State of all lanes before the first step of RL."""
-        return self._begin(self._spread(warm), self.magnitudes)
-
-    def advance(self, state: TrainState, times: int) -> tuple[TrainState, Any]:
-        """State after `times` steps, and `[L, times]` metrics by name."""
-        chunk = self._chunk(state, self.magnitudes, times)
-        state, values = jax.block_until_ready(chunk)
-        values = jax.device_get(values)
-        return state, {name: value[:, :times] for name, value in values.items()}
-
-    def evaluate(self, state: TrainState) -> np.ndarray:
-        """`[L]` held-out pass rates, sampled, with the same noise at every call."""
-        rollouts, outcome = jax.device_get(self._held_out(state, self.magnitudes))
-        return np.nanmean(validation.pass_rates(self.parts, rollouts, outcome), -1)
+    Raises:
+        ConfigError: a stage cannot work; the message names its line.
+    """
+    config = plan.arms[0].config
+    settings = {
+        name: [setting_of(arm.config, name) for arm in plan.arms]
+        for name in plan.settings
+    }
+    with errors.config_errors(config):
+        found = loops.Lanes(build(config), settings)
+        found.rehearse()
+    return found
 
 
-def split(lanes: Lanes, history: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def split(plan: Plan, history: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (name, history) of each arm, lists `[K][R]`, from `[K][L]` of all lanes."""
-    seeds = lanes.config.seeds
-    for i, arm in enumerate(lanes.plan.arms):
+    seeds = plan.arms[0].config.seeds
+    for i, arm in enumerate(plan.arms):
         own = slice(i * seeds, (i + 1) * seeds)
 
         def cut(value: Any, own: slice = own) -> Any:

@@ -15,7 +15,7 @@ import difflib
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 
 from curax.comparison import programs
 from curax.comparison.experiment import Arm, Experiment, budget, warm_config, warm_key
+from curax.comparison.programs import Plan
 from curax.config import Config, ConfigError, changes, describe
 from curax.runs import checkpoint, record
 from curax.runs.progress import Progress
@@ -95,13 +96,12 @@ class Comparison:
         self._experiment, self._arms, self._workdir = experiment, arms, workdir
         self._done = finished(workdir)
         pending = [arm for arm in arms if arm.name not in self._done]
-        found = programs.plans(pending, experiment)
-        self._lanes = [programs.Lanes(plan) for plan in found]
         self._warm: dict[str, loops.Jitted] = {}
         self._states: dict[str, Any] = {}  # of the last warm start, on the host
-        for lanes in self._lanes:
-            loop = self._warm_loop(lanes.plan.arms[0])
-            lanes.rehearse(loop.abstract_warm)
+        self._programs: list[tuple[Plan, loops.Lanes]] = []
+        for plan in programs.plans(pending, experiment):
+            self._warm_loop(plan.arms[0])
+            self._programs.append((plan, programs.lanes(plan)))
         if not self._done:
             self._check_watched()
 
@@ -111,7 +111,7 @@ class Comparison:
         Raises:
             ConfigError: one is not.
         """
-        known = {name for lanes in self._lanes for name in lanes.metrics}
+        known = {name for _, lanes in self._programs for name in lanes.metrics}
         for name in self._experiment.watched:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1, cutoff=0)
@@ -133,18 +133,18 @@ class Comparison:
         if measures and not (self._workdir / COST).exists():
             self._measure(progress)
         start = time.monotonic()
-        for number, lanes in enumerate(self._lanes):
-            clock = _Clock(start, number, len(self._lanes))
-            history = self._run(lanes, progress, clock)
+        for number, (plan, lanes) in enumerate(self._programs):
+            clock = _Clock(start, number, len(self._programs))
+            history = self._run(plan, lanes, progress, clock)
             found = {
                 "device": jax.devices()[0].device_kind,
                 "jax": jax.__version__,
-                "lanes": lanes.count,
-                "arms": dict(programs.split(lanes, history)),
+                "lanes": lanes.seeds.size,
+                "arms": dict(programs.split(plan, history)),
             }
-            path = self._workdir / ARMS / f"{lanes.plan.key}.json"
+            path = self._workdir / ARMS / f"{plan.key}.json"
             write_file(path, (json.dumps(found) + "\n").encode())
-            shutil.rmtree(self._workdir / RUNNING / lanes.plan.key, ignore_errors=True)
+            shutil.rmtree(self._workdir / RUNNING / plan.key, ignore_errors=True)
             self._done |= found["arms"]
         shutil.rmtree(self._workdir / RUNNING, ignore_errors=True)
         return {arm.name: self._done[arm.name] for arm in self._arms}
@@ -167,7 +167,7 @@ class Comparison:
         how, every = loop.parts.config.warm_start, loop.parts.config.logging.every
         total = how.steps if how else 0
         with _open_checkpoints(self._workdir / WARM / key) as saved:
-            found = _newest_checkpoint(saved, loop.abstract_warm)
+            found = _newest_checkpoint(saved, loop.abstract_warm, loop.whole)
             state, done = (found.state, found.step) if found else (loop.initial(), 0)
             if done < total:
                 progress.begin("warm start", done, total)
@@ -186,26 +186,25 @@ class Comparison:
     # ----- programs
 
     def _run(
-        self, lanes: programs.Lanes, progress: Progress, clock: "_Clock"
+        self, plan: Plan, lanes: loops.Lanes, progress: Progress, clock: "_Clock"
     ) -> dict[str, Any]:
         """Run a program from its last evaluation to its end, and return its history."""
-        experiment, plan = self._experiment, lanes.plan
+        experiment = self._experiment
         with _open_checkpoints(self._workdir / RUNNING / plan.key) as saved:
-            found = _newest_checkpoint(saved, lanes.abstract)
+            found = _newest_checkpoint(saved, lanes.abstract, lanes.whole)
             if found:
                 state, history = found.state, found.totals["history"]
             else:
                 state = lanes.begin(self._warmed(plan.arms[0], progress))
                 history = _empty_history(lanes, experiment)
-                _evaluate(lanes, state, history)
+                history["rate"].append(lanes.pass_rates(state).tolist())
             begun = _percent(history, experiment)
             progress.begin(clock.title(plan.name), begun, 100, share=True)
             while (percent := _percent(history, experiment)) < 100:
                 times = min(experiment.every, experiment.steps - history["steps"][-1])
-                begun = time.monotonic()
-                state, values = lanes.advance(state, times)
-                _append_chunk(history, values, times, time.monotonic() - begun)
-                _evaluate(lanes, state, history)
+                state, rows, _ = lanes.advance(state, times)
+                _append_chunk(history, rows)
+                history["rate"].append(lanes.pass_rates(state).tolist())
                 saved.save(history["steps"][-1], state, {"history": history})
                 percent = _percent(history, experiment)
                 progress.note(
@@ -289,7 +288,7 @@ def _open_checkpoints(path: Path) -> Any:
 
 
 def _newest_checkpoint(
-    saved: checkpoint.Checkpoints, like: Any
+    saved: checkpoint.Checkpoints, like: Any, whole: Callable[[Any], Any]
 ) -> checkpoint.Restored | None:
     """The newest checkpoint, None without one.
 
@@ -297,7 +296,7 @@ def _newest_checkpoint(
         ConfigError: none can be read.
     """
     try:
-        return saved.newest(like)
+        return saved.newest(like, whole=whole)
     except checkpoint.DamagedError as error:
         raise ConfigError(
             f"no checkpoint can be read, the newest is {error}; remove that folder, "
@@ -305,33 +304,31 @@ def _newest_checkpoint(
         ) from error
 
 
-def _empty_history(lanes: programs.Lanes, experiment: Experiment) -> dict[str, Any]:
+def _empty_history(lanes: loops.Lanes, experiment: Experiment) -> dict[str, Any]:
     """History before the first step: all counts are 0."""
-    counted = {name: [[0.0] * lanes.count] for name in programs.COUNTED}
+    counted = {name: [[0.0] * lanes.seeds.size] for name in programs.COUNTED}
     watched = {name: [] for name in experiment.watched}
     return {"steps": [0], "seconds": [0.0], "rate": [], "watched": watched} | counted
 
 
-def _evaluate(lanes: programs.Lanes, state: Any, history: dict[str, Any]) -> None:
-    history["rate"].append([float(rate) for rate in lanes.evaluate(state)])
+def _append_chunk(history: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append some steps to a history, from the `[L]` metrics of each."""
 
+    def every(metric: str) -> np.ndarray:
+        like = rows[0]["update/count"]  # of a metric that this recipe lacks
+        found = [row.get(metric, np.full_like(like, np.nan)) for row in rows]
+        return np.stack(found, -1).astype(np.float64)  # [L, steps]
 
-def _append_chunk(
-    history: dict[str, Any], values: Any, times: int, seconds: float
-) -> None:
-    """Append a chunk of steps, `[L, times]` metrics, to a history."""
     for name, metric in programs.COUNTED.items():
-        added = np.asarray(values[metric], np.float64).sum(-1)
-        history[name].append((added + history[name][-1]).tolist())
-    history["steps"].append(history["steps"][-1] + times)
+        history[name].append((every(metric).sum(-1) + history[name][-1]).tolist())
+    history["steps"].append(history["steps"][-1] + len(rows))
+    seconds = sum(row["time/step_s"] for row in rows)
     history["seconds"].append(history["seconds"][-1] + seconds)
     for metric, kept in history["watched"].items():
-        found = np.asarray(values.get(metric, np.nan), np.float64)
-        found = np.broadcast_to(found, values["update/count"].shape)
+        found = every(metric)
         known = np.isfinite(found)
         sums = np.where(known, found, 0.0).sum(-1) / np.maximum(known.sum(-1), 1)
-        pairs = zip(sums, np.atleast_1d(known.any(-1)), strict=True)
-        kept.append([float(mean) if any_ else None for mean, any_ in pairs])
+        kept.append(record.json_value(np.where(known.any(-1), sums, np.nan)))
 
 
 def _percent(history: dict[str, Any], experiment: Experiment) -> float:

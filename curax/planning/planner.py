@@ -15,7 +15,7 @@ from curax.planning.chips import Topology
 from curax.planning.estimate import Work
 from curax.planning.programs import Compiled
 from curax.settings import errors
-from curax.step import build, loops
+from curax.step import build, states
 from curax.step import mesh as meshes
 from curax.step.records import Components
 from curax.types import Contexts, Rollouts, TrainState
@@ -210,7 +210,7 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
             "those that do."
         )
     mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    held = estimate.state_bytes(run.state, loops.sharding_of(parts, mesh, run.state))
+    held = estimate.state_bytes(run.state, states.sharding_of(parts, mesh, run.state))
     cut = estimate.Cut.of(mesh, sizes)
     sampler = parts.config.mesh.cut_sampler
     draws = {"draw": sizes, **_draws_of_methods(run)}
@@ -259,7 +259,7 @@ def _programs(
     """Compiled programs of a layout."""
     mesh = meshes.make(dataclasses.replace(Sizes(), **one.mesh), devices)
     assert mesh is not None
-    where = loops.sharding_of(run.parts, mesh, run.state)
+    where = states.sharding_of(run.parts, mesh, run.state)
     found = []
     for call in run.calls:
         done, others = programs.planned(run.parts, mesh, where, call, quick=quick)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from curax.arrays.sharding import bytes_on_device
 from curax.planning import hlo
-from curax.step import drivers, loops
+from curax.step import drivers, states
 from curax.step import mesh as meshes
 from curax.step.records import Components, Method
 from curax.step.step import step
@@ -139,8 +139,8 @@ def _parameters(tree: Any) -> Any:
 def abstract_state(parts: Components) -> TrainState:
     """Shapes and dtypes of the state before the first RL step."""
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
-    warm = jax.eval_shape(partial(loops.initial, parts), seed)
-    return jax.eval_shape(partial(loops.begin, parts), warm)
+    warm = jax.eval_shape(partial(states.initial, parts), seed)
+    return jax.eval_shape(partial(states.begin, parts), warm)
 
 
 def calls(parts: Components, state: TrainState) -> list[Call]:

@@ -1,30 +1,34 @@
-"""Checkpoints of a run by orbax: state, host totals and a checksum per saved step.
+"""Checkpoints of a run by orbax: what they hold, how it is written and restored.
 
-A checkpoint is written in the background, under a temporary name until it is complete.
-The checksum of the state finds checkpoints that were damaged on the disk.
+A checkpoint has the state without its frozen parameters, which come from elsewhere,
+and beside it, as JSON, a `Beside`. It is written in the background, under a temporary
+name until it is complete. Its checksum finds what was damaged on the disk.
 """
 
 import copy
+import dataclasses
 import errno
 import gc
 import json
+import logging
 import math
 import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from curax.arrays.sharding import platform
 from curax.processes import peers
 from curax.settings.cli import still_there
-from curax.settings.config_paths import changes
+from curax.settings.config_paths import ConfigError, changes
 from curax.settings.errors import WorkError
 
 UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
@@ -36,6 +40,43 @@ class NotSavedError(WorkError, OSError):
 
 class DamagedError(ValueError):
     """A checkpoint cannot be read, or its checksum differs."""
+
+
+class OtherBaseError(ValueError):
+    """The frozen parameters are not those that a checkpoint was saved with."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Totals:
+    """What the host of a run counts, in whole numbers; a list is of one per seed."""
+
+    tokens: Any = 0  # generated since step 0
+    updates: Any = 0  # of the optimizer since step 0
+    nonfinite_in_a_row: Any = 0  # steps without a finite gradient
+    missing_in_a_row: Any = 0  # steps without any outcome
+
+    def add(self, row: Mapping[str, Any], like: Any) -> dict[str, Any]:
+        """Add the counts of a step; its metrics that are counted since step 0.
+
+        Args:
+            row: metrics of the step; those that are left out are 0.
+            like: `[]` or `[R]`, seeds of the run.
+        """
+        for metric, name in (("rollout/tokens", "tokens"), ("update/count", "updates")):
+            new = np.asarray(row.get(metric, np.zeros(np.shape(like))))
+            old = np.asarray(getattr(self, name), np.int64)
+            setattr(self, name, (old + new.astype(np.int64)).tolist())
+        return {"rollout/tokens": self.tokens, "update/count": self.updates}
+
+
+class Beside(NamedTuple):
+    """JSON values beside the state of a checkpoint."""
+
+    step: int
+    about: Any  # what tells the run from others
+    totals: Any  # of the host
+    frozen: int | None  # fingerprint of the frozen parameters; None: there are none
+    mark: int  # checksum of state, totals and that fingerprint
 
 
 class Restored(NamedTuple):
@@ -50,38 +91,48 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints of a run: state, host totals and an optional score per step."""
 
-    def __init__(self, folder: Path, *, keep: int, about: Any = None):
+    def __init__(self, folder: Path, *, keep: int | None, about: Any = None):
         """Open a folder; the `keep` latest checkpoints and the best one are kept.
 
         Args:
             folder: made if it is missing.
-            keep: number of the latest checkpoints that are kept.
+            keep: number of the latest checkpoints that are kept; None: the folder is
+                only read, also while a run is writing there.
             about: JSON values that tell this run from others; a checkpoint saved with
                 other ones is not read. None: any is.
 
         Raises:
             NotSavedError: the folder cannot be made.
+            ConfigError: it is only read, and has no checkpoint.
         """
         self._folder, self._failed, self._about = folder.absolute(), False, about
+        self._frozen: int | None = None  # fingerprint, once known
+        silence_orbax()
         if not isinstance(sys.unraisablehook, _UnraisableHook):
             sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
-        policies = ocp.checkpoint_managers
-        options = ocp.CheckpointManagerOptions(
-            best_fn=_score,
-            preservation_policy=policies.AnyPreservationPolicy(
-                [
-                    policies.LatestN(keep),
-                    policies.BestN(
-                        get_metric_fn=_score,
-                        n=1,
-                        keep_checkpoints_without_metrics=False,
-                    ),
-                ]
-            ),
-            create=True,
-            cleanup_tmp_directories=True,
-            enable_async_checkpointing=True,
-        )
+        if keep is None and latest(folder) is None:
+            raise ConfigError(
+                f"{folder} holds no checkpoint; name the folder of a run that has one."
+            )
+        options = ocp.CheckpointManagerOptions(best_fn=_score, read_only=True)
+        if keep is not None:
+            policies = ocp.checkpoint_managers
+            options = ocp.CheckpointManagerOptions(
+                best_fn=_score,
+                preservation_policy=policies.AnyPreservationPolicy(
+                    [
+                        policies.LatestN(keep),
+                        policies.BestN(
+                            get_metric_fn=_score,
+                            n=1,
+                            keep_checkpoints_without_metrics=False,
+                        ),
+                    ]
+                ),
+                create=True,
+                cleanup_tmp_directories=True,
+                enable_async_checkpointing=True,
+            )
         self._manager: ocp.CheckpointManager = self._write(
             ocp.CheckpointManager, self._folder, options=options
         )
@@ -94,6 +145,25 @@ class Checkpoints:
     def best(self) -> int | None:
         """The saved step with the highest score, the last of equals; None: no score."""
         return self._manager.best_step()
+
+    def named(self, step: str) -> int:
+        """The saved step that is called `latest`, `best` or by its digits.
+
+        Raises:
+            ConfigError: there is no such checkpoint.
+        """
+        steps = {str(number): number for number in self._manager.all_steps()}
+        number = (steps | {"latest": self.latest(), "best": self.best()}).get(step)
+        if number is None:
+            raise ConfigError(
+                f"--step {step}: {self._folder} has no such checkpoint; name one of "
+                f"{self.step_list()}."
+            )
+        return number
+
+    def step_list(self) -> str:
+        """The saved steps as text, `10, 20`."""
+        return ", ".join(map(str, sorted(self._manager.all_steps())))
 
     def save(
         self,
@@ -110,8 +180,8 @@ class Checkpoints:
 
         Args:
             step: number of the step.
-            state: tree of arrays.
-            totals: JSON values.
+            state: tree of arrays; what is under a field `frozen` is not saved.
+            totals: JSON values of the host.
             score: higher is better, to keep the best; None or NaN: unknown.
 
         Raises:
@@ -123,7 +193,10 @@ class Checkpoints:
             self._failed = True
             raise NotSavedError(f"{self._folder} was removed or renamed")
         totals = copy.deepcopy(totals)
-        mark = _checksum(state, totals)
+        if self._frozen is None:
+            self._frozen = _frozen_mark(state)
+        state = _trained(state)
+        mark = _checksum(state, totals, self._frozen)
         if len(marks := set(peers.gather(mark))) > 1:
             self._failed = True
             raise NotSavedError(
@@ -133,10 +206,11 @@ class Checkpoints:
         if platform() == "cpu":
             # On a CPU the writer reads the buffers themselves, which may be donated.
             state = jax.tree.map(jnp.copy, state)
+        beside = Beside(step, self._about, totals, self._frozen, mark)
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),  # pyright: ignore[reportCallIssue]
             totals=ocp.args.JsonSave(  # pyright: ignore[reportCallIssue]
-                {"totals": totals, "mark": mark, "step": step, "about": self._about}
+                beside._asdict()
             ),
         )
         known = score is not None and math.isfinite(score)
@@ -147,7 +221,11 @@ class Checkpoints:
             raise NotSavedError(f"{self._folder / str(step)} was refused by orbax")
 
     def restore(
-        self, step: int, like: Any, sharding: Any = None
+        self,
+        step: int,
+        like: Any,
+        sharding: Any = None,
+        whole: Callable[[Any], Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """State and totals of a saved step, on any devices.
 
@@ -155,10 +233,13 @@ class Checkpoints:
             step: number of the step.
             like: tree of shapes and dtypes.
             sharding: tree of shardings like it; None: everything on the first device.
+            whole: adds the frozen parameters to a state; None: they stay away.
 
         Raises:
             DamagedError: the checkpoint cannot be read, or its checksum differs.
+            OtherBaseError: its frozen parameters were others.
         """
+        like, sharding = _trained(like), _trained(sharding)
         if sharding is None:
             first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
             sharding = jax.tree.map(lambda _: first, like)
@@ -177,24 +258,38 @@ class Checkpoints:
             # Each process reads its own shards, and all or none go on.
             if reason := next(filter(None, peers.gather(reason)), None):
                 raise DamagedError(reason)
-            state, beside = loaded["state"], loaded["totals"]
-            theirs = beside["about"] if self._about is not None else None
+            state, beside = loaded["state"], Beside(**loaded["totals"])
+            theirs = beside.about if self._about is not None else None
             for name, was, now in changes(theirs, self._about):
                 raise DamagedError(
                     f"it is of another run, with {name}={was!r} in place of {now!r}"
                 )
-            if beside["step"] != step:
-                raise DamagedError(f"it was saved as step {beside['step']}")
-            if _checksum(state, beside["totals"]) != beside["mark"]:
+            if beside.step != step:
+                raise DamagedError(f"it was saved as step {beside.step}")
+            if _checksum(state, beside.totals, beside.frozen) != beside.mark:
                 raise DamagedError("contents differ from what was saved")
-            return state, beside["totals"]
+            return state, beside
 
         found, reason = _attempt(read)
         if found is None:
             raise DamagedError(reason)
-        return found
+        state, beside = found
+        if whole:
+            state = whole(state)
+            self._frozen = _frozen_mark(state)
+            if self._frozen != beside.frozen:
+                raise OtherBaseError(
+                    "the parameters that are not trained differ from those the run "
+                    "began with"
+                )
+        return state, beside.totals
 
-    def newest(self, like: Any, sharding: Any = None) -> Restored | None:
+    def newest(
+        self,
+        like: Any,
+        sharding: Any = None,
+        whole: Callable[[Any], Any] | None = None,
+    ) -> Restored | None:
         """Restore the newest readable checkpoint; None where none was saved.
 
         Newer checkpoints that are damaged are renamed and kept.
@@ -202,16 +297,18 @@ class Checkpoints:
         Args:
             like: as `restore`.
             sharding: as `restore`.
+            whole: as `restore`.
 
         Raises:
             DamagedError: no checkpoint can be read; none is renamed.
+            OtherBaseError: as `restore`.
             NotSavedError: one that is damaged cannot be renamed.
         """
         damaged: dict[int, DamagedError] = {}
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in peers.broadcast(steps):
             try:
-                state, totals = self.restore(step, like, sharding)
+                state, totals = self.restore(step, like, sharding, whole)
             except DamagedError as error:
                 damaged[step] = error
                 continue
@@ -279,6 +376,12 @@ class Checkpoints:
         return result
 
 
+def silence_orbax() -> None:
+    """Drop orbax's long log messages; curax reports failures in a sentence."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 def latest(folder: Path) -> int | None:
     """The last step saved in a folder, None without one; the folder is only read."""
     there = ocp.utils.checkpoint_steps(folder.absolute()) if folder.is_dir() else []
@@ -318,9 +421,22 @@ def _bits(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, width).astype(jnp.uint32)
 
 
-def _checksum(state: Any, totals: dict[str, Any]) -> int:
-    """One integer hash of state and totals."""
-    text = json.dumps(totals, sort_keys=True)
+def _trained(state: Any) -> Any:
+    """A state, or what is like it, without frozen parameters."""
+    if getattr(state, "frozen", None) is None:
+        return state
+    return dataclasses.replace(state, frozen=None)
+
+
+def _frozen_mark(state: Any) -> int | None:
+    """Fingerprint of the frozen parameters of a state; None without any."""
+    rest = getattr(state, "frozen", None)
+    return None if rest is None else int(fingerprint(rest))
+
+
+def _checksum(state: Any, totals: Any, rest: int | None) -> int:
+    """One integer hash of a state, of totals and of a fingerprint."""
+    text = json.dumps([totals, rest], sort_keys=True)
     return zlib.crc32(text.encode(), int(fingerprint(state)))
 
 

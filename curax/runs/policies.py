@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from curax.arrays import frozen
@@ -25,11 +24,12 @@ from curax.config import (
 )
 from curax.config import Mesh as Sizes
 from curax.models import pretrained
-from curax.runs import checkpoint, folder, record, run
+from curax.runs import checkpoint, folder, record
 from curax.settings import errors, files
 from curax.settings.config_paths import OF_FILE
-from curax.step import loops
+from curax.step import build, loops
 from curax.step import mesh as meshes
+from curax.step.states import States
 from curax.types import Model, Task, TrainState
 
 
@@ -129,50 +129,55 @@ def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
     Raises:
         ConfigError: there is no such checkpoint, or it is damaged.
     """
-    loop, state = load_state(path, config, step=step)
+    states, state = load_state(path, config, step=step)
     return Policy(
-        model=loop.parts.model,
+        model=states.parts.model,
         params=frozen.join(state.params, state.frozen),
-        mesh=loop.mesh,
+        mesh=states.mesh,
         config=config,
-        task=loop.parts.task,
+        task=states.parts.task,
         step=int(state.step),
     )
 
 
 def load_state(
     path: Path, config: Config, *, step: str = "latest"
-) -> tuple[loops.Loop, TrainState]:
-    """The loop of a run and its whole train state at a checkpoint; as `load_run`."""
+) -> tuple[States, TrainState]:
+    """The states of a run, and its whole train state at a checkpoint; as `load_run`."""
     if config.seeds > 1:
         raise ConfigError(
             f"{path} holds {config.seeds} policies side by side, of as many seeds; "
             "train with seeds=1."
         )
-    run.silence_orbax()
     about = folder.kept(record.read_json(path / folder.CONFIG))
-    saved = ReadOnlyCheckpoints(path / folder.CHECKPOINTS, about)
-    number = saved.resolve(step)
-    run.check_weights(config, resumed=True)
-    loop = run.make_loop(config, rehearse=False)
-    with loop.context():
-        try:
-            state, totals = saved.restore(
-                number, loops.saved(loop.abstract), loops.saved(loop.sharding)
-            )
-        except checkpoint.DamagedError as error:
-            raise ConfigError(
-                f"{path / folder.CHECKPOINTS / str(number)} cannot be read ({error}); "
-                f"name another --step, there are {saved.step_list()}."
-            ) from error
-        state = loop.whole(state)
-        mark = run.frozen_mark(state)
-    if totals.get(run.FROZEN) != mark:
+    saved = checkpoint.Checkpoints(path / folder.CHECKPOINTS, keep=None, about=about)
+    number = saved.named(step)
+    build.check_weights(config, resumed=True)
+    states = states_of(config)
+    try:
+        with states.context():
+            like = states.abstract, states.sharding, states.whole
+            state, _ = saved.restore(number, *like)
+    except checkpoint.DamagedError as error:
         raise ConfigError(
-            "the parameters that are not trained differ from those the run began with; "
-            f"bring back what model.path={checkpoint_of(config)} was."
-        )
-    return loop, state
+            f"{path / folder.CHECKPOINTS / str(number)} cannot be read ({error}); "
+            f"name another --step, there are {saved.step_list()}."
+        ) from error
+    except checkpoint.OtherBaseError as error:
+        raise ConfigError(
+            f"{error}; bring back what model.path={checkpoint_of(config)} was."
+        ) from error
+    return states, state
+
+
+def states_of(config: Config) -> States:
+    """The states of a run.
+
+    Raises:
+        ConfigError: a function of the config failed; the message names its line.
+    """
+    with errors.config_errors(config):
+        return States(build.build(config))
 
 
 def warm_state(loop: loops.Loop) -> TrainState:
@@ -191,46 +196,6 @@ def warm_state(loop: loops.Loop) -> TrainState:
             warm, _ = loop.warm(warm, times)
             left -= times
         return loop.begin(warm)
-
-
-class ReadOnlyCheckpoints(checkpoint.Checkpoints):
-    """Checkpoints opened read-only, also while a run is writing them."""
-
-    def __init__(self, path: Path, about: Any):
-        """Open the folder of checkpoints of a run that `about` tells from others.
-
-        Raises:
-            ConfigError: the folder has no checkpoint.
-        """
-        self._folder, self._about = path.absolute(), about
-        if checkpoint.latest(path) is None:
-            raise ConfigError(
-                f"{path} holds no checkpoint; name the folder of a run that has one."
-            )
-        options = ocp.CheckpointManagerOptions(
-            best_fn=lambda metrics: metrics["score"], read_only=True
-        )
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
-
-    def step_list(self) -> str:
-        """The saved steps as text, `10, 20`."""
-        return ", ".join(map(str, sorted(self._manager.all_steps())))
-
-    def resolve(self, step: str) -> int:
-        """The number of a step given as `latest`, `best` or digits.
-
-        Raises:
-            ConfigError: there is no such checkpoint.
-        """
-        steps = {str(number): number for number in self._manager.all_steps()}
-        steps |= {"latest": self.latest(), "best": self.best()}
-        number = steps.get(step)
-        if number is None:
-            raise ConfigError(
-                f"--step {step}: {self._folder} has no such checkpoint; name one of "
-                f"{self.step_list()}."
-            )
-        return number
 
 
 # ----- from a Hugging Face checkpoint

@@ -1,7 +1,7 @@
 """Training run in a folder: start or resume, chunks of steps, evaluation, report."""
 
 import contextlib
-import logging
+import dataclasses
 import os
 import shutil
 import sys
@@ -35,19 +35,13 @@ from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
 from curax.runs.progress import Progress
 from curax.settings import errors
-from curax.settings.config_paths import option
-from curax.settings.declared import declared
 from curax.settings.packages import is_installed
 from curax.step import build, loops, rehearsal, stages
-from curax.step.loops import Warm
 from curax.step.records import Components
+from curax.step.states import Warm
 from curax.theory import expect
 from curax.types import TrainState
 
-CUMULATIVE = ("rollout/tokens", "update/count")
-IN_A_ROW = "update/nonfinite_in_a_row"
-MISSING_IN_A_ROW = "outcome/missing_in_a_row"
-FROZEN = "frozen"  # fingerprint of the frozen parameters, which checkpoints leave out
 PROGRAMS = {
     "warm": "the supervised update",
     "evaluation": "the held-out sampler",
@@ -137,7 +131,7 @@ def prepared(
     Raises:
         ConfigError: wrong input.
     """
-    check_weights(config, resumed=since is not None)
+    build.check_weights(config, resumed=since is not None)
     loop = make_loop(config)
     if make_ready := loop.parts.task.start:
         try:
@@ -235,15 +229,8 @@ def write_predictions(config: Config, workdir: Path) -> None:
     folder.write_json(workdir / folder.EXPECTED, sides)
 
 
-def silence_orbax() -> None:
-    """Drop orbax's long log messages; curax reports failures in a sentence."""
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
 def set_up_libraries() -> None:
-    """Silence orbax; JAX's compilation cache is the user's cache folder, unless set."""
-    silence_orbax()
+    """JAX's compilation cache is the user's cache folder, unless one is set."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(home / "curax" / "jax"))
@@ -273,22 +260,6 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
         if rehearse:
             loop.rehearse()
     return loop
-
-
-def check_weights(config: Config, *, resumed: bool = False) -> None:
-    """Check that the checkpoint that a model begins from has weights.
-
-    Args:
-        config: config of the run.
-        resumed: from a checkpoint of the run, which lacks them beside adapters alone.
-
-    Raises:
-        ConfigError: they are missing or damaged.
-    """
-    check = declared(config.model, "check_weights", None)
-    if check and (not resumed or option(config.model, "lora_rank")):
-        with errors.config_errors(config):
-            check(checkpoint_of(config))
 
 
 def load_memory(built: Components) -> memory_io.LoadedMemory | None:
@@ -359,7 +330,7 @@ class Run:
             patience=self._config.update.patience,
             drift_nats=drift_bound(self._config, loop.platform),
         )
-        self._totals: dict[str, Any] = {}
+        self._totals = checkpoint.Totals()
         self._unknown_losses = np.zeros(())  # of the warm start, in a row
         programs = jax.config.values["jax_compilation_cache_dir"]
         self._times = CompileTimes(
@@ -430,9 +401,7 @@ class Run:
         """The newest readable checkpoint, None without one; files are cut to it."""
         loop = self._loop
         try:
-            found = self._checkpoints.newest(
-                loops.saved(loop.abstract), loops.saved(loop.sharding)
-            )
+            found = self._newest(self._checkpoints, loop.abstract, loop.sharding)
         except checkpoint.DamagedError as error:
             raise RunError(
                 f"no checkpoint can be read, the newest is {error}; bring one back, or "
@@ -448,20 +417,20 @@ class Run:
             for row in self._files.metrics():
                 if row["step"]:  # alarms are checked from step 1 on
                     self._alarms.check(row)  # these were reported before
-            self._totals = found.totals
-            found = found._replace(state=self._with_frozen(found.state, found.totals))
+            self._totals = checkpoint.Totals(**found.totals)
         return found
 
-    def _with_frozen(self, state: Any, totals: dict[str, Any]) -> Any:
-        """The restored state with its frozen parameters, which must be the same."""
-        state = self._loop.whole(state)
-        if totals.get(FROZEN) != frozen_mark(state):
+    def _newest(
+        self, saved: checkpoint.Checkpoints, like: Any, sharding: Any
+    ) -> checkpoint.Restored | None:
+        """As `Checkpoints.newest`, with the frozen parameters."""
+        try:
+            return saved.newest(like, sharding, self._loop.whole)
+        except checkpoint.OtherBaseError as error:
             raise RunError(
-                "the parameters that are not trained differ from those the run began "
-                f"with; bring back what model.path={checkpoint_of(self._config)}"
-                " was, or start anew in another --workdir."
-            )
-        return state
+                f"{error}; bring back what model.path={checkpoint_of(self._config)} "
+                "was, or start anew in another --workdir."
+            ) from error
 
     def _warn(self, text: str) -> None:
         self._progress.say(f"Warning: {text}")
@@ -488,7 +457,6 @@ class Run:
         if warm is None:
             return None
         state = self._loop.begin(warm)
-        self._totals[FROZEN] = frozen_mark(state)
         if loaded := self._loaded:
             state = memory_io.with_memory(state, loaded.memory)
             if loaded.unknown:
@@ -499,7 +467,8 @@ class Run:
         evaluated, score = self._evaluate(state, 0)
         if text := alarms.silence({"step": 0, **evaluated}):
             self._warn(text)
-        self._files.write([{"step": 0, **self._cumulative_counts({}), **evaluated}])
+        counts = self._totals.add({}, self._loop.seeds)
+        self._files.write([{"step": 0, **counts, **evaluated}])
         self._save(0, state, score)
         self._checkpoints.wait()  # before checkpoints of the warm start are removed
         return state
@@ -514,16 +483,12 @@ class Run:
         saved = checkpoint.Checkpoints(self._workdir / there, keep=1, about=self._about)
         with contextlib.closing(saved):
             try:
-                found = saved.newest(
-                    loops.saved(loop.abstract_warm), loops.saved(loop.warm_sharding)
-                )
+                found = self._newest(saved, loop.abstract_warm, loop.warm_sharding)
             except checkpoint.DamagedError as error:
                 self._warn(f"{error} cannot be read; the warm start begins again.")
                 saved.clear()
                 found = None
-            done = found.step if found else 0
-            resumed = found and self._with_frozen(found.state, found.totals)
-            state = resumed or loop.initial()
+            state, done = (found.state, found.step) if found else (loop.initial(), 0)
             self._open_files(step=None, warm=done)
             self._progress.begin("warm start", done, total, self._compile_note("warm"))
             stopped = self._stopping() is not None
@@ -542,7 +507,7 @@ class Run:
                 stopped = self._stopping() is not None
                 if stopped or done % log.checkpoint_every == 0:
                     self._files.sync()
-                    saved.save(done, loops.saved(state), {FROZEN: frozen_mark(state)})
+                    saved.save(done, state, {})
         return None if stopped else state
 
     def _check_warm(self, step: int, losses: np.ndarray) -> None:
@@ -581,7 +546,7 @@ class Run:
             with self._timed("step"):
                 state, rows, shown = self._loop.advance(state, times)
             rows = [
-                {"step": step + i, **row, **self._cumulative_counts(row)}
+                {"step": step + i, **row, **self._totals.add(row, self._loop.seeds)}
                 for i, row in enumerate(rows, 1)
             ]
             step += times
@@ -628,7 +593,8 @@ class Run:
 
     def _save(self, step: int, state: TrainState, score: float | None) -> None:
         self._files.sync()
-        self._checkpoints.save(step, loops.saved(state), self._totals, score=score)
+        totals = dataclasses.asdict(self._totals)
+        self._checkpoints.save(step, state, totals, score=score)
 
     def _check_rows(self, rows: list[dict[str, Any]]) -> str | None:
         """Report new alarms of some rows; return why the run must stop, or None."""
@@ -638,8 +604,8 @@ class Run:
                 self._warn(text)
                 if kind in alarms.SHORT:  # of the kinds that are kept
                     self._files.write_alarm(row["step"], kind, text)
-            count = alarms.missing_streak(row, self._totals.get(MISSING_IN_A_ROW, 0))
-            self._totals[MISSING_IN_A_ROW] = count.tolist()
+            count = alarms.missing_streak(row, self._totals.missing_in_a_row)
+            self._totals.missing_in_a_row = count.tolist()
             if np.all(count >= patience):
                 return (
                     f"the verifier gave no outcome for any completion in the last "
@@ -650,8 +616,8 @@ class Run:
             allocator = stages.named("allocate", self._config.allocate)
             if violation := alarms.contract_violation(row, allocator):
                 return f"{violation}, and start anew in another --workdir."
-            count = alarms.nonfinite_streak(row, self._totals.get(IN_A_ROW, 0))
-            self._totals[IN_A_ROW] = count.tolist()
+            count = alarms.nonfinite_streak(row, self._totals.nonfinite_in_a_row)
+            self._totals.nonfinite_in_a_row = count.tolist()
             if np.all(count >= patience):
                 return (
                     f"{alarms.nonfinite_metric(row)} at step {row['step']}, as in all "
@@ -660,14 +626,6 @@ class Run:
                     "anew with a lower optimizer.learning_rate."
                 )
         return None
-
-    def _cumulative_counts(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Counts of `CUMULATIVE` since step 0, as exact Python integers."""
-        for name in CUMULATIVE:
-            new = np.asarray(row.get(name, np.zeros(self._loop.seeds.shape)))
-            old = np.asarray(self._totals.get(name, 0), np.int64)
-            self._totals[name] = (old + new.astype(np.int64)).tolist()
-        return {name: self._totals[name] for name in CUMULATIVE}
 
     def _verifier_reason(self) -> str:
         """The verifier's most frequent reason for a missing outcome, shortened."""
@@ -724,11 +682,6 @@ def drift_bound(config: Config, platform: str) -> float:
 def console() -> Console | None:
     """Console for progress: None, the terminal, on process 0; a quiet one on others."""
     return None if peers.is_first() else Console(quiet=True)
-
-
-def frozen_mark(state: Any) -> int | None:
-    """Fingerprint of the frozen parameters; None where all are trained."""
-    return None if state.frozen is None else int(checkpoint.fingerprint(state.frozen))
 
 
 def _mean(pass_rates: np.ndarray) -> np.ndarray:

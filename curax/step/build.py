@@ -6,6 +6,7 @@ from functools import partial
 
 from curax import update
 from curax.config import Config, ConfigError, checkpoint_of, kept_of, option, rows_of
+from curax.settings import errors
 from curax.settings.config_paths import Place, full_name, wrong_options
 from curax.settings.declared import declared
 from curax.step.methods import hints, pilots, queries, references, refill
@@ -52,6 +53,22 @@ def task_of(config: Config) -> Task:
     for wrong in wrong_options(Place({"task": task}), ["task"]):
         raise ConfigError(wrong)
     return task()
+
+
+def check_weights(config: Config, *, resumed: bool = False) -> None:
+    """Check that the checkpoint that a model begins from has weights.
+
+    Args:
+        config: config of the run.
+        resumed: from a checkpoint of the run, which lacks them beside adapters alone.
+
+    Raises:
+        ConfigError: they are missing or damaged.
+    """
+    check = declared(config.model, "check_weights", None)
+    if check and (not resumed or option(config.model, "lora_rank")):
+        with errors.config_errors(config):
+            check(checkpoint_of(config))
 
 
 def methods_of(config: Config) -> tuple[Method, ...]:

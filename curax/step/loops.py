@@ -10,57 +10,22 @@ driver.
 import abc
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import memory as memories
-from curax import update
 from curax.arrays import frozen
-from curax.arrays.keys import stage_key
-from curax.arrays.sharding import platform
 from curax.processes import peers
 from curax.step import drivers, sft, validation
 from curax.step import mesh as meshes
 from curax.step.records import Components, Shown, Subject
+from curax.step.states import States, Warm, begin, initial
 from curax.step.step import step
-from curax.types import TrainState, Weights
-
-
-@flax.struct.dataclass(kw_only=True)
-class Warm(Weights):
-    """State of the warm start."""
-
-    opt_state: Any
-    step: jax.Array  # [] int32
-    seed: jax.Array  # [] uint32
-
-
-def saved(state: Any) -> Any:
-    """A state as a checkpoint holds it: without frozen parameters. None stays None."""
-    if state is None or state.frozen is None:
-        return state
-    return dataclasses.replace(state, frozen=None)
-
-
-def initial(parts: Components, seed: jax.Array, loaded: Any = None) -> Warm:
-    """State before any training: random parameters, overridden by those in `loaded`."""
-    params = parts.model.init(stage_key(seed, jnp.int32(0), "init"))
-    params, rest = frozen.split(parts.model, frozen.join(params, loaded))
-    warm = parts.config.warm_start
-    tx = warm and update.transformation(warm.optimizer, warm.clip_norm)
-    return Warm(
-        params=params,
-        frozen=rest,
-        opt_state=tx.init(params) if tx else None,
-        step=jnp.int32(0),
-        seed=seed,
-    )
+from curax.types import Rollouts, TrainState
 
 
 def warm_step(parts: Components, state: Warm, traces=None) -> tuple[Warm, jax.Array]:
@@ -80,39 +45,16 @@ def warm_step(parts: Components, state: Warm, traces=None) -> tuple[Warm, jax.Ar
     return state, loss
 
 
-def begin(parts: Components, warm: Warm) -> TrainState:
-    """The state before the first RL step, from a finished warm start."""
-    return TrainState(
-        params=warm.params,
-        frozen=warm.frozen,
-        opt_state=parts.tx.init(warm.params),
-        # A copy: parameters are donated to the next step, the reference stays.
-        reference=jax.tree.map(jnp.copy, warm.params) if refers(parts) else None,
-        memory=memories.forget(parts.task.num_prompts),
-        methods={
-            method.name: method.init(parts, warm.params)
-            for method in parts.methods
-            if method.init
-        },
-        position=jnp.int32(0),
-        step=jnp.int32(0),
-        seed=warm.seed,
-    )
+def warm_steps(parts: Components, state: Warm, times) -> tuple[Warm, jax.Array]:
+    """State after some warm-start steps, and losses `[logging.every]`, as `repeat`."""
+    body = partial(warm_step, parts)
+    return repeat(body, state, times, most=parts.config.logging.every)
 
 
-def sharding_of(parts: Components, mesh: Any, state: Any) -> Any:
-    """The sharding of a state, warm or of RL; None without a mesh."""
-    if mesh is None:
-        return None
-    axes, rest = frozen.split(parts.model, parts.model.axes)
-    return meshes.of_state(mesh, axes, state, rest)
-
-
-def refers(parts: Components) -> bool:
-    """Whether a run keeps its initial policy: for a KL, a distance, or hints."""
-    config = parts.config
-    writes = config.hint and config.hint.writing and config.hint.writing.frozen
-    return bool(config.kl or writes) or config.evaluation.distance
+def steps(parts: Components, state: TrainState, times) -> tuple[TrainState, Any]:
+    """State after some RL steps, and what `step` returns of each, as `repeat`."""
+    body = partial(step, drivers.Traced(), parts)
+    return repeat(body, state, times, most=parts.config.logging.every)
 
 
 def repeat(body, state, times, *, most: int):
@@ -174,59 +116,38 @@ def run(
     return jax.lax.scan(one, state, length=parts.config.steps)
 
 
-class Loop(abc.ABC):
+def held_out(parts: Components, state: TrainState) -> tuple[Rollouts, jax.Array]:
+    """Sampled completions of the held-out prompts, and their outcomes."""
+    drive = drivers.Traced()
+    request = validation.requests(drive, parts, state.seed)[0]
+    examined = Subject(task=parts.task, model=parts.model)
+    graded = drive.draw_and_grade(examined, state, request)
+    return graded.rollouts, graded.outcome
+
+
+class Loop(States, abc.ABC):
     """A run driven from the host; with several seeds all values have a seed axis.
 
     Subclasses implement `advance`.
     """
 
-    def __init__(self, parts: Components):
-        """Set up mesh, seeds and jitted functions; nothing is compiled yet."""
-        self.parts, cfg = parts, parts.config
-        self.mesh = meshes.make(cfg.mesh)
-        seeds = jnp.uint32(cfg.seed) + jnp.arange(cfg.seeds, dtype=jnp.uint32)
-        seeds = seeds if cfg.seeds > 1 else seeds[0]
-        # Committed, as a restored state is: so a resumed run is the same program.
-        place = None if self.mesh else jax.devices()[0]
-        self.seeds = jax.device_put(seeds, place)
-        with self.context():
-            warm = jax.eval_shape(self._each(partial(initial, parts)), self.seeds)
-            state = jax.eval_shape(self._each(partial(begin, parts)), warm)
-            self.warm_sharding = sharding_of(parts, self.mesh, warm)
-            self.sharding = sharding_of(parts, self.mesh, state)
-        self._initial = jax.jit(
-            self._each(partial(initial, parts), None),
-            out_shardings=self.warm_sharding,
-            donate_argnums=1 if cfg.seeds == 1 else (),
-        )
+    def __init__(self, parts: Components, settings: Any = None):
+        """Jit what a run calls; nothing is compiled yet. Arguments as `States`."""
+        super().__init__(parts, settings)
         self._warm = jax.jit(
-            self._each(self._warm_many, None),
+            self._each(warm_steps, None),
             out_shardings=(self.warm_sharding, None),
             donate_argnums=0,
             compiler_options=meshes.compiler_options(self.warm_sharding),
         )
-        self._begin = jax.jit(
-            self._each(partial(begin, parts)), out_shardings=self.sharding
-        )
-        self.abstract_warm, self.abstract = warm, state
-        self._drive = drivers.Hosted(self.sharding, cfg.seeds)
+        self._drive = drivers.Hosted(self.sharding, parts.config.seeds)
         # Held-out prompts are graded by the verifier alone, whatever methods there are.
         self._held_out = Subject(task=parts.task, model=parts.model)
-
-    def context(self):
-        """Context that sets the mesh; all programs are traced and run inside it."""
-        return meshes.use(self.mesh, cut_sampler=self.parts.config.mesh.cut_sampler)
 
     @property
     def reason(self) -> str | None:
         """The latest reason for missing outcomes; None: there was none."""
         return self._drive.reason
-
-    @property
-    def platform(self) -> str:
-        """Platform of the devices that the run takes, as `cpu`."""
-        with self.context():
-            return platform()
 
     def rehearse(self, visit: Callable = drivers.traced, loaded: Any = None) -> None:
         """Trace every program without running it; the traces are kept for the run.
@@ -237,11 +158,12 @@ class Loop(abc.ABC):
             loaded: of `self.loaded`, or shapes of it.
         """
         parts, how = self.parts, self.parts.config.evaluation
+        lanes = self.magnitudes
         with self.context():
-            warm = visit("initial", self._initial, (self.seeds, loaded))
+            warm = visit("initial", self._initial, (self.seeds, lanes, loaded))
             if parts.config.warm_start:
                 self._rehearse_warm(visit, warm)
-            state = visit("begin", self._begin, (warm,))
+            state = visit("begin", self._begin, (warm, lanes))
             drive, drawn = drivers.Abstract(self._drive, visit, "held-out "), []
             requests = validation.requests(drive, parts, state.seed)
             for request in requests:
@@ -254,41 +176,19 @@ class Loop(abc.ABC):
 
     def _rehearse_warm(self, visit, warm):
         """Visit a step of the warm start."""
-        visit("warm start", self._warm, (warm, 1))
+        visit("warm start", self._warm, (warm, self.magnitudes, 1))
 
     @abc.abstractmethod
     def _rehearse_step(self, visit, state):
         """Visit the programs of an RL step."""
-
-    def initial(self) -> Warm:
-        """State before any training, with the parameters of a checkpoint if any."""
-        return self._initial(self.seeds, self.loaded())
-
-    def loaded(self) -> Any:
-        """Parameters of a checkpoint, laid out as the run's; None: there are none."""
-        model, where = self.parts.model, None
-        if model.load and self.mesh:
-            like = jax.eval_shape(model.init, jax.random.key(0))
-            where = meshes.of_params(self.mesh, model.axes, like)
-        return model.load(where) if model.load else None
-
-    def whole(self, state: Any) -> Any:
-        """A `saved` state with its frozen parameters added again."""
-        if self.parts.model.trained is None:
-            return state
-        return dataclasses.replace(state, frozen=self.initial().frozen)
 
     def warm(self, state: Warm, times: int) -> tuple[Warm, np.ndarray]:
         """State and losses of `times` warm-start steps, at most `logging.every`.
 
         Losses are `[times, ...]` nats per token.
         """
-        state, losses = self._warm(state, times)
+        state, losses = self._warm(state, self.magnitudes, times)
         return state, np.moveaxis(np.asarray(peers.fetch(losses)), -1, 0)[:times]
-
-    def begin(self, warm: Warm) -> TrainState:
-        """The state before the first RL step."""
-        return self._begin(warm)
 
     def evaluate(
         self, state: TrainState
@@ -329,36 +229,22 @@ class Loop(abc.ABC):
             completions.
         """
 
-    def _warm_many(self, state, times):
-        body = partial(warm_step, self.parts)
-        return repeat(body, state, times, most=self.parts.config.logging.every)
-
-    def _each(self, function, *rest):
-        """The function vmapped over its first argument, if there are many seeds."""
-        if self.parts.config.seeds == 1:
-            return function
-        return jax.vmap(function, in_axes=(0, *rest))
-
 
 class Jitted(Loop):
     """Chunks of steps as one program, for verifiers that are JAX functions."""
 
-    def __init__(self, parts: Components):
-        """Jit a chunk of steps; nothing is compiled yet."""
-        super().__init__(parts)
+    def __init__(self, parts: Components, settings: Any = None):
+        """Jit a chunk of steps; nothing is compiled yet. Arguments as `States`."""
+        super().__init__(parts, settings)
         self._chunk = jax.jit(
-            self._each(self._many, None),
+            self._each(steps, None),
             out_shardings=(self.sharding, None),
             donate_argnums=0,
             compiler_options=meshes.compiler_options(self.sharding),
         )
 
-    def _many(self, state, times):
-        body = partial(step, drivers.Traced(), self.parts)
-        return repeat(body, state, times, most=self.parts.config.logging.every)
-
     def _rehearse_step(self, visit, state):
-        visit("steps", self._chunk, (state, 1))
+        return visit("steps", self._chunk, (state, self.magnitudes, 1))
 
     def advance(self, state, times):
         """As `Loop.advance`.
@@ -367,7 +253,9 @@ class Jitted(Loop):
         mean time of its chunk.
         """
         start = time.perf_counter()
-        state, (values, shown) = jax.block_until_ready(self._chunk(state, times))
+        state, (values, shown) = jax.block_until_ready(
+            self._chunk(state, self.magnitudes, times)
+        )
         step_s = (time.perf_counter() - start) / times
         values, shown = peers.fetch((values, shown))
         rows = []
@@ -375,10 +263,42 @@ class Jitted(Loop):
             row = {name: value[..., i] for name, value in values.items()}
             row["time/step_s"] = step_s
             rows.append(row)
-        axis = 0 if self.parts.config.seeds == 1 else 1
+        axis = 1 if self.many else 0
         each = range(times)
         shown = [jax.tree.map(lambda x, i=i: x.take(i, axis), shown) for i in each]
         return state, rows, shown
+
+
+class Lanes(Jitted):
+    """Runs side by side that differ in seeds and in magnitudes of the config alone.
+
+    Their warm start is another loop's, and of evaluations they make the sampled one.
+    """
+
+    def __init__(self, parts: Components, settings: Mapping[str, Sequence[float]]):
+        """Jit a chunk of steps of all lanes. Arguments as `States`."""
+        super().__init__(parts, settings)
+        self._sampled = jax.jit(self._each(held_out))
+        self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
+
+    def rehearse(self, visit=drivers.traced, loaded=None):
+        """As `Loop.rehearse`, of the programs that lanes have."""
+        state = visit("begin", self._begin, (self.abstract_warm, self.magnitudes))
+        visit("held-out samples", self._sampled, (state, self.magnitudes))
+        _, (values, _) = self._rehearse_step(visit, state)
+        self.metrics = tuple(values)
+
+    def begin(self, warm):
+        """The state before the first RL step, from a warm start of each seed."""
+        seeds = self.parts.config.seeds
+        lane = jnp.arange(self.seeds.size) % seeds
+        wide = (lambda x: x[None]) if seeds == 1 else (lambda x: x)
+        return super().begin(jax.tree.map(lambda x: wide(x)[lane], warm))
+
+    def pass_rates(self, state: TrainState) -> np.ndarray:
+        """`[L]` held-out pass rates, sampled, with the same noise at every call."""
+        rollouts, outcome = jax.device_get(self._sampled(state, self.magnitudes))
+        return np.nanmean(validation.pass_rates(self.parts, rollouts, outcome), -1)
 
 
 class Staged(Loop):

@@ -303,7 +303,7 @@ def measure(name: str, which: str) -> None:
     warm = run.warmed(own.regime, seeds)
     whole = REGIMES[own.regime].whole(stage)
     found = run.history(
-        *(programs.Lanes(plan), warm, own.every, f"{name} {which}"),
+        *(programs.lanes(plan), warm, own.every, f"{name} {which}"),
         whole=whole,
         steps=STEPS[stage],
     )

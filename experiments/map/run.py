@@ -185,7 +185,7 @@ def _lanes(regime: str, recipe: str, settings: list[Setting], stage: str):
         for i, setting in enumerate(settings)
     ]
     plan = programs.Plan(tuple(arms), RECIPES[recipe].magnitudes)
-    return programs.Lanes(plan)
+    return programs.lanes(plan)
 
 
 def _start(piece: Piece) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _start(piece: Piece) -> dict[str, Any]:
 
 
 def history(
-    lanes: programs.Lanes,
+    lanes: loops.Lanes,
     warm: Any,
     every: int,
     said: str,
@@ -252,13 +252,13 @@ def history(
     """
     state = lanes.begin(warm)
     found: dict[str, list[Any]] = {"steps": [0], "rate": [_rates(lanes, state)]}
-    totals = {name: np.zeros(lanes.count) for name in programs.COUNTED}
+    totals = {name: np.zeros(lanes.seeds.size) for name in programs.COUNTED}
     found |= {name: [own.astype(int).tolist()] for name, own in totals.items()}
     spent = 0.0
     while spent < whole and found["steps"][-1] < steps:
-        state, values = lanes.advance(state, every)
+        state, rows, _ = lanes.advance(state, every)
         for name, metric in programs.COUNTED.items():
-            totals[name] += np.asarray(values[metric], np.float64).sum(-1)
+            totals[name] += np.sum([row[metric] for row in rows], 0, np.float64)
             found[name].append(totals[name].astype(int).tolist())
         found["steps"].append(found["steps"][-1] + every)
         found["rate"].append(_rates(lanes, state))
@@ -268,8 +268,8 @@ def history(
     return found
 
 
-def _rates(lanes: programs.Lanes, state: Any) -> list[float]:
-    return [round(float(rate), 5) for rate in lanes.evaluate(state)]
+def _rates(lanes: loops.Lanes, state: Any) -> list[float]:
+    return [round(float(rate), 5) for rate in lanes.pass_rates(state)]
 
 
 def _run(piece: Piece, settings: list[Setting], stage: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import numpy as np
 
 from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
-from curax.step import draw, drivers, loops
+from curax.step import draw, drivers, states
 from curax.step.build import build
 from curax.step.records import Components, StepRollouts
 from curax.theory import law_residual, probe
@@ -60,7 +60,7 @@ def started(regime: str, recipe: str, value: str) -> tuple[Components, TrainStat
     config = regimes.arm(regime, recipe, setting, "claim").config
     parts = build(replace(config, seed=0, seeds=1))
     warm = jax.tree.map(lambda x: x[0], run.warmed(regime, (0,)))
-    return parts, jax.jit(partial(loops.begin, parts))(warm)
+    return parts, jax.jit(partial(states.begin, parts))(warm)
 
 
 def slopes(regime: str) -> np.ndarray:
