@@ -788,7 +788,7 @@ def test_a_task_without_files_is_graded_by_its_own_verifier(tmp_path, monkeypatc
 WRONG_ROWS = {
     'outcome is "yes"': {"outcome": "yes"},
     "outcome is 17.0, which is not from 0 to 1": {"outcome": 17.0},
-    "outcome is nan, which is": {"outcome": float("nan")},
+    "outcome is NaN, which is": {"outcome": float("nan")},
     "outcome is true": {"outcome": True},
     "length_tokens is null": {"length_tokens": None},
     "it is no completion of problem 0": {"slot": 7},
@@ -803,7 +803,13 @@ def test_a_damaged_row_is_told_with_its_line_and_drops_nothing_behind_it(
     spec: Any = SimpleNamespace(completions=[(False, 0), (False, 1)])
     path, digests = tmp_path / "x.jsonl", [b"a", b"b"]
     like = {"level": None, "subject": None, "answer": "1", "outcome": 1.0}
-    like |= {"reason": None, "length_tokens": 3, "finished": True, "greedy": False}
+    like |= {
+        "text": "",
+        "reason": None,
+        "length_tokens": 3,
+        "finished": True,
+        "greedy": False,
+    }
     rows = [
         {**like, "problem": i, "digest": digest.hex(), "slot": slot}
         for i, digest in enumerate(digests)

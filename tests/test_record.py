@@ -90,8 +90,9 @@ FIX = "repair or delete this line."
             ("rollouts.jsonl", f'{{"step": 2}}\n{text}\n', f":2: {what}; {FIX}")
             for text, what in {
                 '{"step": 1}': "step 1 behind step 2",
-                '{"step": 2, "tokens": 5}': "tokens is not a list",
-                '{"step": 2, "weights": ["a"]}': "weights are not numbers",
+                '{"step": 2, "tokens": 5}': "tokens is 5, which is not a list",
+                '{"step": 2, "weights": ["a"]}': 'weights is ["a"], which is not a '
+                "list of numbers",
             }.items()
         ),
         *(
@@ -107,7 +108,7 @@ FIX = "repair or delete this line."
         (
             "rollouts.jsonl",
             '{"step": 0, "outcome": "yes"}\n',
-            f":1: outcome is not a number; {FIX}",
+            f':1: outcome is "yes", which is not a number; {FIX}',
         ),
         ("config.json", '{"steps":\n 1,\n', ":3: not JSON; repair or delete the file."),
         ("config.json", "[]", ":1: not a JSON object; repair or delete the file."),

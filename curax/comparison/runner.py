@@ -15,7 +15,7 @@ import difflib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,18 +164,14 @@ class Comparison:
         key, loop = warm_key(self._experiment, arm), self._warm_loop(arm)
         if key in self._states:
             return jax.device_put(self._states[key], jax.devices()[0])
-        how, every = loop.parts.config.warm_start, loop.parts.config.logging.every
-        total = how.steps if how else 0
-        with _open_checkpoints(self._workdir / WARM / key) as saved:
-            found = _newest_checkpoint(saved, loop.abstract_warm, loop.whole)
+        how, last = loop.parts.config.warm_start, time.monotonic()
+        total, path = how.steps if how else 0, self._workdir / WARM / key
+        with _resumed(path, loop.abstract_warm, loop.whole) as (saved, found):
             state, done = (found.state, found.step) if found else (loop.initial(), 0)
             if done < total:
                 progress.begin("warm start", done, total)
-            last = time.monotonic()
-            while done < total:
-                times = min(every, total - done)
-                state, losses = loop.warm(state, times)
-                done += times
+            for after, number, losses in loop.warm_up(state, done):
+                state, done = after, number
                 progress.warm(done, losses[-1])
                 if done == total or time.monotonic() - last > SAVE_S:
                     saved.save(done, state, {})
@@ -189,9 +185,8 @@ class Comparison:
         self, plan: Plan, lanes: loops.Lanes, progress: Progress, clock: "_Clock"
     ) -> dict[str, Any]:
         """Run a program from its last evaluation to its end, and return its history."""
-        experiment = self._experiment
-        with _open_checkpoints(self._workdir / RUNNING / plan.key) as saved:
-            found = _newest_checkpoint(saved, lanes.abstract, lanes.whole)
+        experiment, path = self._experiment, self._workdir / RUNNING / plan.key
+        with _resumed(path, lanes.abstract, lanes.whole) as (saved, found):
             if found:
                 state, history = found.state, found.totals["history"]
             else:
@@ -281,27 +276,30 @@ class _Clock:
         return own + (f"  about {text(every)} in all" if others else "")
 
 
-def _open_checkpoints(path: Path) -> Any:
-    """Context manager for the checkpoints in a folder; the latest is kept."""
-    about = {"key": path.name}
-    return contextlib.closing(checkpoint.Checkpoints(path, keep=1, about=about))
-
-
-def _newest_checkpoint(
-    saved: checkpoint.Checkpoints, like: Any, whole: Callable[[Any], Any]
-) -> checkpoint.Restored | None:
-    """The newest checkpoint, None without one.
+@contextlib.contextmanager
+def _resumed(
+    path: Path, like: Any, whole: Callable[[Any], Any]
+) -> Iterator[tuple[checkpoint.Checkpoints, checkpoint.Restored | None]]:
+    """The checkpoints in a folder, of which one is kept, and the newest; None: none.
 
     Raises:
         ConfigError: none can be read.
     """
-    try:
-        return saved.newest(like, whole=whole)
-    except checkpoint.DamagedError as error:
-        raise ConfigError(
-            f"no checkpoint can be read, the newest is {error}; remove that folder, "
-            "and its program starts anew."
-        ) from error
+    about = {"key": path.name}
+    saved = checkpoint.Checkpoints(path, keep=1, about=about)
+    with contextlib.closing(saved):
+        try:
+            found = saved.newest(like, whole=whole)
+        except checkpoint.DamagedError as error:
+            raise ConfigError(
+                f"no checkpoint can be read, the newest is {error}; remove that "
+                "folder, and its program starts anew."
+            ) from error
+        except checkpoint.OtherBaseError as error:
+            raise ConfigError(
+                f"{error}; bring these back, or name another --workdir."
+            ) from error
+        yield saved, found
 
 
 def _empty_history(lanes: loops.Lanes, experiment: Experiment) -> dict[str, Any]:

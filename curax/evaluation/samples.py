@@ -24,6 +24,7 @@ from curax import rollout, update
 from curax.arrays.keys import stage_key
 from curax.config import ConfigError
 from curax.evaluation.questions import Questions
+from curax.runs import record
 from curax.runs.folder import append_rows, write_errors
 from curax.runs.policies import Policy
 from curax.settings.config_types import present
@@ -298,7 +299,10 @@ class SamplesFile:
                 rows: list[dict[str, Any]] = []
                 for i, (line, name) in enumerate(zip(block, names, strict=True)):
                     row = _parsed_row(line)
-                    wrong = _row_error(row)
+                    wrong = "not a JSON object"
+                    if row:
+                        fields = record.EVALUATED
+                        wrong = record.wrong_field(row, fields, all_of=True)
                     ours = {"problem": number, "digest": digest}
                     ours |= {"greedy": name[0], "slot": name[1]}
                     if not wrong and row | ours != row:
@@ -353,37 +357,6 @@ def _parsed_row(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return row if isinstance(row, dict) else {}
-
-
-# What `graded_rows` writes and results are computed from.
-_ROW: dict[str, Any] = {
-    "problem": int,
-    "digest": str,
-    "greedy": bool,
-    "slot": int,
-    "level": str | None,
-    "subject": str | None,
-    "answer": str | None,
-    "outcome": int | float | None,
-    "reason": str | None,
-    "length_tokens": int,
-    "finished": bool,
-}
-
-
-def _row_error(row: dict[str, Any]) -> str | None:
-    """Why a row of a samples file is not valid; None if it is."""
-    if not row:
-        return "not a JSON object"
-    for name, kind in _ROW.items():
-        value = row.get(name)
-        flag = isinstance(value, bool) and kind is not bool
-        if name not in row or flag or not isinstance(value, kind):
-            return f"{name} is {json.dumps(value)[:40]}"
-    outcome = row["outcome"]
-    if outcome is None or 0 <= outcome <= 1:
-        return None
-    return f"outcome is {outcome}, which is not from 0 to 1"
 
 
 def _round_up(count: int, multiple: int) -> int:

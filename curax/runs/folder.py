@@ -313,7 +313,7 @@ def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
     done = warm if step is None else math.inf
     return {
         METRICS: {"upto": upto, "error": error, "first": 0},
-        ROLLOUTS: {"upto": upto, "error": record.rollout_error},
+        ROLLOUTS: {"upto": upto, "error": record.logged_error},
         ALARMS: {"upto": upto, "error": record.alarm_error},
         WARM: {"upto": done, "error": error, "first": 1},
     }
@@ -557,34 +557,19 @@ class Files:
 
 
 class NoFiles:
-    """Replacement of `Files` that writes nothing, on all processes but 0."""
+    """Replacement of `Files` on all processes but 0: it has no rows and writes none."""
 
-    class Warm:
-        """Replacement of the rows of the warm start that writes nothing."""
+    def __getattr__(self, name: str) -> "NoFiles":
+        """Any method or file of rows: this again."""
+        return self
 
-        def write(self, rows: Iterable[dict[str, Any]]) -> None:
-            """Write nothing."""
+    def __call__(self, *_: Any) -> "NoFiles":
+        """Do nothing."""
+        return self
 
-    warm = Warm()
-
-    def write(self, rows: Sequence[dict[str, Any]], shown: Sequence[Any] = ()) -> None:
-        """Write nothing."""
-
-    def write_alarm(self, step: int, kind: str, text: str) -> None:
-        """Write nothing."""
-
-    def metrics(self) -> Iterator[dict[str, Any]]:
-        """Yield nothing."""
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """No rows."""
         return iter(())
-
-    def write_evaluation(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
-        """Write nothing."""
-
-    def sync(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def append_rows(file: FileIO, path: Path, rows: Iterable[Any]) -> None:

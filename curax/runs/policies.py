@@ -190,11 +190,9 @@ def warm_state(loop: loops.Loop) -> TrainState:
     if config.seeds > 1:
         raise ConfigError(f"seeds={config.seeds} are as many policies; set seeds to 1.")
     with loop.context():
-        warm, left = loop.initial(), config.warm_start.steps if config.warm_start else 0
-        while left:
-            times = min(left, config.logging.every)
-            warm, _ = loop.warm(warm, times)
-            left -= times
+        warm = loop.initial()
+        for after, _, _ in loop.warm_up(warm):
+            warm = after
         return loop.begin(warm)
 
 

@@ -81,7 +81,7 @@ def read(folder: Path) -> Run:
         after=after,
         samples=samples,
         expected=expected(folder),
-        rollouts=_rows(folder / "rollouts.jsonl", rollout_error, once=False),
+        rollouts=_rows(folder / "rollouts.jsonl", logged_error, once=False),
         alarms=tuple(_rows(folder / "alarms.jsonl", alarm_error, once=False)),
     )
 
@@ -229,25 +229,67 @@ def _check_seed_counts(path: Path, lines: Sequence[Line]) -> None:
                     )
 
 
-def rollout_error(row: Row) -> str | None:
+def logged_error(row: Row) -> str | None:
     """Message for an invalid row of rollouts.jsonl, None for a valid one."""
-    for name in ("outcome", "reward", "advantage"):
-        if not _is_number(row.get(name)):
-            return f"{name} is not a number"
-    for name in ("tokens", "reference", "weights"):
-        if not isinstance(row.get(name), list | None):
-            return f"{name} is not a list"
-    if not all(map(_is_number, row.get("weights") or ())):
-        return "weights are not numbers"
-    return None
+    return wrong_field(row, LOGGED, all_of=False)
 
 
 def alarm_error(row: Row) -> str | None:
     """Message for an invalid row of alarms.jsonl, None for a valid one."""
-    for name in ("kind", "text"):
-        if not isinstance(row.get(name), str):
-            return f"{name} is not a text"
+    return wrong_field(row, ALARM, all_of=True)
+
+
+def wrong_field(row: Row, fields: Mapping[str, str], *, all_of: bool) -> str | None:
+    """Message for the first invalid field of a row, None for a valid row.
+
+    Args:
+        row: JSON object.
+        fields: kind of each, a key of `KINDS`; a row may have others.
+        all_of: whether all must be there; else some may be left out.
+    """
+    for name, kind in fields.items():
+        value = row.get(name)
+        there = name in row
+        if (all_of and not there) or (there and not KINDS[kind](value)):
+            return f"{name} is {json.dumps(value)[:40]}, which is not {kind}"
     return None
+
+
+# What a field of a row may be, by the words of the message about any other value.
+KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "a number": _is_number,
+    "from 0 to 1": lambda x: _is_number(x) and (x is None or 0 <= x <= 1),
+    "a whole number": lambda x: type(x) is int,
+    "true or false": lambda x: type(x) is bool,
+    "a text": lambda x: isinstance(x, str),
+    "a text or null": lambda x: isinstance(x, str | None),
+    "a list": lambda x: isinstance(x, list | None),
+    "a list of numbers": lambda x: (
+        isinstance(x, list | None) and all(map(_is_number, x or ()))
+    ),
+}
+ALARM = {"kind": "a text", "text": "a text"}
+# Rows of completions, as training logs some and an evaluation keeps all of them.
+COMPLETION = {"slot": "a whole number", "text": "a text", "outcome": "a number"}
+LOGGED = COMPLETION | {
+    "reward": "a number",
+    "advantage": "a number",
+    "tokens": "a list",
+    "reference": "a list",  # texts of the tokens of a reference answer
+    "weights": "a list of numbers",  # of these
+}
+EVALUATED = COMPLETION | {
+    "problem": "a whole number",
+    "digest": "a text",
+    "greedy": "true or false",
+    "level": "a text or null",
+    "subject": "a text or null",
+    "answer": "a text or null",
+    "outcome": "from 0 to 1",
+    "reason": "a text or null",
+    "length_tokens": "a whole number",
+    "finished": "true or false",
+}
 
 
 @contextlib.contextmanager

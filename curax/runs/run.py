@@ -492,16 +492,14 @@ class Run:
             self._open_files(step=None, warm=done)
             self._progress.begin("warm start", done, total, self._compile_note("warm"))
             stopped = self._stopping() is not None
+            chunks = loop.warm_up(state, done, log.checkpoint_every)
             while done < total and not stopped:
-                due = (log.every, log.checkpoint_every)
-                times = min(*(n - done % n for n in due), total - done)
                 with self._timed("warm"):
-                    state, losses = loop.warm(state, times)
+                    state, done, losses = next(chunks)
                 self._files.warm.write(
-                    {"step": done + i, "warm/loss_nats": loss}
-                    for i, loss in enumerate(losses, 1)
+                    {"step": step, "warm/loss_nats": loss}
+                    for step, loss in enumerate(losses, done - len(losses) + 1)
                 )
-                done += times
                 self._progress.warm(done, losses[-1])
                 self._check_warm(done, losses)
                 stopped = self._stopping() is not None

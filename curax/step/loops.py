@@ -10,7 +10,7 @@ driver.
 import abc
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -189,6 +189,24 @@ class Loop(States, abc.ABC):
         """
         state, losses = self._warm(state, self.magnitudes, times)
         return state, np.moveaxis(np.asarray(peers.fetch(losses)), -1, 0)[:times]
+
+    def warm_up(
+        self, state: Warm, done: int = 0, *due: int
+    ) -> Iterator[tuple[Warm, int, np.ndarray]]:
+        """Yield (state, steps done, losses) after each chunk of a whole warm start.
+
+        Args:
+            state: after `done` steps; it is donated, as each that is yielded.
+            done: steps that are done.
+            due: chunks end at the multiples of these, and of `logging.every`.
+        """
+        how, due = self.parts.config.warm_start, (*due, self.parts.config.logging.every)
+        total = how.steps if how else 0
+        while done < total:
+            times = min(*(n - done % n for n in due), total - done)
+            state, losses = self.warm(state, times)
+            done += times
+            yield state, done, losses
 
     def evaluate(
         self, state: TrainState

@@ -155,11 +155,9 @@ def _warm(piece: Piece) -> Any:
     config = replace(_warm_config(piece.regime), seed=seeds[0], seeds=len(seeds))
     loop = loops.Jitted(build(config))
     assert config.warm_start
-    state, done, total = loop.initial(), 0, config.warm_start.steps
-    while done < total:
-        times = min(config.logging.every, total - done)
-        state, losses = loop.warm(state, times)
-        done += times
+    state, total = loop.initial(), config.warm_start.steps
+    for after, done, losses in loop.warm_up(state):
+        state = after
         if not done % 100:
             loss = float(np.mean(losses[-1]))
             print(f"  {piece.name}: {done} of {total}, loss {loss:.3f}", flush=True)
