@@ -2,9 +2,9 @@
 
 `run` is a whole run as one pure function of a seed: jit it, vmap it over seeds, or over
 magnitudes of the config. `Jitted` is the same run cut into chunks of steps, so that the
-host gets metrics, progress and checkpoints between chunks. `Staged` makes one step at a
-time and lets the host read prompts and verify. All of them call `step.step` with a
-driver.
+host gets metrics, progress and checkpoints between chunks, and `Lanes` are many such
+runs side by side. `Staged` makes one step at a time and lets the host read prompts and
+verify. All of them call `step.step` with a driver.
 """
 
 import abc
