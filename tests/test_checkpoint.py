@@ -65,6 +65,34 @@ def test_what_is_restored_is_what_was_saved(opened):
     assert counted == totals
 
 
+def test_frozen_parameters_are_not_saved_and_must_be_those_of_before(opened):
+    frozen = {"base": jnp.arange(6.0)}
+    whole = dataclasses.replace(state(), frozen=frozen)
+    for step in (2, 4):
+        opened.save(step, whole, {})
+    got, _ = opened.restore(4, like(whole))
+    assert_identical(got, state())
+
+    def with_base(base):
+        return lambda state: dataclasses.replace(state, frozen={"base": base})
+
+    found = opened.newest(like(whole), None, with_base(jnp.arange(6.0)))
+    assert found is not None
+    assert_identical(found.state, whole)
+    with pytest.raises(checkpoint.OtherBaseError, match="not trained differ from"):
+        opened.newest(like(whole), None, with_base(jnp.arange(6.0) + 1))
+
+
+def test_totals_are_whole_numbers_of_each_seed_since_step_0():
+    totals, seeds = checkpoint.Totals(), np.zeros(2)
+    assert totals.add({}, seeds) == {"rollout/tokens": [0, 0], "update/count": [0, 0]}
+    row = {"rollout/tokens": np.float32([2**24, 1]), "update/count": np.ones(2)}
+    for _ in range(3):
+        totals.add({**row, "loss/mean": np.ones(2)}, seeds)
+    assert totals.add(row, seeds)["rollout/tokens"] == [2**26, 4]
+    assert checkpoint.Totals(**dataclasses.asdict(totals)) == totals
+
+
 def test_a_checkpoint_is_that_of_its_step_and_of_its_run(tmp_path):
     def opened(seed, folder="saved"):
         about = {"seed": seed, "loss.low": 0.2}

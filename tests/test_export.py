@@ -25,6 +25,7 @@ from curax.library import predict
 from curax.models import pretrained, prompt_form, tensors
 from curax.runs import card, folder, policies
 from curax.settings import lock
+from curax.step import loops
 from curax.tasks import text
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,16 @@ def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
     makes = {"lora": saved.lora, "own": saved.own}
     return {name: saved.write(place / name, make) for name, make in makes.items()}
+
+
+def test_to_load_a_policy_builds_no_loop(runs, monkeypatch):
+    monkeypatch.undo()  # of the states that are there already
+    monkeypatch.setattr(loops.Loop, "__init__", lambda *_: pytest.fail("a loop"))
+    config = policies.run_config(runs["own"])
+    policy = policies.load_run(runs["own"], config, step="best")
+    assert policy.step == 2
+    want = saved.state(saved.own, 2).params
+    jax.tree.map(np.testing.assert_array_equal, policy.params, want)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Functions of a user's own that break what their stage promises: none passes."""
 
+import linecache
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ import small
 
 from curax import advantage, downsample, gate, loss, modulate, objective, reward
 from curax.config import KL, ConfigError, Stop, load
-from curax.runs import run
+from curax.runs import checkpoint, folder, run
 from curax.settings import errors
 from curax.settings.declared import declares
 from curax.step import draw, drivers, rehearsal, stages
@@ -410,6 +411,37 @@ def test_an_installed_curax_names_its_own_line(monkeypatch):
         "/lib/site-packages/curax/model.py:1: KeyError: 'width'; change the option "
         "that this line reads, or mend the line."
     )
+
+
+def test_without_a_config_only_sentences_of_curax_itself_are_told(monkeypatch):
+    own = "/lib/site-packages/curax/tasks.py"
+    monkeypatch.setattr(errors, "PACKAGE", "/lib/site-packages/curax")
+    for file, line, told in (
+        (own, "raise ValueError('no such file')", ConfigError),
+        (own, "int('five')", ValueError),
+        ("/home/mine.py", "raise ValueError('no such file')", ValueError),
+        (own, "import json; json.loads('{')", ValueError),
+    ):
+        monkeypatch.setitem(linecache.cache, file, (1, None, [line + "\n"], file))
+        with pytest.raises(ValueError) as caught, errors.config_errors():  # noqa: PT011
+            exec(compile(line, file, "exec"))
+        assert (caught.type is ConfigError) == (told is ConfigError), line
+
+
+def test_of_errors_of_the_work_the_first_is_told():
+    def first():
+        raise folder.NotWrittenError("rows cannot be written (No space left)")
+
+    try:
+        try:
+            first()
+        finally:
+            raise checkpoint.NotSavedError("nor checkpoints.")
+    except OSError as error:
+        found = errors.work_error(error)
+    assert found is not None
+    assert found[1] == "rows cannot be written (No space left)"
+    assert errors.work_error(ValueError("of the program")) is None
 
 
 def test_too_little_memory_is_no_fault_of_the_config():

@@ -343,7 +343,7 @@ def test_updates_that_are_not_finite_are_skipped_until_there_were_too_many(tmp_p
         assert row["update/skipped"] >= row["update/nonfinite"]
     last, totals = state(tmp_path / "run", metrics[-1]["step"])
     jax.tree.map(lambda x: np.testing.assert_array_equal(np.isfinite(x), True), last)
-    assert totals["update/nonfinite_in_a_row"] == metrics[-1]["step"] - first + 1
+    assert totals["nonfinite_in_a_row"] == metrics[-1]["step"] - first + 1
     # It is no better for being resumed, and says so at once.
     assert call(tmp_path / "run", *words, resume=True)[0] == 1
     assert lines(tmp_path / "run/metrics.jsonl")[-1]["step"] <= metrics[-1]["step"] + 2
