@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import small
 
 from curax.runs import checkpoint, folder, record, run
 from curax.runs.compile_times import CompileTimes
-from curax.step import validation
+from curax.step import loops, validation
 
 FORMS = "format/effective_number"
 
@@ -212,6 +213,7 @@ def test_a_warm_start_without_a_finite_loss_stops_the_run(tmp_path, monkeypatch)
         loop.parts.config = replace(config, logging=replace(config.logging, every=1))
         vars(loop).update(abstract_warm=None, warm_sharding=None)
         loop.warm = lambda state, times: (state, np.array([next(given)]))
+        loop.warm_up = partial(loops.Loop.warm_up, loop)
         return loop
 
     nan = float("nan")
