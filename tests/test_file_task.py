@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import small
 import words
 
 from curax import demo
+from curax.config import ConfigError
 from curax.models import pretrained
 from curax.runs import memory_io
+from curax.settings import errors
 from curax.step.build import task_of
 from curax.tasks import file_task, text
 from curax.verify import graders
@@ -310,6 +313,21 @@ def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
     with pytest.raises(ValueError, match=rf"{path}:5: not a JSON object"):
         task(tmp_path)
     assert "4 of 5 problems (1 broken)" in task(tmp_path, on_error="skip").summary
+
+
+def test_of_many_broken_lines_all_that_are_named_are_told_by_a_run(tmp_path):
+    records = list(demo.problems(count=6))
+    demo.write_lines(tmp_path / "test.jsonl", records[4:])
+    path = demo.write_lines(tmp_path / "train.jsonl", records[:4])
+    path.write_text(path.read_text() + "{\n" * 12)
+    with pytest.raises(ConfigError) as caught, errors.config_errors(small.get_config()):
+        task(tmp_path)
+    first, *others, last = str(caught.value).splitlines()
+    assert first.endswith("skip. 12 of 16 records are broken, also")
+    assert [line.partition(": ")[0] for line in others] == [
+        f"{path}:{number}" for number in range(6, 15)
+    ]
+    assert last == "and 2 more."
 
 
 def test_a_question_that_cannot_be_short_enough_is_not_encoded(tmp_path, monkeypatch):

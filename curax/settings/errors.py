@@ -19,6 +19,7 @@ from curax.settings.packages import missing
 PACKAGE = str(Path(__file__).parents[1])  # folder of curax
 LIBRARY = sysconfig.get_path("stdlib")
 LONGEST = 600  # characters of a library's error that are shown
+LINES = 12  # of a sentence that are shown
 
 
 class WorkError(Exception):
@@ -77,8 +78,8 @@ def config_errors(config: Any = None) -> Iterator[None]:
         last = frames(error)[-1]
         if config is None and PACKAGE not in last.filename:
             raise
-        if said := by_hand(error, last):
-            raise ConfigError(said) from error
+        if by_hand(error, last):  # broken records stand on lines of their own
+            raise ConfigError(_sentence(_lines(error))) from error
         if config is None:
             raise
         where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {text(error)}"
@@ -103,8 +104,7 @@ def by_hand(error: BaseException, last: traceback.FrameSummary) -> str | None:
     """Sentence of a ValueError that its last frame raises; None for other errors."""
     if not (isinstance(error, ValueError) and (last.line or "").startswith("raise")):
         return None
-    said = _line(error).rstrip(".") or "no message"
-    return said if said.endswith("?") else f"{said}."
+    return _sentence(_line(error))
 
 
 def text(error: BaseException) -> str:
@@ -114,6 +114,16 @@ def text(error: BaseException) -> str:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def _lines(error: BaseException) -> str:
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    return "\n".join([line for line in lines if line][:LINES])
+
+
+def _sentence(said: str) -> str:
+    said = said.rstrip(".") or "no message"
+    return said if said.endswith("?") else f"{said}."
 
 
 def _culprit(config: Any, text: str) -> str | None:
