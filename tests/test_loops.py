@@ -443,12 +443,11 @@ def test_a_missing_outcome_is_neither_right_nor_wrong():
 def test_a_chunk_runs_one_program_and_draws_nothing_to_throw_away():
     calls = []
 
-    def chunk(state, times):
+    def chunk(state, magnitudes, times):
         calls.append(times)
         return state, ({"outcome/mean": np.zeros(times)}, np.zeros((times, 1)))
 
-    config = SimpleNamespace(seeds=1)
-    only = SimpleNamespace(_chunk=chunk, parts=SimpleNamespace(config=config))
+    only = SimpleNamespace(_chunk=chunk, magnitudes={}, many=False)
     _, rows, shown = loops.Jitted.advance(cast(Any, only), cast(Any, None), 2)
     assert calls == [2]
     assert [set(row) for row in rows] == [{"outcome/mean", "time/step_s"}] * 2

@@ -32,8 +32,10 @@ from curax import __main__, demo, evaluate, export, loss, new, train, xray
 from curax.config import fields_of, load, option, override
 from curax.models import prompt_form
 from curax.runs import run
+from curax.settings import functions
 from curax.settings.cli import recipe_of
-from curax.tasks import file_task
+from curax.settings.declared import declared
+from curax.tasks import file_task, gym
 from curax.theory import population, summary
 from curax.verify import graders
 
@@ -307,6 +309,7 @@ def known() -> set[str]:
     names = ("gsm8k_qwen3_0p6b", "sft_gsm8k_qwen3_0p6b", "grpo")
     configs = [load(ROOT / "configs" / f"{name}.py") for name in names]
     names = {name for config in configs for name in fields_of(config)}
+    names |= {f"task.{name}" for name in inspect.signature(gym.task).parameters}
     return names | {re.sub(r"\.\d+$", "", name) for name in names}  # of a tuple
 
 
@@ -316,7 +319,9 @@ def test_every_field_that_a_page_names_is_one(name):
     found = set(re.findall(rf"`(?:--set )?((?:{groups})\.[a-z_.0-9]+)", page(name)))
     functions = {one for one in found if hasattr(loss, one.removeprefix("loss."))}
     files = {one for one in found if one.endswith((".json", ".jsonl"))}
-    of_page = {one for one in found if one.startswith("task.grader.")}
+    of_page = {
+        one for one in found if one.startswith(("task.grader.", "task.options."))
+    }
     assert found - files - of_page - functions <= known()
 
 
@@ -420,12 +425,16 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     reflects = config["reflection"] or {}
     source = (config["hint"] or {"source": {"function": ""}})["source"]["function"]
     own_prefix = source == "curax.step.methods.prefixes.own_prefix"
+    grader = config["task"].get("grader")
+    grader = grader["function"] if isinstance(grader, dict) else grader
+    reads = host and declared(functions.named(grader), "states", None)
     return {
         "every row": True,
         "always": not first,
         "step 0, every `evaluation.every`, the last": evaluated,
         "as above": evaluated,
         "where evaluated": evaluated,
+        "where evaluated, with a grader that declares it": evaluated and bool(reads),
         "with `evaluation.confidence`": evaluated
         and config["evaluation"]["confidence"] > 0,
         "with `evaluation.k`": evaluated and config["evaluation"]["k"] > 0,
