@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import small
 
-from curax import config as cf
 from curax.config import ConfigError, load, override
 from curax.runs import dashboards, folder
+from curax.settings import groups
 from curax.settings.packages import install
 
 ROWS = [
@@ -208,7 +208,7 @@ def mine(session):
 
 
 def test_the_config_names_them_or_has_functions_of_its_own(tmp_path):
-    assert (*dashboards.NAMED,) == cf.DASHBOARDS
+    assert (*dashboards.NAMED,) == groups.DASHBOARDS
     config = load(small.FILE)
     assert config.logging.dashboards == ("tensorboard",)
     named = override(config, ['logging.dashboards=["wandb", "mlflow"]'])

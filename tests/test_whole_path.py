@@ -109,6 +109,7 @@ def tabular(recipe, **changes):
         "model": model,
         "warm_start": None,
         "hint": None,  # of a group, under its own context
+        "methods": (),  # of hints
         "modulate": modulate.none,  # on top of credit, which is what w(p) is of
         "aggregate": partial(aggregate.constant_length, length=1),
         "optimizer": partial(optax.sgd, learning_rate=1.0),
