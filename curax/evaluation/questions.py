@@ -12,7 +12,7 @@ import numpy as np
 
 from curax.tasks import file_task, sources
 from curax.tasks.prompt_format import PromptFormat
-from curax.types import Task
+from curax.types import Prompts, Task
 from curax.verify.workers import Workers
 
 CHUNK = 256  # held-out prompts of a task made by one call
@@ -46,9 +46,7 @@ class Questions:
 
     def prompts(self, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """`[C, W]` tokens, left-padded to a fixed width, and their mask."""
-        ids = np.asarray(numbers, np.int32)
-        ids = ids if self.task.in_files else jnp.asarray(ids)
-        prompts = jax.device_get(self.task.held_out(ids))
+        prompts = _held_out(self.task, numbers)
         return prompts.tokens, prompts.mask
 
 
@@ -101,9 +99,8 @@ def of_task(task: Task, name: str) -> Questions:
     """The held-out prompts of a task, graded by its verifier; digests are of tokens."""
     asked: list[np.ndarray] = []
     for start in range(0, task.num_held_out, CHUNK):
-        ids = np.arange(start, min(start + CHUNK, task.num_held_out), dtype=np.int32)
-        ids = ids if task.in_files else jnp.asarray(ids)
-        prompts = jax.device_get(task.held_out(ids))
+        numbers = range(start, min(start + CHUNK, task.num_held_out))
+        prompts = _held_out(task, numbers)
         asked += [t[m] for t, m in zip(prompts.tokens, prompts.mask, strict=True)]
 
     def metadata(number: int) -> dict[str, str | None]:
@@ -120,6 +117,12 @@ def of_task(task: Task, name: str) -> Questions:
         text=task.decode,
         metadata=metadata,
     )
+
+
+def _held_out(task: Task, numbers: Sequence[int]) -> Prompts:
+    """Held-out prompts of a task with these numbers, on the host."""
+    ids = np.asarray(numbers, np.int32)
+    return jax.device_get(task.held_out(ids if task.in_files else jnp.asarray(ids)))
 
 
 # ----- files

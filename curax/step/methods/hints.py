@@ -149,9 +149,12 @@ def after_draw(
 
 def collapsed_groups(parts: Components, drawn: StepRollouts) -> jax.Array:
     """`[B]` bool: collapsed groups, the first ones up to the share `hint.most`."""
-    config, seen = parts.config, drawn.groups
-    collapsed = stages.called(config, "hint.trigger", seen.outcome, seen.exists)
-    return limit(collapsed, present(config.hint).most)
+    return limit(collapsed(parts, drawn.groups), present(parts.config.hint).most)
+
+
+def collapsed(parts: Components, seen: Groups) -> jax.Array:
+    """`[B]` bool: groups that `hint.trigger` says to have collapsed."""
+    return stages.called(parts.config, "hint.trigger", seen.outcome, seen.exists)
 
 
 def begin(
@@ -222,14 +225,14 @@ def take(
         request: of `ask`.
         graded: its completions.
     """
-    how, old = present(parts.config.hint), search.drawn
+    old = search.drawn
     rollouts, outcome = graded.rollouts, graded.outcome
     before, seen = old.groups, graded.groups
     mine = search.open & (request.level > 0)
     swap = mine & hint.replaces(
         seen.outcome, seen.exists, before.outcome, before.exists
     )
-    opens = mine & ~how.trigger(seen.outcome, seen.exists)
+    opens = mine & ~collapsed(parts, seen)
 
     # A prompt that stopped early has free places, which it may fill.
     place = old.rollouts
@@ -374,10 +377,9 @@ def begin_metrics(
         state: train state at the start of the step.
         drawn: of the first draw, with hints where a controller has set their level.
     """
-    how = present(parts.config.hint)
     seen = drawn.groups
     plain = drawn.level == 0
-    opens = ~how.trigger(seen.outcome, seen.exists)
+    opens = ~collapsed(parts, seen)
     before = plain & state.methods[NAME].hinted[drawn.prompts.id]
     tally = level_metrics(parts, drawn.level, ~plain, opens, seen)
     for name, which in (("plain", plain), ("transfer", before)):
