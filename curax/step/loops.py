@@ -116,7 +116,9 @@ def run(
     return jax.lax.scan(one, state, length=parts.config.steps)
 
 
-def held_out(parts: Components, state: TrainState) -> tuple[Rollouts, jax.Array]:
+def held_out_outcomes(
+    parts: Components, state: TrainState
+) -> tuple[Rollouts, jax.Array]:
     """Sampled completions of the held-out prompts, and their outcomes."""
     drive = drivers.Traced()
     request = validation.requests(drive, parts, state.seed)[0]
@@ -296,7 +298,7 @@ class Lanes(Jitted):
     def __init__(self, parts: Components, settings: Mapping[str, Sequence[float]]):
         """Jit a chunk of steps of all lanes. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._sampled = jax.jit(self._each(held_out))
+        self._sampled = jax.jit(self._each(held_out_outcomes))
         self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
 
     def rehearse(self, visit=drivers.traced, loaded=None):
