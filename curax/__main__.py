@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from curax import __version__
-from curax.config import ConfigError, is_shipped, recipes
+from curax.config import ConfigError, is_shipped, load, recipes
 from curax.settings.cli import Parser, command_line
+from curax.settings.config_paths import Place, functions_for
 from curax.settings.tables import aligned
 
 ABOUT = "Curate the learning signal of RLVR, in JAX."
@@ -31,6 +32,21 @@ HERE = {
     "completion": "print a script that completes these commands in a shell",
 }
 SHELLS = ("bash", "zsh", "tcsh", "fish")
+# Words NAME=FUNCTION in bash, which takes what stands behind "=" for a word of its own.
+IN_BASH = """
+_curax_set() {
+  local name="" word="$1"
+  if [ "$word" = "=" ]; then
+    name="${COMP_WORDS[COMP_CWORD-1]}="
+    word=""
+  elif [ "${COMP_WORDS[COMP_CWORD-1]}" = "=" ]; then
+    name="${COMP_WORDS[COMP_CWORD-2]}="
+  fi
+  compgen -W "FUNCTIONS" -- "$name$word" | while read -r one; do
+    echo "${one#"$name"}"
+  done
+}
+"""
 # What completes an argument that is called so.
 PATHS = {"FILE": "FILE", "EXPERIMENT": "FILE", "DIR": "DIRECTORY", "RUN": "DIRECTORY"}
 
@@ -106,7 +122,7 @@ def _first_line(path: Path) -> str:
 
 
 def completion(argv: Sequence[str]) -> str:
-    """A script that completes commands, options and recipes.
+    """A script that completes commands, options, recipes, and functions of a recipe.
 
     Raises:
         ConfigError: the shell is none of SHELLS.
@@ -118,6 +134,12 @@ def completion(argv: Sequence[str]) -> str:
     shell = words.parse_args(argv).shell
     whole = argparse.ArgumentParser(prog="curax")
     commands = whole.add_subparsers()
+    config = Place(load("quickstart"))
+    named = [
+        f"{name}={function}"
+        for name, place in config.walk()
+        for function in functions_for(name, place)
+    ]
     for name, text in HERE.items():
         commands.add_parser(name, help=text)
     for name, text in MODULES.items():
@@ -127,10 +149,15 @@ def completion(argv: Sequence[str]) -> str:
                 action.choices = [*recipes()]
             elif action.metavar in PATHS:
                 action.complete = getattr(shtab, PATHS[action.metavar])
+            elif action.dest == "assignments" and shell == "bash":
+                action.complete = {"bash": "_curax_set"}
+            elif action.dest == "assignments":
+                action.choices = named
         commands.add_parser(
             name, help=text, parents=[inner], add_help=False, conflict_handler="resolve"
         )
-    return shtab.complete(whole, shell=shell)
+    ours = IN_BASH.replace("FUNCTIONS", " ".join(named)) if shell == "bash" else ""
+    return shtab.complete(whole, shell=shell, preamble=ours)
 
 
 if __name__ == "__main__":

@@ -188,6 +188,29 @@ def test_a_shell_completes_commands_options_and_recipes(capsys, shell):
     assert status == 0
     for word in (*commands.MODULES, *commands.HERE, "print-config", "gvm_raft_exact"):
         assert word in out
+    assert "advantage=advantage.leave_one_out" in out
+
+
+TYPED = {  # what stands on the line, as bash cuts it, and what completes it
+    "advantage=advantage.lea": "advantage=advantage.leave_one_out",
+    "advantage = advantage.lea": "advantage.leave_one_out",
+    "steps = 3 loss = loss.gs": "loss.gspo",
+    "sampling.correct = correct.tr": "correct.truncated_ratio",
+    "downsample =": "downsample.none downsample.max_variance downsample.random "
+    "downsample.max_reward downsample.percentile downsample.balanced",
+}
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_bash_completes_the_function_of_a_field(capsys, typed):
+    _, script, _ = said(capsys, "completion", "bash")
+    words = ["curax", "train", "grpo", "--set", *typed.split()]
+    ask = f"\nCOMP_WORDS=({' '.join(words)})\nCOMP_CWORD={len(words) - 1}\n"
+    ask += '_shtab_curax\necho "${COMPREPLY[*]}"\n'
+    done = subprocess.run(
+        ["bash", "--norc"], input=script + ask, capture_output=True, text=True
+    )
+    assert done.stdout.split() == TYPED[typed].split(), done.stderr
 
 
 def test_folders_and_files_are_completed_where_an_option_takes_one(capsys):
@@ -270,6 +293,21 @@ def test_where_a_value_came_from_is_told(capsys):
         assert came.strip() == source
 
 
+@pytest.mark.parametrize("text", ["\n\nHint:\n{hint}", "", " a ", "\\boxed{}\t", "é"])
+def test_a_text_is_printed_on_one_line_as_set_takes_it(text):
+    path, field = "gsm8k_qwen3_0p6b", "task.template"
+    config = cf.override(cf.load(path), {field: text})
+    (line,) = (
+        line
+        for line in field_help.resolved(config, [field]).splitlines()
+        if line.startswith(f"{field} = ")
+    )
+    shown = line.removeprefix(f"{field} = ").removesuffix("# --set").strip()
+    assert cf.describe(cf.override(cf.load(path), [f"{field}={shown}"])) == (
+        cf.describe(config)
+    )
+
+
 def test_the_help_of_a_recipe_has_its_fields_and_their_defaults(capsys):
     assert train.main(["grpo", "--help"]) == 0
     shown = capsys.readouterr().out
@@ -277,4 +315,9 @@ def test_the_help_of_a_recipe_has_its_fields_and_their_defaults(capsys):
     assert "  sampling.group_size=8\n      G, completions per prompt at most\n" in shown
     steps = cf.load("grpo").steps
     assert f"  steps={steps}\n      RL steps; 0: the warm start alone" in shown
+    assert "advantage=advantage.leave_one_out" in shown  # what --set takes
+    others = " ".join(shown.split("  loss=")[1].split("  loss.")[0].split())
+    assert others.endswith(
+        "loss.reinforce, loss.clipped_ratio, loss.gspo, loss.cispo, or one of yours"
+    )
     assert all(len(line) <= field_help.WIDTH for line in shown.splitlines())

@@ -622,6 +622,9 @@ def test_a_recipe_is_found_by_its_name_in_any_folder(tmp_path, monkeypatch):
         said = error_of(cf.load, name)
         assert said.startswith(f"{name}: there is no such file, nor recipe; did you ")
         assert near in said
+    assert error_of(cf.load, "zzz") == (
+        "zzz: there is no such file, nor recipe; curax recipes has all."
+    )
     # Recipes of this folder go first, and a file that is there before them.
     (tmp_path / "configs").mkdir()
     other = f"from {HERE} import make\ndef get_config():\n    return make(steps={{}})\n"

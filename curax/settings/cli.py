@@ -71,8 +71,9 @@ class Parser(argparse.ArgumentParser):
             nargs="+",
             default=[],
             metavar="NAME=VALUE",
-            help="change a field or an option of a function, for example steps=400 "
-            "sampling.group_size=16 loss.high=0.3 seeds=8",
+            help="change a field, a function by its dotted name, or an option of a "
+            "function, for example steps=400 sampling.group_size=16 loss.high=0.3 "
+            "advantage=advantage.leave_one_out",
         )
 
 

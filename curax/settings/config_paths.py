@@ -410,21 +410,55 @@ def _function(name: str, now: Any, text: str, edit: _Edit) -> Callable[..., Any]
         ConfigError: there is no such function, or it is one of another stage.
     """
     found = _imported(text, edit.shown)
-    old, now = now, unbound(now)
-    of = now.__module__ if inspect.isfunction(now) else ""
-    home = of if of.startswith("curax.") else f"curax.{name.rpartition('.')[2]}"
-    theirs = str(getattr(unbound(found), "__module__", ""))
+    home, theirs = home_of(name, now), str(getattr(unbound(found), "__module__", ""))
     stage = theirs.startswith("curax.") and theirs.count(".") == 1
     if stage and theirs != home and home in sys.modules:
-        known = functions.functions_of(sys.modules[home])
         raise ConfigError(
             f"{edit.shown}: {name} takes a function of {home}, as "
-            f"{', '.join(known)}, or one of yours."
+            f"{', '.join(_alike(sys.modules[home], unbound(now)))}, or one of yours."
         )
-    (before, _), (_, takes) = _signature(old), _signature(found)
+    (before, _), (_, takes) = _signature(now), _signature(found)
     needs = {key for key, p in takes.items() if p.default is p.empty}
     kept = {key: value for key, value in before.items() if key in needs}
     return functools.partial(found, **kept) if kept else found
+
+
+def home_of(name: str, now: Any) -> str:
+    """Module whose functions a node may be set to; of the present one, else its name's.
+
+    Args:
+        name: dotted name of the node.
+        now: its value.
+    """
+    function = unbound(now)
+    of = function.__module__ if inspect.isfunction(function) else ""
+    return of if of.startswith("curax.") else f"curax.{name.rpartition('.')[2]}"
+
+
+def functions_for(name: str, place: Place) -> list[str]:
+    """Functions of its stage that a node may be set to, as `--set` takes them.
+
+    They take the arrays of the present function; all of the stage, where it is none.
+    """
+    now, short = place.value and unbound(place.value), name.rpartition(".")[2]
+    home = f"curax.{short}"
+    if not (_takes_function(place) and home == home_of(name, now)):
+        return []
+    return [f"{short}.{key}" for key in _alike(sys.modules.get(home), now)]
+
+
+def _alike(scope: Any, now: Any) -> list[str]:
+    """Names of the functions of a module that take the arrays of one of them."""
+    known = functions.functions_of(scope) if scope else []
+    if getattr(now, "__module__", "") != getattr(scope, "__name__", None):
+        return known
+    return [key for key in known if _arrays(getattr(scope, key)) == _arrays(now)]
+
+
+def _arrays(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that a function takes by their places."""
+    every = inspect.signature(function).parameters.values()
+    return [one.name for one in every if one.kind == one.POSITIONAL_OR_KEYWORD]
 
 
 def _suggestion(name: str, now: Any, edit: _Edit) -> str:

@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from curax.settings.config_paths import (
@@ -21,6 +21,7 @@ from curax.settings.config_paths import (
     Place,
     describe,
     full_name,
+    functions_for,
     options,
     unbound,
 )
@@ -36,6 +37,7 @@ class Field(NamedTuple):
     value: Any
     default: Any  # UNSET: there is none
     comment: str  # what it means; empty where the source does not say
+    functions: Sequence[str] = ()  # that it may be set to, of its stage
 
 
 def fields(config: Any) -> list[Field]:
@@ -62,7 +64,8 @@ def _below(name: str, place: Place) -> Iterator[Field]:
         here = f"{name}.{key}" if name else key
         if not _is_group(part.value):
             default = defaults.get(key, UNSET)
-            yield Field(here, part.value, default, notes.get(key, ""))
+            others = functions_for(here, part) if part.value else ()
+            yield Field(here, part.value, default, notes.get(key, ""), others)
         if _is_group(part.value) or callable(part.value):
             yield from _below(here, part)
 
@@ -126,8 +129,10 @@ def shown(value: Any) -> str:
         return name.removeprefix("curax.")
     if value is None or isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str) and not (value.isprintable() and value == value.strip()):
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, str | int | float):
-        return str(value)
+        return str(value) or '""'
     return json.dumps(describe(value))
 
 
@@ -169,6 +174,8 @@ def explained(config: Any) -> str:
         text = field.comment
         if field.default is not UNSET and not _same(field.value, field.default):
             text = f"{text} (default: {shown(field.default)})".strip()
+        if field.functions:
+            text = f"{text}; {', '.join(field.functions)}, or one of yours"
         if text:
             wrap = textwrap.TextWrapper(
                 WIDTH, initial_indent=INDENT, subsequent_indent=INDENT

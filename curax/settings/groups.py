@@ -30,8 +30,8 @@ class Sampling:
     temperature: Positive = 1.0  # divides the logits; greedy decoding cannot train
     top_k: Natural = 0  # number of likeliest tokens that are drawn from; 0: all
     top_p: Share = 1.0  # mass of the likeliest tokens that are drawn from; 1: all
-    correct: Function | None = None  # of curax.correct: weights of tokens, policy over
-    # what was drawn from; None: all are 1, and top_k and top_p are refused
+    correct: Function | None = None  # of curax.correct, as truncated_ratio: weights of
+    # tokens, policy over what was drawn from; None: all are 1; no top_k, top_p
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     cache_gib: Magnitude = 0.0  # GiB of a device that keys and values may take: as many
     # slots as there is room for, and rows wait for one; 0: what `slots` take

@@ -95,8 +95,9 @@ def file_of(path: Path) -> Path:
     known = recipes() if path.name == str(path) and path.suffix in ("", ".py") else {}
     if path.stem in known:
         return known[path.stem]
-    if near := difflib.get_close_matches(path.stem, known, 3):
-        fix = f"did you mean {' or '.join(near)}?"
+    if known:
+        near = difflib.get_close_matches(path.stem, known, 3)
+        fix = f"did you mean {' or '.join(near)}?" if near else "curax recipes has all."
         raise ConfigError(f"{path}: there is no such file, nor recipe; {fix}")
     files = sorted(file.name for file in path.parent.glob("*.py"))
     near = " or ".join(difflib.get_close_matches(path.name, files, 3, cutoff=0))
