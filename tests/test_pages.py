@@ -85,12 +85,13 @@ def blocks(name: str) -> list[Block]:
 def fewer(argv: list[str]) -> list[str]:
     """Assignments that make a run of this command line small: 4 groups of 4, 8 tokens.
 
-    Steps are a hundredth, so that a longer run stays longer.
+    Steps are a fiftieth, so that a longer run stays longer, and the last of a run that is
+    made longer is one that is evaluated anyway.
     """
     args = train.parser().parse_args(argv)
     config = override(load(recipe_of(args, train.DEFAULT)), args.assignments)
     small: dict[str, Any] = {
-        "steps": config.steps // 100,
+        "steps": config.steps // 50,
         "sampling.prompts": 4,
         "sampling.group_size": 4,
         "sampling.max_tokens": 8,
