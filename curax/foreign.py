@@ -126,7 +126,11 @@ def of_trl(given: Mapping[str, Any]) -> Conversion:
             raise _refusal(name, options[name], why, DEFAULTS[name])
     if len(options["reward_weights"] or ()) > 1:
         raise _refusal(
-            "reward_weights", options["reward_weights"], "adds up several rewards", None
+            "reward_weights",
+            options["reward_weights"],
+            "adds up several rewards, as "
+            "graders.weighted of a config does, and w(p) is of one outcome",
+            None,
         )
     remarks = list[str]()
     sampling, update, steps = _batch(options)

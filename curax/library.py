@@ -1,10 +1,11 @@
 """Functions of a recipe, for notebooks and for loops of one's own.
 
-`curax` exports these names: `curax.build(curax.load("grpo"))`. They are for one device
-and for tasks whose verifier and prompts are JAX functions; other runs need a host that
-drives them, which is `python -m curax.train`.
+`curax` exports these names: `curax.build(curax.load("grpo"))`. They are for one device.
+`run` is for tasks whose verifier and prompts are JAX functions; `init` and `train_step`
+take those too that the host reads and grades.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -43,12 +44,14 @@ def init(parts: Components, seed: int | jax.Array = 0) -> TrainState:
     Args:
         parts: of the run.
         seed: `[]` uint32, from which every random draw of the run follows; it may be
-            traced.
+            traced, unless the host reads or grades the task.
 
     Raises:
-        ConfigError: the run needs a host that drives it.
+        ConfigError: the run is for several devices.
     """
-    _check(parts)
+    _check_devices(parts)
+    if _is_hosted(parts):
+        return _init_from_host(parts, int(seed))
     start = jax.jit(partial(loops.start, parts))
     return start(jnp.asarray(seed, jnp.uint32), _loaded(parts))
 
@@ -56,16 +59,19 @@ def init(parts: Components, seed: int | jax.Array = 0) -> TrainState:
 def train_step(
     parts: Components,
 ) -> Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]:
-    """A jitted `state -> (state, metrics)`: one RL step, from prompts to the update.
+    """A function `state -> (state, metrics)`: one RL step, from prompts to the update.
 
-    It compiles when it is first called, so keep it. The state that it is given stays
+    It is jitted, or where the host reads or grades the task, calls jitted programs. It
+    compiles when it is first called, so keep it. The state that it is given stays
     valid. Metrics are those of `metrics.jsonl`, `[]` float32 by name, without times
     and evaluations; counts are per step.
 
     Raises:
-        ConfigError: the run needs a host that drives it.
+        ConfigError: the run is for several devices.
     """
-    _check(parts)
+    _check_devices(parts)
+    if _is_hosted(parts):
+        return partial(_step_from_host, drivers.Hosted(), parts)
     return jax.jit(partial(_step, parts))
 
 
@@ -85,9 +91,16 @@ def run(
         The state after `config.steps` steps; metrics of each, `[steps]` float32.
 
     Raises:
-        ConfigError: the run needs a host that drives it.
+        ConfigError: the host reads or grades the task, or the run is for several
+            devices.
     """
-    _check(parts)
+    _check_devices(parts)
+    if _is_hosted(parts):
+        what = "verified" if not parts.task.on_device else "read"
+        raise ConfigError(
+            f"the task is {what} by the host, which no compiled run can call; make "
+            "single steps by curax.train_step, or train with python -m curax.train."
+        )
     return loops.run(parts, jnp.asarray(seed, jnp.uint32), _loaded(parts))
 
 
@@ -131,24 +144,38 @@ def _step(
     return state, values
 
 
+def _init_from_host(parts: Components, seed: int) -> TrainState:
+    config = dataclasses.replace(parts.config, seed=seed, seeds=1)
+    loop = loops.Staged(dataclasses.replace(parts, config=config))
+    warm, how = loop.initial(), config.warm_start
+    for _ in range(how.steps if how else 0):
+        warm, _ = loop.warm(warm, 1)
+    return loop.begin(warm)
+
+
+def _step_from_host(
+    drive: drivers.Hosted, parts: Components, state: TrainState
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    drive.clock = drivers.Clock()
+    state = jax.tree.map(jnp.copy, state)  # a step donates what it is given
+    state, (values, _) = step(drive, parts, state)
+    graded = drive.clock.row(parts.task.on_device).items()
+    more = {n: jnp.float32(x) for n, x in graded if not n.startswith("time/")}
+    return state, values | more
+
+
+def _is_hosted(parts: Components) -> bool:
+    """Whether the host verifies the task, or reads its prompts."""
+    return not parts.task.on_device or parts.task.in_files
+
+
 def _loaded(parts: Components) -> Any:
     """Parameters of the checkpoint that the model names; None: it names none."""
     return parts.model.load(None) if parts.model.load else None
 
 
-def _check(parts: Components) -> None:
-    """Raise a ConfigError if one program on one device cannot make the run.
-
-    Raises:
-        ConfigError: the host verifies or reads the task, or there is a mesh.
-    """
-    task = parts.task
-    if not task.on_device or task.in_files:
-        what = "prompts of the task are read" if task.on_device else "task is verified"
-        raise ConfigError(
-            f"the {what} by the host, which no compiled step can call; train with "
-            "python -m curax.train."
-        )
+def _check_devices(parts: Components) -> None:
+    """Raise a ConfigError if the run is for several devices."""
     if meshes.make(parts.config.mesh) is not None:
         raise ConfigError(
             "mesh spreads the run over several devices, and this is for one; set "

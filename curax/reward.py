@@ -1,12 +1,14 @@
 """Outcome of each completion, by a JAX function or on the host, and shaped rewards.
 
-The outcome opens gates and feeds pass rates; shaping enters the reward alone.
+The outcome opens gates and feeds pass rates; other terms of a grader and shaping enter
+the reward alone.
 """
 
 import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks
-from curax.types import Float, Int, Prompts, Rollouts, Task
+from curax.types import Float, Int, Prompts, Rollouts, Task, Terms
 
 TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
 NONE = "none"  # the reason where a verifier gave None or NaN
@@ -60,6 +62,7 @@ class Verdicts(NamedTuple):
     outcome: np.ndarray  # [N] float, NaN where missing
     reasons: dict[int, str]  # by row, for rows that exist and have no outcome
     seconds: float = 0.0  # that they took
+    terms: Mapping[str, np.ndarray] | None = None  # [N] float, NaN where the outcome is
 
     @property
     def missing(self) -> Counter[str]:
@@ -77,6 +80,12 @@ class Verdicts(NamedTuple):
             return "it gave None or NaN" if reason == NONE else reason
         return None
 
+    def reward(self, weights: Mapping[str, float]) -> np.ndarray:
+        """`[N]` float, weighted sum of the terms; the outcome where there are none."""
+        if self.terms is None:
+            return self.outcome
+        return np.sum([weights[name] * x for name, x in self.terms.items()], axis=0)
+
     def log(self) -> None:
         """Log the most frequent reasons."""
         reasons = Counter(self.reasons.values())
@@ -90,13 +99,17 @@ class Verdicts(NamedTuple):
             )
 
 
-def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
+def on_host(
+    task: Task, prompts: Prompts, rollouts: Rollouts, *, terms: bool = False
+) -> Verdicts:
     """Outcomes by a Python verifier, which sees each completion without padding.
 
     Args:
         task: its `verify_all`, or else its `verify`, one completion at a time.
         prompts: numpy arrays.
         rollouts: numpy arrays.
+        terms: ask for all terms of the reward too, where the task has any. A completion
+            that lacks one has no outcome either, for its reward is not known.
 
     Returns:
         `[N]` outcomes, NaN where there is no row and where the verifier gave none; why
@@ -112,7 +125,13 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
     completions = [
         np.asarray(rollouts.tokens[n])[np.asarray(rollouts.mask[n])] for n in rows
     ]
-    if task.verify_all:
+    by_term: Mapping[str, Any] = {}
+    if terms and task.terms:
+        by_term = task.terms.verify_all(targets, completions)
+        each = zip(*by_term.values(), strict=True)
+        given = [dict(zip(by_term, values, strict=True)) for values in each]
+        results = [_outcome(task.terms, one) for one in given]
+    elif task.verify_all:
         results = list(task.verify_all(targets, completions))
     else:
         pairs = zip(targets, completions, strict=True)
@@ -122,11 +141,38 @@ def on_host(task: Task, prompts: Prompts, rollouts: Rollouts) -> Verdicts:
     for n, result in zip(rows.tolist(), results, strict=True):
         if isinstance(result, str):
             reasons[n] = result
-        elif result is None or math.isnan(result):
+        elif _is_missing(result):
             reasons[n] = NONE
         else:
             outcome[n] = result
-    return Verdicts(outcome, reasons, time.perf_counter() - start)
+    found = {
+        name: _where_known(outcome, rows, values) for name, values in by_term.items()
+    }
+    return Verdicts(outcome, reasons, time.perf_counter() - start, found or None)
+
+
+def _is_missing(result: float | str | None) -> bool:
+    return result is None or isinstance(result, str) or math.isnan(result)
+
+
+def _outcome(terms: Terms, given: Mapping[str, float | str | None]) -> Any:
+    """The outcome of a completion by all of its terms, or why the first is missing."""
+    for name, result in given.items():
+        if isinstance(result, str):
+            kind, colon, words = result.partition(":")
+            return f"{kind}: {name}{colon}{words}"
+        if _is_missing(result):
+            return None
+    return given[terms.outcome]
+
+
+def _where_known(outcome: np.ndarray, rows: np.ndarray, values: Any) -> np.ndarray:
+    """`[N]` values of these rows, NaN where there is no outcome."""
+    found = np.full_like(outcome, np.nan)
+    for n, value in zip(rows, values, strict=True):
+        if not np.isnan(outcome[n]):
+            found[n] = value
+    return found
 
 
 def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:

@@ -91,6 +91,8 @@ class Rollouts:
     slot: jax.Array  # [N] int32 in [0, G)
     context: jax.Array  # [N] int32 in [0, C)
     exists: jax.Array  # [N] bool
+    reward: jax.Array | None = None  # [N] float32, weighted sum of the terms of their
+    # grader, NaN where missing; None: the outcome is the reward
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -294,6 +296,24 @@ class Hinting:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Terms:
+    """A reward of several graders: a weighted sum, with one term as the outcome.
+
+    Attributes:
+        weights: of the terms, by name.
+        outcome: name of the term that is the outcome.
+        verify_all: `(targets, completions) -> verdicts by the name of the term`, those
+            of a term as of `Task.verify_all`.
+    """
+
+    weights: Mapping[str, float]
+    outcome: str
+    verify_all: Callable[
+        [list[Any], list[Any]], Mapping[str, Sequence[float | str | None]]
+    ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """Prompts, their verifier, and functions that show both to a person.
 
@@ -336,6 +356,7 @@ class Task:
             reads; None: nobody knows.
         trace_contexts: contexts of the traces, `(key, Prompts) -> Contexts`, the key
             being that of the traces; None: the prompts themselves.
+        terms: of the reward of a host verifier; None: the outcome is the reward.
     """
 
     vocab_size: int
@@ -362,3 +383,4 @@ class Task:
     delimiter: tuple[int, ...] = ()
     states: Callable[[str], bool] | None = None
     trace_contexts: Callable[[Any, Prompts], Contexts] | None = None
+    terms: Terms | None = None

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 from functools import cache, partial
 from types import SimpleNamespace
 
@@ -328,6 +329,60 @@ def test_of_many_broken_lines_all_that_are_named_are_told_by_a_run(tmp_path):
         f"{path}:{number}" for number in range(6, 15)
     ]
     assert last == "and 2 more."
+
+
+def box(prompt, completion, answer, *, of="boxed"):
+    """Whether a completion has a box."""
+    return float(f"\\{of}" in completion)
+
+
+def two_terms(**options):
+    usual = {
+        "terms": {"right": graders.numbers, "box": box},
+        "weights": {"right": 1.0, "box": 0.25},
+        "outcome": "right",
+    }
+    return partial(graders.weighted, **usual | options)
+
+
+def test_a_weighted_grader_has_an_outcome_and_terms_of_their_own():
+    made = task(grader=two_terms())
+    gold = read("train.jsonl")[0]["answer"]
+    said = [f"It is \\boxed{{{gold}}}", f"so {gold}", "\\boxed{no}"]
+    tokens = [np.int32(tokenizer().encode(text)) for text in said]
+    targets = [made.prompts(np.int32([0])).target[0]] * len(said)
+    assert made.verify_all(targets, tokens) == [1.0, 1.0, 0.0]
+    assert made.terms.verify_all(targets, tokens) == {
+        "right": [1.0, 1.0, 0.0],
+        "box": [1.0, 0.0, 1.0],
+    }
+    assert made.terms.outcome == "right"
+    assert made.terms.weights == {"right": 1.0, "box": 0.25}
+    assert made.states is not None  # of the outcome
+
+
+WRONG = {
+    "weights of right, and terms right, box; give each term one weight": {
+        "weights": {"right": 1.0}
+    },
+    "outcome='form' and terms right, box; set it to the name of one": {
+        "outcome": "form"
+    },
+    "weights {'right': 1.0, 'box': inf}; make them finite": {
+        "weights": {"right": 1.0, "box": float("inf")}
+    },
+    "a term that is weighted itself; list its terms in its place": {
+        "terms": {"right": graders.numbers, "box": two_terms()}
+    },
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_weighted_grader_whose_options_do_not_fit_is_refused(wrong):
+    with pytest.raises(
+        ValueError, match=f"^{re.escape(f'graders.weighted has {wrong}')}"
+    ):
+        task(grader=two_terms(**WRONG[wrong]))
 
 
 def test_a_question_that_cannot_be_short_enough_is_not_encoded(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -102,19 +103,64 @@ def test_the_x_ray_as_numbers_is_that_of_the_command(followed):
     np.testing.assert_allclose(got.weight, (1 - (1 - p) ** 7) / p, rtol=1e-5)
 
 
+def host_task(*, files, **options):
+    """The task of `small`, graded in Python; its prompts are made by numpy if so."""
+    made = small.task(**options, on_device=False)
+    if not files:
+        return made
+
+    def read(make):
+        return lambda *args: jax.device_get(make(*args))
+
+    return replace(
+        made,
+        prompts=read(made.prompts),
+        held_out=read(made.held_out),
+        traces=read(made.traces),
+        in_files=True,
+    )
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["generated", "in files"])
+def test_a_task_that_is_graded_in_python_takes_steps_too(files):
+    """They are those of the task that is graded by a JAX function."""
+    config = small.get_config()
+    device = curax.build(config)
+    host = curax.build(replace(config, task=partial(host_task, files=files)))
+    states = [curax.init(parts, seed=5) for parts in (host, device)]
+    steps = [curax.train_step(parts) for parts in (host, device)]
+    for _ in range(2):
+        before, params = states[0], jax.device_get(states[0].params)
+        (one, got), (other, want) = (
+            step(state) for step, state in zip(steps, states, strict=True)
+        )
+        jax.tree.map(np.testing.assert_array_equal, before.params, params)  # valid
+        states = [one, other]
+        assert got.keys() - want.keys() == {
+            f"verify/{kind}" for kind in ("none", "error", "timeout", "crash", "other")
+        }
+        for name, value in want.items():
+            close = {"rtol": 1e-3, "atol": 1e-4, "err_msg": name}
+            np.testing.assert_allclose(got[name], value, **close)
+            assert (got[name].shape, got[name].dtype) == ((), np.float32)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        *(state.params for state in states),
+    )
+    assert int(states[0].seed) == 5
+
+
 def test_what_needs_a_host_is_refused_in_a_sentence():
     host = small.get_config()
     host = curax.build(override(host, {"task.on_device": False}))
     meshed = curax.build(override(small.get_config(), {"mesh.data": 2}))
     built = curax.build(small.get_config())
     in_files = replace(built, task=replace(built.task, in_files=True))
+    with pytest.raises(ConfigError, match=r"verified by the host.*curax\.train\.$"):
+        curax.run(host)
+    with pytest.raises(ConfigError, match=r"^the task is read by the host.*train\.$"):
+        curax.run(in_files)
     for call in (curax.init, curax.train_step, curax.run):
-        with pytest.raises(ConfigError, match=r"verified by the host.*curax\.train\.$"):
-            call(host)
-        with pytest.raises(
-            ConfigError, match=r"^the prompts .* read by the host.*n\.$"
-        ):
-            call(in_files)
         with pytest.raises(ConfigError, match=r"mesh\.data, .* to 1"):
             call(meshed)
     config = override(curax.load(ROOT / "configs" / "dro.py"), {"steps": 1})

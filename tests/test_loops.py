@@ -1,7 +1,6 @@
 """Both loops are one path: on one device and on eight, whole or in chunks."""
 
 import threading
-from collections import Counter
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from curax import (
     loss,
     modulate,
     objective,
+    reward,
     score,
     stop,
 )
@@ -46,6 +46,7 @@ from curax.step import draw, drivers, learn, loops, states
 from curax.step.build import build
 from curax.step.records import Graded
 from curax.tasks import chain
+from curax.types import Terms
 
 STEPS = 4
 
@@ -235,9 +236,9 @@ def test_the_host_verifies_one_part_while_the_next_is_drawn():
 
 def test_every_missing_outcome_is_counted_by_its_reason_or_as_another():
     clock = drivers.Clock()
-    said = Counter(none=1, timeout=2, refused=3)
-    clock.graded(0.5, said + Counter(busy=1))
-    clock.graded(0.5, Counter(error=1))
+    for said in (["none", *["timeout"] * 2, *["refused: no"] * 3, "busy"], ["error"]):
+        outcome = np.full(len(said), np.nan)
+        clock.graded(0.5, reward.Verdicts(outcome, dict(enumerate(said))))
     row = clock.row(on_device=False)
     got = {name: n for name, n in row.items() if name.startswith("verify/")}
     counts = {"none": 1, "error": 1, "timeout": 2, "crash": 0, "other": 4}
@@ -415,6 +416,49 @@ def test_groups_are_refilled_alike_in_both_loops():
     drawn = [row["rollout/drawn"] for row in want[1]]
     assert max(drawn) > 16
     assert want[0].position == sum(drawn) / TINY.sampling.group_size
+
+
+def of_terms(**options):
+    """The task with a reward of one and a half times the outcome, in two terms."""
+    made = chain.task(**options, on_device=False)
+
+    def verify_all(targets, completions):
+        pairs = zip(targets, completions, strict=True)
+        right = [made.verify(target, tokens) for target, tokens in pairs]
+        return {"again": right, "right": right}
+
+    terms = Terms(
+        weights={"right": 1.0, "again": 0.5}, outcome="right", verify_all=verify_all
+    )
+    return replace(made, terms=terms)
+
+
+def half_more(outcome, length):
+    return 1.5 * outcome
+
+
+@pytest.mark.parametrize("how", ["whole", "parts", "rounds", "refills"])
+def test_terms_of_a_reward_follow_their_completions_however_these_are_drawn(how):
+    config = {
+        "whole": TINY,
+        "parts": override(TINY, ["sampling.chunks=4"]),
+        "rounds": STOPPED,
+        "refills": override(
+            replace(TINY, gate=gate.zero_variance), ["sampling.rounds=3"]
+        ),
+    }[how]
+    one = replace(config, shape_reward=half_more)
+    want = trained(override(one, ["sampling.chunks=1"]))
+    several = replace(config, task=partial(of_terms, **TINY.task.keywords))
+    loop = loops.Staged(build(several))
+    loop.rehearse()
+    got = trained(several, loops.Staged)
+    assert_same(got, want)
+    for row in got[1]:
+        assert row["term/right"] == row["term/again"]
+        if how in ("whole", "parts"):
+            np.testing.assert_allclose(row["term/right"], row["outcome/mean"])
+            np.testing.assert_allclose(row["reward/mean"], 1.5 * row["outcome/mean"])
 
 
 def test_a_missing_outcome_is_neither_right_nor_wrong():

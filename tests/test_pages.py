@@ -52,7 +52,7 @@ NAMES = (
     "evaluate",
 )
 # Modules that the pages write.
-MADE = {"shop", "train_shop", "tolerant", "median", "spread", "of_verl"}
+MADE = {"shop", "train_shop", "tolerant", "two_terms", "median", "spread", "of_verl"}
 COMMANDS = {
     "curax.new": new.main,
     "curax.demo": demo.main,
@@ -429,6 +429,7 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     grader = config["task"].get("grader")
     grader = grader["function"] if isinstance(grader, dict) else grader
     reads = host and declared(functions.named(grader), "states", None)
+    sums = host and declared(functions.named(grader), "other_terms", False)
     return {
         "every row": True,
         "always": not first,
@@ -450,6 +451,7 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `sampling.correct` weighs": config["sampling"]["correct"] is not None
         and not first,
         "where `kl` is set": config["kl"] is not None and not first,
+        "with `graders.weighted`": sums and not first,
         "where `modulate` is set": modulates and not first,
         "where `reflection` is set": bool(reflects) and not first,
         "where `reflection.keep` is set": bool(reflects.get("keep")) and not first,
@@ -500,6 +502,7 @@ def runs(site):
     """Run folders of both loops, with whatever makes metrics of its own."""
     site.follow("bring_your_model")
     site.follow("add_a_method")
+    site.follow("write_a_grader")
     for name, changed in CHANGED.items():
         (site.folder / f"{name}.py").write_text(OTHERS.format(changed=changed))
         assert train.main(["--config", f"{name}.py"]) == 0
@@ -515,6 +518,7 @@ def test_every_row_has_the_metrics_of_the_page_when_it_says_and_no_others(runs):
         for row in lines(path / "metrics.jsonl"):
             due = {name for name, when in documented() if is_due(when, config, row)}
             names = {re.sub(r"(?<=/pass_at_)\d+$", "K", name) for name in row}
+            names = {re.sub(r"^(term/).*", r"\1NAME", name) for name in names}
             assert names == due, (path.name, row["step"])
             seen |= due
     assert seen == {name for name, _ in documented()}

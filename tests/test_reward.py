@@ -12,15 +12,15 @@ import tiny
 from contracts import close
 
 from curax import allocate, hint, reward, rollout
-from curax.step import drivers
+from curax.step import drivers, grading
 from curax.tasks import chain
-from curax.types import Prompts, Rollouts
+from curax.types import Prompts, Rollouts, Terms
 
 TASK = chain.task(depth=2)
 HOST = chain.task(depth=2, on_device=False)
 
 
-def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False)):
+def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False), terms=None):
     """Outcomes on the host of rows that name their prompt in their tokens."""
     n = len(length)
     prompt = np.int32([1, 0, 1, 0])
@@ -44,10 +44,10 @@ def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False)):
         context=prompt,
         exists=np.array(exists),
     )
-    own = dataclasses.replace(HOST, verify=verify)
-    verdicts = reward.on_host(own, prompts, rows)
+    task = dataclasses.replace(HOST, verify=verify, terms=terms)
+    verdicts = reward.on_host(task, prompts, rows, terms=terms is not None)
     verdicts.log()
-    return verdicts.outcome
+    return verdicts if terms else verdicts.outcome
 
 
 def test_a_host_verifier_sees_the_target_and_the_tokens_without_padding():
@@ -90,6 +90,39 @@ def test_a_verdict_that_is_no_number_is_missing_too(caplog):
     np.testing.assert_array_equal(outcome, np.float32([np.nan, 1, np.nan, np.nan]))
     (record,) = caplog.records
     assert "for 2 completions (error: ValueError: " in record.message
+
+
+def test_a_completion_that_lacks_a_term_has_no_outcome(caplog):
+    def verify_all(targets, completions):
+        assert [len(one) for one in completions] == [2, 0, 3]
+        return {
+            "right": [1.0, 0.0, 1.0],
+            "form": [0.25, 0.5, "error: ValueError: no"],
+            "judge": [0.5, None, 1.0],
+        }
+
+    weights = {"right": 1.0, "form": 2.0, "judge": 0.0}
+    terms = Terms(weights=weights, outcome="right", verify_all=verify_all)
+    verdicts = judged(HOST.verify, terms=terms)
+    nan = np.nan
+    np.testing.assert_array_equal(verdicts.outcome, [1, nan, nan, nan])
+    want = {"right": [1, nan, nan, nan], "form": [0.25, *[nan] * 3]}
+    want["judge"] = [0.5, *[nan] * 3]
+    assert verdicts.terms.keys() == want.keys()
+    for name, values in verdicts.terms.items():
+        np.testing.assert_array_equal(values, want[name], name)
+    np.testing.assert_array_equal(verdicts.reward(weights), [1.5, nan, nan, nan])
+    assert verdicts.missing == {"none": 1, "error": 1}
+    assert "(error: form: ValueError: no)" in caplog.text
+    halves = [
+        verdicts._replace(
+            outcome=np.where(mine, verdicts.outcome, nan),
+            terms={n: np.where(mine, x, nan) for n, x in verdicts.terms.items()},
+        )
+        for mine in (np.arange(4) < 2, np.arange(4) >= 2)
+    ]
+    joined = grading.merged(halves).terms
+    jax.tree.map(np.testing.assert_array_equal, joined, verdicts.terms)
 
 
 def test_interrupting_a_verifier_interrupts_the_run():

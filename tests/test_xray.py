@@ -27,6 +27,7 @@ from curax.theory import (
     summary,
     table,
 )
+from curax.verify import graders
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -467,7 +468,15 @@ def test_what_is_left_uncounted_is_noted():
     assert "loss is not the policy gradient" in notes
 
 
-def of_file(*, train, tokenizer=None):
+def test_terms_of_a_reward_beside_the_outcome_are_told():
+    grader = partial(graders.weighted, terms={}, weights={}, outcome="right")
+    task = partial(of_file, train="a.jsonl", grader=grader)
+    seen = predict.predict(PLAIN, np.array([0.5]), EVEN.rates)
+    (note,) = remarks.assumptions(replace(PLAIN, task=task, update=Update()), seen)
+    assert note.startswith("The reward has several terms, by graders.weighted;")
+
+
+def of_file(*, train, tokenizer=None, grader=None):
     raise AssertionError("the x-ray reads no file where the number is known")
 
 

@@ -47,7 +47,7 @@ class Questions:
     def prompts(self, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """`[C, W]` tokens, left-padded to a fixed width, and their mask."""
         prompts = _held_out(self.task, numbers)
-        return prompts.tokens, prompts.mask
+        return np.asarray(prompts.tokens), np.asarray(prompts.mask)
 
 
 def of_file(

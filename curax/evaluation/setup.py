@@ -257,7 +257,7 @@ def _file_questions(
     try:
         workers = opened.enter_context(
             Workers(
-                grader,
+                graders.outcome_of(grader),
                 count=args.workers,
                 deadline=args.deadline,
                 memory_mb=args.memory_mb,

@@ -146,6 +146,12 @@ def _lacks(config: Config, task: Task) -> Iterator[str]:
         yield (
             "warm_start needs traces to imitate and the task has none; set it to None."
         )
+    if config.reflection and task.terms:
+        yield (
+            "reflection rewards by log-probs of reference answers, and the terms of "
+            "graders.weighted would not be asked; set reflection to None, or "
+            "task.grader to one of them."
+        )
     if chunks > 1 and task.on_device:
         yield (
             f"sampling.chunks={chunks} lets the host verify beside the device, and "

@@ -145,6 +145,7 @@ def ask(
         how=settings(parts),
         stops=parts.config.stop is not None,
         chunks=sizes.chunks,
+        terms=parts.task.terms is not None,
         level=jnp.zeros(sizes.prompts, jnp.int32),
         known=memories.difficulty(memory, prompts.id, prior=prior),
         memory=memory,

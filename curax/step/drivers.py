@@ -192,24 +192,19 @@ class Hosted:
             return self._in_rounds(parts, state, request)
         if request.chunks > 1:
             return self._in_chunks(parts, state, request)
-        begun = self.begin(parts, state, request)
-        return Graded.of(request, begun.rollouts, self.outcome([begun]))
+        return self._graded(parts, request, [self.begin(parts, state, request)])
 
     def begin(self, parts: Subject, state: Weights, request: Request) -> "Begun":
         """Draw at once, and begin to grade: a host verifier runs in the background."""
         rollouts = self.draw(parts, state, request)
         if not parts.task.on_device:
-            verdicts = self._grade_on_host(parts, request.prompts, rollouts)
-            return Begun(rollouts, verdicts)
+            return Begun(rollouts, self._grade_on_host(parts, request, rollouts))
         outcome = self.call(grade, parts, request.prompts, rollouts)
         return Begun(rollouts, finished(reward.Verdicts(outcome, {})))
 
     def outcome(self, begun: "Sequence[Begun]") -> Any:
         """`[N]` float32 outcomes of all that was begun, as `verdicts`."""
-        found = [verdicts.outcome for verdicts in self.verdicts(begun)]
-        if isinstance(found[0], np.ndarray):
-            return np.concatenate(found).astype(np.float32)
-        return jnp.concatenate(found) if len(found) > 1 else found[0]
+        return self._joined([one.outcome for one in self.verdicts(begun)])
 
     def verdicts(self, begun: "Sequence[Begun]") -> list[reward.Verdicts]:
         """Verdicts on what was begun; waits for them, and for other processes.
@@ -224,9 +219,28 @@ class Hosted:
         for mine, all_ in zip(own, joined, strict=True):
             if self.logs:
                 mine.log()
-            self.clock.graded(mine.seconds, all_.missing)
+            self.clock.graded(mine.seconds, all_)
             self.reason = all_.reason or self.reason
         return joined
+
+    def _graded(
+        self, parts: Subject, request: Request, begun: "Sequence[Begun]"
+    ) -> Graded:
+        """All that was begun of a request, with rewards where its grader has terms."""
+        verdicts, rollouts = self.verdicts(begun), begun[0].rollouts
+        if len(begun) > 1:
+            rollouts = self.call(_concatenated, parts, [one.rollouts for one in begun])
+        if (terms := parts.task.terms) and request.terms:
+            rewards = self._joined([one.reward(terms.weights) for one in verdicts])
+            rollouts = dataclasses.replace(rollouts, reward=rewards)
+        outcome = self._joined([one.outcome for one in verdicts])
+        return Graded.of(request, rollouts, outcome)
+
+    def _joined(self, arrays: Sequence[Any]) -> Any:
+        """`[N]` float32, all of them; on the host where they are there."""
+        if isinstance(arrays[0], np.ndarray):
+            return np.concatenate(arrays).astype(np.float32)
+        return jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
     def _waited_for(self, arrays: Any) -> Any:
         return jax.block_until_ready(arrays)
@@ -237,8 +251,7 @@ class Hosted:
         def another(pool: Graded | None) -> Graded:
             plan = self.call(draw.round_plan, parts, request, pool)
             part = dataclasses.replace(request, plan=plan, stops=False, chunks=1)
-            begun = self.begin(parts, state, part)
-            new = Graded.of(part, begun.rollouts, self.outcome([begun]))
+            new = self._graded(parts, part, [self.begin(parts, state, part)])
             return self.call(draw.add_round, parts, pool, new)
 
         wants = partial(self.call, draw.wants_round, parts, request)
@@ -252,16 +265,15 @@ class Hosted:
             plan = self.call(draw.chunk_plan, parts, request, jnp.int32(number))
             part = dataclasses.replace(request, plan=plan, prefix=prefix, chunks=1)
             begun.append(self.begin(parts, state, part))
-        outcome = self.outcome(begun)
-        rollouts = self.call(_concatenated, parts, [one.rollouts for one in begun])
-        return Graded.of(request, rollouts, outcome)
+        return self._graded(parts, request, begun)
 
     def _grade_on_host(
-        self, parts: Subject, prompts: Prompts, rollouts: Rollouts
+        self, parts: Subject, request: Request, rollouts: Rollouts
     ) -> "Future[reward.Verdicts]":
-        prompts, rollouts = peers.fetch((prompts, rollouts))
+        prompts, rollouts = peers.fetch((request.prompts, rollouts))
+        graded = partial(reward.on_host, terms=request.terms)
         own = grading.own(rollouts)
-        return self.background.submit(reward.on_host, parts.task, prompts, own)
+        return self.background.submit(graded, parts.task, prompts, own)
 
 
 class Begun(NamedTuple):
@@ -320,14 +332,13 @@ class Abstract(Hosted):
     def _waited_for(self, arrays: Any) -> Any:
         return arrays
 
-    def _grade_on_host(self, parts, prompts, rollouts) -> "Future[Any]":
-        del parts, prompts
+    def _grade_on_host(self, parts, request, rollouts) -> "Future[Any]":
+        del parts, request
         outcome = jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32)
         return finished(reward.Verdicts(outcome, {}))  # pyright: ignore[reportArgumentType]
 
-    def outcome(self, begun: "Sequence[Begun]") -> Any:
-        """Shapes and dtypes of the outcomes."""
-        rows = sum(one.rollouts.exists.shape[0] for one in begun)
+    def _joined(self, arrays: Sequence[Any]) -> Any:
+        rows = sum(one.shape[0] for one in arrays)
         return jax.ShapeDtypeStruct((rows,), jnp.float32)
 
 
@@ -351,6 +362,7 @@ class Clock:
         """Start all times at zero."""
         self._seconds: dict[Stage, float] = dict.fromkeys(get_args(Stage), 0.0)
         self._grading, self._missing = 0.0, Counter[str]()
+        self._terms: dict[str, list[np.ndarray]] = {}
 
     @contextlib.contextmanager
     def times(self, stage: Stage) -> Iterator[None]:
@@ -359,13 +371,15 @@ class Clock:
         yield
         self._seconds[stage] += time.perf_counter() - start
 
-    def graded(self, seconds: float, missing: Counter[str]) -> None:
-        """Add the seconds and missing outcomes of a grading on the host."""
+    def graded(self, seconds: float, verdicts: reward.Verdicts) -> None:
+        """Add the seconds of a grading on the host, its missing outcomes and terms."""
         self._grading += seconds
-        self._missing += missing
+        self._missing += verdicts.missing
+        for name, values in (verdicts.terms or {}).items():
+            self._terms.setdefault(name, []).append(values[~np.isnan(values)])
 
     def row(self, on_device: bool) -> dict[str, Any]:
-        """Times, and counts of missing outcomes by reason, as metrics by name.
+        """Times, counts of missing outcomes by reason, and means of terms, by name.
 
         `verify/other` counts all reasons that are not of `KINDS`.
         """
@@ -375,4 +389,7 @@ class Clock:
         hidden = max(self._grading - self._seconds["verify"], 0.0)
         kinds = {f"verify/{kind}": self._missing[kind] for kind in KINDS}
         kinds["verify/other"] = self._missing.total() - sum(kinds.values())
+        for name, values in self._terms.items():
+            every = np.concatenate(values)
+            row[f"term/{name}"] = every.mean() if every.size else np.float32(np.nan)
         return row | kinds | {"time/verify_hidden_s": hidden}

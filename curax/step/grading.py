@@ -44,9 +44,19 @@ def merged(parts: Sequence[Verdicts]) -> Verdicts:
 
     Their seconds are those of the first, which are not comparable between processes.
     """
-    first, *others = parts
-    outcome, reasons = first.outcome, dict(first.reasons)
+    first = parts[0]
+    terms = first.terms and {
+        name: _filled([(part.terms or {})[name] for part in parts])
+        for name in first.terms
+    }
+    reasons = dict(item for part in parts for item in part.reasons.items())
+    outcome = _filled([part.outcome for part in parts])
+    return Verdicts(outcome, reasons, first.seconds, terms)
+
+
+def _filled(values: Sequence[np.ndarray]) -> np.ndarray:
+    """`[N]`, of each row the value that is not NaN."""
+    first, *others = values
     for other in others:
-        outcome = np.where(np.isnan(outcome), other.outcome, outcome)
-        reasons |= other.reasons
-    return Verdicts(outcome, reasons, first.seconds)
+        first = np.where(np.isnan(first), other, first)
+    return first

@@ -113,11 +113,15 @@ def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepa
 
 
 def reward_of(parts: Components, drawn: StepRollouts, seen: Groups) -> jax.Array:
-    """`[B, G]` float32 rewards: a method's, else outcomes after `shape_reward`."""
+    """`[B, G]` float32 rewards: a method's, else those of the grader after shaping.
+
+    Those of the grader are outcomes, or the weighted sums of its terms.
+    """
     for method in parts.methods:
         if method.reward:
             return method.reward(parts, drawn.found[method.name], seen)
-    return stages.shaped(parts.config, seen.outcome, seen.length)
+    given = seen.outcome if seen.reward is None else seen.reward
+    return stages.shaped(parts.config, given, seen.length)
 
 
 def compute_credit(

@@ -148,6 +148,8 @@ class Request:
     # rule of the config is tested meanwhile
     chunks: int = flax.struct.field(pytree_node=False, default=1)  # parts of the draw,
     # of which the host verifies one while the device draws the next
+    terms: bool = flax.struct.field(pytree_node=False, default=False)  # rewards are
+    # wanted: all terms of the grader, not the outcome alone
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -212,6 +214,7 @@ class Groups:
     finished: jax.Array  # bool, ended by itself
     length: jax.Array  # int32 tokens
     score_sq_norm: jax.Array  # float32, squared norm of the score in the logits
+    reward: jax.Array | None = None  # float32, of a grader with terms, as the outcome
 
 
 def grid_of(config: Config) -> tuple[int, int]:
@@ -225,6 +228,9 @@ def groups(shape: tuple[int, int], rollouts: Rollouts, outcome: jax.Array) -> Gr
     outcome = grids.grid(outcome, row, fill=jnp.nan)
     exists = ~jnp.isnan(outcome)
     length = jnp.sum(rollouts.mask, -1, dtype=jnp.int32)
+    reward = rollouts.reward
+    if reward is not None:
+        reward = jnp.where(exists, grids.grid(reward, row, fill=0.0), 0.0)
     return Groups(
         row=row,
         exists=exists,
@@ -232,6 +238,7 @@ def groups(shape: tuple[int, int], rollouts: Rollouts, outcome: jax.Array) -> Gr
         finished=grids.grid(rollouts.finished, row, fill=False),
         length=grids.grid(length, row, fill=0),
         score_sq_norm=grids.grid(jnp.sum(rollouts.score_sq_norm, -1), row, fill=0.0),
+        reward=reward,
     )
 
 

@@ -31,7 +31,7 @@ from curax.tasks import layouts, sources, text
 from curax.tasks.hints import WORDS, HintWriter
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
-from curax.types import Prompts, Task
+from curax.types import Prompts, Task, Terms
 from curax.verify import graders
 from curax.verify.workers import Workers
 
@@ -268,11 +268,16 @@ def task(
             file=hints_file,
             on_error=on_error,
         )
+    pool = partial(Workers, count=workers, deadline=deadline, memory_mb=memory_mb)
+    sums = graders.terms_of(grader)
+    terms = {name: pool(term) for name, term in sums.terms.items()} if sums else {}
     return FileTask(
         format=prompt_format,
         training=training,
         testing=testing,
-        workers=Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb),
+        workers=terms[sums.outcome] if sums else pool(grader),
+        sums=sums,
+        terms=terms,
         max_trace_tokens=max_trace_tokens,
         hint_writer=writer,
         delimiter=delimiter,
@@ -348,6 +353,8 @@ class FileTask:
         hint_writer: makes hints; None: there are none.
         delimiter: ends the thinking part of a completion; empty: nothing does.
         states: of `Task`.
+        sums: weights of the terms of the reward; None: it is the outcome.
+        terms: workers of each term, `workers` among them.
     """
 
     format: PromptFormat
@@ -358,6 +365,8 @@ class FileTask:
     hint_writer: HintWriter | None = None
     delimiter: str = ""
     states: Callable[[str], bool] | None = None
+    sums: graders.WeightedTerms | None = None
+    terms: Mapping[str, Workers] = dataclasses.field(default_factory=dict)
 
     def task(self) -> Task:
         """The task."""
@@ -383,12 +392,18 @@ class FileTask:
             decode=lambda tokens: tokenizer.decode(map(int, tokens), control=True),
             in_files=True,
             verify_all=self.verify_all,
-            start=self.workers.start,
+            start=self.start,
             summary=summary,
             hinting=writer and writer.hinting,
             reference=references,
             delimiter=tuple(tokenizer.control(self.delimiter)),
             states=self.states,
+            terms=self.sums
+            and Terms(
+                weights=self.sums.weights,
+                outcome=self.sums.outcome,
+                verify_all=self.verify_terms,
+            ),
             prompt_form=self.format.description,
             fingerprint=zlib.crc32(
                 b"".join(
@@ -430,12 +445,34 @@ class FileTask:
 
     def verify_all(self, targets: list[Any], completions: list[Any]) -> Sequence[Any]:
         """The outcome of each completion, or the reason why there is none."""
+        return self.workers.grade(self._checks(targets, completions))
+
+    def verify_terms(
+        self, targets: list[Any], completions: list[Any]
+    ) -> dict[str, Sequence[Any]]:
+        """What each term of the reward gives, or the reason why it gives nothing."""
+        checks = self._checks(targets, completions)
+        return {name: workers.grade(checks) for name, workers in self.terms.items()}
+
+    def start(self) -> None:
+        """Start the worker processes.
+
+        Raises:
+            RuntimeError: they do not start, in a sentence.
+        """
+        for workers in self.terms.values() or [self.workers]:
+            workers.start()
+
+    def _checks(
+        self, targets: list[Any], completions: list[Any]
+    ) -> list[tuple[str, str, Any]]:
+        """Question, completion as text, and answer of each completion."""
         checks = []
         for target, tokens in zip(targets, completions, strict=True):
             problem = self._problem(target)
             completion = self.format.tokenizer.decode(map(int, tokens))
             checks.append((problem.question, completion, problem.answer))
-        return self.workers.grade(checks)
+        return checks
 
     def _problem(self, target: Any) -> Problem:
         number, first = int(target), len(self.training)

@@ -14,7 +14,7 @@ from curax.config import (
     truncates,
     updates_of,
 )
-from curax.settings.config_paths import full_name
+from curax.settings.config_paths import full_name, options
 from curax.settings.config_types import present
 from curax.settings.declared import declared
 from curax.step import stages
@@ -146,6 +146,11 @@ def _on_the_loss(config: Config) -> list[str]:
     if not declared(config.modulate, "constant", False):
         found.append(f"{modulate} weighs tokens, which is not counted here.")
     found += _on_the_sampler(config)
+    if declared(options(config.task).get("grader"), "other_terms", False):
+        found.append(
+            "The reward has several terms, by graders.weighted; this is of the outcome "
+            "alone, at the weight 1."
+        )
     if config.kl or config.entropy_bonus:
         found.append("The KL penalty or the entropy bonus comes on top.")
     return found

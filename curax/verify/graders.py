@@ -10,15 +10,17 @@ import dataclasses
 import difflib
 import inspect
 import logging
+import math
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from curax.settings.config_paths import options
+from curax.settings.config_paths import options, unbound
+from curax.settings.config_types import Function
 from curax.settings.declared import declared, declares
 from curax.verify import answers, sizes
 from curax.verify.unicode_math import as_latex
@@ -42,6 +44,76 @@ _PRODUCT = re.compile(r"(?<=[0-9]\))(?=\(-?[0-9.]+\))")
 _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
 
+class WeightedTerms(NamedTuple):
+    """The terms of a weighted grader, its options checked."""
+
+    terms: Mapping[str, Callable[..., Any]]
+    weights: Mapping[str, float]
+    outcome: str
+
+
+@declares(other_terms=True)
+def weighted(
+    prompt: str,
+    completion: str,
+    answer: Any,
+    *,
+    terms: Mapping[str, Function],
+    weights: Mapping[str, float],
+    outcome: str,
+) -> float | None:
+    """The outcome by a grader of several terms: that of the term that is declared.
+
+    A run trains on the weighted sum of all of them,
+
+        reward = sum over names k of weights[k] * terms[k](prompt, completion, answer) ,
+
+    which `shape_reward` gets in place of the outcome. Each term is graded in processes
+    of its own, and its mean is logged as `term/NAME`.
+
+    Args:
+        prompt: for the terms.
+        completion: likewise.
+        answer: likewise.
+        terms: graders by name.
+        weights: of the terms, by the same names; 0: logged, and never trained on.
+        outcome: name of the term that gates, stops, pass rates and evaluations see.
+    """
+    return terms[outcome](prompt, completion, answer)
+
+
+def terms_of(grader: Callable[..., Any]) -> WeightedTerms | None:
+    """The terms of a weighted grader; None: it is another.
+
+    Raises:
+        ValueError: its options do not fit each other, in a sentence.
+    """
+    if unbound(grader) is not weighted:
+        return None
+    found = options(grader)
+    terms, weights = found.get("terms") or {}, found.get("weights") or {}
+    outcome, names = found.get("outcome") or "", ", ".join(terms) or "none"
+    wrong = None
+    if {*terms} != {*weights}:
+        wrong = f"weights of {', '.join(weights) or 'none'}, and terms {names}; give "
+        wrong += "each term one weight"
+    elif outcome not in terms:
+        wrong = f"outcome={outcome!r} and terms {names}; set it to the name of one"
+    elif not all(map(math.isfinite, weights.values())):
+        wrong = f"weights {dict(weights)}; make them finite"
+    elif any(unbound(term) is weighted for term in terms.values()):
+        wrong = "a term that is weighted itself; list its terms in its place"
+    if wrong:
+        raise ValueError(f"graders.weighted has {wrong}.")
+    return WeightedTerms(terms, weights, outcome)
+
+
+def outcome_of(grader: Callable[..., Any]) -> Callable[..., Any]:
+    """The grader of the outcome: the declared term of a weighted one, else itself."""
+    sums = terms_of(grader)
+    return sums.terms[sums.outcome] if sums else grader
+
+
 def statement(grader: Callable[..., Any]) -> Callable[[str], bool] | None:
     """Whether a completion states an answer that a grader reads.
 
@@ -51,6 +123,7 @@ def statement(grader: Callable[..., Any]) -> Callable[[str], bool] | None:
     Returns:
         A function of the completion; None where the grader does not declare it.
     """
+    grader = outcome_of(grader)
     rule = declared(grader, "states", None)
     names = inspect.signature(rule).parameters if rule else ()
     return rule and partial(
