@@ -25,7 +25,7 @@ from curax.testbed import embedded
 
 def get_config() -> Config:
     return embedded(
-        sampling=Sampling(prompts=16, group_size=8, max_tokens=10, rounds=3),
+        sampling=Sampling(prompts=16, group_size=8, max_tokens=10, attempts=3),
         gate=partial(gate.every, gates=(gate.zero_variance, gate.overlong)),
         correct=correct.none,
         advantage=advantage.standardised,

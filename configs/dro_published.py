@@ -21,7 +21,7 @@ Here:     As there: 16 completions, drawn at top-p 0.95,
 
 from functools import partial
 
-from curax import advantage, aggregate, correct, gate, loss, reflect
+from curax import advantage, aggregate, correct, gate, loss, off_policy, reflect
 from curax.config import KL, Config, Queries, Reflection, Sampling
 from curax.tasks import rationale
 from curax.testbed import embedded
@@ -33,7 +33,11 @@ def get_config() -> Config:
         task=rationale.task,
         # As published: nothing corrects what top-p cuts off.
         sampling=Sampling(
-            prompts=16, group_size=16, max_tokens=22, top_p=0.95, correct=correct.none
+            prompts=16,
+            group_size=16,
+            max_tokens=22,
+            top_p=0.95,
+            off_policy=off_policy.none,
         ),
         reflection=Reflection(
             weights=reflect.sigma,

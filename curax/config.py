@@ -236,7 +236,7 @@ _CALLED = {
     "loss.low": "clip_ratio_low epsilon_low",
     "modulate": "top_entropy_quantile",
     "optimizer.learning_rate": "lr",
-    "sampling.correct": (
+    "sampling.off_policy": (
         "rollout_is rollout_is_threshold sampler_is "
         "vllm_importance_sampling_clip_max "
         "vllm_importance_sampling_correction vllm_importance_sampling_mode"
@@ -247,7 +247,7 @@ _CALLED = {
         "max_tokens_to_generate"
     ),
     "sampling.prompts": "batch_size per_device_train_batch_size train_batch_size",
-    "sampling.rounds": "max_num_gen_batches",
+    "sampling.attempts": "max_num_gen_batches",
     "sampling.slots": "max_num_seqs",
     "steps": "max_steps num_steps total_steps total_training_steps",
     "update.clip_norm": "grad_clip max_grad_norm",

@@ -15,7 +15,7 @@ from typing import Any
 import optax
 import yaml
 
-from curax import advantage, aggregate, correct, gate, loss, modulate
+from curax import advantage, aggregate, correct, gate, loss, modulate, off_policy
 from curax.config import KL, Config, ConfigError, Sampling, Update
 from curax.settings import files
 from curax.testbed import embedded
@@ -134,7 +134,7 @@ def of_trl(given: Mapping[str, Any]) -> Conversion:
         )
     remarks = list[str]()
     sampling, update, steps = _batch(options)
-    if sampling.correct:
+    if sampling.off_policy:
         remarks.append("top_k and top_p truncate, and neither program corrects that")
     fields: dict[str, Any] = {
         "sampling": sampling,
@@ -280,7 +280,7 @@ def _batch(options: Mapping[str, Any]) -> tuple[Sampling, Update, int]:
         temperature=options["temperature"],
         top_k=top_k,
         top_p=top_p,
-        correct=correct.none if top_k > 0 or top_p < 1 else None,
+        off_policy=off_policy.none if top_k > 0 or top_p < 1 else None,
     )
     clip = options["max_grad_norm"] or float("inf")
     update = Update(epochs=epochs, minibatches=minibatches, clip_norm=clip)

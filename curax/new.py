@@ -217,7 +217,7 @@ def of_trl(file: Path, name: str) -> tuple[Config, str]:
             textwrap.fill(f"- {line}", WIDTH, subsequent_indent="  ")
             for line in remarks
         ),
-        modules=in_order({*re.findall(r"\b([a-z]+)\.[a-z]", body)} - {"optax"}),
+        modules=in_order({*re.findall(r"\b([a-z_]+)\.[a-z]", body)} - {"optax"}),
         classes=in_order({"Config", *re.findall(r"\b([A-Z]\w*)\(", body)}),
         fields=body,
     )

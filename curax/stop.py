@@ -4,7 +4,7 @@ A prompt draws `round_size` completions at a time. After each whole round a rule
 at its whole pool, all rounds together; the prompt stops when the rule is met or its
 cap is reached. With rounds of M and a cap of T M the expected number of draws is
 M sum_{t<T} P(not met after t M). These rounds ask again for the same prompt;
-`sampling.rounds` counts batches of other prompts, which refill closed groups.
+`sampling.attempts` counts batches of other prompts, which refill closed groups.
 
 Every rule is `(outcome, exists) -> met`. It reads labels only, right or wrong, and how
 many of each: never a length, a text or who was done first. Given their labels the

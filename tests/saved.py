@@ -11,7 +11,7 @@ import real
 import small
 import words
 
-from curax import correct
+from curax import off_policy
 from curax.config import Config, describe, load, option, override
 from curax.runs import checkpoint, folder, policies, run
 from curax.step import loops
@@ -25,7 +25,7 @@ def lora() -> Config:
     """Adapters on a checkpoint, and problems in files."""
     config = real.get_config()
     task = partial(config.task, grader=graders.numbers, template="Q: {question}")
-    drawn = replace(config.sampling, top_k=50, correct=correct.none)
+    drawn = replace(config.sampling, top_k=50, off_policy=off_policy.none)
     config = replace(config, task=task, warm_start=None, sampling=drawn)
     return override(
         config,

@@ -32,12 +32,12 @@ AXES = np.full((1, 3), 0.3**0.5), np.array([[0.7, 0.5, 0.1], [0.2, -0.3, 0.6]])
 VISITS = 3
 # Recipe, in a size that a table of outcomes can hold.
 SMALL = {
-    "rloo": Size(draws=4, most=4, kept=4, pilots=0, rounds=1),
-    "grpo": Size(draws=4, most=4, kept=4, pilots=0, rounds=1),
-    "dapo": Size(draws=4, most=4, kept=4, pilots=0, rounds=2),
-    "pods_exact": Size(draws=8, most=8, kept=4, pilots=0, rounds=1),
-    "ada_est_exact": Size(draws=5, most=6, kept=6, pilots=0, rounds=1),
-    "gvm_raft_exact": Size(draws=4, most=6, kept=6, pilots=4, rounds=1),
+    "rloo": Size(draws=4, most=4, kept=4, pilots=0, attempts=1),
+    "grpo": Size(draws=4, most=4, kept=4, pilots=0, attempts=1),
+    "dapo": Size(draws=4, most=4, kept=4, pilots=0, attempts=2),
+    "pods_exact": Size(draws=8, most=8, kept=4, pilots=0, attempts=1),
+    "ada_est_exact": Size(draws=5, most=6, kept=6, pilots=0, attempts=1),
+    "gvm_raft_exact": Size(draws=4, most=6, kept=6, pilots=4, attempts=1),
 }
 
 
@@ -89,7 +89,7 @@ def steps_of(config, prompt, number, rng, ways):
     _, credit = assigned(config, labels, exists, exists, history)
     credit = credit / prompt.shape[1] / moments.rows_per_prompt(config)
     return np.einsum("sbg,sbga->sba", credit, score), exists.any(-1) & (
-        ~dead(labels, exists) if config.sampling.rounds > 1 else True
+        ~dead(labels, exists) if config.sampling.attempts > 1 else True
     )
 
 
@@ -112,7 +112,7 @@ def draws_of(recipe, total, ways, count=60_000):
     held = predict.memory_draws(config, None, VISITS)
     prompt = prompts_of(total, count, rng)
     own, open_ = steps_of(config, prompt, held, rng, ways)
-    for _ in range(config.sampling.rounds - 1):  # open groups of another batch
+    for _ in range(config.sampling.attempts - 1):  # open groups of another batch
         again = prompts_of(total, count, rng)
         more, fits = steps_of(config, again, held, rng, ways)
         use = np.concatenate([open_, fits], 1)
@@ -148,7 +148,7 @@ def drawn(recipe, total, ways, axes):
 def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe, ways):
     """Of distinct prompts with gradients that are partly shared, by drawing steps."""
     config = small(recipe)
-    total = np.inf if config.sampling.rounds > 1 else 3
+    total = np.inf if config.sampling.attempts > 1 else 3
     for axes in AXES:
         got = progress.progress(
             foreseen(recipe),
@@ -156,7 +156,7 @@ def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe, ways):
             scores(ways),
             axes=axes,
             prompts=2,
-            rounds=config.sampling.rounds,
+            attempts=config.sampling.attempts,
             total=total,
         )
         toward, square, error = drawn(recipe, total, ways, axes)
@@ -170,7 +170,7 @@ def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe, ways):
 
 SEVERAL = population.Population("here", np.array([0.05, 0.3, 0.5, 0.9]))
 KNOWN = advice.Known(population=SEVERAL, prompts=4000, visits=0)
-of = partial(Size, pilots=0, rounds=1)
+of = partial(Size, pilots=0, attempts=1)
 
 
 @cache

@@ -75,7 +75,7 @@ def test_what_is_not_finite_is_named(changed, culprit):
         (
             {"group/failed_fraction": 1.0, "group/solved_fraction": 0.0},
             "100% of the groups are failed by every completion; raise "
-            "sampling.group_size or sampling.rounds, warm-start for longer, or take "
+            "sampling.group_size or sampling.attempts, warm-start for longer, or take "
             "easier prompts",
         ),
     ],
@@ -101,7 +101,7 @@ def test_patience_steps_with_nothing_to_learn_in_a_row_are_a_collapse():
     assert told[6]["collapse"] == (
         "nothing to train on in 3 steps in a row up to step 6, so no updates: 100% of "
         "the groups are failed by every completion; raise sampling.group_size or "
-        "sampling.rounds, warm-start for longer, or take easier prompts; if it was "
+        "sampling.attempts, warm-start for longer, or take easier prompts; if it was "
         "otherwise before, the policy has collapsed: start anew with a lower "
         "optimizer.learning_rate."
     )

@@ -53,14 +53,14 @@ WRONG = {
     "methods.1=test_build.made gives a str; name a function that ": having(
         JUDGE, "judge"
     ),
-    "sampling.rounds=2 needs outcomes of parts of a draw, and judge ": replace(
-        having(JUDGE), sampling=replace(SIZES, rounds=2)
+    "sampling.attempts=2 needs outcomes of parts of a draw, and judge ": replace(
+        having(JUDGE), sampling=replace(SIZES, attempts=2)
     ),
     "stop needs outcomes of parts of a draw, and judge ": replace(
         having(JUDGE), stop=UNTIL
     ),
-    "sampling.rounds=2 asks for the next prompts of the data, and chooser ": replace(
-        having(CHOOSER), sampling=replace(SIZES, rounds=2)
+    "sampling.attempts=2 asks for the next prompts of the data, and chooser ": replace(
+        having(CHOOSER), sampling=replace(SIZES, attempts=2)
     ),
 }
 

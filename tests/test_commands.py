@@ -195,7 +195,7 @@ TYPED = {  # what stands on the line, as bash cuts it, and what completes it
     "advantage=advantage.lea": "advantage=advantage.leave_one_out",
     "advantage = advantage.lea": "advantage.leave_one_out",
     "steps = 3 loss = loss.gs": "loss.gspo",
-    "sampling.correct = correct.tr": "correct.truncated_ratio",
+    "sampling.off_policy = off_policy.tr": "off_policy.truncated_ratio",
     "downsample =": "downsample.none downsample.max_variance downsample.random "
     "downsample.max_reward downsample.percentile downsample.balanced",
 }

@@ -132,10 +132,10 @@ def test_the_defaults_are_those_of_the_design():
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
-        "correct": None,
+        "off_policy": None,
         "slots": 0,
         "cache_gib": 0.0,
-        "rounds": 1,
+        "attempts": 1,
         "chunks": 1,
     }
     assert config.evaluation == Evaluation(
@@ -158,7 +158,7 @@ BOUNDS = {
     "sampling.top_p": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
     "sampling.slots": ("at least 0", -1, 0),
     "sampling.cache_gib": ("at least 0.0", -0.5, 0.0),
-    "sampling.rounds": ("at least 1", 0, 1),
+    "sampling.attempts": ("at least 1", 0, 1),
     "sampling.chunks": ("at least 1", 0, 1),
     "sampling.budget": ("at least 0", -1, 0),
     "evaluation.every": ("at least 1", 0, 1),
@@ -264,8 +264,9 @@ def test_every_number_of_the_config_has_a_range():
 # What is wrong only together, and the one sentence that says so.
 UNCORRECTED = (
     "draws from another distribution than the policy that trains, and nothing corrects "
-    "that bias; set sampling.correct=correct.truncated_ratio (TIS), "
-    "correct.masked_ratio (MIS) or correct.icepop, correct.none to leave the bias, or"
+    "that bias; set sampling.off_policy=off_policy.truncated_ratio (TIS), "
+    "off_policy.masked_ratio (MIS) or off_policy.icepop, off_policy.none to leave the "
+    "bias, or"
 )
 CONFLICTS = {
     "sampling.group_size=8 cannot keep downsample.m=12 completions; "
@@ -336,10 +337,10 @@ CONFLICTS = {
         "reflection": Reflection(weights=plain),
         "pilot": Pilot(draws=1),
     },
-    "sampling.rounds=2 follows what a verifier says, and reflection asks none; "
-    "set sampling.rounds to 1.": {
+    "sampling.attempts=2 follows what a verifier says, and reflection asks none; "
+    "set sampling.attempts to 1.": {
         "reflection": Reflection(weights=plain),
-        "sampling": Sampling(rounds=2),
+        "sampling": Sampling(attempts=2),
     },
     "reflection.queries.carried=1.5 is more than there is; "
     "set reflection.queries.carried to 1.0.": {
@@ -351,10 +352,10 @@ CONFLICTS = {
     "set warm_start.micro_batches to 2.": {
         "warm_start": WarmStart(steps=1, rows=64, micro_batches=6, optimizer=plain)
     },
-    "sampling.rounds=2 gives the place of a dead group to another prompt, and hint "
-    "asks the same one again; set sampling.rounds to 1 or hint to None.": {
+    "sampling.attempts=2 gives the place of a dead group to another prompt, and hint "
+    "asks the same one again; set sampling.attempts to 1 or hint to None.": {
         "hint": Hint(source=plain, trigger=plain),
-        "sampling": Sampling(rounds=2),
+        "sampling": Sampling(attempts=2),
     },
     f"sampling.top_p=0.9 {UNCORRECTED} sampling.top_p=1.0.": {
         "sampling": Sampling(top_p=0.9)
@@ -416,7 +417,7 @@ WHAT_PASSES = {
         "methods": (remembering,),
     },
     "nothing trains": {"sampling": Sampling(top_p=0.9), "steps": 0},
-    "the bias is accepted": {"sampling": Sampling(top_k=9, correct=plain)},
+    "the bias is accepted": {"sampling": Sampling(top_k=9, off_policy=plain)},
     "one update": {"loss": partial(without_ratio, scale=2.0)},
     "all of the pool is seen": {
         "advantage": comparing,
@@ -665,7 +666,10 @@ def test_a_function_by_its_short_name_gets_the_way_to_choose_it():
 CHOSEN = {
     "advantage": ["advantage.leave_one_out"],
     "gate": ["curax.gate.accepted"],
-    "sampling.correct": ["correct.truncated_ratio", "sampling.correct.cap=3.5"],
+    "sampling.off_policy": [
+        "off_policy.truncated_ratio",
+        "sampling.off_policy.cap=3.5",
+    ],
     "allocate": ["allocate.neyman", "allocate.least=2"],
     "optimizer": ["optax.sgd", "optimizer.learning_rate=0.25"],
     "shape_reward": ["own.py:shaped", "shape_reward.weight=0.5"],
@@ -729,8 +733,8 @@ def test_what_a_bias_is_answered_by_is_what_set_takes():
     """Once the advice led in a circle."""
     recipe = cf.load("grpo")
     said = error_of(cf.override, recipe, ["sampling.top_p=0.9"])
-    fix = re.findall(r"set (sampling\.correct=\S+)", said)[0]
-    assert cf.override(recipe, ["sampling.top_p=0.9", fix]).sampling.correct
+    fix = re.findall(r"set (sampling\.off_policy=\S+)", said)[0]
+    assert cf.override(recipe, ["sampling.top_p=0.9", fix]).sampling.off_policy
 
 
 def test_at_most_one_axis_of_the_mesh_takes_what_is_left():

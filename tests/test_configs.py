@@ -175,7 +175,7 @@ def test_a_config_takes_a_step(path):
     assert max(jax.tree.leaves(moved)) > 0
     attempts, rest = divmod(int(state.position), config.sampling.prompts)
     assert rest == 0
-    assert 1 <= attempts <= config.sampling.rounds
+    assert 1 <= attempts <= config.sampling.attempts
     if config.stop:
         assert (
             config.stop.round_size <= row["group/draws"] <= config.sampling.group_size

@@ -38,6 +38,7 @@ from curax import (
     loss,
     modulate,
     objective,
+    off_policy,
     reflect,
     reward,
     score,
@@ -164,10 +165,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.temperature": (0.5, "draw"),
     "sampling.top_k": (2, "draw with truncation"),
     "sampling.top_p": (0.5, "draw with truncation"),
-    "sampling.correct": (correct.icepop, "step with truncation"),
+    "sampling.off_policy": (off_policy.icepop, "step with truncation"),
     "sampling.slots": (3, "draw"),
     "sampling.cache_gib": (2e-6, "draw with keys"),
-    "sampling.rounds": (2, "step"),
+    "sampling.attempts": (2, "step"),
     "sampling.chunks": (2, "refused: sampling.chunks to 1"),  # verified on the device
     "sampling.budget": (12, "draw"),
     "pilot": (Pilot(draws=1), "step"),
@@ -320,7 +321,7 @@ WITH: dict[str, Any] = {
     "mesh": {"mesh.fsdp": 2},
     "truncation": {
         "sampling.top_p": 0.9,
-        "sampling.correct": correct.truncated_ratio,
+        "sampling.off_policy": off_policy.truncated_ratio,
     },
     "writing": ALTERNATIVES["hint"] | {"hint.source": hint.self_written},
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from curax import aggregate, correct, foreign, loss, xray
+from curax import aggregate, foreign, loss, off_policy, xray
 from curax.config import ConfigError, option
 from curax.theory import population, summary
 
@@ -61,7 +61,7 @@ CONVERTED = [
     ({"max_grad_norm": 0}, {"update.clip_norm": float("inf")}),
     ({"loss_type": "cispo", "epsilon_high": 5}, {"loss.low": 1.0, "loss.high": 4.0}),
     ({"loss_type": "dr_grpo", "max_completion_length": 7}, {"aggregate.length": 7}),
-    ({"top_p": 0.9}, {"sampling.top_p": 0.9, "sampling.correct": correct.none}),
+    ({"top_p": 0.9}, {"sampling.top_p": 0.9, "sampling.off_policy": off_policy.none}),
     ({"beta": 0.04}, {"kl.coefficient": 0.04, "kl.estimator": loss.k2}),
     ({"beta": 0.04, "use_bias_correction_kl": False}, {"kl.estimator": loss.k3}),
     ({"loss_type": "grpo"}, {"aggregate": aggregate.sequence_mean}),

@@ -367,7 +367,7 @@ def test_cosines_are_means_over_pairs_of_prompts():
         (["--gradients", "grpo", "--beta", "1", "2"], "and --beta is not for it"),
         (["--gradients", "grpo", "--step", "3"], "grpo is no run folder"),
         (["--gradients", "grpo", "--law", "1"], "--law 1: noise is told apart by 2"),
-        (["--gradients", "dapo", "--law", "8"], "set sampling.rounds to 1"),
+        (["--gradients", "dapo", "--law", "8"], "set sampling.attempts to 1"),
         (["--gradients", "sage", "--law", "8"], "set hint to None"),
         (["--gradients", "dro"], "reflection rewards by the log-prob"),
     ],

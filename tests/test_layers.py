@@ -14,7 +14,7 @@ PACKAGE = ROOT / "curax"
 STAGES = {
     *("data", "objective", "allocate", "memory", "stop", "score", "hint", "rollout"),
     *("reward", "reflect", "gate", "downsample", "correct", "advantage", "modulate"),
-    *("loss", "aggregate", "update"),
+    *("off_policy", "loss", "aggregate", "update"),
 }
 COMMANDS = {"train", "evaluate", "export", "xray", "plan", "report", "env", "compare"}
 COMMANDS |= {"new", "demo", "__main__"}

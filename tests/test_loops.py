@@ -410,7 +410,8 @@ def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan(gate_)
 
 
 def test_groups_are_refilled_alike_in_both_loops():
-    refilling = override(replace(TINY, gate=gate.zero_variance), ["sampling.rounds=3"])
+    refilling = replace(TINY, gate=gate.zero_variance)
+    refilling = override(refilling, ["sampling.attempts=3"])
     want = trained(refilling)
     assert_same(trained(refilling, loops.Staged), want)
     drawn = [row["rollout/drawn"] for row in want[1]]
@@ -444,7 +445,7 @@ def test_terms_of_a_reward_follow_their_completions_however_these_are_drawn(how)
         "parts": override(TINY, ["sampling.chunks=4"]),
         "rounds": STOPPED,
         "refills": override(
-            replace(TINY, gate=gate.zero_variance), ["sampling.rounds=3"]
+            replace(TINY, gate=gate.zero_variance), ["sampling.attempts=3"]
         ),
     }[how]
     one = replace(config, shape_reward=half_more)

@@ -38,16 +38,17 @@ def test_a_new_recipe_is_the_one_it_was_made_from_with_all_that_is_said_in_it(re
 
 def test_what_is_set_is_in_the_file_and_in_the_config(capsys):
     recipe = "gsm8k_qwen3_0p6b"
-    words = ["steps=9", 'model.path=it\'s "here"', "correct=correct.truncated_ratio"]
+    words = ["steps=9", 'model.path=it\'s "here"']
     words += [
+        "sampling.off_policy=off_policy.truncated_ratio",
         "advantage=advantage.leave_one_out",
-        "correct.cap=2",
+        "sampling.off_policy.cap=2",
         "task.train=a.jsonl",
     ]
     config, text = written("--from", recipe, "--set", *words)
     assert same(config, cf.override(cf.load(recipe), words))
     assert "load, override\n" in text
-    assert '        "correct.cap=2",\n' in text
+    assert '        "sampling.off_policy.cap=2",\n' in text
     assert "thinking=bool(recipe.reflection)" in text  # a copy, not a list of values
     again = new.main(["more", "--from", "mine", "--set", "steps=10"])
     assert again == 0

@@ -85,8 +85,8 @@ def blocks(name: str) -> list[Block]:
 def fewer(argv: list[str]) -> list[str]:
     """Assignments that make a run of this command line small: 4 groups of 4, 8 tokens.
 
-    Steps are a fiftieth, so that a longer run stays longer, and the last of a run that is
-    made longer is one that is evaluated anyway.
+    Steps are a fiftieth, so that a longer run stays longer, and the last step of a run
+    that is made longer is one that is evaluated anyway.
     """
     args = train.parser().parse_args(argv)
     config = override(load(recipe_of(args, train.DEFAULT)), args.assignments)
@@ -448,7 +448,8 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `pilot` is set": config["pilot"] is not None and not first,
         "where `top_k` or `top_p` truncates": config["sampling"]["top_p"] < 1
         and not first,
-        "where `sampling.correct` weighs": config["sampling"]["correct"] is not None
+        "where `sampling.off_policy` weighs": config["sampling"]["off_policy"]
+        is not None
         and not first,
         "where `kl` is set": config["kl"] is not None and not first,
         "with `graders.weighted`": sums and not first,
@@ -470,7 +471,7 @@ from dataclasses import replace
 from functools import partial
 
 import small
-from curax import correct, hint, loss, modulate, reflect, stop
+from curax import hint, loss, modulate, off_policy, reflect, stop
 from curax.config import KL, Hint, Pilot, Queries, Reflection, Stop
 from curax.step.methods import prefixes
 from curax.tasks import chain, rationale
@@ -493,7 +494,7 @@ CHANGED = {
     "reflection=Reflection(weights=reflect.mean, keep=reflect.null_test, "
     "queries=Queries(every=2, draws=2, keep=reflect.null_test)), "
     "sampling=replace(config.sampling, top_p=0.9, "
-    "correct=correct.truncated_ratio)",
+    "off_policy=off_policy.truncated_ratio)",
 }
 
 

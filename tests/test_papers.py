@@ -154,7 +154,7 @@ def program(config):
     return (
         *(shape(describe(getattr(config, field))) for field in fields),
         config.entropy_bonus > 0,
-        config.sampling.rounds > 1,
+        config.sampling.attempts > 1,
         config.pool_statistics,
     )
 

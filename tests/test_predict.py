@@ -748,7 +748,7 @@ def test_refills_are_those_of_all_batches(prompts, rounds):
 
 def test_refills_follow_from_the_population():
     config = composed(2, 2, gate=gate.zero_variance)
-    many = override(config, {"sampling.rounds": 5})
+    many = override(config, {"sampling.attempts": 5})
     half = seen(many, [0.1, 0.5], population=np.full(3, 0.5))
     close((half.attempts, half.placed), predict.refills(0.5, 2, 5))
     assert len(half.weight) == 2

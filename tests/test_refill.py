@@ -27,11 +27,11 @@ ROUNDS = 3
 QUICKSTART = load(Path(__file__).parent.parent / "configs" / "quickstart.py")
 CONFIG = replace(
     QUICKSTART,
-    sampling=Sampling(prompts=B, group_size=G, max_tokens=T, rounds=ROUNDS),
+    sampling=Sampling(prompts=B, group_size=G, max_tokens=T, attempts=ROUNDS),
     gate=gate.zero_variance,
 )
 PARTS = build(CONFIG)
-ONE_ROUND = replace(CONFIG.sampling, rounds=1)
+ONE_ROUND = replace(CONFIG.sampling, attempts=1)
 ONCE = build(replace(CONFIG, sampling=ONE_ROUND))
 
 # Outcomes of a group, NaN where the verifier failed, by what a gate makes of it.
@@ -209,7 +209,7 @@ def skewed(pass_rate, draws, *, budget):
 
 def test_refilling_needs_groups_of_one_size():
     uneven = replace(CONFIG, allocate=skewed)
-    with pytest.raises(ValueError, match=r"^sampling\.rounds=3 .*allocate\.uniform"):
+    with pytest.raises(ValueError, match=r"^sampling\.attempts=3 .*allocate\.uniform"):
         build(uneven)
     build(replace(uneven, sampling=ONE_ROUND))
     build(replace(CONFIG, allocate=partial(allocate.uniform)))

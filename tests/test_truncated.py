@@ -14,7 +14,7 @@ import pytest
 from contracts import close, effective_weight, name
 from test_law import coefficients, composed
 
-from curax import advantage, aggregate, correct, loss, rollout
+from curax import advantage, aggregate, correct, loss, off_policy, rollout
 from curax.config import override
 from curax.step import optimise
 from curax.types import Batch
@@ -28,10 +28,10 @@ MASK = TOKENS >= 0
 ROW = np.stack([np.zeros(len(TOKENS), int), TOKENS[:, 0] + 1], 1)
 RIGHT = np.isin(np.arange(len(TOKENS)), [0, 2, 5, 8, 9])
 SEQUENCE = [
-    partial(correct.truncated_ratio, sequence=True),
-    partial(correct.masked_ratio, sequence=True),
+    partial(off_policy.truncated_ratio, sequence=True),
+    partial(off_policy.masked_ratio, sequence=True),
 ]
-BY_TOKEN = [correct.truncated_ratio, correct.masked_ratio, correct.icepop]
+BY_TOKEN = [off_policy.truncated_ratio, off_policy.masked_ratio, off_policy.icepop]
 N = 3  # completions of a group
 ESTIMATES = [advantage.raw, advantage.leave_one_out, advantage.standardised]
 
@@ -82,7 +82,7 @@ def weights(rule):
         loss=loss.clipped_ratio,
         aggregate=partial(aggregate.constant_length, length=2),
     )
-    config = override(plain, {"sampling.correct": rule})
+    config = override(plain, {"sampling.off_policy": rule})
     old = np.float32(of_tokens(LOG_PI))
     behaviour = of_tokens(np.where(KEPT, LOG_MU, 0))
     zeros = np.zeros(MASK.shape, np.float32)
@@ -206,7 +206,7 @@ def test_a_ratio_of_what_is_cut_off_is_the_mass_that_is_kept(rule):
     close(weights(rule)[on], np.broadcast_to(want, MASK.shape)[on], rtol=1e-5)
     assert weights(rule)[on].max() <= 1
     assert not weights(rule)[~on].any()
-    narrow = weights(partial(correct.icepop, low=0.9))
+    narrow = weights(partial(off_policy.icepop, low=0.9))
     close(narrow[on], np.where(mass >= 0.9, mass, 0)[on], rtol=1e-5)
     assert (narrow[on] == 0).any()
     assert (narrow[on] > 0).any()

@@ -24,9 +24,9 @@ from curax import (
     advantage,
     aggregate,
     allocate,
-    correct,
     downsample,
     modulate,
+    off_policy,
     reward,
     rollout,
     score,
@@ -461,7 +461,7 @@ def test_of_truncated_draws_weights_give_the_part_that_is_inside(estimate):
     With one token, sequences and tokens are the same.
     """
     sampling = replace(
-        tabular("rloo").sampling, top_k=2, correct=correct.truncated_ratio
+        tabular("rloo").sampling, top_k=2, off_policy=off_policy.truncated_ratio
     )
     own = Path("rloo", sampling=sampling, advantage=estimate)
     own.ids = np.array([0, 2], np.int32)

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from test_law import pods, recipes
 
-from curax import advantage, correct, downsample, hint, objective, xray
+from curax import (
+    advantage,
+    correct,
+    downsample,
+    hint,
+    objective,
+    off_policy,
+    xray,
+)
 from curax.config import ConfigError, Hint, Sampling, Update, load, override
 from curax.runs import xray_picture
 from curax.settings import cli
@@ -438,7 +446,7 @@ def test_what_is_left_uncounted_is_noted():
         PLAIN,
         {
             "sampling.top_p": 0.9,
-            "sampling.correct": correct.none,
+            "sampling.off_policy": off_policy.none,
             "entropy_bonus": 0.1,
         },
     )
@@ -447,13 +455,13 @@ def test_what_is_left_uncounted_is_noted():
     for part in ("top_p", "entropy bonus", "first of 2 updates", "moves by 2 w"):
         assert part in notes
     assert remarks.assumptions(replace(PLAIN, update=Update()), seen) == []
-    whole = partial(correct.masked_ratio, sequence=True)
+    whole = partial(off_policy.masked_ratio, sequence=True)
     for rule, says in (
-        (correct.none, "nothing corrects that: w multiplies the gradient of the pass"),
-        (correct.icepop, "correct.icepop weighs one token at a time"),
-        (whole, "correct.masked_ratio weighs whole completions, so p is the pass rate"),
+        (off_policy.none, "nothing corrects that: w multiplies the gradient of the "),
+        (off_policy.icepop, "off_policy.icepop weighs one token at a time"),
+        (whole, "off_policy.masked_ratio weighs whole completions, so p is the pass "),
     ):
-        weighed = override(config, {"sampling.correct": rule})
+        weighed = override(config, {"sampling.off_policy": rule})
         assert says in " ".join(remarks.assumptions(weighed, seen))
 
     def halved(tokens):

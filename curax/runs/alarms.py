@@ -234,8 +234,8 @@ def no_signal_reason(row: Row) -> str:
         )
     return (
         f"{failed:.0%} of the groups are failed by every completion; raise "
-        "sampling.group_size or sampling.rounds, warm-start for longer, or take easier "
-        "prompts"
+        "sampling.group_size or sampling.attempts, warm-start for longer, or take "
+        "easier prompts"
     )
 
 

@@ -118,11 +118,12 @@ def _biases(config: Fields) -> Table:
     several = update.epochs != 1 or update.minibatches != 1
     return [
         (
-            config.steps and truncates(config) and sizes.correct is None,
+            config.steps and truncates(config) and sizes.off_policy is None,
             f"sampling.{name}={getattr(sizes, name)} draws from another distribution "
             "than the policy that trains, and nothing corrects that bias; set "
-            "sampling.correct=correct.truncated_ratio (TIS), correct.masked_ratio "
-            "(MIS) or correct.icepop, correct.none to leave the bias, or "
+            "sampling.off_policy=off_policy.truncated_ratio (TIS), "
+            "off_policy.masked_ratio (MIS) or off_policy.icepop, off_policy.none to "
+            "leave the bias, or "
             f"sampling.{name}={whole}.",
         ),
         (
@@ -187,7 +188,7 @@ def _stop(config: Fields) -> Table:
     """Of what also decides how much a prompt draws."""
     sizes = config.sampling
     others = {
-        "sampling.rounds": sizes.rounds > 1,
+        "sampling.attempts": sizes.attempts > 1,
         "sampling.budget": sizes.budget > 0,
         "pilot": config.pilot is not None,
     }
@@ -210,12 +211,12 @@ def _stop(config: Fields) -> Table:
 
 def _hint(config: Fields) -> Table:
     """Of what also replaces groups."""
-    rounds = config.sampling.rounds
+    attempts = config.sampling.attempts
     return [
         (
-            rounds > 1,
-            f"sampling.rounds={rounds} gives the place of a dead group to another "
-            "prompt, and hint asks the same one again; set sampling.rounds to 1 or "
+            attempts > 1,
+            f"sampling.attempts={attempts} gives the place of a dead group to another "
+            "prompt, and hint asks the same one again; set sampling.attempts to 1 or "
             "hint to None.",
         ),
     ]
@@ -239,7 +240,7 @@ def _reflection(config: Fields, how: Reflection) -> Table:
                 f"sampling.{name}={value} follows what a verifier says, and reflection "
                 f"asks none; set sampling.{name} to 1.",
             )
-            for name, value in (("rounds", sizes.rounds), ("chunks", sizes.chunks))
+            for name, value in (("attempts", sizes.attempts), ("chunks", sizes.chunks))
         ),
         (
             how.keep and declared(how.keep, "remembers", False),

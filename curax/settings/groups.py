@@ -30,12 +30,13 @@ class Sampling:
     temperature: Positive = 1.0  # divides the logits; greedy decoding cannot train
     top_k: Natural = 0  # number of likeliest tokens that are drawn from; 0: all
     top_p: Share = 1.0  # mass of the likeliest tokens that are drawn from; 1: all
-    correct: Function | None = None  # of curax.correct, as truncated_ratio: weights of
-    # tokens, policy over what was drawn from; None: all are 1; no top_k, top_p
+    off_policy: Function | None = None  # of curax.off_policy, as truncated_ratio:
+    # weights of tokens, policy over what was drawn from; None: 1, without top_k, top_p
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     cache_gib: Magnitude = 0.0  # GiB of a device that keys and values may take: as many
     # slots as there is room for, and rows wait for one; 0: what `slots` take
-    rounds: Count = 1  # draws of prompts to refill groups the gate closed; 1: no refill
+    attempts: Count = 1  # batches of prompts drawn to refill groups that the gate
+    # closed; 1: no refill
     chunks: Count = 1  # of a draw; the host verifies one while the next is drawn
 
 

@@ -49,7 +49,7 @@ def kept_of(config: Fields) -> Any:
 
 def corrects_sampling(config: Fields) -> bool:
     """Whether tokens are weighed by the policy over what they were drawn from."""
-    rule = config.sampling.correct
+    rule = config.sampling.off_policy
     return rule is not None and not declared(rule, "constant", False)
 
 

@@ -84,7 +84,7 @@ def methods_of(config: Config) -> tuple[Method, ...]:
         (queries.METHOD, reflection and reflection.queries),
         (references.METHOD, reflection),
         (pilots.method(pilot.every if pilot else 1), pilot),
-        (refill.METHOD, config.sampling.rounds > 1),
+        (refill.METHOD, config.sampling.attempts > 1),
         (hints.METHOD, config.hint),
     )
     found = [method for method, is_set in built_in if is_set]
@@ -115,7 +115,10 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
             )
     sizes = config.sampling
     in_parts = {  # option: whether it is set, and the fix
-        f"sampling.rounds={sizes.rounds}": (sizes.rounds > 1, "sampling.rounds to 1"),
+        f"sampling.attempts={sizes.attempts}": (
+            sizes.attempts > 1,
+            "sampling.attempts to 1",
+        ),
         f"sampling.chunks={sizes.chunks}": (sizes.chunks > 1, "sampling.chunks to 1"),
         "stop": (config.stop is not None, "stop to None"),
         "hint": (config.hint is not None, "hint to None"),
@@ -132,10 +135,10 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
                     f"{name} needs outcomes of parts of a draw, and {method.name} "
                     f"grades whole draws; set {mended}."
                 )
-        if method.prompt_ids and sizes.rounds > 1:
+        if method.prompt_ids and sizes.attempts > 1:
             yield (
-                f"sampling.rounds={sizes.rounds} asks for the next prompts of the "
-                f"data, and {method.name} chooses them; set sampling.rounds to 1."
+                f"sampling.attempts={sizes.attempts} asks for the next prompts of the "
+                f"data, and {method.name} chooses them; set sampling.attempts to 1."
             )
 
 

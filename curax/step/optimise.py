@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax import correct, loss, modulate, update
+from curax import loss, modulate, off_policy, update
 from curax.arrays import masked, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
@@ -60,14 +60,14 @@ def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
 
 
 def ratio_weights(config: Config, rows: Batch) -> jax.Array | None:
-    """`[M, T]` float32, old policy over behaviour, by `sampling.correct`.
+    """`[M, T]` float32, old policy over behaviour, by `sampling.off_policy`.
 
     None where all are 1.
     """
     if not corrects_sampling(config):
         return None
     arrays = present(rows.logp_old), rows.logp_behaviour, rows.mask
-    return stages.called(config, "sampling.correct", *arrays)
+    return stages.called(config, "sampling.off_policy", *arrays)
 
 
 def optimise(
@@ -196,16 +196,16 @@ def trains(config: Config, rows: Batch) -> jax.Array:
 def weight_metrics(
     config: Config, rows: Batch
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Means of the weights of `sampling.correct` over the tokens of an update, or none.
+    """Means of weights of `sampling.off_policy` over the tokens of an update, or none.
 
     The effective sample size is (sum w)^2 / sum w^2, here as a share of the tokens.
     """
     weights = ratio_weights(config, rows)
     if weights is None:
         return {}
-    rule, logp_old = present(config.sampling.correct), present(rows.logp_old)
+    rule, logp_old = present(config.sampling.off_policy), present(rows.logp_old)
     whole = bool(declared_option(rule, "of_sequence", False))
-    plain = correct.ratio(logp_old, rows.logp_behaviour, rows.mask, sequence=whole)
+    plain = off_policy.ratio(logp_old, rows.logp_behaviour, rows.mask, sequence=whole)
     total, square, tokens = (
         masked.total(values, rows.mask, axis=None)
         for values in (weights, weights**2, rows.mask)

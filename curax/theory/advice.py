@@ -143,7 +143,7 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
         known: what is known before training.
     """
     a, b = known.cost
-    guess = size.draws / (2 if config.stop else 1) * (1 + size.rounds) / 2
+    guess = size.draws / (2 if config.stop else 1) * (1 + size.attempts) / 2
     spent = (guess + size.pilots) * a + min(size.draws, size.kept) * b
     prompts = max(round(known.budget * (a + b) / spent), 1)
     sized = sizes.accepted(config, size, min(prompts, known.prompts))
@@ -176,7 +176,7 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
         "most": size.most,
         "m": min(size.draws, size.kept),
         "pilots": size.pilots,
-        "rounds": size.rounds,
+        "attempts": size.attempts,
         "prompts": max(round(share), 1),
         "draws": drawn * share,
         "trained": trained * share,
@@ -222,7 +222,7 @@ def _ratios(
             progress.believed(seen.p, explained, square, known.varied),
             axes=progress.at_most_one(axes * by_shared**0.5),
             prompts=sized.sampling.prompts,
-            rounds=sized.sampling.rounds,
+            attempts=sized.sampling.attempts,
             total=known.prompts,
         )
 
@@ -244,8 +244,8 @@ def remark(config: Config, seen: predict.Prediction, draws: float) -> str:
         return f"remembers {seen.known:.0f} draws of a prompt"
     if config.pilot:
         return f"{config.pilot.draws / draws:.0%} of its draws are pilots"
-    if config.sampling.rounds > 1:
-        most = config.sampling.rounds
+    if config.sampling.attempts > 1:
+        most = config.sampling.attempts
         return f"{seen.attempts:.1f} batches drawn to fill one, {most} at most"
     if config.stop:
         low, high = seen.draws.min(), seen.draws.max()

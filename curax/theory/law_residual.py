@@ -56,10 +56,10 @@ def check(config: Config) -> None:
             "hint draws some groups under hints, of which the law of a prompt says "
             "nothing; set hint to None."
         )
-    if config.sampling.rounds > 1:
+    if config.sampling.attempts > 1:
         raise ConfigError(
-            f"sampling.rounds={config.sampling.rounds} replaces prompts, and the law "
-            "is about those that were asked; set sampling.rounds to 1."
+            f"sampling.attempts={config.sampling.attempts} replaces prompts, and the "
+            "law is about those that were asked; set sampling.attempts to 1."
         )
 
 

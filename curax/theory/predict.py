@@ -101,7 +101,7 @@ def predict(
     if len(every) > ATOMS:
         share = (np.arange(ATOMS) + 0.5) / ATOMS
         every = np.quantile(population, share, method="inverted_cdf")
-    if sizes.rounds > 1:
+    if sizes.attempts > 1:
         rates = np.concatenate([p, every])
     if config.hint and lift is not None:
         under = hint_levels.lifted(np.concatenate([p, every]), lift, config.hint.levels)
@@ -113,9 +113,9 @@ def predict(
     found = expected_moments(config, credits, reads, cases, rates, under, often)
     each = found[:, 0]  # [S, R, moments]
     attempts, placed, open_ = 1.0, 1.0, 1.0
-    if sizes.rounds > 1:
+    if sizes.attempts > 1:
         open_ = float(each[:, len(p) :, OPEN].mean())
-        attempts, placed = refills(open_, sizes.prompts, sizes.rounds)
+        attempts, placed = refills(open_, sizes.prompts, sizes.attempts)
     each = each[:, : len(p)]
 
     weights = each[..., 0] / p - each[..., 1] / (1 - p)
@@ -212,37 +212,37 @@ def _half_interval(weights: np.ndarray, *, exact: bool) -> np.ndarray:
     return 1.96 * weights.std(0, ddof=1) / np.sqrt(len(weights))
 
 
-def refills(chance: float, prompts: int, rounds: int) -> tuple[float, float]:
+def refills(chance: float, prompts: int, most: int) -> tuple[float, float]:
     """Expected batches drawn to fill one, and the share of open groups that is used.
 
     Every batch has a binomial number of open groups; batches are drawn until their sum
-    fills one, at most `rounds`.
+    fills one, at most `most`.
 
     Args:
         chance: probability that the gate leaves a group open.
         prompts: B, places.
-        rounds: batches drawn at most.
+        most: batches drawn at most.
 
     Returns:
         Expected batches, and the share of all their open groups that finds a place.
     """
-    attempts, filled = filled_places(chance, prompts, rounds)
+    attempts, filled = filled_places(chance, prompts, most)
     opened = prompts * chance * attempts  # Wald
     used = filled @ np.arange(prompts + 1)
     return attempts, float(used / opened) if opened else 1.0
 
 
-def filled_places(chance: float, prompts: int, rounds: int) -> tuple[float, np.ndarray]:
+def filled_places(chance: float, prompts: int, most: int) -> tuple[float, np.ndarray]:
     """Expected batches drawn to fill one, and `[B + 1]` probabilities of full places.
 
     Args:
         chance: probability that the gate leaves a group open.
         prompts: B, places.
-        rounds: batches drawn at most.
+        most: batches drawn at most.
     """
     new = outcome_states.binomial(prompts, np.array([chance]))[:, 0]
     filled, attempts = np.eye(prompts + 1)[0], 0.0
-    for _ in range(rounds):
+    for _ in range(most):
         attempts += filled[:-1].sum()
         done = np.convolve(filled[:-1], new)
         done[prompts] = done[prompts:].sum() + filled[-1]

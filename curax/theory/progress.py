@@ -141,7 +141,7 @@ def progress(
     *,
     axes: np.ndarray,
     prompts: int,
-    rounds: int = 1,
+    attempts: int = 1,
     total: float = np.inf,
 ) -> Progress:
     """Progress of a recipe on prompts of these pass rates.
@@ -154,7 +154,7 @@ def progress(
         axes: `[A, R]` vectors a, rho = a . a' the cosine of the gradients of two
             prompts; one row of sqrt(rho) where it is the same for all.
         prompts: B of a step, at most `total`.
-        rounds: batches drawn at most to fill one, by open groups alone.
+        attempts: batches drawn at most to fill one, by open groups alone.
         total: K; inf: so many that none counts by itself.
     """
     w, h = seen.weight, np.sqrt(scores.gradient)
@@ -172,8 +172,8 @@ def progress(
     if total > 1:
         pairs = (alike - mean(cosine * (w * h) ** 2) / total) / (1 - 1 / total)
     used, squared = float(prompts), float(prompts) ** 2
-    if rounds > 1:  # each place is filled by a group that the gate left open
-        _, chance = filled_places(seen.open, prompts, rounds)
+    if attempts > 1:  # each place is filled by a group that the gate left open
+        _, chance = filled_places(seen.open, prompts, attempts)
         places = np.arange(prompts + 1)
         used, squared = float(chance @ places), float(chance @ places**2)
     part = used / (prompts * seen.open)

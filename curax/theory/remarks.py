@@ -84,7 +84,7 @@ def assumptions(
         num_prompts: of the task, as of `visits.visits`.
     """
     found = _on_knowledge(config, seen, num_prompts)
-    if config.sampling.rounds > 1:
+    if config.sampling.attempts > 1:
         found.append(
             f"Closed groups are replaced: {seen.attempts:.2f} batches are drawn per "
             f"step, and {seen.placed:.0%} of the open groups in them find a place, "
@@ -172,7 +172,7 @@ def _on_the_sampler(config: Config) -> list[str]:
             "completions and C- times that among wrong ones, which is not counted: no "
             "w(p) describes it. sampler/cut_mass tells how much is cut off."
         ]
-    rule = present(config.sampling.correct)
+    rule = present(config.sampling.off_policy)
     called = _called(rule)
     if not declared_option(rule, "of_sequence", False):
         return [

@@ -15,7 +15,7 @@ class Size(NamedTuple):
     most: int  # G, the most that one prompt may draw
     kept: int  # m, the most of it that trains
     pilots: int
-    rounds: int  # batches drawn at most to fill one
+    attempts: int  # batches drawn at most to fill one
 
 
 def size_of(config: Config) -> Size:
@@ -26,14 +26,14 @@ def size_of(config: Config) -> Size:
         most=sizes.group_size,
         kept=min(kept_of(config), sizes.group_size),
         pilots=config.pilot.draws if config.pilot else 0,
-        rounds=sizes.rounds,
+        attempts=sizes.attempts,
     )
 
 
 def is_uniform(config: Config) -> bool:
     """Whether all prompts draw, and train, one number of completions."""
     own = size_of(config)
-    plain = not (config.stop or config.pilot or config.hint) and own.rounds == 1
+    plain = not (config.stop or config.pilot or config.hint) and own.attempts == 1
     equal = declared(config.allocate, "equal_groups", False)
     return plain and equal and own.kept == own.most
 
@@ -56,7 +56,7 @@ def resized(config: Config, size: Size, prompts: int) -> Config:
         "sampling.budget": (
             0 if equal and not size.pilots else (size.draws + size.pilots) * prompts
         ),
-        "sampling.rounds": size.rounds,
+        "sampling.attempts": size.attempts,
         "sampling.chunks": 1,
         "update.minibatches": 1,
         "update.micro_batches": 1,
@@ -78,7 +78,7 @@ def grid(config: Config) -> Iterator[Size]:
 
     Half and twice the draws, with the most that a prompt may draw; where some are
     selected, half the draws and twice what is kept; where there are pilots, twice the
-    draws and half the pilots; twice the rounds. The recipe may refuse some.
+    draws and half the pilots; twice the attempts. The recipe may refuse some.
     """
     own = size_of(config)
 
@@ -92,8 +92,8 @@ def grid(config: Config) -> Iterator[Size]:
         others = [scaled(2), own._replace(pilots=own.pilots // 2)]
     else:
         others = [scaled(0.5), scaled(2)]
-    if own.rounds > 1:
-        others.append(own._replace(rounds=own.rounds * 2))
+    if own.attempts > 1:
+        others.append(own._replace(attempts=own.attempts * 2))
     yield own
     yield from (size for size in others if min(size[:3]) > 0)
 

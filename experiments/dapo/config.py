@@ -37,7 +37,7 @@ def get_config() -> Config:
             held_out_layout=layouts.math,
             max_prompt_tokens=1024,
         ),
-        sampling=replace(recipe.sampling, prompts=512, group_size=16, rounds=3),
+        sampling=replace(recipe.sampling, prompts=512, group_size=16, attempts=3),
         loss=partial(loss.clipped_ratio, low=0.2, high=0.28),
         shape_reward=partial(reward.soft_overlong, max_tokens=2560, margin=512),
         optimizer=partial(optax.adamw, learning_rate=1e-6, weight_decay=0.0),

@@ -15,7 +15,7 @@ def get_experiment() -> Experiment:
         recipes={
             "grpo": ("grpo", {"kl": None}),
             "dapo": ("dapo", {"sampling.prompts": 8}),
-            "no_refill": ("dapo", {"sampling.rounds": 1}),
+            "no_refill": ("dapo", {"sampling.attempts": 1}),
             "no_price": ("dapo", {"sampling.prompts": 8, "shape_reward": None}),
         },
         common={"update.minibatches": 1},

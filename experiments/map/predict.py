@@ -130,7 +130,7 @@ def drawn(regime: str) -> dict[str, dict[str, object]]:
 
 
 def _own(config: Config) -> Size:
-    return sizes.size_of(config)._replace(rounds=1)
+    return sizes.size_of(config)._replace(attempts=1)
 
 
 def predicted(regime: str, form: str) -> dict[str, dict[str, object]]:

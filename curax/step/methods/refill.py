@@ -1,7 +1,7 @@
 """Refilling: groups that the gate closed are replaced by groups of other prompts.
 
 DAPO's dynamic sampling. Batches of prompts are drawn until every group of the step is
-open, at most `sampling.rounds` of them: the first draw and its refills. The rounds of
+open, at most `sampling.attempts` of them: the first draw and its refills. The rounds of
 a stopping rule are others, of more completions for the same prompts.
 """
 
@@ -24,21 +24,21 @@ def needs(config: Config, task: Task) -> Iterator[str]:
     sizes = config.sampling
     if not declared(config.allocate, "equal_groups", False) or sizes.budget:
         yield (
-            f"sampling.rounds={sizes.rounds} replaces whole groups and needs groups of "
-            "one size; set allocate to allocate.uniform, sampling.budget to 0 or "
-            "sampling.rounds to 1."
+            f"sampling.attempts={sizes.attempts} replaces whole groups and needs "
+            "groups of one size; set allocate to allocate.uniform, sampling.budget to "
+            "0 or sampling.attempts to 1."
         )
     if config.pilot:
         yield (
-            f"sampling.rounds={sizes.rounds} replaces whole groups and knows no "
-            "pilots; set pilot to None or sampling.rounds to 1."
+            f"sampling.attempts={sizes.attempts} replaces whole groups and knows no "
+            "pilots; set pilot to None or sampling.attempts to 1."
         )
 
 
 def wants(parts: Components, drawn: StepRollouts) -> jax.Array:
     """`[]` bool: some group is closed, and attempts are left."""
     closed = ~jnp.all(draw.open_groups(parts.config, drawn.groups))
-    return closed & (drawn.attempts < parts.config.sampling.rounds)
+    return closed & (drawn.attempts < parts.config.sampling.attempts)
 
 
 def after_draw(
