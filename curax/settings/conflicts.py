@@ -30,12 +30,17 @@ Table = list[tuple[Any, str]]  # rows of (what may not be, the sentence about it
 def conflicts(config: Fields) -> Iterator[str]:
     """Sentences about fields that are valid one by one and impossible together."""
     for table in _tables(config):
-        yield from (sentence for is_wrong, sentence in table if is_wrong)
+        yield from said(table)
     if _is_counted(config):
         yield from _said_elsewhere(config)
         yield from _too_small_groups(config)
     yield from _right_twice(config)
     yield from _without_method(config)
+
+
+def said(table: Table) -> Iterator[str]:
+    """Sentences of a table about what is so and may not be."""
+    return (sentence for is_wrong, sentence in table if is_wrong)
 
 
 def _is_counted(config: Fields) -> bool:

@@ -8,6 +8,7 @@ from curax import update
 from curax.config import Config, ConfigError, checkpoint_of, kept_of, option, rows_of
 from curax.settings import errors
 from curax.settings.config_paths import Place, full_name, wrong_options
+from curax.settings.conflicts import said
 from curax.settings.declared import declared
 from curax.step.methods import hints, pilots, queries, references, refill
 from curax.step.records import Components, Method
@@ -24,7 +25,7 @@ def build(config: Config) -> Components:
     for sentence in _clashes(config, methods):
         raise ValueError(sentence)
     for method in methods:
-        for sentence in method.needs(config, task) if method.needs else ():
+        for sentence in _conflicts(method, config, task):
             raise ValueError(sentence)
     for sentence in _lacks(config, task):
         raise ValueError(sentence)
@@ -140,6 +141,11 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
                 f"sampling.attempts={sizes.attempts} asks for the next prompts of the "
                 f"data, and {method.name} chooses them; set sampling.attempts to 1."
             )
+
+
+def _conflicts(method: Method, config: Config, task: Task) -> Iterator[str]:
+    """Sentences about fields and a task with which a method cannot run."""
+    return said(method.conflicts(config, task)) if method.conflicts else iter(())
 
 
 def _lacks(config: Config, task: Task) -> Iterator[str]:

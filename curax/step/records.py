@@ -7,7 +7,7 @@ takes part where it has a function.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import flax.struct
@@ -19,6 +19,7 @@ from curax import rollout
 from curax.arrays import grids
 from curax.arrays.metrics import Tally
 from curax.config import Config
+from curax.settings.conflicts import Table
 from curax.types import (
     Contexts,
     Difficulty,
@@ -59,13 +60,14 @@ class Method:
 
     All functions are optional, and pure except for calls of the driver. The first
     argument of those that draw is the driver. Then come the components and the train
-    state at the start of the step, but `needs` is asked before there are any, `init`
-    and `reward` take no state, and `shown` takes neither. A method's own state is
+    state at the start of the step, but `conflicts` is asked before there are any,
+    `init` and `reward` take no state, and `shown` takes neither. A method's own state is
     `state.methods[name]`, its results of the grading `drawn.found[name]`.
 
     Attributes:
         name: key of the method in both mappings.
-        needs: `(config, task) -> sentences`, why the method cannot run on a task.
+        conflicts: `(config, task) -> Table`, rows of what may not be beside the method
+            and the sentence about it.
         init: `(parts, params) -> state`, before the first step; None: it has no state.
         before_step: `(drive, parts, state) -> state`, before prompts are taken.
         prompt_ids: `(parts, state) -> [B] int32`, the prompts of the step, in place of
@@ -84,7 +86,7 @@ class Method:
     """
 
     name: str
-    needs: Callable[[Config, Task], Iterator[str]] | None = None
+    conflicts: Callable[[Config, Task], Table] | None = None
     init: Callable[..., Any] | None = None
     before_step: Callable[..., Any] | None = None
     prompt_ids: Callable[..., jax.Array] | None = None

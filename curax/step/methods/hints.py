@@ -11,7 +11,6 @@ References:
 """
 
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from curax.arrays import grids, masked, metrics
 from curax.arrays.metrics import Tally
 from curax.config import Config
 from curax.settings.config_types import present
+from curax.settings.conflicts import Table
 from curax.step import draw, stages
 from curax.step.methods import hint_sources
 from curax.step.methods.hint_sources import zero_tally
@@ -44,19 +44,21 @@ from curax.types import Contexts, HintMemory, Hints, Prompts, Task, TrainState
 NAME = "hints"
 
 
-def needs(config: Config, task: Task) -> Iterator[str]:
-    """Sentences if the task has no hints, or the policy cannot be asked for them."""
-    assert config.hint
-    if task.hinting is None:
-        yield (
+def conflicts(config: Config, task: Task) -> Table:
+    """Of a task without hints, or one that does not know how to ask for them."""
+    gives, writes = task.hinting, present(config.hint).writing
+    return [
+        (
+            gives is None,
             "hint needs a task that can give hints and this one cannot; set hint "
-            "to None, or the task's option for hints."
-        )
-    elif config.hint.writing and task.hinting.writing_contexts is None:
-        yield (
+            "to None, or the task's option for hints.",
+        ),
+        (
+            gives and gives.writing_contexts is None and writes,
             "hint.writing asks the policy for hints, and this task does not know "
-            "how; set hint.writing to None and choose another hint.source."
-        )
+            "how; set hint.writing to None and choose another hint.source.",
+        ),
+    ]
 
 
 def init(parts: Components, params: Any) -> HintMemory:
@@ -419,7 +421,7 @@ def metrics_of(
 
 METHOD = Method(
     name=NAME,
-    needs=needs,
+    conflicts=conflicts,
     init=init,
     before_draw=before_draw,
     after_draw=after_draw,

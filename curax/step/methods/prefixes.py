@@ -7,7 +7,6 @@ until about half of the completions are right. A prompt that was never solved ha
     hint of level l = the first l / (L + 1) of the stored completion
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import flax.struct
@@ -18,6 +17,7 @@ from curax import hint
 from curax.arrays import grids, masked, metrics
 from curax.arrays.metrics import Tally
 from curax.config import Config
+from curax.settings.conflicts import Table
 from curax.settings.declared import declares
 from curax.step.records import Components, Groups, Method, StepRollouts
 from curax.types import Hinting, Prompts, Task, TrainState
@@ -33,14 +33,16 @@ class Solved:
     length: jax.Array  # [num_prompts] int32 tokens; 0: the prompt was never solved
 
 
-def needs(config: Config, task: Task) -> Iterator[str]:
-    """A sentence if the policy is also to write hints."""
+def conflicts(config: Config, task: Task) -> Table:
+    """Of a policy that is also to write hints."""
     del task
-    if config.hint and config.hint.writing:
-        yield (
+    return [
+        (
+            config.hint and config.hint.writing,
             "hint.source=own_prefix remembers what hints say, and hint.writing has the "
-            "policy write them; set hint.writing to None."
+            "policy write them; set hint.writing to None.",
         )
+    ]
 
 
 def init(parts: Components, params: Any) -> Solved:
@@ -100,7 +102,11 @@ def metrics_of(
 
 
 METHOD = Method(
-    name=NAME, needs=needs, init=init, after_update=after_update, metrics=metrics_of
+    name=NAME,
+    conflicts=conflicts,
+    init=init,
+    after_update=after_update,
+    metrics=metrics_of,
 )
 
 

@@ -8,7 +8,6 @@ References:
 """
 
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from curax.arrays.metrics import Tally
 from curax.config import Config
 from curax.rollout import extend, prefill
 from curax.settings.config_types import present
+from curax.settings.conflicts import Table
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.optimise import settings
@@ -42,15 +42,17 @@ NAME = "references"
 References = tuple[jax.Array, jax.Array]  # [B, Y] int32 tokens and bool mask
 
 
-def needs(config: Config, task: Task) -> Iterator[str]:
-    """A sentence if the task has no reference answers or no delimiter before them."""
+def conflicts(config: Config, task: Task) -> Table:
+    """Of a task without reference answers, or without a delimiter before them."""
     del config
-    if task.reference is None or not task.delimiter:
-        yield (
+    return [
+        (
+            task.reference is None or not task.delimiter,
             "reflection needs reference answers, and a delimiter that ends the "
             "thought, and this task has none; set reflection to None or choose another "
-            "task."
+            "task.",
         )
+    ]
 
 
 # ----- the scorer
@@ -360,7 +362,7 @@ def shown(scored: Scored, seen: Groups) -> tuple[jax.Array, ...]:
 
 METHOD = Method(
     name=NAME,
-    needs=needs,
+    conflicts=conflicts,
     init=init,
     grade=grade,
     reward=reward,

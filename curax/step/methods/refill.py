@@ -5,34 +5,36 @@ open, at most `sampling.attempts` of them: the first draw and its refills. The r
 a stopping rule are others, of more completions for the same prompts.
 """
 
-from collections.abc import Iterator
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from curax.config import Config
+from curax.settings.conflicts import Table
 from curax.settings.declared import declared
 from curax.step import draw
 from curax.step.records import Components, Driver, Method, StepRollouts
 from curax.types import Task, TrainState
 
 
-def needs(config: Config, task: Task) -> Iterator[str]:
-    """Sentences if groups cannot be swapped: sizes differ, or there are pilots."""
+def conflicts(config: Config, task: Task) -> Table:
+    """Of groups that cannot be swapped: sizes differ, or there are pilots."""
     del task
     sizes = config.sampling
-    if not declared(config.allocate, "equal_groups", False) or sizes.budget:
-        yield (
+    return [
+        (
+            not declared(config.allocate, "equal_groups", False) or sizes.budget,
             f"sampling.attempts={sizes.attempts} replaces whole groups and needs "
             "groups of one size; set allocate to allocate.uniform, sampling.budget to "
-            "0 or sampling.attempts to 1."
-        )
-    if config.pilot:
-        yield (
+            "0 or sampling.attempts to 1.",
+        ),
+        (
+            config.pilot,
             f"sampling.attempts={sizes.attempts} replaces whole groups and knows no "
-            "pilots; set pilot to None or sampling.attempts to 1."
-        )
+            "pilots; set pilot to None or sampling.attempts to 1.",
+        ),
+    ]
 
 
 def wants(parts: Components, drawn: StepRollouts) -> jax.Array:
@@ -49,4 +51,4 @@ def after_draw(
     return drive.repeat(partial(drive.call, wants, parts), again, drawn)
 
 
-METHOD = Method(name="refill", needs=needs, after_draw=after_draw)
+METHOD = Method(name="refill", conflicts=conflicts, after_draw=after_draw)
