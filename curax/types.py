@@ -91,8 +91,8 @@ class Rollouts:
     slot: jax.Array  # [N] int32 in [0, G)
     context: jax.Array  # [N] int32 in [0, C)
     exists: jax.Array  # [N] bool
-    reward: jax.Array | None = None  # [N] float32, weighted sum of the terms of their
-    # grader, NaN where missing; None: the outcome is the reward
+    reward: jax.Array | None = None  # [N] float32, once they are graded: the weighted
+    # sum of the terms of their grader, or a method's; None: the outcome
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -38,7 +38,7 @@ def nothing(*args):
 
 
 JUDGE = Method(name="judge", grade=nothing)
-CHOOSER = Method(name="chooser", prompt_ids=nothing)
+CHOOSER = Method(name="chooser", choose=nothing)
 SIZES = PLAIN.sampling
 UNTIL = Stop(rule=partial(stop.balanced, right=1, wrong=1), round_size=1)
 WRONG = {
@@ -46,10 +46,9 @@ WRONG = {
     "judge and other both have grade, ": having(
         JUDGE, Method(name="other", grade=nothing)
     ),
-    "chooser and other both have prompt_ids, ": having(
-        CHOOSER, Method(name="other", prompt_ids=nothing)
+    "chooser and other both have choose, ": having(
+        CHOOSER, Method(name="other", choose=nothing)
     ),
-    "payer has reward or shown, ": having(Method(name="payer", reward=nothing)),
     "methods.1=test_build.made gives a str; name a function that ": having(
         JUDGE, "judge"
     ),

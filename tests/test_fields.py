@@ -63,7 +63,7 @@ from curax.models.rotary import RopeScaling
 from curax.runs import run
 from curax.step import draw, drivers, learn, loops, states, validation
 from curax.step.methods import queries, references
-from curax.step.records import Method
+from curax.step.records import Method, Ungraded
 from curax.step.step import step
 from curax.tasks import chain, rationale
 from curax.theory import stated_objective
@@ -117,7 +117,7 @@ def of_one_form(text):
 
 
 def counting():
-    return Method(name="count", init=lambda parts, params: jnp.int32(0))
+    return Method(name="count", init=lambda *_: jnp.int32(0))
 
 
 sgd = partial(optax.sgd, learning_rate=0.1)
@@ -475,7 +475,8 @@ class Seen:
             "measured": self.measured,
             "references": self.references,
             "queries": lambda: program(
-                partial(queries.before_step, drivers.Traced(), self.parts), self.state
+                lambda state: queries.choose(drivers.Traced(), self.parts, state, None),
+                self.state,
             ),
         }
 
@@ -488,7 +489,11 @@ class Seen:
 
     def references(self):
         request, rollouts = jax.eval_shape(self.drawn, self.state)
-        grade = partial(references.grade, drivers.Traced(), self.parts)
+
+        def grade(state, request, rollouts):
+            drawn = Ungraded(request=request, rollouts=rollouts)
+            return references.grade(drivers.Traced(), self.parts, state, drawn)
+
         return program(grade, self.state, request, rollouts)
 
     def credit(self):

@@ -306,9 +306,13 @@ def test_pilots_of_several_steps_are_drawn_by_one_policy():
     assert build(replace(TINY, pilot=Pilot(draws=1))).methods[0].init is None
     held, seen = {"x": jnp.float32(0)}, []
     for step in range(6):
-        state = SimpleNamespace(step=jnp.int32(step), methods={"pilots": held})
         seen.append(float(held["x"]))
-        held = own.after_update(parts, state, {"x": jnp.float32(step + 1)}, None, None)
+        after = SimpleNamespace(
+            params={"x": jnp.float32(step + 1)},
+            step=jnp.int32(step + 1),
+            methods={"pilots": held},
+        )
+        held = own.after_update(drivers.Traced(), parts, after, None)
     assert seen == [0, 0, 0, 3, 3, 3]
 
 

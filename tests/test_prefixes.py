@@ -109,7 +109,8 @@ def test_of_a_prompt_that_a_step_has_twice_the_last_right_group_is_remembered(
         exists=jnp.ones((count, size), bool),
         outcome=jnp.asarray(right, jnp.float32),
     )
-    got = prefixes.after_update(parts, state, None, drawn, seen)
+    drawn.groups = seen
+    got = prefixes.after_update(drivers.Traced(), parts, state, drawn)
     for who, b in ((7, 2), (5, 1)):
         row = b * size + 1
         assert got.length[who] == length[row]

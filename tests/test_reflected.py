@@ -8,6 +8,7 @@ context, thought and reference as one sequence. What R3 makes of log-probs is in
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ from curax.config import (
 from curax.runs import checkpoint
 from curax.step import build, draw, drivers, learn, loops, states
 from curax.step.methods import queries, references
-from curax.step.records import Graded
+from curax.step.records import Ungraded
 from curax.step.step import step as one_step
 from curax.tasks import rationale
 from curax.types import Prompts, Rollouts, Task
@@ -309,6 +310,12 @@ def test_references_are_scored_as_by_a_naive_forward(delimiter):
 # ----- a whole step against its formula
 
 
+def graded_of(own, state, rollouts):
+    """Completions of `asked()`, graded by references."""
+    drawn = Ungraded(request=asked(), rollouts=rollouts)
+    return references.grade(drivers.Traced(), own, state, drawn)
+
+
 @cache
 def walked(answers):
     """A compiled step: `(direct, length_weight, rollouts) ->` what becomes of it."""
@@ -318,11 +325,9 @@ def walked(answers):
         config = replace(CONFIG, reflection=replace(HOW, answers=answers))
         told = {"reflection.direct": direct, "reflection.length_weight": length_weight}
         own, state = build.build(override(config, told)), start()
-        request, drive = asked(), drivers.Traced()
-        outcome, scored = references.grade(drive, own, state, request, rollouts)
-        found = {references.NAME: scored}
-        graded = Graded.of(request, rollouts, outcome, **found)
-        drawn = draw.collect(own, request, graded, None)
+        graded = graded_of(own, state, rollouts)
+        outcome, scored = graded.outcome, graded.found[references.NAME]
+        drawn = draw.collect(own, asked(), graded, None)
         after, (values, shown) = learn.learn(own, state, drawn)
         change = jax.tree.map(jnp.subtract, after.params, state.params)
         return (outcome, scored), shown.credit, values, change
@@ -439,7 +444,8 @@ def scoring(baseline=None):
     @jax.jit
     def read(scorer, rollouts):
         state = with_methods(start(), references=scorer)
-        return references.grade(drivers.Traced(), own, state, asked(), rollouts)
+        graded = graded_of(own, state, rollouts)
+        return graded.outcome, graded.found[references.NAME]
 
     return read
 
@@ -492,16 +498,21 @@ def test_a_baseline_of_the_whole_group_cancels_and_one_of_each_completion_does_n
 def test_who_scores_is_frozen_synced_or_lags():
     """0: the policy RL starts from; 1: the policy; K: a copy of it every K steps."""
     params = {"x": jnp.float32(0)}
+    nothing: Any = None
     for every, want in ((0, [0] * 6), (1, None), (3, [0, 0, 3, 3, 3, 6])):
-        own, nothing = built(scorer_every=every), (None, None)
-        scorer = references.init(own, params)
+        own, drive = built(scorer_every=every), drivers.Traced()
+        scorer = references.init(drive, own, replace(start(), params=params), None)
         seen = []
         for step in range(6):
             there = with_methods(
-                replace(start(), step=jnp.int32(step)), references=scorer
+                replace(
+                    start(),
+                    params={"x": jnp.float32(step + 1)},
+                    step=jnp.int32(step + 1),
+                ),
+                references=scorer,
             )
-            new = {"x": jnp.float32(step + 1)}
-            scorer = references.after_update(own, there, new, *nothing)
+            scorer = references.after_update(drive, own, there, nothing)
             seen.append(scorer and float(scorer["x"]))
         assert seen == (want or [None] * 6)
 
@@ -567,17 +578,24 @@ def test_runs_side_by_side_look_at_prompts_only_when_it_is_due(monkeypatch):
     monkeypatch.setattr(queries, "probe_scores", probe_scores)
     monkeypatch.setattr(draw, "draw", lambda *_: None)
     own = built(queries=Queries(every=3, candidates=2, keep=reflect.null_test))
-    fresh = {queries.NAME: queries.init(own, None)}
+    fresh = {queries.NAME: queries.init(drivers.Traced(), own, start(), None)}
     state = replace(start(), params=None, methods=fresh, opt_state=None)
     several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
-    renew = jax.jit(jax.vmap(partial(queries.before_step, drivers.Traced(), own)))
+
+    @jax.jit
+    @jax.vmap
+    def renew(state):
+        return queries.choose(drivers.Traced(), own, state, None)
+
     for step, due in enumerate((True, False, False, True)):
         probed.clear()
         at = replace(several, step=jnp.full(2, step, jnp.int32))
-        several = jax.block_until_ready(renew(at))
+        several, taken = jax.block_until_ready(renew(at))
         jax.effects_barrier()
         assert (len(probed) > 0) == due
         ids = np.asarray(several.methods[queries.NAME].ids)
+        place = step % 3 * B
+        np.testing.assert_array_equal(taken, ids[:, place : place + B])
         assert (ids[0] == ids[1]).all()
     assert several.position.tolist() == [2 * 2 * 3 * B] * 2
 
@@ -816,7 +834,7 @@ def test_the_recipe_as_published_takes_a_step():
     )
     before = states.begin(own, warm)
     drive = drivers.Traced()
-    jax.eval_shape(partial(queries.before_step, drive, own), before)
+    jax.eval_shape(lambda state: queries.choose(drive, own, state, None), before)
     assert recipe.reflection
     alone = replace(recipe, reflection=replace(recipe.reflection, queries=None))
     train = jax.jit(partial(one_step, drive, build.build(alone)))

@@ -230,9 +230,8 @@ class Path:
         drawn = draw.collect(parts, request, graded, None)
         taken = {}
 
-        def spy(*args):
-            batch = batch_of(*args)
-            rows = args[-2]
+        def spy(parts, state, trains):
+            batch, rows = batch_of(parts, state, trains), trains.rows
             taken.update(row=rows.row, used=rows.used, credit=batch.credit[:, 0])
             return batch
 

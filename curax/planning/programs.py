@@ -22,7 +22,7 @@ from curax.step.records import Components, Method
 from curax.step.step import step
 from curax.types import Rollouts, TrainState
 
-HOOKS = ("before_step", "before_draw", "after_draw", "grade")  # that get the driver
+HOOKS = ("choose", "before_draw", "grade", "after_draw")  # that call through a driver
 QUICK = "O0"  # effort at which the compiler neither overlaps nor unrolls
 
 

@@ -75,7 +75,9 @@ def check_weights(config: Config, *, resumed: bool = False) -> None:
 def methods_of(config: Config) -> tuple[Method, ...]:
     """Methods that a config uses, in the order in which they take part in a step.
 
-    Those that its fields enable, then those that it names.
+    Those that its fields enable, then those that it names. Pilots stand before hints:
+    they are drawn in contexts without any. The order of the others has no effect: two
+    that share a hook exclude each other, or keep a state and add metrics in it.
 
     Raises:
         ConfigError: a function that it names gives something else.
@@ -107,7 +109,7 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
                 f"{count} methods are called {name}, the key of their states; give "
                 "each a name of its own."
             )
-    for role in ("prompt_ids", "grade", "reward", "shown"):
+    for role in ("choose", "grade"):
         names = sorted(method.name for method in methods if getattr(method, role))
         if len(names) > 1:
             yield (
@@ -125,18 +127,13 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
         "hint": (config.hint is not None, "hint to None"),
     }
     for method in methods:
-        if (method.reward or method.shown) and not method.grade:
-            yield (
-                f"{method.name} has reward or shown, which read what its grade found, "
-                "and no grade; give it one."
-            )
         for name, (is_set, mended) in in_parts.items():
             if method.grade and is_set:
                 yield (
                     f"{name} needs outcomes of parts of a draw, and {method.name} "
                     f"grades whole draws; set {mended}."
                 )
-        if method.prompt_ids and sizes.attempts > 1:
+        if method.choose and sizes.attempts > 1:
             yield (
                 f"sampling.attempts={sizes.attempts} asks for the next prompts of the "
                 f"data, and {method.name} chooses them; set sampling.attempts to 1."

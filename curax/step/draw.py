@@ -49,7 +49,11 @@ from curax.types import (
 
 
 def attempt(
-    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts | None
+    drive: Driver,
+    parts: Components,
+    state: TrainState,
+    drawn: StepRollouts | None,
+    ids: jax.Array | None = None,
 ) -> StepRollouts:
     """Graded completions of the next B prompts, merged with those of earlier attempts.
 
@@ -58,8 +62,9 @@ def attempt(
         parts: components of the run.
         state: train state at the start of the step.
         drawn: of earlier attempts in this step; None: this is the first.
+        ids: `[B]` int32, of these prompts instead; None: of the next ones.
     """
-    request = next_request(drive, parts, state, drawn)
+    request = next_request(drive, parts, state, drawn, ids)
     graded = drive.draw_and_grade(parts, state, request)
     return drive.call(collect, parts, request, graded, drawn)
 
@@ -69,11 +74,13 @@ def next_request(
     parts: Components,
     state: TrainState,
     drawn: StepRollouts | None = None,
+    ids: jax.Array | None = None,
 ) -> StepRequest:
     """Request for completions of the next B prompts; arguments as `attempt`."""
     number = drawn.attempts if drawn else jnp.int32(0)
     memory = drawn.memory if drawn else state.memory
-    ids = drive.call(next_ids, parts, state, number)
+    if ids is None:
+        ids = drive.call(next_ids, parts, state, number)
     prompts = drive.call_task(prompts_of, parts, ids)
     request = drive.call(ask, parts, state, memory, prompts, number)
     for method in parts.methods:
@@ -92,14 +99,11 @@ def policy(parts: Subject, state: Weights) -> Model:
 
 def in_turn(parts: Components) -> bool:
     """Whether prompts come in the order of the data, not selected by a method."""
-    return not any(method.prompt_ids for method in parts.methods)
+    return not any(method.choose for method in parts.methods)
 
 
 def next_ids(parts: Components, state: TrainState, attempt: jax.Array) -> jax.Array:
-    """`[B]` int32 ids of the prompts of an attempt."""
-    for method in parts.methods:
-        if method.prompt_ids:
-            return method.prompt_ids(parts, state)
+    """`[B]` int32 ids of the prompts of an attempt, in the order of the data."""
     count = parts.config.sampling.prompts
     return data.prompt_ids(
         state.seed,
@@ -444,6 +448,7 @@ def collect(
         ),
         attempts=jnp.int32(1),
         tally=tally,
+        reference=graded.reference,
         found=graded.found,
         shape=graded.shape,
     )

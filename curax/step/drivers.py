@@ -27,16 +27,16 @@ from curax import reward
 from curax.processes import peers
 from curax.step import draw, grading
 from curax.step import mesh as meshes
-from curax.step.records import Graded, Method, Request, Subject
+from curax.step.records import Graded, Request, Subject, Ungraded
 from curax.types import Prompts, Rollouts, Weights
 
 Stage = Literal["rollout", "verify", "update"]  # of a step, timed apart
 KINDS = ("none", "error", "timeout", "crash")  # reasons for missing outcomes
 
 
-def grader(parts: Subject) -> Method | None:
-    """The method that grades in place of the task's verifier; None without one."""
-    return next((method for method in parts.methods if method.grade), None)
+def grader(parts: Subject) -> Callable[..., Graded] | None:
+    """The hook that grades in place of the task's verifier; None without one."""
+    return next((method.grade for method in parts.methods if method.grade), None)
 
 
 def grade(parts: Subject, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
@@ -76,10 +76,9 @@ class Traced:
     ) -> Graded:
         """Draw all completions, and grade them."""
         rollouts = self.draw(parts, state, request)
-        if method := grader(parts):
-            assert method.grade
-            outcome, found = method.grade(self, parts, state, request, rollouts)
-            return Graded.of(request, rollouts, outcome, **{method.name: found})
+        if own := grader(parts):
+            drawn = Ungraded(request=request, rollouts=rollouts)
+            return own(self, parts, state, drawn)
         return Graded.of(request, rollouts, grade(parts, request.prompts, rollouts))
 
 
@@ -181,13 +180,11 @@ class Hosted:
         self, parts: Subject, state: Weights, request: Request
     ) -> Graded:
         """Draw at once, in chunks or in rounds of `stop`, as requested, and grade."""
-        if method := grader(parts):
-            assert method.grade
+        if own := grader(parts):
             rollouts = self.draw(parts, state, request)
+            drawn = Ungraded(request=request, rollouts=rollouts)
             with self.clock.times("verify"):
-                graded = method.grade(self, parts, state, request, rollouts)
-                outcome, found = self._waited_for(graded)
-            return Graded.of(request, rollouts, outcome, **{method.name: found})
+                return self._waited_for(own(self, parts, state, drawn))
         if request.stops and not parts.task.on_device:
             return self._in_rounds(parts, state, request)
         if request.chunks > 1:

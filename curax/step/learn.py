@@ -1,7 +1,7 @@
 """From graded completions to new parameters: all stages after the verifier.
 
     reward -> gate -> downsample -> correct -> objective -> advantage -> compact
-        -> (methods) -> log-probs -> (methods) -> optimise
+        -> (methods) -> log-probs -> optimise
 
 Multipliers, token weights and losses are those of mini-batches: `optimise` has them. No
 method is named here: methods change credit, batch and metrics through their records.
@@ -22,11 +22,13 @@ from curax.config import Config
 from curax.settings.declared import RIGHT, declared
 from curax.step import stages
 from curax.step.draw import in_turn, policy
+from curax.step.drivers import Traced
 from curax.step.optimise import optimise, settings
 from curax.step.records import (
     Components,
     Credit,
     Groups,
+    Selection,
     Shown,
     StepRollouts,
     TrainRows,
@@ -52,37 +54,37 @@ def learn(
     """The train state after the update, with metrics and logged completions."""
     cfg, ready = parts.config, prepared(parts, state, drawn)
     seen, given, reward = ready.seen, ready.given, ready.reward
+    drive = Traced()
     params, opt_state, tally = optimise(parts, state, ready.contexts, ready.batch)
     tally.means.update(group_metrics(parts, drawn, seen, given))
     tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
     tally.counts["train/rows"] = metrics.count(ready.used)
     tally = metrics.join(drawn.tally, tally)
-    own: dict[str, Any] = dict(state.methods)
     for method in parts.methods:
         if method.metrics:
-            more = method.metrics(parts, state, drawn, seen)
-            tally = metrics.merge(tally, more)
-        if method.after_update:
-            args = state, params, drawn, seen
-            own[method.name] = method.after_update(parts, *args)
+            tally = metrics.merge(tally, method.metrics(drive, parts, state, drawn))
     taken = drawn.attempts * cfg.sampling.prompts if in_turn(parts) else 0
-    state = dataclasses.replace(
+    after = dataclasses.replace(
         state,
         params=params,
         opt_state=opt_state,
         memory=drawn.memory,
-        methods=own,
         position=state.position + taken,
         step=state.step + 1,
     )
+    own: dict[str, Any] = dict(state.methods)
+    for method in parts.methods:
+        if method.after_update:
+            own[method.name] = method.after_update(drive, parts, after, drawn)
+    after = dataclasses.replace(after, methods=own)
     shown = show(parts, drawn, seen, reward, given)
-    return state, (metrics.finish(tally), shown)
+    return after, (metrics.finish(tally), shown)
 
 
 def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepared:
     """Credit on the grid and the batch to train on, before any update."""
     cfg, seen = parts.config, drawn.groups
-    reward = reward_of(parts, drawn, seen)
+    reward = reward_of(parts, seen)
     given = compute_credit(
         cfg,
         stage_key(state.seed, state.step, "downsample"),
@@ -93,33 +95,22 @@ def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepa
         drawn.known.pass_rate,
     )
     rows = rows_to_train(parts, seen, given)
-    trained = drawn
+    trains = Selection(drawn=drawn, given=given, rows=rows)
     for method in parts.methods:
         if method.credit:
-            args = state, trained, seen, given, rows
-            trained, given = method.credit(parts, *args)
-    batch = batch_of(parts, state, trained, rows, given.credit)
-    for method in parts.methods:
-        if method.batch:
-            batch = method.batch(parts, state, trained, seen, given, rows, batch)
+            trains = method.credit(Traced(), parts, state, trains)
     return Prepared(
         seen=seen,
         reward=reward,
-        given=given,
+        given=trains.given,
         used=rows.used,
-        contexts=trained.contexts,
-        batch=batch,
+        contexts=trains.drawn.contexts,
+        batch=batch_of(parts, state, trains),
     )
 
 
-def reward_of(parts: Components, drawn: StepRollouts, seen: Groups) -> jax.Array:
-    """`[B, G]` float32 rewards: a method's, else those of the grader after shaping.
-
-    Those of the grader are outcomes, or the weighted sums of its terms.
-    """
-    for method in parts.methods:
-        if method.reward:
-            return method.reward(parts, drawn.found[method.name], seen)
+def reward_of(parts: Components, seen: Groups) -> jax.Array:
+    """`[B, G]` float32 rewards after shaping: of the grading, else the outcomes."""
     given = seen.outcome if seen.reward is None else seen.reward
     return stages.shaped(parts.config, given, seen.length)
 
@@ -177,27 +168,18 @@ def rows_to_train(parts: Components, seen: Groups, given: Credit) -> TrainRows:
     return TrainRows(place=place, row=row, used=used)
 
 
-def batch_of(
-    parts: Components,
-    state: TrainState,
-    drawn: StepRollouts,
-    rows: TrainRows,
-    credit: jax.Array,
-) -> Batch:
+def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
     """The M rows to train on, with log-probs of the old and reference policies.
 
     Args:
         parts: components of the run.
         state: train state at the start of the step: its policy is old, its reference
             the reference.
-        drawn: completions of the step.
-        rows: which of them train.
-        credit: `[B, G]` float32, the same for all tokens of a completion.
+        trains: completions of the step, which of them train, and their credit.
     """
-    cfg, rollouts = parts.config, drawn.rollouts
+    cfg, drawn, rows = parts.config, trains.drawn, trains.rows
+    rollouts, mask = drawn.rollouts, trains.mask
     tokens, context = rollouts.tokens[rows.row], rollouts.context[rows.row]
-    mask = rollouts.mask[rows.row] & rows.used[:, None]
-    each = jnp.where(rows.used, credit.reshape(-1)[rows.place], 0.0)
 
     def logprobs(params):
         model = policy(parts, state)
@@ -210,12 +192,13 @@ def batch_of(
         tokens=tokens,
         mask=mask,
         context=context,
-        credit=jnp.broadcast_to(each[:, None], mask.shape),
+        credit=trains.credit,
         multiplier=jnp.ones(mask.shape, jnp.float32),  # until an update modulates
         logp_behaviour=rollouts.logp_behaviour[rows.row],
         logp_policy=rollouts.logp_policy[rows.row],
         logp_old=logprobs(state.params) if several else None,
         logp_ref=logprobs(state.reference) if cfg.kl else None,
+        imitated=trains.imitated,
     )
 
 
@@ -281,10 +264,7 @@ def show(
     given: Credit,
 ) -> Shown:
     """Completions, outcomes, credit of the first `logging.rollout_prompts` prompts."""
-    rollouts, reference = drawn.rollouts, None
-    for method in parts.methods:
-        if method.shown:
-            reference = method.shown(drawn.found[method.name], seen)
+    rollouts = drawn.rollouts
     every = Shown(
         prompts=drawn.prompts,
         tokens=grids.grid(rollouts.tokens, seen.row, fill=parts.task.pad),
@@ -296,7 +276,7 @@ def show(
         exists=seen.row < parts.rows,
         level=drawn.level,
         contexts=drawn.contexts,
-        reference=reference,
+        reference=drawn.reference,
     )
     few = parts.config.logging.rollout_prompts
     return jax.tree.map(lambda leaf: leaf[:few], every)

@@ -3,12 +3,12 @@
 A driver draws and grades completions as a `Request` asks for them, and gives `Graded`
 ones: those of a step, of its pilots, of held-out prompts or of an evaluation. A step
 asks with a `StepRequest`, collects `StepRollouts`, and learns from these. A `Method`
-takes part where it has a function.
+takes part where it has a hook; the last part says when, and with what.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import flax.struct
 import jax
@@ -23,12 +23,14 @@ from curax.settings.conflicts import Table
 from curax.types import (
     Contexts,
     Difficulty,
+    Imitated,
     Model,
     Plan,
     PromptMemory,
     Prompts,
     Rollouts,
     Task,
+    TrainState,
     Weights,
 )
 
@@ -41,7 +43,7 @@ class Subject:
 
     task: Task
     model: Model
-    methods: tuple["Method", ...] = ()  # in the order they take part
+    methods: tuple["Method", ...] = ()  # in the order of `build.methods_of`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,53 +54,6 @@ class Components(Subject):
     tx: optax.GradientTransformation
     rows: int  # N, completions drawn at most, pilots apart
     train_rows: int  # M, completions trained per step
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Method:
-    """A method with a state or with draws of its own: functions called during a step.
-
-    All functions are optional, and pure except for calls of the driver. The first
-    argument of those that draw is the driver. Then come the components and the train
-    state at the start of the step, but `conflicts` is asked before there are any,
-    `init` and `reward` take no state, and `shown` takes neither. A method's own state is
-    `state.methods[name]`, its results of the grading `drawn.found[name]`.
-
-    Attributes:
-        name: key of the method in both mappings.
-        conflicts: `(config, task) -> Table`, rows of what may not be beside the method
-            and the sentence about it.
-        init: `(parts, params) -> state`, before the first step; None: it has no state.
-        before_step: `(drive, parts, state) -> state`, before prompts are taken.
-        prompt_ids: `(parts, state) -> [B] int32`, the prompts of the step, in place of
-            the next ones of the data.
-        before_draw: `(drive, parts, state, request) -> request`, changes difficulty or
-            contexts of the prompts before they are drawn.
-        after_draw: `(drive, parts, state, drawn) -> drawn`, draws more.
-        grade: `(drive, parts, state, request, rollouts) -> (outcome, found)`, in place
-            of the verifier of the task.
-        reward: `(parts, found, seen) -> [B, G]`, in place of outcomes and shaping.
-        credit: `(parts, state, drawn, seen, credit, rows) -> (drawn, credit)`.
-        batch: `(parts, state, drawn, seen, credit, rows, batch) -> batch`.
-        after_update: `(parts, state, params, drawn, seen) -> state`, its own.
-        metrics: `(parts, state, drawn, seen) -> Tally`, added to those of the step.
-        shown: `(found, seen) -> tree of [B, ...]`, logged with the completions.
-    """
-
-    name: str
-    conflicts: Callable[[Config, Task], Table] | None = None
-    init: Callable[..., Any] | None = None
-    before_step: Callable[..., Any] | None = None
-    prompt_ids: Callable[..., jax.Array] | None = None
-    before_draw: Callable[..., "Request"] | None = None
-    after_draw: Callable[..., "StepRollouts"] | None = None
-    grade: Callable[..., tuple[jax.Array, Any]] | None = None
-    reward: Callable[..., jax.Array] | None = None
-    credit: Callable[..., tuple["StepRollouts", "Credit"]] | None = None
-    batch: Callable[..., Any] | None = None
-    after_update: Callable[..., Any] | None = None
-    metrics: Callable[..., Tally] | None = None
-    shown: Callable[..., Any] | None = None
 
 
 class Driver(Protocol):
@@ -167,22 +122,33 @@ class StepRequest(Request):
     # holds completions of this visit already
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ungraded:
+    """A request and its completions, before these are graded."""
+
+    request: Request
+    rollouts: Rollouts  # [N]
+
+
 @flax.struct.dataclass(kw_only=True)
 class Graded:
     """Completions of a request and their outcomes."""
 
     rollouts: Rollouts  # [N]
     outcome: jax.Array  # [N] float32 in [0, 1], NaN where missing
-    found: dict[str, Any]  # other results of the grading, by method
+    reference: tuple[jax.Array, ...] | None = None  # [B, Y] tokens, mask, weights that
+    # are logged with the completions; None: outcomes go by none
+    found: dict[str, Any] = flax.struct.field(default_factory=dict)  # what else the
+    # grading found, by method
     shape: tuple[int, int] = flax.struct.field(pytree_node=False)  # (B, G)
 
     @classmethod
     def of(
-        cls, request: Request, rollouts: Rollouts, outcome: Any, **found: Any
+        cls, request: Request, rollouts: Rollouts, outcome: Any, **more: Any
     ) -> "Graded":
-        """Completions of a request with their outcomes."""
+        """Completions of a request with their outcomes, and more fields if any."""
         shape = request.prompts.tokens.shape[-2], request.group
-        return Graded(rollouts=rollouts, outcome=outcome, found=found, shape=shape)
+        return Graded(rollouts=rollouts, outcome=outcome, shape=shape, **more)
 
     @property
     def groups(self) -> "Groups":
@@ -216,7 +182,7 @@ class Groups:
     finished: jax.Array  # bool, ended by itself
     length: jax.Array  # int32 tokens
     score_sq_norm: jax.Array  # float32, squared norm of the score in the logits
-    reward: jax.Array | None = None  # float32, of a grader with terms, as the outcome
+    reward: jax.Array | None = None  # float32, 0 where it does not exist; None: outcome
 
 
 def grid_of(config: Config) -> tuple[int, int]:
@@ -263,6 +229,32 @@ class TrainRows:
 
 
 @flax.struct.dataclass(kw_only=True)
+class Selection:
+    """What a step trains on, before it is a batch."""
+
+    drawn: StepRollouts  # in the contexts in which they train
+    given: Credit
+    rows: TrainRows
+    of_tokens: jax.Array | None = None  # [M, T] float32, credit of each token; None:
+    # that of its completion
+    imitated: Imitated | None = None  # completions to imitate besides
+
+    @property
+    def mask(self) -> jax.Array:
+        """`[M, T]` bool, tokens of the rows that train."""
+        return self.drawn.rollouts.mask[self.rows.row] & self.rows.used[:, None]
+
+    @property
+    def credit(self) -> jax.Array:
+        """`[M, T]` float32, credit of each token."""
+        if self.of_tokens is not None:
+            return self.of_tokens
+        flat = self.given.credit.reshape(-1)
+        each = jnp.where(self.rows.used, flat[self.rows.place], 0.0)
+        return jnp.broadcast_to(each[:, None], self.mask.shape)
+
+
+@flax.struct.dataclass(kw_only=True)
 class Shown:
     """A few prompts with all their completions, logged for a person to read."""
 
@@ -277,3 +269,55 @@ class Shown:
     level: jax.Array  # [K] int32, level of the hint
     contexts: Contexts  # [K, ...], with the hint
     reference: tuple[jax.Array, ...] | None  # [K, Y] tokens, mask, weights in R3
+
+
+# ----- methods
+
+X = TypeVar("X")
+Y = TypeVar("Y")
+# What every function of a method takes: the driver, the components, the train state at
+# the start of the step, and what the step has at that moment, X; it gives Y.
+Hook = Callable[[Driver, Components, TrainState, X], Y]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Method:
+    """A method with a state or with draws of its own: hooks called during a step.
+
+        hook(drive, parts, state, what) -> result
+
+    All are optional, and pure except for calls of the driver, through which those of
+    `choose`, `before_draw`, `grade` and `after_draw` call whatever computes; the others
+    are part of one program. A method's own state is `state.methods[name]`, what its
+    `grade` found is `drawn.found[name]`, outcomes on the grid are `drawn.groups`.
+
+    Attributes:
+        name: key of the method in both mappings.
+        conflicts: no hook but `(config, task) -> Table`, asked before a run: rows of
+            what may not be beside the method, and the sentence about it.
+        init: its state before the first step; `state` has none of a method yet.
+            Without it the method has no state.
+        choose: ids of the prompts of the step, in place of the next ones of the data,
+            and the train state that remembers the choice. `before_draw` cannot: it is
+            called for each attempt of a step, and no state comes back from it.
+        before_draw: the request with other difficulty or contexts of its prompts.
+        grade: outcomes in place of the task's verifier, and rewards if they differ.
+            What comes after the draw cannot: the verifier would have been asked.
+        after_draw: completions of the step, more of which were drawn.
+        credit: what trains with other credit, of completions or of tokens, in other
+            contexts, or with more to imitate.
+        after_update: its own state; `state` is the one after the update, with the
+            methods' states before it.
+        metrics: added to those of the step.
+    """
+
+    name: str
+    conflicts: Callable[[Config, Task], Table] | None = None
+    init: Hook[None, Any] | None = None
+    choose: Hook[None, tuple[TrainState, jax.Array]] | None = None
+    before_draw: Hook[StepRequest, StepRequest] | None = None
+    grade: Hook[Ungraded, Graded] | None = None
+    after_draw: Hook[StepRollouts, StepRollouts] | None = None
+    credit: Hook[Selection, Selection] | None = None
+    after_update: Hook[StepRollouts, Any] | None = None
+    metrics: Hook[StepRollouts, Tally] | None = None

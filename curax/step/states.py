@@ -20,6 +20,7 @@ from curax.arrays.sharding import platform
 from curax.config import override
 from curax.step import mesh as meshes
 from curax.step.build import build
+from curax.step.drivers import Traced
 from curax.step.records import Components
 from curax.types import TrainState, Weights
 
@@ -50,22 +51,23 @@ def initial(parts: Components, seed: jax.Array, loaded: Any = None) -> Warm:
 
 def begin(parts: Components, warm: Warm) -> TrainState:
     """The state before the first RL step, from a finished warm start."""
-    return TrainState(
+    state = TrainState(
         params=warm.params,
         frozen=warm.frozen,
         opt_state=parts.tx.init(warm.params),
         # A copy: parameters are donated to the next step, the reference stays.
         reference=jax.tree.map(jnp.copy, warm.params) if refers(parts) else None,
         memory=memories.forget(parts.task.num_prompts),
-        methods={
-            method.name: method.init(parts, warm.params)
-            for method in parts.methods
-            if method.init
-        },
         position=jnp.int32(0),
         step=jnp.int32(0),
         seed=warm.seed,
     )
+    own = {
+        method.name: method.init(Traced(), parts, state, None)
+        for method in parts.methods
+        if method.init
+    }
+    return dataclasses.replace(state, methods=own)
 
 
 def sharding_of(parts: Components, mesh: Any, state: Any) -> Any:

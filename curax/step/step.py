@@ -23,10 +23,11 @@ def step(
     Returns:
         The state after the step; its metrics and its logged completions.
     """
+    ids = None
     for method in parts.methods:
-        if method.before_step:
-            state = method.before_step(drive, parts, state)
-    drawn = draw.attempt(drive, parts, state, None)
+        if method.choose:
+            state, ids = method.choose(drive, parts, state, None)
+    drawn = draw.attempt(drive, parts, state, None, ids)
     for method in parts.methods:
         if method.after_draw:
             drawn = method.after_draw(drive, parts, state, drawn)

@@ -12,7 +12,6 @@ References:
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 import flax.struct
 import jax
@@ -30,14 +29,13 @@ from curax.step.methods.hint_sources import zero_tally
 from curax.step.optimise import settings
 from curax.step.records import (
     Components,
-    Credit,
     Driver,
     Graded,
     Groups,
     Method,
+    Selection,
     StepRequest,
     StepRollouts,
-    TrainRows,
 )
 from curax.types import Contexts, HintMemory, Hints, Prompts, Task, TrainState
 
@@ -61,9 +59,9 @@ def conflicts(config: Config, task: Task) -> Table:
     ]
 
 
-def init(parts: Components, params: Any) -> HintMemory:
+def init(drive: Driver, parts: Components, state: TrainState, what: None) -> HintMemory:
     """Initial hint memory: level 0, and no prompt ever hinted."""
-    del params
+    del drive, state, what
     count = parts.task.num_prompts
     return HintMemory(level=jnp.zeros(count, jnp.int32), hinted=jnp.zeros(count, bool))
 
@@ -271,32 +269,27 @@ def take(
 
 
 def credit(
-    parts: Components,
-    state: TrainState,
-    drawn: StepRollouts,
-    seen: Groups,
-    given: Credit,
-    rows: TrainRows,
-) -> tuple[StepRollouts, Credit]:
+    drive: Driver, parts: Components, state: TrainState, trains: Selection
+) -> Selection:
     """Completions in contexts without hints, and credit reweighted for that change.
 
     Args:
+        drive: not used.
         parts: components of the run.
         state: train state at the start of the step.
-        drawn: completions of the step.
-        seen: `drawn` on the grid.
-        given: credit before the reweighting.
-        rows: which completions train.
+        trains: completions of the step, with credit before the reweighting.
 
     Returns:
-        `drawn` with contexts and log-probs without hints; the credit. Both unchanged
-        if `hint.credit` is None.
+        `trains` with contexts, log-probs and credit without hints; unchanged if
+        `hint.credit` is None.
     """
+    del drive
     how = present(parts.config.hint)
     if how.credit is None:
-        return drawn, given
+        return trains
+    drawn, given, rows = trains.drawn, trains.given, trains.rows
+    seen, mask = drawn.groups, trains.mask
     rollouts, contexts = drawn.rollouts, hint.none(drawn.prompts)
-    mask = rollouts.mask[rows.row] & rows.used[:, None]
     logp = update.logprobs(
         draw.policy(parts, state),
         state.params,
@@ -334,22 +327,24 @@ def credit(
         logp_behaviour=put(rollouts.logp_behaviour),
     )
     drawn = dataclasses.replace(drawn, contexts=contexts, rollouts=rollouts)
-    return drawn, dataclasses.replace(given, credit=undone)
+    given = dataclasses.replace(given, credit=undone)
+    return dataclasses.replace(trains, drawn=drawn, given=given)
 
 
 # ----- memory
 
 
 def after_update(
-    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> HintMemory:
     """Memory of hints after a step: the level of the next visit, and who had a hint.
 
     A prompt that was not drawn at the level planned for it keeps that level. Of one
     that the step has twice the last group decides.
     """
-    del params
+    del drive
     how, memory = present(parts.config.hint), state.methods[NAME]
+    seen = drawn.groups
     who, level = drawn.prompts.id, memory.level
     if how.controller:
         rate = masked.mean(seen.outcome, seen.exists)
@@ -410,10 +405,10 @@ def level_metrics(
 
 
 def metrics_of(
-    parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Tally:
     """Metric: share of prompts that trained with a hint."""
-    del parts, state, seen
+    del drive, parts, state
     hinted = drawn.level > 0
     share = metrics.mean(hinted, jnp.ones_like(hinted))
     return Tally(means={"hint/hinted_fraction": share}, counts={})

@@ -21,7 +21,6 @@ from curax.step.records import (
     Components,
     Driver,
     Graded,
-    Groups,
     Method,
     Request,
     StepRequest,
@@ -32,20 +31,20 @@ from curax.types import Difficulty, TrainState
 NAME = "pilots"
 
 
-def init(parts: Components, params: Any) -> Any:
+def init(drive: Driver, parts: Components, state: TrainState, what: None) -> Any:
     """Parameters that draw pilots, a copy of the policy's."""
-    del parts
-    return jax.tree.map(jnp.copy, params)
+    del drive, parts, what
+    return jax.tree.map(jnp.copy, state.params)
 
 
 def after_update(
-    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Any:
     """Parameters that draw the pilots of the next step."""
-    del drawn, seen
-    due = (state.step + 1) % present(parts.config.pilot).every == 0
+    del drive, drawn
+    due = state.step % present(parts.config.pilot).every == 0
     held = state.methods[NAME]
-    return jax.tree.map(lambda old, new: jnp.where(due, new, old), held, params)
+    return jax.tree.map(lambda old, new: jnp.where(due, new, old), held, state.params)
 
 
 def before_draw(

@@ -19,7 +19,7 @@ from curax.arrays.metrics import Tally
 from curax.config import Config
 from curax.settings.conflicts import Table
 from curax.settings.declared import declares
-from curax.step.records import Components, Groups, Method, StepRollouts
+from curax.step.records import Components, Driver, Method, StepRollouts
 from curax.types import Hinting, Prompts, Task, TrainState
 
 NAME = "prefixes"
@@ -45,9 +45,9 @@ def conflicts(config: Config, task: Task) -> Table:
     ]
 
 
-def init(parts: Components, params: Any) -> Solved:
+def init(drive: Driver, parts: Components, state: TrainState, what: None) -> Solved:
     """Memory without any solved prompt."""
-    del params
+    del drive, state, what
     count, most = parts.task.num_prompts, parts.config.sampling.max_tokens
     return Solved(
         tokens=jnp.zeros((count, most), jnp.int32), length=jnp.zeros(count, jnp.int32)
@@ -66,15 +66,16 @@ def recall(
 
 
 def after_update(
-    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Solved:
     """The memory with the first right completion of each group of the step.
 
     Right is an outcome above 0.5, with a hint or without. Of a prompt that the step has
     twice the last such group counts.
     """
-    del params
+    del drive
     solved: Solved = state.methods[NAME]
+    seen = drawn.groups
     right = masked.right(seen.outcome, seen.exists)
     place = jnp.argmax(right, -1)[:, None]
     row = jnp.take_along_axis(seen.row, place, -1)[:, 0]
@@ -92,10 +93,10 @@ def after_update(
 
 
 def metrics_of(
-    parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Tally:
     """Metric: share of the step's prompts that were solved before it."""
-    del parts, seen
+    del drive, parts
     known = state.methods[NAME].length[drawn.prompts.id] > 0
     share = metrics.mean(known, jnp.ones_like(known))
     return Tally(means={"prefix/known_fraction": share}, counts={})

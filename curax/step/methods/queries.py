@@ -8,7 +8,6 @@ References:
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ from curax.step.methods.references import References
 from curax.step.records import (
     Components,
     Driver,
-    Groups,
     Method,
     Request,
     StepRollouts,
@@ -41,9 +39,9 @@ def rule(parts: Components) -> Queries:
     return present(present(parts.config.reflection).queries)
 
 
-def init(parts: Components, params: Any) -> Chosen:
+def init(drive: Driver, parts: Components, state: TrainState, what: None) -> Chosen:
     """State of the selection before any candidate was probed."""
-    del params
+    del drive, state, what
     count = rule(parts).every * parts.config.sampling.prompts
     return Chosen(
         ids=jnp.full(count, -1, jnp.int32),
@@ -60,13 +58,16 @@ def prompt_ids(parts: Components, state: TrainState) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(ids, start, count)
 
 
-def before_step(drive: Driver, parts: Components, state: TrainState) -> TrainState:
-    """The train state with a new selection of prompts, where one is due."""
+def choose(
+    drive: Driver, parts: Components, state: TrainState, what: None
+) -> tuple[TrainState, jax.Array]:
+    """The train state, with a new selection where one is due, and the prompts of it."""
+    del what
 
     def due(carry: tuple[jax.Array, Chosen, jax.Array]) -> jax.Array:
         return carry[0]
 
-    def choose(
+    def look(
         carry: tuple[jax.Array, Chosen, jax.Array],
     ) -> tuple[jax.Array, Chosen, jax.Array]:
         del carry
@@ -77,9 +78,10 @@ def before_step(drive: Driver, parts: Components, state: TrainState) -> TrainSta
 
     # A branch would be taken in every step once runs are mapped over seeds.
     start = drive.call(is_due, parts, state), state.methods[NAME], state.position
-    _, now, position = drive.repeat(due, choose, start)
+    _, now, position = drive.repeat(due, look, start)
     methods = {**state.methods, NAME: now}
-    return dataclasses.replace(state, methods=methods, position=position)
+    state = dataclasses.replace(state, methods=methods, position=position)
+    return state, drive.call(prompt_ids, parts, state)
 
 
 def is_due(parts: Components, state: TrainState) -> jax.Array:
@@ -227,10 +229,10 @@ def chosen(
 
 
 def metrics_of(
-    parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Tally:
     """Metrics: share of candidates that were kept, and tokens drawn to probe them."""
-    del drawn, seen
+    del drive, drawn
     now: Chosen = state.methods[NAME]
     paid = jnp.where(is_due(parts, state), now.tokens, 0.0)
     return Tally(
@@ -242,7 +244,6 @@ def metrics_of(
 METHOD = Method(
     name=NAME,
     init=init,
-    before_step=before_step,
-    prompt_ids=prompt_ids,
+    choose=choose,
     metrics=metrics_of,
 )

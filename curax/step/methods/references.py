@@ -27,16 +27,15 @@ from curax.step.draw import policy
 from curax.step.optimise import settings
 from curax.step.records import (
     Components,
-    Credit,
     Driver,
-    Groups,
+    Graded,
     Method,
-    Request,
+    Selection,
     StepRollouts,
-    TrainRows,
+    Ungraded,
     grid_of,
 )
-from curax.types import Batch, Contexts, Imitated, Prompts, Rollouts, Task, TrainState
+from curax.types import Contexts, Imitated, Prompts, Rollouts, Task, TrainState
 
 NAME = "references"
 References = tuple[jax.Array, jax.Array]  # [B, Y] int32 tokens and bool mask
@@ -58,24 +57,25 @@ def conflicts(config: Config, task: Task) -> Table:
 # ----- the scorer
 
 
-def init(parts: Components, params: Any) -> Any:
+def init(drive: Driver, parts: Components, state: TrainState, what: None) -> Any:
     """Parameters of the scorer, a copy of the policy; None: the policy itself."""
+    del drive, what
     if present(parts.config.reflection).scorer_every == 1:
         return None
-    return jax.tree.map(jnp.copy, params)
+    return jax.tree.map(jnp.copy, state.params)
 
 
 def after_update(
-    parts: Components, state: TrainState, params: Any, drawn: StepRollouts, seen: Groups
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Any:
     """Parameters of the scorer in the next step; None: the policy's."""
-    del drawn, seen
+    del drive, drawn
     scorer = state.methods[NAME]
     every = present(parts.config.reflection).scorer_every
     if scorer is None or every == 0:
         return scorer
-    due = (state.step + 1) % every == 0
-    return jax.tree.map(lambda old, new: jnp.where(due, new, old), scorer, params)
+    due = state.step % every == 0
+    return jax.tree.map(lambda old, new: jnp.where(due, new, old), scorer, state.params)
 
 
 # ----- log-probs of references
@@ -170,19 +170,22 @@ class Scored:
     certainty: reflect.Certainty  # [B, G]
     reference: jax.Array  # [B, Y] int32
     reference_mask: jax.Array  # [B, Y] bool
+    mean_weight: jax.Array  # [B, Y] float32, of each token over the completions
     kept: jax.Array | None = None  # [B] bool, groups that train; None: all
 
 
 def grade(
-    drive: Driver,
-    parts: Components,
-    state: TrainState,
-    request: Request,
-    rollouts: Rollouts,
-) -> tuple[jax.Array, Scored]:
+    drive: Driver, parts: Components, state: TrainState, drawn: Ungraded
+) -> Graded:
     """Outcomes and rewards by reference answers; the host may read these."""
-    reference = drive.call_task(references_of, parts, request.prompts)
-    return drive.call(score, parts, state, request.contexts, rollouts, reference)
+    request, rollouts = drawn.request, drawn.rollouts
+    wanted = drive.call_task(references_of, parts, request.prompts)
+    args = state, request.contexts, rollouts, wanted
+    outcome, scored = drive.call(score, parts, *args)
+    reference = scored.reference, scored.reference_mask, scored.mean_weight
+    rollouts = dataclasses.replace(rollouts, reward=scored.reward)
+    more = {"reference": reference, "found": {NAME: scored}}
+    return Graded.of(request, rollouts, outcome, **more)
 
 
 def score(
@@ -264,77 +267,73 @@ def score(
 
     fine = rows(exists) & rollouts.exists
     likely = jnp.exp(jnp.minimum(rows(found.value), 0.0))
-    return jnp.where(fine, likely, jnp.nan), Scored(
+    outcome = jnp.where(fine, likely, jnp.nan)
+    graded = ~jnp.isnan(grid(outcome, fill=jnp.nan))
+    weight = jnp.moveaxis(found.weight, -1, -2)  # [B, Y, G]
+    graded = jnp.broadcast_to(graded[:, None], weight.shape)
+    return outcome, Scored(
         reward=rows(reward),
         rest=rows(rest),
         thought=thought.length,
         certainty=found,
         reference=wanted,
         reference_mask=mask,
+        mean_weight=masked.mean(weight, graded),
         kept=kept,
     )
 
 
-def reward(parts: Components, scored: Scored, seen: Groups) -> jax.Array:
-    """`[B, G]` float32 rewards, 0 where no completion exists."""
-    del parts
-    return jnp.where(seen.exists, grids.grid(scored.reward, seen.row, fill=0.0), 0.0)
+# ----- what trains
 
 
-# ----- the batch
-
-
-def batch(
-    parts: Components,
-    state: TrainState,
-    drawn: StepRollouts,
-    seen: Groups,
-    given: Credit,
-    rows: TrainRows,
-    batch: Batch,
-) -> Batch:
-    """The batch with separate credit for thought and answer tokens.
+def credit(
+    drive: Driver, parts: Components, state: TrainState, trains: Selection
+) -> Selection:
+    """What trains, with separate credit for thought and answer tokens.
 
     R3 does not depend on the answer of the policy itself: its tokens get the credit of
     length reward and rubric alone, centred as the recipe does. With `reflection.direct`
     the reference after the thought is imitated besides.
     """
-    del state
+    del drive, state
+    drawn, given, rows = trains.drawn, trains.given, trains.rows
     how, scored = present(parts.config.reflection), drawn.found[NAME]
+    seen, rollouts, some = drawn.groups, drawn.rollouts, jnp.any(trains.mask, -1)
     thought = scored.thought[rows.row]
-    column = jnp.arange(batch.tokens.shape[-1], dtype=jnp.int32)[None]
+    column = jnp.arange(trains.mask.shape[-1], dtype=jnp.int32)[None]
     if not how.answers:
         rest = jnp.where(seen.exists, grids.grid(scored.rest, seen.row, fill=0.0), 0.0)
         args = parts.config, rest, seen.exists, given.keep, given.factor
         own = stages.advantage_credit(*args).reshape(-1)[rows.place]
-        own = jnp.where(jnp.any(batch.mask, -1), own, 0.0)
-        answer = batch.mask & (column >= thought[:, None])
-        batch = dataclasses.replace(
-            batch, credit=jnp.where(answer, own[:, None], batch.credit)
-        )
+        own = jnp.where(some, own, 0.0)
+        answer = trains.mask & (column >= thought[:, None])
+        of_tokens = jnp.where(answer, own[:, None], trains.credit)
+        trains = dataclasses.replace(trains, of_tokens=of_tokens)
     if isinstance(how.direct, int | float) and how.direct == 0:
-        return batch
-    prompt = drawn.rollouts.prompt[rows.row]
-    slot = drawn.rollouts.slot[rows.row]
+        return trains
+    prompt, slot = rollouts.prompt[rows.row], rollouts.slot[rows.row]
     reference, there = scored.reference[prompt], scored.reference_mask[prompt]
-    tokens, mask, columns = grids.append_after(batch.tokens, thought, reference, there)
+    tokens, mask, columns = grids.append_after(
+        rollouts.tokens[rows.row], thought, reference, there
+    )
     weight = jnp.where(there, scored.certainty.weight[prompt, slot], 0.0)
     which = jnp.arange(mask.shape[0])[:, None]
     spread = jnp.zeros(mask.shape, jnp.float32).at[which, columns].set(weight)
-    mask = mask & jnp.any(batch.mask, -1, keepdims=True)
+    mask = mask & some[:, None]
     imitated = Imitated(tokens=tokens, mask=mask, weight=how.direct * spread)
-    return dataclasses.replace(batch, imitated=imitated)
+    return dataclasses.replace(trains, imitated=imitated)
 
 
-# ----- metrics and logs
+# ----- metrics
 
 
 def metrics_of(
-    parts: Components, state: TrainState, drawn: StepRollouts, seen: Groups
+    drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Tally:
     """Metrics: certainty, spread, weights, and lengths of thoughts and answers."""
-    del parts, state
+    del drive, parts, state
     scored: Scored = drawn.found[NAME]
+    seen = drawn.groups
     found, some = scored.certainty, jnp.any(seen.exists, -1)
     ended = drawn.rollouts.exists & (scored.thought > 0)
     length = jnp.sum(drawn.rollouts.mask, -1, dtype=jnp.int32)
@@ -353,21 +352,12 @@ def metrics_of(
     return Tally(means=means, counts={})
 
 
-def shown(scored: Scored, seen: Groups) -> tuple[jax.Array, ...]:
-    """Reference answers for the log: tokens, mask and mean weight of each token."""
-    weight = jnp.moveaxis(scored.certainty.weight, -1, -2)  # [B, Y, G]
-    exists = jnp.broadcast_to(seen.exists[:, None], weight.shape)
-    return scored.reference, scored.reference_mask, masked.mean(weight, exists)
-
-
 METHOD = Method(
     name=NAME,
     conflicts=conflicts,
     init=init,
     grade=grade,
-    reward=reward,
-    batch=batch,
+    credit=credit,
     after_update=after_update,
     metrics=metrics_of,
-    shown=shown,
 )
