@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from curax import __version__
-from curax.config import ConfigError, is_shipped, load, recipes
+from curax.config import ConfigError, load
 from curax.settings.cli import Parser, command_line
 from curax.settings.config_paths import Place, functions_for
+from curax.settings.recipes import is_shipped, recipes
 from curax.settings.tables import aligned
 
 ABOUT = "Curate the learning signal of RLVR, in JAX."

@@ -5,7 +5,8 @@ signature. Every value has a dotted name: a field (`sampling.group_size`), an op
 a function (`loss.high`), an option of an option (`objective.f.alpha`) or an entry of a
 tuple (`gate.gates.0.delta`). Errors, `override`, `describe` and `changes` use these
 names. The fields stand in `settings/groups.py`, what conflicts in
-`settings/conflicts.py`. Only the standard library is imported.
+`settings/conflicts.py`, what follows from them in `settings/sizes.py`. Only the
+standard library is imported.
 """
 
 import dataclasses
@@ -20,11 +21,7 @@ from curax.settings.config_paths import (
     ConfigError,
     Place,
     assign,
-    changes,
-    describe,
-    fields_of,
     option,
-    options,
     rebuild,
     wrong_options,
     wrong_values,
@@ -32,7 +29,6 @@ from curax.settings.config_paths import (
 from curax.settings.conflicts import conflicts
 from curax.settings.declared import declared
 from curax.settings.groups import (
-    AXES,
     KL,
     Evaluation,
     Fields,
@@ -49,30 +45,10 @@ from curax.settings.groups import (
     WarmStart,
     Writing,
 )
-from curax.settings.recipes import (
-    file_of,
-    is_shipped,
-    loading,
-    made_by,
-    module_of,
-    recipes,
-)
-from curax.settings.sizes import (
-    cache_bytes,
-    checkpoint_of,
-    corrects_sampling,
-    declared_option,
-    kept_of,
-    largest_group,
-    least_group,
-    rows_of,
-    truncates,
-    updates_of,
-)
+from curax.settings.recipes import file_of, loading, made_by, recipes
 
 __all__ = [
     "ALIASES",
-    "AXES",
     "KL",
     "Config",
     "ConfigError",
@@ -89,30 +65,10 @@ __all__ = [
     "Update",
     "WarmStart",
     "Writing",
-    "cache_bytes",
-    "changes",
-    "checkpoint_of",
-    "corrects_sampling",
-    "declared_option",
-    "describe",
-    "fields_of",
-    "file_of",
-    "is_shipped",
-    "kept_of",
-    "largest_group",
-    "least_group",
     "load",
-    "made_by",
-    "module_of",
-    "option",
-    "options",
     "override",
     "recalled",
-    "recipes",
-    "rows_of",
     "transferred",
-    "truncates",
-    "updates_of",
 ]
 
 # Stages called without keywords, so that all their options must be bound.

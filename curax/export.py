@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curax import hub
-from curax.config import Config, ConfigError, checkpoint_of, option
+from curax.config import Config, ConfigError
 from curax.settings import errors
 from curax.settings.cli import DTYPES, Parser, command_line, program
-from curax.settings.config_paths import unbound
+from curax.settings.config_paths import option, unbound
 from curax.settings.config_types import present
+from curax.settings.sizes import checkpoint_of
 
 if TYPE_CHECKING:
     from curax.runs.policies import Policy

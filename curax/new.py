@@ -16,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from curax import __version__
-from curax.config import (
-    Config,
-    ConfigError,
-    changes,
-    describe,
-    file_of,
-    load,
-    made_by,
-    override,
-    recipes,
-)
+from curax.config import Config, ConfigError, load, override
 from curax.settings.cli import Parser, command_line, make_folder, program, write_file
+from curax.settings.config_paths import changes, describe
 from curax.settings.field_help import WIDTH, shown
+from curax.settings.recipes import file_of, made_by, recipes
 
 ALWAYS = ("prompts", "group_size", "max_tokens")  # said by every recipe
 MADE = "# Made by curax"  # begins the first of three lines

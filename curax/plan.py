@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from curax.config import AXES, Config, Mesh, load, override
+from curax.config import Config, Mesh, load, override
 from curax.planning import chips
 from curax.settings.cli import (
     Parser,
@@ -21,6 +21,7 @@ from curax.settings.cli import (
     recipe_name,
     recipe_of,
 )
+from curax.settings.groups import AXES
 
 
 def parser() -> Parser:

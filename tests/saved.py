@@ -12,8 +12,9 @@ import small
 import words
 
 from curax import off_policy
-from curax.config import Config, describe, load, option, override
+from curax.config import Config, load, override
 from curax.runs import checkpoint, folder, policies, run
+from curax.settings.config_paths import describe, option
 from curax.step import loops
 from curax.verify import graders
 

@@ -17,7 +17,7 @@ from curax import __main__ as commands
 from curax import config as cf
 from curax import env, train
 from curax.runs import templates
-from curax.settings import config_paths, field_help
+from curax.settings import config_paths, field_help, recipes
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "configs").glob("*.py"))
@@ -163,7 +163,7 @@ def test_what_is_no_file_of_a_recipe_is_not_listed(tmp_path, monkeypatch):
     (tmp_path / "configs" / "__init__.py").touch()
     (tmp_path / "configs" / "dead.py").symlink_to("nowhere")
     os.mkfifo(tmp_path / "configs" / "pipe.py")  # would be waited for
-    assert [*cf.recipes()] == [path.stem for path in RECIPES]
+    assert [*recipes.recipes()] == [path.stem for path in RECIPES]
 
 
 def test_a_recipe_that_loads_its_own_name_gets_that_of_curax(tmp_path, monkeypatch):
@@ -173,9 +173,9 @@ def test_a_recipe_that_loads_its_own_name_gets_that_of_curax(tmp_path, monkeypat
     mine = "import curax\ndef get_config():\n    return curax."
     changed = f"{mine}override(curax.load('grpo'), ['steps=3'])"
     Path("configs/grpo.py").write_text(changed)
-    want = cf.describe(cf.override(shipped, {"steps": 3}))
+    want = config_paths.describe(cf.override(shipped, {"steps": 3}))
     for name in ("grpo", "configs/grpo.py", tmp_path / "configs" / "grpo.py"):
-        assert cf.describe(cf.load(name)) == want
+        assert config_paths.describe(cf.load(name)) == want
     for name, other in (("one", "two"), ("two", "one")):
         Path(f"configs/{name}.py").write_text(f"{mine}load('{other}')")
     with pytest.raises(cf.ConfigError, match=r"two\.py:3: one: there is no such file"):
@@ -303,8 +303,8 @@ def test_a_text_is_printed_on_one_line_as_set_takes_it(text):
         if line.startswith(f"{field} = ")
     )
     shown = line.removeprefix(f"{field} = ").removesuffix("# --set").strip()
-    assert cf.describe(cf.override(cf.load(path), [f"{field}={shown}"])) == (
-        cf.describe(config)
+    assert config_paths.describe(cf.override(cf.load(path), [f"{field}={shown}"])) == (
+        config_paths.describe(config)
     )
 
 

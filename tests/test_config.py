@@ -143,7 +143,7 @@ def test_the_defaults_are_those_of_the_design():
     )
     assert config.memory == Memory(half_life=6.6, prior=(1.0, 1.0))
     assert config.mesh == Mesh(data=1, fsdp=1, tensor=1)
-    shown = cf.describe(config)
+    shown = config_paths.describe(config)
     alone = ("steps", "seed", "seeds", "staged", "kl", "entropy_bonus", "pilot", "stop")
     assert [shown[name] for name in alone] == [200, 0, 1, False, None, 0.0, None, None]
 
@@ -257,7 +257,7 @@ def test_every_number_of_the_config_has_a_range():
             n for key, part in parts for n in numbers(part, f"{name}.{key}".strip("."))
         }
 
-    every = (numbers(cf.describe(full(group))) for group in ALONE)
+    every = (numbers(config_paths.describe(full(group))) for group in ALONE)
     assert set().union(*every) == set(BOUNDS)
 
 
@@ -491,9 +491,9 @@ def test_assignments_are_checked_together_in_any_order():
 
 def test_overriding_leaves_the_config_as_it_was():
     config = make()
-    before = cf.describe(config)
+    before = config_paths.describe(config)
     cf.override(config, ["downsample.m=2", "steps=3", "sampling.prompts=2"])
-    assert cf.describe(config) == before
+    assert config_paths.describe(config) == before
 
 
 @pytest.fixture
@@ -526,7 +526,7 @@ def get_config():
 def test_a_config_file_is_a_python_file_with_get_config(written):
     path = written(GOOD)
     config = cf.override(cf.load(path), ["task.local.depth=3"])
-    assert cf.describe(config)["task"] == {
+    assert config_paths.describe(config)["task"] == {
         "function": "config_countdown.task",
         "local": {"depth": 3},
         "file": str(path),
@@ -616,9 +616,9 @@ def test_a_config_that_needs_what_is_not_installed_gets_the_line_that_installs_i
 
 def test_a_recipe_is_found_by_its_name_in_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    want = cf.describe(cf.load(RECIPES / "grpo.py"))
+    want = config_paths.describe(cf.load(RECIPES / "grpo.py"))
     for name in ("grpo", "grpo.py"):
-        assert cf.describe(cf.load(name)) == want
+        assert config_paths.describe(cf.load(name)) == want
     for name, near in {"grop": "grpo", "dr-grpo": "dr_grpo", "Gspo.py": "gspo"}.items():
         said = error_of(cf.load, name)
         assert said.startswith(f"{name}: there is no such file, nor recipe; did you ")
@@ -637,7 +637,7 @@ def test_a_recipe_is_found_by_its_name_in_any_folder(tmp_path, monkeypatch):
 
 def test_usual_names_of_fields_get_those_of_here():
     config = cf.load(RECIPES / "grpo.py")
-    fields = cf.fields_of(
+    fields = config_paths.fields_of(
         cf.override(config, {"kl": KL(estimator=plain, coefficient=1)})
     )
     for name, here in cf.ALIASES.items():
@@ -699,9 +699,9 @@ def test_a_function_is_chosen_by_its_name_and_then_its_options(
     Path("own_module.py").write_text(text.replace("shaped", "weighed"))
     name, *more = CHOSEN[field]
     config = cf.override(cf.load("rloo"), [f"{field}={name}", *more])
-    written = json.dumps(cf.describe(config))
+    written = json.dumps(config_paths.describe(config))
     again = cf.rebuild(json.loads(written), cf.Config)
-    assert json.dumps(cf.describe(again)) == written
+    assert json.dumps(config_paths.describe(again)) == written
     chosen = config_paths.flat(json.loads(written))[field]
     assert chosen.replace(":", ".").endswith(name.rpartition(".")[2].replace(":", "."))
     values = config_paths.flat(json.loads(written)).items()
@@ -759,10 +759,10 @@ def test_config_imports_nothing_but_the_standard_library():
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.py")), ids=lambda p: p.stem)
 def test_a_config_is_recalled_from_what_a_run_writes_of_it(path, tmp_path):
     config = cf.load(path)
-    written = json.dumps(cf.describe(config))
+    written = json.dumps(config_paths.describe(config))
     (tmp_path / "config.json").write_text(written)
     again = cf.recalled(tmp_path / "config.json")
-    assert json.dumps(cf.describe(again)) == written
+    assert json.dumps(config_paths.describe(again)) == written
     assert type(again) is cf.Config
 
 
@@ -785,14 +785,14 @@ def test_a_recipe_on_another_task_keeps_its_stages_and_scales_its_lengths():
     recipe = cf.load(RECIPES / "dapo.py")
     config = cf.transferred(recipe, max_tokens=1000, task=plain, steps=7)
     assert config.sampling == replace(recipe.sampling, max_tokens=1000)
-    shaped = {name: cf.option(config.shape_reward, name) for name in PRICE}
-    before = {name: cf.option(recipe.shape_reward, name) for name in PRICE}
+    shaped = {name: config_paths.option(config.shape_reward, name) for name in PRICE}
+    before = {name: config_paths.option(recipe.shape_reward, name) for name in PRICE}
     factor = 1000 / recipe.sampling.max_tokens
     assert shaped == {name: round(value * factor) for name, value in before.items()}
     assert (config.task, config.steps, config.warm_start) == (plain, 7, None)
-    assert cf.describe(config.gate) == cf.describe(recipe.gate)
+    assert config_paths.describe(config.gate) == config_paths.describe(recipe.gate)
     constant = cf.transferred(cf.load(RECIPES / "dr_grpo.py"), max_tokens=64)
-    assert cf.option(constant.aggregate, "length") == 64
+    assert config_paths.option(constant.aggregate, "length") == 64
     sage = cf.transferred(cf.load(RECIPES / "sage.py"), max_tokens=1024)
     assert sage.hint
     assert sage.hint.width == 896  # 7 of 8

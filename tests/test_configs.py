@@ -18,9 +18,11 @@ import test_testbed
 import tiny
 
 from curax import train
-from curax.config import describe, load, option, override, recipes
+from curax.config import load, override
 from curax.runs import run
 from curax.settings.cli import recipe_of
+from curax.settings.config_paths import describe, option
+from curax.settings.recipes import recipes
 from curax.step import loops, states
 from curax.step.build import build
 from curax.tasks import chain, layouts

@@ -8,8 +8,9 @@ import pytest
 from test_folder import lines
 
 from curax import demo
-from curax.config import load, option
+from curax.config import load
 from curax.models import pretrained
+from curax.settings.config_paths import option
 from curax.settings.packages import install
 
 NAMES = ("test.jsonl", "train.jsonl", "shop.jsonl", "words.py", "model")

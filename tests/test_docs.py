@@ -14,9 +14,10 @@ from test_layers import STAGES
 
 import curax
 from curax import config as cf
-from curax.config import ALIASES, fields_of, load
+from curax.config import ALIASES, load
 from curax.runs import record
 from curax.settings import config_types
+from curax.settings.config_paths import fields_of
 
 ROOT = Path(__file__).parents[1]
 LAWS = (ROOT / "docs" / "laws.md").read_text()

@@ -54,13 +54,13 @@ from curax.config import (
     Reflection,
     Stop,
     Writing,
-    fields_of,
     load,
     override,
 )
 from curax.models import transformer
 from curax.models.rotary import RopeScaling
 from curax.runs import run
+from curax.settings.config_paths import fields_of
 from curax.step import draw, drivers, learn, loops, states, validation
 from curax.step.methods import queries, references
 from curax.step.records import Method, Ungraded

@@ -15,8 +15,9 @@ import pytest
 from small import get_config
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-from curax.config import ConfigError, describe, load, override
+from curax.config import ConfigError, load, override
 from curax.runs import dashboards, folder, policies, record
+from curax.settings.config_paths import describe
 from curax.step.records import Shown
 from curax.tasks import chain
 from curax.types import Contexts, Prompts

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from curax import aggregate, foreign, loss, off_policy, xray
-from curax.config import ConfigError, option
+from curax.config import ConfigError
+from curax.settings.config_paths import option
 from curax.theory import population, summary
 
 ROOT = Path(__file__).parents[1]

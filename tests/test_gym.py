@@ -9,6 +9,7 @@ import words
 
 from curax import config as cf
 from curax import train
+from curax.settings import config_paths
 from curax.settings.config_paths import options, unbound
 from curax.step import build
 from curax.tasks import gym, text
@@ -118,8 +119,8 @@ def test_a_data_set_and_its_options_are_named_on_the_command_line():
     config = cf.override(recipe, [*given, "task.options.max_digits=1"])
     assert unbound(config.task) is gym.task
     assert options(config.task)["options"] == {"max_terms": 3, "max_digits": 1}
-    again = cf.rebuild(cf.describe(config), cf.Config)
-    assert cf.describe(again) == cf.describe(config)
+    again = cf.rebuild(config_paths.describe(config), cf.Config)
+    assert config_paths.describe(again) == config_paths.describe(config)
     with pytest.raises(
         cf.ConfigError, match=r"^task\.dataset is not set, but .* needs"
     ):

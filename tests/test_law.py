@@ -25,7 +25,8 @@ from contracts import close, effective_weight, pools
 from test_correct import PUBLISHED
 
 from curax import advantage, aggregate, correct, downsample, gate, loss, objective
-from curax.config import Sampling, Update, load, option, override
+from curax.config import Sampling, Update, load, override
+from curax.settings.config_paths import option
 from curax.step import learn, optimise
 from curax.theory import moments, predict
 from curax.types import Batch

@@ -9,8 +9,9 @@ from test_foreign import CONVERTED
 
 from curax import config as cf
 from curax import foreign, new
+from curax.settings import config_paths, recipes
 
-SHIPPED = [*cf.recipes()]
+SHIPPED = [*recipes.recipes()]
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +26,17 @@ def written(*words):
 
 
 def same(one, other):
-    return cf.changes(cf.describe(one), cf.describe(other)) == []
+    return (
+        config_paths.changes(config_paths.describe(one), config_paths.describe(other))
+        == []
+    )
 
 
 @pytest.mark.parametrize("recipe", SHIPPED)
 def test_a_new_recipe_is_the_one_it_was_made_from_with_all_that_is_said_in_it(recipe):
     config, text = written("--from", recipe)
     assert same(config, cf.load(recipe))
-    source = cf.recipes()[recipe].read_text()
+    source = recipes.recipes()[recipe].read_text()
     assert text.endswith(source.replace(f"configs/{recipe}.py", "configs/mine.py"))
 
 
@@ -68,7 +72,9 @@ def test_functions_of_a_user_are_found_from_the_new_file(tmp_path, monkeypatch):
     )
     try:
         config, _ = written("--from", "own.py", "--set", "seed=4")
-        assert cf.describe(config)["advantage"] == {"function": "config_mine.whole"}
+        assert config_paths.describe(config)["advantage"] == {
+            "function": "config_mine.whole"
+        }
         words = ["--from", "rloo", "--set", "advantage=near.py:half"]
         assert new.main(["theirs", *words]) == 0
         assert cf.load("theirs").advantage(3.0, True) == 1.5

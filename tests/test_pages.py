@@ -29,11 +29,12 @@ from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
 from curax import __main__, demo, evaluate, export, loss, new, train, xray
-from curax.config import fields_of, load, option, override
+from curax.config import load, override
 from curax.models import prompt_form
 from curax.runs import run
 from curax.settings import functions
 from curax.settings.cli import recipe_of
+from curax.settings.config_paths import fields_of, option
 from curax.settings.declared import declared
 from curax.tasks import file_task, gym
 from curax.theory import population, summary

@@ -19,8 +19,10 @@ import test_reflected
 import tiny
 
 from curax.comparison import experiment as experiments
-from curax.config import describe, load, option, override, recipes, transferred
+from curax.config import load, override, transferred
 from curax.evaluation.benchmarks import BENCHMARKS
+from curax.settings.config_paths import describe, option
+from curax.settings.recipes import recipes
 from curax.step import drivers, states
 from curax.step.build import build
 from curax.step.step import step

@@ -11,9 +11,10 @@ import pytest
 import small
 import words
 
-from curax.config import ConfigError, load, options
+from curax.config import ConfigError, load
 from curax.models import prompt_form
 from curax.runs import run
+from curax.settings.config_paths import options
 from curax.settings.declared import declares
 from curax.tasks import layouts, text
 from curax.tasks.prompt_format import PromptFormat

@@ -41,10 +41,10 @@ from curax.config import (
     Sampling,
     Update,
     load,
-    options,
     override,
 )
 from curax.runs import checkpoint
+from curax.settings.config_paths import options
 from curax.step import build, draw, drivers, learn, loops, states
 from curax.step.methods import queries, references
 from curax.step.records import Ungraded

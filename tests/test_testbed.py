@@ -3,7 +3,8 @@
 import pytest
 
 from curax import advantage, aggregate, correct, loss
-from curax.config import Config, ConfigError, Sampling, describe, load
+from curax.config import Config, ConfigError, Sampling, load
+from curax.settings.config_paths import describe
 from curax.testbed import SELECTION, embedded
 
 # The least that a recipe says.

@@ -24,11 +24,12 @@ from run_files import assert_same_run, rows, state
 from test_folder import events, files_of_at_most, lines
 
 from curax import train
-from curax.config import describe, load, override
+from curax.config import load, override
 from curax.models import transformer
 from curax.runs import checkpoint, dashboards, dry_run, folder, run
 from curax.runs.profile import Profile
 from curax.settings import lock
+from curax.settings.config_paths import describe
 from curax.step import loops
 
 ROOT = Path(__file__).parents[1]

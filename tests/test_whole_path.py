@@ -32,7 +32,8 @@ from curax import (
     score,
 )
 from curax.arrays.metrics import Tally
-from curax.config import Update, option, override
+from curax.config import Update, override
+from curax.settings.config_paths import option
 from curax.step import draw, drivers, learn
 from curax.step.build import build
 from curax.step.records import Graded

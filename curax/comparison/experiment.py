@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curax.config import AXES, Config, ConfigError, describe, load, made_by, override
-from curax.settings.config_paths import Place, wrong_values
+from curax.config import Config, ConfigError, load, override
+from curax.settings.config_paths import Place, describe, wrong_values
 from curax.settings.config_types import Count, Magnitude, Natural, Share
+from curax.settings.groups import AXES
+from curax.settings.recipes import made_by
 
 FILE = "experiment.py"  # the experiment of a folder
 # Fields that an experiment decides itself, and what decides them.

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from curax.comparison.experiment import Arm, Experiment, digest, setting_of
-from curax.config import Config, ConfigError, describe, override
+from curax.config import Config, ConfigError, override
 from curax.settings import errors
+from curax.settings.config_paths import describe
 from curax.step import drivers, loops, states, validation
 from curax.step.build import build
 from curax.step.step import step

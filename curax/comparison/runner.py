@@ -26,10 +26,11 @@ import numpy as np
 from curax.comparison import programs
 from curax.comparison.experiment import Arm, Experiment, budget, warm_config, warm_key
 from curax.comparison.programs import Plan
-from curax.config import Config, ConfigError, changes, describe
+from curax.config import Config, ConfigError
 from curax.runs import checkpoint, record
 from curax.runs.progress import Progress
 from curax.settings.cli import write_file
+from curax.settings.config_paths import changes, describe
 from curax.step import loops
 from curax.step.build import build
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from curax import __version__
-from curax.config import ConfigError, changes
+from curax.config import ConfigError
 from curax.evaluation import benchmarks, results
 from curax.evaluation.questions import Questions
 from curax.evaluation.samples import Sampler, SamplesFile
@@ -26,6 +26,7 @@ from curax.runs.folder import write_json
 from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
 from curax.settings import errors, lock
+from curax.settings.config_paths import changes
 
 SETTINGS, RESULTS = "settings.json", "results.json"
 MARKS = ("parameters", "questions", "answers")  # settings that are hashes

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from curax import hub, rollout
-from curax.config import Config, ConfigError, checkpoint_of, describe, options
+from curax.config import Config, ConfigError
 from curax.config import Mesh as Sizes
 from curax.evaluation import questions
 from curax.evaluation.questions import Questions
@@ -23,7 +23,8 @@ from curax.models import prompt_form
 from curax.runs import checkpoint, policies
 from curax.runs.policies import Policy
 from curax.settings import errors, functions
-from curax.settings.config_paths import unbound
+from curax.settings.config_paths import describe, options, unbound
+from curax.settings.sizes import checkpoint_of
 from curax.step import mesh as meshes
 from curax.tasks import file_task, layouts, sources, text
 from curax.tasks.prompt_format import PromptFormat

@@ -18,9 +18,9 @@ from jax.sharding import AbstractMesh, Mesh
 from curax import rollout
 from curax.arrays import frozen
 from curax.arrays.sharding import bytes_on_device
-from curax.config import cache_bytes, declared_option
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
+from curax.settings.sizes import cache_bytes, declared_option
 from curax.step.records import Components
 from curax.types import Contexts, Rollouts, TrainState
 

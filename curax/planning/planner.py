@@ -8,13 +8,14 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from curax.config import AXES, Config, ConfigError
+from curax.config import Config, ConfigError
 from curax.config import Mesh as Sizes
 from curax.planning import chips, estimate, programs, stand_in
 from curax.planning.chips import Topology
 from curax.planning.estimate import Work
 from curax.planning.programs import Compiled
 from curax.settings import errors
+from curax.settings.groups import AXES
 from curax.step import build, states
 from curax.step import mesh as meshes
 from curax.step.records import Components

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from curax import hub
-from curax.config import Config, checkpoint_of, declared_option, override
+from curax.config import Config, override
 from curax.models import families
+from curax.settings.sizes import checkpoint_of, declared_option
 from curax.types import Prompts, Task
 
 PROBLEMS = 2**16  # of the stand-in; the difficulty memory has a few numbers for each

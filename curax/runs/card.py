@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from curax import __version__, hub
-from curax.config import Config, ConfigError, checkpoint_of, option
+from curax.config import Config, ConfigError
 from curax.runs import record
 from curax.settings import errors
-from curax.settings.config_paths import full_name
+from curax.settings.config_paths import full_name, option
+from curax.settings.sizes import checkpoint_of
 from curax.settings.tables import markdown
 from curax.theory import predict
 from curax.theory.population import LIFT

@@ -6,13 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from curax.config import Config, kept_of
+from curax.config import Config
 from curax.planning import estimate, programs
 from curax.planning.programs import Compiled
 from curax.processes import peers
 from curax.runs import cache, folder, record, run
 from curax.runs.cache import memory_of_device
 from curax.runs.progress import Progress
+from curax.settings.sizes import kept_of
 from curax.settings.tables import aligned
 from curax.step.loops import Loop
 

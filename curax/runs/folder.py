@@ -20,19 +20,13 @@ import jax
 import numpy as np
 
 from curax import hub
-from curax.config import (
-    Config,
-    ConfigError,
-    changes,
-    describe,
-    override,
-)
+from curax.config import Config, ConfigError, override
 from curax.processes import peers
 from curax.runs import record
 from curax.runs.dashboards import EVENTS, Dashboards
 from curax.settings import files
 from curax.settings.cli import recipe_name, still_there, write_whole
-from curax.settings.config_paths import Place, flat
+from curax.settings.config_paths import Place, changes, describe, flat
 from curax.settings.config_types import HubName, metadata
 from curax.settings.errors import WorkError
 from curax.types import Task

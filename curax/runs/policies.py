@@ -13,20 +13,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from curax.arrays import frozen
-from curax.config import (
-    Config,
-    ConfigError,
-    checkpoint_of,
-    load,
-    module_of,
-    override,
-    recalled,
-)
+from curax.config import Config, ConfigError, load, override, recalled
 from curax.config import Mesh as Sizes
 from curax.models import pretrained
 from curax.runs import checkpoint, folder, record
 from curax.settings import errors, files
 from curax.settings.config_paths import OF_FILE
+from curax.settings.recipes import module_of
+from curax.settings.sizes import checkpoint_of
 from curax.step import build, loops
 from curax.step import mesh as meshes
 from curax.step.states import States

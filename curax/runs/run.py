@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from curax import hub
-from curax.config import Config, ConfigError, checkpoint_of, declared_option, describe
+from curax.config import Config, ConfigError
 from curax.models import prompt_form
 from curax.processes import peers
 from curax.runs import (
@@ -35,7 +35,9 @@ from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
 from curax.runs.progress import Progress
 from curax.settings import errors
+from curax.settings.config_paths import describe
 from curax.settings.packages import is_installed
+from curax.settings.sizes import checkpoint_of, declared_option
 from curax.step import build, loops, rehearsal, stages
 from curax.step.records import Components
 from curax.step.states import Warm

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from curax import update
-from curax.config import Config, ConfigError, checkpoint_of, kept_of, option, rows_of
+from curax.config import Config, ConfigError
 from curax.settings import errors
-from curax.settings.config_paths import Place, full_name, wrong_options
+from curax.settings.config_paths import Place, full_name, option, wrong_options
 from curax.settings.conflicts import said
 from curax.settings.declared import declared
+from curax.settings.sizes import checkpoint_of, kept_of, rows_of
 from curax.step.methods import hints, pilots, queries, references, refill
 from curax.step.records import Components, Method
 from curax.types import Task

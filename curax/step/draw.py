@@ -23,8 +23,9 @@ from curax import allocate, data, hint, reward, rollout
 from curax import memory as memories
 from curax.arrays import frozen, masked, metrics
 from curax.arrays.keys import stage_key
-from curax.config import Config, cache_bytes, truncates
+from curax.config import Config
 from curax.settings.config_types import present
+from curax.settings.sizes import cache_bytes, truncates
 from curax.step import stages
 from curax.step.records import (
     Components,

@@ -11,8 +11,9 @@ from flax.core.spmd import logical_axis_rules
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from curax.config import AXES, ConfigError
+from curax.config import ConfigError
 from curax.config import Mesh as Sizes
+from curax.settings.groups import AXES
 
 RULES = (
     ("rows", ("data", "fsdp")),

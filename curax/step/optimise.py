@@ -15,9 +15,10 @@ from curax import loss, modulate, off_policy, update
 from curax.arrays import masked, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
-from curax.config import Config, corrects_sampling, declared_option
+from curax.config import Config
 from curax.settings.config_types import present
 from curax.settings.declared import declared
+from curax.settings.sizes import corrects_sampling, declared_option
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.records import Components

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.config import Config, ConfigError, kept_of, rows_of
+from curax.config import Config, ConfigError
+from curax.settings.sizes import kept_of, rows_of
 from curax.step import stages
 from curax.step.records import grid_of
 from curax.types import Difficulty, Tokens

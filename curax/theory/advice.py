@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from curax.config import Config, ConfigError, checkpoint_of, load, recipes
+from curax.config import Config, ConfigError, load
 from curax.settings import errors
 from curax.settings.config_paths import full_name
 from curax.settings.declared import declared
+from curax.settings.recipes import recipes
+from curax.settings.sizes import checkpoint_of
 from curax.theory import predict, progress, sizes, visits
 from curax.theory.moments import rows_per_prompt
 from curax.theory.population import Population, mean_lengths, mean_squares

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import memory as memories
-from curax.config import Config, rows_of
+from curax.config import Config
 from curax.settings.config_types import present
+from curax.settings.sizes import rows_of
 from curax.step import stages
 from curax.theory import outcome_states
 from curax.theory.credits import SAMPLES, Reads, in_chunks

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import optax
 
-from curax.config import ConfigError, rows_of
+from curax.config import ConfigError
+from curax.settings.sizes import rows_of
 from curax.step import drivers
 from curax.step.records import Components
 from curax.theory import gradient_stats, probe

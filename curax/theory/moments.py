@@ -5,7 +5,8 @@ from functools import partial
 
 import numpy as np
 
-from curax.config import Config, kept_of, rows_of
+from curax.config import Config
+from curax.settings.sizes import kept_of, rows_of
 from curax.step import stages
 from curax.theory import hint_levels, outcome_states
 from curax.theory.cases import Cases

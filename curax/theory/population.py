@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from curax.config import Config, ConfigError, checkpoint_of, option
+from curax.config import Config, ConfigError
 from curax.settings import errors
+from curax.settings.config_paths import option
+from curax.settings.sizes import checkpoint_of
 
 LOWEST = 0.001  # pass rates lie between this and 1 - LOWEST
 SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # rows of the table

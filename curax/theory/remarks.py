@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.config import (
-    Config,
+from curax.config import Config
+from curax.settings.config_paths import full_name, options
+from curax.settings.config_types import present
+from curax.settings.declared import declared
+from curax.settings.sizes import (
     corrects_sampling,
     declared_option,
     least_group,
     truncates,
     updates_of,
 )
-from curax.settings.config_paths import full_name, options
-from curax.settings.config_types import present
-from curax.settings.declared import declared
 from curax.step import stages
 from curax.theory import hint_levels, visits
 from curax.theory.predict import Prediction

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from curax.config import Config, ConfigError, kept_of, override, rows_of
+from curax.config import Config, ConfigError, override
 from curax.settings.config_paths import Place
 from curax.settings.declared import declared
+from curax.settings.sizes import kept_of, rows_of
 
 
 class Size(NamedTuple):

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import objective
-from curax.config import Config, ConfigError, declared_option
+from curax.config import Config, ConfigError
 from curax.settings.config_paths import full_name
+from curax.settings.sizes import declared_option
 from curax.theory import outcome_states
 from curax.theory.predict import Prediction
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from curax.config import Config, ConfigError, updates_of
+from curax.config import Config, ConfigError
 from curax.settings import errors
 from curax.settings.config_types import present
+from curax.settings.sizes import updates_of
 from curax.step import rehearsal
 from curax.theory import hint_levels, predict, remarks, stated_objective
 from curax.theory.population import LIFT, LOWEST, SHOWN, Population, mean_lengths

@@ -3,8 +3,9 @@
 import numpy as np
 
 from curax import memory as memories
-from curax.config import Config, declared_option, rows_of
+from curax.config import Config
 from curax.settings.declared import declared
+from curax.settings.sizes import declared_option, rows_of
 
 MOST_TRIALS = 2**16  # a pass rate is then known to 0.002
 

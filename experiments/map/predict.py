@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 
 from curax import stop
-from curax.config import Config, load, override, recipes
+from curax.config import Config, load, override
 from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
+from curax.settings.recipes import recipes
 from curax.theory import advice, advice_options, expect, gradients, sizes
 from curax.theory.population import Population
 from curax.theory.sizes import Size
