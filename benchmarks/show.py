@@ -713,7 +713,7 @@ def readme(
 
 def of_peers(results: Results) -> "Figure":
     """Stacked bars, rollout and update, a panel per workload."""
-    from curax.runs.pictures import LIGHT, canvas, label
+    from curax.runs.drawing import LIGHT, canvas, label
 
     works = [work for work in PICTURED if work in results]
     figure, panels = canvas(LIGHT, [len(results[work]["found"]) for work in works])
@@ -736,7 +736,7 @@ def of_peers(results: Results) -> "Figure":
 
 def of_scaling(results: Results) -> "Figure":
     """Seconds over rows, length and prompts; memory over the vocabulary; seeds."""
-    from curax.runs.pictures import LIGHT, canvas, label
+    from curax.runs.drawing import LIGHT, canvas, label
     from curax.runs.record import count_text
 
     shown = [axis for axis in (*GROWTH, "vocabulary", "seeds") if axis in results]

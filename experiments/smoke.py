@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from curax.runs import record
-from curax.runs.pictures import LIGHT, canvas, label, percent
+from curax.runs.drawing import LIGHT, canvas, label, percent
 from curax.settings.tables import markdown
 
 COLORS = ("#1b1f24", "#882255", "#5b6470", "#d55e00", "#0072b2", "#009e73", "#cc79a7")

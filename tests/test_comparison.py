@@ -15,7 +15,7 @@ from test_report import Page
 
 from curax.comparison import analysis, figures, page, statistics
 from curax.comparison.analysis import Entry, History, Question
-from curax.runs import record, templates
+from curax.runs import drawing, record, templates
 
 close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
 draw = np.random.default_rng
@@ -264,7 +264,7 @@ def test_without_matplotlib_the_page_says_that_it_has_no_pictures(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(templates, "is_installed", lambda name: name != "matplotlib")
-    monkeypatch.setattr(page, "png", None)
+    monkeypatch.setattr(drawing, "png", None)
     text = page.write(tmp_path, shown()).read_text()
     assert templates.NO_PICTURES in html.unescape(text)
     assert "<figure" not in text

@@ -74,7 +74,7 @@ NO_JAX = {
     *(f"theory/{name}" for name in ("advice_table", "advice_options", "sizes")),
     "theory/gradient_table",
     *(f"runs/{name}" for name in ("record", "pictures", "page", "templates")),
-    *("runs/progress", "runs/alarms"),
+    *("runs/drawing", "runs/progress", "runs/alarms"),
     *(
         f"comparison/{name}"
         for name in ("experiment", "statistics", "analysis", "figures", "page")

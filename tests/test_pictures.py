@@ -2,7 +2,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from curax.runs import pictures
+from curax.runs import drawing, pictures
 from curax.runs.record import Run
 
 BY_NAME = {picture.name: picture for picture in pictures.PICTURES}
@@ -34,7 +34,7 @@ def a_run(seeds, steps):
     return Run({}, rows, warm, before=before, after=after, samples=4)
 
 
-def panels(name, run, style=pictures.LIGHT):
+def panels(name, run, style=drawing.LIGHT):
     figure = BY_NAME[name].draw(run, style)
     assert figure is not None
     return figure.axes
@@ -42,10 +42,10 @@ def panels(name, run, style=pictures.LIGHT):
 
 @for_every_picture
 @pytest.mark.parametrize(
-    ("seeds", "steps", "style"), [(1, 1, pictures.DARK), (3, 40, pictures.LIGHT)]
+    ("seeds", "steps", "style"), [(1, 1, drawing.DARK), (3, 40, drawing.LIGHT)]
 )
 def test_every_picture_is_a_png_of_its_size_in_both_styles(name, seeds, steps, style):
-    png = pictures.png(BY_NAME[name], a_run(seeds, steps), style)
+    png = drawing.png(BY_NAME[name], a_run(seeds, steps), style)
     assert png is not None
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(png[16:20]) == 768
@@ -55,7 +55,7 @@ def test_every_picture_is_a_png_of_its_size_in_both_styles(name, seeds, steps, s
 @for_every_picture
 def test_equal_numbers_give_equal_bytes_and_leave_the_settings_alone(name):
     before = dict(matplotlib.rcParams)
-    draw = [pictures.png(BY_NAME[name], a_run(1, 2), pictures.LIGHT) for _ in range(2)]
+    draw = [drawing.png(BY_NAME[name], a_run(1, 2), drawing.LIGHT) for _ in range(2)]
     assert draw[0] == draw[1]
     assert dict(matplotlib.rcParams) == before
 
@@ -63,7 +63,7 @@ def test_equal_numbers_give_equal_bytes_and_leave_the_settings_alone(name):
 @for_every_picture
 def test_without_its_numbers_a_picture_is_left_out(name):
     nothing = Run({}, [{"step": 0}, {"step": 1, "outcome/mean": None}])
-    assert pictures.png(BY_NAME[name], nothing, pictures.LIGHT) is None
+    assert drawing.png(BY_NAME[name], nothing, drawing.LIGHT) is None
 
 
 def test_curves_are_the_mean_over_seeds_with_its_interval():
@@ -226,15 +226,15 @@ def test_a_name_is_shown_as_it_is_written_and_is_no_formula():
         "_hidden": " _hidden",
         "\u4e2d\udcff\t": r"\u4e2d\udcff\t",
     }
-    figure, ((left, right),) = pictures.grid(pictures.LIGHT, 1, [1, 1], (6, 3))
+    figure, ((left, right),) = drawing.grid(drawing.LIGHT, 1, [1, 1], (6, 3))
     for name in names:
-        left.plot([0], [0], label=pictures.in_legend(name))
+        left.plot([0], [0], label=drawing.in_legend(name))
     left.set_yticks(range(len(names)), list(names))
     left.set_title("$_{$")
     right.set_xscale("log")
     right.plot([1, 1000], [0, 1])
-    pictures.label(left, pictures.LIGHT, "\udcff", "")
-    pictures.as_png(figure, "$\\frac{$", pictures.LIGHT)
+    drawing.label(left, drawing.LIGHT, "\udcff", "")
+    drawing.as_png(figure, "$\\frac{$", drawing.LIGHT)
     legend = left.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.texts] == list(names.values())

@@ -6,7 +6,6 @@ from typing import Any
 
 from curax.comparison import analysis, figures
 from curax.comparison.analysis import AXES
-from curax.runs.pictures import png
 from curax.runs.record import count_text, plural
 from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_file
@@ -22,9 +21,7 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
     Returns:
         Path of the page.
     """
-    pictures, files = drawn(
-        figures.PICTURES, lambda picture, style: png(picture, shown, style)
-    )
+    pictures, files = drawn(figures.PICTURES, shown)
     for name, data in files.items():
         write_file(workdir / f"{name}.png", data)
     found = shown.found

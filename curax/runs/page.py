@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from curax.runs import pictures, record
+from curax.runs.drawing import Picture
 from curax.runs.record import (
     Row,
     Run,
@@ -76,9 +77,7 @@ def render(
         title: headline of the page.
         version: as `templates.filled`.
     """
-    shown, files = drawn(
-        _pictures(read), lambda picture, style: pictures.png(picture, read, style)
-    )
+    shown, files = drawn(_pictures(read), read)
     lead, rest = _verdict(read)
     steps = min(_SIDE, sum(row["step"] > 0 for row in read.rows))
     page = filled(
@@ -102,7 +101,7 @@ def render(
     return page, files
 
 
-def _pictures(run: Run) -> list[pictures.Picture]:
+def _pictures(run: Run) -> list[Picture]:
     """The pictures to draw: all, or those of supervised training."""
     if not is_supervised(run):
         return list(pictures.PICTURES)

@@ -1,45 +1,19 @@
 """The page of several runs: pass rates at equal tokens, updates and seconds."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from curax.runs import page, pictures, record
-from curax.runs.pictures import Style
+from curax.runs import page, record
+from curax.runs.drawing import COUNTS, PERCENT, Panel, Picture, Sheet, in_legend
+from curax.runs.pictures import rates_at
 from curax.runs.record import Row, Run
 from curax.runs.templates import drawn, filled
 
 RATE = "eval/pass_rate"
 TOKENS, UPDATES = "rollout/tokens", "update/count"
 DASHES = ("-", "--", ":", "-.")  # after each round of colours
-
-
-class Axis(NamedTuple):
-    """An axis over which pass rates are drawn."""
-
-    name: str
-    title: str
-    caption: str
-
-
-AXES = (
-    Axis(
-        "generated tokens",
-        "Held-out pass rate over generated tokens",
-        "At equal tokens drawn: what a recipe makes of its rollouts.",
-    ),
-    Axis(
-        "optimizer updates",
-        "Held-out pass rate over optimizer updates",
-        "At equal updates: draws are free here, so more of them only help.",
-    ),
-    Axis(
-        "seconds",
-        "Held-out pass rate over seconds",
-        "Of all stages, compiling included; compare runs of one machine.",
-    ),
-)
 
 
 def spent(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
@@ -68,7 +42,7 @@ def render(
         links: address of the page of each run, in their order; empty: there are none.
         waiting: by the name of a run that has no rows yet, why not.
     """
-    shown, _ = drawn(AXES, lambda axis, style: png(runs, axis, style))
+    shown, _ = drawn(AXES, runs)
     return filled(
         "curax.runs/runs.html",
         version=version,
@@ -82,21 +56,32 @@ def render(
     )
 
 
-def png(runs: Mapping[str, Run], axis: Axis, style: Style) -> bytes | None:
-    """Pass rates of all runs over one axis; None where nothing was evaluated."""
+def _rates(axis: str, runs: Mapping[str, Run]) -> Sheet:
+    """Pass rates of all runs over one axis; nothing where nothing was evaluated."""
     colors = ("blue", "red", "green", "purple", "orange")
     marks = []
     for i, (name, run) in enumerate(runs.items()):
-        place, dashes = (
-            spent(run.rows)[axis.name],
-            DASHES[i // len(colors) % len(DASHES)],
-        )
-        look = pictures.in_legend(name), colors[i % len(colors)], dashes
-        marks += pictures.rates_at(run, RATE, place, *look)
-    then = (pictures.PERCENT, pictures.COUNTS)
-    sheet = pictures.Sheet([pictures.Panel(axis.name, "pass rate", marks, then)])
-    figure = pictures.figure(sheet, style)
-    return figure and pictures.as_png(figure, axis.title, style)
+        place, dashes = spent(run.rows)[axis], DASHES[i // len(colors) % len(DASHES)]
+        look = in_legend(name), colors[i % len(colors)], dashes
+        marks += rates_at(run, RATE, place, *look)
+    return Sheet([Panel(axis, "pass rate", marks, (PERCENT, COUNTS))])
+
+
+AXES = [
+    Picture(
+        axis,
+        f"Held-out pass rate over {axis}",
+        caption,
+        functools.partial(_rates, axis),
+    )
+    for axis, caption in {
+        "generated tokens": "At equal tokens drawn: what a recipe makes of its "
+        "rollouts.",
+        "optimizer updates": "At equal updates: draws are free here, so more of them "
+        "only help.",
+        "seconds": "Of all stages, compiling included; compare runs of one machine.",
+    }.items()
+]
 
 
 def _run_rows(runs: Mapping[str, Run]) -> Iterator[list[str]]:

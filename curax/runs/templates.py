@@ -6,11 +6,11 @@ nothing else, so it can be mailed or published.
 
 import base64
 import importlib.resources
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from curax.runs import pictures
+from curax.runs import drawing
 from curax.settings.packages import install, is_installed
 
 if TYPE_CHECKING:
@@ -58,20 +58,22 @@ def _environment() -> "Environment":
 
 
 def drawn(
-    some: Iterable[Any], png: Callable[[Any, pictures.Style], bytes | None]
+    some: Iterable[drawing.Picture], of: Any
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Values of the template `pictures.html`, and light PNG by names of pictures.
 
     Args:
-        some: pictures with a name, a title and a caption; those without data are left
-            out, and all of them without matplotlib, which the page says.
-        png: (picture, style) -> PNG bytes, None without data.
+        some: the pictures; those without data are left out, and all of them without
+            matplotlib, which the page says.
+        of: what they are drawn of.
     """
     if not is_installed("matplotlib"):
         return {"figures": [], "no_pictures": NO_PICTURES}, {}
     figures, files = [], {}
     for one in some:
-        light, dark = (png(one, style) for style in (pictures.LIGHT, pictures.DARK))
+        light, dark = (
+            drawing.png(one, of, style) for style in (drawing.LIGHT, drawing.DARK)
+        )
         if light and dark:
             files[one.name] = light
             width, height = (int.from_bytes(light[i : i + 4]) for i in (16, 20))

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curax.runs.pictures import LIGHT, as_png, grid, label, percent
+from curax.runs.drawing import LIGHT, PERCENT, Mark, Panel, Picture, Sheet, mark, png
+from curax.settings.config_types import present
 from curax.theory.population import SHOWN
 from curax.theory.table import verdict
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, np.ndarray]  # [R] each, by name
 RATE = "pass rate p"
+WHOLE = mark("set_xlim", 0, 1)
 
 
 def picture(name: str, found: Mapping[str, Any]) -> bytes:
@@ -23,81 +25,81 @@ def picture(name: str, found: Mapping[str, Any]) -> bytes:
         name: name of the recipe.
         found: result of `summary.summarise`.
     """
-    style = LIGHT
+    title = f"{name} {verdict(found)}; it claims {found['claim']}"
+    return present(png(Picture("xray", title, "", _sheet), found, LIGHT))
+
+
+def _sheet(found: Mapping[str, Any]) -> Sheet:
     by = {key: np.array(v, float) for key, v in found["by_pass_rate"].items()}
     inside = (by["p"] >= SHOWN[0]) & (by["p"] <= SHOWN[-1])
     by = {key: values[inside] for key, values in by.items()}
     plain = None
     if "hints" in found:
         plain = np.array(found["hints"]["signal_without"], float)[inside]
-    figure, panels = grid(style, 2, (1, 1), (9.6, 6.6))
-    for axes in panels.flat:
-        axes.set_xlim(0, 1)
-    (weight, objective), (signal, noise) = panels
-    _draw_weight(weight, objective, by)
-    _draw_signal(signal, by, np.array(found["histogram"]), plain)
-    noise.plot(by["p"], by["noise_against_grpo"], color=style.red, linewidth=2)
-    noise.axhline(1, color=style.muted, linewidth=1, linestyle=":")
-    _logarithmic(noise)
-    label(noise, style, RATE, f"noise per draw, over GRPO of {found['grpo_group']}")
-    title = f"{name} {verdict(found)}; it claims {found['claim']}"
-    return as_png(figure, title, style)
+    noise = [
+        mark("plot", by["p"], by["noise_against_grpo"], color="red", linewidth=2),
+        mark("axhline", 1, color="muted", linewidth=1, linestyle=":"),
+    ]
+    against = f"noise per draw, over GRPO of {found['grpo_group']}"
+    panels = [
+        *_weight(by),
+        _signal(by, np.array(found["histogram"]), plain),
+        Panel(RATE, against, [WHOLE, *noise], [mark(_logarithmic)]),
+    ]
+    return Sheet(panels, (1, 1), (9.6, 6.6))
 
 
-def _draw_weight(weight: "Axes", objective: "Axes", by: Columns) -> None:
-    """Draw the weight over w(1/2) with its interval, and the objective from 0 to 1."""
-    style, p = LIGHT, by["p"]
+def _weight(by: Columns) -> tuple[Panel, Panel]:
+    """The weight over w(1/2) with its interval, and the objective from 0 to 1."""
+    weight, objective, p = [WHOLE], [WHOLE], by["p"]
     middle = int(np.flatnonzero(p == 0.5)[0])
     for kind, color, dashes, text in (
-        ("", style.blue, "-", "real"),
-        ("claimed_", style.orange, "--", "claimed"),
+        ("", "blue", "-", "real"),
+        ("claimed_", "orange", "--", "claimed"),
     ):
         slope, values = by[f"{kind}weight"], by[f"{kind}objective"]
         if not (np.isfinite(slope).all() and slope[middle] > 0):
             continue
         how = {"color": color, "label": text, "linewidth": 2}
-        weight.plot(p, slope / slope[middle], dashes, **how)
+        weight.append(mark("plot", p, slope / slope[middle], dashes, **how))
         if (rise := values[-1] - values[0]) > 0:
-            objective.plot(p, (values - values[0]) / rise, dashes, **how)
+            height = (values - values[0]) / rise
+            objective.append(mark("plot", p, height, dashes, **how))
     real, half = by["weight"], by["half_interval"]
     if half.any() and real[middle] > 0:
-        low, high = (real - half) / real[middle], (real + half) / real[middle]
-        weight.fill_between(p, low, high, color=style.blue, alpha=0.2, linewidth=0)
-    if (real > 0).all():
-        _logarithmic(weight)
-    label(weight, style, RATE, "weight w(p) / w(0.5)")
-    label(objective, style, RATE, "objective f(p), 0 to 1")
+        ends = (real - half) / real[middle], (real + half) / real[middle]
+        band = {"color": "blue", "alpha": 0.2, "linewidth": 0}
+        weight.append(mark("fill_between", p, *ends, **band))
+    scale = [mark(_logarithmic)] if (real > 0).all() else []
+    return (
+        Panel(RATE, "weight w(p) / w(0.5)", weight, scale),
+        Panel(RATE, "objective f(p), 0 to 1", objective),
+    )
 
 
-def _draw_signal(
-    signal: "Axes", by: Columns, share: np.ndarray, plain: np.ndarray | None
-) -> None:
-    """Draw signal and histogram of the prompts, and draws on the right.
+def _signal(by: Columns, share: np.ndarray, plain: np.ndarray | None) -> Panel:
+    """Signal and histogram of the prompts, and draws on the right.
 
     Args:
-        signal: the panel.
         by: columns.
         share: `[bins]` of the prompts, over pass rates from 0 to 1.
         plain: `[R]` signal without hints; None: there are none.
     """
-    style, p, bins = LIGHT, by["p"], len(share)
+    p, bins = by["p"], len(share)
     bars = (np.arange(bins) + 0.5) / bins
-    signal.bar(bars, share, 1 / bins, color=style.grid, label="prompts")
-    signal.plot(p, by["signal"], color=style.green, linewidth=2, label="with signal")
+    signal, draws = {"color": "green", "linewidth": 2}, {"color": "purple"}
+    marks = [
+        WHOLE,
+        mark("bar", bars, share, 1 / bins, color="grid", label="prompts"),
+        mark("plot", p, by["signal"], label="with signal", **signal),
+    ]
     if plain is not None:
-        signal.plot(
-            p, plain, ":", color=style.green, linewidth=2, label="without hints"
-        )
-    percent(signal)
-    draws: Any = signal.twinx()
-    draws.plot(p, by["draws"], "--", color=style.purple, linewidth=2)
-    signal.plot([], [], "--", color=style.purple, linewidth=2, label="draws, right")
-    draws.set_ylim(0, 1.08 * max(by["draws"].max(), 1))
-    draws.spines[["top", "left", "bottom"]].set_visible(False)
-    draws.spines["right"].set_color(style.muted)
-    draws.tick_params(colors=style.muted, labelcolor=style.ink, labelsize=9.5)
-    draws.set_ylabel("draws per prompt", color=style.ink, fontsize=10)
-    label(signal, style, RATE, "share of groups; of prompts")
+        marks.append(mark("plot", p, plain, ":", label="without hints", **signal))
+    named = mark("plot", [], [], "--", label="draws, right", linewidth=2, **draws)
+    drawn: list[Mark] = [mark("plot", p, by["draws"], "--", linewidth=2, **draws)]
+    top = mark("set_ylim", 0, 1.08 * max(by["draws"].max(), 1))
+    right = Panel("", "draws per prompt", drawn, [top])
+    return Panel(RATE, "share of groups; of prompts", marks, [PERCENT, named], right)
 
 
 def _logarithmic(axes: "Axes") -> None:

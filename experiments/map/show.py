@@ -26,7 +26,7 @@ import numpy as np
 from scipy.stats import rankdata, t
 
 from curax.comparison import statistics
-from curax.runs.pictures import LIGHT, canvas
+from curax.runs.drawing import LIGHT, canvas
 from curax.settings.tables import markdown
 from experiments.map import ablations, predict, regimes, run
 
