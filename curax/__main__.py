@@ -57,7 +57,6 @@ def parser() -> Parser:
     rows = [f"  {line}" for line in aligned((MODULES | HERE).items(), left=(0, 1))]
     result = Parser(
         prog="curax",
-        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="\n".join([ABOUT, "", "commands:", *rows]),
         epilog="curax COMMAND --help says what a command takes.",

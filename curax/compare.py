@@ -5,14 +5,13 @@ from pathlib import Path
 
 from curax.comparison import experiment as experiments
 from curax.config import ConfigError
-from curax.settings.cli import Parser, again, command_line, program
+from curax.settings.cli import Parser, again, command_line
 
 
 def parser() -> Parser:
     """Argument parser of `python -m curax.compare`."""
     result = Parser(
-        prog=program("compare"),
-        allow_abbrev=False,
+        "compare",
         description="Run recipes with the same seeds, and say what sets them apart at "
         "equal tokens drawn, at equal updates and at equal cost.",
         epilog="The folder gets results.json, report.html and its pictures. Given "

@@ -20,7 +20,7 @@ import jax
 from curax.config import ConfigError
 from curax.models import families, transformer
 from curax.models.export import write_new
-from curax.settings.cli import Parser, command_line, program
+from curax.settings.cli import Parser, command_line, program, written_to
 from curax.settings.packages import missing
 from curax.tasks import text
 
@@ -106,8 +106,7 @@ def get_config() -> Config:
 def parser() -> Parser:
     """Argument parser of `curax demo`."""
     result = Parser(
-        prog=program("demo"),
-        allow_abbrev=False,
+        "demo",
         description="Write a tiny model, problems for it and a config, to try the "
         "commands on.",
         epilog="The folder appears under its name when it is whole.",
@@ -123,17 +122,13 @@ def main(argv: list[str]) -> int:
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists already; name a new folder.")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".demo.", dir=out.parent) as hidden:
-            write(made := Path(hidden) / "demo")
-            os.rename(made, out)
+        with written_to(out, "a folder that can"):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".demo.", dir=out.parent) as hidden:
+                write(made := Path(hidden) / "demo")
+                os.rename(made, out)
     except ImportError as error:
         raise ConfigError(missing(error) or f"{error}.") from error
-    except OSError as error:
-        raise ConfigError(
-            f"{out} cannot be written ({error.strerror or error}); name a folder that "
-            "can."
-        ) from error
     sizes = {"train": TRAIN, "test": HELD_OUT, "shop": SHOP}
     files = ", ".join(f"{name}.jsonl ({count})" for name, count in sizes.items())
     print(f"Written: {out} with model, {files} and words.py")

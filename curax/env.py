@@ -10,7 +10,7 @@ from pathlib import Path
 
 from curax import __version__
 from curax.settings import machine
-from curax.settings.cli import Parser, command_line, program
+from curax.settings.cli import Parser, command_line
 from curax.settings.tables import aligned
 
 PACKAGES = (
@@ -25,8 +25,7 @@ GIB = 2**30
 def parser() -> Parser:
     """Argument parser of `curax env`."""
     return Parser(
-        prog=program("env"),
-        allow_abbrev=False,
+        "env",
         description="Print versions, devices and settings, for a bug report.",
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from curax.config import ConfigError
 from curax.evaluation.benchmarks import BENCHMARKS, PROTOCOL
-from curax.settings.cli import DTYPES, Parser, command_line, program
+from curax.settings.cli import DTYPES, Parser, command_line
 from curax.settings.config_types import (
     Count,
     Devices,
@@ -47,8 +47,7 @@ OPTION_TYPES: dict[str, Any] = {
 def parser() -> Parser:
     """Argument parser of `python -m curax.evaluate`."""
     result = Parser(
-        prog=program("evaluate"),
-        allow_abbrev=False,
+        "evaluate",
         description="Measure a policy on problems with answers.",
         epilog="The folder gets settings.json, results.json, and the completions of "
         "each file as JSON lines. What is drawn follows from the seed alone, so the "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from curax import hub
 from curax.config import Config, ConfigError
 from curax.settings import errors
-from curax.settings.cli import DTYPES, Parser, command_line, program
+from curax.settings.cli import DTYPES, Parser, command_line
 from curax.settings.config_paths import option, unbound
 from curax.settings.config_types import present
 from curax.settings.sizes import checkpoint_of
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 def parser() -> Parser:
     """Argument parser of `python -m curax.export`."""
     result = Parser(
-        prog=program("export"),
-        allow_abbrev=False,
+        "export",
         description="Write the policy of a run as a Hugging Face checkpoint.",
         epilog="The folder appears under its name when it is whole.",
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from curax import __version__
 from curax.config import Config, ConfigError, load, override
-from curax.settings.cli import Parser, command_line, make_folder, program, write_file
+from curax.settings.cli import Parser, command_line, make_folder, write_file
 from curax.settings.config_paths import changes, describe
 from curax.settings.field_help import WIDTH, shown
 from curax.settings.recipes import file_of, made_by, recipes
@@ -51,8 +51,7 @@ def get_config() -> Config:
 def parser() -> Parser:
     """Argument parser of `curax new`."""
     result = Parser(
-        prog=program("new"),
-        allow_abbrev=False,
+        "new",
         description="Write a recipe to edit, configs/NAME.py, which curax train NAME, "
         "curax xray NAME and other commands read.",
     )

@@ -5,7 +5,6 @@ for the slice, with shapes in place of parameters, and writes what they take as 
 and as JSON.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -17,18 +16,17 @@ from curax.settings.cli import (
     command_line,
     keep,
     make_folder,
-    program,
     recipe_name,
     recipe_of,
 )
+from curax.settings.files import json_bytes
 from curax.settings.groups import AXES
 
 
 def parser() -> Parser:
     """Argument parser of `python -m curax.plan`."""
     result = Parser(
-        prog=program("plan"),
-        allow_abbrev=False,
+        "plan",
         description="Say whether a run fits a slice of chips, before there is one.",
         epilog="Of a checkpoint its config.json is read alone, of a task in files "
         "nothing.",
@@ -84,8 +82,8 @@ def main(argv: list[str]) -> int:
     )
     text = table.table(name, found, compiler=compiler)
     given = {"config": recipe, "set": args.assignments, "quick": args.quick}
-    data = json.dumps(given | table.page(found), indent=1, allow_nan=False) + "\n"
-    files = {"plan.json": data.encode(), "plan.txt": f"{text}\n".encode()}
+    data = json_bytes(given | table.page(found))
+    files = {"plan.json": data, "plan.txt": f"{text}\n".encode()}
     print(f"{text}\n{keep(args.out, files)}")
     return 1 if found.chosen.fits is False or found.best is None else 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from curax.config import ConfigError
 from curax.runs import live, page, record, side_by_side
-from curax.settings.cli import Parser, program, survives_closed_output, write_whole
+from curax.settings.cli import Parser, survives_closed_output, write_whole, written_to
 
 PORT = 8642
 
@@ -15,8 +15,7 @@ PORT = 8642
 def parser() -> Parser:
     """Argument parser of `python -m curax.report`."""
     result = Parser(
-        prog=program("report"),
-        allow_abbrev=False,
+        "report",
         description="Draw the pictures of a run and write its page, report.html. Of "
         "several runs: one page, pass rates over tokens, updates and seconds.",
     )
@@ -79,12 +78,8 @@ def written(options: argparse.Namespace) -> Path:
     runs = {name: record.read(run) for name, run in live.names_of(options.runs).items()}
     path = options.out or Path("side_by_side.html")
     text = side_by_side.render(runs, options.title or f"{len(runs)} runs")
-    try:
+    with written_to(f"--out {path}", "another file"):
         write_whole(path, text)
-    except OSError as error:
-        raise ConfigError(
-            f"--out {path} cannot be written ({error.strerror}); name another file."
-        ) from error
     return path
 
 

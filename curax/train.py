@@ -11,7 +11,7 @@ from pathlib import Path
 from curax.config import ConfigError, load, override
 from curax.processes import clusters
 from curax.settings import field_help, lock
-from curax.settings.cli import Parser, again, command_line, program, recipe_of
+from curax.settings.cli import Parser, again, command_line, recipe_of
 
 DEFAULT = "quickstart"
 
@@ -19,8 +19,7 @@ DEFAULT = "quickstart"
 def parser() -> Parser:
     """Argument parser of `python -m curax.train`."""
     result = Parser(
-        prog=program("train"),
-        allow_abbrev=False,
+        "train",
         add_help=False,
         description="Train a policy by reinforcement learning from verifiable rewards.",
         epilog="The run folder gets config.json, metrics.jsonl, rollouts.jsonl, "

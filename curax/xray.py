@@ -6,7 +6,6 @@ policy. With --out all of it is written as JSON, and the table as a picture too.
 """
 
 import importlib.metadata
-import json
 import os
 import sys
 from argparse import Namespace
@@ -20,10 +19,10 @@ from curax.settings.cli import (
     count,
     keep,
     make_folder,
-    program,
     recipe_name,
     recipe_of,
 )
+from curax.settings.files import json_bytes
 from curax.settings.packages import is_installed
 from curax.theory import advice_options, population
 from curax.theory.population import LIFT, Population
@@ -35,8 +34,7 @@ PROBE = (256, 64)  # prompts, and completions of each, of which gradients are me
 def parser() -> Parser:
     """Argument parser of `python -m curax.xray`."""
     result = Parser(
-        prog=program("xray"),
-        allow_abbrev=False,
+        "xray",
         description="Compute which objective a recipe really optimises.",
     )
     result.add_recipe()
@@ -131,8 +129,7 @@ def main(argv: list[str]) -> int:
     found = summarise(config, prompts, lift, num_prompts=size)
     source = args.trl or recipe_of(args)
     page = {"recipe": name, "config": source, "set": args.assignments} | found
-    data = json.dumps(page, indent=1, allow_nan=False) + "\n"
-    files = {"xray.json": data.encode()}
+    files = {"xray.json": json_bytes(page)}
     lines = [table(name, found), *converted]
     if args.out and is_installed("matplotlib"):
         files["xray.png"] = picture(name, found)
@@ -230,8 +227,8 @@ def gradients(args: Namespace) -> None:
             )
             found["law"] = {"repeats": args.law, "rows": more}
     head = {"of": args.gradients, "set": args.assignments}
-    data = json.dumps(head | found, indent=1, allow_nan=False) + "\n"
-    print(f"{table(name, found)}\n{keep(args.out, {'gradients.json': data.encode()})}")
+    kept = keep(args.out, {"gradients.json": json_bytes(head | found)})
+    print(f"{table(name, found)}\n{kept}")
 
 
 def advise(args: Namespace) -> None:

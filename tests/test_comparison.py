@@ -15,7 +15,8 @@ from test_report import Page
 
 from curax.comparison import analysis, figures, page, statistics
 from curax.comparison.analysis import Entry, History, Question
-from curax.runs import drawing, record, templates
+from curax.runs import drawing, templates
+from curax.settings import files
 
 close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
 draw = np.random.default_rng
@@ -177,7 +178,7 @@ def claimed(found):
     plain = {entry.recipe: entry for entry in found}
     places = {a: analysis._places(found, a, QUESTION) for a in analysis.AXES}
     gaps = analysis._gaps(plain, places, QUESTION)
-    return analysis.claims({"baseline": "r0", "gaps": record.json_value(gaps)})
+    return analysis.claims({"baseline": "r0", "gaps": files.json_value(gaps)})
 
 
 def test_a_recipe_that_is_better_is_called_so_on_every_axis():

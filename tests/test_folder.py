@@ -17,6 +17,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 from curax.config import ConfigError, load, override
 from curax.runs import dashboards, folder, policies, record
+from curax.settings import files
 from curax.settings.config_paths import describe
 from curax.step.records import Shown
 from curax.tasks import chain
@@ -311,7 +312,7 @@ FIRST = {
 def test_a_completion_is_an_object_and_a_missing_outcome_is_null():
     seed = np.uint32(7)
     got = [
-        record.json_value(row) for row in folder.completion_rows(3, shown(), TASK, seed)
+        files.json_value(row) for row in folder.completion_rows(3, shown(), TASK, seed)
     ]
     assert got[0] == FIRST
     assert [(row["prompt_id"], row["slot"]) for row in got] == [(5, 0), (5, 1), (6, 0)]
@@ -338,7 +339,7 @@ def test_hints_and_references_are_written_where_there_are_any():
     seeds = np.array([7, 8], np.uint32)
     for shown_, seed in ((more, seeds[0]), (both, seeds)):
         rows = [
-            record.json_value(r) for r in folder.completion_rows(3, shown_, TASK, seed)
+            files.json_value(r) for r in folder.completion_rows(3, shown_, TASK, seed)
         ]
         hinted = {"hint_level": 2, "reference": ["10", "end"], "weights": [0.75, 0.25]}
         assert rows[0] == FIRST | hinted | {"prompt": TASK.decode(tokens[0])}
@@ -351,7 +352,7 @@ def test_of_many_seeds_all_completions_are_written_with_their_seed():
     both = jax.tree.map(lambda x: np.stack([x, x]), shown())
     seeds = np.array([7, 8], np.uint32)
     got = [
-        record.json_value(row) for row in folder.completion_rows(3, both, TASK, seeds)
+        files.json_value(row) for row in folder.completion_rows(3, both, TASK, seeds)
     ]
     assert [row["seed"] for row in got] == [7] * 3 + [8] * 3
     assert got[0] == FIRST

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.comparison import statistics
-from curax.runs.record import count_text, json_value
+from curax.runs.record import count_text
 from curax.settings.config_types import present
+from curax.settings.files import json_value
 
 AXES = {
     "tokens": "generated tokens",

@@ -13,7 +13,7 @@ from curax.comparison.experiment import Arm, Experiment, setting_of, warm_key
 from curax.runs import folder, record
 from curax.runs.progress import Progress
 from curax.runs.run import set_up_libraries
-from curax.settings import lock
+from curax.settings import files, lock
 from curax.settings.cli import write_file
 
 RESULTS = "results.json"
@@ -52,7 +52,7 @@ def compare(
         prices = cost or (measured["drawn_s"], measured["trained_s"])
         shown = results(experiment, arms, histories, prices)
         found = {"name": name, "measured": measured or None, **shown.found}
-        write_file(workdir / RESULTS, record.json_bytes(found))
+        write_file(workdir / RESULTS, files.json_bytes(found))
         path = page.write(workdir, shown._replace(found=found))
     claims = analysis.claims(found) or ["No difference that the intervals show."]
     return "\n".join([*claims, f"Report: {path}"])

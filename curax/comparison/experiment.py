@@ -22,7 +22,7 @@ from curax.settings.groups import AXES
 from curax.settings.recipes import made_by
 
 FILE = "experiment.py"  # the experiment of a folder
-# Fields that an experiment decides itself, and what decides them.
+# Fields that an experiment decides itself, and what decides them; 0 where nothing does.
 DECIDED = {
     "seeds": "seeds",
     "steps": "steps",
@@ -181,13 +181,7 @@ def _base(
 ) -> Config:
     """Config of a recipe with the experiment's changes, without its sweep."""
     recipe, own = recipe if isinstance(recipe, tuple) else (recipe, {})
-    decided = {
-        "seeds": experiment.seeds,
-        "steps": experiment.steps,
-        "evaluation.every": experiment.every,
-        "logging.every": experiment.every,
-        "logging.rollout_prompts": 0,
-    }
+    decided = {name: getattr(experiment, by, 0) for name, by in DECIDED.items()}
     try:
         config = recipe if isinstance(recipe, Config) else load(recipe)
         both = {**experiment.common, **own, **changes}

@@ -29,6 +29,7 @@ from curax.comparison.programs import Plan
 from curax.config import Config, ConfigError
 from curax.runs import checkpoint, record
 from curax.runs.progress import Progress
+from curax.settings import files
 from curax.settings.cli import write_file
 from curax.settings.config_paths import changes, describe
 from curax.step import loops
@@ -128,8 +129,8 @@ class Comparison:
             measures: measure the cost of a token, if the folder does not know it.
             progress: display, entered.
         """
-        data = json.dumps(about(self._experiment, self._arms), indent=1) + "\n"
-        write_file(self._workdir / ABOUT, data.encode())
+        named = about(self._experiment, self._arms)
+        write_file(self._workdir / ABOUT, files.json_bytes(named))
         (self._workdir / ARMS).mkdir(exist_ok=True)
         if measures and not (self._workdir / COST).exists():
             self._measure(progress)
@@ -219,7 +220,7 @@ class Comparison:
         with progress.waiting("measuring what a token costs"):
             config = replace(arm.config, seeds=1, staged=True)
             write_file(
-                self._workdir / COST, record.json_bytes(measured_cost(config, warm))
+                self._workdir / COST, files.json_bytes(measured_cost(config, warm))
             )
 
 
@@ -324,10 +325,7 @@ def _append_chunk(history: dict[str, Any], rows: Sequence[Mapping[str, Any]]) ->
     seconds = sum(row["time/step_s"] for row in rows)
     history["seconds"].append(history["seconds"][-1] + seconds)
     for metric, kept in history["watched"].items():
-        found = every(metric)
-        known = np.isfinite(found)
-        sums = np.where(known, found, 0.0).sum(-1) / np.maximum(known.sum(-1), 1)
-        kept.append(record.json_value(np.where(known.any(-1), sums, np.nan)))
+        kept.append(files.json_value(record.finite_mean(every(metric))))
 
 
 def _percent(history: dict[str, Any], experiment: Experiment) -> float:

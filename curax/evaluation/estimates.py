@@ -13,6 +13,7 @@ import numpy as np
 
 from curax.monitors import confidence
 from curax.monitors.attempts import pass_at_k
+from curax.runs.record import finite_mean as mean
 
 __all__ = [
     "answer_labels",
@@ -25,13 +26,6 @@ __all__ = [
 ]
 
 ENTRIES = 2**22  # entries of one array of resampled values
-
-
-def mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis of values that are not NaN; NaN where all are."""
-    known = ~np.isnan(values)
-    count = np.where(known.any(-1), known.sum(-1), np.nan)
-    return np.where(known, values, 0.0).sum(-1) / count
 
 
 def majority(answer: np.ndarray, outcome: np.ndarray, k: int) -> float:

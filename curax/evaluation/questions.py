@@ -44,7 +44,7 @@ class Questions:
     def __len__(self) -> int:
         return len(self.digests)
 
-    def prompts(self, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def prompts(self, numbers: Sequence[int]) -> tuple[Any, Any]:
         """`[C, W]` tokens, left-padded to a fixed width, and their mask."""
         prompts = _held_out(self.task, numbers)
         return np.asarray(prompts.tokens), np.asarray(prompts.mask)

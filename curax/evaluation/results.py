@@ -15,6 +15,7 @@ from curax.evaluation import estimates
 from curax.runs.record import count_text, duration_text, plural
 from curax.settings import tables
 from curax.settings.declared import RIGHT
+from curax.settings.files import json_value
 from curax.tasks.file_task import left_out
 from curax.verify import answers, graders
 
@@ -157,7 +158,7 @@ def summary(samples: FileSamples, ks: Sequence[int], *, seed: int) -> dict[str, 
                 )
                 for name in names
             }
-    return result
+    return json_value(result)
 
 
 def _with_intervals(values: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
@@ -174,9 +175,9 @@ def _with_intervals(values: Mapping[str, np.ndarray], seed: int) -> dict[str, An
     )
     return {
         name: {
-            "value": _finite(mean),
-            "low": _finite(bottom),
-            "high": _finite(top),
+            "value": mean,
+            "low": bottom,
+            "high": top,
             "problems": int(known.sum()),
         }
         for name, mean, bottom, top, known in columns
@@ -192,16 +193,10 @@ def _subset(values: Mapping[str, np.ndarray], which: Sequence[bool]) -> dict[str
 def _lengths(length: np.ndarray) -> dict[str, Any]:
     """Mean, median and 95th percentile; None without values."""
     mean = float(length.mean()) if length.size else math.nan
-    shares = {"mean": mean} | {
+    return {"mean": mean} | {
         name: float(estimates.quantile(length, share))
         for name, share in (("median", 0.5), ("p95", 0.95))
     }
-    return {name: _finite(value) for name, value in shares.items()}
-
-
-def _finite(value: float) -> float | None:
-    """A number, None where it is not finite."""
-    return float(value) if math.isfinite(value) else None
 
 
 def _sort_key(name: str) -> tuple[bool, float, str]:

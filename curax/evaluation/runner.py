@@ -22,10 +22,11 @@ from curax.evaluation.questions import Questions
 from curax.evaluation.samples import Sampler, SamplesFile
 from curax.evaluation.setup import EvaluationSetup, prepare
 from curax.runs import run
-from curax.runs.folder import write_json
+from curax.runs.folder import described, write_json
 from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
 from curax.settings import errors, lock
+from curax.settings.cli import written_to
 from curax.settings.config_paths import changes
 
 SETTINGS, RESULTS = "settings.json", "results.json"
@@ -124,10 +125,7 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
         return
     if not any(file.stat().st_size for file in out.glob("*.jsonl")):
         return  # no completion yet: the settings may be replaced
-    try:
-        old = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; name another --out.") from error
+    old = described(path, "name another --out")
     for name, was, now in changes(old, json.loads(json.dumps(settings))):
         differs = f"with {name}={was}, and this is one with {now}"
         for mark in MARKS:
@@ -145,13 +143,9 @@ def make_folder(out: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the folder cannot be written.
     """
-    try:
+    with written_to(f"--out {out}", "another folder"):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / SETTINGS, dict(settings))
-    except OSError as error:
-        raise ConfigError(
-            f"--out {out} cannot be written ({error.strerror}); name another folder."
-        ) from error
 
 
 # ----- sampling

@@ -37,7 +37,8 @@ class CompileTimes:
 
     def last(self, program: str) -> float | None:
         """Seconds of a program in the last run; None if unknown."""
-        seconds = self._read().get(f"{self._digest} {program}")
+        known = files.known(self._path) if self._path else {}
+        seconds = known.get(f"{self._digest} {program}")
         return seconds if isinstance(seconds, int | float) else None
 
     def record(self, program: str, seconds: float) -> None:
@@ -45,15 +46,9 @@ class CompileTimes:
         if self._path is None:
             return
         name = f"{self._digest} {program}"
-        rest = [item for item in self._read().items() if item[0] != name]
+        known = files.known(self._path).items()
+        rest = [item for item in known if item[0] != name]
         known = dict([*rest, (name, round(seconds, 2))][-MOST:])
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, json.dumps(known).encode())
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            known = files.json_of(files.read(self._path)) if self._path else {}
-        except (OSError, ValueError):
-            return {}
-        return known if isinstance(known, dict) else {}

@@ -8,8 +8,8 @@ always do, in their own environment variables and files.
 """
 
 import contextlib
+import dataclasses
 import importlib
-import json
 import os
 import secrets
 import time
@@ -128,102 +128,54 @@ class TensorBoard:
         self._writer.close()
 
 
-class _Logged:
+@dataclasses.dataclass
+class Logged:
     """A run that is told by `log`; steps that it has already are left out by it."""
 
     id: str
+    log: Callable[..., Any]
+    finish: Callable[[], Any]
+    tabled: Callable[..., Any]
     file: File | None = None
-    _log: Callable[..., Any]
-    _finish: Callable[[], Any]
-    _table: Callable[..., Any]
 
     def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
         """As `Dashboard.write`."""
         for row in rows:
-            self._log(means(row), step=row["step"])
+            self.log(means(row), step=row["step"])
         if rollouts:
-            shown = self._table(columns=list(COLUMNS), data=table(rollouts))
-            self._log({"rollouts": shown}, step=rows[-1]["step"])
+            shown = self.tabled(columns=list(COLUMNS), data=table(rollouts))
+            self.log({"rollouts": shown}, step=rows[-1]["step"])
 
     def close(self) -> None:
         """As `Dashboard.close`."""
-        self._finish()
+        self.finish()
 
 
-class Wandb(_Logged):
-    """A run of Weights & Biases; its files are in the folder `wandb` of the run's."""
-
-    def __init__(self, session: Session, project: str):
-        import wandb  # pyright: ignore[reportMissingImports]
-
-        self.id = session.id or secrets.token_hex(4)
-        run = wandb.init(
-            id=self.id,
-            project=os.environ.get("WANDB_PROJECT", project),
-            name=session.workdir.name,
-            dir=str(session.workdir),
-            config=session.config,
-            resume="allow",
-            settings=wandb.Settings(console="off", silent=True),
-        )
-        self._log, self._finish, self._table = run.log, run.finish, wandb.Table
-
-
-class Trackio(_Logged):
-    """A run of trackio, by its name."""
-
-    def __init__(self, session: Session, project: str):
-        import trackio  # pyright: ignore[reportMissingImports]
-
-        self.id = session.id or f"{session.workdir.name}-{secrets.token_hex(4)}"
-        trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", project),
-            name=self.id,
-            config=session.config,
-            resume="allow",
-            embed=False,
-        )
-        self._log, self._finish = trackio.log, trackio.finish
-        self._table = trackio.Table
-
-
+@dataclasses.dataclass
 class MLflow:
     """A run of MLflow; completions are tables, one for each time rows are written."""
 
+    id: str
+    client: Any
+    metric: Callable[..., Any]
     file: File | None = None
-
-    def __init__(self, session: Session, project: str):
-        import mlflow  # pyright: ignore[reportMissingImports]
-
-        self._mlflow, self._client = mlflow, mlflow.MlflowClient()
-        if session.id is None:
-            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", project)
-            known = self._client.get_experiment_by_name(name)
-            experiment = (
-                known.experiment_id if known else self._client.create_experiment(name)
-            )
-            run = self._client.create_run(experiment, run_name=session.workdir.name)
-            self.id = run.info.run_id
-            self._client.log_dict(self.id, session.config, "config.json")
-        else:
-            self.id = session.id
-            self._client.update_run(self.id, status="RUNNING")
 
     def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
         """As `Dashboard.write`."""
-        metric, now = self._mlflow.entities.Metric, int(1000 * time.time())
+        now = int(1000 * time.time())
         for row in rows:
-            values = [metric(k, v, now, row["step"]) for k, v in means(row).items()]
-            self._client.log_batch(self.id, metrics=values)
+            each = means(row).items()
+            values = [self.metric(k, v, now, row["step"]) for k, v in each]
+            self.client.log_batch(self.id, metrics=values)
         if rollouts:
             columns = zip(*table(rollouts), strict=True)
             shown = dict(zip(COLUMNS, map(list, columns), strict=True))
             name = f"rollouts/{rows[-1]['step']:08d}.json"
-            self._client.log_table(self.id, shown, artifact_file=name)
+            self.client.log_table(self.id, shown, artifact_file=name)
 
     def close(self) -> None:
         """As `Dashboard.close`."""
-        self._client.set_terminated(self.id)
+        self.client.set_terminated(self.id)
 
 
 def tensorboard(session: Session) -> Dashboard:
@@ -235,11 +187,25 @@ def tensorboard(session: Session) -> Dashboard:
 def wandb(session: Session, *, project: str = PROJECT) -> Dashboard:
     """Weights & Biases, offline with WANDB_MODE=offline.
 
+    Its files are in the folder `wandb` of the run's.
+
     Args:
         session: of the run.
         project: where its run is; WANDB_PROJECT precedes it.
     """
-    return Wandb(session, project)
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    name = session.id or secrets.token_hex(4)
+    run = wandb.init(
+        id=name,
+        project=os.environ.get("WANDB_PROJECT", project),
+        name=session.workdir.name,
+        dir=str(session.workdir),
+        config=session.config,
+        resume="allow",
+        settings=wandb.Settings(console="off", silent=True),
+    )
+    return Logged(name, run.log, run.finish, wandb.Table)
 
 
 @declares(package="trackio")
@@ -250,7 +216,17 @@ def trackio(session: Session, *, project: str = PROJECT) -> Dashboard:
         session: of the run.
         project: where its run is; TRACKIO_PROJECT precedes it.
     """
-    return Trackio(session, project)
+    import trackio  # pyright: ignore[reportMissingImports]
+
+    name = session.id or f"{session.workdir.name}-{secrets.token_hex(4)}"
+    trackio.init(
+        project=os.environ.get("TRACKIO_PROJECT", project),
+        name=name,
+        config=session.config,
+        resume="allow",
+        embed=False,
+    )
+    return Logged(name, trackio.log, trackio.finish, trackio.Table)
 
 
 @declares(package="mlflow")
@@ -261,7 +237,19 @@ def mlflow(session: Session, *, project: str = PROJECT) -> Dashboard:
         session: of the run.
         project: experiment that its run is of; MLFLOW_EXPERIMENT_NAME precedes it.
     """
-    return MLflow(session, project)
+    import mlflow  # pyright: ignore[reportMissingImports]
+
+    made = MLflow(session.id or "", mlflow.MlflowClient(), mlflow.entities.Metric)
+    if session.id is not None:
+        made.client.update_run(made.id, status="RUNNING")
+        return made
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", project)
+    known = made.client.get_experiment_by_name(name)
+    of = known.experiment_id if known else made.client.create_experiment(name)
+    run = made.client.create_run(of, run_name=session.workdir.name)
+    made.id = run.info.run_id
+    made.client.log_dict(made.id, session.config, "config.json")
+    return made
 
 
 NAMED: Mapping[str, Callable[..., Dashboard]] = {
@@ -322,14 +310,15 @@ class Dashboards:
         """
         self._open: dict[str, Dashboard] = {}
         self._warn, path = warn, workdir / IDS
-        ids = _ids(path) if step >= 0 else {}
+        kept = files.known(path) if step >= 0 else {}
+        ids = {name: str(one) for name, one in kept.items()}
         for name, function in functions(named).items():
             session = Session(workdir, config, ids.get(name), step)
             with self._guard(name):
                 self._open[name] = function(session)
         now = ids | {name: one.id for name, one in self._open.items() if one.id}
         if now != ids:
-            write_whole(path, (json.dumps(now, indent=1) + "\n").encode())
+            write_whole(path, files.json_bytes(now))
 
     def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
         """Show rows of metrics, and rows of completions of the same steps.
@@ -370,12 +359,3 @@ class Dashboards:
                 f"{name} failed ({type(error).__name__}), so the run goes on without "
                 "it; the run folder has everything."
             )
-
-
-def _ids(path: Path) -> dict[str, str]:
-    """Ids in the file of the run folder; none where it cannot be read."""
-    try:
-        found = files.json_of(files.read(path))
-        return {name: str(one) for name, one in found.items()}
-    except (OSError, ValueError, AttributeError):
-        return {}

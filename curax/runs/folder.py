@@ -104,11 +104,8 @@ def pinned(workdir: Path, config: Config, *, resume: bool) -> Config:
     Raises:
         ConfigError: a name cannot be resolved.
     """
-    before = {}
-    if resume:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            old = json.loads(files.read(workdir / CONFIG))
-            before = {name: value for name, value, _ in changes(old, {})}
+    old = files.known(workdir / CONFIG) if resume else {}
+    before = {name: value for name, value, _ in changes(old, {})}
     found = {}
     for name, place in Place(config).walk():
         for mark in metadata(place.kind):
@@ -157,19 +154,7 @@ def _check_same(path: Path, config: Config, recipe: str) -> None:
             f"--workdir {path.parent} holds no {path.name}, so no run to resume; leave "
             "--resume out to start one, or name the folder of a run."
         )
-    try:
-        old = json.loads(files.read(path))
-    except RecursionError:
-        old = None
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: {error}; the run cannot be resumed, name another --workdir."
-        ) from error
-    if not isinstance(old, dict):
-        raise ConfigError(
-            f"{path}:1: not a JSON object; the run cannot be resumed, name another "
-            "--workdir."
-        )
+    old = described(path, "the run cannot be resumed, name another --workdir")
     for name, was, now in changes(old, describe(config)):
         if name == "steps" and isinstance(was, int) and was < now:
             continue
@@ -191,6 +176,27 @@ def _check_same(path: Path, config: Config, recipe: str) -> None:
             f"--resume: {name}={now} differs from {was} in {path}; {rule}, so set "
             f"{name} back or name another --workdir."
         )
+
+
+def described(path: Path, fix: str) -> dict[str, Any]:
+    """The JSON object in a file of what a folder was begun with.
+
+    Args:
+        path: the file.
+        fix: what to do where it is damaged, for the message.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no object.
+    """
+    try:
+        found = json.loads(files.read(path))
+    except RecursionError:
+        found = None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; {fix}.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}:1: not a JSON object; {fix}.")
+    return found
 
 
 def _may_change(name: str) -> bool:
@@ -333,7 +339,7 @@ def check_rows(workdir: Path, *, step: int | None, warm: int) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically: a failed write leaves the old file."""
-    write_whole(path, record.json_bytes(value))
+    write_whole(path, files.json_bytes(value))
 
 
 class Rows:
@@ -372,7 +378,7 @@ class Rows:
             NotWrittenError: disk full or no permission; no row is written.
         """
         self.check()
-        append_rows(self._file, self._path, map(record.json_value, rows))
+        append_rows(self._file, self._path, map(files.json_value, rows))
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield all rows in order; non-finite values are None."""

@@ -27,6 +27,7 @@ from curax.runs.record import (
 )
 from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_whole
+from curax.settings.files import json_value
 
 _SIDE = 5  # first and last steps that are compared with the prediction
 _MAX_ROLLOUTS = 2_000  # completions on a page
@@ -93,7 +94,7 @@ def render(
         sides=plural(steps, "step").removeprefix("1 "),
         metrics=list(_metric_rows(read)),
         config=list(flat(read.config)),
-        rollouts=_rollouts(read),
+        rollouts=json_value(_rollouts(read)),
         supervised=is_supervised(read),
         seeds=_seeds(read),
         **shown,
@@ -423,8 +424,8 @@ def _rollouts(run: Run) -> dict[str, Any]:
                 row.get("slot"),
                 _without_middle(str(row.get("text", ""))),
             ),
-            *(len(row.get("tokens") or ()), _finite(row.get("outcome"))),
-            *(_finite(row.get("reward")), _finite(row.get("advantage"))),
+            *(len(row.get("tokens") or ()), row.get("outcome")),
+            *(row.get("reward"), row.get("advantage")),
             *(strips[_reference_weights(row)], row.get("hint_level")),
         ]
         for row in shown
@@ -473,7 +474,7 @@ def _reference_weights(row: Row) -> tuple[tuple[str, float], ...]:
     words, weights = row.get("reference") or (), row.get("weights") or ()
     pairs = list(zip(words, weights, strict=False))[:_MAX_WORDS]
     return tuple(
-        (str(word), round(_finite(weight) or 0.0, 4)) for word, weight in pairs
+        (str(word), round(json_value(weight) or 0.0, 4)) for word, weight in pairs
     )
 
 
@@ -484,8 +485,3 @@ def _without_middle(text: str) -> str:
         return text
     head, tail = _MAX_CHARACTERS * 2 // 3, _MAX_CHARACTERS // 3
     return f"{text[:head]}\n[{extra:,} characters left out]\n{text[-tail:]}"
-
-
-def _finite(value: Any) -> float | None:
-    """A number, None where it is missing or not finite."""
-    return value if value is not None and math.isfinite(value) else None

@@ -37,24 +37,6 @@ class Run(NamedTuple):
     alarms: Sequence[Row] = ()  # rows of alarms.jsonl
 
 
-def json_value(value: Any) -> Any:
-    """A tree of Python values and arrays as JSON values; non-finite floats as None."""
-    if isinstance(value, Mapping):
-        return {key: json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    if hasattr(value, "tolist"):
-        return json_value(np.asarray(value).tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def json_bytes(value: Any) -> bytes:
-    """A JSON file of `json_value`."""
-    return (json.dumps(json_value(value), indent=1, allow_nan=False) + "\n").encode()
-
-
 def read(folder: Path) -> Run:
     """Read a run folder; only `metrics.jsonl` is required.
 
@@ -380,6 +362,13 @@ def means(rows: Sequence[Row], name: str) -> dict[float, float]:
     """Mean of a metric over seeds, by step; steps without a value are left out."""
     steps, values = column(rows, name)
     return {step: float(np.nanmean(v)) for step, v in zip(steps, values, strict=True)}
+
+
+def finite_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis of values that are finite; NaN where none is."""
+    known = np.isfinite(values)
+    count = np.where(known.any(-1), known.sum(-1), np.nan)
+    return np.where(known, values, 0.0).sum(-1) / count
 
 
 def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -658,8 +658,8 @@ class Run:
         self._files.write_evaluation(step, sampled, self._config.evaluation.samples)
         self._progress.evaluated(sampled)
         row = {
-            "eval/pass_rate": _mean(sampled),
-            "eval/greedy_pass_rate": _mean(greedy),
+            "eval/pass_rate": record.finite_mean(sampled),
+            "eval/greedy_pass_rate": record.finite_mean(greedy),
             "time/evaluate_s": took,
             **metrics,
         }
@@ -682,10 +682,3 @@ def drift_bound(config: Config, platform: str) -> float:
 def console() -> Console | None:
     """Console for progress: None, the terminal, on process 0; a quiet one on others."""
     return None if peers.is_first() else Console(quiet=True)
-
-
-def _mean(pass_rates: np.ndarray) -> np.ndarray:
-    """Mean of `[..., E]` pass rates over prompts that have one; NaN without any."""
-    known = np.isfinite(pass_rates)
-    count = np.where(known.any(-1), known.sum(-1), np.nan)
-    return np.where(known, pass_rates, 0.0).sum(-1) / count

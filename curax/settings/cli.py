@@ -37,6 +37,12 @@ def again(command: str, argv: Sequence[str]) -> str:
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises a ConfigError of one sentence, without usage."""
 
+    def __init__(self, command: str = "", **options: Any):
+        """A parser of a command by its name, with the options of argparse."""
+        if command:
+            options["prog"] = program(command)
+        super().__init__(allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
         """Raise the ConfigError of a parsing error."""
         raise ConfigError(f"{message}; {self.prog} --help lists what there is.")
@@ -262,9 +268,20 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    try:
+    with written_to(path, "another folder"):
         write_whole(path, content)
+
+
+@contextlib.contextmanager
+def written_to(what: object, other: str) -> Iterator[None]:
+    """Context that turns an OSError into a ConfigError about what cannot be written.
+
+    Args:
+        what: the file or folder, with the option that named it if one did.
+        other: what to name in its place.
+    """
+    try:
+        yield
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); name another folder."
-        ) from error
+        why = error.strerror or error
+        raise ConfigError(f"{what} cannot be written ({why}); name {other}.") from error

@@ -1,13 +1,15 @@
-"""Bounded reading of untrusted files: size, type and nesting are limited.
+"""JSON as it is written; bounded reading of untrusted files.
 
-Messages are phrases that callers put after the name of the file.
+Of what is read size, type and nesting are limited. Messages are phrases that callers
+put after the name of the file.
 """
 
 import contextlib
 import json
+import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -100,6 +102,33 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in value if names.count(name) > 1)
         raise ValueError(f"it names {json.dumps(twice)[:200]} twice in one object")
     return value
+
+
+def known(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where it cannot be read, or holds none."""
+    try:
+        value = json_of(read(path))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def json_value(value: Any) -> Any:
+    """A tree of Python values and arrays as JSON values; non-finite floats as None."""
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if hasattr(value, "tolist"):
+        return json_value(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON file of `json_value`."""
+    return (json.dumps(json_value(value), indent=1, allow_nan=False) + "\n").encode()
 
 
 def shown(value: Any) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from curax.config import Config, ConfigError
 from curax.settings.cli import count, keep, make_folder
+from curax.settings.files import json_bytes
 from curax.theory import population
 from curax.theory.population import Population
 
@@ -195,5 +196,5 @@ def advise(
     known = advice.Known(population=prompts, **fields)
     among = advice.candidates(own, references=known.references)
     found = advice.rank(among, known, partial(count, "sizes predicted"))
-    data = json.dumps(found, indent=1, allow_nan=False) + "\n"
-    print(f"{table(found)}\n{keep(args.out, {'advice.json': data.encode()})}")
+    kept = keep(args.out, {"advice.json": json_bytes(found)})
+    print(f"{table(found)}\n{kept}")

@@ -10,6 +10,7 @@ import numpy as np
 from curax.config import Config, ConfigError
 from curax.settings import errors
 from curax.settings.config_types import present
+from curax.settings.files import json_value
 from curax.settings.sizes import updates_of
 from curax.step import rehearsal
 from curax.theory import hint_levels, predict, remarks, stated_objective
@@ -84,28 +85,26 @@ def summarise(
         "population": population.source,
         "claim": claim.name,
         "nearest": name,
-        "nearest_factor": _number(factor),
+        "nearest_factor": factor,
         "exact": not seen.how,
         "averaged": list(seen.how),
         "mean": {
             "draws": average(columns["draws"]),
             "tokens": average(columns["tokens"]),
             "signal": average(seen.signal),
-            "pass_rate_bias": _number(average(columns["pass_rate_bias"])),
+            "pass_rate_bias": average(columns["pass_rate_bias"]),
         },
         "tokens_are": "at most" if each is None else "as measured",
         "updates_per_step": updates_of(config),
         "grpo_group": group,
-        "histogram": (counts / len(population.rates)).tolist(),
-        "by_pass_rate": {
-            key: [_number(value) for value in column] for key, column in columns.items()
-        },
+        "histogram": counts / len(population.rates),
+        "by_pass_rate": columns,
         "warnings": off + remarks.warnings(claim, seen),
         "notes": notes,
     }
     if plain.hints:
         result["hints"] = _hints(config, plain, lift, average)
-    return result
+    return json_value(result)
 
 
 def _columns(
@@ -171,25 +170,16 @@ def _hints(
     hints, how = present(seen.hints), present(config.hint)
     names = ("drawn", "trains", "weight", "signal", "draws", "end", "end_weight")
     columns = {"pass_rate": hints.p} | {name: getattr(hints, name) for name in names}
-
-    def numbers(values: np.ndarray) -> list[Any]:
-        return [_number(x) if x.ndim == 0 else numbers(x) for x in values]
-
     return {
         "lift": lift,
         "levels": how.levels,
         "gradient": {1: "hint", 0: "prompt", None: None}[hint_levels.credited(how)],
         "controller": how.controller is not None,
-        "signal_without": numbers(seen.signal),
+        "signal_without": seen.signal,
         "mean": {
             "signal_without": average(seen.signal),
             "drawn": [average(row) for row in hints.drawn],
             "trains": [average(row) for row in hints.trains],
         },
-        "by_level": {k: numbers(x) for k, x in columns.items() if x is not None},
+        "by_level": {k: x for k, x in columns.items() if x is not None},
     }
-
-
-def _number(value: float) -> float | None:
-    """A number for JSON: None where it is not finite."""
-    return float(value) if math.isfinite(value) else None
