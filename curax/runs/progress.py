@@ -24,14 +24,6 @@ class ElapsedColumn(ProgressColumn):
         return Text(f"{task.elapsed:.0f} s" if waits else "")
 
 
-class CountColumn(ProgressColumn):
-    """How much of a task is done, as `3/40` or `94 %`; empty where nobody knows."""
-
-    def render(self, task: Task) -> Text:
-        """The column's text."""
-        return Text(_count(task.completed, task.total, task.fields.get("share", False)))
-
-
 class Progress:
     """Display of step, pass rate, dead groups, tokens per second and time left."""
 
@@ -46,7 +38,7 @@ class Progress:
             # What is waited for may wrap, and never crushes what stands beside it.
             TextColumn("{task.description}", table_column=Column(min_width=10)),
             *([BarColumn(bar_width=12)] if self._console.width >= NARROW else []),
-            CountColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True)),
             # The note alone may wrap where the terminal is narrow.
             TextColumn("{task.fields[note]}", table_column=Column(no_wrap=False)),
             ElapsedColumn(),
@@ -96,8 +88,7 @@ class Progress:
             compiling: text shown until the first call returns.
             share: show how much is done as a percentage.
         """
-        fields = {"note": "", "waits": True, "share": share}
-        bar = self._bars.add_task(name, total=total, **fields)
+        bar = self._bars.add_task(name, total=total, note="", count="", waits=True)
         self._phase = name, bar, share, total
         self._first = self._last = None
         self._show(done, f"{self._held_out}{compiling}", waits=True)
@@ -105,7 +96,8 @@ class Progress:
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Show a line with elapsed seconds while the block runs."""
-        bar = self._bars.add_task(what, total=None, note="", waits=True, visible=False)
+        fields = {"note": "", "count": "", "waits": True}
+        bar = self._bars.add_task(what, total=None, visible=False, **fields)
         if self._console.is_terminal:
             self._bars.update(bar, visible=True)
         else:
@@ -152,16 +144,12 @@ class Progress:
 
     def _show(self, done: float, note: str, *, waits: bool = False) -> None:
         name, bar, share, total = self._phase
-        self._bars.update(bar, completed=done, note=note, waits=waits)
+        # A share is never rounded up to all of it.
+        count = f"{int(100 * done / total)} %" if share else f"{done:.0f}/{total:.0f}"
+        fields = {"note": note, "count": count, "waits": waits}
+        self._bars.update(bar, completed=done, **fields)
         if not self._console.is_terminal:
-            self.say(f"{name} {_count(done, total, share)}  {note}")
-
-
-def _count(done: float, total: float | None, share: bool) -> str:
-    """Text of what is done of a total; a share is never rounded up to all of it."""
-    if total is None:
-        return ""
-    return f"{int(100 * done / total)} %" if share else f"{done:.0f}/{total:.0f}"
+            self.say(f"{name} {count}  {note}")
 
 
 def _mean(values: Any) -> float:
