@@ -165,11 +165,11 @@ def workdir_of(args: argparse.Namespace) -> Path:
 def train_with_others(args: argparse.Namespace, argv: Sequence[str]) -> int:
     """Exit status of one of several processes; after an error it ends here."""
     from curax.processes import peers
-    from curax.runs import run
+    from curax.runs import folder
 
     status, seconds = 130, args.start_timeout or peers.START
     try:
-        saved = partial(run.last_checkpoint, workdir_of(args))
+        saved = partial(folder.last_checkpoint, workdir_of(args))
         named = args.coordinator, args.processes, args.process
         peers.start(*named, saved=saved, seconds=seconds)
         status = train(args, argv)

@@ -17,6 +17,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 from curax.config import ConfigError, load, override
 from curax.runs import dashboards, folder, policies, record
+from curax.runs.rows import NotWrittenError, Rows
 from curax.settings import files
 from curax.settings.config_paths import describe
 from curax.step.records import Shown
@@ -51,7 +52,7 @@ def events(path):
 
 
 def written(path, rows, *, upto=-1.0):
-    file = folder.Rows(path, upto=upto)
+    file = Rows(path, upto=upto)
     file.write(rows)
     file.close()
     return lines(path)
@@ -94,7 +95,7 @@ def test_the_rows_that_stand_there_are_read_back(tmp_path):
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
-    file = folder.Rows(tmp_path / "rows.jsonl", upto=-1)
+    file = Rows(tmp_path / "rows.jsonl", upto=-1)
     file.write(FOUR[:1])
     assert lines(tmp_path / "rows.jsonl") == FOUR[:1]
     file.close()
@@ -104,7 +105,7 @@ def refused(path, **how) -> str:
     """Why a file is not opened; it stays as it is."""
     before = path.read_bytes()
     with pytest.raises(record.RecordError) as caught:
-        folder.Rows(path, **how)
+        Rows(path, **how)
     assert path.read_bytes() == before
     return str(caught.value)
 
@@ -126,7 +127,7 @@ def test_in_front_of_a_checkpoint_nothing_is_cut_off(tmp_path, text, first):
             said = refused(path, upto=upto, first=first)
             assert re.fullmatch(rf"{path}:2: .*; repair or delete this line\.", said)
     # Where there is no checkpoint, or one of before, it is as good as any row.
-    folder.Rows(path, upto=-1, first=first).close()
+    Rows(path, upto=-1, first=first).close()
     assert path.read_bytes() == b""
 
 
@@ -136,7 +137,7 @@ def test_what_lies_behind_the_last_step_of_a_checkpoint_may_be_anything(tmp_path
         written(path, FOUR)
         with path.open("a") as file:
             file.write(tail)
-        folder.Rows(path, upto=3, first=0).close()
+        Rows(path, upto=3, first=0).close()
         assert lines(path) == FOUR
         path.unlink()
 
@@ -175,11 +176,11 @@ def files_of_at_most(size):
 
 def test_rows_for_which_there_is_no_room_are_not_written_at_all(tmp_path):
     path = tmp_path / "rows.jsonl"
-    file = folder.Rows(path, upto=-1)
+    file = Rows(path, upto=-1)
     file.write(FOUR[:2])
     with (
         files_of_at_most(path.stat().st_size + 40),
-        pytest.raises(folder.NotWrittenError) as caught,
+        pytest.raises(NotWrittenError) as caught,
     ):
         file.write(FOUR[2:])
     assert str(caught.value) == f"{path} cannot be written (File too large)"
@@ -370,7 +371,7 @@ def test_what_cannot_be_written_at_the_end_is_told_and_all_is_closed(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(dashboards.TensorBoard, "close", full)
-    with pytest.raises(folder.NotWrittenError) as caught:
+    with pytest.raises(NotWrittenError) as caught:
         files.close()
     assert str(caught.value) == (
         f"{tmp_path / 'tensorboard'} cannot be written (No space left on device)"

@@ -27,6 +27,7 @@ from test_train import call
 from curax import memory
 from curax.config import ConfigError, Mesh, load, override
 from curax.runs import checkpoint, folder, memory_io
+from curax.runs.rows import NotWrittenError
 from curax.step import loops, mesh
 from curax.tasks import chain
 from curax.types import PromptMemory, Prompts, TrainState
@@ -256,7 +257,7 @@ def test_a_file_for_which_there_is_no_room_is_told_and_the_old_one_stays(tmp_pat
     path, task = tmp_path / "memory.jsonl", task_of(QUESTIONS)
     memory_io.write(path, task, memory_of(np.ones((4, N))))
     before = path.read_bytes()
-    with files_of_at_most(200), pytest.raises(folder.NotWrittenError) as caught:
+    with files_of_at_most(200), pytest.raises(NotWrittenError) as caught:
         memory_io.write(path, task, memory_of(np.full((4, N), 2.0)))
     assert str(caught.value) == f"{path} cannot be written (File too large)"
     assert list(tmp_path.iterdir()) == [path]

@@ -31,7 +31,7 @@ from test_train import BUILT, compiled  # noqa: F401, as a fixture
 from curax import __main__, demo, evaluate, export, loss, new, train, xray
 from curax.config import load, override
 from curax.models import prompt_form
-from curax.runs import run
+from curax.runs import ending
 from curax.settings import functions
 from curax.settings.cli import recipe_of
 from curax.settings.config_paths import fields_of, option
@@ -240,7 +240,7 @@ def site(tmp_path_factory, compiled) -> Iterator[Site]:  # noqa: F811
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         # Pictures take a second; other tests look at them.
-        patch.setattr(run.page, "write", lambda workdir: workdir / "report.html")
+        patch.setattr(ending.page, "write", lambda workdir: workdir / "report.html")
         # A checkpoint of the sizes of the other pages', for its programs.
         for name, size in real.SMALL.items():
             patch.setitem(demo.SIZES, name, size)
@@ -475,6 +475,7 @@ import small
 from curax import hint, loss, modulate, off_policy, reflect, stop
 from curax.config import KL, Hint, Pilot, Queries, Reflection, Stop
 from curax.step.methods import prefixes
+from curax.runs import ending
 from curax.tasks import chain, rationale
 
 

@@ -21,7 +21,7 @@ from curax import train
 from curax.config import ConfigError, load, override
 from curax.processes import clusters, peers
 from curax.reward import Verdicts
-from curax.runs import checkpoint, folder, run
+from curax.runs import checkpoint, ending, folder
 from curax.settings.cli import recipe_of
 from curax.step import grading
 
@@ -33,7 +33,7 @@ STAGED = (*WORDS, "task.on_device=false", "sampling.chunks=2")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Pictures take a second; other tests look at them."""
-    monkeypatch.setattr(run.page, "write", lambda workdir: workdir / "report.html")
+    monkeypatch.setattr(ending.page, "write", lambda workdir: workdir / "report.html")
 
 
 def call(workdir, *words, resume=False):

@@ -16,7 +16,8 @@ import small
 
 from curax import advantage, downsample, gate, loss, modulate, objective, reward
 from curax.config import KL, ConfigError, Stop, load
-from curax.runs import checkpoint, folder, run
+from curax.runs import checkpoint, run
+from curax.runs.rows import NotWrittenError
 from curax.settings import errors
 from curax.settings.declared import declares
 from curax.step import draw, drivers, rehearsal, stages
@@ -430,7 +431,7 @@ def test_without_a_config_only_sentences_of_curax_itself_are_told(monkeypatch):
 
 def test_of_errors_of_the_work_the_first_is_told():
     def first():
-        raise folder.NotWrittenError("rows cannot be written (No space left)")
+        raise NotWrittenError("rows cannot be written (No space left)")
 
     try:
         try:

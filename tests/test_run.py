@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import small
 
-from curax.runs import checkpoint, folder, record, run
+from curax.runs import checkpoint, ending, folder, record, run
 from curax.runs.compile_times import CompileTimes
 from curax.step import loops, validation
 
@@ -181,11 +181,11 @@ def test_alarms_are_kept_as_other_rows_are_and_told_at_the_end(tmp_path, monkeyp
         assert told == {"drift": 1, "collapse": 5}
     row = {"step": 7, "rollout/tokens": 9}
     (tmp_path / folder.METRICS).write_text(json.dumps(row) + "\n")
-    assert run.summary_line(tmp_path) == (
+    assert ending.summary_line(tmp_path) == (
         "Complete, but with ratios off 1 before any update (step 1), nothing left to "
         "learn from (step 5). Held-out pass rate unknown: 7 steps, 9 tokens generated"
     )
-    page = run.page.write(tmp_path).read_text()
+    page = ending.page.write(tmp_path).read_text()
     top = page[page.index("<header") : page.index("</header>")]
     assert top.count('<p class="alarm">Step ') == 2
     assert "Step 5: nothing to train on in 5 steps in a row up to step 5, " in top
@@ -198,11 +198,11 @@ def test_a_run_without_rl_is_told_as_a_supervised_one(tmp_path):
     warm = [json.dumps({"step": n, "warm/loss_nats": 1.0}) for n in (1, 2, 3)]
     (tmp_path / "warm_start.jsonl").write_text("\n".join(warm) + "\n")
     said = "Held-out pass rate 0.125 after 3 supervised steps"
-    assert run.summary_line(tmp_path) == said
-    page = run.page.write(tmp_path).read_text()
+    assert ending.summary_line(tmp_path) == said
+    page = ending.page.write(tmp_path).read_text()
     assert "Held-out pass rate is <b>12.5%</b> after 3 supervised steps." in page
     (tmp_path / "warm_start.jsonl").write_text(f"{warm[0]}\n")
-    assert run.summary_line(tmp_path).endswith(" after 1 supervised step")
+    assert ending.summary_line(tmp_path).endswith(" after 1 supervised step")
 
 
 def test_a_warm_start_without_a_finite_loss_stops_the_run(tmp_path, monkeypatch):

@@ -26,8 +26,9 @@ from test_folder import events, files_of_at_most, lines
 from curax import train
 from curax.config import load, override
 from curax.models import transformer
-from curax.runs import checkpoint, dashboards, dry_run, folder, run
+from curax.runs import checkpoint, dashboards, dry_run, ending, folder, run
 from curax.runs.profile import Profile
+from curax.runs.rows import NotWrittenError
 from curax.settings import lock
 from curax.settings.config_paths import describe
 from curax.step import loops
@@ -110,7 +111,7 @@ def compiled():
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Pictures take a second; other tests look at them."""
-    monkeypatch.setattr(run.page, "write", lambda workdir: workdir / "report.html")
+    monkeypatch.setattr(ending.page, "write", lambda workdir: workdir / "report.html")
 
 
 def call(workdir, *assignments, resume=False) -> tuple[int, str, str]:
@@ -924,7 +925,7 @@ def test_a_trace_for_which_there_is_no_room_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(jax.profiler, "stop_trace", full)
     traced = Profile(tmp_path, 1)
     traced.begin(1, 1)
-    with pytest.raises(folder.NotWrittenError) as caught:
+    with pytest.raises(NotWrittenError) as caught:
         traced.end(2)
     why = f"{tmp_path / 'profile'} cannot be written (No space left on device)"
     assert str(caught.value) == why

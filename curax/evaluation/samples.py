@@ -7,10 +7,10 @@ an evaluation can be resumed where its file ends, and completions depend neither
 batch size nor on the number of problems.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,8 +25,8 @@ from curax.arrays.keys import stage_key
 from curax.config import ConfigError
 from curax.evaluation.questions import Questions
 from curax.runs import record
-from curax.runs.folder import append_rows, write_errors
 from curax.runs.policies import Policy
+from curax.runs.rows import Appended
 from curax.settings.config_types import present
 from curax.step import draw, drivers
 from curax.step.records import Request, Subject
@@ -327,9 +327,7 @@ class SamplesFile:
             NotWrittenError: no permission.
         """
         ends = [0, *(end for end, _ in self.blocks())]
-        with write_errors(self.path):
-            self._file = self.path.open("ab", buffering=0)
-            self._file.truncate(ends[-1])
+        self._file = Appended(self.path, ends[-1])
         return len(ends) - 1
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -338,7 +336,7 @@ class SamplesFile:
         Raises:
             NotWrittenError: disk full; no row is written.
         """
-        append_rows(self._file, self.path, rows)
+        self._file.write(rows)
 
     def close(self) -> None:
         """Flush to the disk (fsync) and close.
@@ -346,8 +344,8 @@ class SamplesFile:
         Raises:
             NotWrittenError: it cannot be written.
         """
-        with write_errors(self.path), self._file:
-            os.fsync(self._file.fileno())
+        with contextlib.closing(self._file):
+            self._file.sync()
 
 
 def _parsed_row(line: bytes) -> dict[str, Any]:

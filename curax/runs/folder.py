@@ -1,7 +1,7 @@
 """Files of a run folder: config, metrics, rollouts, alarms.
 
-Rows are appended whole or not at all. A resumed run cuts off all rows after its
-checkpoint, and a partial last row of a killed run, and writes them anew.
+A resumed run cuts off all rows after its checkpoint, and a partial last row of a killed
+run, and writes them anew.
 """
 
 import contextlib
@@ -11,8 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import FileIO
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ import numpy as np
 from curax import hub
 from curax.config import Config, ConfigError, override
 from curax.processes import peers
-from curax.runs import record
+from curax.runs import checkpoint, record
 from curax.runs.dashboards import EVENTS, Dashboards
+from curax.runs.rows import RemovedError, Rows, check_there, whole_rows, write_errors
 from curax.settings import files
-from curax.settings.cli import recipe_name, still_there, write_whole
+from curax.settings.cli import recipe_name, write_whole
 from curax.settings.config_paths import Place, changes, describe, flat
 from curax.settings.config_types import HubName, metadata
-from curax.settings.errors import WorkError
 from curax.types import Task
 
 CONFIG, RECIPE = "config.json", "recipe.json"
@@ -47,24 +46,6 @@ CHANGEABLE = (
 
 
 LOOKS = 15.0  # seconds for a file to be seen on the other machines
-
-
-class NotWrittenError(WorkError, OSError):
-    """A file of the run folder could not be written; the message says which and why."""
-
-
-class RemovedError(NotWrittenError):
-    """A file was removed, renamed or replaced while the run wrote to it."""
-
-    def __init__(self, path: Path):
-        """Name the file, or its folder where the whole folder is gone."""
-        gone = path if path.parent.is_dir() else path.parent
-        super().__init__(f"{gone} was removed or renamed while the run wrote to it")
-
-
-def _check_exists(path: Path, was: os.stat_result) -> None:
-    if not still_there(path, was):
-        raise RemovedError(path)
 
 
 def check_writable(workdir: Path) -> None:
@@ -337,103 +318,37 @@ def check_rows(workdir: Path, *, step: int | None, warm: int) -> None:
         record.evaluation(workdir)
 
 
+def last_checkpoint(workdir: Path) -> str:
+    """Phrase that names the last checkpoint in a run"""
+    last = checkpoint.latest(workdir / CHECKPOINTS)
+    if last is None:
+        return "there is no checkpoint yet, so it will start again"
+    return f"the checkpoint of step {last} is intact"
+
+
+def check_files(workdir: Path, since: int | None, *, finished: bool) -> None:
+    """Check that the files of a run folder can be read up to a checkpoint.
+
+    Args:
+        workdir: run folder; nothing in it is changed.
+        since: step of the newest checkpoint, None without one.
+        finished: the run is complete, so every file is read in full.
+
+    Raises:
+        ConfigError: a file is damaged; the message names file and line.
+    """
+    warm = checkpoint.latest(workdir / WARM_CHECKPOINTS)
+    try:
+        check_rows(workdir, step=since, warm=warm or 0)
+        if finished:
+            record.read(workdir)
+    except record.RecordError as error:
+        raise ConfigError(str(error)) from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically: a failed write leaves the old file."""
     write_whole(path, files.json_bytes(value))
-
-
-class Rows:
-    """An append-only file of JSON objects, one per line, with non-decreasing `step`."""
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        upto: float,
-        error: Callable[[Any], str | None] = lambda _: None,
-        first: int | None = None,
-    ):
-        """Open for appending; rows after step `upto` are cut off.
-
-        Args:
-            path: file of rows.
-            upto: step of the checkpoint.
-            error: `row -> message` for an invalid row, None for a valid one.
-            first: step of the first row where every later step has exactly one row;
-                None where steps may repeat or be left out.
-
-        Raises:
-            RecordError: rows up to the checkpoint are damaged or missing.
-            NotWrittenError: no permission.
-        """
-        self._path, end = path, whole_rows(path, upto=upto, error=error, first=first)
-        with write_errors(path):
-            self._file = path.open("ab", buffering=0)
-            self._file.truncate(end)
-
-    def write(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Append rows, all of them or none.
-
-        Raises:
-            NotWrittenError: disk full or no permission; no row is written.
-        """
-        self.check()
-        append_rows(self._file, self._path, map(files.json_value, rows))
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows in order; non-finite values are None."""
-        for line in record.read_lines(self._path, lambda _: None, once=False):
-            yield dict(line.row)
-
-    def check(self) -> None:
-        """Check that the open file is still the one at its path.
-
-        Raises:
-            RemovedError: it was removed, renamed or replaced.
-        """
-        _check_exists(self._path, os.fstat(self._file.fileno()))
-
-    def sync(self) -> None:
-        """Flush all rows to the disk (fsync)."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file.
-
-        Raises:
-            NotWrittenError: its last rows could not be written.
-        """
-        with write_errors(self._path):
-            self._file.close()
-
-
-def whole_rows(
-    path: Path,
-    *,
-    upto: float,
-    error: Callable[[Any], str | None] = lambda _: None,
-    first: int | None = None,
-) -> int:
-    """Byte offset at which the last whole row up to step `upto` ends.
-
-    Arguments and errors as of `Rows`.
-    """
-    end, once, before = 0, first is not None, -1 if first is None else first - 1
-    for line in record.read_lines(path, error, once=once, start=before, upto=upto):
-        if not line.ended:
-            break
-        if once and line.row["step"] > before + 1:
-            raise record.RecordError(
-                f"{path}:{line.number}: step {line.row['step']} behind step {before}; "
-                "bring back the lines between them."
-            )
-        before, end = line.row["step"], line.end
-    if once and before < upto < math.inf:
-        raise record.RecordError(
-            f"{path}: no line of step {before + 1}, and there is a checkpoint of step "
-            f"{upto}; bring back the lines up to that step."
-        )
-    return end
 
 
 class Files:
@@ -541,7 +456,7 @@ class Files:
         for file in self._rows:
             file.check()
         for path, was in self._dashboards.files():
-            _check_exists(path, was)
+            check_there(path, was)
 
     def close(self) -> None:
         """Flush and close all files.
@@ -570,33 +485,6 @@ class NoFiles:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """No rows."""
         return iter(())
-
-
-def append_rows(file: FileIO, path: Path, rows: Iterable[Any]) -> None:
-    """Append JSON lines to an unbuffered file, all of them or none.
-
-    Raises:
-        NotWrittenError: disk full or no permission; the file is as it was.
-    """
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    with write_errors(path):
-        end = file.seek(0, os.SEEK_END)
-        try:
-            while text:
-                text = text[file.write(text) :]
-        except OSError:
-            file.truncate(end)
-            raise
-
-
-@contextlib.contextmanager
-def write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError while writing `path` into a `NotWrittenError`."""
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or type(error).__name__
-        raise NotWrittenError(f"{path} cannot be written ({why})") from error
 
 
 def completion_rows(

@@ -18,7 +18,7 @@ import numpy as np
 
 from curax.config import ConfigError
 from curax.processes import peers
-from curax.runs.folder import write_errors
+from curax.runs.rows import write_errors
 from curax.settings.cli import write_whole
 from curax.types import PromptMemory, Task, TrainState
 

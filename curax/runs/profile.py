@@ -4,8 +4,8 @@ from pathlib import Path
 
 import jax
 
-from curax.runs import folder
 from curax.runs.checkpoint import system_reason
+from curax.runs.rows import NotWrittenError
 
 
 class Profile:
@@ -60,6 +60,6 @@ class Profile:
             try:
                 jax.profiler.stop_trace()
             except (OSError, jax.errors.JaxRuntimeError) as error:
-                raise folder.NotWrittenError(
+                raise NotWrittenError(
                     f"{self._folder} cannot be written ({system_reason(error)})"
                 ) from error

@@ -24,24 +24,22 @@ from curax.runs import (
     cache,
     checkpoint,
     dashboards,
+    ending,
     folder,
     memory_io,
-    page,
     record,
-    templates,
 )
 from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
 from curax.runs.profile import Profile
 from curax.runs.progress import Progress
+from curax.runs.rows import RemovedError
 from curax.settings import errors
 from curax.settings.config_paths import describe
-from curax.settings.packages import is_installed
 from curax.settings.sizes import checkpoint_of, declared_option
 from curax.step import build, loops, rehearsal, stages
 from curax.step.records import Components
 from curax.step.states import Warm
-from curax.theory import expect
 from curax.types import TrainState
 
 PROGRAMS = {
@@ -101,7 +99,7 @@ def train(
         more = record.plural(config.steps - (since or 0), "step")
         steps = f", the last {more}" if since else ""
         took = f"{steps} in {record.duration_text(time.monotonic() - start)}"
-    return write_report(config, workdir, took) if peers.is_first() else 0
+    return ending.write_report(config, workdir, took) if peers.is_first() else 0
 
 
 def begun(config: Config, workdir: Path, *, resume: bool) -> int | None:
@@ -117,7 +115,9 @@ def begun(config: Config, workdir: Path, *, resume: bool) -> int | None:
     since = peers.broadcast(since)
     peers.same("the config", describe(config))
     if resume:
-        peers.on_first(check_files, workdir, since, finished=since == config.steps)
+        peers.on_first(
+            folder.check_files, workdir, since, finished=since == config.steps
+        )
     return since
 
 
@@ -152,83 +152,10 @@ def prepared(
     return loop, loaded
 
 
-def write_report(config: Config, workdir: Path, took: str) -> int:
-    """Write the report of a complete run and print it; returns the exit status.
-
-    Args:
-        config: config of the run.
-        workdir: run folder.
-        took: what was done and how long it took; empty where nothing was.
-    """
-    try:
-        if took or not (workdir / folder.EXPECTED).exists():
-            write_predictions(config, workdir)
-        path, line = page.write(workdir), summary_line(workdir)
-    except record.RecordError as error:
-        print(f"curax.train: the run is complete, but {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"curax.train: the run is complete, but {workdir}/report.html cannot be "
-            f"written ({error.strerror}); mend that and write it with --resume.",
-            file=sys.stderr,
-        )
-        return 1
-    if not is_installed("matplotlib"):
-        print(templates.NO_PICTURES)
-    print(f"{line}{took}.\nReport: {path}", flush=True)
-    return 0
-
-
 def say(text: str) -> None:
     """Print a line on process 0."""
     if peers.is_first():
         print(text, flush=True)
-
-
-def last_checkpoint(workdir: Path) -> str:
-    """Phrase that names the last checkpoint in a run folder."""
-    last = checkpoint.latest(workdir / folder.CHECKPOINTS)
-    if last is None:
-        return "there is no checkpoint yet, so it will start again"
-    return f"the checkpoint of step {last} is intact"
-
-
-def check_files(workdir: Path, since: int | None, *, finished: bool) -> None:
-    """Check that the files of a run folder can be read up to a checkpoint.
-
-    Args:
-        workdir: run folder; nothing in it is changed.
-        since: step of the newest checkpoint, None without one.
-        finished: the run is complete, so every file is read in full.
-
-    Raises:
-        ConfigError: a file is damaged; the message names file and line.
-    """
-    warm = checkpoint.latest(workdir / folder.WARM_CHECKPOINTS)
-    try:
-        folder.check_rows(workdir, step=since, warm=warm or 0)
-        if finished:
-            record.read(workdir)
-    except record.RecordError as error:
-        raise ConfigError(str(error)) from error
-
-
-def write_predictions(config: Config, workdir: Path) -> None:
-    """Write expected.json: the metrics that theory predicts from held-out pass rates.
-
-    Writes nothing where pass rates before or after the run are missing.
-    """
-    run = record.read(workdir)
-    if run.before is None or run.after is None:
-        return
-    # questions.json exists for tasks of files; other tasks have the number as option.
-    prompts = record.read_json(workdir / folder.QUESTIONS).get("prompts")
-    sides = {
-        side: expect.expected(config, rates, run.samples, prompts=prompts)
-        for side, rates in (("before", run.before), ("after", run.after))
-    }
-    folder.write_json(workdir / folder.EXPECTED, sides)
 
 
 def set_up_libraries() -> None:
@@ -272,33 +199,6 @@ def load_memory(built: Components) -> memory_io.LoadedMemory | None:
     """
     path = built.config.memory.load
     return None if path is None else memory_io.read(Path(path), built.task)
-
-
-def summary_line(workdir: Path) -> str:
-    """One line about a finished run: alarms, change of the pass rate, steps, tokens."""
-    run = record.read(workdir)
-    rates = list(record.means(run.rows, "eval/pass_rate").values())
-    if run.config.get("steps") == 0:  # supervised training alone: one evaluation
-        rate = f"{rates[-1]:.3f}" if rates else "unknown"
-        return (
-            f"{alarm_prefix(run)}Held-out pass rate {rate} after "
-            f"{record.plural(len(run.warm), 'supervised step')}"
-        )
-    change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
-    tokens = record.count_text(float(np.sum(run.rows[-1].get("rollout/tokens", 0))))
-    return (
-        f"{alarm_prefix(run)}Held-out pass rate {change}: "
-        f"{record.plural(run.rows[-1]['step'], 'step')}, {tokens} tokens generated"
-    )
-
-
-def alarm_prefix(run: record.Run) -> str:
-    """Sentence that lists the alarms of a run with their steps; empty without any."""
-    brief = [
-        f"{alarms.SHORT.get(row['kind'], row['kind'])} (step {row['step']})"
-        for row in run.alarms
-    ]
-    return f"Complete, but with {', '.join(brief)}. " if brief else ""
 
 
 class Run:
@@ -389,14 +289,14 @@ class Run:
             if not (found := errors.work_error(error)):
                 raise
             first, what = found
-            if isinstance(first, folder.RemovedError):
+            if isinstance(first, RemovedError):
                 raise RunError(
                     f"{what}, so the run stops; bring it back and go on with "
                     "--resume, or start anew in another --workdir."
                 ) from first
             raise RunError(
                 f"{what}; mend that and go on with --resume: "
-                f"{last_checkpoint(self._workdir)}."
+                f"{folder.last_checkpoint(self._workdir)}."
             ) from first
 
     def _restore(self) -> checkpoint.Restored | None:
