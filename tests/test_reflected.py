@@ -30,6 +30,7 @@ from curax import (
     loss,
     modulate,
     objective,
+    off_policy,
     reflect,
 )
 from curax.config import (
@@ -108,7 +109,7 @@ CONFIG = Config(
         max_tokens=T,
         temperature=TEMPERATURE,
         top_p=0.9,
-        correct=correct.none,
+        off_policy=off_policy.none,
     ),
     reflection=HOW,
     allocate=allocate.uniform,

@@ -85,7 +85,7 @@ def variants(config: Config) -> list[Config]:
     summed: Any = partial(aggregate.constant_length, length=1)
     plain: Any = partial(loss.clipped_ratio, low=1.0, high=jnp.inf)
     once = dataclasses.replace(config.update, minibatches=1, epochs=1)
-    sampling = dataclasses.replace(config.sampling, correct=None)
+    sampling = dataclasses.replace(config.sampling, off_policy=None)
     several = dataclasses.replace(
         config, kl=None, entropy_bonus=0.0, loss=plain, sampling=sampling
     )
