@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from curax import rollout
+from curax.arrays import cache_sizes
 from curax.models import decoding
 
 
@@ -25,7 +25,7 @@ def shares(
     size, block = decoding.piece(2, 64, 4)
     length, count = np.array(queue[:slots]), np.zeros(slots, int)
     del queue[:slots]
-    stages = list(rollout.widths(context, most))
+    stages = list(cache_sizes.widths(context, most))
     time, held, read = 0, 0, dict.fromkeys(("rings", "blocks", "pages"), 0)
     while (works := count < length).any():
         if len(stages) > 1 and (count[works] >= stages[0]).any():

@@ -21,7 +21,6 @@ caches: devices exchange activations over `tensor` and a few numbers per row.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,14 +29,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax.arrays import keys
-from curax.arrays.lines import dealt
+from curax.arrays import cache_sizes, choice, keys
+from curax.arrays.queues import Queue
 from curax.arrays.sharding import constrain, platform, shard_rows, shards
-from curax.settings.config_paths import ConfigError
 from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
-
-# A vocabulary of so many tokens is neither given a random number each nor sorted.
-MANY = 4096
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -51,7 +46,7 @@ class Prefix:
         """The prefix of each row, `[N, ...]`."""
         return jax.tree.map(lambda leaf: leaf[context], self)
 
-    def dealt(self, queue: "Queue") -> "Prefix":
+    def dealt(self, queue: Queue) -> "Prefix":
         """Prefixes of each shard's block of contexts, `[D, C / blocks, ...]`.
 
         Shards lie over the data axes of the mesh; heads stay sharded over `tensor`.
@@ -234,14 +229,14 @@ def sample(
         max_tokens=max_tokens,
         end=how.end,
         choose=partial(
-            choose, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p
+            choice.choose, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p
         ),
         stopping=stopping,
         refills=refills,
         sharing=stopping.size if stopping else max(1, rows // groups),
     )
     table = initial_table(fixed, even if refills else rows, how.pad)
-    columns = widths(contexts.tokens.shape[1], max_tokens)
+    columns = cache_sizes.widths(contexts.tokens.shape[1], max_tokens)
     if model.ragged and model.ragged(max_tokens):
         columns = (max_tokens,)
     for width in columns:
@@ -261,7 +256,7 @@ def with_room(
     prefix: Prefix,
     contexts: Contexts,
     max_tokens: int,
-    queue: "Queue",
+    queue: Queue,
     slots: int,
     *,
     bound: float,
@@ -271,84 +266,11 @@ def with_room(
     The prefix is that of the contexts, or its shapes.
     """
     groups, prompt = contexts.tokens.shape
-    where = Places(
+    where = cache_sizes.Places(
         contexts=groups, prompt=prompt, steps=max_tokens, shards=queue.shards
     )
-    token = token_bytes(prefix.cache, contexts, partial(shards, "heads"))
+    token = cache_sizes.token_bytes(prefix.cache, contexts, partial(shards, "heads"))
     return where.slots(slots, bound=bound, token=token)
-
-
-@flax.struct.dataclass(kw_only=True)
-class Queue:
-    """The rows of a plan that exist, group by group, and the shards that draw them.
-
-    A group is the rows of a context; with a stopping rule, of a prompt. The groups are
-    cut into blocks, gcd(C, D) of them for D shards of slots. A block is that of one
-    shard if D divides C; else some shards have it together, and take its groups' rows
-    in turn.
-    """
-
-    row: jax.Array  # [N] int32, the rows in order; those that do not exist are last
-    first: jax.Array  # [C] int32, the place of the first row of each group
-    wanted: jax.Array  # [C] int32, rows of each group
-    shards: int = flax.struct.field(pytree_node=False)  # D, 1 without a mesh
-
-    @classmethod
-    def of(cls, plan: Plan, group: jax.Array, groups: int) -> "Queue":
-        """Queue of a plan, from the group in [0, C) of each row, `[N]`."""
-        order = (plan.slot, plan.prompt, group, ~plan.exists)
-        asked = plan.exists.astype(jnp.int32)
-        wanted = jnp.zeros(groups, jnp.int32).at[group].add(asked)
-        return cls(
-            row=jnp.lexsort(order).astype(jnp.int32),
-            first=jnp.cumsum(wanted) - wanted,
-            wanted=wanted,
-            shards=shards("rows"),
-        )
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks of groups."""
-        return math.gcd(self.first.shape[0], self.shards)
-
-    @property
-    def sharing(self) -> int:
-        """Number of shards that draw the rows of one block."""
-        return self.shards // self.blocks
-
-    def at(self, place: jax.Array) -> jax.Array:
-        """Rows at these places of the queue, int32; past its end, the last one."""
-        return self.row[jnp.minimum(place, self.row.shape[0] - 1)]
-
-    def dealt(self) -> jax.Array:
-        """`[C]` int32 order of groups, in which blocks have about equally many rows.
-
-        Those that want most are dealt first, to the blocks in turn, there and back.
-        """
-        if self.blocks == 1:
-            return jnp.arange(self.first.shape[0], dtype=jnp.int32)
-        return dealt(self.wanted, self.blocks).reshape(-1)
-
-    def of_shards(self, of_groups: jax.Array) -> jax.Array:
-        """`[D, C / blocks]` values of each shard's block, from those by group `[C]`."""
-        blocks = of_groups.reshape(self.blocks, 1, -1)
-        return jnp.repeat(blocks, self.sharing, 1).reshape(self.shards, -1)
-
-    @property
-    def turn(self) -> jax.Array:
-        """`[D, C / blocks]` int32 in [0, sharing): first row a shard draws of a group.
-
-        From there on it takes every so many. Another shard of the block is the first to
-        take one of the next group.
-        """
-        shard = jnp.arange(self.shards, dtype=jnp.int32)[:, None]
-        group = jnp.arange(self.first.shape[0] // self.blocks, dtype=jnp.int32)[None]
-        return (shard + group) % self.sharing
-
-    def shares(self, of_groups: jax.Array) -> jax.Array:
-        """`[D, C / blocks]` int32: rows a shard draws, of the first `[C]` of groups."""
-        whole = self.of_shards(of_groups) - self.turn + self.sharing - 1
-        return whole // self.sharing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -366,7 +288,7 @@ class LoopInputs:
     row_key: jax.Array  # [N] PRNG keys
     max_tokens: int  # T
     end: tuple[int, ...]  # tokens that end a completion
-    choose: Callable[..., tuple[jax.Array, ...]]  # (keys, logits) -> as `choose`
+    choose: Callable[..., tuple[jax.Array, ...]]  # (keys, logits) -> as `choice.choose`
     stopping: Stopping | None
     refills: bool  # slots take other rows when theirs have ended
     sharing: int  # slots that are expected to have one context
@@ -448,88 +370,6 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
 def empty(slots: int, prefix: jax.Array) -> jax.Array:
     """Empty cache of a layer for K slots: `[K, kv_heads, 0, d]`."""
     return jnp.zeros((slots, prefix.shape[-3], 0, prefix.shape[-1]), prefix.dtype)
-
-
-def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
-    """Columns of a slot's cache behind its context, as they grow; the last is T.
-
-    A token reads all columns there are, so there are only as many as the longest
-    completion so far has needed. Each width is a loop to be compiled: there is one of
-    half the columns where these are at least 128, and where it reads at most three
-    quarters of what the next one reads, so where P is at most the next one's columns.
-    Below T = 256 there is one.
-
-    Args:
-        context: P.
-        steps: T.
-        most: widths.
-    """
-    half = steps // 2
-    if most == 1 or half < 128 or context > steps:
-        return (steps,)
-    return (*widths(context, half, most - 1), steps)
-
-
-def token_bytes(
-    cache: Any, contexts: Contexts, parts: Callable[[int], int] = lambda heads: 1
-) -> float:
-    """Bytes per device of the keys and values of one token, all layers.
-
-    Args:
-        cache: of `prefill`, or its shapes, `[C, kv_heads, P, d]`.
-        contexts: `[C, P]`.
-        parts: into how many so many heads are cut.
-    """
-    return sum(
-        leaf.size // contexts.tokens.size * leaf.dtype.itemsize / parts(leaf.shape[1])
-        for leaf in jax.tree.leaves(cache)
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Places:
-    """Sizes of the cache of a draw, for any number of slots."""
-
-    contexts: int  # C
-    prompt: int  # P
-    steps: int  # T, `max_tokens`
-    shards: int  # D, over which slots lie
-
-    def tokens(self, slots: int) -> tuple[int, int]:
-        """Tokens in a shard's cache: (own ones of K slots, those of contexts).
-
-        T ceil(K / D),  P C / gcd(C, D)
-        """
-        own = -(-slots // self.shards) * self.steps
-        return own, self.contexts // math.gcd(self.contexts, self.shards) * self.prompt
-
-    def slots(self, most: int, *, bound: float, token: float) -> int:
-        """Number of slots whose cache fits beside that of the contexts.
-
-            K = min(most, D floor((bound / token - P C / gcd(C, D)) / T))
-
-        Args:
-            most: slots that are wanted.
-            bound: bytes of a device; 0: any.
-            token: bytes of a token there.
-
-        Raises:
-            ConfigError: not even one slot of each shard fits.
-        """
-        if not bound or not token:
-            return most
-        one, shared = self.tokens(1)
-        each = int((bound / token - shared) // one)
-        if each < 1:
-            least = 1.001 * token * (shared + one) / 2**30  # .4g may round it off
-            raise ConfigError(
-                f"sampling.cache_gib leaves {bound / 2**30:.4g} GiB for keys and "
-                f"values, and a completion of {self.steps:,} tokens beside "
-                f"{self.contexts} prompts of {self.prompt:,} takes {least:.4g}; set "
-                "sampling.cache_gib higher, or sampling.max_tokens or "
-                "sampling.prompts lower."
-            )
-        return min(most, each * self.shards)
 
 
 def widened(width: int, table: Table) -> Table:
@@ -709,148 +549,3 @@ def write(out: Rollouts, table: Table, token, measured, stop) -> Rollouts:
         score_sq_norm=put(out.score_sq_norm, score_sq_norm),
         finished=out.finished.at[row].set(stop, mode="drop"),
     )
-
-
-def choose(
-    key: jax.Array,
-    logits: jax.Array,
-    *,
-    temperature: float | jax.Array = 1.0,
-    top_k: int = 0,
-    top_p: float | jax.Array = 1.0,
-) -> tuple[jax.Array, ...]:
-    """Sampled token of each row, with its log-probs, entropy and score norm.
-
-    Args:
-        key: `[N]` PRNG keys.
-        logits: `[N, V]` float32.
-        temperature: divides the logits; the number 0 takes the likeliest token.
-        top_k: keep the k likeliest tokens only (ties kept too); 0 keeps all.
-        top_p: then keep the smallest set of likeliest tokens with this mass.
-
-    Returns:
-        Token `[N]` int32; its log-prob under what was drawn from and under the policy
-        before truncation, `[N]` float32 nats; the policy's entropy, `[N]` float32 nats;
-        |d logp / d logits|^2 of the policy at this temperature, `[N]` float32:
-
-            |e_a - pi|^2 = 1 - 2 pi_a + sum_b pi_b^2
-    """
-    greedy = isinstance(temperature, int | float) and temperature == 0
-    z = logits if greedy else logits / temperature
-    logp = jax.nn.log_softmax(z)
-    chance = jnp.exp(logp)
-    entropy = -jnp.sum(chance * logp, -1)
-    if greedy:
-        token = jnp.argmax(z, -1).astype(jnp.int32)
-        behaviour = jnp.zeros_like(entropy)
-    else:
-        cut = truncate(logp, top_k=top_k, top_p=top_p)
-        token = categorical(key, cut)
-        behaviour = pick(cut, token)
-    score_sq_norm = 1.0 - 2.0 * pick(chance, token) + jnp.sum(chance**2, -1)
-    return token, behaviour, pick(logp, token), entropy, jnp.maximum(score_sq_norm, 0.0)
-
-
-def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
-    """Token drawn from the log-probs of each row, `[N]` int32.
-
-    The largest of logp plus Gumbel noise; of `MANY` tokens or more, for which V random
-    numbers a row take longer than all else, the inverse of the distribution function,
-    in two levels of one number each: first a block of V / gcd(V, 256) tokens by its
-    mass, then a token in it. Blocks lie within shards of the vocabulary. Random
-    numbers are multiples of 2^-23, so chances of a block, and in it, are exact to that.
-
-    Args:
-        key: `[N]` PRNG keys.
-        logp: `[N, V]` float32, normalised; -inf where a token is never drawn.
-    """
-    rows, tokens = logp.shape
-    if tokens < MANY:
-        return jax.vmap(jax.random.categorical)(key, logp).astype(jnp.int32)
-    mass = jnp.exp(logp).reshape(rows, math.gcd(tokens, 256), -1)
-    which, where = jax.vmap(partial(jax.random.uniform, shape=(2,)))(key).T
-    block = inverse(jnp.sum(mass, -1), which)
-    inside = jnp.take_along_axis(mass, block[:, None, None], 1)[:, 0]
-    return block * mass.shape[-1] + inverse(inside, where)
-
-
-def inverse(mass: jax.Array, share: jax.Array) -> jax.Array:
-    """First place up to which more than a share of the mass lies, `[N]` int32.
-
-    Never one without mass, however sums are rounded.
-
-    Args:
-        mass: `[N, K]` float32, not negative.
-        share: `[N]` float32 in [0, 1).
-    """
-    upto = jnp.cumsum(mass, -1)
-    more = upto > share[:, None] * upto[:, -1:]
-    place = jnp.argmax(jnp.where(mass > 0, more.astype(jnp.int8), -1), -1)
-    return place.astype(jnp.int32)
-
-
-def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:
-    """Log-probs renormalised over the top-k, then top-p, tokens; -inf elsewhere."""
-
-    def keep(logp, weigh, wanted):
-        least = least_kept(logp, weigh, wanted)
-        return jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
-
-    if top_k:
-        logp = keep(logp, jnp.ones_like, min(top_k, logp.shape[-1]))
-    if isinstance(top_p, int | float) and top_p >= 1:
-        return logp
-    return keep(logp, jnp.exp, top_p)
-
-
-def least_kept(
-    logp: jax.Array,
-    weigh: Callable[[jax.Array], jax.Array],
-    wanted: float | jax.Array,
-) -> jax.Array:
-    """Log-prob of the last of the likeliest tokens that have a weight of `wanted`.
-
-    Few tokens are sorted. Of `MANY` or more it is -t for the least t for which tokens
-    with logp >= -t have that weight, found bit by bit: floats that are not negative
-    have the order of their bits.
-
-    Args:
-        logp: `[N, V]` float32, at most 0.
-        weigh: of log-probs: a token's chance for top-p, 1 for top-k.
-        wanted: sum of weights, above 0.
-
-    Returns:
-        `[N, 1]` float32; the least of all where rounding leaves a sum below `wanted`.
-    """
-    if logp.shape[-1] < MANY:
-        ordered = jnp.sort(logp, -1, descending=True)
-        weight = weigh(ordered)
-        before = jnp.cumsum(weight, -1) - weight
-        last = jnp.sum(before < wanted, -1, keepdims=True) - 1
-        return jnp.take_along_axis(ordered, last, -1)
-    weight, bits = weigh(logp), jax.lax.bitcast_convert_type(-logp, jnp.int32)
-    bits = jnp.maximum(bits, 0)  # -0.0 is 0
-
-    def one(number, found):
-        half = jnp.int32(1) << (30 - number)
-        sum_ = jnp.sum(weight, -1, keepdims=True, where=bits < found + half)
-        return jnp.where(sum_ < wanted, found + half, found)
-
-    found = jax.lax.fori_loop(0, 31, one, jnp.zeros((*logp.shape[:-1], 1), jnp.int32))
-    return jnp.min(jnp.where(bits <= found, logp, jnp.inf), -1, keepdims=True)
-
-
-def cut_mass(rollouts: Rollouts) -> jax.Array:
-    """Probability that top-k and top-p remove from the policy, `[N, T]` in [0, 1).
-
-        1 - sum_{b kept} pi_b = 1 - pi_a / mu_a
-
-    for mu is pi over what is kept, divided by its sum, and a is kept. 0 off the mask.
-    """
-    cut = -jnp.expm1(rollouts.logp_policy - rollouts.logp_behaviour)
-    return jnp.where(rollouts.mask, jnp.maximum(cut, 0.0), 0.0)
-
-
-def pick(values: jax.Array, index: jax.Array) -> jax.Array:
-    """`values[n, index[n]]`."""
-    return jnp.take_along_axis(values, index[:, None], -1)[:, 0]

@@ -13,6 +13,7 @@ import tiny
 from contracts import close
 
 from curax import allocate, loss, memory, rollout, update
+from curax.arrays import choice
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
 from curax.models import decoding
@@ -431,10 +432,10 @@ def test_a_token_of_a_sharded_vocabulary_is_drawn_where_its_logits_lie():
     key = jax.random.split(jax.random.key(1), rows)
     where = jax.sharding.PartitionSpec("data", "tensor")
     parts = jax.device_put(logits, jax.sharding.NamedSharding(cube(), where))
-    program = jax.jit(rollout.choose).lower(key, parts).compile()
+    program = jax.jit(choice.choose).lower(key, parts).compile()
     for one in hlo.everywhere(program.as_text() or ""):
         assert one.entries <= rows * blocks < rows * vocabulary // 16
-    for got, want in zip(program(key, parts), rollout.choose(key, logits), strict=True):
+    for got, want in zip(program(key, parts), choice.choose(key, logits), strict=True):
         close(got, want, atol=1e-5)
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 
 from curax import allocate, rollout, stop, update
+from curax.arrays import cache_sizes, choice, queues
 from curax.config import ConfigError
 from curax.models import decoding
 
@@ -168,7 +169,7 @@ def test_a_bound_of_the_cache_makes_rows_wait_and_changes_nothing():
 
 
 def test_slots_follow_from_a_bound_and_one_at_least_must_fit():
-    where = rollout.Places(contexts=6, prompt=10, steps=7, shards=4)
+    where = cache_sizes.Places(contexts=6, prompt=10, steps=7, shards=4)
     assert where.tokens(9) == (21, 30)
     wants = {0: 9, 1e9: 9, 2 * (30 + 14): 8, 2 * (30 + 14) - 1: 4, 2 * (30 + 7): 4}
     for bound, want in wants.items():
@@ -245,14 +246,14 @@ def test_sampling_maps_over_policies_and_keys():
 
 
 def test_a_stage_reads_at_most_three_quarters_of_the_next_and_there_are_three():
-    assert rollout.widths(20, 255) == (255,)
-    assert rollout.widths(20, 256) == (128, 256)
-    assert rollout.widths(20, 4096) == (1024, 2048, 4096)
-    assert rollout.widths(512, 1024) == (256, 512, 1024)
-    assert rollout.widths(512, 512) == (256, 512)
-    assert rollout.widths(512, 511) == (511,)
-    assert rollout.widths(512, 255) == (255,)
-    assert rollout.widths(8192, 1024) == (1024,)
+    assert cache_sizes.widths(20, 255) == (255,)
+    assert cache_sizes.widths(20, 256) == (128, 256)
+    assert cache_sizes.widths(20, 4096) == (1024, 2048, 4096)
+    assert cache_sizes.widths(512, 1024) == (256, 512, 1024)
+    assert cache_sizes.widths(512, 512) == (256, 512)
+    assert cache_sizes.widths(512, 511) == (511,)
+    assert cache_sizes.widths(512, 255) == (255,)
+    assert cache_sizes.widths(8192, 1024) == (1024,)
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -334,7 +335,7 @@ def test_shards_have_queues_of_about_equal_length_that_hold_every_row_once(
     counts, shards
 ):
     wanted = jnp.array(counts, jnp.int32)
-    queue = rollout.Queue(row=wanted, first=wanted, wanted=wanted, shards=shards)
+    queue = queues.Queue(row=wanted, first=wanted, wanted=wanted, shards=shards)
     order = np.asarray(queue.dealt())
     np.testing.assert_array_equal(np.sort(order), np.arange(12))
     blocks = np.array(counts)[order].reshape(queue.blocks, -1)
@@ -483,11 +484,11 @@ def test_the_mass_cut_off_is_what_the_kept_tokens_lack():
     cut = np.array([naive_cut(row, 9, 0.8) for row in logp.reshape(-1, tiny.V)])
     kept = np.isfinite(cut).reshape(logp.shape)
     want = np.where(kept, 0.0, np.exp(logp)).sum(-1)
-    got = np.asarray(rollout.cut_mass(rows))
+    got = np.asarray(choice.cut_mass(rows))
     close(got, np.where(rows.mask, want, 0.0), rtol=0, atol=1e-5)
     assert (got[rows.mask] > 0.04).all()
     whole = dataclasses.replace(rows, logp_behaviour=rows.logp_policy)
-    assert not np.asarray(rollout.cut_mass(whole)).any()
+    assert not np.asarray(choice.cut_mass(whole)).any()
 
 
 def naive_cut(logp, top_k, top_p):
@@ -502,7 +503,7 @@ def naive_cut(logp, top_k, top_p):
     return out
 
 
-truncate = jax.jit(rollout.truncate, static_argnames="top_k")
+truncate = jax.jit(choice.truncate, static_argnames="top_k")
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 4, 50])
@@ -520,7 +521,7 @@ def test_a_truncated_distribution_is_its_definition(top_k, seed, top_p):
 def test_of_a_large_vocabulary_the_smallest_set_with_the_mass_is_kept(
     seed, top_p, scale
 ):
-    z = np.random.default_rng(seed).normal(size=(3, rollout.MANY))
+    z = np.random.default_rng(seed).normal(size=(3, choice.MANY))
     logp = np.asarray(jax.nn.log_softmax(scale * z.astype(np.float32)))
     got = np.asarray(truncate(logp, top_k=0, top_p=np.float32(top_p)))
     for row, cut in zip(logp.astype(np.float64), got, strict=True):
@@ -539,7 +540,7 @@ def test_equally_likely_tokens_are_kept_or_cut_together():
     want = [[True, True, True, True]]
     np.testing.assert_array_equal(np.exp(truncate(logp, top_k=2, top_p=1.0)) > 0, want)
     np.testing.assert_array_equal(np.exp(truncate(logp, top_k=0, top_p=0.5)) > 0, want)
-    many = np.full((1, rollout.MANY), -np.inf, np.float32)
+    many = np.full((1, choice.MANY), -np.inf, np.float32)
     many[:, 7:11] = logp
     kept = np.exp(truncate(many, top_k=0, top_p=0.5)) > 0
     np.testing.assert_array_equal(kept, many > -np.inf)
@@ -549,7 +550,7 @@ def test_only_allowed_tokens_are_drawn_and_each_of_them_is():
     logits = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
     key = jax.random.split(KEY, 500)
     rows = jnp.broadcast_to(logits, (500, 4))
-    drawn = rollout.choose(key, rows, top_k=3, top_p=0.75)
+    drawn = choice.choose(key, rows, top_k=3, top_p=0.75)
     token, behaviour, policy, entropy, _ = drawn
     assert set(np.asarray(token)) == {1, 3}
     close(behaviour, np.log(np.where(token == 1, 4 / 7, 3 / 7)))
@@ -558,7 +559,7 @@ def test_only_allowed_tokens_are_drawn_and_each_of_them_is():
     assert 0.5 < np.mean(token == 1) < 0.64
 
 
-inverse = jax.jit(rollout.inverse)
+inverse = jax.jit(choice.inverse)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.9]))
@@ -587,7 +588,7 @@ def test_tokens_of_a_large_vocabulary_are_drawn_by_their_chances(vocabulary):
     logits[places] = np.log(chance) + 5
     rows = 3000
     given_logits = jnp.broadcast_to(logits, (rows, vocabulary))
-    token, behaviour, *_ = jax.jit(partial(rollout.choose, top_p=0.999))(
+    token, behaviour, *_ = jax.jit(partial(choice.choose, top_p=0.999))(
         jax.random.split(KEY, rows), given_logits
     )
     count = (np.asarray(token)[:, None] == places).sum(0)

@@ -1,7 +1,7 @@
 """Completions drawn by top-k and top-p: what their update is, with weights and without.
 
 All completions of one prompt are listed, of one token or two, under a policy that is a
-table. pi is the policy, mu what `rollout.truncate` makes of it, and the weights are
+table. pi is the policy, mu what `choice.truncate` makes of it, and the weights are
 those that the loss of a step multiplies: `optimise.token_loss`.
 """
 
@@ -14,7 +14,8 @@ import pytest
 from contracts import close, effective_weight, name
 from test_law import coefficients, composed
 
-from curax import advantage, aggregate, correct, loss, off_policy, rollout
+from curax import advantage, aggregate, correct, loss, off_policy
+from curax.arrays import choice
 from curax.config import override
 from curax.step import optimise
 from curax.types import Batch
@@ -39,7 +40,7 @@ ESTIMATES = [advantage.raw, advantage.leave_one_out, advantage.standardised]
 def log_tables():
     """`[V + 1, V]` log pi and log mu, the latter -inf where cut off, float32."""
     logp = jax.nn.log_softmax(jnp.asarray(LOGITS))
-    return np.asarray(logp), np.asarray(rollout.truncate(logp, **TOP))
+    return np.asarray(logp), np.asarray(choice.truncate(logp, **TOP))
 
 
 def of_tokens(table):

@@ -28,9 +28,9 @@ from curax import (
     modulate,
     off_policy,
     reward,
-    rollout,
     score,
 )
+from curax.arrays import choice
 from curax.arrays.metrics import Tally
 from curax.config import Update, override
 from curax.settings.config_paths import option
@@ -204,7 +204,7 @@ class Path:
         logp = jax.nn.log_softmax(logits)
         own = jnp.take_along_axis(logp, rows["tokens"][:, None], -1)
         sizes = self.config.sampling
-        cut = rollout.truncate(logp, top_k=sizes.top_k, top_p=sizes.top_p)
+        cut = choice.truncate(logp, top_k=sizes.top_k, top_p=sizes.top_p)
         chance = jnp.exp(logp)
         entropy = -jnp.sum(chance * logp, -1, keepdims=True)
         square = 1 - 2 * jnp.exp(own) + jnp.sum(chance**2, -1, keepdims=True)

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from curax import rollout
-from curax.arrays import frozen
+from curax.arrays import cache_sizes, frozen
 from curax.arrays.sharding import bytes_on_device
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
@@ -205,7 +205,7 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     """
     tensor = cut.tensor
     token = 2 * sizes.layers * sizes.keys * sizes.item / cut.heads  # keys and values
-    where = rollout.Places(
+    where = cache_sizes.Places(
         contexts=sizes.contexts, prompt=sizes.prompt, steps=sizes.steps, shards=cut.rows
     )
     whole = where.slots(sizes.slots, bound=sizes.bound, token=token)
@@ -217,7 +217,7 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     rings, prefixes = where.tokens(whole)
     groups = -(-slots * sizes.contexts // sizes.rows)  # at a time, on a device
     read = token * (rings + min(groups * sizes.prompt, prefixes))
-    stages = itertools.pairwise((0, *rollout.widths(sizes.prompt, sizes.steps)))
+    stages = itertools.pairwise((0, *cache_sizes.widths(sizes.prompt, sizes.steps)))
     unread = slots * sum((b - a) * (sizes.steps - b) for a, b in stages)  # by the first
     each = 2.0 * (sizes.products + head) + attention_flops(sizes, 1, length)
     prompts = cut.share(sizes.contexts) * sizes.prompt

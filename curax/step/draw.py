@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from curax import allocate, data, hint, reward, rollout
 from curax import memory as memories
-from curax.arrays import frozen, masked, metrics
+from curax.arrays import cache_sizes, choice, frozen, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.config import Config
 from curax.settings.config_types import present
@@ -291,13 +291,13 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
     prefix = jax.eval_shape(partial(rollout.prefill, model), params, asked)
     cut = dict(mesh.shape) if mesh else {}
     tensor, (_, prompt) = cut.get("tensor", 1), asked.tokens.shape
-    token = rollout.token_bytes(
+    token = cache_sizes.token_bytes(
         prefix.cache, asked, lambda heads: tensor if heads % tensor == 0 else 1
     )
     rows = parts.rows // sizes.chunks
     if stop := parts.config.stop:  # more are never open at a time
         rows = min(rows, sizes.prompts * stop.round_size)
-    where = rollout.Places(
+    where = cache_sizes.Places(
         contexts=sizes.prompts,
         prompt=prompt,
         steps=sizes.max_tokens,
@@ -431,7 +431,7 @@ def collect(
     tally = metrics.of_rollouts(rollouts, plain.outcome, plain.exists, graded=outcome)
     tally.counts["allocate/dropped_rows"] = dropped_rows(parts, request)
     if truncates(cfg):
-        cut = metrics.mean(rollout.cut_mass(rollouts), rollouts.mask)
+        cut = metrics.mean(choice.cut_mass(rollouts), rollouts.mask)
         tally.means["sampler/cut_mass"] = cut
     if request.explored:
         tally = metrics.merge(tally, request.explored)

@@ -1,0 +1,93 @@
+"""Sizes of the KV cache of a draw: bytes of a token, slots that fit, their columns."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from curax.settings.config_paths import ConfigError
+from curax.types import Contexts
+
+
+def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
+    """Columns of a slot's cache behind its context, as they grow; the last is T.
+
+    A token reads all columns there are, so there are only as many as the longest
+    completion so far has needed. Each width is a loop to be compiled: there is one of
+    half the columns where these are at least 128, and where it reads at most three
+    quarters of what the next one reads, so where P is at most the next one's columns.
+    Below T = 256 there is one.
+
+    Args:
+        context: P.
+        steps: T.
+        most: widths.
+    """
+    half = steps // 2
+    if most == 1 or half < 128 or context > steps:
+        return (steps,)
+    return (*widths(context, half, most - 1), steps)
+
+
+def token_bytes(
+    cache: Any, contexts: Contexts, parts: Callable[[int], int] = lambda heads: 1
+) -> float:
+    """Bytes per device of the keys and values of one token, all layers.
+
+    Args:
+        cache: of `prefill`, or its shapes, `[C, kv_heads, P, d]`.
+        contexts: `[C, P]`.
+        parts: into how many so many heads are cut.
+    """
+    return sum(
+        leaf.size // contexts.tokens.size * leaf.dtype.itemsize / parts(leaf.shape[1])
+        for leaf in jax.tree.leaves(cache)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Places:
+    """Sizes of the cache of a draw, for any number of slots."""
+
+    contexts: int  # C
+    prompt: int  # P
+    steps: int  # T, `max_tokens`
+    shards: int  # D, over which slots lie
+
+    def tokens(self, slots: int) -> tuple[int, int]:
+        """Tokens in a shard's cache: (own ones of K slots, those of contexts).
+
+        T ceil(K / D),  P C / gcd(C, D)
+        """
+        own = -(-slots // self.shards) * self.steps
+        return own, self.contexts // math.gcd(self.contexts, self.shards) * self.prompt
+
+    def slots(self, most: int, *, bound: float, token: float) -> int:
+        """Number of slots whose cache fits beside that of the contexts.
+
+            K = min(most, D floor((bound / token - P C / gcd(C, D)) / T))
+
+        Args:
+            most: slots that are wanted.
+            bound: bytes of a device; 0: any.
+            token: bytes of a token there.
+
+        Raises:
+            ConfigError: not even one slot of each shard fits.
+        """
+        if not bound or not token:
+            return most
+        one, shared = self.tokens(1)
+        each = int((bound / token - shared) // one)
+        if each < 1:
+            least = 1.001 * token * (shared + one) / 2**30  # .4g may round it off
+            raise ConfigError(
+                f"sampling.cache_gib leaves {bound / 2**30:.4g} GiB for keys and "
+                f"values, and a completion of {self.steps:,} tokens beside "
+                f"{self.contexts} prompts of {self.prompt:,} takes {least:.4g}; set "
+                "sampling.cache_gib higher, or sampling.max_tokens or "
+                "sampling.prompts lower."
+            )
+        return min(most, each * self.shards)

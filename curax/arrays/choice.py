@@ -1,0 +1,158 @@
+"""The next token of each row: chosen by its log-probs, cut to the likeliest ones."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from curax.types import Rollouts
+
+# A vocabulary of so many tokens is neither given a random number each nor sorted.
+MANY = 4096
+
+
+def choose(
+    key: jax.Array,
+    logits: jax.Array,
+    *,
+    temperature: float | jax.Array = 1.0,
+    top_k: int = 0,
+    top_p: float | jax.Array = 1.0,
+) -> tuple[jax.Array, ...]:
+    """Sampled token of each row, with its log-probs, entropy and score norm.
+
+    Args:
+        key: `[N]` PRNG keys.
+        logits: `[N, V]` float32.
+        temperature: divides the logits; the number 0 takes the likeliest token.
+        top_k: keep the k likeliest tokens only (ties kept too); 0 keeps all.
+        top_p: then keep the smallest set of likeliest tokens with this mass.
+
+    Returns:
+        Token `[N]` int32; its log-prob under what was drawn from and under the policy
+        before truncation, `[N]` float32 nats; the policy's entropy, `[N]` float32 nats;
+        |d logp / d logits|^2 of the policy at this temperature, `[N]` float32:
+
+            |e_a - pi|^2 = 1 - 2 pi_a + sum_b pi_b^2
+    """
+    greedy = isinstance(temperature, int | float) and temperature == 0
+    z = logits if greedy else logits / temperature
+    logp = jax.nn.log_softmax(z)
+    chance = jnp.exp(logp)
+    entropy = -jnp.sum(chance * logp, -1)
+    if greedy:
+        token = jnp.argmax(z, -1).astype(jnp.int32)
+        behaviour = jnp.zeros_like(entropy)
+    else:
+        cut = truncate(logp, top_k=top_k, top_p=top_p)
+        token = categorical(key, cut)
+        behaviour = pick(cut, token)
+    score_sq_norm = 1.0 - 2.0 * pick(chance, token) + jnp.sum(chance**2, -1)
+    return token, behaviour, pick(logp, token), entropy, jnp.maximum(score_sq_norm, 0.0)
+
+
+def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
+    """Token drawn from the log-probs of each row, `[N]` int32.
+
+    The largest of logp plus Gumbel noise; of `MANY` tokens or more, for which V random
+    numbers a row take longer than all else, the inverse of the distribution function,
+    in two levels of one number each: first a block of V / gcd(V, 256) tokens by its
+    mass, then a token in it. Blocks lie within shards of the vocabulary. Random
+    numbers are multiples of 2^-23, so chances of a block, and in it, are exact to that.
+
+    Args:
+        key: `[N]` PRNG keys.
+        logp: `[N, V]` float32, normalised; -inf where a token is never drawn.
+    """
+    rows, tokens = logp.shape
+    if tokens < MANY:
+        return jax.vmap(jax.random.categorical)(key, logp).astype(jnp.int32)
+    mass = jnp.exp(logp).reshape(rows, math.gcd(tokens, 256), -1)
+    which, where = jax.vmap(partial(jax.random.uniform, shape=(2,)))(key).T
+    block = inverse(jnp.sum(mass, -1), which)
+    inside = jnp.take_along_axis(mass, block[:, None, None], 1)[:, 0]
+    return block * mass.shape[-1] + inverse(inside, where)
+
+
+def inverse(mass: jax.Array, share: jax.Array) -> jax.Array:
+    """First place up to which more than a share of the mass lies, `[N]` int32.
+
+    Never one without mass, however sums are rounded.
+
+    Args:
+        mass: `[N, K]` float32, not negative.
+        share: `[N]` float32 in [0, 1).
+    """
+    upto = jnp.cumsum(mass, -1)
+    more = upto > share[:, None] * upto[:, -1:]
+    place = jnp.argmax(jnp.where(mass > 0, more.astype(jnp.int8), -1), -1)
+    return place.astype(jnp.int32)
+
+
+def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:
+    """Log-probs renormalised over the top-k, then top-p, tokens; -inf elsewhere."""
+
+    def keep(logp, weigh, wanted):
+        least = least_kept(logp, weigh, wanted)
+        return jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
+
+    if top_k:
+        logp = keep(logp, jnp.ones_like, min(top_k, logp.shape[-1]))
+    if isinstance(top_p, int | float) and top_p >= 1:
+        return logp
+    return keep(logp, jnp.exp, top_p)
+
+
+def least_kept(
+    logp: jax.Array,
+    weigh: Callable[[jax.Array], jax.Array],
+    wanted: float | jax.Array,
+) -> jax.Array:
+    """Log-prob of the last of the likeliest tokens that have a weight of `wanted`.
+
+    Few tokens are sorted. Of `MANY` or more it is -t for the least t for which tokens
+    with logp >= -t have that weight, found bit by bit: floats that are not negative
+    have the order of their bits.
+
+    Args:
+        logp: `[N, V]` float32, at most 0.
+        weigh: of log-probs: a token's chance for top-p, 1 for top-k.
+        wanted: sum of weights, above 0.
+
+    Returns:
+        `[N, 1]` float32; the least of all where rounding leaves a sum below `wanted`.
+    """
+    if logp.shape[-1] < MANY:
+        ordered = jnp.sort(logp, -1, descending=True)
+        weight = weigh(ordered)
+        before = jnp.cumsum(weight, -1) - weight
+        last = jnp.sum(before < wanted, -1, keepdims=True) - 1
+        return jnp.take_along_axis(ordered, last, -1)
+    weight, bits = weigh(logp), jax.lax.bitcast_convert_type(-logp, jnp.int32)
+    bits = jnp.maximum(bits, 0)  # -0.0 is 0
+
+    def one(number, found):
+        half = jnp.int32(1) << (30 - number)
+        sum_ = jnp.sum(weight, -1, keepdims=True, where=bits < found + half)
+        return jnp.where(sum_ < wanted, found + half, found)
+
+    found = jax.lax.fori_loop(0, 31, one, jnp.zeros((*logp.shape[:-1], 1), jnp.int32))
+    return jnp.min(jnp.where(bits <= found, logp, jnp.inf), -1, keepdims=True)
+
+
+def cut_mass(rollouts: Rollouts) -> jax.Array:
+    """Probability that top-k and top-p remove from the policy, `[N, T]` in [0, 1).
+
+        1 - sum_{b kept} pi_b = 1 - pi_a / mu_a
+
+    for mu is pi over what is kept, divided by its sum, and a is kept. 0 off the mask.
+    """
+    cut = -jnp.expm1(rollouts.logp_policy - rollouts.logp_behaviour)
+    return jnp.where(rollouts.mask, jnp.maximum(cut, 0.0), 0.0)
+
+
+def pick(values: jax.Array, index: jax.Array) -> jax.Array:
+    """`values[n, index[n]]`."""
+    return jnp.take_along_axis(values, index[:, None], -1)[:, 0]
