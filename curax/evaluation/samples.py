@@ -10,7 +10,6 @@ batch size nor on the number of problems.
 import contextlib
 import dataclasses
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from curax.evaluation.questions import Questions
 from curax.runs import record
 from curax.runs.policies import Policy
 from curax.runs.rows import Appended
+from curax.settings import files
 from curax.settings.config_types import present
 from curax.step import draw, drivers
 from curax.step.records import Request, Subject
@@ -298,7 +298,7 @@ class SamplesFile:
                     return
                 rows: list[dict[str, Any]] = []
                 for i, (line, name) in enumerate(zip(block, names, strict=True)):
-                    row = _parsed_row(line)
+                    row = files.object_of(line) or {}
                     wrong = "not a JSON object"
                     if row:
                         fields = record.EVALUATED
@@ -346,15 +346,6 @@ class SamplesFile:
         """
         with contextlib.closing(self._file):
             self._file.sync()
-
-
-def _parsed_row(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line; empty for any other line."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -32,11 +32,9 @@ from curax.types import Task
 from curax.verify import graders
 from curax.verify.workers import Workers
 
+FORM = ("system", "template", "chat", "thinking")  # options of the prompt form
 # Options that apply only to files of problems.
-FILE_OPTIONS = (
-    *("system", "template", "chat", "thinking", "layout", "grader"),
-    "max_prompt_tokens",
-)
+FILE_OPTIONS = (*FORM, "layout", "grader", "max_prompt_tokens")
 
 
 # Options of sampling that the command line or a run gives, with their defaults.
@@ -208,8 +206,7 @@ def _prompt_form(path: Path, config: Config | None, args: Namespace) -> PromptFo
             f"--chat: {where} has no chat template; write --no-chat, or add a "
             "chat_template.jinja."
         )
-    names = ("chat", "system", "template", "thinking")
-    values = {n: _first_given(getattr(args, n), known.get(n)) for n in names}
+    values = {n: _first_given(getattr(args, n), known.get(n)) for n in FORM}
     if args.benchmark and values["template"] is None:
         values["template"] = layouts.STEP_BY_STEP
     form = PromptFormat(
@@ -271,9 +268,8 @@ def _file_questions(
         name: questions.of_file(side, form, path, workers, graders.statement(grader))
         for name, (path, side) in sides.items()
     }
-    names = ("chat", "system", "template", "thinking")
     return sets, {
-        "form": {name: getattr(form, name) for name in names},
+        "form": {name: getattr(form, name) for name in FORM},
         "max_prompt_tokens": longest,
         "layout": describe(layout),
         "grader": describe(grader),

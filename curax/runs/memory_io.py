@@ -19,6 +19,7 @@ import numpy as np
 from curax.config import ConfigError
 from curax.processes import peers
 from curax.runs.rows import write_errors
+from curax.settings import files
 from curax.settings.cli import write_whole
 from curax.types import PromptMemory, Task, TrainState
 
@@ -158,11 +159,8 @@ def _parse_line(line: bytes) -> tuple[str, np.ndarray]:
     Raises:
         ValueError: the line is invalid; the message is a phrase.
     """
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
+    row = files.object_of(line)
+    if row is None:
         raise ValueError("not a JSON object")
     for name in ("prompt", *SUMS):
         if name not in row:

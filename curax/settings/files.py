@@ -113,6 +113,15 @@ def known(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def object_of(line: bytes) -> dict[str, Any] | None:
+    """The JSON object that a line of a file holds; None: it holds none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def json_value(value: Any) -> Any:
     """A tree of Python values and arrays as JSON values; non-finite floats as None."""
     if isinstance(value, Mapping):
