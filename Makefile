@@ -1,19 +1,26 @@
-# make quickstart: set up and train. make test: set up and run the tests. make check:
-# what a developer and CI run besides.
+# make quickstart: set up and train. make test: set up and run the tests but those that
+# take long. make check: what a developer and CI run besides.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test check lint types site test-newest parity clean
+.PHONY: quickstart test test-long test-all check lint types site test-newest parity clean
 
 quickstart: $(VENV)/run.stamp
 	$(BIN)/python -m curax.train $(if $(wildcard runs/quickstart/config.json),--resume)
 
-test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-check: lint types test site
+test: $(VENV)/dev.stamp
+	$(PYTEST) -m "not long"
+
+test-long: $(VENV)/dev.stamp
+	$(PYTEST) -m long
+
+test-all: test test-long
+
+check: lint types test test-long site
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -28,12 +35,12 @@ site: $(VENV)/docs.stamp
 	$(BIN)/python -m mkdocs build --quiet --clean
 	$(BIN)/python docs/make_site.py --check
 
-# The same tests on the newest JAX, where a Python 3.12 or later is found.
+# All tests on the newest JAX, where a Python 3.12 or later is found.
 FIND = import sys; print(sys.executable)
 NEWEST ?= $(firstword $(foreach v,3.13 3.12,$(shell python$(v) -c '$(FIND)' 2>/dev/null)))
 test-newest:
 	@test -n "$(NEWEST)" || { echo "No python3.13 or python3.12 runs here; name one: NEWEST=PATH."; exit 2; }
-	$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
+	$(MAKE) test-all VENV=.venv-newest PYTHON=$(NEWEST)
 
 # What transformers and peft compute, compared; they are installed for nothing else.
 # On Linux, TORCH='torch --extra-index-url https://download.pytorch.org/whl/cpu' saves

@@ -44,8 +44,24 @@ def test_ci_runs_the_two_commands_of_the_readme_in_its_order_and_then_all_checks
     commands = called(section("README.md", "Two commands"))
     assert commands == ["quickstart", "test"]
     run = called(text(".ci/run"))
-    assert run[:2] == commands
+    assert run[:3] == [*commands, "test-long"]
     assert sorted(run[1:]) == sorted(targets()["check"])
+
+
+def test_each_test_is_of_one_of_the_two_targets_that_make_all_tests():
+    assert targets()["test-all"] == ["test", "test-long"]
+    begin = "$(BIN)/python -m pytest "
+    (options,) = re.findall(
+        rf"^PYTEST = {re.escape(begin)}(.*)$", text("Makefile"), re.M
+    )
+    assert not re.search(r"(^| )-[km]", options)
+    recipes = dict(
+        re.findall(r"^(test[a-z-]*):.*\n\t\$\(PYTEST\) (.*)$", text("Makefile"), re.M)
+    )
+    assert recipes == {"test": '-m "not long"', "test-long": "-m long"}
+    (marker,) = PROJECT["tool"]["pytest"]["ini_options"]["markers"]
+    assert marker.startswith("long: ")
+    assert "$(MAKE) test-all " in text("Makefile").split("\ntest-newest:")[1]
 
 
 def test_every_target_that_a_page_names_is_in_the_makefile():
@@ -62,7 +78,8 @@ def test_set_up_is_done_again_when_what_it_installs_changes():
     assert f"SET_UP = {' '.join(sorted(takes, reverse=True))}\n" in text("Makefile")
     for stamp in ("run", "dev"):
         assert "$(SET_UP)" in targets()[f"$(VENV)/{stamp}.stamp"]
-    assert targets()["test"] == targets()["lint"] == ["$(VENV)/dev.stamp"]
+    for name in ("test", "test-long", "lint", "types"):
+        assert targets()[name] == ["$(VENV)/dev.stamp"]
     assert targets()["quickstart"] == ["$(VENV)/run.stamp"]
 
 
