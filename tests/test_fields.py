@@ -26,6 +26,7 @@ import small
 import tiny
 from flax.core.spmd import get_logical_axis_rules
 from jax.interpreters import partial_eval
+from kinds import one_of_each_first
 
 from curax import (
     advantage,
@@ -371,6 +372,12 @@ MORE_FIELDS = {
 }
 
 
+def by_place(fields):
+    """Fields as parameters: the first that is seen in a place, then the long rest."""
+    places = {where: name for name, (_, where) in reversed(fields.items())}
+    return pytest.mark.parametrize("name", one_of_each_first(fields, places.values()))
+
+
 def program(function, *args) -> str:
     """What its results depend on, and nothing else: its jaxpr without dead code."""
     closed = jax.make_jaxpr(function)(*args)
@@ -598,7 +605,7 @@ def test_every_field_is_in_the_table():
         assert inside == {name for name in fields if name.startswith(f"{group}.")}
 
 
-@pytest.mark.parametrize("name", MORE_FIELDS)
+@by_place(MORE_FIELDS)
 def test_a_field_of_an_alternative_changes_what_it_is_for(name):
     (value, where), group = MORE_FIELDS[name], name.partition(".")[0]
     seen = Seen(override(original(group=group).config, {name: value}))
@@ -612,7 +619,7 @@ def test_the_same_config_is_the_same_everywhere():
             assert again.look(where) == original(where, group)
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@by_place(FIELDS)
 def test_a_field_changes_what_it_is_for(name):
     value, where = FIELDS[name]
     group = "model" if name.partition(".")[0] == "model" else None

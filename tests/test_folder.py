@@ -446,6 +446,13 @@ def test_questions_for_which_there_is_no_room_are_told_as_the_folder_is(tmp_path
     assert not list(tmp_path.iterdir())
     folder.write_questions(tmp_path, built)
     folder.check_questions(tmp_path, built)
+    with pytest.raises(ConfigError) as caught:
+        folder.check_questions(tmp_path, dataclasses.replace(built, fingerprint="x"))
+    assert str(caught.value) == (
+        "--resume: the questions, answers or solutions in the files of the task are "
+        f"not those in {tmp_path / folder.QUESTIONS} that the run began with; bring "
+        "these back, or name another --workdir."
+    )
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints"])

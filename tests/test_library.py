@@ -58,6 +58,7 @@ def begun(followed):
     return curax.init(followed["parts"], seed=0)
 
 
+@pytest.mark.long
 def test_every_block_of_the_page_runs_as_it_stands(followed):
     assert len(BLOCKS) == 5
     assert followed["config"].steps == 50

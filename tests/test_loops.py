@@ -49,6 +49,7 @@ from curax.tasks import chain
 from curax.types import Terms
 
 STEPS = 4
+long = pytest.mark.long
 
 TINY = Config(
     task=partial(chain.task, depth=1, num_prompts=64, num_held_out=32),
@@ -149,6 +150,7 @@ def test_a_verifier_on_the_host_gives_what_the_one_on_the_device_gives():
     assert_same(trained(host, loops.Staged), reference())
 
 
+@long
 def test_a_verifier_on_the_device_may_grade_prompts_that_the_host_makes():
     config = replace(TINY, task=partial(in_files, **TINY.task.keywords, on_device=True))
     loop = make_loop(config)
@@ -345,6 +347,7 @@ def test_the_whole_run_is_one_pure_function_of_its_seed():
     assert_same((jax.device_get(state), rows), (reference()[0], want))
 
 
+@long
 def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
     columns = (
         jnp.array([0, 1, 0], jnp.uint32),
@@ -361,7 +364,7 @@ def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
         assert np.abs(embedded[i] - embedded[i - 1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
+@pytest.mark.parametrize("kind", [pytest.param(loops.Jitted, marks=long), loops.Staged])
 def test_eight_devices_give_what_one_gives(kind):
     config = replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
     loop = kind(build(config))
@@ -374,14 +377,24 @@ def test_eight_devices_give_what_one_gives(kind):
     assert_same(trained(config, kind), reference())
 
 
+# All at once first, then one by one.
+COSTS = ("update.length_buckets=3", "update.token_chunk=5", "sampling.slots=3")
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        ["update.micro_batches=4"],
-        ["update.micro_batches=4", "update.length_buckets=3"],
-        ["update.token_chunk=5"],
-        ["update.tokens_per_micro_batch=12"],
-        ["sampling.slots=3"],
+        [*COSTS, "update.micro_batches=4"],
+        *(
+            pytest.param(words, marks=long)
+            for words in (
+                ["update.micro_batches=4"],
+                ["update.micro_batches=4", "update.length_buckets=3"],
+                ["update.token_chunk=5"],
+                ["update.tokens_per_micro_batch=12"],
+                ["sampling.slots=3"],
+            )
+        ),
     ],
     ids=str,
 )
@@ -400,7 +413,9 @@ def test_a_second_mini_batch_is_off_policy_and_a_first_is_not():
     assert max(row["kl/behaviour_nats"] for row in reference()[1]) > 1e-6
 
 
-@pytest.mark.parametrize("gate_", [gate.none, gate.zero_variance])
+@pytest.mark.parametrize(
+    "gate_", [pytest.param(gate.none, marks=long), gate.zero_variance]
+)
 def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan(gate_):
     hopeless = replace(TINY, gate=gate_, kl=None)
     hopeless = override(hopeless, ["sampling.max_tokens=1"])
@@ -413,6 +428,7 @@ def test_without_a_right_completion_nothing_is_updated_and_nothing_is_nan(gate_)
         assert np.isfinite(row["loss/mean"])
 
 
+@long
 def test_groups_are_refilled_alike_in_both_loops():
     refilling = replace(TINY, gate=gate.zero_variance)
     refilling = override(refilling, ["sampling.attempts=3"])

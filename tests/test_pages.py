@@ -65,6 +65,8 @@ COMMANDS = {
 # What is added to every evaluation: 4 problems at a time, and of each file.
 FEWER = ["--limit", "4", "--batch", "4", "--max-tokens", "8", "--workers", "1"]
 for_every_page = pytest.mark.parametrize("name", NAMES)
+long = pytest.mark.long  # by the pages that train several times, and by their runs
+LONG = {"bring_your_model", "add_a_method"}
 
 
 class Block(NamedTuple):
@@ -250,7 +252,9 @@ def site(tmp_path_factory, compiled) -> Iterator[Site]:  # noqa: F811
             sys.modules.pop(name, None)
 
 
-@for_every_page
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[long] * (name in LONG)) for name in NAMES]
+)
 def test_what_a_page_says_to_type_runs_and_prints_what_it_says(site, name):
     site.follow(name)
 
@@ -514,6 +518,7 @@ def runs(site):
     return [path.parent for path in found]
 
 
+@long
 def test_every_row_has_the_metrics_of_the_page_when_it_says_and_no_others(runs):
     seen = set()
     for path in runs:
@@ -542,6 +547,7 @@ def keys(value: Any) -> set[str]:
     return set(value).union(*(keys(inner) for inner in value.values()))
 
 
+@long
 def test_the_other_files_have_the_fields_that_the_page_says(runs):
     (path,) = (path for path in runs if path.name == "words")
     for name in ("rollouts.jsonl", "memory.jsonl"):
@@ -553,6 +559,7 @@ def test_the_other_files_have_the_fields_that_the_page_says(runs):
     assert all(set(row) == {"step", "warm/loss_nats"} for row in losses)
 
 
+@long
 def test_before_and_after_are_asked_alike(site):
     site.follow("bring_your_model")
     before, after = (
@@ -563,6 +570,7 @@ def test_before_and_after_are_asked_alike(site):
         assert before[setting] == after[setting]
 
 
+@long
 def test_an_export_is_what_was_trained_in_the_form_of_what_it_came_from(site):
     site.follow("bring_your_model")
     base, trained = (site.folder / "demo" / name for name in ("model", "sft"))
@@ -574,6 +582,7 @@ def test_an_export_is_what_was_trained_in_the_form_of_what_it_came_from(site):
         assert same == (not name.endswith(".safetensors"))
 
 
+@long
 def test_results_and_samples_have_the_fields_that_the_page_says(site):
     site.follow("bring_your_model")
     path = site.folder / "runs" / "before"

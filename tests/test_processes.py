@@ -28,6 +28,7 @@ from curax.step import grading
 NAMES = (folder.METRICS, folder.ROLLOUTS, folder.WARM, folder.ALARMS)
 WORDS = ("logging.checkpoint_every=50",)
 STAGED = (*WORDS, "task.on_device=false", "sampling.chunks=2")
+long = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,7 @@ def test_two_processes_one_of_them_interrupted_make_the_run_of_one(tmp_path):
     assert_same_files(two, one)
 
 
+@long
 def test_two_processes_share_the_grading_and_one_goes_on_with_their_run(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert call(one, *STAGED, "mesh.data=2") == (0, "")

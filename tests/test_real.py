@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 FEW = ["warm_start.steps=6", "steps=4", "evaluation.every=2", "evaluation.prompts=8"]
 FEW += ["logging.checkpoint_every=2", "evaluation.samples=2", "sampling.prompts=4"]
 LORA = ["model.lora_rank=4", "model.lora_alpha=8.0", "warm_start=none"]
+long = pytest.mark.long  # by tests of the run of sixty steps, and of pairs of runs
 
 
 def few(*more, family="Qwen3"):
@@ -73,6 +74,7 @@ def logits(path, tokens):
     return np.asarray(jnp.einsum("nqd,vd->nqv", features, model.head(params)))
 
 
+@long
 def test_the_warm_start_solves_some_and_rl_raises_the_held_out_pass_rate(whole):
     told = rows(whole)
     rates = {r["step"]: r["eval/pass_rate"] for r in told if "eval/pass_rate" in r}
@@ -87,11 +89,13 @@ def test_the_warm_start_solves_some_and_rl_raises_the_held_out_pass_rate(whole):
     assert any(r["text"].endswith("<|im_end|>") and r["outcome"] == 1.0 for r in shown)
 
 
+@long
 def test_the_report_and_the_memory_are_written(whole):
     assert "held-out" in (whole / "report.html").read_text().lower()
     assert len(lines(whole / folder.MEMORY)) > 100
 
 
+@long
 def test_a_run_killed_at_any_time_is_the_run_that_was_not(tmp_path):
     # First, so that the others find its programs compiled.
     assert call(tmp_path / "whole", *few()) == 0
@@ -119,6 +123,7 @@ def test_a_run_killed_at_any_time_is_the_run_that_was_not(tmp_path):
     assert_same_run(tmp_path / "killed", tmp_path / "whole", step=4, config=config)
 
 
+@long
 def test_a_draw_in_parts_is_the_same_draw(tmp_path):
     qwen2 = partial(few, family="Qwen2")
     assert call(tmp_path / "whole", *qwen2()) == 0
@@ -134,6 +139,7 @@ def test_a_draw_in_parts_is_the_same_draw(tmp_path):
     assert texts[0] == texts[1]
 
 
+@long
 def test_eight_devices_draw_and_learn_what_one_does(tmp_path):
     mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
     assert call(tmp_path / "one", *few(*LORA, "steps=2")) == 0
@@ -146,6 +152,7 @@ def test_eight_devices_draw_and_learn_what_one_does(tmp_path):
                 np.testing.assert_allclose(mine[name], theirs[name], 1e-3, 1e-5)
 
 
+@long
 def test_adapters_alone_are_trained_and_saved_and_resume(tmp_path, whole, capsys):
     base = tmp_path / "base"
     export.export(real.checkpoint(), trained(whole), base)
@@ -198,6 +205,7 @@ def test_supervised_training_alone_is_a_run_of_a_llama_and_goes_on_with_rl(tmp_p
     assert [r["step"] for r in rows(tmp_path / "sft")] == [0, 1, 2]
 
 
+@long
 def test_the_export_of_a_run_is_the_policy_of_its_checkpoint(tmp_path, whole):
     from curax import export as command
 
@@ -243,6 +251,7 @@ def test_a_grader_that_cannot_start_is_told_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@long
 def test_other_questions_are_not_taken_for_those_the_run_began_with(tmp_path, capsys):
     files = tmp_path / "files"
     files.mkdir()

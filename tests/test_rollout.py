@@ -383,24 +383,38 @@ def naively_stopped(rows, rule, size):
     return drawn
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 6])
-@pytest.mark.parametrize(
-    ("met", "rule"),
-    [
-        (stop.positives, lambda right, wrong: right >= 1),
-        (partial(stop.balanced, right=2, wrong=1), lambda r, w: r >= 2 and w >= 1),
-    ],
+# Two rules, and what each says of numbers of right and of wrong completions.
+RULES = (
+    (stop.positives, lambda right, wrong: right >= 1),
+    (partial(stop.balanced, right=2, wrong=1), lambda r, w: r >= 2 and w >= 1),
 )
-def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(met, rule, size):
+
+
+@cache
+def stopping(size, slots):
+    """A sampler of both rules; the first argument says which of them holds."""
+
+    def draw(second, params, *args):
+        def met(*grids):
+            return jnp.where(second, *(rule(*grids) for rule, _ in RULES[::-1]))
+
+        rule = rollout.Stopping(met=met, outcome=says, size=size, most=MOST)
+        how = tiny.settings(slots=slots, stopping=rule)
+        return rollout.sample(SHALLOW, params, *args, how)
+
+    return jax.jit(draw)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 6])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(second, size):
     """Whatever the number of slots, what is drawn is what is drawn without a rule."""
     params, whole = unstopped()
-    want = naively_stopped(whole, rule, size)
+    want = naively_stopped(whole, RULES[second][1], size)
     assert want.sum() < whole.exists.sum() or size == MOST
-    stopping = rollout.Stopping(met=met, outcome=says, size=size, most=MOST)
     for slots in (0, 2):
-        options = {"slots": slots, "stopping": stopping}
-        draw = jax.jit(partial(rollout.sample, SHALLOW, how=tiny.settings(**options)))
-        got = jax.device_get(draw(params, tiny.CONTEXTS, ALL, SOME_STOP))
+        draw = stopping(size, slots)
+        got = jax.device_get(draw(second, params, tiny.CONTEXTS, ALL, SOME_STOP))
         np.testing.assert_array_equal(got.exists, want)
         np.testing.assert_array_equal(got.tokens[want], whole.tokens[want])
         np.testing.assert_array_equal(got.mask[want], whole.mask[want])

@@ -49,13 +49,16 @@ WRITTEN = {
     "alarms.jsonl",
 }
 
+long = pytest.mark.long
 
 BUILT: dict[str, loops.Loop] = {}
 # What the host alone reads, and no program; the seed is an argument of them.
 OF_HOST = {
     "": ("steps", "seed"),
+    "task": ("slow", "broken"),  # of `small`: of decoding, and of grading on the host
     "update": ("patience",),
     "evaluation": ("every",),
+    "memory": ("load",),
     "warm_start": ("steps",),
     "logging": ("checkpoint_every", "keep", "drift_nats", "dashboards"),
 }
@@ -82,7 +85,10 @@ def remembered(config, build=run.make_loop, **options):
         return BUILT[key]
     like = BUILT.get(of_programs)
     if like and config.steps and like.parts.config.steps:
-        BUILT[key] = type(like)(replace(like.parts, config=config))
+        parts = replace(like.parts, config=config)
+        if describe(like.parts.config)["task"] != describe(config)["task"]:
+            parts = replace(parts, task=config.task())
+        BUILT[key] = type(like)(parts)
         share(like, BUILT[key])
     else:
         BUILT[key] = BUILT[of_programs] = build(config, **options)
@@ -247,6 +253,7 @@ def test_many_seeds_run_side_by_side(tmp_path):
     assert np.shape(after["pass_rates"]) == (2, 8)
 
 
+@long
 def test_a_staged_run_leaves_the_same_files_and_the_time_of_its_verifier(
     tmp_path, whole
 ):
@@ -469,6 +476,7 @@ def test_a_finished_run_goes_on_with_more_steps(tmp_path, whole):
     assert_same_run(short, long, step=8)
 
 
+@long
 def test_a_run_goes_on_with_8_then_1_then_4_devices_and_is_the_run_that_it_was(
     tmp_path, whole
 ):
@@ -658,15 +666,16 @@ def wait_for_row(path: Path, step: int, process: subprocess.Popen):
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory, compiled):
+def slow(tmp_path_factory, compiled):
     """The run of `killed`, which nothing interrupted."""
     workdir = tmp_path_factory.mktemp("long") / "run"
     assert call(workdir, *killed.WORDS[1:])[::2] == (0, "")
     return workdir
 
 
+@long
 def test_a_run_killed_at_any_moment_time_and_again_is_the_run_that_was_not(
-    tmp_path, long
+    tmp_path, slow
 ):
     """Once in each of the moments; `killed.py --times 50` kills more often."""
 
@@ -679,11 +688,12 @@ def test_a_run_killed_at_any_moment_time_and_again_is_the_run_that_was_not(
     ):
         moments.append(moment)
         if ended:
-            assert_same_run(workdir, long, step=killed.STEPS)
+            assert_same_run(workdir, slow, step=killed.STEPS)
     assert set(moments) == {*killed.MOMENTS, "end"}
 
 
-def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, long):
+@long
+def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, slow):
     workdir = tmp_path / "run"
     metrics, env = workdir / "metrics.jsonl", environment()
     command = None
@@ -698,7 +708,7 @@ def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, long):
         assert step <= last < killed.STEPS
         assert checkpoint.latest(workdir / "checkpoints") == last
     assert call(workdir, *killed.WORDS[1:], resume=True)[0] == 0
-    assert_same_run(workdir, long, step=killed.STEPS)
+    assert_same_run(workdir, slow, step=killed.STEPS)
 
 
 @pytest.mark.parametrize(
@@ -709,7 +719,7 @@ def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, long):
     ],
 )
 def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
-    tmp_path, long, room, what, behind, monkeypatch
+    tmp_path, slow, room, what, behind, monkeypatch
 ):
     workdir, close = tmp_path / "run", dashboards.TensorBoard.close
 
@@ -730,7 +740,7 @@ def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
     if told.groups():
         assert checkpoint.latest(workdir / "checkpoints") == int(told[1])
     assert call(workdir, *killed.WORDS[1:], resume=True)[::2] == (0, "")
-    assert_same_run(workdir, long, step=killed.STEPS)
+    assert_same_run(workdir, slow, step=killed.STEPS)
 
 
 def test_a_run_for_which_there_is_no_memory_stops_in_a_sentence(tmp_path, monkeypatch):
