@@ -1,5 +1,6 @@
 """Strict for all: no silent broadcasting, no silent promotion, eight devices."""
 
+import collections
 import gc
 import hashlib
 import importlib.metadata
@@ -113,8 +114,19 @@ def pytest_configure(config):
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Files that take long come first, so that all processes end at about one time."""
+    """Cases behind the `first` are long, and files that take long come first.
+
+    So all processes end at about one time.
+    """
+    cases = collections.Counter()
+    for item in items:
+        if mark := item.get_closest_marker("first"):
+            name = item.nodeid.partition("[")[0]
+            cases[name] += 1
+            if cases[name] > mark.args[0]:
+                item.add_marker(pytest.mark.long)
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 

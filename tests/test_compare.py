@@ -71,6 +71,7 @@ def test_every_arm_runs_to_the_budget_of_every_seed(whole):
     ]
 
 
+@pytest.mark.long
 def test_a_killed_comparison_goes_on_as_if_it_had_not_been(whole, tmp_path, capsys):
     workdir = tmp_path / "killed"
     words = [str(FILE), "--workdir", str(workdir), "--cost", "1:3"]

@@ -910,6 +910,7 @@ def by_hand(recipe):
     return jax.device_get((state.params, state.methods["hints"], state.memory)), rows
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("recipe", ["sage", "sage_light"])
 def test_both_loops_hint_alike(recipe):
     want = in_one_program(recipe)
@@ -919,6 +920,7 @@ def test_both_loops_hint_alike(recipe):
     assert sum(moved) > 0
 
 
+@pytest.mark.long
 def test_pools_that_stop_between_rounds_of_the_host_are_hinted_alike():
     want = in_one_program("ada_seq_sage")
     host = override(shrunk("ada_seq_sage"), ["task.on_device=false"])

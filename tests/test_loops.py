@@ -174,6 +174,7 @@ def test_a_draw_in_parts_gives_what_a_whole_one_gives():
 def in_files(*, on_device=False, **options):
     """The same questions, as numpy arrays made outside of any program."""
     device = chain.task(**options, on_device=on_device)
+    traces = jax.jit(device.traces)
 
     def on_host(make):
         return lambda ids: jax.device_get(jax.jit(make)(jnp.asarray(ids)))
@@ -182,7 +183,7 @@ def in_files(*, on_device=False, **options):
         device,
         prompts=on_host(device.prompts),
         held_out=on_host(device.held_out),
-        traces=lambda key, prompts: jax.device_get(device.traces(key, prompts)),
+        traces=lambda key, prompts: jax.device_get(traces(key, prompts)),
         in_files=True,
     )
 

@@ -287,6 +287,7 @@ def test_with_seeds_the_rates_are_means_and_carry_their_interval(tmp_path):
     assert {row[1] for row in data["rows"]} == {0, 1, 2}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_page_stands_alone_with_every_picture_inside(tmp_path, seeds):
     write(tmp_path, seeds=seeds)

@@ -59,8 +59,8 @@ def test_each_test_is_of_one_of_the_two_targets_that_make_all_tests():
         re.findall(r"^(test[a-z-]*):.*\n\t\$\(PYTEST\) (.*)$", text("Makefile"), re.M)
     )
     assert recipes == {"test": '-m "not long"', "test-long": "-m long"}
-    (marker,) = PROJECT["tool"]["pytest"]["ini_options"]["markers"]
-    assert marker.startswith("long: ")
+    markers = PROJECT["tool"]["pytest"]["ini_options"]["markers"]
+    assert [line.split(":")[0] for line in markers] == ["long", "first(n)"]
     assert "$(MAKE) test-all " in text("Makefile").split("\ntest-newest:")[1]
 
 

@@ -771,8 +771,10 @@ def test_if_nothing_is_left_it_is_said_why(tmp_path, options, counted, fix):
     )
 
 
-def test_a_scan_holds_what_the_layout_takes(tmp_path):
-    path, count = tmp_path / "a.jsonl", 100_000
+@pytest.mark.first(1)
+@pytest.mark.parametrize("count", [10_000, 100_000])
+def test_a_scan_holds_what_the_layout_takes(tmp_path, count):
+    path = tmp_path / "a.jsonl"
     with open(path, "w") as file:
         for i in range(count):
             file.write(f'{{"question": "{i}", "more": "{"o" * 1200}"}}\n')

@@ -387,6 +387,7 @@ def test_of_many_seeds_one_may_diverge(tmp_path, monkeypatch):
     assert out.count("the update was skipped") == 1
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("bound", [1e-9, 1.0])
 def test_ratios_off_one_before_any_update_are_told_with_the_likely_cause(
     tmp_path, bound
@@ -941,6 +942,7 @@ def test_a_trace_for_which_there_is_no_room_is_told(tmp_path, monkeypatch):
     assert str(caught.value) == why
 
 
+@pytest.mark.long
 def test_a_profile_traces_some_steps_and_changes_none(whole, tmp_path):
     workdir, _ = whole
     status, out, err = main(
@@ -960,6 +962,7 @@ def test_a_profile_traces_some_steps_and_changes_none(whole, tmp_path):
         assert f"argument --profile: {wrong} is no whole number from 1 on;" in err
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("staged", [False, True])
 def test_a_dry_run_compiles_all_and_writes_nothing(
     whole, tmp_path, monkeypatch, staged

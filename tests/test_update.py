@@ -125,6 +125,7 @@ def alike(got, want):
 # ----- gradient
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_gradient_is_that_of_a_naive_loss_over_whole_rows(settings):
     got = compiled(*settings)(tiny.params(), *batch(), False)
@@ -247,6 +248,7 @@ def packed(tokens):
         return run.lower(tiny.params(), *batch()).compile()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("tokens", [8, 20])
 def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens):
     run, order = packed(tokens), np.random.default_rng(0).permutation(M)
@@ -265,6 +267,7 @@ def test_packed_logprobs_are_those_of_a_naive_forward():
     close(*(np.where(rows.mask, x.logp, 0) for x in (got, naive()[2])), atol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("steps", "tokens"), [(70, 256), (512, 300), (5, 3)])
 def test_rows_lie_in_one_line_each_and_are_never_cut(steps, tokens):
     length = np.random.default_rng(0).integers(0, steps + 1, 40).astype(np.int32)
@@ -353,6 +356,7 @@ def shapes(jaxpr):
             yield from shapes(inner)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("chunk", "exists"), [(0, True), (16, False)])
 @pytest.mark.parametrize("closely", [False, True])
 def test_no_array_of_rows_by_tokens_by_vocabulary_exists_in_chunks(
