@@ -161,6 +161,7 @@ QUESTION = Question("r0", (1.0, 3.0), {"tokens": 50_000.0}, None)
 FEW = 200  # resamples are enough for a standard error
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("recipes", "shared"), [(2, True), (2, False), (4, True)])
 def test_equal_recipes_are_hardly_ever_called_unequal(monkeypatch, recipes, shared):
     """A hundred pages; one with any claim on any axis is a false claim."""

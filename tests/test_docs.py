@@ -36,6 +36,37 @@ def test_every_test_that_the_table_of_faults_names_exists():
             assert name + ".py" in files or f"def {name}(" in text, name
 
 
+def test_each_law_and_each_fault_has_a_test_that_is_not_long():
+    """Of those that decide, `make test` leaves none out."""
+    faults = (ROOT / "docs" / "faults.md").read_text().splitlines()
+    told = [(row, named(row)) for row in faults if row.startswith("| ")]
+    told += [(law, tests) for law, _, tests in laws()]
+    assert len(told) > 60
+    for what, tests in told:
+        assert not tests or any(not is_long(*test) for test in tests), what
+
+
+def named(row):
+    """`(file, test)` of a row of the table of faults."""
+    files = re.findall(r"test_\w+\.py", row)
+    names = re.findall(r"\btest_\w+(?!\.py)\b", row)
+    return [
+        (file, name) for file in files for name in names if name in decorators(file)
+    ]
+
+
+@cache
+def decorators(file):
+    """Those of the tests of a module, by name, as they are written."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    defs = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {node.name: [*map(ast.unparse, node.decorator_list)] for node in defs}
+
+
+def is_long(file, name):
+    return bool({"long", "pytest.mark.long"} & {*decorators(file)[name]})
+
+
 @cache
 def laws():
     """`(name, statement, [(file, test)])` of each section of a law."""

@@ -229,6 +229,7 @@ def test_neither_batch_nor_order_nor_limit_changes_what_is_drawn(place, whole):
         assert alike == [{**row, "level": 0, "subject": 0} for row in theirs[question]]
 
 
+@pytest.mark.long
 def test_a_mesh_of_devices_draws_the_same(place, whole):
     out = place / "mesh"
     words_ = typed(place, out, "--mesh", 2, 2, 1, "--limit", 6, data=["math.jsonl"])
@@ -238,6 +239,7 @@ def test_a_mesh_of_devices_draws_the_same(place, whole):
     assert rows == lines(whole[0] / "math.jsonl")[: len(rows)]
 
 
+@pytest.mark.long
 def test_another_seed_draws_other_completions(place, whole):
     out = place / "seed"
     words_ = typed(place, out, "--seed", 1, "--limit", 4, data=["math.jsonl"])
@@ -877,6 +879,7 @@ def test_weights_that_are_not_finite_are_refused(place, monkeypatch):
     assert not (place / "nan").exists() or not any((place / "nan").glob("*.json*"))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("cut", [0, 300, 4000, -1, -200])
 def test_what_is_missing_is_done_again_and_no_more(place, whole, cut, monkeypatch):
     out = place / f"cut{cut}"

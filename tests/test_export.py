@@ -132,6 +132,7 @@ def test_a_folder_may_be_called_by_bytes_that_are_no_text(tmp_path, runs):
     assert "# new?\n" in (new / "README.md").read_text("utf-8")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_model_of_ones_own_becomes_a_checkpoint_of_its_architecture(
     tmp_path, runs, dtype

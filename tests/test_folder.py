@@ -446,6 +446,11 @@ def test_questions_for_which_there_is_no_room_are_told_as_the_folder_is(tmp_path
     assert not list(tmp_path.iterdir())
     folder.write_questions(tmp_path, built)
     folder.check_questions(tmp_path, built)
+
+
+def test_other_questions_than_those_of_the_run_are_refused(tmp_path):
+    built = dataclasses.replace(chain.task(depth=1), in_files=True)
+    folder.write_questions(tmp_path, built)
     with pytest.raises(ConfigError) as caught:
         folder.check_questions(tmp_path, dataclasses.replace(built, fingerprint="x"))
     assert str(caught.value) == (

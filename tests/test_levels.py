@@ -108,6 +108,7 @@ def opened(n, k, group):
     return 1 - q**group - (1 - q) ** group
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("rule", [None, RULE], ids=["whole", "stopped"])
 @pytest.mark.parametrize("trigger", [hint.all_wrong, hint.no_signal])
 def test_a_search_is_that_of_all_sequences_of_groups(trigger, rule):

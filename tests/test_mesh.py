@@ -307,6 +307,7 @@ def contexts_held(program):
     return max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
     slots = 8
@@ -335,6 +336,7 @@ def same(got, want):
         close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 1)])
 def test_rounds_that_open_slots_move_no_cache_either(sizes, monkeypatch):
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one
@@ -348,6 +350,7 @@ def test_rounds_that_open_slots_move_no_cache_either(sizes, monkeypatch):
     same(program(jax.device_put(params, where), ROWS, key), want)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads):
     policy, where, program = compiled(sizes, kv_heads, slots=8)
@@ -439,6 +442,7 @@ def test_a_token_of_a_sharded_vocabulary_is_drawn_where_its_logits_lie():
         close(got, want, atol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("sizes", "kv_heads", "how"), BOTH)
 def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads, how):
     policy, _, compiled, said = updating(sizes, kv_heads, how)
@@ -468,6 +472,7 @@ def on_one_device(kv_heads):
     return params, jax.jit(partial(differentiate, policy, "rows"))(params, *scored())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("sizes", "kv_heads", "how"), BOTH)
 def test_loss_and_gradient_are_those_of_one_device(sizes, kv_heads, how):
     _, where, program, _ = updating(sizes, kv_heads, how)

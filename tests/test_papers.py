@@ -167,6 +167,7 @@ def programs():
     return {program(load(path)) for path in recipes().values()}
 
 
+@pytest.mark.first(2)
 @for_every_paper
 def test_a_config_takes_a_step(paper):
     """Traced in any case; run where no recipe of configs/ is the same program."""

@@ -204,6 +204,7 @@ def test_what_methods_compute_with_parameters_is_planned_by_its_use(name, calls)
         assert layout.work[call].memory["completions"] == 6 * 4 * tokens
 
 
+@pytest.mark.long
 def test_programs_of_methods_are_compiled_and_told_by_their_names():
     norm = partial(score.gradient, parameters=score.embedding)
     config = replace(

@@ -71,9 +71,11 @@ def statuses(ends):
 # ----- the same run
 
 
-def test_two_processes_one_of_them_interrupted_make_the_run_of_one(tmp_path):
+@pytest.mark.first(1)
+@pytest.mark.parametrize("words", [STAGED, WORDS], ids=["host", "device"])
+def test_two_processes_one_of_them_interrupted_make_the_run_of_one(tmp_path, words):
     one, two = tmp_path / "one", tmp_path / "two"
-    words = (*WORDS, "warm_start.steps=20")
+    words = (*words, "warm_start.steps=20")
     assert call(one, *words, "mesh.data=2") == (0, "")
     processes = many.start([two, two], *words)
     wait_for(two / folder.WARM, processes)

@@ -366,6 +366,7 @@ def naive_credits(rollouts, logp, thoughts, length_weight):
     return whole, answer, weight, value
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("answers", "direct", "length_weight"),
     [(False, 0.0, 0.0), (False, 0.5, 0.3), (True, 0.0, 0.3)],
@@ -567,6 +568,7 @@ def test_candidates_are_measured_as_by_naive_log_probs():
     assert float(tokens.sum()) == np.asarray(rollouts.mask).sum() > 0
 
 
+@pytest.mark.long
 def test_runs_side_by_side_look_at_prompts_only_when_it_is_due(monkeypatch):
     """A branch that is mapped over is taken by all, always."""
     probed = []
@@ -741,6 +743,7 @@ def test_a_run_cut_in_two_is_the_whole_run(tmp_path):
             assert mine[name] == theirs[name]
 
 
+@pytest.mark.long
 def test_the_staged_loop_gives_the_same_in_micro_batches():
     """A quarter of the rows at a time; prompts and references that the host reads."""
 

@@ -183,6 +183,7 @@ def test_what_is_chosen_makes_the_whole_parameters_again(group):
         assert sum(map(int, jax.tree.leaves(off))) == sizes
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("settings", SETTINGS[1:])
 def test_micro_batches_and_chunks_change_nothing(settings):
     close(measured("head", *settings), measured("head", *SETTINGS[0]))
@@ -428,6 +429,7 @@ def test_rows_that_do_not_exist_have_no_norm_and_others_have(rule):
     assert (got[LENGTHS > 0] > 0).all()
 
 
+@pytest.mark.first(2)
 @for_every_rule
 def test_what_stands_behind_the_end_and_under_the_padding_changes_nothing(rule):
     random = np.random.default_rng(2)
@@ -445,6 +447,7 @@ def test_what_stands_behind_the_end_and_under_the_padding_changes_nothing(rule):
     close(of(rule, junk, contexts), want)
 
 
+@pytest.mark.first(2)
 @for_every_rule
 def test_the_order_of_rows_changes_nothing(rule):
     order = np.random.default_rng(3).permutation(N)
@@ -452,6 +455,7 @@ def test_the_order_of_rows_changes_nothing(rule):
     close(of(rule, moved), of(rule, rows())[order])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("rule", ["gradient", "last_layer"])
 def test_norms_are_taken_under_the_context_of_each_row(rule):
     others = dataclasses.replace(rows(), context=(HINTED + 1) % 3)
@@ -482,6 +486,7 @@ def shallow(rule):
     return run, params, jax.jit(run)(params, CONTEXTS, rows(), TEMPERATURE)
 
 
+@pytest.mark.first(1)
 @for_every_rule
 def test_seeds_side_by_side_are_seeds_one_by_one(rule):
     run, params, want = shallow(rule)
@@ -495,6 +500,7 @@ def test_seeds_side_by_side_are_seeds_one_by_one(rule):
     close(swapped[1], want[::-1])
 
 
+@pytest.mark.first(1)
 @for_every_rule
 def test_norms_on_eight_devices_are_those_on_one(rule):
     run, params, want = shallow(rule)

@@ -674,7 +674,6 @@ def slow(tmp_path_factory, compiled):
     return workdir
 
 
-@long
 def test_a_run_killed_at_any_moment_time_and_again_is_the_run_that_was_not(
     tmp_path, slow
 ):

@@ -121,7 +121,6 @@ def test_what_a_check_does_costs_that_check_alone(two, spoil, reason):
     assert two.counts - before == {"graded": 65, reason.partition(":")[0]: 2}
 
 
-@pytest.mark.long
 def test_all_of_them_together_lose_nothing(two):
     checks = [("", spoil, 3) for spoil in [*SPOILT, "0.25", "1"]]
     assert two.grade(checks) == [*SPOILT.values(), 0.25, 1.0]
