@@ -21,11 +21,11 @@ import jax.numpy as jnp
 from flax.core.spmd import logical_axis_rules
 
 from curax.arrays import checks, masked
+from curax.arrays.micro_batches import join, split
 from curax.arrays.sharding import shard_rows
 from curax.rollout import extend, prefill
 from curax.settings.config_types import Count, Natural
 from curax.types import BoolT, Contexts, Float, FloatT, FloatTD, IntT, Model, Rollouts
-from curax.update import join, split
 
 # What is differentiated, and how the whole parameters are made of it again.
 Chosen = tuple[Any, Callable[[Any], Any]]
@@ -149,7 +149,7 @@ def gradient(
 
     own = jax.tree.map(lambda leaf: leaf[rollouts.context], contexts)
     rows = rollouts.tokens, rollouts.mask, own
-    return _over_parts(jax.vmap(norm), rows, micro_batches)
+    return _over_micro_batches(jax.vmap(norm), rows, micro_batches)
 
 
 @checks.contract()
@@ -197,7 +197,7 @@ def last_layer(
         )
 
     rows = (rollouts.tokens, rollouts.mask, rollouts.context)
-    return _over_parts(norms, rows, micro_batches)
+    return _over_micro_batches(norms, rows, micro_batches)
 
 
 @checks.contract()
@@ -356,17 +356,17 @@ def _products(x: jax.Array) -> jax.Array:
     return jnp.einsum("...tv,...sv->...ts", x, x)
 
 
-def _over_parts(
-    function: Callable[[Any], jax.Array], rows: Any, parts: int
+def _over_micro_batches(
+    function: Callable[[Any], jax.Array], rows: Any, micro_batches: int
 ) -> jax.Array:
-    """`[N]`, made of the leaves `[N, ...]`, N / parts rows at a time."""
+    """`[N]`, made of the leaves `[N, ...]`, N / micro_batches rows at a time."""
     count = jax.tree.leaves(rows)[0].shape[0]
-    if count % parts:
+    if count % micro_batches:
         divisors = (n for n in range(1, count + 1) if count % n == 0)
-        nearest = min(divisors, key=lambda n: abs(n - parts))
+        nearest = min(divisors, key=lambda n: abs(n - micro_batches))
         raise ValueError(
-            f"micro_batches={parts} does not divide the {count} completions whose "
-            f"norms are wanted; set it to {nearest}."
+            f"micro_batches={micro_batches} does not divide the {count} completions "
+            f"whose norms are wanted; set it to {nearest}."
         )
     rows = jax.tree.map(shard_rows, rows)
-    return join(jax.lax.map(function, split(rows, parts)))
+    return join(jax.lax.map(function, split(rows, micro_batches)))

@@ -20,7 +20,13 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
-from curax.arrays.lines import Line, Lines, Packing, Visible, dealt
+from curax.arrays.lines import Line, Visible
+from curax.arrays.micro_batches import (
+    join_shards,
+    over_lines,
+    over_micro_batches,
+    split,
+)
 from curax.arrays.sharding import (
     constrain,
     on_copies,
@@ -49,7 +55,7 @@ class Settings:
     length_buckets: int = flax.struct.field(pytree_node=False, default=1)
     token_chunk: int = flax.struct.field(pytree_node=False, default=0)  # 0: all
 
-    def parts(self, rows: int, steps: int) -> int:
+    def count(self, rows: int, steps: int) -> int:
         """Micro-batches of `[rows, steps]` tokens; each spreads over all shards."""
         counted = self.tokens_per_micro_batch
         fewest = -(-rows * steps // self._tokens) if counted else self.micro_batches
@@ -80,94 +86,6 @@ class TokenStats:
     entropy_logp_cov: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
 
 
-def split(tree: Any, parts: int) -> Any:
-    """Leaves `[M, ...]` reshaped to micro-batches `[parts, M / parts, ...]`.
-
-    Part i is made of rows i, i + parts, ...: each device's rows lie in every part.
-    """
-    return jax.tree.map(
-        lambda leaf: jnp.swapaxes(
-            leaf.reshape(leaf.shape[0] // parts, parts, *leaf.shape[1:]), 0, 1
-        ),
-        tree,
-    )
-
-
-def join(tree: Any) -> Any:
-    """Inverse of `split`."""
-    return jax.tree.map(
-        lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:]), tree
-    )
-
-
-def cuts(steps: int, buckets: int) -> list[int]:
-    """Lengths to which micro-batches are cut: T, its half, its quarter, ...; rising."""
-    return sorted({-(-steps // 2**k) for k in range(buckets)})
-
-
-def ends(mask: jax.Array) -> jax.Array:
-    """`[M]` int32: length of each row up to the last True of its mask `[M, T]`."""
-    place = jnp.arange(1, mask.shape[-1] + 1, dtype=jnp.int32)
-    return jnp.max(jnp.where(mask, place, 0), -1)
-
-
-def over_parts(
-    function: Callable[[Any], tuple[Any, Any]],
-    rows: Any,
-    mask: jax.Array,
-    settings: Settings,
-) -> tuple[Any, Any]:
-    """Sums and per-token outputs of a function, called on each micro-batch.
-
-    With several length buckets, rows are sorted by length, so that those of one
-    micro-batch are about equally long, and it is cut behind its longest. Each length
-    is a branch of the program: more to compile, less to compute.
-
-    Args:
-        function: from rows, `[m, t]` and `[m]`, to a tree that is to be summed and a
-            tree of `[m, t]`; of tokens outside the mask it may say anything finite.
-        rows: tree of `[M, T]` and `[M]`.
-        mask: `[M, T]` bool.
-        settings: micro-batches and length buckets.
-
-    Returns:
-        Sums in float32, so that their order hardly matters; the `[M, T]` tree, 0 where
-        rows were cut.
-    """
-    function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
-    steps, parts = mask.shape[-1], settings.parts(*mask.shape)
-    lengths = cuts(steps, settings.length_buckets)
-    last, order = ends(mask), None
-    if len(lengths) > 1:
-        # `split` deals rows out to the parts like cards; here each gets like lengths.
-        order = jnp.argsort(last).reshape(parts, -1).T.reshape(-1)
-        rows, last = jax.tree.map(lambda x: jnp.take(x, order, 0), (rows, last))
-    rows, last = jax.tree.map(shard_rows, (rows, last))
-
-    def cut(rows, length):
-        short = jax.tree.map(lambda x: x[:, :length] if x.ndim > 1 else x, rows)
-        total, own = function(short)
-        behind = ((0, 0), (0, steps - length))
-        return total, jax.tree.map(lambda x: jnp.pad(x, behind), own)
-
-    def add(total, part):
-        rows, last = part
-        longest = over_copies(jax.lax.pmax, jnp.max(last))
-        which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), longest)
-        branches = [partial(cut, length=length) for length in lengths]
-        new, own = jax.lax.switch(which, branches, rows)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new), own
-
-    rows = split((rows, last), parts)
-    like, _ = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], rows[0]))
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
-    total, own = jax.lax.scan(add, start, rows)
-    own = join(own)
-    if order is not None:
-        own = jax.tree.map(lambda x: x[jnp.argsort(order)], own)
-    return total, own
-
-
 def over_rows(
     model: Model,
     function: Callable[[Any, Line | None], tuple[Any, Any]],
@@ -182,9 +100,9 @@ def over_rows(
         model: the policy.
         function: of rows and their line; None: they are `[m, t]`.
         contexts: `[C, P]`.
-        rows: as `over_parts`.
-        mask: as `over_parts`.
-        settings: as `over_parts`.
+        rows: as `over_micro_batches`.
+        mask: likewise.
+        settings: of micro-batches and length buckets.
     """
     tokens, prompt = settings.tokens_per_micro_batch, contexts.mask.shape[-1]
     how = (
@@ -192,84 +110,16 @@ def over_rows(
     )
     if how:
         return over_lines(function, rows, mask, how)
-    return over_parts(lambda rows: function(rows, None), rows, mask, settings)
-
-
-def over_lines(
-    function: Callable[[Any, Line], tuple[Any, Any]],
-    rows: Any,
-    mask: jax.Array,
-    how: Lines,
-) -> tuple[Any, Any]:
-    """Sums and per-token outputs of a function, called on each line of packed rows.
-
-    On a mesh a line of each shard of the rows at a time, as often as the shard with
-    most lines needs.
-
-    Args:
-        function: of rows `[D R, T]` and `[D R]`, R of each of D shards, and their
-            lines, as that of `over_parts`.
-        rows: as `over_parts`.
-        mask: as `over_parts`.
-        how: sizes of lines; several of a shard at a time count as those of more shards.
-
-    Returns:
-        As `over_parts`.
-    """
-    function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
-    (count, steps), last = mask.shape, ends(mask)
-    parts = shards("rows") * min(how.together, -(-count // shards("rows")))
-    order = dealt(last, parts) if parts > 1 else jnp.arange(count)[None]
-
-    def pick(x, which):  # rows that are none are 0: without a mask, and without weight
-        return x.at[which].get(mode="fill", fill_value=0)
-
-    def deal(x):  # [M, ...] -> [D, M / D, ...]
-        return shard_rows(pick(x, order)) if parts > 1 else x[None]
-
-    last, rows = jax.tree.map(deal, (last, rows))
-    of = partial(Packing.of, steps=steps, tokens=how.tokens, rows=how.rows)
-    packing = jax.vmap(of)(last)
-
-    def read(number):
-        which, line = jax.vmap(lambda packing: packing.at(number))(packing)
-        own = jax.tree.map(lambda x: join_shards(jax.vmap(pick)(x, which)), rows)
-        total, own = function(own, line)
-        return which, total, own
-
-    def add(number, state):
-        which, new, part = read(number)
-
-        def put(whole, part):
-            part = part.reshape(*which.shape, steps)
-            return jax.vmap(lambda x, at, y: x.at[at].set(y, mode="drop"))(
-                whole, which, part
-            )
-
-        total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), state[0], new)
-        return total, jax.tree.map(put, state[1], part)
-
-    _, total, own = jax.eval_shape(read, jnp.int32(0))
-    start = (
-        jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), total),
-        jax.tree.map(
-            lambda x: shard_rows(jnp.zeros((*last.shape, steps), x.dtype)), own
-        ),
+    return over_micro_batches(
+        lambda rows: function(rows, None),
+        rows,
+        mask,
+        count=settings.count(*mask.shape),
+        buckets=settings.length_buckets,
     )
-    most = over_copies(jax.lax.pmax, jnp.max(packing.lines))
-    total, own = jax.lax.fori_loop(0, most, add, start)
-    if parts > 1:
-        back = jnp.argsort(order.reshape(-1))[:count]
-        return total, jax.tree.map(lambda x: join_shards(x)[back], own)
-    return total, jax.tree.map(join_shards, own)
 
 
-def join_shards(x: jax.Array) -> jax.Array:
-    """`[D R, ...]` rows sharded over D shards, from `[D, R, ...]`."""
-    return shard_rows(x.reshape(-1, *x.shape[2:]))
-
-
-def predict(
+def token_features(
     model: Model,
     params: Any,
     contexts: Contexts,
@@ -328,7 +178,7 @@ def read_tokens(
     settings: Settings,
 ) -> tuple[jax.Array, ...]:
     """Per-token outputs of a function of `masked`, `[m, t]` each."""
-    features = predict(model, params, contexts, prefix, tokens, context, line)
+    features = token_features(model, params, contexts, prefix, tokens, context, line)
     found = read(
         features,
         model.head(params),
@@ -458,7 +308,7 @@ def confidences(
     head = model.head(params)
     count, steps = rollouts.tokens.shape
     fewest = min(count, -(-count * steps // TOKENS))
-    parts = next(n for n in range(fewest, count + 1) if count % n == 0)
+    pieces = next(n for n in range(fewest, count + 1) if count % n == 0)
 
     def of(features: jax.Array) -> jax.Array:
         logits = jnp.einsum(
@@ -475,12 +325,8 @@ def confidences(
         at_once = max(1, min(flat.shape[0], ENTRIES // head.shape[0]))
         return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
 
-    _, sure = over_parts(
-        read,
-        (rollouts.tokens, rollouts.context),
-        rollouts.mask,
-        Settings(micro_batches=parts),
-    )
+    rows = rollouts.tokens, rollouts.context
+    _, sure = over_micro_batches(read, rows, rollouts.mask, count=pieces)
     return confidence.scores(sure, rollouts.mask, window=window, tail=window)
 
 
@@ -575,16 +421,16 @@ def pull_back(
     has, so that activations of all of them never exist together.
     """
     count, width = contexts.tokens.shape
-    tokens = batch.tokens.size // settings.parts(*batch.tokens.shape)
-    parts = spread(count, -(-count * width // tokens))
+    tokens = batch.tokens.size // settings.count(*batch.tokens.shape)
+    pieces = spread(count, -(-count * width // tokens))
 
-    def add(total, part):
-        contexts, pulled = part
+    def add(total, piece):
+        contexts, pulled = piece
         _, pull = jax.vjp(lambda p: prefill(model, p, contexts), params)
         more = like_params(model, pull(pulled)[0])
         return jax.tree.map(jnp.add, total, more), None
 
-    return jax.lax.scan(add, grads, split((contexts, pulled), parts))[0]
+    return jax.lax.scan(add, grads, split((contexts, pulled), pieces))[0]
 
 
 def like_params(model: Model, grads: Any) -> Any:

@@ -126,13 +126,13 @@ def test_the_experiment_of_the_page_can_be_run(tmp_path):
 def lanes():
     experiment = tiny_experiment.get_experiment()
     arms = experiments.arms(experiment)[:2]
-    (plan,) = programs.plans(arms, experiment)
-    return plan, programs.lanes(plan), experiments.warm_config(experiment, arms[0])
+    (sweep,) = programs.sweeps(arms, experiment)
+    return sweep, programs.lanes(sweep), experiments.warm_config(experiment, arms[0])
 
 
 def test_a_lane_is_what_its_seed_and_magnitude_give_alone():
-    plan, many, config = lanes()
-    assert plan.settings == ("optimizer.learning_rate",)
+    sweep, many, config = lanes()
+    assert sweep.settings == ("optimizer.learning_rate",)
     loop = loops.Jitted(build(config))
     warm, _ = loop.warm(loop.initial(), 1)
     alone = loops.Jitted(build(override(config, {"optimizer.learning_rate": 0.003})))
@@ -155,9 +155,9 @@ def test_what_is_no_magnitude_runs_as_a_program_of_its_own():
     experiment = replace(
         tiny_experiment.get_experiment(), sweep={"sampling.group_size": (4, 2)}
     )
-    plans = programs.plans(experiments.arms(experiment)[:2], experiment)
-    assert [plan.name for plan in plans] == ["plain", "plain sampling.group_size=2"]
-    assert len({plan.key for plan in plans}) == 2
+    sweeps = programs.sweeps(experiments.arms(experiment)[:2], experiment)
+    assert [sweep.name for sweep in sweeps] == ["plain", "plain sampling.group_size=2"]
+    assert len({sweep.key for sweep in sweeps}) == 2
 
 
 def test_another_experiment_is_refused_and_arms_may_be_added(whole):
@@ -252,7 +252,7 @@ def test_a_task_whose_prompts_the_host_reads_is_refused():
     built = replace(arm.config.task(), in_files=True)
     arm = arm._replace(config=replace(arm.config, task=lambda: built))
     with pytest.raises(experiments.ConfigError, match="prompts of its task are read"):
-        programs.plans([arm], experiment)
+        programs.sweeps([arm], experiment)
 
 
 def test_a_task_of_the_host_is_refused_before_anything_is_written(tmp_path, capsys):

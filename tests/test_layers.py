@@ -53,7 +53,7 @@ MAY_IMPORT = {
     },
 }
 BETWEEN_STAGES = {
-    "score": {"rollout", "update"},
+    "score": {"rollout"},
     "update": {"rollout", "monitors"},
 }
 COMMANDS_BESIDE = {

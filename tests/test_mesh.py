@@ -489,8 +489,8 @@ def test_loss_and_gradient_are_those_of_one_device(sizes, kv_heads, how):
 
 def test_micro_batches_follow_from_tokens_and_lie_on_all_shards_of_the_rows():
     few = update.Settings(tokens_per_micro_batch=10)
-    assert [few.parts(16, steps) for steps in (1, 5, 7, 100)] == [2, 8, 16, 16]
+    assert [few.count(16, steps) for steps in (1, 5, 7, 100)] == [2, 8, 16, 16]
     with mesh.use(cube()):  # four shards
-        assert [few.parts(16, steps) for steps in (1, 5, 7, 100)] == [1, 2, 4, 4]
-        assert few.parts(24, 5) == 3  # 20 tokens on each; 4 parts would be 15 rows
-        assert few.parts(6, 20) == 3  # rows that do not divide anyway
+        assert [few.count(16, steps) for steps in (1, 5, 7, 100)] == [1, 2, 4, 4]
+        assert few.count(24, 5) == 3  # 20 tokens on each; 4 would be 15 rows
+        assert few.count(6, 20) == 3  # rows that do not divide anyway

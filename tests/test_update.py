@@ -13,7 +13,7 @@ from contracts import close
 from jax.extend.core import jaxprs_in_params
 
 from curax import loss, update
-from curax.arrays import lines
+from curax.arrays import lines, micro_batches
 from curax.arrays import masked as reductions
 from curax.types import Batch
 
@@ -206,12 +206,11 @@ def test_looking_closer_changes_no_gradient():
     ("buckets", "cuts"), [(1, [7]), (2, [4, 7]), (3, [2, 4, 7]), (9, [1, 2, 4, 7])]
 )
 def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets, cuts):
-    assert update.cuts(7, buckets) == cuts
+    assert micro_batches.cuts(7, buckets) == cuts
     random = np.random.default_rng(0)
     length = random.permutation([0, 0, 1, 1, 1, 2, 3, 3, 4, 5, 7, 7])
     mask = np.arange(7) < length[:, None]
     rows = {"row": np.arange(12, dtype=np.int32), "mask": mask}
-    settings = update.Settings(micro_batches=4, length_buckets=buckets)
 
     def function(rows):
         m, steps = rows["mask"].shape
@@ -221,7 +220,9 @@ def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets,
         return wide, jnp.where(rows["mask"], rows["row"][:, None], 0)
 
     total, own = jax.jit(
-        lambda rows, mask: update.over_parts(function, rows, mask, settings)
+        lambda rows, mask: micro_batches.over_micro_batches(
+            function, rows, mask, count=4, buckets=buckets
+        )
     )(rows, mask)
     assert float(total["tokens"]) == mask.sum()
     np.testing.assert_array_equal(own, mask * rows["row"][:, None])
@@ -339,12 +340,12 @@ def test_masked_rows_weigh_nothing():
     alike(got[:2], plain()[:2])
 
 
-def test_parts_take_every_so_manieth_row_and_join_again():
+def test_micro_batches_take_every_so_manieth_row_and_join_again():
     x = np.arange(24).reshape(8, 3)
-    parts = update.split({"x": x}, 4)
-    assert parts["x"].shape == (4, 2, 3)
-    np.testing.assert_array_equal(parts["x"][1], x[1::4])
-    np.testing.assert_array_equal(update.join(parts)["x"], x)
+    several = micro_batches.split({"x": x}, 4)
+    assert several["x"].shape == (4, 2, 3)
+    np.testing.assert_array_equal(several["x"][1], x[1::4])
+    np.testing.assert_array_equal(micro_batches.join(several)["x"], x)
 
 
 def shapes(jaxpr):

@@ -30,7 +30,7 @@ COUNTED = {
 STATIC = ("task", "model", "warm_start", "evaluation", "logging", "mesh", "seed")
 
 
-class Plan(NamedTuple):
+class Sweep(NamedTuple):
     """Arms that run as one program, and the settings in which they differ."""
 
     arms: tuple[Arm, ...]
@@ -49,13 +49,13 @@ class Plan(NamedTuple):
         return f"{self.arms[0].recipe}-{digest([about, self.settings])}"
 
 
-def plans(pending: Sequence[Arm], experiment: Experiment) -> list[Plan]:
-    """Plans of the fewest programs that run some arms, in order of their first arms.
+def sweeps(pending: Sequence[Arm], experiment: Experiment) -> list[Sweep]:
+    """The fewest sweeps that run some arms, in order of their first arms.
 
     Raises:
         ConfigError: a task is verified on the host, or a stage cannot work.
     """
-    found: dict[Any, Plan] = {}
+    found: dict[Any, Sweep] = {}
     known: dict[Any, bool] = {}
     for arm in pending:
         where, traced = (arm.recipe, arm.condition), False
@@ -69,9 +69,9 @@ def plans(pending: Sequence[Arm], experiment: Experiment) -> list[Plan]:
         _check(arm)
         alone = arm.setting and not traced
         key = (*where, arm.name) if alone else where
-        before = found.get(key, Plan((), ()))
+        before = found.get(key, Sweep((), ()))
         more = (arm.setting,) if traced and arm.setting not in before.settings else ()
-        found[key] = Plan((*before.arms, arm), (*before.settings, *more))
+        found[key] = Sweep((*before.arms, arm), (*before.settings, *more))
     return list(found.values())
 
 
@@ -117,16 +117,16 @@ def _is_magnitude(config: Config, name: str, values: Sequence[Any]) -> bool:
     return True
 
 
-def lanes(plan: Plan) -> loops.Lanes:
-    """The runs of a plan side by side, one for each of its arms and seeds, rehearsed.
+def lanes(sweep: Sweep) -> loops.Lanes:
+    """The runs of a sweep side by side, one for each of its arms and seeds, rehearsed.
 
     Raises:
         ConfigError: a stage cannot work; the message names its line.
     """
-    config = plan.arms[0].config
+    config = sweep.arms[0].config
     settings = {
-        name: [setting_of(arm.config, name) for arm in plan.arms]
-        for name in plan.settings
+        name: [setting_of(arm.config, name) for arm in sweep.arms]
+        for name in sweep.settings
     }
     with errors.config_errors(config):
         found = loops.Lanes(build(config), settings)
@@ -134,10 +134,10 @@ def lanes(plan: Plan) -> loops.Lanes:
     return found
 
 
-def split(plan: Plan, history: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def split(sweep: Sweep, history: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (name, history) of each arm, lists `[K][R]`, from `[K][L]` of all lanes."""
-    seeds = plan.arms[0].config.seeds
-    for i, arm in enumerate(plan.arms):
+    seeds = sweep.arms[0].config.seeds
+    for i, arm in enumerate(sweep.arms):
         own = slice(i * seeds, (i + 1) * seeds)
 
         def cut(value: Any, own: slice = own) -> Any:

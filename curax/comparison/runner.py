@@ -25,7 +25,7 @@ import numpy as np
 
 from curax.comparison import programs
 from curax.comparison.experiment import Arm, Experiment, budget, warm_config, warm_key
-from curax.comparison.programs import Plan
+from curax.comparison.programs import Sweep
 from curax.config import Config, ConfigError
 from curax.runs import checkpoint, record
 from curax.runs.progress import Progress
@@ -100,10 +100,10 @@ class Comparison:
         pending = [arm for arm in arms if arm.name not in self._done]
         self._warm: dict[str, loops.Jitted] = {}
         self._states: dict[str, Any] = {}  # of the last warm start, on the host
-        self._programs: list[tuple[Plan, loops.Lanes]] = []
-        for plan in programs.plans(pending, experiment):
-            self._warm_loop(plan.arms[0])
-            self._programs.append((plan, programs.lanes(plan)))
+        self._programs: list[tuple[Sweep, loops.Lanes]] = []
+        for sweep in programs.sweeps(pending, experiment):
+            self._warm_loop(sweep.arms[0])
+            self._programs.append((sweep, programs.lanes(sweep)))
         if not self._done:
             self._check_watched()
 
@@ -135,18 +135,18 @@ class Comparison:
         if measures and not (self._workdir / COST).exists():
             self._measure(progress)
         start = time.monotonic()
-        for number, (plan, lanes) in enumerate(self._programs):
+        for number, (sweep, lanes) in enumerate(self._programs):
             clock = _Clock(start, number, len(self._programs))
-            history = self._run(plan, lanes, progress, clock)
+            history = self._run(sweep, lanes, progress, clock)
             found = {
                 "device": jax.devices()[0].device_kind,
                 "jax": jax.__version__,
                 "lanes": lanes.seeds.size,
-                "arms": dict(programs.split(plan, history)),
+                "arms": dict(programs.split(sweep, history)),
             }
-            path = self._workdir / ARMS / f"{plan.key}.json"
+            path = self._workdir / ARMS / f"{sweep.key}.json"
             write_file(path, (json.dumps(found) + "\n").encode())
-            shutil.rmtree(self._workdir / RUNNING / plan.key, ignore_errors=True)
+            shutil.rmtree(self._workdir / RUNNING / sweep.key, ignore_errors=True)
             self._done |= found["arms"]
         shutil.rmtree(self._workdir / RUNNING, ignore_errors=True)
         return {arm.name: self._done[arm.name] for arm in self._arms}
@@ -184,19 +184,19 @@ class Comparison:
     # ----- programs
 
     def _run(
-        self, plan: Plan, lanes: loops.Lanes, progress: Progress, clock: "_Clock"
+        self, sweep: Sweep, lanes: loops.Lanes, progress: Progress, clock: "_Clock"
     ) -> dict[str, Any]:
         """Run a program from its last evaluation to its end, and return its history."""
-        experiment, path = self._experiment, self._workdir / RUNNING / plan.key
+        experiment, path = self._experiment, self._workdir / RUNNING / sweep.key
         with _resumed(path, lanes.abstract, lanes.whole) as (saved, found):
             if found:
                 state, history = found.state, found.totals["history"]
             else:
-                state = lanes.begin(self._warmed(plan.arms[0], progress))
+                state = lanes.begin(self._warmed(sweep.arms[0], progress))
                 history = _empty_history(lanes, experiment)
                 history["rate"].append(lanes.pass_rates(state).tolist())
             begun = _percent(history, experiment)
-            progress.begin(clock.title(plan.name), begun, 100, share=True)
+            progress.begin(clock.title(sweep.name), begun, 100, share=True)
             while (percent := _percent(history, experiment)) < 100:
                 times = min(experiment.every, experiment.steps - history["steps"][-1])
                 state, rows, _ = lanes.advance(state, times)

@@ -269,22 +269,22 @@ def _updates(config: Fields) -> Table:
     """Of mini-batches and micro-batches that do not divide the rows."""
     update, warm = config.update, config.warm_start
     tokens = update.tokens_per_micro_batch
-    parts = (update.minibatches, update.micro_batches)
+    wanted = (update.minibatches, update.micro_batches)
     rows = min(rows_of(config), config.sampling.prompts * kept_of(config))
-    fits = rows % math.prod(parts) == 0
-    a, b = parts if fits else _nearest_parts(rows, parts)
+    fits = rows % math.prod(wanted) == 0
+    a, b = wanted if fits else _nearest_divisors(rows, wanted)
     counts: dict[str, Any] = {"update": update.micro_batches}
-    warm_rows = warm_parts = 1
+    warm_rows = warm_batches = 1
     if warm:
         counts["warm_start"] = warm.micro_batches
         if isinstance(warm.rows, int) and isinstance(warm.micro_batches, int):
-            warm_rows, warm_parts = warm.rows, warm.micro_batches
+            warm_rows, warm_batches = warm.rows, warm.micro_batches
     return [
         (
-            warm_rows % warm_parts,
-            f"warm_start.micro_batches={warm_parts} must divide warm_start.rows="
+            warm_rows % warm_batches,
+            f"warm_start.micro_batches={warm_batches} must divide warm_start.rows="
             f"{warm_rows}; set warm_start.micro_batches to "
-            f"{math.gcd(warm_rows, warm_parts)}.",
+            f"{math.gcd(warm_rows, warm_batches)}.",
         ),
         *(
             (
@@ -297,17 +297,17 @@ def _updates(config: Fields) -> Table:
         ),
         (
             not fits,
-            f"update.minibatches={parts[0]} times update.micro_batches={parts[1]} must "
-            f"divide the {rows} rows trained per step; set them to {a} and {b}.",
+            f"update.minibatches={wanted[0]} times update.micro_batches={wanted[1]} "
+            f"must divide the {rows} rows trained per step; set them to {a} and {b}.",
         ),
     ]
 
 
-def _nearest_parts(rows: int, parts: tuple[int, int]) -> tuple[int, int]:
-    """Two numbers next to `parts` whose product divides the rows."""
+def _nearest_divisors(rows: int, wanted: tuple[int, int]) -> tuple[int, int]:
+    """Two numbers next to those `wanted` whose product divides the rows."""
     divisors = [size for size in range(1, rows + 1) if rows % size == 0]
     pairs = [(a, b) for a in divisors for b in divisors if rows % (a * b) == 0]
-    return min(pairs, key=lambda p: abs(p[0] - parts[0]) + abs(p[1] - parts[1]))
+    return min(pairs, key=lambda p: abs(p[0] - wanted[0]) + abs(p[1] - wanted[1]))
 
 
 def _said_elsewhere(config: Fields) -> Iterator[str]:

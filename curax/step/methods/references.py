@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from curax import reflect, update
 from curax.arrays import grids, masked, metrics
 from curax.arrays.metrics import Tally
+from curax.arrays.micro_batches import over_micro_batches
 from curax.config import Config
 from curax.rollout import extend, prefill
 from curax.settings.config_types import present
@@ -153,7 +154,10 @@ def logprobs(
         head, chunk = model.head(params), how.token_chunk
         return (), masked.rank(features, head, tokens, chunk=chunk)
 
-    rank = update.over_parts(read, (tokens, context), mask, how)[1]
+    count, buckets = how.count(*mask.shape), how.length_buckets
+    _, rank = over_micro_batches(
+        read, (tokens, context), mask, count=count, buckets=buckets
+    )
     return jnp.take_along_axis(rank, columns, -1)
 
 
