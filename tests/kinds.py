@@ -3,7 +3,7 @@
 import pytest
 
 FIRST = (
-    *("ada_seq_sage", "dapo", "dynamo", "dynamo_published", "gvm_grpo_published"),
+    *("ada_seq_sage", "dapo", "dynamo_published", "gvm_grpo_published"),
     *("own_prefix", "sage_exact", "sage_offline", "sage_teacher"),
 )
 

@@ -130,6 +130,7 @@ def lanes():
     return sweep, programs.lanes(sweep), experiments.warm_config(experiment, arms[0])
 
 
+@pytest.mark.long
 def test_a_lane_is_what_its_seed_and_magnitude_give_alone():
     sweep, many, config = lanes()
     assert sweep.settings == ("optimizer.learning_rate",)

@@ -169,7 +169,8 @@ def kinds(path):
     found = {field for field in fields if told[field]}
     found |= {f"hint.{field}" for field in ("controller", "credit") if hint.get(field)}
     found |= {hint["source"]["function"]} if hint else set()
-    found |= {told["modulate"]["function"]}
+    modulates = told["modulate"]["function"] != "curax.modulate.none"
+    found |= {"modulate"} if modulates else set()
     found |= {"refills"} if config.sampling.rounds > 1 else set()
     return found | ({"budget"} if config.sampling.budget else set())
 

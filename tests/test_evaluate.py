@@ -574,6 +574,7 @@ def test_confidence_changes_neither_what_is_drawn_nor_what_else_is_said(sure, wh
     assert not {"confidence", "window"} & set(plain)
 
 
+@pytest.mark.long
 def test_an_evaluation_with_confidence_goes_on_and_is_not_mixed(place, sure):
     out = place / "sure_cut"
     out.mkdir()
@@ -762,6 +763,7 @@ def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatc
     )
 
 
+@pytest.mark.long
 def test_a_task_without_files_is_graded_by_its_own_verifier(tmp_path, monkeypatch):
     saved.patched(monkeypatch)
     there = saved.write(tmp_path / "run", saved.own)

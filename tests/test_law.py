@@ -1121,6 +1121,7 @@ def test_every_sequence_of_labels_stops_and_weighs_as_stated(recipe):
 # ----- batches
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("recipe", recipes())
 def test_a_prompt_weighs_the_same_in_every_batch_unless_statistics_span_it(recipe):
     config = loaded(recipe)

@@ -188,6 +188,7 @@ def in_files(*, on_device=False, **options):
     )
 
 
+@pytest.mark.long
 def test_prompts_that_the_host_makes_give_what_those_of_the_device_give():
     config = replace(TINY, task=partial(in_files, **TINY.task.keywords))
     assert_same(trained(config, loops.Staged), reference())
@@ -279,6 +280,7 @@ def test_a_stopping_rule_draws_the_same_in_the_decoding_loop_and_between_rounds(
     assert_same(trained(host, loops.Staged), want)
 
 
+@pytest.mark.long
 def test_pilots_decide_what_is_drawn_and_do_not_train_in_both_loops():
     """L23: pilots are not among the rows that train."""
     config = replace(
@@ -341,6 +343,7 @@ def run(seed, *magnitudes):
 run_alone = jax.jit(run)
 
 
+@pytest.mark.long
 def test_the_whole_run_is_one_pure_function_of_its_seed():
     state, values = run_alone(jnp.uint32(TINY.seed), 1e-2, 0.28, 1.0)
     rows = [{name: value[i] for name, value in values.items()} for i in range(STEPS)]
@@ -365,7 +368,8 @@ def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
         assert np.abs(embedded[i] - embedded[i - 1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [pytest.param(loops.Jitted, marks=long), loops.Staged])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
 def test_eight_devices_give_what_one_gives(kind):
     config = replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
     loop = kind(build(config))
@@ -408,6 +412,7 @@ def test_sampler_and_trainer_agree_to_a_ten_thousandth_of_a_nat():
         assert 0 < row["sampler/drift_nats"] < 1e-4
 
 
+@pytest.mark.long
 def test_a_second_mini_batch_is_off_policy_and_a_first_is_not():
     one = trained(override(TINY, ["update.minibatches=1"]))[1]
     assert max(row["kl/behaviour_nats"] for row in one) < 1e-9

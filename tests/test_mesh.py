@@ -307,7 +307,6 @@ def contexts_held(program):
     return max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
     slots = 8
@@ -337,6 +336,7 @@ def same(got, want):
 
 
 @pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 1)])
 def test_rounds_that_open_slots_move_no_cache_either(sizes, monkeypatch):
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one

@@ -66,7 +66,7 @@ COMMANDS = {
 FEWER = ["--limit", "4", "--batch", "4", "--max-tokens", "8", "--workers", "1"]
 for_every_page = pytest.mark.parametrize("name", NAMES)
 long = pytest.mark.long  # by the pages that train several times, and by their runs
-LONG = {"bring_your_model", "add_a_method"}
+LONG = {"bring_your_model", "add_a_method", "metrics", "evaluate"}  # and their runs
 
 
 class Block(NamedTuple):
@@ -375,6 +375,7 @@ def told() -> list[tuple[str, ...]]:
     return [tuple(cell.strip() for cell in row.split("|")[1:-1]) for row in rows]
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("row", told(), ids=lambda row: f"{row[0]} {row[1]}")
 def test_the_x_ray_says_of_a_recipe_what_the_page_says(row):
     recipe, beta, *numbers = row

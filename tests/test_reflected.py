@@ -678,6 +678,7 @@ def run():
     return whole(loop(), begun(loop()), STEPS)
 
 
+@pytest.mark.long
 def test_the_recipe_trains_on_the_prompts_it_chose_in_their_order():
     """P8: each look takes the next candidates; of a pool a share is the last one's."""
     rows_, shown, states = run()
@@ -823,6 +824,7 @@ def test_groups_that_show_nothing_do_not_train_where_the_step_itself_is_the_look
     assert recipe.reflection == replace(dro, queries=None, keep=reflect.null_test)
 
 
+@pytest.mark.long
 def test_the_recipe_as_published_takes_a_step():
     """Its choice of prompts too, of which the program is made and not run."""
     changes = {

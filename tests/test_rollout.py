@@ -256,6 +256,7 @@ def test_a_stage_reads_at_most_three_quarters_of_the_next_and_there_are_three():
     assert cache_sizes.widths(8192, 1024) == (1024,)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("slots", [0, 3])
 def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
     slots, monkeypatch
@@ -594,6 +595,7 @@ def test_the_inverse_is_its_definition_and_finds_no_place_without_mass(seed, emp
     assert (~near).sum() > 20
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("vocabulary", [4096, 4099])
 def test_tokens_of_a_large_vocabulary_are_drawn_by_their_chances(vocabulary):
     places = np.array([0, 15, 16, 700, 701, vocabulary - 1])
@@ -623,6 +625,7 @@ def inside(jaxpr):
             yield from inside(inner)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("slots", [0, 3])
 def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
     many = jax.tree.map(lambda p: jnp.stack([p, 1.5 * p]), tiny.params())
@@ -652,6 +655,7 @@ def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
             assert not caches, chosen
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "options", [{"scan_layers": True}, {"lora_rank": 2}, {"qkv_bias": True}]

@@ -233,6 +233,7 @@ def test_the_terminal_shows_progress_and_at_the_end_what_came_of_it(whole):
     assert said[-1] == f"Report: {workdir / 'report.html'}"
 
 
+@pytest.mark.long
 def test_many_seeds_run_side_by_side(tmp_path):
     workdir = tmp_path / "run"
     words = ("seeds=2", "seed=5", "warm_start=none", "steps=3")
@@ -371,6 +372,7 @@ def test_a_few_steps_that_are_not_finite_are_let_pass(tmp_path, monkeypatch):
     assert call(tmp_path / "run", "update.patience=3")[::2] == (0, "")
 
 
+@pytest.mark.long
 def test_of_many_seeds_one_may_diverge(tmp_path, monkeypatch):
     advance = loops.Jitted.advance
 
@@ -430,6 +432,7 @@ def signals(monkeypatch):
     return when
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("method", "n", "number", "steps"),
     [
@@ -711,6 +714,7 @@ def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, slow):
     assert_same_run(workdir, slow, step=killed.STEPS)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("room", "what", "behind"),
     [

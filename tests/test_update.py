@@ -125,7 +125,7 @@ def alike(got, want):
 # ----- gradient
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_gradient_is_that_of_a_naive_loss_over_whole_rows(settings):
     got = compiled(*settings)(tiny.params(), *batch(), False)

@@ -293,6 +293,7 @@ def test_what_a_published_recipe_does_instead_is_told(recipe):
 EXACT = [r for r in RECIPES if r.endswith("_exact") and r != "sage_exact"]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("recipe", EXACT)
 def test_of_exact_recipes_no_such_thing_is_told(recipe):
     stages = {}
