@@ -19,6 +19,7 @@ Here:     As there: 16 completions, drawn at top-p 0.95,
           2 updates, there 128 or 256; the learning rate and its warm-up.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from curax import advantage, aggregate, correct, gate, loss, off_policy, reflect
@@ -26,19 +27,15 @@ from curax.config import KL, Config, Queries, Reflection, Sampling
 from curax.tasks import rationale
 from curax.testbed import embedded
 
+SIZES = Sampling(prompts=16, group_size=16, max_tokens=22)
+
 
 def get_config() -> Config:
     keep = partial(reflect.percentile, flattest=0.5, hardest=10.0)
     return embedded(
         task=rationale.task,
         # As published: nothing corrects what top-p cuts off.
-        sampling=Sampling(
-            prompts=16,
-            group_size=16,
-            max_tokens=22,
-            top_p=0.95,
-            off_policy=off_policy.none,
-        ),
+        sampling=replace(SIZES, top_p=0.95, off_policy=off_policy.none),
         reflection=Reflection(
             weights=reflect.sigma,
             answers=True,

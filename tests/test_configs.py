@@ -171,7 +171,7 @@ def kinds(path):
     found |= {hint["source"]["function"]} if hint else set()
     modulates = told["modulate"]["function"] != "curax.modulate.none"
     found |= {"modulate"} if modulates else set()
-    found |= {"refills"} if config.sampling.rounds > 1 else set()
+    found |= {"refills"} if config.sampling.attempts > 1 else set()
     return found | ({"budget"} if config.sampling.budget else set())
 
 

@@ -204,7 +204,7 @@ def simulated(config, rates):
     """Levels and outcomes of groups that train, their credit, and what was counted."""
     prompts, group = grid_of(config)
     count, how = prompts * group, config.hint
-    task = SimpleNamespace(end=(1,), pad=0)
+    task = SimpleNamespace(end=(1,), pad=0, terms=None)
     parts: Any = SimpleNamespace(config=config, rows=count, task=task)
     state: Any = SimpleNamespace(seed=jnp.uint32(0), step=jnp.int32(0))
 

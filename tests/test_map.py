@@ -74,7 +74,9 @@ def test_the_settings_of_a_piece_are_lanes_of_one_program():
         arm = regimes.arm("sparse", "rloo", setting, "tune")
         config = replace(override(arm.config, small), model=partial(tiny.table))
         found.append(arm._replace(config=config, setting=f"trial{i}", value=i))
-    lanes = programs.lanes(programs.Plan(tuple(found), ("allocate.size", regimes.RATE)))
+    lanes = programs.lanes(
+        programs.Sweep(tuple(found), ("allocate.size", regimes.RATE))
+    )
     assert (
         lanes.magnitudes["allocate.size"].tolist()
         == np.repeat(regimes.SIZES, 2).tolist()

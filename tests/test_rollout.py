@@ -261,7 +261,7 @@ def test_a_stage_reads_at_most_three_quarters_of_the_next_and_there_are_three():
 def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
     slots, monkeypatch
 ):
-    monkeypatch.setattr(rollout, "widths", lambda context, steps: (1, 2, 4, steps))
+    monkeypatch.setattr(cache_sizes, "widths", lambda context, steps: (1, 2, 4, steps))
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles one by one
     steps = []
 

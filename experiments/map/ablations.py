@@ -299,11 +299,11 @@ def measure(name: str, which: str) -> None:
     else:
         stage, seeds, rates = "claim", SEEDS, (rate_of(name),)
         lanes = [arm(name, which, *rates)]
-    plan = programs.Plan(tuple(lanes), (regimes.RATE,))
+    sweep = programs.Sweep(tuple(lanes), (regimes.RATE,))
     warm = run.warmed(own.regime, seeds)
     whole = REGIMES[own.regime].whole(stage)
     found = run.history(
-        *(programs.lanes(plan), warm, own.every, f"{name} {which}"),
+        *(programs.lanes(sweep), warm, own.every, f"{name} {which}"),
         whole=whole,
         steps=STEPS[stage],
     )

@@ -182,8 +182,8 @@ def _lanes(regime: str, recipe: str, settings: list[Setting], stage: str):
         )
         for i, setting in enumerate(settings)
     ]
-    plan = programs.Plan(tuple(arms), RECIPES[recipe].magnitudes)
-    return programs.lanes(plan)
+    sweep = programs.Sweep(tuple(arms), RECIPES[recipe].magnitudes)
+    return programs.lanes(sweep)
 
 
 def _start(piece: Piece) -> dict[str, Any]:
