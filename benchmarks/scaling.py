@@ -107,7 +107,7 @@ def stages() -> Iterator[tuple[str, float]]:
 
     from benchmarks.recipe import config
     from curax.step import build, draw, drivers, learn, loops
-    from curax.step.records import Graded
+    from curax.step.types import Graded
 
     yield "import", machine.peak_rss_mib()
     built = build.build(config(WORKLOADS["nano"]))
@@ -136,7 +136,7 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
 
     from benchmarks.recipe import config
     from curax.step import build, draw, drivers, learn, states
-    from curax.step.records import Graded, StepRollouts
+    from curax.step.types import Graded, StepRollouts
 
     built = build.build(config(work, micro_batches=1, token_chunk=chunk))
     state = jax.jit(lambda seed: states.begin(built, states.initial(built, seed)))(

@@ -737,7 +737,7 @@ def of_peers(results: Results) -> "Figure":
 def of_scaling(results: Results) -> "Figure":
     """Seconds over rows, length and prompts; memory over the vocabulary; seeds."""
     from curax.runs.drawing import LIGHT, canvas, label
-    from curax.runs.record import count_text
+    from curax.runs.reading import count_text
 
     shown = [axis for axis in (*GROWTH, "vocabulary", "seeds") if axis in results]
     figure, panels = canvas(LIGHT, [1] * len(shown))

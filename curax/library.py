@@ -19,8 +19,8 @@ from curax.settings import errors
 from curax.step import build as builder
 from curax.step import drivers, loops
 from curax.step import mesh as meshes
-from curax.step.records import Components
 from curax.step.step import step
+from curax.step.types import Components
 from curax.theory import predict as theory
 from curax.types import TrainState
 

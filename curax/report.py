@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from curax.config import ConfigError
-from curax.runs import live, page, record, side_by_side
+from curax.runs import live, page, reading, side_by_side
 from curax.settings.cli import Parser, survives_closed_output, write_whole, written_to
 
 PORT = 8642
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.watch:
             return watch(options)
         print(written(options))
-    except (ConfigError, record.RecordError, OSError) as error:
+    except (ConfigError, reading.DamagedError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
@@ -66,7 +66,7 @@ def written(options: argparse.Namespace) -> Path:
 
     Raises:
         ConfigError: wrong input.
-        RecordError: a folder cannot be read.
+        DamagedError: a folder cannot be read.
     """
     if len(options.runs) == 1:
         if options.out:
@@ -75,7 +75,8 @@ def written(options: argparse.Namespace) -> Path:
                 "folder; leave --out away, or name several runs."
             )
         return page.write(options.runs[0], title=options.title)
-    runs = {name: record.read(run) for name, run in live.names_of(options.runs).items()}
+    named = live.names_of(options.runs).items()
+    runs = {name: reading.read(run) for name, run in named}
     path = options.out or Path("side_by_side.html")
     text = side_by_side.render(runs, options.title or f"{len(runs)} runs")
     with written_to(f"--out {path}", "another file"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from curax.comparison.analysis import AXES
-from curax.runs.record import count_text
+from curax.runs.reading import count_text
 from curax.settings.cli import write_file
 from experiments.map.show import markdown
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from curax.runs import record
+from curax.runs import reading
 from curax.runs.drawing import LIGHT, canvas, label, percent
 from curax.settings.tables import markdown
 
@@ -33,14 +33,14 @@ def at(own: Mapping[str, Any], axis: str, place: float) -> np.ndarray:
 
 def shown(values: np.ndarray, *, signed: bool = False) -> str:
     """Mean and half a 95 % t-interval over seeds."""
-    middle, half = record.t_interval(values)
+    middle, half = reading.t_interval(values)
     return f"{middle:{'+' if signed else ''}.3f} ± {half:.3f}"
 
 
 def table(found: Mapping[str, Any], base: str, tokens: Iterable[float], updates: int):
     """Rows of pass rates at equal tokens and at equal updates, beside those of base."""
     last = max(tokens)
-    head = ["recipe", *(f"{record.count_text(t)} tokens" for t in tokens)]
+    head = ["recipe", *(f"{reading.count_text(t)} tokens" for t in tokens)]
     head += [f"less {base}", f"{updates} updates", f"less {base}", "updates then"]
     lines = []
     for name, own in found.items():
@@ -67,7 +67,7 @@ def draw(path: Path, found: Mapping[str, Any], base: str, tokens: float) -> None
         rates = np.array([at(own, "tokens", t) for t in places])
         left.plot(places, rates.mean(1), color=color, label=name, linewidth=1.8)
         if name != base:
-            middle, half = record.t_interval(rates - plain)
+            middle, half = reading.t_interval(rates - plain)
             right.plot(places, middle, color=color, linewidth=1.8)
             right.fill_between(
                 places, middle - half, middle + half, color=color, alpha=0.08
@@ -78,5 +78,5 @@ def draw(path: Path, found: Mapping[str, Any], base: str, tokens: float) -> None
     left.legend(frameon=False, fontsize=8, loc="lower right")
     label(right, LIGHT, "generated tokens", f"less that of {base}, 95% over seeds")
     for axes in (left, right):
-        axes.xaxis.set_major_formatter(lambda value, _: record.count_text(value))
+        axes.xaxis.set_major_formatter(lambda value, _: reading.count_text(value))
     figure.savefig(path, metadata={"Software": None})

@@ -11,7 +11,7 @@ from curax import objective, stop
 from curax.config import Pilot, Stop
 from curax.settings.declared import declares
 from curax.step.build import build, task_of
-from curax.step.records import Method
+from curax.step.types import Method
 from curax.theory import stated_objective
 
 PLAIN = small.get_config()

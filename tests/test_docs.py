@@ -15,7 +15,7 @@ from test_layers import STAGES
 import curax
 from curax import config as cf
 from curax.config import ALIASES, load
-from curax.runs import record
+from curax.runs import reading
 from curax.settings import config_types
 from curax.settings.config_paths import fields_of
 
@@ -357,7 +357,7 @@ def test_the_tables_of_an_experiment_are_those_of_its_results(folder):
             values = at(name, *where)
             if title.startswith("less"):
                 values = values - at(next(iter(found)), *where)
-            middle, half = record.t_interval(values)
+            middle, half = reading.t_interval(values)
             sign = "+" if title.startswith("less") else ""
             assert cell == f"{middle:{sign}.3f} ± {half:.3f}", (name, title)
             compared += 1

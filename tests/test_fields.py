@@ -64,8 +64,8 @@ from curax.runs import run
 from curax.settings.config_paths import fields_of
 from curax.step import draw, drivers, learn, loops, states, validation
 from curax.step.methods import queries, references
-from curax.step.records import Method, Ungraded
 from curax.step.step import step
+from curax.step.types import Method, Ungraded
 from curax.tasks import chain, rationale
 from curax.theory import stated_objective
 

@@ -16,11 +16,11 @@ from small import get_config
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
 from curax.config import ConfigError, load, override
-from curax.runs import dashboards, folder, policies, record
+from curax.runs import dashboards, folder, policies, reading
 from curax.runs.rows import NotWrittenError, Rows
 from curax.settings import files
 from curax.settings.config_paths import describe
-from curax.step.records import Shown
+from curax.step.types import Shown
 from curax.tasks import chain
 from curax.types import Contexts, Prompts
 
@@ -104,7 +104,7 @@ def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
 def refused(path, **how) -> str:
     """Why a file is not opened; it stays as it is."""
     before = path.read_bytes()
-    with pytest.raises(record.RecordError) as caught:
+    with pytest.raises(reading.DamagedError) as caught:
         Rows(path, **how)
     assert path.read_bytes() == before
     return str(caught.value)
@@ -619,10 +619,10 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, name, make, kin
 
     def read():
         policies.run_config(tmp_path)
-        record.read(tmp_path)
+        reading.read(tmp_path)
 
     for use in (resumed, read) if name != folder.QUESTIONS else (resumed,):
-        with pytest.raises((record.RecordError, ConfigError)) as caught:
+        with pytest.raises((reading.DamagedError, ConfigError)) as caught:
             use()
         said = str(caught.value)
         assert said.startswith(f"{tmp_path / name}: it is a {kind}, not a file"), said

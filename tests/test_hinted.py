@@ -30,7 +30,7 @@ from curax.step import draw, drivers, loops, optimise, states, validation
 from curax.step.build import build
 from curax.step.learn import compute_credit, learn
 from curax.step.methods import hint_sources, hints
-from curax.step.records import Graded
+from curax.step.types import Graded
 from curax.tasks import chain
 from curax.types import HintMemory, Model, Rollouts
 

@@ -73,7 +73,7 @@ NO_JAX = {
     *(f"theory/{name}" for name in ("frontier", "population", "table")),
     *(f"theory/{name}" for name in ("advice_table", "advice_options", "sizes")),
     "theory/gradient_table",
-    *(f"runs/{name}" for name in ("record", "pictures", "page", "templates")),
+    *(f"runs/{name}" for name in ("reading", "pictures", "page", "templates")),
     *("runs/drawing", "runs/progress", "runs/alarms"),
     *(
         f"comparison/{name}"

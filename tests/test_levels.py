@@ -19,7 +19,7 @@ from curax import memory as memories
 from curax.config import Hint, Sampling, Stop, Update
 from curax.step import learn
 from curax.step.methods import hint_sources, hints, prefixes
-from curax.step.records import Graded, StepRollouts, grid_of
+from curax.step.types import Graded, StepRollouts, grid_of
 from curax.theory import expect, hint_levels, outcome_states, predict
 from curax.types import Contexts, Difficulty, Hints, Prompts, Rollouts
 

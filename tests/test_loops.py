@@ -44,7 +44,7 @@ from curax.models import transformer
 from curax.runs.run import make_loop
 from curax.step import draw, drivers, learn, loops, states
 from curax.step.build import build
-from curax.step.records import Graded
+from curax.step.types import Graded
 from curax.tasks import chain
 from curax.types import Terms
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from curax.runs import drawing, pictures
-from curax.runs.record import Run
+from curax.runs.reading import Run
 
 BY_NAME = {picture.name: picture for picture in pictures.PICTURES}
 for_every_picture = pytest.mark.parametrize("name", BY_NAME)

@@ -14,7 +14,7 @@ from test_configs import ROOT, shrunk
 from curax.config import Writing, load
 from curax.step import build, draw, drivers, learn, states
 from curax.step.methods import hint_sources, prefixes
-from curax.step.records import Graded
+from curax.step.types import Graded
 
 CONFIG = shrunk(load(ROOT / "configs" / "own_prefix.py"))
 

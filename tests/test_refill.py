@@ -19,7 +19,7 @@ from curax.config import Sampling, load
 from curax.step import draw
 from curax.step.build import build
 from curax.step.methods import refill
-from curax.step.records import Graded
+from curax.step.types import Graded
 from curax.types import Contexts, Prompts, Rollouts
 
 B, G, T = 4, 3, 2

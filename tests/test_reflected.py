@@ -48,8 +48,8 @@ from curax.runs import checkpoint
 from curax.settings.config_paths import options
 from curax.step import build, draw, drivers, learn, loops, states
 from curax.step.methods import queries, references
-from curax.step.records import Ungraded
 from curax.step.step import step as one_step
+from curax.step.types import Ungraded
 from curax.tasks import rationale
 from curax.types import Prompts, Rollouts, Task
 

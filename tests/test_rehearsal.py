@@ -21,7 +21,7 @@ from curax.runs.rows import NotWrittenError
 from curax.settings import errors
 from curax.settings.declared import declares
 from curax.step import draw, drivers, rehearsal, stages
-from curax.step.records import StepRequest
+from curax.step.types import StepRequest
 from curax.theory import population, summary
 from curax.types import Difficulty
 

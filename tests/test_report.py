@@ -16,7 +16,7 @@ import scipy.stats
 
 from curax import report
 from curax.config import ConfigError
-from curax.runs import live, page, pictures, record, side_by_side
+from curax.runs import live, page, pictures, reading, side_by_side
 
 NASTY = "</script><script>alert(1)</script><!-- <b>bold</b> & \u2028 \ud800 'q' \"q\""
 VOID = {"meta", "img", "source", "input", "col", "link", "br"}
@@ -676,7 +676,7 @@ def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
 
 
 def test_a_folder_without_metrics_is_refused(tmp_path):
-    with pytest.raises(record.RecordError, match=r"no metrics\.jsonl in it"):
+    with pytest.raises(reading.DamagedError, match=r"no metrics\.jsonl in it"):
         page.write(tmp_path)
 
 
@@ -818,12 +818,12 @@ def test_a_silent_reader_is_left_and_one_that_leaves_is_no_fault(
 
 def test_what_was_spent_is_counted_up_to_each_step(tmp_path):
     rows = write(tmp_path / "run", steps=4, done=4)
-    spent = side_by_side.spent(record.read(tmp_path / "run").rows)
+    spent = side_by_side.spent(reading.read(tmp_path / "run").rows)
     assert list(spent["seconds"].values()) == [5.0, 35.0, 38.75, 42.5, 46.25]
     tokens = [row["rollout/tokens"] for row in rows]
     assert list(spent["generated tokens"].values()) == pytest.approx(tokens)
     assert list(spent["optimizer updates"]) == [0, 1, 2, 3, 4]
-    total = record.times(record.read(tmp_path / "run").rows)
+    total = reading.times(reading.read(tmp_path / "run").rows)
     assert total
     assert list(spent["seconds"].values())[-1] == total.total
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import small
 
-from curax.runs import checkpoint, ending, folder, record, run
+from curax.runs import checkpoint, ending, folder, reading, run
 from curax.runs.compile_times import CompileTimes
 from curax.step import loops, validation
 
@@ -177,7 +177,7 @@ def test_alarms_are_kept_as_other_rows_are_and_told_at_the_end(tmp_path, monkeyp
         loop = Loop(*[4.0, 3.0, 3.0, 3.0][step is not None :], steps=7)
         loop.row = DEAD
         follow(tmp_path, loop, monkeypatch, step=step)
-        told = {row["kind"]: row["step"] for row in record.read(tmp_path).alarms}
+        told = {row["kind"]: row["step"] for row in reading.read(tmp_path).alarms}
         assert told == {"drift": 1, "collapse": 5}
     row = {"step": 7, "rollout/tokens": 9}
     (tmp_path / folder.METRICS).write_text(json.dumps(row) + "\n")

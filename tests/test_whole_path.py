@@ -37,8 +37,8 @@ from curax.config import Update, override
 from curax.settings.config_paths import option
 from curax.step import draw, drivers, learn
 from curax.step.build import build
-from curax.step.records import Graded
 from curax.step.step import step as one_step
+from curax.step.types import Graded
 from curax.types import (
     Difficulty,
     Model,

@@ -10,7 +10,7 @@ from rich.console import Console
 from curax import __version__
 from curax.comparison import analysis, figures, page, runner
 from curax.comparison.experiment import Arm, Experiment, setting_of, warm_key
-from curax.runs import folder, record
+from curax.runs import folder, reading
 from curax.runs.progress import Progress
 from curax.runs.run import set_up_libraries
 from curax.settings import files, lock
@@ -48,7 +48,7 @@ def compare(
         work = runner.Comparison(experiment, arms, workdir)
         with Progress(Console(highlight=False)) as progress:
             histories = work.run(measures=cost is None, progress=progress)
-        measured = {} if cost else record.read_json(workdir / runner.COST)
+        measured = {} if cost else reading.read_json(workdir / runner.COST)
         prices = cost or (measured["drawn_s"], measured["trained_s"])
         shown = results(experiment, arms, histories, prices)
         found = {"name": name, "measured": measured or None, **shown.found}

@@ -12,7 +12,7 @@ import numpy as np
 from curax.comparison import analysis, statistics
 from curax.comparison.analysis import AXES, Entry, Question
 from curax.runs.drawing import PERCENT, Mark, Panel, Picture, Sheet, mark
-from curax.runs.record import count_text
+from curax.runs.reading import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

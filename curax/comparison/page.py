@@ -6,7 +6,7 @@ from typing import Any
 
 from curax.comparison import analysis, figures
 from curax.comparison.analysis import AXES
-from curax.runs.record import count_text, plural
+from curax.runs.reading import count_text, plural
 from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_file
 

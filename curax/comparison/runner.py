@@ -27,7 +27,7 @@ from curax.comparison import programs
 from curax.comparison.experiment import Arm, Experiment, budget, warm_config, warm_key
 from curax.comparison.programs import Sweep
 from curax.config import Config, ConfigError
-from curax.runs import checkpoint, record
+from curax.runs import checkpoint, reading
 from curax.runs.progress import Progress
 from curax.settings import files
 from curax.settings.cli import write_file
@@ -47,7 +47,7 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
     Raises:
         ConfigError: it holds another one; arms may be added, not changed or left out.
     """
-    old = record.read_json(workdir / ABOUT)
+    old = reading.read_json(workdir / ABOUT)
     if not old:
         if (workdir / "config.json").exists():
             raise ConfigError(f"--workdir {workdir} holds a run; name another folder.")
@@ -82,7 +82,7 @@ def finished(workdir: Path) -> dict[str, Any]:
     """Histories of the finished arms, by name."""
     found: dict[str, Any] = {}
     for path in sorted((workdir / ARMS).glob("*.json")):
-        found |= record.read_json(path).get("arms", {})
+        found |= reading.read_json(path).get("arms", {})
     return found
 
 
@@ -272,7 +272,7 @@ class _Clock:
         mean = max((now - self._start) / behind, whole) if self._number else whole
         rest = whole * (1 - percent / 100)
         every = rest + mean * (self._programs - self._number - 1)
-        text = record.duration_text
+        text = reading.duration_text
         own = f"  left {text(rest)}" if percent < 100 else ""
         others = self._number + 1 < self._programs
         return own + (f"  about {text(every)} in all" if others else "")
@@ -325,7 +325,7 @@ def _append_chunk(history: dict[str, Any], rows: Sequence[Mapping[str, Any]]) ->
     seconds = sum(row["time/step_s"] for row in rows)
     history["seconds"].append(history["seconds"][-1] + seconds)
     for metric, kept in history["watched"].items():
-        kept.append(files.json_value(record.finite_mean(every(metric))))
+        kept.append(files.json_value(reading.finite_mean(every(metric))))
 
 
 def _percent(history: dict[str, Any], experiment: Experiment) -> float:
@@ -339,7 +339,7 @@ def _percent(history: dict[str, Any], experiment: Experiment) -> float:
 
 def _progress_text(history: dict[str, Any]) -> str:
     """Progress text: pass rate, tokens and updates so far, means over lanes."""
-    drawn = record.count_text(float(np.mean(history["drawn"][-1])))
+    drawn = reading.count_text(float(np.mean(history["drawn"][-1])))
     updates = np.mean(history["updates"][-1])
     return (
         f"held-out {np.mean(history['rate'][-1]):.3f}  {drawn} tokens  "

@@ -13,7 +13,7 @@ import numpy as np
 
 from curax.monitors import confidence
 from curax.monitors.attempts import pass_at_k
-from curax.runs.record import finite_mean as mean
+from curax.runs.reading import finite_mean as mean
 
 __all__ = [
     "answer_labels",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.evaluation import estimates
-from curax.runs.record import count_text, duration_text, plural
+from curax.runs.reading import count_text, duration_text, plural
 from curax.settings import tables
 from curax.settings.declared import RIGHT
 from curax.settings.files import json_value

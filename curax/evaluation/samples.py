@@ -23,13 +23,13 @@ from curax import rollout, update
 from curax.arrays.keys import stage_key
 from curax.config import ConfigError
 from curax.evaluation.questions import Questions
-from curax.runs import record
+from curax.runs import reading
 from curax.runs.policies import Policy
 from curax.runs.rows import Appended
 from curax.settings import files
 from curax.settings.config_types import present
 from curax.step import draw, drivers
-from curax.step.records import Request, Subject
+from curax.step.types import Request, Subject
 from curax.step.validation import held_out
 from curax.types import Prompts, Rollouts, Weights
 from curax.verify import answers, graders
@@ -301,8 +301,8 @@ class SamplesFile:
                     row = files.object_of(line) or {}
                     wrong = "not a JSON object"
                     if row:
-                        fields = record.EVALUATED
-                        wrong = record.wrong_field(row, fields, all_of=True)
+                        fields = reading.EVALUATED
+                        wrong = reading.wrong_field(row, fields, all_of=True)
                     ours = {"problem": number, "digest": digest}
                     ours |= {"greedy": name[0], "slot": name[1]}
                     if not wrong and row | ours != row:

@@ -21,7 +21,7 @@ from curax.arrays.sharding import bytes_on_device
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
 from curax.settings.sizes import cache_bytes, declared_option
-from curax.step.records import Components
+from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
 
 FLOAT32 = 4

@@ -18,7 +18,7 @@ from curax.settings import errors
 from curax.settings.groups import AXES
 from curax.step import build, states
 from curax.step import mesh as meshes
-from curax.step.records import Components
+from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
 
 COMPILED = 3  # meshes that are compiled at most, until one fits

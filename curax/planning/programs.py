@@ -18,8 +18,8 @@ from curax.arrays.sharding import bytes_on_device
 from curax.planning import hlo
 from curax.step import drivers, states
 from curax.step import mesh as meshes
-from curax.step.records import Components, Method
 from curax.step.step import step
+from curax.step.types import Components, Method
 from curax.types import Rollouts, TrainState
 
 HOOKS = ("choose", "before_draw", "grade", "after_draw")  # that call through a driver

@@ -10,7 +10,7 @@ import numpy as np
 
 from curax import __version__, hub
 from curax.config import Config, ConfigError
-from curax.runs import record
+from curax.runs import reading
 from curax.settings import errors
 from curax.settings.config_paths import full_name, option
 from curax.settings.sizes import checkpoint_of
@@ -103,8 +103,8 @@ def _commit() -> str:
 def _figures(config: Config, run: Path, step: int) -> Iterator[tuple[str, str]]:
     """(what, figure) pairs of the run up to a step."""
     try:
-        rows = [row for row in record.read(run).rows if row["step"] <= step]
-    except record.RecordError:
+        rows = [row for row in reading.read(run).rows if row["step"] <= step]
+    except reading.DamagedError:
         return
     sizes = config.evaluation
     words = {
@@ -112,13 +112,13 @@ def _figures(config: Config, run: Path, step: int) -> Iterator[tuple[str, str]]:
         "eval/greedy_pass_rate": "held-out pass rate, greedy",
     }
     for metric, what in words.items():
-        found = sorted(record.means(rows, metric).items())
+        found = sorted(reading.means(rows, metric).items())
         rates = [f"{rate:.3f} at step {at:.0f}" for at, rate in found]
         if rates:
             first = f"{rates[0]}, " if len(rates) > 1 else ""
             yield what, f"{first}{rates[-1]}, {sizes.prompts} prompts"
     if tokens := rows[-1].get("rollout/tokens"):
-        yield "tokens generated", record.count_text(float(np.sum(tokens)))
+        yield "tokens generated", reading.count_text(float(np.sum(tokens)))
 
 
 def _functions(config: Config) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from curax.runs.record import count_text, t_interval
+from curax.runs.reading import count_text, t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

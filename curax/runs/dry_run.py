@@ -10,7 +10,7 @@ from curax.config import Config
 from curax.planning import estimate, programs
 from curax.planning.programs import Compiled
 from curax.processes import peers
-from curax.runs import cache, folder, record, run
+from curax.runs import cache, folder, reading, run
 from curax.runs.cache import memory_of_device
 from curax.runs.progress import Progress
 from curax.settings.sizes import kept_of
@@ -120,7 +120,7 @@ def table(compiler: Compiler) -> list[str]:
     lines: list[tuple[str, ...]] = [head]
     for one in compiler.reports:
         sizes = one.arguments, one.made, one.temporaries, one.in_use
-        took = record.duration_text(one.lower_s + one.compile_s)
+        took = reading.duration_text(one.lower_s + one.compile_s)
         lines.append((one.name, *map(mib, sizes), took))
     return [
         f"State, MiB of a device: {held}.",

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from curax.config import Config
-from curax.runs import alarms, folder, page, record, templates
+from curax.runs import alarms, folder, page, reading, templates
 from curax.settings.packages import is_installed
 from curax.theory import expect
 
@@ -23,7 +23,7 @@ def write_report(config: Config, workdir: Path, took: str) -> int:
         if took or not (workdir / folder.EXPECTED).exists():
             write_predictions(config, workdir)
         path, line = page.write(workdir), summary_line(workdir)
-    except record.RecordError as error:
+    except reading.DamagedError as error:
         print(f"curax.train: the run is complete, but {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -44,11 +44,11 @@ def write_predictions(config: Config, workdir: Path) -> None:
 
     Writes nothing where pass rates before or after the run are missing.
     """
-    run = record.read(workdir)
+    run = reading.read(workdir)
     if run.before is None or run.after is None:
         return
     # questions.json exists for tasks of files; other tasks have the number as option.
-    prompts = record.read_json(workdir / folder.QUESTIONS).get("prompts")
+    prompts = reading.read_json(workdir / folder.QUESTIONS).get("prompts")
     sides = {
         side: expect.expected(config, rates, run.samples, prompts=prompts)
         for side, rates in (("before", run.before), ("after", run.after))
@@ -58,23 +58,23 @@ def write_predictions(config: Config, workdir: Path) -> None:
 
 def summary_line(workdir: Path) -> str:
     """One line about a finished run: alarms, change of the pass rate, steps, tokens."""
-    run = record.read(workdir)
-    rates = list(record.means(run.rows, "eval/pass_rate").values())
+    run = reading.read(workdir)
+    rates = list(reading.means(run.rows, "eval/pass_rate").values())
     if run.config.get("steps") == 0:  # supervised training alone: one evaluation
         rate = f"{rates[-1]:.3f}" if rates else "unknown"
         return (
             f"{alarm_prefix(run)}Held-out pass rate {rate} after "
-            f"{record.plural(len(run.warm), 'supervised step')}"
+            f"{reading.plural(len(run.warm), 'supervised step')}"
         )
     change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
-    tokens = record.count_text(float(np.sum(run.rows[-1].get("rollout/tokens", 0))))
+    tokens = reading.count_text(float(np.sum(run.rows[-1].get("rollout/tokens", 0))))
     return (
         f"{alarm_prefix(run)}Held-out pass rate {change}: "
-        f"{record.plural(run.rows[-1]['step'], 'step')}, {tokens} tokens generated"
+        f"{reading.plural(run.rows[-1]['step'], 'step')}, {tokens} tokens generated"
     )
 
 
-def alarm_prefix(run: record.Run) -> str:
+def alarm_prefix(run: reading.Run) -> str:
     """Sentence that lists the alarms of a run with their steps; empty without any."""
     brief = [
         f"{alarms.SHORT.get(row['kind'], row['kind'])} (step {row['step']})"

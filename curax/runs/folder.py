@@ -21,7 +21,7 @@ import numpy as np
 from curax import hub
 from curax.config import Config, ConfigError, override
 from curax.processes import peers
-from curax.runs import checkpoint, record
+from curax.runs import checkpoint, reading
 from curax.runs.dashboards import EVENTS, Dashboards
 from curax.runs.rows import RemovedError, Rows, check_there, whole_rows, write_errors
 from curax.settings import files
@@ -145,8 +145,8 @@ def _check_same(path: Path, config: Config, recipe: str) -> None:
         if type(now) is not type(was):  # 3 and "3" look alike
             now, was = repr(now), repr(was)
         began = recipe
-        with contextlib.suppress(record.RecordError, OSError, KeyError):
-            began = str(record.read_json(path.with_name(RECIPE))["recipe"])
+        with contextlib.suppress(reading.DamagedError, OSError, KeyError):
+            began = str(reading.read_json(path.with_name(RECIPE))["recipe"])
         if recipe_name(Path(began)) != recipe_name(Path(recipe)):
             raise ConfigError(
                 f"--resume: {path.parent} holds a run of {began}, and {name}={now} of "
@@ -260,7 +260,7 @@ def check_questions(workdir: Path, task: Task) -> None:
     if (
         task.in_files
         and path.exists()
-        and record.read_json(path).get("mark") != task.fingerprint
+        and reading.read_json(path).get("mark") != task.fingerprint
     ):
         raise ConfigError(
             "--resume: the questions, answers or solutions in the files of the task "
@@ -290,12 +290,12 @@ def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
         step: step of the newest checkpoint; None without one.
         warm: step of the warm start's checkpoint, used where `step` is None.
     """
-    upto, error = -1 if step is None else step, record.metrics_error
+    upto, error = -1 if step is None else step, reading.metrics_error
     done = warm if step is None else math.inf
     return {
         METRICS: {"upto": upto, "error": error, "first": 0},
-        ROLLOUTS: {"upto": upto, "error": record.logged_error},
-        ALARMS: {"upto": upto, "error": record.alarm_error},
+        ROLLOUTS: {"upto": upto, "error": reading.logged_error},
+        ALARMS: {"upto": upto, "error": reading.alarm_error},
         WARM: {"upto": done, "error": error, "first": 1},
     }
 
@@ -309,13 +309,13 @@ def check_rows(workdir: Path, *, step: int | None, warm: int) -> None:
         warm: as `row_checks`.
 
     Raises:
-        RecordError: a row is damaged or missing; the message names file and line.
+        DamagedError: a row is damaged or missing; the message names file and line.
     """
     for name, arguments in row_checks(step=step, warm=warm).items():
         whole_rows(workdir / name, **arguments)
-    record.read_json(workdir / QUESTIONS)
+    reading.read_json(workdir / QUESTIONS)
     if step is not None:
-        record.evaluation(workdir)
+        reading.evaluation(workdir)
 
 
 def last_checkpoint(workdir: Path) -> str:
@@ -341,8 +341,8 @@ def check_files(workdir: Path, since: int | None, *, finished: bool) -> None:
     try:
         check_rows(workdir, step=since, warm=warm or 0)
         if finished:
-            record.read(workdir)
-    except record.RecordError as error:
+            reading.read(workdir)
+    except reading.DamagedError as error:
         raise ConfigError(str(error)) from error
 
 
@@ -436,7 +436,7 @@ class Files:
         path = self._evaluation
         if step and not path.exists():
             raise RemovedError(path)
-        known = record.read_json(path) if step else {}
+        known = reading.read_json(path) if step else {}
         known["after" if step else "before"] = {
             "step": step,
             "samples": samples,

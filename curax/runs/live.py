@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from curax.config import ConfigError
-from curax.runs import page, record, side_by_side
-from curax.runs.record import Run
+from curax.runs import page, reading, side_by_side
+from curax.runs.reading import Run
 from curax.runs.templates import filled
 
 FILES = (
@@ -67,8 +67,8 @@ class Site:
         waiting: dict[str, str] = {}
         for name, folder in runs.items():
             try:
-                found[name] = record.read(folder)
-            except (record.RecordError, OSError) as error:
+                found[name] = reading.read(folder)
+            except (reading.DamagedError, OSError) as error:
                 waiting[name] = str(error)
         title = self._title if runs == self._runs and self._title else None
         if not found:

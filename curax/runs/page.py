@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from curax.runs import pictures, record
+from curax.runs import pictures, reading
 from curax.runs.drawing import Picture
-from curax.runs.record import (
+from curax.runs.reading import (
     Row,
     Run,
     column,
@@ -58,9 +58,9 @@ def write(run: Path, *, title: str | None = None) -> Path:
         where matplotlib is not installed, which the page says.
 
     Raises:
-        RecordError: the folder cannot be read.
+        DamagedError: the folder cannot be read.
     """
-    text, drawn = render(record.read(run), title or run.resolve().name)
+    text, drawn = render(reading.read(run), title or run.resolve().name)
     for name, data in drawn.items():
         write_whole(run / f"{name}.png", data)
     path = run / "report.html"
@@ -244,7 +244,7 @@ def _cost_sentences(run: Run) -> str:
         )
         if (value := _last(run.rows, metric)) is not None
     ]
-    if spent := record.times(run.rows):
+    if spent := reading.times(run.rows):
         took.append(duration_text(spent.total))
     step, steps = run.rows[-1]["step"], run.config.get("steps")
     unfinished = isinstance(steps, int) and step < steps
@@ -336,7 +336,7 @@ def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
     if entropy := list(means(rows, "policy/entropy_nats").values()):
         note = f"nats per token, from {entropy[0]:.2f}"
         yield "Policy entropy", f"{entropy[-1]:.2f}", note
-    if spent := record.times(rows):
+    if spent := reading.times(rows):
         note = "all of it in first steps, which compile"
         if spent.first < spent.total:
             stage, (_, seconds) = next(iter(spent.stages.items()))

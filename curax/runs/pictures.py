@@ -16,7 +16,7 @@ from curax.runs.drawing import (
     curve,
     mark,
 )
-from curax.runs.record import (
+from curax.runs.reading import (
     Run,
     column,
     duration_text,

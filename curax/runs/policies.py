@@ -16,7 +16,7 @@ from curax.arrays import frozen
 from curax.config import Config, ConfigError, load, override, recalled
 from curax.config import Mesh as Sizes
 from curax.models import pretrained
-from curax.runs import checkpoint, folder, record
+from curax.runs import checkpoint, folder, reading
 from curax.settings import errors, files
 from curax.settings.config_paths import OF_FILE
 from curax.settings.recipes import module_of
@@ -143,7 +143,7 @@ def load_state(
             f"{path} holds {config.seeds} policies side by side, of as many seeds; "
             "train with seeds=1."
         )
-    about = folder.kept(record.read_json(path / folder.CONFIG))
+    about = folder.kept(reading.read_json(path / folder.CONFIG))
     saved = checkpoint.Checkpoints(path / folder.CHECKPOINTS, keep=None, about=about)
     number = saved.named(step)
     build.check_weights(config, resumed=True)

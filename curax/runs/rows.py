@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from curax.runs import record
+from curax.runs import reading
 from curax.settings import files
 from curax.settings.cli import still_there
 from curax.settings.errors import WorkError
@@ -125,14 +125,14 @@ class Rows(Appended):
                 None where steps may repeat or be left out.
 
         Raises:
-            RecordError: rows up to the checkpoint are damaged or missing.
+            DamagedError: rows up to the checkpoint are damaged or missing.
             NotWrittenError: no permission.
         """
         super().__init__(path, whole_rows(path, upto=upto, error=error, first=first))
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield all rows in order; non-finite values are None."""
-        for line in record.read_lines(self._path, lambda _: None, once=False):
+        for line in reading.read_lines(self._path, lambda _: None, once=False):
             yield dict(line.row)
 
 
@@ -148,17 +148,17 @@ def whole_rows(
     Arguments and errors as of `Rows`.
     """
     end, once, before = 0, first is not None, -1 if first is None else first - 1
-    for line in record.read_lines(path, error, once=once, start=before, upto=upto):
+    for line in reading.read_lines(path, error, once=once, start=before, upto=upto):
         if not line.ended:
             break
         if once and line.row["step"] > before + 1:
-            raise record.RecordError(
+            raise reading.DamagedError(
                 f"{path}:{line.number}: step {line.row['step']} behind step {before}; "
                 "bring back the lines between them."
             )
         before, end = line.row["step"], line.end
     if once and before < upto < math.inf:
-        raise record.RecordError(
+        raise reading.DamagedError(
             f"{path}: no line of step {before + 1}, and there is a checkpoint of step "
             f"{upto}; bring back the lines up to that step."
         )

@@ -27,7 +27,7 @@ from curax.runs import (
     ending,
     folder,
     memory_io,
-    record,
+    reading,
 )
 from curax.runs.compile_times import CompileTimes
 from curax.runs.interrupt import Interrupt
@@ -38,8 +38,8 @@ from curax.settings import errors
 from curax.settings.config_paths import describe
 from curax.settings.sizes import checkpoint_of, declared_option
 from curax.step import build, loops, rehearsal, stages
-from curax.step.records import Components
 from curax.step.states import Warm
+from curax.step.types import Components
 from curax.types import TrainState
 
 PROGRAMS = {
@@ -96,9 +96,9 @@ def train(
         if stopped is not None:
             say(f"Stopped; to go on: {command}")
             return 128 + stopped
-        more = record.plural(config.steps - (since or 0), "step")
+        more = reading.plural(config.steps - (since or 0), "step")
         steps = f", the last {more}" if since else ""
-        took = f"{steps} in {record.duration_text(time.monotonic() - start)}"
+        took = f"{steps} in {reading.duration_text(time.monotonic() - start)}"
     return ending.write_report(config, workdir, took) if peers.is_first() else 0
 
 
@@ -474,7 +474,7 @@ class Run:
     def _compile_note(self, program: str) -> str:
         """Text for the display: the program that compiles, and its last time."""
         last = self._times.last(program)
-        took = f" (took {record.duration_text(last)} the last time)" if last else ""
+        took = f" (took {reading.duration_text(last)} the last time)" if last else ""
         return f"compiling {PROGRAMS[program]}{took}"
 
     @contextlib.contextmanager
@@ -558,8 +558,8 @@ class Run:
         self._files.write_evaluation(step, sampled, self._config.evaluation.samples)
         self._progress.evaluated(sampled)
         row = {
-            "eval/pass_rate": record.finite_mean(sampled),
-            "eval/greedy_pass_rate": record.finite_mean(greedy),
+            "eval/pass_rate": reading.finite_mean(sampled),
+            "eval/greedy_pass_rate": reading.finite_mean(greedy),
             "time/evaluate_s": took,
             **metrics,
         }

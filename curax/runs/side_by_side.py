@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from curax.runs import page, record
+from curax.runs import page, reading
 from curax.runs.drawing import COUNTS, PERCENT, Panel, Picture, Sheet, in_legend
 from curax.runs.pictures import rates_at
-from curax.runs.record import Row, Run
+from curax.runs.reading import Row, Run
 from curax.runs.templates import drawn, filled
 
 RATE = "eval/pass_rate"
@@ -19,9 +19,9 @@ DASHES = ("-", "--", ":", "-.")  # after each round of colours
 def spent(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
     """Tokens, updates and seconds up to each step, by axis; means over seeds."""
     return {
-        "generated tokens": record.means(rows, TOKENS),
-        "optimizer updates": record.means(rows, UPDATES),
-        "seconds": record.seconds_so_far(rows),
+        "generated tokens": reading.means(rows, TOKENS),
+        "optimizer updates": reading.means(rows, UPDATES),
+        "seconds": reading.seconds_so_far(rows),
     }
 
 
@@ -96,16 +96,16 @@ def _run_rows(runs: Mapping[str, Run]) -> Iterator[list[str]]:
             name,
             _last_rate(run),
             f"{step:,} of {steps:,}" if isinstance(steps, int) else f"{step:,}",
-            record.count_text(last["generated tokens"]),
-            record.count_text(last["optimizer updates"]),
-            record.duration_text(last["seconds"]),
+            reading.count_text(last["generated tokens"]),
+            reading.count_text(last["optimizer updates"]),
+            reading.duration_text(last["seconds"]),
             str(len(run.alarms)),
         ]
 
 
 def _last_rate(run: Run) -> str:
     """Text of the last pass rate with the half width of its interval."""
-    _, values = record.column(run.rows, RATE)
+    _, values = reading.column(run.rows, RATE)
     if not values.size:
         return "-"
     sample = values[-1]
@@ -115,7 +115,7 @@ def _last_rate(run: Run) -> str:
         rates = rates[np.isfinite(rates)]
         if rates.size and abs(rates.mean() - sample[0]) < 1e-4:
             sample = rates
-    _, half = record.t_interval(sample[None])
+    _, half = reading.t_interval(sample[None])
     width = f" ± {half[0]:.1%}" if np.isfinite(half[0]) else ""
     return f"{np.nanmean(values[-1]):.1%}{width}"
 

@@ -231,7 +231,7 @@ class Fields:
     hint: Hint | None = None  # None: no hints
     reflection: Reflection | None = None  # None: the task's verifier gives outcomes
     methods: tuple[Function, ...] = ()  # of your own: functions without arguments that
-    # give a `step.records.Method`; they take part behind those of curax, in this order
+    # give a `step.types.Method`; they take part behind those of curax, in this order
     loss: Function  # loss per token
     aggregate: Function  # weight per token
     shape_reward: Function | None = None  # outcome -> reward; the outcome is unchanged

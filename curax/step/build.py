@@ -12,7 +12,7 @@ from curax.settings.conflicts import said
 from curax.settings.declared import declared
 from curax.settings.sizes import checkpoint_of, kept_of, rows_of
 from curax.step.methods import hints, pilots, queries, references, refill
-from curax.step.records import Components, Method
+from curax.step.types import Components, Method
 from curax.types import Task
 
 
@@ -97,7 +97,7 @@ def methods_of(config: Config) -> tuple[Method, ...]:
         if not isinstance(made, Method):
             raise ConfigError(
                 f"methods.{number}={full_name(make)} gives a {type(made).__name__}; "
-                "name a function that gives a step.records.Method."
+                "name a function that gives a step.types.Method."
             )
     return tuple(found)
 

@@ -27,7 +27,7 @@ from curax.config import Config
 from curax.settings.config_types import present
 from curax.settings.sizes import cache_bytes, truncates
 from curax.step import stages
-from curax.step.records import (
+from curax.step.types import (
     Components,
     Driver,
     Graded,

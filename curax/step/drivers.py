@@ -27,7 +27,7 @@ from curax import reward
 from curax.processes import peers
 from curax.step import draw, grading
 from curax.step import mesh as meshes
-from curax.step.records import Graded, Request, Subject, Ungraded
+from curax.step.types import Graded, Request, Subject, Ungraded
 from curax.types import Prompts, Rollouts, Weights
 
 Stage = Literal["rollout", "verify", "update"]  # of a step, timed apart

@@ -24,7 +24,7 @@ from curax.step import stages
 from curax.step.draw import in_turn, policy
 from curax.step.drivers import Traced
 from curax.step.optimise import optimise, settings
-from curax.step.records import (
+from curax.step.types import (
     Components,
     Credit,
     Groups,

@@ -22,9 +22,9 @@ from curax.arrays import frozen
 from curax.processes import peers
 from curax.step import drivers, sft, validation
 from curax.step import mesh as meshes
-from curax.step.records import Components, Shown, Subject
 from curax.step.states import States, Warm, begin, initial
 from curax.step.step import step
+from curax.step.types import Components, Shown, Subject
 from curax.types import Rollouts, TrainState
 
 

@@ -21,8 +21,8 @@ from curax.settings.declared import declared
 from curax.settings.sizes import corrects_sampling, declared_option
 from curax.step import stages
 from curax.step.draw import policy
-from curax.step.records import Components
 from curax.step.sft import imitating
+from curax.step.types import Components
 from curax.types import Batch, Contexts, Tokens, TrainState
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from curax.config import Config, ConfigError
 from curax.settings.sizes import kept_of, rows_of
 from curax.step import stages
-from curax.step.records import grid_of
+from curax.step.types import grid_of
 from curax.types import Difficulty, Tokens
 
 TRIALS = 4  # batches of made-up outcomes

@@ -9,7 +9,7 @@ from curax import aggregate, data, hint, loss
 from curax import update as updates
 from curax.arrays.keys import stage_key
 from curax.settings.config_types import present
-from curax.step.records import Components
+from curax.step.types import Components
 from curax.types import Batch, Contexts, Model
 
 

@@ -21,7 +21,7 @@ from curax.config import override
 from curax.step import mesh as meshes
 from curax.step.build import build
 from curax.step.drivers import Traced
-from curax.step.records import Components
+from curax.step.types import Components
 from curax.types import TrainState, Weights
 
 

@@ -6,7 +6,7 @@ import jax
 
 from curax.step import draw
 from curax.step.learn import learn
-from curax.step.records import Components, Driver, Shown
+from curax.step.types import Components, Driver, Shown
 from curax.types import TrainState
 
 

@@ -23,7 +23,7 @@ from curax.monitors.distance import from_base
 from curax.settings.declared import RIGHT
 from curax.settings.errors import WorkError
 from curax.step import draw
-from curax.step.records import Components, Driver, Request, Subject
+from curax.step.types import Components, Driver, Request, Subject
 from curax.types import Model, Prompts, Rollouts, TrainState
 
 _SHOWN = 60  # characters of a completion in an error

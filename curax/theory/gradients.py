@@ -10,7 +10,7 @@ import optax
 from curax.config import ConfigError
 from curax.settings.sizes import rows_of
 from curax.step import drivers
-from curax.step.records import Components
+from curax.step.types import Components
 from curax.theory import gradient_stats, probe
 from curax.theory.gradient_stats import Sums
 from curax.types import TrainState

@@ -35,7 +35,7 @@ from curax.settings import errors
 from curax.step import draw, drivers
 from curax.step.learn import prepared
 from curax.step.optimise import optimise
-from curax.step.records import Components, StepRollouts
+from curax.step.types import Components, StepRollouts
 from curax.theory import gradient_stats, predict, probe
 from curax.theory.gradient_stats import Sums
 from curax.theory.population import LOWEST

@@ -17,7 +17,7 @@ from curax.arrays.keys import stage_key
 from curax.config import Config, ConfigError
 from curax.step import draw, drivers
 from curax.step import mesh as meshes
-from curax.step.records import Components
+from curax.step.types import Components
 from curax.theory.gradient_stats import Sums
 from curax.types import Contexts, TrainState
 

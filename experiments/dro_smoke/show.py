@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from curax.runs import record
+from curax.runs import reading
 from experiments import smoke
 from experiments.dro_smoke.experiment import get_experiment
 
@@ -30,7 +30,7 @@ def main() -> None:
         told = [f"{key} {a:.2f} -> {b:.2f}" for key, (a, b) in ends.items()]
         print(f"{name}: {', '.join(told)}")
     smoke.draw(HERE / "curves.png", found, "mean", TOKENS)
-    middle, half = record.t_interval(np.array(found["mean"]["rate"][0]))
+    middle, half = reading.t_interval(np.array(found["mean"]["rate"][0]))
     print(f"\nbefore RL {middle:.3f} ± {half:.3f}")
     print(f"commit {', '.join(sorted({own['commit'] for own in found.values()}))}")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from curax.runs import record
+from curax.runs import reading
 from curax.settings.tables import markdown
 from experiments import smoke
 from experiments.hints_smoke.experiment import get_experiment
@@ -48,7 +48,7 @@ def main() -> None:
     print(smoke.table(found, "grpo", AT, UPDATES), end="\n\n")
     print(hints(found))
     smoke.draw(HERE / "curves.png", found, "grpo", TOKENS)
-    middle, half = record.t_interval(np.array(found["grpo"]["rate"][0]))
+    middle, half = reading.t_interval(np.array(found["grpo"]["rate"][0]))
     print(f"\nbefore RL {middle:.3f} ± {half:.3f}")
     print(f"commit {', '.join(sorted({own['commit'] for own in found.values()}))}")
 

@@ -30,7 +30,7 @@ from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
 from curax.step import draw, drivers, loops, validation
 from curax.step.build import build
-from curax.step.records import Subject
+from curax.step.types import Subject
 from experiments.map import regimes
 from experiments.map.regimes import CLAIMING, RECIPES, REGIMES, TUNING, Setting
 

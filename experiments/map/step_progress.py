@@ -31,7 +31,7 @@ from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
 from curax.step import draw, drivers, states
 from curax.step.build import build
-from curax.step.records import Components, StepRollouts
+from curax.step.types import Components, StepRollouts
 from curax.theory import law_residual, probe
 from curax.types import TrainState
 from experiments.map import regimes, run

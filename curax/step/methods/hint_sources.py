@@ -14,7 +14,7 @@ from curax.config import Writing
 from curax.settings.config_types import present
 from curax.settings.declared import declared
 from curax.step.draw import plain, settings
-from curax.step.records import Components, Driver, Request
+from curax.step.types import Components, Driver, Request
 from curax.types import Contexts, Hints, Prompts, Rollouts, TrainState
 
 Written = tuple[jax.Array, jax.Array]  # [B, T] int32 tokens and bool mask

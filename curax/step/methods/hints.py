@@ -27,7 +27,7 @@ from curax.step import draw, stages
 from curax.step.methods import hint_sources
 from curax.step.methods.hint_sources import zero_tally
 from curax.step.optimise import settings
-from curax.step.records import (
+from curax.step.types import (
     Components,
     Driver,
     Graded,

@@ -17,7 +17,7 @@ from curax.arrays import grids, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.settings.config_types import present
 from curax.step import draw, stages
-from curax.step.records import (
+from curax.step.types import (
     Components,
     Driver,
     Graded,

@@ -19,7 +19,7 @@ from curax.arrays.metrics import Tally
 from curax.config import Config
 from curax.settings.conflicts import Table
 from curax.settings.declared import declares
-from curax.step.records import Components, Driver, Method, StepRollouts
+from curax.step.types import Components, Driver, Method, StepRollouts
 from curax.types import Hinting, Prompts, Task, TrainState
 
 NAME = "prefixes"

@@ -21,7 +21,7 @@ from curax.settings.config_types import present
 from curax.step import draw, stages
 from curax.step.methods import references
 from curax.step.methods.references import References
-from curax.step.records import (
+from curax.step.types import (
     Components,
     Driver,
     Method,

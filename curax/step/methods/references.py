@@ -26,7 +26,7 @@ from curax.settings.conflicts import Table
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.optimise import settings
-from curax.step.records import (
+from curax.step.types import (
     Components,
     Driver,
     Graded,

@@ -14,7 +14,7 @@ from curax.config import Config
 from curax.settings.conflicts import Table
 from curax.settings.declared import declared
 from curax.step import draw
-from curax.step.records import Components, Driver, Method, StepRollouts
+from curax.step.types import Components, Driver, Method, StepRollouts
 from curax.types import Task, TrainState
 
 

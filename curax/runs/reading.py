@@ -19,7 +19,7 @@ from curax.settings.errors import WorkError
 Row = Mapping[str, Any]
 
 
-class RecordError(WorkError, ValueError):
+class DamagedError(WorkError, ValueError):
     """A run folder cannot be read. The message names file, line, fault and fix."""
 
 
@@ -41,18 +41,18 @@ def read(folder: Path) -> Run:
     """Read a run folder; only `metrics.jsonl` is required.
 
     Raises:
-        RecordError: `metrics.jsonl` is missing, or a file is damaged.
+        DamagedError: `metrics.jsonl` is missing, or a file is damaged.
     """
     if not folder.is_dir():
-        raise RecordError(f"{folder}: no such folder; give the folder of a run.")
+        raise DamagedError(f"{folder}: no such folder; give the folder of a run.")
     path = folder / "metrics.jsonl"
     if not path.exists():
-        raise RecordError(
+        raise DamagedError(
             f"{folder}: no metrics.jsonl in it; give the folder of a run."
         )
     metrics = list(read_lines(path, metrics_error))
     if not metrics:
-        raise RecordError(f"{path}: no rows yet; try again after the first step.")
+        raise DamagedError(f"{path}: no rows yet; try again after the first step.")
     _check_seed_counts(path, metrics)
     before, after, samples = evaluation(folder)
     return Run(
@@ -102,7 +102,7 @@ def read_lines(
         upto: step of a checkpoint; lines after it are neither checked nor yielded.
 
     Raises:
-        RecordError: a line up to the checkpoint is not a row, or out of order.
+        DamagedError: a line up to the checkpoint is not a row, or out of order.
     """
     before, end = start, 0
     with _opened(path) as file:
@@ -124,7 +124,7 @@ def read_lines(
             if not wrong and row["step"] < before + once:
                 wrong = f"step {row['step']} behind step {before}"
             if wrong:
-                raise RecordError(
+                raise DamagedError(
                     f"{path}:{number}: {wrong}; repair or delete this line."
                 )
             before = row["step"]
@@ -148,13 +148,13 @@ def evaluation(folder: Path) -> tuple[np.ndarray | None, np.ndarray | None, int]
         Two arrays `[R, E]` of seeds and prompts, None where not measured; an integer.
 
     Raises:
-        RecordError: evaluation.json is damaged.
+        DamagedError: evaluation.json is damaged.
     """
     path = folder / "evaluation.json"
     both = read_json(path)
     before, after = (_pass_rates(path, both, side) for side in ("before", "after"))
     if before is not None and after is not None and before.shape != after.shape:
-        raise RecordError(
+        raise DamagedError(
             f"{path}: before.pass_rates and after.pass_rates are of other prompts; "
             "repair or delete the file."
         )
@@ -169,13 +169,13 @@ def expected(folder: Path) -> dict[str, Any]:
     """Predicted metrics by name, under "before" and "after"; empty without the file.
 
     Raises:
-        RecordError: expected.json is damaged.
+        DamagedError: expected.json is damaged.
     """
     path = folder / "expected.json"
     sides = read_json(path)
     for side, values in sides.items():
         if not isinstance(values, dict) or not all(map(_is_number, values.values())):
-            raise RecordError(
+            raise DamagedError(
                 f"{path}: {side} is no object of numbers; repair or delete the file."
             )
     return sides
@@ -205,7 +205,7 @@ def _check_seed_counts(path: Path, lines: Sequence[Line]) -> None:
             if isinstance(value, list):
                 seeds = seeds or len(value)
                 if len(value) != seeds:
-                    raise RecordError(
+                    raise DamagedError(
                         f"{path}:{line.number}: {name} has {len(value)} numbers where "
                         f"the lines before have {seeds}; repair or delete this line."
                     )
@@ -283,7 +283,7 @@ def _opened(path: Path) -> Iterator[BinaryIO | None]:
         except FileNotFoundError:
             file = None
         except ValueError as error:
-            raise RecordError(f"{path}: {error}; remove it.") from None
+            raise DamagedError(f"{path}: {error}; remove it.") from None
         yield file
 
 
@@ -291,7 +291,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where the file is missing.
 
     Raises:
-        RecordError: the file holds no JSON object.
+        DamagedError: the file holds no JSON object.
     """
     with _opened(path) as file:
         if file is None:
@@ -300,13 +300,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise RecordError(
+        raise DamagedError(
             f"{path}:{error.lineno}: not JSON; repair or delete the file."
         ) from None
     except (UnicodeDecodeError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise RecordError(f"{path}:1: not a JSON object; repair or delete the file.")
+        raise DamagedError(f"{path}:1: not a JSON object; repair or delete the file.")
     return value
 
 
@@ -319,13 +319,13 @@ def _pass_rates(path: Path, evaluation: Row, side: str) -> np.ndarray | None:
     except (KeyError, TypeError, ValueError, OverflowError):
         rates = np.zeros(())
     if rates.ndim not in (1, 2):
-        raise RecordError(
+        raise DamagedError(
             f"{path}: {side}.pass_rates is neither a list of numbers nor a list of "
             "those per seed; repair or delete the file."
         )
     outside = rates[(rates < 0) | (rates > 1)]
     if outside.size:
-        raise RecordError(
+        raise DamagedError(
             f"{path}: {side}.pass_rates has {outside[0]:g}, and rates lie in [0, 1]; "
             "repair or delete the file."
         )

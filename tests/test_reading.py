@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from curax.runs import record
+from curax.runs import reading
 
 
 def lines(path, rows, end="\n"):
@@ -22,7 +22,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
     (tmp_path / "evaluation.json").write_text(
         '{"before": {"pass_rates": [0, null, 1], "samples": 4, "step": 0}}'
     )
-    run = record.read(tmp_path)
+    run = reading.read(tmp_path)
     assert run.config == {"steps": 1}
     assert run.rows == rows
     assert run.warm == warm
@@ -34,14 +34,14 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
 
 def test_only_metrics_must_be_there(tmp_path):
     lines(tmp_path / "metrics.jsonl", [{"step": 0}])
-    empty = record.Run(config={}, rows=[{"step": 0}], warm=[], rollouts=[])
-    assert record.read(tmp_path) == empty
+    empty = reading.Run(config={}, rows=[{"step": 0}], warm=[], rollouts=[])
+    assert reading.read(tmp_path) == empty
 
 
 def test_a_last_line_cut_off_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\n{"step": 1, "loss/mea')
-    assert record.read(tmp_path).rows == [{"step": 0}]
+    assert reading.read(tmp_path).rows == [{"step": 0}]
 
 
 FIX = "repair or delete this line."
@@ -134,20 +134,20 @@ def test_a_file_that_no_run_writes_is_named_with_its_line(
 ):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     (tmp_path / name).write_text(text, encoding="latin-1")
-    with pytest.raises(record.RecordError) as error:
-        record.read(tmp_path)
+    with pytest.raises(reading.DamagedError) as error:
+        reading.read(tmp_path)
     assert str(error.value) == f"{tmp_path / name}{sentence}"
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(record.RecordError) as error:
-        record.read(tmp_path / "x")
+    with pytest.raises(reading.DamagedError) as error:
+        reading.read(tmp_path / "x")
     assert (
         str(error.value)
         == f"{tmp_path / 'x'}: no such folder; give the folder of a run."
     )
-    with pytest.raises(record.RecordError) as error:
-        record.read(tmp_path)
+    with pytest.raises(reading.DamagedError) as error:
+        reading.read(tmp_path)
     assert (
         str(error.value)
         == f"{tmp_path}: no metrics.jsonl in it; give the folder of a run."
@@ -162,11 +162,11 @@ def test_column_leaves_out_steps_without_a_value_and_marks_seeds_without_one():
         {"step": 3, "x": 5},
         {"step": 4, "x": None},
     ]
-    steps, values = record.column(rows, "x")
+    steps, values = reading.column(rows, "x")
     np.testing.assert_array_equal(steps, [1, 3])
     np.testing.assert_array_equal(values, [[1, np.nan], [5, 5]])
-    assert record.means(rows, "x") == {1: 1.0, 3: 5.0}
-    assert record.means(rows, "y") == {}
+    assert reading.means(rows, "x") == {1: 1.0, 3: 5.0}
+    assert reading.means(rows, "y") == {}
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 30, 31, 32, 100, 1000])
@@ -174,7 +174,7 @@ def test_interval_is_students_t(n):
     values = np.random.default_rng(n).normal(size=(3, n + 2))
     values[:, [0, 3]] = np.nan  # absent values count for nothing
     kept = np.delete(values, [0, 3], axis=-1)
-    mean, half = record.t_interval(values)
+    mean, half = reading.t_interval(values)
     t = scipy.stats.t.ppf(0.975, n - 1)
     np.testing.assert_allclose(mean, kept.mean(-1), rtol=1e-12)
     np.testing.assert_allclose(
@@ -183,7 +183,7 @@ def test_interval_is_students_t(n):
 
 
 def test_a_single_value_has_no_interval():
-    mean, half = record.t_interval(np.array([[np.nan, 2.0]]))
+    mean, half = reading.t_interval(np.array([[np.nan, 2.0]]))
     assert mean == [2.0]
     assert np.isnan(half).all()
 
@@ -193,7 +193,7 @@ def test_stages_are_timed_by_their_metrics_and_sorted_by_cost():
         {"step": 1, "time/update_s": 1.0, "time/rollout_s": 2.0, "loss/mean": 9.0},
         {"step": 2, "time/update_s": 4.0, "time/verify_all_s": 3.0},
     ]
-    times = record.stage_seconds(rows)
+    times = reading.stage_seconds(rows)
     assert {stage: seconds.sum() for stage, (_, seconds) in times.items()} == {
         "update": 5.0,
         "verify all": 3.0,
@@ -216,7 +216,7 @@ def test_first_values_of_a_stage_are_apart_from_the_rest():
     rows = timed(
         update=(20.0, 20.0, 1.0, 3.0), evaluate=(5.0, None, None, 4.0)
     )  # a chunk of two steps
-    found = record.times(rows)
+    found = reading.times(rows)
     assert found
     assert (found.total, found.first, found.once) == (53.0, 45.0, {})
     behind = {name: pair for name, (_, *pair) in found.stages.items()}
@@ -228,29 +228,29 @@ def test_first_values_of_a_stage_are_apart_from_the_rest():
 
 def test_what_is_hidden_behind_another_stage_takes_no_time():
     rows = timed(rollout=(3.0, 2.0), verify_hidden=(1.0, 1.5))
-    found = record.times(rows)
+    found = reading.times(rows)
     assert found
     assert (found.total, [*found.stages]) == (5.0, ["rollout"])
 
 
 def test_the_parts_of_a_step_are_in_its_time():
     whole = (9.0, 4.0, 5.0)
-    once = record.times(timed(step=whole, rollout=(1.0, None, None)))
+    once = reading.times(timed(step=whole, rollout=(1.0, None, None)))
     assert once
     assert (once.total, once.first, once.once) == (18.0, 9.0, {"rollout": 1.0})
     assert [*once.stages] == ["step"]
-    always = record.times(timed(step=whole, rollout=(6.0, 3.0, 2.0)))
+    always = reading.times(timed(step=whole, rollout=(6.0, 3.0, 2.0)))
     assert always
     assert (always.total, always.first, always.once) == (18.0, 9.0, {})
     assert [*always.stages] == ["rollout"]
 
 
 def test_without_later_values_the_first_are_all():
-    found = record.times(timed(update=(2.0, 2.0)))
+    found = reading.times(timed(update=(2.0, 2.0)))
     assert found
     assert found.total == found.first == 4.0
     assert found.stages["update"][1].tolist() == [2.0, 2.0]
-    assert record.times([{"step": 0}]) is None
+    assert reading.times([{"step": 0}]) is None
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_without_later_values_the_first_are_all():
     ],
 )
 def test_counts_are_said_as_people_say_them(value, words):
-    assert record.count_text(value) == words
+    assert reading.count_text(value) == words
 
 
 @pytest.mark.parametrize(
@@ -280,4 +280,4 @@ def test_counts_are_said_as_people_say_them(value, words):
     ],
 )
 def test_times_are_said_as_people_say_them(seconds, words):
-    assert record.duration_text(seconds) == words
+    assert reading.duration_text(seconds) == words
