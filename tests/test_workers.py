@@ -586,10 +586,14 @@ def program(tmp_path, do):
     started = Path(f"/proc/{process.pid}/task").glob("*/children")
     pids = [pid for task in started for pid in task.read_text().split()]
     assert len(pids) == 2
-    kept = [Path(f"/proc/{pid}/task/{pid}/children") for pid in pids]
-    until(lambda: all(file.read_text() for file in kept))
-    pids += [pid for file in kept for pid in file.read_text().split()]
-    assert len(pids) == 5  # keepers, what they keep, and an orphan
+    files = [Path(f"/proc/{pid}/task/{pid}/children") for pid in pids]
+
+    def kept():
+        return [pid for file in files for pid in file.read_text().split()]
+
+    # What each keeps, and an orphan, which is a keeper's once its parent has ended.
+    until(lambda: len(kept()) == 3 and all(file.read_text() for file in files))
+    pids += kept()
     assert str(written(tmp_path / "pid.daemon")) in pids
     assert all(map(alive, pids))
     return process, pids
