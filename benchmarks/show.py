@@ -502,6 +502,15 @@ groups of eight, half of them right.
 
 {verifier}
 
+## What a draw one step ahead saves
+
+`nano`, with a verifier that sleeps as one that waits for a sandbox does. Draw and
+update share the device, so what can be hidden is the verifier. Hidden: of the seconds
+of drawing and verifying, the share that a step did not wait for. Idle: of the seconds
+of a step, the share in which neither a draw nor an update would have had to run.
+
+{ahead}
+
 ## What it costs to decide who gets how many
 
 Milliseconds to turn what is known of prompts into counts whose sum is the budget,
@@ -525,6 +534,7 @@ On `nano`, all rows of a step, in rollouts; a pilot has fewer rows:
     python -m benchmarks.qwen3
     python -m benchmarks.gpu
     python -m benchmarks.verifier
+    python -m benchmarks.ahead
     python -m benchmarks.show
 
 From the root of the repository, with Linux and a quiet machine; `--help` lists the
@@ -640,6 +650,28 @@ def of_real(results: Results) -> str:
     return "\n\n".join([table(head, rows), *results.get("notes", [])])
 
 
+def of_ahead(results: Results) -> str:
+    """Seconds of a step by verifier, with and without a draw ahead."""
+    if not results:
+        return "Not measured."
+    points = results["points"].values()
+    base = {one["verifier"]: one["step_s"] for one in points if not one["ahead"]}
+    rows = [
+        (
+            one["verifier"],
+            one["ahead"],
+            f"{one['step_s']:.2f}" + "†" * one["disturbed"],
+            f"{one['step_s'] / base[one['verifier']]:.2f} ×",
+            f"{one['hidden']:.0%}",
+            f"{one['idle']:.0%}",
+        )
+        for one in points
+    ]
+    head = ("verifier", "`sampling.ahead`", "step s", "of 0", "hidden", "idle")
+    told = f"A draw takes {results['draw_s']:.2f} s, an update "
+    return f"{told}{results['update_s']:.2f} s.\n\n{table(head, rows)}"
+
+
 def of_verifier(results: Results) -> str:
     """Checks per second, and what became of the flood."""
     if not results:
@@ -670,12 +702,14 @@ def readme(
     real: Results,
     verifier: Results,
     gpu: Results,
+    ahead: Results,
 ) -> str:
     """The page."""
     parts = peers | {f"{work}, AVX2": about for work, about in without.items()}
     parts |= {f"by {axis}": about for axis, about in grown.items()}
     named = {"allocation": shares, "score norms": norms}
     named |= {"a real shape": real, "verifiers": verifier, "a GPU": gpu}
+    named |= {"a draw ahead": ahead}
     parts |= {name: found for name, found in named.items() if found}
     return README.format(
         targets=table(
@@ -704,6 +738,7 @@ def readme(
         real=of_real(real),
         gpu=of_real(gpu),
         verifier=of_verifier(verifier),
+        ahead=of_ahead(ahead),
         provenance=provenance(parts),
     )
 
@@ -781,7 +816,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder")
     parser.add_argument("--out", type=Path, default=HERE, help="folder")
     args = parser.parse_args()
-    names = ("scaling", "allocation", "score_norm", "qwen3", "verifier", "gpu")
+    names = ["scaling", "allocation", "score_norm", "qwen3", "verifier", "gpu", "ahead"]
     every = (*PEERS.values(), *(f"{name}.json" for name in names))
     files = (args.results / name for name in every)
     found = [json.loads(file.read_text()) if file.exists() else {} for file in files]

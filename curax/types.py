@@ -194,6 +194,16 @@ class Weights:
 
 
 @flax.struct.dataclass(kw_only=True)
+class Behaviour:
+    """What a step's completions are drawn from: parameters, and what was known then."""
+
+    params: Any  # as those of the state it is of
+    memory: PromptMemory
+    methods: dict[str, Any]
+    version: jax.Array  # [] int32, steps that had made these parameters
+
+
+@flax.struct.dataclass(kw_only=True)
 class TrainState(Weights):
     """State of a run. It is saved as one tree; a resumed run continues bit for bit."""
 
@@ -205,6 +215,8 @@ class TrainState(Weights):
     position: jax.Array  # [] int32, training prompts taken so far
     step: jax.Array  # [] int32, steps done
     seed: jax.Array  # [] uint32, from which every random key derives
+    behaviour: Behaviour | None = None  # of the next step, which is drawn one step
+    # ahead; None: this state
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -1,6 +1,7 @@
 """Kill a run at random moments, resume it, and compare it with one that was not killed.
 
     python tests/killed.py --times 50
+    python tests/killed.py --times 50 --set staged=true
 
 Every process is killed with -9: while it starts, in the warm start, between steps, or
 while a checkpoint is being written. A run that gets to its end is compared, bit for
@@ -25,7 +26,7 @@ from curax.runs import folder
 
 ROOT = Path(__file__).parents[1]
 STEPS = 30
-WORDS = ("--set", f"steps={STEPS}", "warm_start.steps=9", "task.slow=0.005")
+WORDS = ["--set", f"steps={STEPS}", "warm_start.steps=9", "task.slow=0.005"]
 MOMENTS = ("warm start", "saving", "step", "starting")
 UNFINISHED = "*.orbax-checkpoint-tmp*"  # a checkpoint that is being written
 
@@ -146,7 +147,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", nargs="+", default=[], help="more settings of runs")
     args = parser.parse_args()
+    WORDS.extend(args.set)
     counts, compared = Counter(), 0
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)

@@ -137,6 +137,7 @@ def test_the_defaults_are_those_of_the_design():
         "cache_gib": 0.0,
         "attempts": 1,
         "chunks": 1,
+        "ahead": 0,
     }
     assert config.evaluation == Evaluation(
         every=50, prompts=256, samples=8, distance=False, format=None
@@ -182,6 +183,7 @@ BOUNDS = {
     "memory.half_life": ("greater than 0.0", 0.0, 1.0),
     "memory.prior.0": ("greater than 0.0", 0.0, 1.0),
     "memory.prior.1": ("greater than 0.0", 0.0, 1.0),
+    "sampling.ahead": ("at least 0", -1, 0),
     "mesh.data": ("at least 1, or -1 for all that is left", 0, 1),
     "mesh.fsdp": ("at least 1, or -1 for all that is left", 0, 1),
     "mesh.tensor": ("at least 1, or -1 for all that is left", 0, 1),

@@ -170,6 +170,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.slots": (3, "draw"),
     "sampling.cache_gib": (2e-6, "draw with keys"),
     "sampling.attempts": (2, "step"),
+    "sampling.ahead": (1, "step with truncation"),
     "sampling.chunks": (2, "refused: sampling.chunks to 1"),  # verified on the device
     "sampling.budget": (12, "draw"),
     "pilot": (Pilot(draws=1), "step"),

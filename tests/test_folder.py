@@ -288,6 +288,7 @@ def shown(array: Any = np.array):
         credit=array([[0.25, -0.25], [0.0, 0.0]], np.float32),
         keep=array([[True, True], [False, False]]),
         exists=array([[True, True], [True, False]]),
+        version=array([[2, 2], [2, 0]]),
         level=array([0, 0]),
         contexts=Contexts(tokens=prompts.tokens, mask=prompts.mask),
         reference=None,
@@ -307,6 +308,7 @@ FIRST = {
     "reward": 0.5,
     "advantage": 0.25,
     "kept": True,
+    "policy_version": 2,
 }
 
 

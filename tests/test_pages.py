@@ -457,6 +457,7 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `sampling.off_policy` weighs": config["sampling"]["off_policy"]
         is not None
         and not first,
+        "where `sampling.ahead` is 1": config["sampling"]["ahead"] == 1 and not first,
         "where `kl` is set": config["kl"] is not None and not first,
         "with `graders.weighted`": sums and not first,
         "where `modulate` is set": modulates and not first,
@@ -495,7 +496,8 @@ CHANGED = {
     "hints": "methods=(prefixes.method,), hint=Hint(source=prefixes.own_prefix, "
     "levels=1, width=3, trigger=hint.all_wrong), task=partial(chain.task, depth=2, "
     "num_prompts=64, num_held_out=32, hints=True)",
-    "stops": "staged=True, "
+    "stops": "staged=True, sampling=replace(config.sampling, ahead=1, "
+    "off_policy=off_policy.truncated_ratio), "
     "stop=Stop(rule=partial(stop.positives, right=1), round_size=2)",
     "reflects": "task=partial(rationale.task, depth=1, words=2, num_prompts=64), "
     "reflection=Reflection(weights=reflect.mean, keep=reflect.null_test, "

@@ -165,6 +165,7 @@ def state_bytes(state: TrainState, where: TrainState | None = None) -> dict[str,
         "reference": part("reference"),
         "memory of prompts": part("memory"),
         "states of methods": part("methods"),
+        "what draws ahead": part("behaviour"),
     }
     return {name: size for name, size in whole.items() if size}
 

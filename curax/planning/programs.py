@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from curax.arrays.sharding import bytes_on_device
 from curax.planning import hlo
-from curax.step import drivers, states
+from curax.step import ahead, drivers, states
 from curax.step import mesh as meshes
 from curax.step.step import step
 from curax.step.types import Components, Method
@@ -165,7 +165,10 @@ def laid_out(mesh: Mesh, where: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
     def node(tree: Any) -> Any:
         if isinstance(tree, TrainState):
-            return jax.tree.map(lambda x, s: put(x, s.spec), tree, where)
+            parts = ((f.name, getattr(tree, f.name)) for f in dataclasses.fields(tree))
+            lacks = {name: x for name, x in parts if not jax.tree.leaves(x)}
+            own = dataclasses.replace(where, **lacks)
+            return jax.tree.map(lambda x, s: put(x, s.spec), tree, own)
         if isinstance(tree, Rollouts):
             whole = PartitionSpec()
             return jax.tree.map(
@@ -266,7 +269,7 @@ def planned(
     Returns:
         The report, and the bytes of one device that arguments beside the state take.
     """
-    driver = drivers.Hosted(where)
+    driver = drivers.Hosted(ahead.changed(where))
     jitted = driver.finishing if call.last else driver.jitted
     args = laid_out(mesh, where, call.args)
     with meshes.use(mesh, cut_sampler=parts.config.mesh.cut_sampler):

@@ -522,5 +522,6 @@ def completion_rows(
                     "reward": reward if np.isfinite(outcome) else None,
                     "advantage": one.credit[b, slot],
                     "kept": one.keep[b, slot],
+                    "policy_version": one.version[b, slot],
                     **more,
                 }

@@ -192,5 +192,8 @@ def with_memory(state: TrainState, memory: PromptMemory) -> TrainState:
     def leaf(new: Any, old: jax.Array) -> jax.Array:
         return jax.device_put(np.broadcast_to(new, old.shape), old.sharding)
 
-    given = jax.tree.map(leaf, memory, state.memory)
-    return dataclasses.replace(state, memory=given)
+    def given(to: Any) -> Any:
+        return dataclasses.replace(to, memory=jax.tree.map(leaf, memory, to.memory))
+
+    own = state.behaviour and given(state.behaviour)
+    return dataclasses.replace(given(state), behaviour=own)

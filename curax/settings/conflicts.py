@@ -56,6 +56,7 @@ def _tables(config: Fields) -> Iterator[Table]:
     """Tables of what a config has; the later ones count on the earlier ones."""
     yield _run(config)
     yield _dashboards(config.logging)
+    yield _ahead(config)
     yield _biases(config)
     if _is_counted(config):
         yield _completions(config)
@@ -115,6 +116,24 @@ def _dashboards(how: Logging) -> Table:
     ]
 
 
+def _ahead(config: Fields) -> Table:
+    """Of what a draw ahead of the update cannot know."""
+    ahead, attempts = config.sampling.ahead, config.sampling.attempts
+    return [
+        (
+            ahead > 1,
+            f"sampling.ahead={ahead} is more than the one step that a draw can be "
+            "ahead; set sampling.ahead to 1.",
+        ),
+        (
+            ahead and attempts > 1,
+            f"sampling.attempts={attempts} takes as many prompts as outcomes ask for, "
+            "and sampling.ahead=1 draws the next ones before these are known; set "
+            "sampling.attempts to 1 or sampling.ahead to 0.",
+        ),
+    ]
+
+
 def _biases(config: Fields) -> Table:
     """Of biases of the policy gradient that no stage corrects."""
     sizes, update = config.sampling, config.update
@@ -130,6 +149,14 @@ def _biases(config: Fields) -> Table:
             "off_policy.masked_ratio (MIS) or off_policy.icepop, off_policy.none to "
             "leave the bias, or "
             f"sampling.{name}={whole}.",
+        ),
+        (
+            config.steps and sizes.ahead and sizes.off_policy is None,
+            f"sampling.ahead={sizes.ahead} draws from the policy of a step before, and "
+            "nothing corrects that bias; set "
+            "sampling.off_policy=off_policy.truncated_ratio (TIS) or another function "
+            "of curax.off_policy, off_policy.none to leave the bias, or "
+            "sampling.ahead=0.",
         ),
         (
             several and not declared(config.loss, "has_ratio", True),

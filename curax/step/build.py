@@ -134,6 +134,12 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
                     f"{name} needs outcomes of parts of a draw, and {method.name} "
                     f"grades whole draws; set {mended}."
                 )
+        if method.choose and sizes.ahead:
+            yield (
+                f"sampling.ahead={sizes.ahead} draws the next prompts of the data "
+                f"before a step ends, and {method.name} chooses them by what it "
+                "brought; set sampling.ahead to 0."
+            )
         if method.choose and sizes.attempts > 1:
             yield (
                 f"sampling.attempts={sizes.attempts} asks for the next prompts of the "

@@ -11,6 +11,7 @@ of the verifier.
 """
 
 import contextlib
+import copy
 import dataclasses
 import time
 from collections import Counter
@@ -25,10 +26,10 @@ import numpy as np
 
 from curax import reward
 from curax.processes import peers
-from curax.step import draw, grading
+from curax.step import ahead, draw, grading
 from curax.step import mesh as meshes
-from curax.step.types import Graded, Request, Subject, Ungraded
-from curax.types import Prompts, Rollouts, Weights
+from curax.step.types import Components, Graded, Request, Subject, Ungraded
+from curax.types import Prompts, Rollouts, TrainState, Weights
 
 Stage = Literal["rollout", "verify", "update"]  # of a step, timed apart
 KINDS = ("none", "error", "timeout", "crash")  # reasons for missing outcomes
@@ -71,6 +72,10 @@ class Traced:
         """Draw all completions, testing the stopping rule meanwhile."""
         return draw.draw(parts, state, request)
 
+    def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
+        """Call the function itself, of what this step is drawn by."""
+        return function(self, parts, ahead.of_step(state))
+
     def draw_and_grade(
         self, parts: Subject, state: Weights, request: Request
     ) -> Graded:
@@ -98,17 +103,25 @@ class Hosted:
 
     logs = True
 
-    def __init__(self, sharding: Any = None, seeds: int = 1):
+    def __init__(
+        self,
+        sharding: Any = None,
+        seeds: int = 1,
+        context: Callable[[], Any] = contextlib.nullcontext,
+    ):
         """Compile nothing.
 
         Args:
-            sharding: of the train state; None: on one device.
+            sharding: of what a step gives of a train state; None: on one device.
             seeds: that run side by side; with several every function is vmapped over a
                 first axis of all its arguments.
+            context: that of the mesh, for threads of the driver.
         """
         self._jitted: dict[tuple[Any, ...], Any] = {}
-        self._sharding, self._seeds = sharding, seeds
+        self._sharding, self._seeds, self._context = sharding, seeds, context
         self.background = ThreadPoolExecutor(1, "verify")
+        self._draws = ThreadPoolExecutor(2, "draw")  # of this step and of the next
+        self._next: Ahead | None = None
         self.clock = Clock()
         self.reason: str | None = None
 
@@ -163,6 +176,7 @@ class Hosted:
             parts,
             out_shardings=(self._sharding, None),
             donate_argnums=0,
+            keep_unused=True,  # what is used up makes room for what is made
             compiler_options=meshes.compiler_options(self._sharding),
         )
 
@@ -175,6 +189,36 @@ class Hosted:
     def draw(self, parts: Subject, state: Weights, request: Request) -> Rollouts:
         """Draw all completions, testing the stopping rule meanwhile."""
         return self.call_timed("rollout", draw.draw, parts, state, request)
+
+    def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
+        """What the last step began, or is made now; that of the next step is begun.
+
+        Where several processes share a run nothing is begun: programs that they all
+        take part in must come in one order.
+        """
+        begun, self._next = self._next, None
+        own = ahead.of_step(state)
+        now = None
+        if begun is None or not begun.is_of(own):
+            begun, now = None, function(self, parts, own)
+        if peers.count() == 1 and int(state.step) + 1 < parts.config.steps:
+            then = ahead.of_next(parts, state)
+            aside = copy.copy(self)
+            aside.clock = Clock()
+
+            def made():
+                with self._context():
+                    return function(aside, parts, then)
+
+            self._next = Ahead(then, aside, self._draws.submit(made))
+        if begun is None:
+            return now
+        start = time.perf_counter()
+        now = begun.made.result()
+        self.clock = begun.driver.clock
+        self.clock.waited = time.perf_counter() - start
+        self.reason = begun.driver.reason or self.reason
+        return now
 
     def draw_and_grade(
         self, parts: Subject, state: Weights, request: Request
@@ -280,6 +324,18 @@ class Begun(NamedTuple):
     verdicts: "Future[reward.Verdicts]"  # by a host verifier those of this process
 
 
+class Ahead(NamedTuple):
+    """What is made for the next step, while this one goes on."""
+
+    state: TrainState  # by which it is drawn
+    driver: Hosted  # of its own, for its clock
+    made: "Future[Any]"
+
+    def is_of(self, state: TrainState) -> bool:
+        """Whether it is what this state draws: it has the very same parameters."""
+        return self.state.params is state.params
+
+
 def traced(name: str, program: Any, args: tuple[Any, ...]) -> Any:
     """Shapes and dtypes of the outputs of a jitted function, whose trace is kept."""
     del name
@@ -301,7 +357,7 @@ class Abstract(Hosted):
             visit: gives the shapes of the outputs of each program, as `traced`.
             kind: words before the names of the programs.
         """
-        super().__init__(of._sharding, of._seeds)
+        super().__init__(of._sharding, of._seeds, of._context)
         self._jitted, self._visit, self._kind = of._jitted, visit, kind
 
     def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
@@ -315,6 +371,10 @@ class Abstract(Hosted):
             return self.call(function, parts, *args)
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), args)
         return function(parts, *zeros)
+
+    def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
+        """Call the function itself, of what this step is drawn by."""
+        return function(self, parts, ahead.of_step(state))
 
     def finish(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Shapes and dtypes of the function's outputs."""
@@ -359,6 +419,7 @@ class Clock:
         """Start all times at zero."""
         self._seconds: dict[Stage, float] = dict.fromkeys(get_args(Stage), 0.0)
         self._grading, self._missing = 0.0, Counter[str]()
+        self.waited: float | None = None  # for drawing and grading; None: for all
         self._terms: dict[str, list[np.ndarray]] = {}
 
     @contextlib.contextmanager
@@ -381,6 +442,10 @@ class Clock:
         `verify/other` counts all reasons that are not of `KINDS`.
         """
         row: dict[str, Any] = {f"time/{k}_s": took for k, took in self._seconds.items()}
+        drawing, verify = self._seconds["rollout"], self._seconds["verify"]
+        waited = drawing + verify if self.waited is None else self.waited
+        took = drawing + max(self._grading, verify)
+        row["time/hidden_fraction"] = max(1.0 - waited / took, 0.0) if took else 0.0
         if on_device:
             return row
         hidden = max(self._grading - self._seconds["verify"], 0.0)

@@ -20,7 +20,7 @@ from curax.arrays import grids, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.config import Config
 from curax.settings.declared import RIGHT, declared
-from curax.step import stages
+from curax.step import ahead, stages
 from curax.step.draw import in_turn, policy
 from curax.step.drivers import Traced
 from curax.step.optimise import optimise, settings
@@ -77,8 +77,16 @@ def learn(
         if method.after_update:
             own[method.name] = method.after_update(drive, parts, after, drawn)
     after = dataclasses.replace(after, methods=own)
-    shown = show(parts, drawn, seen, reward, given)
+    shown = show(parts, state, drawn, seen, reward, given)
     return after, (metrics.finish(tally), shown)
+
+
+def learn_beside(
+    parts: Components, used_up: TrainState, kept: TrainState, drawn: StepRollouts
+) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
+    """As `learn`, beside the next step's draw; of the state what is `ahead.changed`."""
+    state, out = learn(parts, ahead.whole(used_up, kept), drawn)
+    return ahead.changed(state), out
 
 
 def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepared:
@@ -258,13 +266,16 @@ def advantage_energy(
 
 def show(
     parts: Components,
+    state: TrainState,
     drawn: StepRollouts,
     seen: Groups,
     reward: jax.Array,
     given: Credit,
 ) -> Shown:
     """Completions, outcomes, credit of the first `logging.rollout_prompts` prompts."""
-    rollouts = drawn.rollouts
+    rollouts, version = drawn.rollouts, drawn.version
+    if version is None:
+        version = jnp.full(parts.rows, state.step)
     every = Shown(
         prompts=drawn.prompts,
         tokens=grids.grid(rollouts.tokens, seen.row, fill=parts.task.pad),
@@ -274,6 +285,7 @@ def show(
         credit=given.credit,
         keep=given.keep,
         exists=seen.row < parts.rows,
+        version=grids.grid(version, seen.row, fill=0),
         level=drawn.level,
         contexts=drawn.contexts,
         reference=drawn.reference,

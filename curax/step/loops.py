@@ -20,7 +20,7 @@ import numpy as np
 
 from curax.arrays import frozen
 from curax.processes import peers
-from curax.step import drivers, sft, validation
+from curax.step import ahead, drivers, sft, validation
 from curax.step import mesh as meshes
 from curax.step.states import States, Warm, begin, initial
 from curax.step.step import step
@@ -142,7 +142,8 @@ class Loop(States, abc.ABC):
             donate_argnums=0,
             compiler_options=meshes.compiler_options(self.warm_sharding),
         )
-        self._drive = drivers.Hosted(self.sharding, parts.config.seeds)
+        changed, seeds = ahead.changed(self.sharding), parts.config.seeds
+        self._drive = drivers.Hosted(changed, seeds, self.context)
         # Held-out prompts are graded by the verifier alone, whatever methods there are.
         self._held_out = Subject(task=parts.task, model=parts.model)
 

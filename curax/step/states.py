@@ -18,6 +18,7 @@ from curax.arrays import frozen
 from curax.arrays.keys import stage_key
 from curax.arrays.sharding import platform
 from curax.config import override
+from curax.step import ahead
 from curax.step import mesh as meshes
 from curax.step.build import build
 from curax.step.drivers import Traced
@@ -62,12 +63,17 @@ def begin(parts: Components, warm: Warm) -> TrainState:
         step=jnp.int32(0),
         seed=warm.seed,
     )
-    own = {
+    methods = {
         method.name: method.init(Traced(), parts, state, None)
         for method in parts.methods
         if method.init
     }
-    return dataclasses.replace(state, methods=own)
+    state = dataclasses.replace(state, methods=methods)
+    if not parts.config.sampling.ahead:
+        return state
+    # A copy: one of the two is donated before the other.
+    own = jax.tree.map(jnp.copy, ahead.behaviour(state))
+    return dataclasses.replace(state, behaviour=own)
 
 
 def sharding_of(parts: Components, mesh: Any, state: Any) -> Any:

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 
-from curax.step import draw
-from curax.step.learn import learn
-from curax.step.types import Components, Driver, Shown
+from curax.step import ahead, draw
+from curax.step.learn import learn, learn_beside
+from curax.step.types import Components, Driver, Shown, StepRollouts
 from curax.types import TrainState
 
 
@@ -23,6 +23,22 @@ def step(
     Returns:
         The state after the step; its metrics and its logged completions.
     """
+    out: Any
+    if state.behaviour is None:
+        state, drawn = completions(drive, parts, state)
+        out = drive.finish(learn, parts, state, drawn)
+        return out
+    _, drawn = drive.ahead(completions, parts, state)
+    drawn = drive.call(ahead.met, parts, state, drawn)
+    used_up, kept = ahead.apart(state)
+    changed, out = drive.finish(learn_beside, parts, used_up, kept, drawn)
+    return ahead.after(state, changed), out
+
+
+def completions(
+    drive: Driver, parts: Components, state: TrainState
+) -> tuple[TrainState, StepRollouts]:
+    """The state that remembers which prompts were chosen, and their completions."""
     ids = None
     for method in parts.methods:
         if method.choose:
@@ -31,5 +47,4 @@ def step(
     for method in parts.methods:
         if method.after_draw:
             drawn = method.after_draw(drive, parts, state, drawn)
-    out: Any = drive.finish(learn, parts, state, drawn)
-    return out
+    return state, drawn

@@ -78,6 +78,9 @@ class Driver(Protocol):
         """Completions of a request, with their outcomes."""
         ...
 
+    def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
+        """`function` of `ahead.of_step`; that of the next step may be begun."""
+
     def call_timed(
         self, stage: Any, function: Callable, parts: Components, *args: Any
     ) -> Any:
@@ -167,6 +170,8 @@ class StepRollouts(Graded):
     memory: PromptMemory  # after all attempts
     attempts: jax.Array  # [] int32, batches of prompts drawn
     tally: Tally  # metrics of all attempts
+    version: jax.Array | None = None  # [N] int32, steps that had made the parameters
+    # that drew each; None: all that were made
 
 
 # ----- outcomes and credit on the grid
@@ -266,6 +271,7 @@ class Shown:
     credit: jax.Array  # [K, G] float32
     keep: jax.Array  # [K, G] bool
     exists: jax.Array  # [K, G] bool, drawn
+    version: jax.Array  # [K, G] int32, steps that had made the parameters that drew it
     level: jax.Array  # [K] int32, level of the hint
     contexts: Contexts  # [K, ...], with the hint
     reference: tuple[jax.Array, ...] | None  # [K, Y] tokens, mask, weights in R3

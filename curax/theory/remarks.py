@@ -159,8 +159,37 @@ def _on_the_loss(config: Config) -> list[str]:
 def _on_the_sampler(config: Config) -> list[str]:
     """Sentences on what is optimised where completions are not drawn from the policy.
 
-    Nothing on weights without truncation: sampler and trainer are taken to agree.
+    Nothing on weights alone: sampler and trainer are taken to agree.
     """
+    return [*_on_truncation(config), *_on_a_lag(config)]
+
+
+def _on_a_lag(config: Config) -> list[str]:
+    """Sentences where completions are drawn before the update that precedes theirs."""
+    if not config.sampling.ahead:
+        return []
+    drawn = "Completions are drawn one update before they train"
+    if not corrects_sampling(config):
+        return [
+            f"{drawn}, and nothing corrects that: w is that of a policy that moves "
+            "little in one update. sampler/drift_nats tells how far it moved."
+        ]
+    rule = present(config.sampling.off_policy)
+    if not declared_option(rule, "of_sequence", False):
+        return [
+            f"{drawn}, and {_called(rule)} weighs one token at a time: w is exact for "
+            "completions of one token, at the pass rate p of the policy that drew; of "
+            "longer ones the beginnings stay those of that policy."
+        ]
+    return [
+        f"{drawn}, and {_called(rule)} weighs whole completions: p is the pass rate of "
+        "the policy that drew, and w multiplies the gradient of the pass rate of the "
+        "one that trains, where no weight is clipped."
+    ]
+
+
+def _on_truncation(config: Config) -> list[str]:
+    """Sentences where top_k or top_p cuts the policy's distribution."""
     if not truncates(config):
         return []
     cut = "top_k or top_p cuts off what the policy may say"

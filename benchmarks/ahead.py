@@ -1,0 +1,132 @@
+"""python -m benchmarks.ahead: what a draw one step ahead of the update saves.
+
+The workload `nano` of curax alone, with a verifier that sleeps, as one that waits for a
+sandbox does: not at all, as long as a draw takes, and as long as draw and update. Each
+with `sampling.ahead` 0 and 1 in turn, in one process; draw and update share the device.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine, recipe
+from benchmarks.workload import WORKLOADS
+
+
+class Sleeper:
+    """Seconds that the verifier sleeps per step; set between measurements."""
+
+    def __init__(self):
+        """Do not sleep."""
+        self.seconds = 0.0
+
+
+def loops(sleeper: Sleeper, steps: int) -> dict[int, Any]:
+    """A loop from the host for each `sampling.ahead`, not yet compiled."""
+    from curax import off_policy
+    from curax.step.build import build
+    from curax.step.loops import Staged
+
+    config = recipe.config(WORKLOADS["nano"])
+    made = config.task
+
+    def task(**options: Any) -> Any:
+        plain = made(**options)
+
+        def verify_all(targets: Sequence[Any], completions: Sequence[Any]) -> list[Any]:
+            time.sleep(sleeper.seconds)
+            pairs = zip(targets, completions, strict=True)
+            return [plain.verify(target, tokens) for target, tokens in pairs]
+
+        return replace(plain, verify_all=verify_all)
+
+    now = replace(config, task=task, steps=steps)
+    weighed = replace(now.sampling, ahead=1, off_policy=off_policy.truncated_ratio)
+    then = replace(now, sampling=weighed)
+    return {n: Staged(build(one)) for n, one in enumerate((now, then))}
+
+
+def measure(repeats: int) -> dict[str, Any]:
+    """Seconds of a step and what was hidden, by verifier and by `sampling.ahead`."""
+    sleeper, found = Sleeper(), {}
+    running = loops(sleeper, steps=10**6)
+    states = {n: loop.begin(loop.initial()) for n, loop in running.items()}
+
+    def steps(n: int, times: int) -> tuple[list[float], list[dict[str, Any]]]:
+        seconds, rows = [], []
+        for _ in range(times):
+            start = time.perf_counter()
+            states[n], new, _ = running[n].advance(states[n], 1)
+            seconds.append(time.perf_counter() - start)
+            rows += new
+        return seconds, rows
+
+    for n in running:
+        steps(n, 3)  # compiles, and fills what is under way
+    _, rows = steps(0, repeats)
+    draw, update = (
+        statistics.median(row[f"time/{stage}_s"] for row in rows)
+        for stage in ("rollout", "update")
+    )
+    for name, seconds in {
+        "none": 0.0,
+        "as long as the draw": draw,
+        "as long as draw and update": draw + update,
+    }.items():
+        sleeper.seconds = seconds
+        for n in running:
+            steps(n, 2)  # what was under way before is gone
+            load = machine.Load()
+            took, rows = steps(n, repeats)
+            step = statistics.median(took)
+            others = load.others()
+            found[f"{name}, {n}"] = {
+                "verifier": name,
+                "sleeps_s": seconds,
+                "ahead": n,
+                "step_s": step,
+                "all_s": took,
+                "hidden": statistics.median(r["time/hidden_fraction"] for r in rows),
+                "idle": max(1 - (draw + update) / step, 0.0),
+                "others": others,
+                "disturbed": others > machine.QUIET,
+            }
+    return {"draw_s": draw, "update_s": update, "points": found}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print, and write what was found."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ahead", description="Measure a draw ahead."
+    )
+    add = parser.add_argument
+    add("--repeats", type=int, default=7, help="steps of each (default: %(default)s)")
+    add("--out", type=Path, default=Path("benchmarks/results"), help="folder")
+    args = parser.parse_args(argv)
+    results: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": machine.commit(),
+        "command": f"python -m benchmarks.ahead --repeats {args.repeats}",
+        "machine": machine.describe(),
+        **measure(args.repeats),
+    }
+    print(f"a draw {results['draw_s']:.2f} s, an update {results['update_s']:.2f} s")
+    for name, one in results["points"].items():
+        mark = "  disturbed" if one["disturbed"] else ""
+        print(
+            f"{name:32s}{one['step_s']:7.2f} s a step, {one['hidden']:5.0%} hidden, "
+            f"{one['idle']:5.0%} idle{mark}",
+            flush=True,
+        )
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "ahead.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
