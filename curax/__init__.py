@@ -33,7 +33,18 @@ if TYPE_CHECKING:
         update,
     )
     from curax.config import load, override
-    from curax.library import build, init, predict, run, train_step
+    from curax.library import (
+        build,
+        compute_logprobs,
+        datum,
+        forward_backward,
+        init,
+        optim_step,
+        predict,
+        run,
+        sample,
+        train_step,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,10 +52,13 @@ __all__ = [
     "aggregate",
     "allocate",
     "build",
+    "compute_logprobs",
     "config",
     "correct",
     "data",
+    "datum",
     "downsample",
+    "forward_backward",
     "gate",
     "hint",
     "init",
@@ -54,12 +68,14 @@ __all__ = [
     "modulate",
     "objective",
     "off_policy",
+    "optim_step",
     "override",
     "predict",
     "reflect",
     "reward",
     "rollout",
     "run",
+    "sample",
     "score",
     "stop",
     "train_step",
@@ -68,7 +84,11 @@ __all__ = [
 ]
 
 _FUNCTIONS = {"load": "config", "override": "config"} | dict.fromkeys(
-    ("build", "init", "predict", "run", "train_step"), "library"
+    (
+        *("build", "init", "predict", "run", "train_step"),
+        *("compute_logprobs", "datum", "forward_backward", "optim_step", "sample"),
+    ),
+    "library",
 )
 
 

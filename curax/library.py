@@ -3,6 +3,9 @@
 `curax` exports these names: `curax.build(curax.load("grpo"))`. They are for one device.
 `run` is for tasks whose verifier and prompts are JAX functions; `init` and `train_step`
 take those too that the host reads and grades.
+
+`sample`, `forward_backward`, `optim_step` and `compute_logprobs` are what a step is
+made of, for loops that are no recipe: pure functions of a state, to be jitted together.
 """
 
 import dataclasses
@@ -10,19 +13,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from curax import hint, update
 from curax.config import Config, ConfigError
 from curax.settings import errors
 from curax.step import build as builder
-from curax.step import drivers, loops
+from curax.step import draw, drivers, loops, optimise
 from curax.step import mesh as meshes
 from curax.step.step import step
 from curax.step.types import Components
 from curax.theory import predict as theory
-from curax.types import TrainState
+from curax.types import Batch, Contexts, Prompts, Rollouts, TrainState
 
 PROMPTS = 200  # of the population that a prediction takes where none is given
 LIFT = 1.0  # nats that a level of a hint adds to the log-odds of p, as for the x-ray
@@ -104,6 +109,149 @@ def run(
     return loops.run(parts, jnp.asarray(seed, jnp.uint32), _loaded(parts))
 
 
+# ----- a loop of one's own
+
+TokenLoss = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@flax.struct.dataclass(kw_only=True)
+class Datum:
+    """Rows of tokens to train on, made by `datum`."""
+
+    contexts: Contexts  # [C, P], each of which is run once for all its rows
+    batch: Batch  # [M, T]
+
+
+def datum(
+    prompts: Prompts,
+    tokens: jax.Array,
+    mask: jax.Array,
+    *,
+    advantage: float | jax.Array = 1.0,
+    logp: jax.Array | None = None,
+    context: jax.Array | None = None,
+) -> Datum:
+    """Rows of tokens, how much each counts, and what drew them.
+
+    Args:
+        prompts: B of them, what the rows go on from.
+        tokens: `[M, T]` int32.
+        mask: `[M, T]` bool, True on tokens that train.
+        advantage: `[]`, `[M]` or `[M, T]` float, what multiplies the gradient of a
+            token; 1 imitates.
+        logp: `[M, T]` float, nats, of what drew the tokens; None: nobody did, for a
+            loss without a ratio.
+        context: `[M]` int32 in [0, B), the prompt of each row; None: M = B, in order.
+    """
+    shape, credit = mask.shape, jnp.asarray(advantage, jnp.float32)
+    credit = credit[:, None] if credit.ndim == 1 else credit
+    drawn = jnp.zeros(shape, jnp.float32) if logp is None else logp
+    rows = jnp.arange(shape[0], dtype=jnp.int32) if context is None else context
+    batch = Batch(
+        tokens=tokens,
+        mask=mask,
+        context=rows,
+        credit=jnp.broadcast_to(credit, shape),
+        multiplier=jnp.ones(shape, jnp.float32),
+        logp_behaviour=drawn,
+        logp_policy=drawn,
+        logp_old=drawn,
+        logp_ref=None,
+    )
+    return Datum(contexts=hint.none(prompts), batch=batch)
+
+
+def sample(
+    parts: Components, state: TrainState, prompts: Prompts, each: int, key: jax.Array
+) -> Rollouts:
+    """Completions of prompts by the policy of a state, by `config.sampling`.
+
+    Args:
+        parts: of the run.
+        state: whose parameters draw.
+        prompts: B of them.
+        each: n, completions of a prompt.
+        key: random key.
+
+    Returns:
+        `[B n]` rows; row b n + i is completion i of prompt b. `logp_behaviour` has the
+        log-prob of each token under what it was drawn from.
+    """
+    request = draw.plain(prompts, each, key, draw.settings(parts))
+    return draw.draw(parts, state, request)
+
+
+def compute_logprobs(parts: Components, state: TrainState, rows: Datum) -> jax.Array:
+    """`[M, T]` float32, nats: log-probs of tokens under the policy of a state.
+
+    At the temperature of `config.sampling`; anything finite off the mask.
+    """
+    batch = rows.batch
+    given = rows.contexts, batch.tokens, batch.mask, batch.context
+    how = optimise.settings(parts.config)
+    return update.logprobs(draw.policy(parts, state), state.params, *given, how)
+
+
+def forward_backward(
+    parts: Components,
+    state: TrainState,
+    rows: Datum,
+    loss: TokenLoss,
+    *,
+    weight: jax.Array | None = None,
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Gradient of a loss of tokens, which `optim_step` takes; gradients may be added.
+
+        L = sum over rows and tokens of weight * loss(logp, logp_old, advantage, mask)
+
+    with `logp_old` the log-probs of what drew the tokens, so that a ratio in the loss
+    is policy over behaviour.
+
+    Args:
+        parts: of the run; micro-batches are those of `config.update`.
+        state: whose policy is differentiated.
+        rows: to train on.
+        loss: of `curax.loss`, or a function of one's own with that signature that
+            gives `[M, T]`.
+        weight: `[M, T]` float32, share of each token, as of `curax.aggregate`; None: 1,
+            a sum.
+
+    Returns:
+        The gradient, like `state.params`; `loss` `[]` and `logp` `[M, T]` float32.
+    """
+    batch = rows.batch
+
+    def of_tokens(logp, _, part):
+        return loss(logp, part.logp_old, part.credit, part.mask)
+
+    value, gradient, own = update.gradient(
+        draw.policy(parts, state),
+        state.params,
+        rows.contexts,
+        batch,
+        batch.mask.astype(jnp.float32) if weight is None else weight,
+        of_tokens,
+        optimise.settings(parts.config),
+        still_old=False,
+    )
+    return gradient, {"loss": value, "logp": own.logp}
+
+
+def optim_step(parts: Components, state: TrainState, gradient: Any) -> TrainState:
+    """The state after one update of `config.optimizer`, clipped by `update.clip_norm`.
+
+    A gradient that is not finite changes nothing but the number of the step.
+    """
+    params, opt_state, _ = update.apply(
+        parts.tx, state.params, state.opt_state, jnp.float32(0), gradient, True
+    )
+    after = {"params": params, "opt_state": opt_state, "step": state.step + 1}
+    return dataclasses.replace(state, **after)
+
+
+# ----- the x-ray
+
+
 def predict(
     config: Config, p: Any, population: Any = None, *, lift: float = LIFT
 ) -> theory.Prediction:
@@ -135,6 +283,9 @@ def predict(
         rates, others = np.atleast_1d(p), np.asarray(population)
         plain = theory.predict(config, rates, others, lift=lift)
         return theory.with_hints(config, plain)
+
+
+# ----- parts of these
 
 
 def _step(

@@ -77,7 +77,8 @@ class Verdicts(NamedTuple):
     def reason(self) -> str | None:
         """The commonest reason, in the verifier's words; None where none is missing."""
         for reason, _ in Counter(self.reasons.values()).most_common(1):
-            return "it gave None or NaN" if reason == NONE else reason
+            kind, _, term = reason.partition(": ")
+            return f"{term or 'it'} gave None or NaN" if kind == NONE else reason
         return None
 
     def reward(self, weights: Mapping[str, float]) -> np.ndarray:
@@ -88,8 +89,8 @@ class Verdicts(NamedTuple):
 
     def log(self) -> None:
         """Log the most frequent reasons."""
-        reasons = Counter(self.reasons.values())
-        del reasons[NONE]
+        every = self.reasons.values()
+        reasons = Counter(why for why in every if why.partition(":")[0] != NONE)
         for reason, count in reasons.most_common(TOLD):
             logging.getLogger("curax").warning(
                 "The verifier gave no outcome for %d completions (%s); they count as "
@@ -162,7 +163,7 @@ def _outcome(terms: Terms, given: Mapping[str, float | str | None]) -> Any:
             kind, colon, words = result.partition(":")
             return f"{kind}: {name}{colon}{words}"
         if _is_missing(result):
-            return None
+            return f"{NONE}: {name}"
     return given[terms.outcome]
 
 

@@ -311,6 +311,8 @@ class Hinting:
 class Terms:
     """A reward of several graders: a weighted sum, with one term as the outcome.
 
+    They are asked on the host: a task that has them is not `on_device`.
+
     Attributes:
         weights: of the terms, by name.
         outcome: name of the term that is the outcome.

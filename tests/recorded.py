@@ -138,7 +138,8 @@ def trained(config: Config, kind: type[loops.Loop]) -> dict[str, Any]:
             }
             for row in rows
         ],
-        "rollouts": [digest(some) for some in shown],
+        # Without versions, which say nothing of what was drawn.
+        "rollouts": [digest(replace(some, version=None)) for some in shown],
         "params": digest(state.params),
     }
 

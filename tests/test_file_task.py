@@ -368,8 +368,20 @@ WRONG = {
     "outcome='form' and terms right, box; set it to the name of one": {
         "outcome": "form"
     },
-    "weights {'right': 1.0, 'box': inf}; make them finite": {
+    "weights {'right': 1.0, 'box': inf}; make them finite numbers": {
         "weights": {"right": 1.0, "box": float("inf")}
+    },
+    "weights {'right': 1.0, 'box': 1e+39}; make them finite numbers": {
+        "weights": {"right": 1.0, "box": 1e39}  # in float32 it is not
+    },
+    "weights {'right': 1.0, 'box': None}; make them finite numbers": {
+        "weights": {"right": 1.0, "box": None}
+    },
+    "terms or weights that are no mapping; give both by name, {'right': ...}": {
+        "weights": [1.0, 0.25]
+    },
+    "terms right, box of which not all are graders; name functions": {
+        "terms": {"right": graders.numbers, "box": 3}
     },
     "a term that is weighted itself; list its terms in its place": {
         "terms": {"right": graders.numbers, "box": two_terms()}

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 import small
 
 import curax
-from curax import library
+from curax import advantage, aggregate, library
 from curax.config import ConfigError, override
+from curax.step import draw, drivers
 from curax.theory import predict
 
 ROOT = Path(__file__).parents[1]
@@ -60,12 +62,13 @@ def begun(followed):
 
 @pytest.mark.long
 def test_every_block_of_the_page_runs_as_it_stands(followed):
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 7
+    assert int(followed["mine"].step) == 4
     assert followed["config"].steps == 50
     assert int(followed["state"].step) == 3
     assert followed["metrics"]["reward/mean"].shape == (8, 50)
     assert np.argmax(followed["logits"]) == 3
-    assert all(len(block.strip().splitlines()) <= 7 for block in BLOCKS)
+    assert all(len(block.strip().splitlines()) <= 22 for block in BLOCKS)
 
 
 def test_a_run_is_init_and_steps_of_the_same_seed(followed, begun):
@@ -202,3 +205,56 @@ def test_the_block_of_the_readme_runs_too(followed, begun, monkeypatch):
     exec(compile(block, "README.md", "exec"), names)
     assert int(names["state"].step) == small_parts.config.steps
     assert names["metrics"].keys() == followed["metrics"].keys()
+
+
+def test_the_parts_of_a_step_make_the_update_of_the_shipped_one():
+    """One step of a recipe, from its own rollouts, by the functions for other loops."""
+    config = override(
+        small.get_config(),
+        {
+            "warm_start": None,
+            "advantage": advantage.leave_one_out,
+            "aggregate": aggregate.token_mean,
+            "optimizer": partial(optax.sgd, learning_rate=0.1),
+            "update.minibatches": 1,
+        },
+    )
+
+    def even(target, tokens, mask):
+        """A verifier that a random policy satisfies now and then."""
+        return (tokens[:, 0] % 2 == 0).astype(np.float32)
+
+    parts = curax.build(
+        replace(config, task=lambda make=config.task: replace(make(), verify=even))
+    )
+    state = curax.init(parts, seed=3)
+
+    @jax.jit
+    def by_hand(state):
+        drive = drivers.Traced()
+        request = draw.next_request(drive, parts, state)
+        prompts = request.prompts
+        drawn = curax.sample(parts, state, prompts, 4, request.key)
+        outcome = curax.reward.on_device(parts.task, prompts, drawn).reshape(4, 4)
+        credit = advantage.leave_one_out(outcome, outcome >= 0).reshape(-1)
+        policy = {"logp": drawn.logp_behaviour, "context": drawn.context}
+        rows = curax.datum(
+            prompts, drawn.tokens, drawn.mask, advantage=credit, **policy
+        )
+        share = aggregate.token_mean(drawn.mask)
+        loss = curax.loss.clipped_ratio
+        gradient, seen = curax.forward_backward(parts, state, rows, loss, weight=share)
+        logp = curax.compute_logprobs(parts, state, rows)
+        return curax.optim_step(parts, state, gradient), seen, logp, drawn
+
+    got, seen, logp, drawn = by_hand(state)
+    want, metrics = curax.train_step(parts)(state)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, got.params, want.params)
+    close(seen["loss"], metrics["loss/mean"])
+    kept = np.asarray(drawn.mask)
+    close(logp[kept], drawn.logp_behaviour[kept], atol=1e-5)
+    np.testing.assert_array_equal(seen["logp"][kept], logp[kept])
+    moved = jax.tree.map(np.array_equal, got.params, state.params)
+    assert not any(jax.tree.leaves(moved))
+    assert int(got.step) == 1

@@ -44,7 +44,7 @@ from curax.models import transformer
 from curax.runs.run import make_loop
 from curax.step import draw, drivers, learn, loops, states
 from curax.step.build import build
-from curax.step.types import Graded
+from curax.step.types import Graded, Method
 from curax.tasks import chain
 from curax.types import Terms
 
@@ -486,6 +486,30 @@ def test_terms_of_a_reward_follow_their_completions_however_these_are_drawn(how)
         if how in ("whole", "parts"):
             np.testing.assert_allclose(row["term/right"], row["outcome/mean"])
             np.testing.assert_allclose(row["reward/mean"], 1.5 * row["outcome/mean"])
+
+
+def test_terms_that_nobody_would_ask_are_refused():
+    several = replace(TINY, task=partial(of_terms, **TINY.task.keywords))
+
+    def grading():
+        return Method(name="mine", grade=lambda drive, parts, state, drawn: None)
+
+    with pytest.raises(ValueError, match="terms") as caught:
+        build(replace(several, methods=(grading,)))
+    assert str(caught.value) == (
+        "mine grades in place of the verifier, and the terms of graders.weighted would "
+        "not be asked; set methods without it, or task.grader to one of them."
+    )
+
+    def on_device(**options):
+        return replace(of_terms(**options), on_device=True)
+
+    with pytest.raises(ValueError, match="terms") as caught:
+        build(replace(several, task=partial(on_device, **TINY.task.keywords)))
+    assert str(caught.value) == (
+        "the terms of a reward are graded on the host, and this task is verified on "
+        "the device; set on_device of the task to False."
+    )
 
 
 def test_a_missing_outcome_is_neither_right_nor_wrong():

@@ -177,3 +177,18 @@ def test_the_overlong_penalty_is_subtracted_from_any_outcome():
     got = reward.soft_overlong(outcome, length, max_tokens=8, margin=4)
     close(got, [[-0.25, 0], [0.25, -1]])
     assert got.dtype == jnp.float32
+
+
+def test_a_term_that_says_none_is_named_and_not_warned_about(caplog):
+    """As of a grader alone, to which it is an answer."""
+    terms = reward.Terms(weights={}, outcome="right", verify_all=lambda *_: {})
+    given = [
+        reward._outcome(terms, {"right": 1.0, "form": said})
+        for said in (0.5, None, float("nan"), "none", "error: odd")
+    ]
+    assert given == [1.0, *["none: form"] * 3, "error: form: odd"]
+    verdicts = reward.Verdicts(np.full(3, np.nan), dict(enumerate(given[1:4])))
+    verdicts.log()
+    assert not caplog.records
+    assert verdicts.reason == "form gave None or NaN"
+    assert verdicts.missing == {"none": 3}

@@ -149,7 +149,15 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
 
 def _conflicts(method: Method, config: Config, task: Task) -> Iterator[str]:
     """Sentences about fields and a task with which a method cannot run."""
-    return said(method.conflicts(config, task)) if method.conflicts else iter(())
+    if method.grade and task.terms:
+        without = "reflection to None" if config.reflection else "methods without it"
+        yield (
+            f"{method.name} grades in place of the verifier, and the terms of "
+            f"graders.weighted would not be asked; set {without}, or task.grader to "
+            "one of them."
+        )
+    if method.conflicts:
+        yield from said(method.conflicts(config, task))
 
 
 def _lacks(config: Config, task: Task) -> Iterator[str]:
@@ -159,11 +167,10 @@ def _lacks(config: Config, task: Task) -> Iterator[str]:
         yield (
             "warm_start needs traces to imitate and the task has none; set it to None."
         )
-    if config.reflection and task.terms:
+    if task.on_device and task.terms:
         yield (
-            "reflection rewards by log-probs of reference answers, and the terms of "
-            "graders.weighted would not be asked; set reflection to None, or "
-            "task.grader to one of them."
+            "the terms of a reward are graded on the host, and this task is verified "
+            "on the device; set on_device of the task to False."
         )
     if chunks > 1 and task.on_device:
         yield (

@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import inspect
 import logging
-import math
 import re
 import signal
 import threading
@@ -92,20 +91,33 @@ def terms_of(grader: Callable[..., Any]) -> WeightedTerms | None:
         return None
     found = options(grader)
     terms, weights = found.get("terms") or {}, found.get("weights") or {}
-    outcome, names = found.get("outcome") or "", ", ".join(terms) or "none"
-    wrong = None
+    wrong, outcome = None, found.get("outcome") or ""
+    if not (isinstance(terms, Mapping) and isinstance(weights, Mapping)):
+        raise ValueError(
+            "graders.weighted has terms or weights that are no mapping; give both by "
+            "name, {'right': ...}."
+        )
+    names = ", ".join(terms) or "none"
     if {*terms} != {*weights}:
         wrong = f"weights of {', '.join(weights) or 'none'}, and terms {names}; give "
         wrong += "each term one weight"
     elif outcome not in terms:
         wrong = f"outcome={outcome!r} and terms {names}; set it to the name of one"
-    elif not all(map(math.isfinite, weights.values())):
-        wrong = f"weights {dict(weights)}; make them finite"
+    elif not all(map(_is_weight, weights.values())):
+        wrong = f"weights {dict(weights)}; make them finite numbers"
+    elif not all(map(callable, terms.values())):
+        wrong = f"terms {names} of which not all are graders; name functions"
     elif any(unbound(term) is weighted for term in terms.values()):
         wrong = "a term that is weighted itself; list its terms in its place"
     if wrong:
         raise ValueError(f"graders.weighted has {wrong}.")
     return WeightedTerms(terms, weights, outcome)
+
+
+def _is_weight(value: Any) -> bool:
+    """Whether a value is a number that float32 holds."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) < 3e38
 
 
 def outcome_of(grader: Callable[..., Any]) -> Callable[..., Any]:
