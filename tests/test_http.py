@@ -226,7 +226,7 @@ def test_a_server_that_asks_for_more_patience_than_there_is_is_not_asked_again()
 
 
 def hang(handler, body, n):
-    time.sleep(2.0)
+    time.sleep(10.0)
 
 
 def drip(handler, body, n):
@@ -234,7 +234,7 @@ def drip(handler, body, n):
     handler.send_response(200)
     handler.send_header("Content-Length", "100")
     handler.end_headers()
-    for _ in range(20):
+    for _ in range(100):
         handler.wfile.write(b" ")
         time.sleep(0.1)
 
@@ -247,9 +247,9 @@ def test_what_takes_too_long_is_a_timeout_and_the_others_are_graded(slow):
 
     begun = time.monotonic()
     with serve(of_some) as server:
-        grader = partial(graders.http, url=server.url, timeout=0.3)
+        grader = partial(graders.http, url=server.url, timeout=1.5)
         said = graded(grader, numbered(4))
-        assert time.monotonic() - begun < 1.5
+        assert time.monotonic() - begun < 8.0
     assert said == [0.0, "timeout", 1.0, 1.0]
     assert [*server.times.values()] == [1, 1, 1, 1]
 
@@ -265,7 +265,7 @@ def test_a_server_that_never_answers_costs_bounded_time_and_requests(failure):
         grader = partial(graders.http, url=url, timeout=0.3, parallel=4, retries=1)
         begun = time.monotonic()
         said = graded(grader, numbered(500))
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 10.0  # one by one it would be a minute
     assert all(isinstance(verdict, str) for verdict in said)
     assert said.count("error: not asked, as too many requests had failed before") > 480
     assert len(server.bodies) <= http.LEAST + 4
