@@ -128,6 +128,7 @@ LIES = {
     f'{{"outcomes": [1{"0" * 5000}]}}': "error: returned inf, which is not in [0, 1]",
     '{"outcomes": [[1]]}': "error: returned [1.0], which is not a number",
     '{"outcomes": ["crash\\nand burn"]}': "error: crash and burn",
+    '{"outcomes": ["none: of it"]}': "error: none: of it",
 }
 
 

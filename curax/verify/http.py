@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
 TOKEN = "CURAX_HTTP_TOKEN"  # environment variable of the token, unless another is named
-KINDS = {"timeout", "crash", "error", "none"}  # of reasons that have a metric
+KINDS = {"timeout", "crash", "error"}  # of reasons with words of the server
 WAIT = 0.5  # seconds before the first retry, doubled before each further one
 LEAST = 10  # failed attempts of a batch
 LARGEST = 2**22  # bytes of a reply
@@ -316,7 +316,7 @@ def _outcomes(reply: Any, count: int) -> list[Verdict]:
 
 
 def _reason(text: str) -> str:
-    """A reason by a server, with a kind that has a metric."""
+    """The reason that a server gives, with a kind that has a metric."""
     return text if text.partition(":")[0] in KINDS else f"error: {text}"
 
 
