@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "foreign": {"settings", "testbed", "config"} | STAGES,
     "step": BASE | STAGES | {"config", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
-    "library": {"types", "settings", "config", "step", "theory"},
+    "library": {"types", "settings", "config", "hint", "update", "step", "theory"},
     "runs": BASE
     | {"config", "step", "theory", "planning", "models", "tasks", "processes", "hub"}
     | {"verify"},

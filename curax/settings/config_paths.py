@@ -10,6 +10,8 @@ import copy
 import dataclasses
 import difflib
 import functools
+import importlib
+import importlib.util
 import inspect
 import math
 import re
@@ -444,7 +446,9 @@ def functions_for(name: str, place: Place) -> list[str]:
     home = f"curax.{short}"
     if not (_takes_function(place) and home == home_of(name, now)):
         return []
-    return [f"{short}.{key}" for key in _alike(sys.modules.get(home), now)]
+    there = importlib.util.find_spec(home)
+    scope = there and importlib.import_module(home)  # no present function may have it
+    return [f"{short}.{key}" for key in _alike(scope, now)]
 
 
 def _alike(scope: Any, now: Any) -> list[str]:
