@@ -53,6 +53,20 @@ def corrects_sampling(config: Fields) -> bool:
     return rule is not None and not declared(rule, "constant", False)
 
 
+def ratio_per(rule: Function) -> str:
+    """What the ratios are of that a correction of tokens weighs with: token, ..."""
+    inner = declared_option(rule, "weighs")
+    return ratio_per(inner) if inner else declared_option(rule, "per", "token")
+
+
+def needs_old_first(config: Fields) -> bool:
+    """Whether log-probs of the old policy are needed before any pass of an update."""
+    if updates_of(config) > 1:
+        return not config.update.behaviour_as_old
+    rule = config.sampling.off_policy
+    return rule is not None and declared(rule, "of_batch", False)
+
+
 def truncates(config: Fields) -> bool:
     """Whether top_k or top_p truncates the policy's distribution."""
     sizes = config.sampling
