@@ -454,6 +454,12 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `pilot` is set": config["pilot"] is not None and not first,
         "where `top_k` or `top_p` truncates": config["sampling"]["top_p"] < 1
         and not first,
+        "where behaviour is not the policy": (
+            config["sampling"]["off_policy"] is not None
+            or config["update"]["behaviour_as_old"]
+            or config["sampling"]["top_p"] < 1
+        )
+        and not first,
         "where `sampling.off_policy` weighs": config["sampling"]["off_policy"]
         is not None
         and not first,

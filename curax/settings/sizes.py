@@ -67,6 +67,18 @@ def needs_old_first(config: Fields) -> bool:
     return rule is not None and declared(rule, "of_batch", False)
 
 
+def causes(config: Fields) -> tuple[str, ...]:
+    """Why completions are drawn from other than the policy, as metrics name it.
+
+    Empty where a config says that they are not. What is no truncation is of the engine:
+    sampler and trainer compute differently.
+    """
+    cut, sizes = truncates(config), config.sampling
+    if not (cut or sizes.off_policy is not None or config.update.behaviour_as_old):
+        return ()
+    return (*(["truncation"] if cut else []), "engine")
+
+
 def truncates(config: Fields) -> bool:
     """Whether top_k or top_p truncates the policy's distribution."""
     sizes = config.sampling

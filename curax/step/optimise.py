@@ -16,9 +16,10 @@ from curax.arrays import masked, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
 from curax.config import Config
+from curax.monitors import mismatch
 from curax.settings.config_types import present
 from curax.settings.declared import declared
-from curax.settings.sizes import corrects_sampling, declared_option, ratio_per
+from curax.settings.sizes import causes, corrects_sampling, declared_option, ratio_per
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.sft import imitating
@@ -229,11 +230,40 @@ def weight_metrics(
     largest = jnp.max(weights, where=rows.mask, initial=0.0)
     some = metrics.count(tokens > 0)
     return {
-        "sampler/weight_mean": metrics.mean(weights, rows.mask),
-        "sampler/weight_max": (largest, some),
-        "sampler/weight_clipped_fraction": metrics.mean(own != plain, rows.mask),
-        "sampler/weight_masked_fraction": metrics.mean(weights == 0, rows.mask),
-        "sampler/effective_fraction": (size / jnp.maximum(tokens, 1.0), some),
+        "off_policy/weight_mean": metrics.mean(weights, rows.mask),
+        "off_policy/weight_max": (largest, some),
+        "off_policy/weight_effective_fraction": (size / jnp.maximum(tokens, 1.0), some),
+        "off_policy/cut_fraction": metrics.mean(own != plain, rows.mask),
+        "off_policy/dropped_fraction": metrics.mean(weights == 0, rows.mask),
+    }
+
+
+def gap_metrics(
+    config: Config, rows: Batch, logp: jax.Array, first: jax.Array
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """What was drawn from against the policy, in all and by cause, or none.
+
+    Args:
+        config: the recipe; says whether they differ, and why.
+        rows: of an update.
+        logp: `[M, T]` float32, the policy's before this update.
+        first: whether it is the first of the step, which alone is measured.
+    """
+    parts = {
+        "truncation_": (rows.logp_policy, rows.logp_behaviour),
+        "": (logp, rows.logp_behaviour),
+    }
+    known = causes(config)
+    if "truncation" not in known:
+        del parts["truncation_"]
+    parts |= {
+        f"{why}_": (logp, rows.logp_policy) for why in known if why != "truncation"
+    }
+    some = metrics.count(first & jnp.any(rows.mask))
+    return {
+        f"off_policy/{part}{name}": (value * some, some)
+        for part, arrays in (parts if known else {}).items()
+        for name, value in mismatch.gap(*arrays, rows.mask).items()
     }
 
 
@@ -270,6 +300,7 @@ def tally_update(
         },
     )
     tally.means.update(weight_metrics(config, rows))
+    tally.means.update(gap_metrics(config, rows, own.logp, first))
     if rows.logp_ref is not None:
         distance = loss.k3(own.logp, rows.logp_ref)
         tally.means["kl/ref_nats"] = metrics.mean(distance, rows.mask)
