@@ -238,9 +238,3 @@ def test_draws_far_from_the_policy_are_told_with_the_likeliest_cause(cause, far)
     assert sentence.startswith("draws are far from the policy at step 3: off_policy/")
     assert f"by a gap of 0.9 nats per token, {alarms.CAUSES[cause]};" in sentence
     assert set(alarms.SHORT) >= {"off_policy"}
-
-
-def test_of_a_lag_no_drift_is_told():
-    drifting = FINE | {"sampler/drift_nats": 1.0}
-    assert len(said(drifting)) == 1
-    assert said(drifting | {"off_policy/lag_ratio_mean": 1.0}) == []

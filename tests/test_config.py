@@ -433,7 +433,7 @@ WHAT_PASSES = {
     "nothing trains": {"sampling": Sampling(top_p=0.9), "steps": 0},
     "the bias is accepted": {"sampling": Sampling(top_k=9, off_policy=plain)},
     "the ratio is over what is drawn": {
-        "sampling": Sampling(top_k=9),
+        "sampling": Sampling(top_k=9, ahead=1),
         "update": Update(behaviour_as_old=True),
     },
     "one update": {"loss": partial(without_ratio, scale=2.0)},

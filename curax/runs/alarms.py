@@ -14,8 +14,8 @@ FEWEST = 0.5  # share that draws of another policy are worth, and of the ratio's
 CAUSES = {  # of ratios of policy and behaviour, with what to do
     "truncation": "top_k or top_p cuts off too much: raise sampling.top_p or "
     "sampling.top_k",
-    "lag": "completions were drawn too many steps before: lower sampling.ahead, or "
-    "optimizer.learning_rate",
+    "lag": "the policy moves far in one step: lower optimizer.learning_rate, make "
+    "fewer updates of a batch, or set sampling.ahead to 0",
     "engine": "sampler and trainer compute differently: let both have the same "
     "parameters and dtype, and look at sampler/drift_nats",
 }
@@ -95,8 +95,7 @@ class Alarms:
                 "optimizer.learning_rate.",
             )
         drift = _values(row, "sampler/drift_nats")
-        lags = "off_policy/lag_ratio_mean" in row  # a lag is no fault of the model
-        if np.any(drift > self._drift_nats) and not lags:
+        if np.any(drift > self._drift_nats):
             yield (
                 "drift",
                 f"sampler/drift_nats is {np.nanmax(drift):.3g} at step {step}, above "

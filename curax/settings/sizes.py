@@ -70,13 +70,13 @@ def needs_old_first(config: Fields) -> bool:
 def causes(config: Fields) -> tuple[str, ...]:
     """Why completions are drawn from other than the policy, as metrics name it.
 
-    Empty where a config says that they are not. What is no truncation is of the engine:
-    sampler and trainer compute differently.
+    Empty where a config says that they are not. What is no truncation is the lag of a
+    draw that is ahead; else the engine, for sampler and trainer compute differently.
     """
-    cut, sizes = truncates(config), config.sampling
-    if not (cut or sizes.off_policy is not None or config.update.behaviour_as_old):
+    cut, sizes, how = truncates(config), config.sampling, config.update
+    if not (cut or sizes.ahead or sizes.off_policy is not None or how.behaviour_as_old):
         return ()
-    return (*(["truncation"] if cut else []), "engine")
+    return (*(["truncation"] if cut else []), "lag" if sizes.ahead else "engine")
 
 
 def truncates(config: Fields) -> bool:
