@@ -193,7 +193,8 @@ _CALLED = {
     "modulate": "top_entropy_quantile",
     "optimizer.learning_rate": "lr",
     "sampling.off_policy": (
-        "rollout_is rollout_is_threshold sampler_is "
+        "rollout_is rollout_is_batch_normalize rollout_is_threshold rollout_rs "
+        "rollout_rs_threshold sampler_is "
         "vllm_importance_sampling_clip_max "
         "vllm_importance_sampling_correction vllm_importance_sampling_mode"
     ),
@@ -206,6 +207,7 @@ _CALLED = {
     "sampling.attempts": "max_num_gen_batches",
     "sampling.slots": "max_num_seqs",
     "steps": "max_steps num_steps total_steps total_training_steps",
+    "update.behaviour_as_old": "bypass_mode",
     "update.clip_norm": "grad_clip max_grad_norm",
     "update.epochs": "num_epochs num_iterations ppo_epochs",
     "update.micro_batches": "gradient_accumulation_steps",

@@ -106,9 +106,14 @@ class Batch:
     multiplier: jax.Array  # [M, T] float32, modulates the policy term of each token
     logp_behaviour: jax.Array  # [M, T] float32, nats
     logp_policy: jax.Array  # [M, T] float32, nats
-    logp_old: jax.Array | None  # [M, T] float32, nats; None: the policy is still old
+    logp_old: (
+        jax.Array | None
+    )  # [M, T] float32, nats; None: the policy is still old, or
+    # nothing reads what it was
     logp_ref: jax.Array | None  # [M, T] float32, nats; None: no KL to a reference
     imitated: "Imitated | None" = None  # completions to imitate besides; None: none
+    off_policy: jax.Array | None = None  # [M, T] float32, weights of a rule that needs
+    # all rows of an update; None: until there are any
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -213,3 +213,28 @@ def test_logits_that_are_not_finite_are_told():
         assert alarms.Alarms(patience=3, drift_nats=1.0).check(row | fine) == {}
     skipped = row | {"update/nonfinite": 1, "loss/mean": float("nan")}
     assert [*alarms.Alarms(patience=3, drift_nats=1.0).check(skipped)] == ["nonfinite"]
+
+
+NEAR = FINE | {
+    "off_policy/effective_fraction": 0.9,
+    "off_policy/ratio_mean": 1.1,
+    "off_policy/engine_perplexity_gap_nats": 0.01,
+}
+
+
+@pytest.mark.parametrize("cause", alarms.CAUSES)
+@pytest.mark.parametrize(
+    "far",
+    [
+        {"off_policy/effective_fraction": 0.3},
+        {"off_policy/ratio_mean": np.array([1.0, 2.5, np.nan])},
+        {"off_policy/ratio_mean": 0.4},
+    ],
+)
+def test_draws_far_from_the_policy_are_told_with_the_likeliest_cause(cause, far):
+    assert said(NEAR) == []
+    gap = {f"off_policy/{cause}_perplexity_gap_nats": np.array([0.9, -0.9, 0.9])}
+    (sentence,) = said(NEAR | far | gap)
+    assert sentence.startswith("draws are far from the policy at step 3: off_policy/")
+    assert f"by a gap of 0.9 nats per token, {alarms.CAUSES[cause]};" in sentence
+    assert set(alarms.SHORT) >= {"off_policy"}

@@ -271,6 +271,18 @@ UNCORRECTED = (
     "bias, or"
 )
 CONFLICTS = {
+    "update.behaviour_as_old=True puts the ratio of the loss over what was drawn "
+    "from, and sampling.off_policy would weigh by the same once more; set "
+    "sampling.off_policy to None, or update.behaviour_as_old to False.": {
+        "sampling": Sampling(off_policy=plain),
+        "update": Update(behaviour_as_old=True),
+    },
+    "update.behaviour_as_old=True says what the ratio of the loss is over, and "
+    f"{HERE}.without_ratio has none; set update.behaviour_as_old to False, or loss to "
+    "loss.clipped_ratio.": {
+        "loss": partial(without_ratio, scale=2.0),
+        "update": Update(behaviour_as_old=True),
+    },
     "sampling.group_size=8 cannot keep downsample.m=12 completions; "
     "set downsample.m to at most 8.": {"downsample": partial(largest, m=12)},
     "downsample.m=0 must be at least 1; set downsample.m to 1.": {
@@ -420,6 +432,10 @@ WHAT_PASSES = {
     },
     "nothing trains": {"sampling": Sampling(top_p=0.9), "steps": 0},
     "the bias is accepted": {"sampling": Sampling(top_k=9, off_policy=plain)},
+    "the ratio is over what is drawn": {
+        "sampling": Sampling(top_k=9, ahead=1),
+        "update": Update(behaviour_as_old=True),
+    },
     "one update": {"loss": partial(without_ratio, scale=2.0)},
     "all of the pool is seen": {
         "advantage": comparing,

@@ -230,6 +230,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "update.minibatches": (1, "step"),
     "update.micro_batches": (2, "step only"),
     "update.clip_norm": (0.1, "step"),
+    "update.behaviour_as_old": (True, "step"),
     "update.length_buckets": (2, "step"),
     "update.tokens_per_micro_batch": (8, "step"),
     "update.token_chunk": (5, "step"),

@@ -15,8 +15,8 @@ import small
 import tiny
 
 import curax
-from curax import allocate, update, xray
-from curax.config import ConfigError, Update, load
+from curax import allocate, loss, off_policy, update, xray
+from curax.config import ConfigError, Update, load, override
 from curax.step import draw, drivers, learn
 from curax.theory import gradient_stats as stats
 from curax.theory import gradients, law_residual, probe
@@ -179,6 +179,39 @@ def test_a_step_departs_from_the_law_by_what_is_added_to_it():
     for value in each[1:5]:  # norm clipping does not reach this far
         nearly(value, want / length)
     nearly(each[5], want / length / 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"update.behaviour_as_old": True},
+        {"sampling.top_p": 0.9, "update.behaviour_as_old": True},
+        {"sampling.top_p": 0.9, "sampling.off_policy": off_policy.truncated_ratio},
+        {"sampling.top_p": 0.9, "sampling.off_policy": off_policy.self_normalised},
+    ],
+    ids=["bypass", "truncated bypass", "weights", "normalised"],
+)
+def test_what_corrects_a_draw_departs_from_the_law_with_the_loss(changes):
+    """Rows before have plain ratios to the policy at the start of the step."""
+    config = override(
+        replace(parts().config, update=Update(minibatches=2)),
+        changes | {"loss": partial(loss.clipped_ratio, low=1.0, high=np.inf)},
+    )
+    run = replace(parts(), config=config)
+    state = curax.init(run, 1)
+    drawn = driver().call(drawn_with_luck, run, state)
+    plain = override(
+        config,
+        {"update.behaviour_as_old": False, "sampling.off_policy": off_policy.none},
+    )
+    want, found = (
+        driver().call(law_residual.updates, replace(run, config=one), state, drawn)
+        for one in (plain, config)
+    )
+    for one, other in zip(found[:3], want[:3], strict=True):
+        np.testing.assert_array_equal(one["embed"], other["embed"])
+    off = np.abs(np.asarray(found[3]["embed"]) - want[3]["embed"]).max()
+    assert (off > 1e-4) == ("sampling.top_p" in changes), off
 
 
 def drawn_with_luck(run, state):

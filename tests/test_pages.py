@@ -436,6 +436,12 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     grader = grader["function"] if isinstance(grader, dict) else grader
     reads = host and declared(functions.named(grader), "states", None)
     sums = host and declared(functions.named(grader), "other_terms", False)
+    off = (
+        config["sampling"]["off_policy"] is not None
+        or config["update"]["behaviour_as_old"]
+        or config["sampling"]["ahead"]
+        or config["sampling"]["top_p"] < 1
+    )
     return {
         "every row": True,
         "always": not first,
@@ -453,6 +459,10 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `hint.source` is `own_prefix`": own_prefix and not first,
         "where `pilot` is set": config["pilot"] is not None and not first,
         "where `top_k` or `top_p` truncates": config["sampling"]["top_p"] < 1
+        and not first,
+        "where behaviour is not the policy": off and not first,
+        "where behaviour is not the policy, without `sampling.ahead`": off
+        and not config["sampling"]["ahead"]
         and not first,
         "where `sampling.off_policy` weighs": config["sampling"]["off_policy"]
         is not None

@@ -29,8 +29,8 @@ MASK = TOKENS >= 0
 ROW = np.stack([np.zeros(len(TOKENS), int), TOKENS[:, 0] + 1], 1)
 RIGHT = np.isin(np.arange(len(TOKENS)), [0, 2, 5, 8, 9])
 SEQUENCE = [
-    partial(off_policy.truncated_ratio, sequence=True),
-    partial(off_policy.masked_ratio, sequence=True),
+    partial(off_policy.truncated_ratio, per="sequence"),
+    partial(off_policy.masked_ratio, per="sequence"),
 ]
 BY_TOKEN = [off_policy.truncated_ratio, off_policy.masked_ratio, off_policy.icepop]
 N = 3  # completions of a group

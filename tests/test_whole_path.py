@@ -26,6 +26,7 @@ from curax import (
     aggregate,
     allocate,
     downsample,
+    loss,
     modulate,
     off_policy,
     reward,
@@ -188,7 +189,8 @@ class Rows:
 class Path:
     """A recipe from its outcomes to its parameters, compiled once."""
 
-    def __init__(self, recipe, **changes):
+    def __init__(self, recipe, *, lag=0.0, **changes):
+        self.sampler = np.float32(LOGITS + lag)  # logits of what draws
         self.config = tabular(recipe, **changes)
         self.parts = build(self.config)
         self.state = start(self.parts)
@@ -201,7 +203,7 @@ class Path:
     def step(self, ids, explored, rows):
         parts, state = self.parts, self.state
         prompts = parts.task.prompts(ids)
-        logits = jnp.asarray(LOGITS)[ids][rows["prompt"]]
+        logits = jnp.asarray(self.sampler)[ids][rows["prompt"]]
         logp = jax.nn.log_softmax(logits)
         own = jnp.take_along_axis(logp, rows["tokens"][:, None], -1)
         sizes = self.config.sampling
@@ -249,7 +251,7 @@ class Path:
             "history": drawn.known.pass_rate,
             "trained": taken,
             "updates": values["update/count"],
-            "metrics": {k: v for k, v in values.items() if k.startswith("sampler/w")},
+            "metrics": {k: v for k, v in values.items() if k.startswith("off_policy/")},
         }
 
     def __call__(self, rows, ids=None, explored=None):
@@ -274,10 +276,11 @@ class Path:
         return np.array([even + unequal, even - unequal] * (len(self.ids) // 2))
 
     def drawn_from(self):
-        """`[PROMPTS, ACTIONS]`, mu: the policy, less what top-k cuts off."""
+        """`[PROMPTS, ACTIONS]`, mu: the sampler's, less what top-k cuts off."""
         k = self.config.sampling.top_k or ACTIONS
-        kept = np.sort(LOGITS, -1)[:, [-k]] <= LOGITS
-        return POLICY * kept / (POLICY * kept).sum(-1, keepdims=True)
+        kept = np.sort(self.sampler, -1)[:, [-k]] <= self.sampler
+        mu = np.exp(np.float64(self.sampler)) * kept
+        return mu / mu.sum(-1, keepdims=True)
 
     def listed(self):
         """All draws: the rows, and the chance `[S]` of each."""
@@ -487,9 +490,132 @@ def test_of_truncated_draws_weights_give_the_part_that_is_inside(estimate):
         want = (plus / p - minus / (1 - p)) * of_right + minus / (1 - p) * of_kept
         close(mean[i], want, rtol=1e-5, atol=1e-6)
     mass = np.where(mu > 0, POLICY, 0).sum(-1)[own.ids[rows.prompt]]
-    close(found.metrics["sampler/weight_mean"], mass.mean(-1), rtol=1e-5)
-    close(found.metrics["sampler/weight_max"], mass.max(-1), rtol=1e-5)
-    assert not found.metrics["sampler/weight_clipped_fraction"].any()
+    close(found.metrics["off_policy/weight_mean"], mass.mean(-1), rtol=1e-5)
+    close(found.metrics["off_policy/weight_max"], mass.max(-1), rtol=1e-5)
+    assert not found.metrics["off_policy/cut_fraction"].any()
+
+
+LAG = np.random.default_rng(11).normal(size=LOGITS.shape)  # of the sampler's logits
+
+
+def lagging(rule, *, bypass=False, **changes):
+    """Steps of a recipe whose sampler lags: path, rows, their chances, what became."""
+    update = Update(clip_norm=np.inf, behaviour_as_old=bypass)
+    sampling = replace(tabular("rloo").sampling, off_policy=rule)
+    own = Path("rloo", lag=LAG, sampling=sampling, update=update, **changes)
+    own.ids = np.array([0, 2], np.int32)
+    rows, chance = own.listed()
+    return own, rows, chance, own(rows)
+
+
+def pulled(own, rows, found, factor):
+    """`[S, B, A]`: sum over rows of factor `[S, M]` times credit times score."""
+    used, credit, which = (found.trained[k] for k in ("used", "credit", "row"))
+    prompt, token = (
+        np.take_along_axis(np.asarray(x), which, -1) for x in (rows.prompt, rows.tokens)
+    )
+    score = np.eye(ACTIONS)[token] - POLICY[own.ids[prompt]]
+    at = np.eye(PROMPTS)[own.ids[prompt]]
+    weight = np.where(used, factor(own.ids[prompt], token) * np.float64(credit), 0)
+    return np.einsum("sm,smp,sma->spa", weight, at, score) / own.parts.train_rows
+
+
+@pytest.mark.parametrize("estimate", [advantage.raw, advantage.leave_one_out])
+def test_of_lagging_draws_ratios_give_the_gradient_of_the_policy(estimate):
+    """Lag: w(p) grad p of the policy, p the pass rate of what drew; and what is told.
+
+    With one token, sequences and tokens are the same.
+    """
+    own, rows, chance, found = lagging(off_policy.ratio, advantage=estimate)
+    mean, mu = (
+        np.einsum("s,spa->pa", chance, np.float64(found.change)),
+        own.drawn_from(),
+    )
+    shape = found.credit.shape[1:]
+    right = gridded(rows, RIGHT[own.ids[rows.prompt], rows.tokens], shape, False)
+    c = np.float64(found.credit) / own.parts.train_rows
+    for b, i in enumerate(own.ids):
+        p = (mu[i] * RIGHT[i]).sum()
+        assert abs(p - RATES[i]) > 0.05
+        plus, minus = (
+            chance @ (c[:, b] * side).sum(-1) for side in (right[:, b], ~right[:, b])
+        )
+        close(mean[i], (plus / p - minus / (1 - p)) * GRAD_P[i], rtol=1e-5, atol=1e-6)
+    told = {name.removeprefix("off_policy/"): v for name, v in found.metrics.items()}
+    close(chance @ told["ratio_mean"], 1, rtol=1e-5)
+    square = ((POLICY - mu) ** 2 / mu).sum(-1)[own.ids]
+    close(chance @ told["chi_square"], square.mean(), rtol=1e-4)
+    gap = (mu * np.log(mu / POLICY)).sum(-1)[own.ids]
+    close(chance @ told["perplexity_gap_nats"], gap.mean(), rtol=1e-4)
+    for name in ("ratio_mean", "ratio_max", "effective_fraction", "chi_square"):
+        np.testing.assert_array_equal(told[f"engine_{name}"], told[name])
+    assert not any("truncation" in name for name in told)
+    close(told["weight_effective_fraction"], told["effective_fraction"], rtol=1e-5)
+    assert not told["cut_fraction"].any()
+
+
+def test_of_lagging_and_truncated_draws_both_causes_are_told_apart():
+    """Lag: log pi - log mu is what truncation does and what is left."""
+    cut = replace(tabular("rloo").sampling, top_k=2, off_policy=off_policy.ratio)
+    own = Path("rloo", lag=LAG, sampling=cut)
+    rows, chance = own.listed()
+    possible = chance > 0
+    rows = rows.taken(possible)
+    told, mu = own(rows).metrics, own.drawn_from()
+    whole = np.exp(np.float64(own.sampler))
+    whole /= whole.sum(-1, keepdims=True)
+    i = own.ids[rows.prompt], rows.tokens
+    for cause, rho in (
+        ("", POLICY[i] / mu[i]),
+        ("truncation_", whole[i] / mu[i]),
+        ("engine_", POLICY[i] / whole[i]),
+    ):
+        close(told[f"off_policy/{cause}ratio_mean"], rho.mean(-1), rtol=1e-4)
+        close(told[f"off_policy/{cause}ratio_max"], rho.max(-1), rtol=1e-4)
+        gap = -np.log(rho).mean(-1)
+        close(told[f"off_policy/{cause}perplexity_gap_nats"], gap, rtol=1e-3, atol=1e-5)
+
+
+def test_normalised_weights_are_those_of_all_rows_of_an_update():
+    """Lag: w / mean w over the rows that train, in however many micro-batches."""
+    rule = partial(off_policy.self_normalised, weigh=off_policy.ratio)
+    own, rows, _, found = lagging(rule)
+    mu = own.drawn_from()
+
+    def factor(prompt, token):
+        rho = POLICY[prompt, token] / mu[prompt, token]
+        used = found.trained["used"]
+        return rho / np.mean(rho, -1, where=used, keepdims=True)
+
+    assert found.trained["used"].all()
+    close(found.change, pulled(own, rows, found, factor), rtol=1e-4, atol=1e-6)
+    close(found.metrics["off_policy/weight_mean"], 1, rtol=1e-5)
+    assert not found.metrics["off_policy/cut_fraction"].any()
+    own.config = override(own.config, {"update.micro_batches": 2})
+    own.parts = build(own.config)
+    own.compiled = jax.jit(jax.vmap(own.step, in_axes=(None, None, 0)))
+    close(own(rows).change, found.change, rtol=1e-4, atol=1e-6)
+
+
+def test_bypass_clips_the_ratio_over_what_was_drawn_from():
+    """Decoupled: in the first update already, where decoupled clipping never binds."""
+    own, rows, _, found = lagging(
+        None, bypass=True, loss=partial(loss.clipped_ratio, low=0.2, high=0.3)
+    )
+    mu = own.drawn_from()
+
+    def factor(prompt, token):
+        rho = POLICY[prompt, token] / mu[prompt, token]
+        credit = found.trained["credit"]
+        silent = np.where(credit > 0, rho > 1.3, rho < 0.8)
+        return np.where(silent, 0, rho)
+
+    want = pulled(own, rows, found, factor)
+    close(found.change, want, rtol=1e-4, atol=1e-6)
+    plain = pulled(own, rows, found, lambda i, a: POLICY[i, a] / mu[i, a])
+    assert np.abs(plain - want).max() > 0.01
+    assert {"off_policy/engine_ratio_max"} <= {*found.metrics}
+    assert "off_policy/weight_mean" not in found.metrics
 
 
 # ----- what an allocation may change, and what may change it

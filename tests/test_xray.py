@@ -459,14 +459,32 @@ def test_what_is_left_uncounted_is_noted():
     for part in ("top_p", "entropy bonus", "first of 2 updates", "moves by 2 w"):
         assert part in notes
     assert remarks.assumptions(replace(PLAIN, update=Update()), seen) == []
-    whole = partial(off_policy.masked_ratio, sequence=True)
+    whole = partial(off_policy.masked_ratio, per="sequence")
+    root = partial(off_policy.ratio, per="geometric")
+    normal = partial(
+        off_policy.self_normalised, weigh=partial(off_policy.rejected, weigh=whole)
+    )
     for rule, says in (
         (off_policy.none, "nothing corrects that: w multiplies the gradient of the "),
         (off_policy.icepop, "off_policy.icepop weighs one token at a time"),
         (whole, "off_policy.masked_ratio weighs whole completions, so p is the pass "),
+        (root, "weighs whole completions by a mean over their tokens, which is their "),
+        (normal, "self_normalised weighs whole completions, so p is the pass rate"),
+        (
+            normal,
+            "self_normalised divides weights by their mean in an update: this is ",
+        ),
+        (normal, "off_policy.rejected drops what is outside its band, which is "),
     ):
         weighed = override(config, {"sampling.off_policy": rule})
         assert says in " ".join(remarks.assumptions(weighed, seen))
+
+    over = override(
+        config,
+        {"sampling.off_policy": None, "update.behaviour_as_old": True},
+    )
+    notes = " ".join(remarks.assumptions(over, seen))
+    assert "the ratio of loss.clipped_ratio is over what is drawn" in notes
 
     def halved(tokens):
         return jnp.where(tokens.mask, 0.5, 0.0)

@@ -10,12 +10,22 @@ from curax.verify import graders
 Row = dict[str, Any]
 
 FORMATS, THOUGHT = 0.5, 0.1  # share of a metric's first value that raises an alarm
+FEWEST = 0.5  # share that draws of another policy are worth, and of the ratio's mean
+CAUSES = {  # of ratios of policy and behaviour, with what to do
+    "truncation": "top_k or top_p cuts off too much: raise sampling.top_p or "
+    "sampling.top_k",
+    "lag": "the policy moves far in one step: lower optimizer.learning_rate, make "
+    "fewer updates of a batch, or set sampling.ahead to 0",
+    "engine": "sampler and trainer compute differently: let both have the same "
+    "parameters and dtype, and look at sampler/drift_nats",
+}
 SILENT = 0.5  # share of held-out completions without an answer that raises one
 SURPRISE, STREAK = 4.0, 10  # standard deviations, and steps in a row beyond them
 SHORT = {  # words for the summary line, by kind; these kinds go into alarms.jsonl
     "nonfinite": "updates that were not finite",
     "collapse": "nothing left to learn from",
     "drift": "ratios off 1 before any update",
+    "off_policy": "draws far from the policy",
     "formats": "completions of fewer forms",
     "thought": "thoughts that shrank",
     "surprise": "dead groups far from the forecast",
@@ -94,6 +104,8 @@ class Alarms:
                 "looks at more than the tokens before (padding, cache, dropout), or "
                 "the bound logging.drift_nats is too low for its dtype.",
             )
+        if text := far_off(row):
+            yield "off_policy", text
         yield from self._fallen(
             row,
             "format/effective_number",
@@ -175,6 +187,33 @@ def silence(row: Row) -> str:
     return (
         f"{share:.0%} of the held-out completions at step {row['step']} "
         f"{graders.SILENT}."
+    )
+
+
+def far_off(row: Row) -> str:
+    """Sentence on draws far from the policy, with the likeliest cause; else empty.
+
+    They are where they are worth less than half as many of the policy's own, or where
+    the mean ratio is off 1 by more than a factor of two. Of the causes that the row
+    knows the one with the largest gap of perplexities is named.
+    """
+    name = "off_policy/{}_perplexity_gap_nats".format
+    known = [cause for cause in CAUSES if name(cause) in row]
+    worth, mean, *gaps = np.broadcast_arrays(
+        _values(row, "off_policy/effective_fraction", 1.0),
+        _values(row, "off_policy/ratio_mean", 1.0),
+        *(np.abs(_values(row, name(cause))) for cause in known),
+    )
+    off = (worth < FEWEST) | (mean < FEWEST) | (mean > 1 / FEWEST)
+    if not np.any(off):
+        return ""
+    seed = int(np.argmax(off))
+    gap, why = max((gap[seed], cause) for gap, cause in zip(gaps, known, strict=True))
+    return (
+        f"draws are far from the policy at step {row['step']}: off_policy/"
+        f"effective_fraction is {worth[seed]:.3g} and off_policy/ratio_mean "
+        f"{mean[seed]:.3g}; likeliest, by a gap of {gap:.3g} nats per token, "
+        f"{CAUSES[why]}; what sampling.off_policy cuts is in off_policy/cut_fraction."
     )
 
 

@@ -140,9 +140,11 @@ def _biases(config: Fields) -> Table:
     keeps_all = type(sizes.top_k) is int and not sizes.top_k
     name, whole = ("top_p", 1.0) if keeps_all else ("top_k", 0)
     several = update.epochs != 1 or update.minibatches != 1
+    has_ratio = declared(config.loss, "has_ratio", True)
+    uncorrected = sizes.off_policy is None and not update.behaviour_as_old
     return [
         (
-            config.steps and truncates(config) and sizes.off_policy is None,
+            config.steps and truncates(config) and uncorrected,
             f"sampling.{name}={getattr(sizes, name)} draws from another distribution "
             "than the policy that trains, and nothing corrects that bias; set "
             "sampling.off_policy=off_policy.truncated_ratio (TIS), "
@@ -151,7 +153,7 @@ def _biases(config: Fields) -> Table:
             f"sampling.{name}={whole}.",
         ),
         (
-            config.steps and sizes.ahead and sizes.off_policy is None,
+            config.steps and sizes.ahead and uncorrected,
             f"sampling.ahead={sizes.ahead} draws from the policy of a step before, and "
             "nothing corrects that bias; set "
             "sampling.off_policy=off_policy.truncated_ratio (TIS) or another function "
@@ -159,7 +161,19 @@ def _biases(config: Fields) -> Table:
             "sampling.ahead=0.",
         ),
         (
-            several and not declared(config.loss, "has_ratio", True),
+            update.behaviour_as_old and sizes.off_policy is not None,
+            "update.behaviour_as_old=True puts the ratio of the loss over what was "
+            "drawn from, and sampling.off_policy would weigh by the same once more; "
+            "set sampling.off_policy to None, or update.behaviour_as_old to False.",
+        ),
+        (
+            update.behaviour_as_old and not has_ratio,
+            "update.behaviour_as_old=True says what the ratio of the loss is over, and "
+            f"{Place(config.loss).owner('loss')} has none; set update.behaviour_as_old "
+            "to False, or loss to loss.clipped_ratio.",
+        ),
+        (
+            several and not has_ratio,
             f"update.epochs={update.epochs} times update.minibatches="
             f"{update.minibatches} are {updates_of(config)} updates per batch, and "
             f"{Place(config.loss).owner('loss')} has no ratio that corrects those "

@@ -5,7 +5,9 @@
     least_group     smallest group with a gradient; or the name of the option that
                     sets it
     constant        a multiplier, or a correction of tokens, is 1 for every token
-    of_sequence     the option of a correction of tokens that makes it weigh completions
+    per             the option of a correction of tokens that is what a ratio is of
+    weighs          its option that is the correction whose weights it changes
+    of_batch        its weights depend on all rows of an update
     trains_prompt   a credit of hinted groups trains the prompt without its hint, by
                     the coefficient that they had under it
     method          the function among `methods` of the config whose method keeps what

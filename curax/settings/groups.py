@@ -154,6 +154,8 @@ class Update:
     tokens_per_micro_batch: Natural = 0  # tokens that each shard of the rows scores at
     # a time, in the warm start too; micro-batches follow, packed on CPUs and TPUs, and
     # on GPUs in float32. 0: micro_batches says it
+    behaviour_as_old: bool = False  # the ratio of the loss is over what was drawn from
+    # (bypass); False: over the policy at the start of the step
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
     length_buckets: Count = 1  # lengths T, T/2, ... that micro-batches are cut to
     token_chunk: Natural = 0  # tokens whose logits exist at a time, on each shard of

@@ -53,6 +53,32 @@ def corrects_sampling(config: Fields) -> bool:
     return rule is not None and not declared(rule, "constant", False)
 
 
+def ratio_per(rule: Function) -> str:
+    """What the ratios are of that a correction of tokens weighs with: token, ..."""
+    inner = declared_option(rule, "weighs")
+    return ratio_per(inner) if inner else declared_option(rule, "per", "token")
+
+
+def needs_old_first(config: Fields) -> bool:
+    """Whether log-probs of the old policy are needed before any pass of an update."""
+    if updates_of(config) > 1:
+        return not config.update.behaviour_as_old
+    rule = config.sampling.off_policy
+    return rule is not None and declared(rule, "of_batch", False)
+
+
+def causes(config: Fields) -> tuple[str, ...]:
+    """Why completions are drawn from other than the policy, as metrics name it.
+
+    Empty where a config says that they are not. What is no truncation is the lag of a
+    draw that is ahead; else the engine, for sampler and trainer compute differently.
+    """
+    cut, sizes, how = truncates(config), config.sampling, config.update
+    if not (cut or sizes.ahead or sizes.off_policy is not None or how.behaviour_as_old):
+        return ()
+    return (*(["truncation"] if cut else []), "lag" if sizes.ahead else "engine")
+
+
 def truncates(config: Fields) -> bool:
     """Whether top_k or top_p truncates the policy's distribution."""
     sizes = config.sampling

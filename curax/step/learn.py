@@ -20,6 +20,7 @@ from curax.arrays import grids, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.config import Config
 from curax.settings.declared import RIGHT, declared
+from curax.settings.sizes import needs_old_first
 from curax.step import ahead, stages
 from curax.step.draw import in_turn, policy
 from curax.step.drivers import Traced
@@ -195,7 +196,6 @@ def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
             model, params, drawn.contexts, tokens, mask, context, settings(cfg)
         )
 
-    several = cfg.update.epochs * cfg.update.minibatches > 1
     return Batch(
         tokens=tokens,
         mask=mask,
@@ -204,7 +204,7 @@ def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
         multiplier=jnp.ones(mask.shape, jnp.float32),  # until an update modulates
         logp_behaviour=rollouts.logp_behaviour[rows.row],
         logp_policy=rollouts.logp_policy[rows.row],
-        logp_old=logprobs(state.params) if several else None,
+        logp_old=logprobs(state.params) if needs_old_first(cfg) else None,
         logp_ref=logprobs(state.reference) if cfg.kl else None,
         imitated=trains.imitated,
     )

@@ -16,9 +16,10 @@ from curax.arrays import masked, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
 from curax.config import Config
+from curax.monitors import mismatch
 from curax.settings.config_types import present
 from curax.settings.declared import declared
-from curax.settings.sizes import corrects_sampling, declared_option
+from curax.settings.sizes import causes, corrects_sampling, declared_option, ratio_per
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.sft import imitating
@@ -56,17 +57,24 @@ def token_loss(config: Config) -> update.TokenLoss:
 
 def policy_loss(config: Config, logp: jax.Array, rows: Batch) -> jax.Array:
     """`[M, T]` float32, policy term of the loss of each token."""
-    arrays = logp, rows.logp_old, rows.credit, rows.mask
+    arrays = logp, ratio_base(config, rows), rows.credit, rows.mask
     return stages.called(config, "loss", *arrays)
+
+
+def ratio_base(config: Config, rows: Batch) -> jax.Array:
+    """`[M, T]` float32, log-probs that the ratio of the loss is over."""
+    bypass = config.update.behaviour_as_old
+    return rows.logp_behaviour if bypass else present(rows.logp_old)
 
 
 def ratio_weights(config: Config, rows: Batch) -> jax.Array | None:
     """`[M, T]` float32, old policy over behaviour, by `sampling.off_policy`.
 
-    None where all are 1.
+    None where all are 1. Those of a rule that needs all rows of an update are in the
+    rows from the beginning of it.
     """
-    if not corrects_sampling(config):
-        return None
+    if not corrects_sampling(config) or rows.off_policy is not None:
+        return rows.off_policy
     arrays = present(rows.logp_old), rows.logp_behaviour, rows.mask
     return stages.called(config, "sampling.off_policy", *arrays)
 
@@ -89,6 +97,7 @@ def optimise(
         epochs = jax.random.split(key, how.epochs)
         order = jax.vmap(jax.random.permutation)(epochs, order)
     order = order.reshape(how.epochs * how.minibatches, -1)
+    of_batch = declared(cfg.sampling.off_policy, "of_batch", False)
 
     def one(carry, item):
         params, opt_state = carry
@@ -98,6 +107,8 @@ def optimise(
             tokens = tokens_of(parts, state, params, contexts, part, number == 0)
             multiplier = stages.called(cfg, "modulate", tokens)
             part = dataclasses.replace(part, multiplier=multiplier)
+        if of_batch:
+            part = dataclasses.replace(part, off_policy=ratio_weights(cfg, part))
         value, grads, own = update.gradient(
             policy(parts, state),
             params,
@@ -142,12 +153,12 @@ def tokens_of(
         rows.context,
         settings(parts.config),
     )
-    logp_old = present(update.with_old(rows, seen.logp, first).logp_old)
+    rows = update.with_old(rows, seen.logp, first)
     return Tokens(
         mask=rows.mask,
         credit=rows.credit,
         logp=seen.logp,
-        logp_old=logp_old,
+        logp_old=ratio_base(parts.config, rows),
         entropy=seen.entropy,
         score_sq_norm=seen.score_sq_norm,
         entropy_logp_cov=seen.entropy_logp_cov,
@@ -204,9 +215,13 @@ def weight_metrics(
     weights = ratio_weights(config, rows)
     if weights is None:
         return {}
-    rule, logp_old = present(config.sampling.off_policy), present(rows.logp_old)
-    whole = bool(declared_option(rule, "of_sequence", False))
-    plain = off_policy.ratio(logp_old, rows.logp_behaviour, rows.mask, sequence=whole)
+    rule: Any = present(config.sampling.off_policy)
+    arrays = present(rows.logp_old), rows.logp_behaviour, rows.mask
+    plain = off_policy.ratio(*arrays, per=ratio_per(rule))
+    # Divided by their mean all of them would differ from their ratios.
+    own = weights
+    if declared(rule, "of_batch", False):
+        own = declared_option(rule, "weighs")(*arrays)
     total, square, tokens = (
         masked.total(values, rows.mask, axis=None)
         for values in (weights, weights**2, rows.mask)
@@ -215,11 +230,40 @@ def weight_metrics(
     largest = jnp.max(weights, where=rows.mask, initial=0.0)
     some = metrics.count(tokens > 0)
     return {
-        "sampler/weight_mean": metrics.mean(weights, rows.mask),
-        "sampler/weight_max": (largest, some),
-        "sampler/weight_clipped_fraction": metrics.mean(weights != plain, rows.mask),
-        "sampler/weight_masked_fraction": metrics.mean(weights == 0, rows.mask),
-        "sampler/effective_fraction": (size / jnp.maximum(tokens, 1.0), some),
+        "off_policy/weight_mean": metrics.mean(weights, rows.mask),
+        "off_policy/weight_max": (largest, some),
+        "off_policy/weight_effective_fraction": (size / jnp.maximum(tokens, 1.0), some),
+        "off_policy/cut_fraction": metrics.mean(own != plain, rows.mask),
+        "off_policy/dropped_fraction": metrics.mean(weights == 0, rows.mask),
+    }
+
+
+def gap_metrics(
+    config: Config, rows: Batch, logp: jax.Array, first: jax.Array
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """What was drawn from against the policy, in all and by cause, or none.
+
+    Args:
+        config: the recipe; says whether they differ, and why.
+        rows: of an update.
+        logp: `[M, T]` float32, the policy's before this update.
+        first: whether it is the first of the step, which alone is measured.
+    """
+    parts = {
+        "truncation_": (rows.logp_policy, rows.logp_behaviour),
+        "": (logp, rows.logp_behaviour),
+    }
+    known = causes(config)
+    if "truncation" not in known:
+        del parts["truncation_"]
+    parts |= {
+        f"{why}_": (logp, rows.logp_policy) for why in known if why != "truncation"
+    }
+    some = metrics.count(first & jnp.any(rows.mask))
+    return {
+        f"off_policy/{part}{name}": (value * some, some)
+        for part, arrays in (parts if known else {}).items()
+        for name, value in mismatch.gap(*arrays, rows.mask).items()
     }
 
 
@@ -256,6 +300,7 @@ def tally_update(
         },
     )
     tally.means.update(weight_metrics(config, rows))
+    tally.means.update(gap_metrics(config, rows, own.logp, first))
     if rows.logp_ref is not None:
         distance = loss.k3(own.logp, rows.logp_ref)
         tally.means["kl/ref_nats"] = metrics.mean(distance, rows.mask)

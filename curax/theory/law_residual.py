@@ -29,9 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from curax import aggregate, loss, modulate
+from curax import aggregate, loss, modulate, off_policy
 from curax.config import Config, ConfigError
 from curax.settings import errors
+from curax.settings.sizes import truncates
 from curax.step import draw, drivers
 from curax.step.learn import prepared
 from curax.step.optimise import optimise
@@ -84,21 +85,37 @@ def variants(config: Config) -> list[Config]:
     """Variants of a recipe that add, one by one, what departs from the law."""
     summed: Any = partial(aggregate.constant_length, length=1)
     plain: Any = partial(loss.clipped_ratio, low=1.0, high=jnp.inf)
-    once = dataclasses.replace(config.update, minibatches=1, epochs=1)
-    sampling = dataclasses.replace(config.sampling, off_policy=None)
+    over_old = ratio_over_old(config).update
+    once = dataclasses.replace(over_old, minibatches=1, epochs=1)
+    # Without weights, which of truncated draws must be said.
+    rule = off_policy.none if truncates(config) else None
+    sampling = dataclasses.replace(config.sampling, off_policy=rule)
     several = dataclasses.replace(
-        config, kl=None, entropy_bonus=0.0, loss=plain, sampling=sampling
+        config,
+        **{"kl": None, "entropy_bonus": 0.0, "loss": plain},
+        **{"sampling": sampling, "update": over_old},
     )
     tokens = dataclasses.replace(several, loss=loss.reinforce, update=once)
     credits = dataclasses.replace(tokens, aggregate=summed, modulate=modulate.none)
     return [credits, tokens, several, config]
 
 
+def ratio_over_old(config: Config) -> Config:
+    """The recipe whose ratio is over the policy at the start of the step."""
+    how = dataclasses.replace(config.update, behaviour_as_old=False)
+    sampling = config.sampling
+    if config.update.behaviour_as_old:
+        sampling = dataclasses.replace(sampling, off_policy=off_policy.none)
+    return dataclasses.replace(config, update=how, sampling=sampling)
+
+
 def updates(
     parts: Components, state: TrainState, drawn: StepRollouts
 ) -> list[dict[str, Any]]:
     """Updates after each of STAGES but the law, in their order: trees like params."""
-    ready = prepared(parts, state, drawn)
+    # With log-probs of the old policy, which a ratio over others does without.
+    over_old = dataclasses.replace(parts, config=ratio_over_old(parts.config))
+    ready = prepared(over_old, state, drawn)
 
     def made(config: Config) -> tuple[Any, Any, Any]:
         """Parameters, and minus the mean gradient before and after norm clipping."""

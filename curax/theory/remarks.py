@@ -14,6 +14,7 @@ from curax.settings.sizes import (
     corrects_sampling,
     declared_option,
     least_group,
+    ratio_per,
     truncates,
     updates_of,
 )
@@ -161,7 +162,9 @@ def _on_the_sampler(config: Config) -> list[str]:
 
     Nothing on weights alone: sampler and trainer are taken to agree.
     """
-    return [*_on_truncation(config), *_on_a_lag(config)]
+    found = [*_on_truncation(config), *_on_a_lag(config)]
+    weighs = found and corrects_sampling(config)
+    return found + (_on_weights(config.sampling.off_policy) if weighs else [])
 
 
 def _on_a_lag(config: Config) -> list[str]:
@@ -169,15 +172,22 @@ def _on_a_lag(config: Config) -> list[str]:
     if not config.sampling.ahead:
         return []
     drawn = "Completions are drawn one update before they train"
+    if config.update.behaviour_as_old:
+        return [
+            f"{drawn}, and the ratio of {_called(config.loss)} is over the policy that "
+            "drew (update.behaviour_as_old): w is exact for completions of one token, "
+            "at the pass rate p of that policy, where its clip does not bind."
+        ]
     if not corrects_sampling(config):
         return [
             f"{drawn}, and nothing corrects that: w is that of a policy that moves "
             "little in one update. sampler/drift_nats tells how far it moved."
         ]
     rule = present(config.sampling.off_policy)
-    if not declared_option(rule, "of_sequence", False):
+    if (per := ratio_per(rule)) != "sequence":
+        how = "one token at a time" if per == "token" else "by means over tokens"
         return [
-            f"{drawn}, and {_called(rule)} weighs one token at a time: w is exact for "
+            f"{drawn}, and {_called(rule)} weighs {how}: w is exact for "
             "completions of one token, at the pass rate p of the policy that drew; of "
             "longer ones the beginnings stay those of that policy."
         ]
@@ -193,6 +203,14 @@ def _on_truncation(config: Config) -> list[str]:
     if not truncates(config):
         return []
     cut = "top_k or top_p cuts off what the policy may say"
+    if config.update.behaviour_as_old:
+        return [
+            f"{cut}, and the ratio of {_called(config.loss)} is over what is drawn "
+            "(update.behaviour_as_old), within its clip: prefixes and what follows "
+            "stay those of what is drawn, and tokens where more is cut off than the "
+            "clip allows do not learn to be less likely. No w(p) describes what is "
+            "optimised."
+        ]
     if not corrects_sampling(config):
         return [
             f"{cut}, and nothing corrects that: w multiplies the gradient of the pass "
@@ -203,18 +221,46 @@ def _on_truncation(config: Config) -> list[str]:
         ]
     rule = present(config.sampling.off_policy)
     called = _called(rule)
-    if not declared_option(rule, "of_sequence", False):
-        return [
-            f"{cut}, and {called} weighs one token at a time: prefixes and what "
+    return [f"{cut}, and {_on_ratios(called, ratio_per(rule))}"]
+
+
+def _on_ratios(called: str, per: str) -> str:
+    """Phrase on what is optimised with the ratios of truncation that a rule takes."""
+    if per == "token":
+        return (
+            f"{called} weighs one token at a time: prefixes and what "
             "follows stay those of what is drawn. This holds for completions of one "
             "token; of longer ones no w(p) describes what is optimised."
-        ]
-    return [
-        f"{cut}, and {called} weighs whole completions, so p is the pass rate of what "
-        "is drawn, and w multiplies the gradient of the probability to be right and "
-        "not cut off; E[C-] / (1 - p), wrong over 1 - p in xray.json, multiplies that "
-        "of not being cut off, which comes on top. What is cut off has no part."
-    ]
+        )
+    if per == "sequence":
+        return (
+            f"{called} weighs whole completions, so p is the pass rate of what is "
+            "drawn, and w multiplies the gradient of the probability to be right and "
+            "not cut off; E[C-] / (1 - p), wrong over 1 - p in xray.json, multiplies "
+            "that of not being cut off, which comes on top. What is cut off has no "
+            "part."
+        )
+    return (
+        f"{called} weighs whole completions by a mean over their tokens, which is "
+        "their ratio for those of one token alone; of longer ones no w(p) describes "
+        "what is optimised."
+    )
+
+
+def _on_weights(rule: Any) -> list[str]:
+    """Sentences on what a rule does to weights that are another rule's."""
+    found = []
+    while (inner := declared_option(rule, "weighs")) is not None:
+        called = _called(rule)
+        found.append(
+            f"{called} divides weights by their mean in an update: this is up to a "
+            "common factor."
+            if declared(rule, "of_batch", False)
+            else f"{called} drops what is outside its band, which is counted as if it "
+            "were inside."
+        )
+        rule = inner
+    return found
 
 
 def _on_the_update(config: Config) -> list[str]:
