@@ -3,6 +3,8 @@
 import threading
 from dataclasses import replace
 from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ from test_loops import STEPS, STOPPED, TINY, assert_same, trained, warmed
 
 from curax import allocate, memory, score
 from curax.config import ConfigError, Mesh, Pilot, override
-from curax.runs import memory_io
+from curax.runs import dry_run, memory_io
 from curax.step import ahead, draw, drivers, loops
 from curax.step.build import build
 from curax.step.learn import learn
@@ -201,6 +203,18 @@ def test_a_memory_that_is_loaded_is_known_to_the_first_draw():
     loaded = memory_io.with_memory(state, sums)
     for own in (loaded, loaded.behaviour):
         jax.tree.map(np.testing.assert_array_equal, own.memory, sums)
+
+
+def test_memory_of_a_dry_run_has_the_draw_beside_the_update():
+    sizes = {"warm start": 90, "held-out draw": 80, "ask": 1, "draw": 30, "learn": 60}
+    reports = [
+        SimpleNamespace(name=name, temporaries=size, made=size / 10)
+        for name, size in sizes.items()
+    ]
+    compiler: Any = SimpleNamespace(reports=reports)
+    assert dry_run.beside(loops.Staged(build(AHEAD)), compiler) == 33
+    assert dry_run.beside(loops.Jitted(build(AHEAD)), compiler) == 0
+    assert dry_run.beside(loops.Staged(build(at_once())), compiler) == 0
 
 
 SAID = {

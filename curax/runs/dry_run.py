@@ -15,7 +15,7 @@ from curax.runs.cache import memory_of_device
 from curax.runs.progress import Progress
 from curax.settings.sizes import kept_of
 from curax.settings.tables import aligned
-from curax.step.loops import Loop
+from curax.step.loops import Loop, Staged
 
 MIB = 2**20
 
@@ -77,7 +77,7 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
         with loop.context():
             loaded = loop.loaded()
         loop.rehearse(compiler, loaded)
-    most = max(report.in_use for report in compiler.reports)
+    most = max(report.in_use for report in compiler.reports) + beside(loop, compiler)
     limit = memory_of_device()
     held = [line] if (line := cache.line(loop)) else []
     run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
@@ -90,6 +90,20 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
         f"Nothing was drawn or written; without --dry-run: {where}."
     )
     return 0 if most <= limit else 1
+
+
+def beside(loop: Loop, compiler: Compiler) -> float:
+    """Bytes of the next step's draw while this one trains: of its largest program.
+
+    0 where no draw runs beside another program.
+    """
+    aside = loop.parts.config.sampling.ahead and isinstance(loop, Staged)
+    if not aside or peers.count() > 1:
+        return 0.0
+    *others, _ = compiler.reports  # the last one is the update
+    before = ("initial", "warm start", "begin", "held-out")
+    drawing = [one for one in others if not one.name.startswith(before)]
+    return max(one.temporaries + one.made for one in drawing)
 
 
 def sizes(loop: Loop) -> list[str]:
