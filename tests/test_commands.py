@@ -24,7 +24,7 @@ RECIPES = sorted((ROOT / "configs").glob("*.py"))
 # Of the extras; the wheel is tried as if they were not installed.
 EXTRAS = (
     *("matplotlib", "math_verify", "sympy", "pyarrow", "tokenizers", "huggingface_hub"),
-    *("wandb", "trackio", "mlflow", "reasoning_gym", "tensorflow_datasets"),
+    *("wandb", "trackio", "mlflow", "reasoning_gym", "tensorflow_datasets", "httpx"),
 )
 TAKES = ("curax", "configs", "pyproject.toml", "README.md", "LICENSE")
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from curax import config
+from curax.settings.declared import declares
 from curax.settings.packages import install
 from curax.verify import graders, workers
 from curax.verify.workers import Workers
@@ -810,6 +811,31 @@ def test_a_grader_that_can_be_called_is_not_refused():
         graders.mathematics,
     ):
         Workers(grader).close()
+
+
+class Here:
+    """A pool without processes."""
+
+    def __init__(self, *, add, more=0.0):
+        self.worth = add + more
+
+    def grade(self, checks):
+        return [self.worth + os.getpid() * len(checks)] * len(checks)
+
+
+@declares(pool=Here)
+def of_here(prompt, completion, answer, *, add, more=0.25):
+    return None
+
+
+def test_a_grader_that_declares_a_pool_is_graded_by_it_with_its_options():
+    before = children()
+    said = workers.pool(partial(of_here, add=0.5), count=3).grade([("", "", "")] * 2)
+    assert said == [0.75 + 2 * os.getpid()] * 2
+    assert children() == before
+    with pytest.raises(ValueError, match=r"'of_here' cannot be called as .* 'add'"):
+        workers.pool(of_here)
+    assert isinstance(workers.pool(act, count=1), Workers)
 
 
 def test_options_that_cannot_be_sent_are_refused_in_a_sentence():

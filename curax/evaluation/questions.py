@@ -13,7 +13,7 @@ import numpy as np
 from curax.tasks import file_task, sources
 from curax.tasks.prompt_format import PromptFormat
 from curax.types import Prompts, Task
-from curax.verify.workers import Workers
+from curax.verify.workers import Pool
 
 CHUNK = 256  # held-out prompts of a task made by one call
 
@@ -54,7 +54,7 @@ def of_file(
     side: file_task.ProblemSet,
     form: PromptFormat,
     name: str,
-    workers: Workers,
+    workers: Pool,
     states: Callable[[str], bool] | None = None,
 ) -> Questions:
     """Problems of a file in a prompt form, graded by worker processes.

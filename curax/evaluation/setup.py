@@ -30,7 +30,7 @@ from curax.tasks import file_task, layouts, sources, text
 from curax.tasks.prompt_format import PromptFormat
 from curax.types import Task
 from curax.verify import graders
-from curax.verify.workers import Workers
+from curax.verify.workers import pool
 
 FORM = ("system", "template", "chat", "thinking")  # options of the prompt form
 # Options that apply only to files of problems.
@@ -254,7 +254,7 @@ def _file_questions(
         sides["held_out.jsonl"] = "held out", questions.held_out_problems(known, form)
     try:
         workers = opened.enter_context(
-            Workers(
+            pool(
                 graders.outcome_of(grader),
                 count=args.workers,
                 deadline=args.deadline,

@@ -35,6 +35,8 @@
     package         the package that a grader or a dashboard cannot do without
     states          of a grader, `(completion, **options) -> bool`, whether a completion
                     states an answer that it reads, by the grader's own options
+    pool            of a grader, `(**options) -> verify.workers.Pool`, which grades all
+                    checks of a batch in place of worker processes
     other_terms     rewards by a grader have more terms than its outcome
     most_draws      the option of a correction that is the most a prompt draws
     right_above     the option that is the largest outcome of a wrong completion

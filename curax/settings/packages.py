@@ -17,6 +17,7 @@ OF_CURAX = {
     "pyarrow": "parquet",
     "tokenizers": "tokenizers",
     "huggingface_hub": "hub",
+    "httpx": "http",
     "wandb": "wandb",
     "trackio": "trackio",
     "mlflow": "mlflow",

@@ -33,7 +33,7 @@ from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
 from curax.types import Prompts, Task, Terms
 from curax.verify import graders
-from curax.verify.workers import Workers
+from curax.verify.workers import Pool, pool
 
 REPORT_SECONDS = 5.0  # between two lines about a slow scan
 LEFT_OUT = {  # why problems are left out, by the name of their count
@@ -220,7 +220,7 @@ def task(
             count them.
         grader: `(question, completion, answer) -> outcome in [0, 1] or None`, of
             `curax.verify.graders` or at the top level of a file of one's own.
-        workers: worker processes.
+        workers: worker processes; graders that ask a server need none.
         deadline: seconds per completion; beyond, the outcome is missing.
         memory_mb: MiB per worker; beyond, the outcome is missing.
 
@@ -268,14 +268,14 @@ def task(
             file=hints_file,
             on_error=on_error,
         )
-    pool = partial(Workers, count=workers, deadline=deadline, memory_mb=memory_mb)
+    made = partial(pool, count=workers, deadline=deadline, memory_mb=memory_mb)
     sums = graders.terms_of(grader)
-    terms = {name: pool(term) for name, term in sums.terms.items()} if sums else {}
+    terms = {name: made(term) for name, term in sums.terms.items()} if sums else {}
     return FileTask(
         format=prompt_format,
         training=training,
         testing=testing,
-        workers=terms[sums.outcome] if sums else pool(grader),
+        workers=terms[sums.outcome] if sums else made(grader),
         sums=sums,
         terms=terms,
         max_trace_tokens=max_trace_tokens,
@@ -360,13 +360,13 @@ class FileTask:
     format: PromptFormat
     training: ProblemSet
     testing: ProblemSet
-    workers: Workers
+    workers: Pool
     max_trace_tokens: int = 0
     hint_writer: HintWriter | None = None
     delimiter: str = ""
     states: Callable[[str], bool] | None = None
     sums: graders.WeightedTerms | None = None
-    terms: Mapping[str, Workers] = dataclasses.field(default_factory=dict)
+    terms: Mapping[str, Pool] = dataclasses.field(default_factory=dict)
 
     def task(self) -> Task:
         """The task."""
@@ -455,7 +455,7 @@ class FileTask:
         return {name: workers.grade(checks) for name, workers in self.terms.items()}
 
     def start(self) -> None:
-        """Start the worker processes.
+        """Start the pools.
 
         Raises:
             RuntimeError: they do not start, in a sentence.

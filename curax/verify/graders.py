@@ -23,6 +23,8 @@ from curax.settings.config_paths import options, unbound
 from curax.settings.config_types import Function
 from curax.settings.declared import declared, declares
 from curax.verify import answers, sizes
+from curax.verify.http import http as http
+from curax.verify.judge import judge as judge
 from curax.verify.unicode_math import as_latex
 
 LONGEST = 2000  # characters of an answer; longer ones are wrong

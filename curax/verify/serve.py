@@ -62,7 +62,7 @@ def source_of(grader: Grader) -> Source:
             f"the grader {name or type(function).__name__!r} cannot be found by its "
             "name in another process; define it with def at the top level of a file."
         )
-    _check_call(grader, name)
+    check_call(grader, name)
     try:
         bound = (grader.args, grader.keywords) if partial else ((), {})
         pickled = pickle.dumps(bound)
@@ -79,7 +79,7 @@ def source_of(grader: Grader) -> Source:
     return Source(module, called, path, code, name, pickled)
 
 
-def _check_call(grader: Grader, name: str) -> None:
+def check_call(grader: Grader, name: str) -> None:
     """Refuse a grader that cannot be called with prompt, completion and answer."""
     asynchronous = inspect.iscoroutinefunction(grader)
     if asynchronous or inspect.isgeneratorfunction(grader):
@@ -307,17 +307,21 @@ def _children() -> list[int]:
 
 def _verdict(grader: Grader, check: bytes) -> Verdict:
     try:
-        result: Any = grader(*pickle.loads(check))
-        if result is None:
-            return "none"
-        if not hasattr(result, "__float__"):
-            return f"error: returned {_short(repr(result))}, which is not a number"
-        value = float(result)
-        if not 0 <= value <= 1:
-            return f"error: returned {_short(repr(value))}, which is not in [0, 1]"
-        return value
+        return verdict_of(grader(*pickle.loads(check)))
     except BaseException as error:  # SystemExit as well
         return f"error: {error_line(error)}"
+
+
+def verdict_of(result: Any) -> Verdict:
+    """The verdict that the result of a grader stands for."""
+    if result is None:
+        return "none"
+    if not hasattr(result, "__float__"):
+        return f"error: returned {short(repr(result))}, which is not a number"
+    value = float(result)
+    if not 0 <= value <= 1:
+        return f"error: returned {short(repr(value))}, which is not in [0, 1]"
+    return value
 
 
 def error_line(error: BaseException) -> str:
@@ -326,9 +330,15 @@ def error_line(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = ""
-    return _short(f"{type(error).__name__}: {text}".rstrip(": "))
+    return short(f"{type(error).__name__}: {text}".rstrip(": "))
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """A text in one line of at most 200 characters."""
     text = " ".join(text[: 2 * _CHARACTERS].split())
     return text if len(text) <= _CHARACTERS else f"{text[: _CHARACTERS - 3]}..."
+
+
+def printable(text: str) -> str:
+    """A text with escapes for what a terminal would not show."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -22,9 +22,20 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from curax.verify.serve import Grader, Source, Verdict, error_line, framed, source_of
+from curax.settings.config_paths import options, unbound
+from curax.settings.declared import declared
+from curax.verify.serve import (
+    Grader,
+    Source,
+    Verdict,
+    check_call,
+    error_line,
+    framed,
+    printable,
+    source_of,
+)
 
 Check = tuple[str, str, Any]  # prompt, completion, answer
 
@@ -35,6 +46,24 @@ END_SECONDS = 10.0  # for a worker to end all processes of its grader
 LINE = 4096  # bytes of a verdict, at most
 FATAL_TRIES = 2  # consecutive workers that equal checks may end
 REMEMBERED = 2**14  # checks that have ended a worker
+
+
+class Pool(Protocol):
+    """What grades batches of checks: worker processes, or what a grader declares."""
+
+    def __enter__(self) -> "Pool": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None:
+        """Free what it holds; a later call would take it again."""
+
+    def start(self) -> None:
+        """Be ready to grade; RuntimeError, in a sentence, where that fails."""
+
+    def grade(self, checks: Sequence[Check]) -> list[Verdict]:
+        """The verdict of each check, in order, as `Workers.grade`."""
+        ...
 
 
 def parse_verdict(line: bytes, nonce: str, number: int) -> Verdict | None:
@@ -62,7 +91,7 @@ def parse_verdict(line: bytes, nonce: str, number: int) -> Verdict | None:
         raise ValueError("not the verdict of this check")
     verdict = message[2]
     if isinstance(verdict, str):
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in verdict)
+        text = printable(verdict)
         if number == 0 or text == "none" or text.startswith("error: "):
             return text
     elif verdict is None and number == 0:
@@ -400,6 +429,23 @@ class Workers:
     def _no_start(self, why: str) -> str:
         place = self._source.path or self._source.called
         return f"{place}: no process can start for grader {self._source.name!r}: {why}"
+
+
+def pool(grader: Grader, **processes: Any) -> Pool:
+    """The pool that a grader declares, made of the grader's options; else `Workers`.
+
+    Args:
+        grader: as of `Workers`.
+        processes: further arguments of `Workers`; a declared pool has no use for them.
+
+    Raises:
+        ValueError: an option is wrong, or the grader cannot be called.
+    """
+    made = declared(grader, "pool", None)
+    if made is None:
+        return Workers(grader, **processes)
+    check_call(grader, getattr(unbound(grader), "__qualname__", ""))
+    return made(**options(grader))
 
 
 def _digest(check: bytes) -> bytes:
