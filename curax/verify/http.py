@@ -233,7 +233,9 @@ class Requests:
                         raise MissingError(f"error: a reply of over {LARGEST} bytes")
         except httpx.TransportError as error:
             raise LaterError(error_line(error)) from None
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (MissingError, TimeoutError):
+            raise
+        except Exception as error:  # whatever a server makes httpx raise
             raise MissingError(f"error: {error_line(error)}") from None
         status = f"HTTP {response.status_code}"
         if response.status_code == 429 or response.status_code >= 500:
