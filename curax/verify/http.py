@@ -66,6 +66,7 @@ class Client:
         parallel: int,
         token_env: str,
         default_env: str = TOKEN,
+        example: str = "http://127.0.0.1:8000/grade",
         largest: int = LARGEST,
     ):
         """Check the options; nothing is sent.
@@ -78,16 +79,14 @@ class Client:
             parallel: requests, and connections, at the same time.
             token_env: environment variable with the token.
             default_env: the one that need not be there.
+            example: of an address, for messages.
             largest: bytes of a reply.
 
         Raises:
             ValueError: an option is wrong, in a sentence.
         """
         if fault := _fault(url, default_env):
-            raise ValueError(
-                f"{name} has a url {fault}; write one such as "
-                "http://127.0.0.1:8000/grade."
-            )
+            raise ValueError(f"{name} has a url {fault}; write one such as {example}.")
         for option, value in {"timeout": timeout, "parallel": parallel}.items():
             if not value > 0:
                 raise ValueError(f"{name} has {option}={value}; raise it above 0.")
@@ -122,7 +121,12 @@ class Client:
             raise RuntimeError(f"{self._name} cannot ask {self._url}: {fault}.")
 
     def replies(
-        self, bodies: Sequence[Any], place: str = "", *, method: str = "POST"
+        self,
+        bodies: Sequence[Any],
+        place: str = "",
+        *,
+        method: str = "POST",
+        text: bool = False,
     ) -> list[Any]:
         """The reply to each body, in order: JSON values, or why there is none.
 
@@ -130,17 +134,23 @@ class Client:
             bodies: JSON values, a request each.
             place: path behind the address.
             method: of HTTP; a body of GET is not sent.
+            text: a reply that is no JSON is text, not missing.
 
         Returns:
             JSON values, and a `MissingError` in place of each that is missing.
         """
-        return _run(self._all(bodies, self._url + place, method)) if bodies else []
+        if not bodies:
+            return []
+        found = _run(self._all(bodies, self._url + place, method))
+        return [_read(one, text) if isinstance(one, bytes) else one for one in found]
 
-    async def _all(self, bodies: Sequence[Any], url: str, method: str) -> list[Any]:
+    async def _all(
+        self, bodies: Sequence[Any], url: str, method: str
+    ) -> list[bytes | MissingError]:
         import httpx
 
         self._budget = max(LEAST, self._parallel * (self._retries + 1))
-        found: list[Any] = [None] * len(bodies)
+        found: list[bytes | MissingError] = [b""] * len(bodies)
         rest = iter(enumerate(bodies))
         secret = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         async with httpx.AsyncClient(
@@ -165,7 +175,7 @@ class Client:
 
     async def _reply(
         self, client: "httpx.AsyncClient", request: "httpx.Request"
-    ) -> Any:
+    ) -> bytes:
         """What the server says, asked again where that may help."""
         reason = "error: not asked, as too many requests had failed before"
         for attempt in range(self._retries + 1):
@@ -193,7 +203,7 @@ class Client:
 
     async def _attempt(
         self, client: "httpx.AsyncClient", request: "httpx.Request"
-    ) -> Any:
+    ) -> bytes:
         import httpx
 
         data = bytearray()
@@ -221,10 +231,7 @@ class Client:
         if not response.is_success:
             said = ", which is not followed" if response.is_redirect else _words(data)
             raise MissingError(f"error: {status}{said}")
-        try:
-            return json.loads(data, parse_int=float)  # of any length
-        except (ValueError, RecursionError):
-            raise MissingError(f"error: the reply is no JSON{_words(data)}") from None
+        return bytes(data)
 
     def told(self, reason: str) -> str:
         """A reason as one printable line that does not hold the token."""
@@ -351,7 +358,17 @@ def _seconds(headers: Any) -> float | None:
     return wait if wait >= 0 else None
 
 
-def _words(data: bytearray) -> str:
+def _read(data: bytes, text: bool) -> Any:
+    """The JSON values of a reply; else its text, or a MissingError."""
+    try:
+        return json.loads(data, parse_int=float)  # of any length
+    except (ValueError, RecursionError):
+        if text:
+            return data.decode(errors="replace")
+        return MissingError(f"error: the reply is no JSON{_words(data)}")
+
+
+def _words(data: bytes | bytearray) -> str:
     """What a reply says, for a reason; whole, as the token may be in it."""
     text = data.decode(errors="replace").strip()
     return f": {text}" if text else ""
