@@ -12,9 +12,11 @@ import engine_server
 import jax
 import numpy as np
 import pytest
+import small
+from run_files import lines
 from test_loops import STOPPED, TINY, warmed
 
-from curax import engine, hint, off_policy, reflect
+from curax import engine, hint, off_policy, reflect, train
 from curax.config import ConfigError, Hint, Reflection, override
 from curax.models import pretrained, written
 from curax.step import loops
@@ -369,6 +371,48 @@ def test_a_draw_ahead_is_by_the_parameters_of_the_step_before():
     # The first are handed over twice: the state has a copy of them for each draw.
     assert [Path(one).name[-1] for one in fake.loads] == ["0", "0", "1", "2"]
     assert max(row["engine/gap_max_nats"] for row in rows) < 1e-4
+
+
+@pytest.mark.long
+def test_a_run_whose_engine_does_not_come_back_stops_and_can_be_resumed(
+    tmp_path, monkeypatch, capsys
+):
+    """What it is in the end is what it would have been; no file has the token."""
+    monkeypatch.setenv(engine.TOKEN, "hidden-from-all")
+    ends = []
+    for name in ("whole", "stopped"):
+        fake = engine_server.Engine()
+        with fake.served() as url:
+            options = [
+                "sampling.engine=engine.vllm",
+                f"sampling.engine.url={url}",
+                "sampling.engine.wait=0.5",
+                "sampling.off_policy=off_policy.truncated_ratio",
+            ]
+            argv = ["--config", str(small.FILE), "--workdir", str(tmp_path / name)]
+            set_ = ["--set", "steps=4", *options]
+            if name == "whole":
+                assert train.main([*argv, *set_]) == 0
+            else:
+
+                def dies(given, number, fake=fake):
+                    fake.dead = number > 3 * 16 + 5
+                    return 503 if fake.dead else given
+
+                fake.fault = dies
+                assert train.main([*argv, *set_]) == 1
+                said = capsys.readouterr().err
+                assert "has not answered for 0.5 s" in said
+                assert "go on with --resume" in said
+                with engine_server.Engine().served() as elsewhere:
+                    set_ = [one.replace(url, elsewhere) for one in set_]
+                    assert train.main([*argv, "--resume", *set_]) == 0
+        rows = lines(tmp_path / name / "metrics.jsonl")
+        ends.append([(row["step"], row.get("outcome/mean")) for row in rows])
+        files = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+        assert not any(b"hidden-from" in path.read_bytes() for path in files)
+    assert ends[0] == ends[1]
+    assert "hidden-from" not in "".join(capsys.readouterr())
 
 
 class Alone(engine.Engine):

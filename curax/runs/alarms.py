@@ -11,11 +11,13 @@ Row = dict[str, Any]
 
 FORMATS, THOUGHT = 0.5, 0.1  # share of a metric's first value that raises an alarm
 SILENT = 0.5  # share of held-out completions without an answer that raises one
+GAP = 0.1  # nats of an engine from the trainer, mean over tokens, that raise one
 SURPRISE, STREAK = 4.0, 10  # standard deviations, and steps in a row beyond them
 SHORT = {  # words for the summary line, by kind; these kinds go into alarms.jsonl
     "nonfinite": "updates that were not finite",
     "collapse": "nothing left to learn from",
     "drift": "ratios off 1 before any update",
+    "engine": "an engine far from the trainer",
     "formats": "completions of fewer forms",
     "thought": "thoughts that shrank",
     "surprise": "dead groups far from the forecast",
@@ -93,6 +95,15 @@ class Alarms:
                 "log-probs, so ratios are off 1 before any update; likely the model "
                 "looks at more than the tokens before (padding, cache, dropout), or "
                 "the bound logging.drift_nats is too low for its dtype.",
+            )
+        gap = _values(row, "engine/gap_nats")
+        if np.any(gap > GAP):
+            yield (
+                "engine",
+                f"engine/gap_nats is {np.nanmax(gap):.3g} at step {step}, above "
+                f"{GAP:g}: engine and trainer give tokens log-probs that differ by more "
+                "than rounding; likely the engine's are those before the temperature "
+                "(--logprobs-mode processed_logprobs), or it has other weights.",
             )
         yield from self._fallen(
             row,
