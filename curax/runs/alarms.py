@@ -101,9 +101,9 @@ class Alarms:
             yield (
                 "engine",
                 f"engine/gap_nats is {np.nanmax(gap):.3g} at step {step}, above "
-                f"{GAP:g}: engine and trainer give tokens log-probs that differ by more "
-                "than rounding; likely the engine's are those before the temperature "
-                "(--logprobs-mode processed_logprobs), or it has other weights.",
+                f"{GAP:g}: engine and trainer give tokens log-probs that differ by "
+                "more than rounding; likely the engine's are those before the "
+                "temperature (--logprobs-mode processed_logprobs), or it has other weights.",
             )
         yield from self._fallen(
             row,
