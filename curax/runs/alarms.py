@@ -103,7 +103,7 @@ class Alarms:
                 f"engine/gap_nats is {np.nanmax(gap):.3g} at step {step}, above "
                 f"{GAP:g}: engine and trainer give tokens log-probs that differ by "
                 "more than rounding; likely the engine's are those before the "
-                "temperature (--logprobs-mode processed_logprobs), or of other weights.",
+                "temperature (--logprobs-mode processed_logprobs), or other weights.",
             )
         yield from self._fallen(
             row,
