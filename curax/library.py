@@ -40,7 +40,7 @@ def build(config: Config) -> Components:
         ConfigError: in a sentence, if they cannot be made or do not fit each other.
     """
     with errors.config_errors(config):
-        return builder.build(config)
+        return builder.with_engine(builder.build(config))
 
 
 def init(parts: Components, seed: int | jax.Array = 0) -> TrainState:
@@ -75,6 +75,11 @@ def train_step(
         ConfigError: the run is for several devices.
     """
     _check_devices(parts)
+    if parts.engine:
+        try:
+            parts.engine.start(parts.config)
+        except RuntimeError as error:
+            raise ConfigError(str(error)) from error
     if _is_hosted(parts):
         return partial(_step_from_host, drivers.Hosted(), parts)
     return jax.jit(partial(_step, parts))
@@ -102,6 +107,7 @@ def run(
     _check_devices(parts)
     if _is_hosted(parts):
         what = "verified" if not parts.task.on_device else "read"
+        what = "drawn" if parts.engine else what
         raise ConfigError(
             f"the task is {what} by the host, which no compiled run can call; make "
             "single steps by curax.train_step, or train with python -m curax.train."
@@ -316,8 +322,9 @@ def _step_from_host(
 
 
 def _is_hosted(parts: Components) -> bool:
-    """Whether the host verifies the task, or reads its prompts."""
-    return not parts.task.on_device or parts.task.in_files
+    """Whether the host verifies the task, reads its prompts, or asks an engine."""
+    task = parts.task
+    return not task.on_device or task.in_files or parts.engine is not None
 
 
 def _loaded(parts: Components) -> Any:

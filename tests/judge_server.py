@@ -48,8 +48,9 @@ def serve(behave):
             pass
 
         def do_POST(self):
-            text = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            body = json.loads(text)
+            size = int(self.headers["Content-Length"] or 0)
+            text = self.rfile.read(size).decode()
+            body = json.loads(text or "null")
             with asked.lock:
                 asked.bodies.append(body)
                 asked.paths.append(self.path)

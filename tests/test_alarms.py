@@ -37,6 +37,12 @@ def test_of_a_row_like_any_other_nothing_is_said(times):
     assert said({"step": 0}) == []  # the row of the first evaluation
 
 
+def test_an_engine_far_from_the_trainer_is_told():
+    assert said(FINE | {"engine/gap_nats": 0.02}) == []
+    (text,) = said(FINE | {"engine/gap_nats": 0.2})
+    assert text.startswith("engine/gap_nats is 0.2 at step 3, above 0.1: ")
+
+
 @pytest.mark.parametrize(
     ("changed", "culprit"),
     [

@@ -137,6 +137,7 @@ def test_the_defaults_are_those_of_the_design():
         "cache_gib": 0.0,
         "attempts": 1,
         "chunks": 1,
+        "engine": None,
         "ahead": 0,
     }
     assert config.evaluation == Evaluation(

@@ -34,6 +34,7 @@ from curax import (
     allocate,
     correct,
     downsample,
+    engine,
     gate,
     hint,
     loss,
@@ -171,6 +172,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.cache_gib": (2e-6, "draw with keys"),
     "sampling.attempts": (2, "step"),
     "sampling.ahead": (1, "step with truncation"),
+    "sampling.engine": (
+        partial(engine.vllm, url="http://127.0.0.1:9"),
+        "loop with weights",
+    ),
     "sampling.chunks": (2, "refused: sampling.chunks to 1"),  # verified on the device
     "sampling.budget": (12, "draw"),
     "pilot": (Pilot(draws=1), "step"),
@@ -322,6 +327,7 @@ WITH: dict[str, Any] = {
     },
     "keys": {"model": CONFIG.model},
     "mesh": {"mesh.fsdp": 2},
+    "weights": {"sampling.off_policy": off_policy.truncated_ratio},
     "truncation": {
         "sampling.top_p": 0.9,
         "sampling.off_policy": off_policy.truncated_ratio,
@@ -395,7 +401,9 @@ class Diary:
 
     def __init__(self, config: Config):
         self.told: list[tuple] = []
-        self.parts = SimpleNamespace(config=config, task=SimpleNamespace(summary=""))
+        self.parts = SimpleNamespace(
+            config=config, task=SimpleNamespace(summary=""), engine=None
+        )
         self.seeds = np.uint32(0)
         self.abstract = self.abstract_warm = self.sharding = self.warm_sharding = None
 

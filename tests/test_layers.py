@@ -34,9 +34,10 @@ MAY_IMPORT = {
     "verify": {"settings"},
     "tasks": BASE | {"verify", "hub"},
     "models": BASE | {"hub"},
+    "engine": BASE | {"models", "processes", "verify"},
     "testbed": BASE | STAGES | {"config", "models", "tasks"},
     "foreign": {"settings", "testbed", "config"} | STAGES,
-    "step": BASE | STAGES | {"config", "monitors", "processes"},
+    "step": BASE | STAGES | {"config", "engine", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "settings", "config", "hint", "update", "step", "theory"},
     "runs": BASE

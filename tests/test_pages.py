@@ -467,6 +467,8 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `sampling.off_policy` weighs": config["sampling"]["off_policy"]
         is not None
         and not first,
+        "where `sampling.engine` is set": bool(config["sampling"]["engine"])
+        and not first,
         "where `sampling.ahead` is 1": config["sampling"]["ahead"] == 1 and not first,
         "where `kl` is set": config["kl"] is not None and not first,
         "with `graders.weighted`": sums and not first,

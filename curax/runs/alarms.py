@@ -20,12 +20,14 @@ CAUSES = {  # of ratios of policy and behaviour, with what to do
     "parameters and dtype, and look at sampler/drift_nats",
 }
 SILENT = 0.5  # share of held-out completions without an answer that raises one
+GAP = 0.1  # nats of an engine from the trainer, mean over tokens, that raise one
 SURPRISE, STREAK = 4.0, 10  # standard deviations, and steps in a row beyond them
 SHORT = {  # words for the summary line, by kind; these kinds go into alarms.jsonl
     "nonfinite": "updates that were not finite",
     "collapse": "nothing left to learn from",
     "drift": "ratios off 1 before any update",
     "off_policy": "draws far from the policy",
+    "engine": "an engine far from the trainer",
     "formats": "completions of fewer forms",
     "thought": "thoughts that shrank",
     "surprise": "dead groups far from the forecast",
@@ -106,6 +108,15 @@ class Alarms:
             )
         if text := far_off(row):
             yield "off_policy", text
+        gap = _values(row, "engine/gap_nats")
+        if np.any(gap > GAP):
+            yield (
+                "engine",
+                f"engine/gap_nats is {np.nanmax(gap):.3g} at step {step}, above "
+                f"{GAP:g}: engine and trainer give tokens log-probs that differ by "
+                "more than rounding; likely the engine's are those before the "
+                "temperature (--logprobs-mode processed_logprobs), or other weights.",
+            )
         yield from self._fallen(
             row,
             "format/effective_number",

@@ -36,8 +36,8 @@ WARM, EVALUATION = "warm_start.jsonl", "evaluation.json"
 MEMORY, EXPECTED = "memory.jsonl", "expected.json"
 QUESTIONS, ALARMS = "questions.json", "alarms.jsonl"
 CHECKPOINTS, WARM_CHECKPOINTS = "checkpoints", "warm_start"
-# Options, with mesh.* and logging.*, that a resumed run may change: results
-# depend on them by rounding at most; completions that are shown are as many as asked.
+# Options, with mesh.*, logging.* and those of an engine, that a resumed run may change:
+# results depend on them by rounding at most; as many completions are shown as asked.
 CHANGEABLE = (
     *("steps", "evaluation.every"),
     *("update.micro_batches", "update.tokens_per_micro_batch", "update.token_chunk"),
@@ -182,7 +182,8 @@ def described(path: Path, fix: str) -> dict[str, Any]:
 
 def _may_change(name: str) -> bool:
     """Whether a resumed run may have another value of an option."""
-    return name in CHANGEABLE or name.startswith(("mesh.", "logging."))
+    others = ("mesh.", "logging.", "sampling.engine.")
+    return name in CHANGEABLE or name.startswith(others)
 
 
 def kept(description: Any) -> dict[str, Any]:

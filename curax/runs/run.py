@@ -135,11 +135,13 @@ def prepared(
     """
     build.check_weights(config, resumed=since is not None)
     loop = make_loop(config)
-    if make_ready := loop.parts.task.start:
-        try:
+    try:
+        if make_ready := loop.parts.task.start:
             make_ready()
-        except RuntimeError as error:
-            raise ConfigError(str(error)) from error
+        if engine := loop.parts.engine:
+            engine.start(config)
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from error
     path, form = checkpoint_of(config), loop.parts.task.prompt_form
     path = path and hub.checkpoint(path, weights=False)
     if warning := prompt_form.mismatch(path, form):
@@ -169,7 +171,7 @@ def set_up_libraries() -> None:
 def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
     """Build the training loop of a config: `Jitted`, or `Staged` where it needs a host.
 
-    The host verifies, or reads the prompts of a task in files.
+    The host verifies, reads the prompts of a task in files, or asks an engine.
 
     Args:
         config: config of the run.
@@ -180,11 +182,12 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
         ConfigError: a function of the config failed; the message names its line.
     """
     with errors.config_errors(config):
-        built = build.build(config)
+        built = build.with_engine(build.build(config))
         if rehearse and config.steps:
             rehearsal.check(config)
         task = built.task
         from_host = config.staged or not task.on_device or task.in_files
+        from_host = from_host or built.engine is not None
         loop = (loops.Staged if from_host else loops.Jitted)(built)
         if rehearse:
             loop.rehearse()
@@ -261,6 +264,8 @@ class Run:
         ):
             self._open.callback(self._checkpoints.close)
             self._open.callback(self._profile.close)
+            if engine := self._loop.parts.engine:
+                self._open.callback(engine.close)
             if description := self._loop.parts.task.summary:
                 self._progress.say(description)
             if held := cache.line(self._loop):

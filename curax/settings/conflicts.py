@@ -57,6 +57,7 @@ def _tables(config: Fields) -> Iterator[Table]:
     yield _run(config)
     yield _dashboards(config.logging)
     yield _ahead(config)
+    yield _engine(config)
     yield _biases(config)
     if _is_counted(config):
         yield _completions(config)
@@ -134,6 +135,30 @@ def _ahead(config: Fields) -> Table:
     ]
 
 
+def _engine(config: Fields) -> Table:
+    """Of what an engine cannot draw, or draws differently."""
+    name, whole = ("top_k", 0) if config.sampling.top_k else ("top_p", 1.0)
+    given = config.sampling.engine is not None
+    return [
+        (
+            given and config.seeds > 1,
+            f"sampling.engine draws by one policy, and seeds={config.seeds} are as "
+            "many side by side; set seeds to 1.",
+        ),
+        (
+            given and truncates(config),
+            f"sampling.{name}={getattr(config.sampling, name)} cuts the distribution, "
+            "and engines differ in whether their log-probs are those before the cut; "
+            f"set sampling.{name}={whole}.",
+        ),
+        (
+            given and config.reflection is not None,
+            "sampling.engine may leave completions missing, and reflection gives each "
+            "an outcome; set sampling.engine to None or reflection to None.",
+        ),
+    ]
+
+
 def _biases(config: Fields) -> Table:
     """Of biases of the policy gradient that no stage corrects."""
     sizes, update = config.sampling, config.update
@@ -159,6 +184,14 @@ def _biases(config: Fields) -> Table:
             "sampling.off_policy=off_policy.truncated_ratio (TIS) or another function "
             "of curax.off_policy, off_policy.none to leave the bias, or "
             "sampling.ahead=0.",
+        ),
+        (
+            config.steps and sizes.engine is not None and uncorrected,
+            "sampling.engine draws from the policy as another program rounds it, and "
+            "nothing corrects that bias; set "
+            "sampling.off_policy=off_policy.truncated_ratio (TIS) or another function "
+            "of curax.off_policy, off_policy.none to leave the bias, or "
+            "sampling.engine=none.",
         ),
         (
             update.behaviour_as_old and sizes.off_policy is not None,

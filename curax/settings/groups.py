@@ -38,6 +38,8 @@ class Sampling:
     attempts: Count = 1  # batches of prompts drawn to refill groups that the gate
     # closed; 1: no refill
     chunks: Count = 1  # of a draw; the host verifies one while the next is drawn
+    engine: Function | None = None  # of curax.engine, as vllm with its url: a server
+    # that draws the completions of a step; None: curax's own sampler
     ahead: Natural = 0  # steps by which the draw is ahead of the update, 0 or 1: at 1
     # the next step's is drawn and verified while this one's trains
 

@@ -1,11 +1,13 @@
 """Components of a run, built from its config."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 from curax import update
 from curax.config import Config, ConfigError
+from curax.engine import Engine
 from curax.settings import errors
 from curax.settings.config_paths import Place, full_name, option, wrong_options
 from curax.settings.conflicts import said
@@ -40,6 +42,26 @@ def build(config: Config) -> Components:
         train_rows=min(rows_of(config), sizes.prompts * kept_of(config)),
         methods=methods,
     )
+
+
+def with_engine(parts: Components) -> Components:
+    """The components with the engine of their config, for a run that trains.
+
+    What only measures draws by curax's own sampler.
+
+    Raises:
+        ValueError: an option of the engine is wrong, in a sentence.
+        ConfigError: the function gives no engine.
+    """
+    make = parts.config.sampling.engine
+    if make is None:
+        return parts
+    if not isinstance(made := make(), Engine):
+        raise ConfigError(
+            f"sampling.engine={full_name(make)} gives a {type(made).__name__}; name a "
+            "function that gives an engine.Engine."
+        )
+    return dataclasses.replace(parts, engine=made)
 
 
 def task_of(config: Config) -> Task:
@@ -134,6 +156,11 @@ def _clashes(config: Config, methods: Sequence[Method]) -> Iterator[str]:
                     f"{name} needs outcomes of parts of a draw, and {method.name} "
                     f"grades whole draws; set {mended}."
                 )
+        if method.grade and sizes.engine:
+            yield (
+                "sampling.engine may leave completions missing, and "
+                f"{method.name} gives each an outcome; set sampling.engine to None."
+            )
         if method.choose and sizes.ahead:
             yield (
                 f"sampling.ahead={sizes.ahead} draws the next prompts of the data "

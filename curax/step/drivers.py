@@ -14,9 +14,9 @@ import contextlib
 import copy
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -25,8 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import reward
+from curax.engine import Drawn
 from curax.processes import peers
-from curax.step import ahead, draw, grading
+from curax.step import ahead, draw, grading, outside
 from curax.step import mesh as meshes
 from curax.step.types import Components, Graded, Request, Subject, Ungraded
 from curax.types import Prompts, Rollouts, TrainState, Weights
@@ -187,8 +188,21 @@ class Hosted:
         return start
 
     def draw(self, parts: Subject, state: Weights, request: Request) -> Rollouts:
-        """Draw all completions, testing the stopping rule meanwhile."""
-        return self.call_timed("rollout", draw.draw, parts, state, request)
+        """Draw all completions, testing the stopping rule meanwhile, or ask."""
+        if not outside.draws(parts, request):
+            return self.call_timed("rollout", draw.draw, parts, state, request)
+        with self.clock.times("rollout"):
+            asked = self.call(outside.asked, parts, request)
+            given, drawn = self._answered(parts, state, request, asked)
+            what = parts, state, request, given
+            rollouts, gaps = self._waited_for(self.call(outside.rollouts, *what))
+        self.clock.drawn_outside(drawn.counts, gaps)
+        if drawn.reason:
+            self.reason = f"the engine gave no completion: {drawn.reason}"
+        return rollouts
+
+    def _answered(self, *what: Any) -> tuple[outside.Given, Drawn]:
+        return outside.answered(*what)
 
     def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
         """What the last step began, or is made now; that of the next step is begun.
@@ -196,7 +210,9 @@ class Hosted:
         Where several processes share a run nothing is begun: programs that they all
         take part in must come in one order.
         """
-        begun, self._next = self._next, None
+        start, (begun, self._next) = time.perf_counter(), (self._next, None)
+        if begun is not None and parts.engine:  # which draws by one policy at a time
+            wait([begun.made])
         own = ahead.of_step(state)
         now = None
         if begun is None or not begun.is_of(own):
@@ -213,7 +229,6 @@ class Hosted:
             self._next = Ahead(then, aside, self._draws.submit(made))
         if begun is None:
             return now
-        start = time.perf_counter()
         now = begun.made.result()
         self.clock = begun.driver.clock
         self.clock.waited = time.perf_counter() - start
@@ -229,7 +244,9 @@ class Hosted:
             drawn = Ungraded(request=request, rollouts=rollouts)
             with self.clock.times("verify"):
                 return self._waited_for(own(self, parts, state, drawn))
-        if request.stops and not parts.task.on_device:
+        if request.stops and (
+            not parts.task.on_device or outside.draws(parts, request)
+        ):
             return self._in_rounds(parts, state, request)
         if request.chunks > 1:
             return self._in_chunks(parts, state, request)
@@ -240,7 +257,8 @@ class Hosted:
         rollouts = self.draw(parts, state, request)
         if not parts.task.on_device:
             return Begun(rollouts, self._grade_on_host(parts, request, rollouts))
-        outcome = self.call(grade, parts, request.prompts, rollouts)
+        of = outside.grade if outside.draws(parts, request) else grade
+        outcome = self.call(of, parts, request.prompts, rollouts)
         return Begun(rollouts, finished(reward.Verdicts(outcome, {})))
 
     def outcome(self, begun: "Sequence[Begun]") -> Any:
@@ -300,7 +318,9 @@ class Hosted:
 
     def _in_chunks(self, parts: Subject, state: Weights, request: Request) -> Graded:
         """Draw in chunks; the host verifies one while the device draws the next."""
-        prefix = self.call_timed("rollout", draw.prefill, parts, state, request)
+        prefix = None
+        if not outside.draws(parts, request):
+            prefix = self.call_timed("rollout", draw.prefill, parts, state, request)
         begun = []
         for number in range(request.chunks):
             plan = self.call(draw.chunk_plan, parts, request, jnp.int32(number))
@@ -314,6 +334,9 @@ class Hosted:
         prompts, rollouts = peers.fetch((request.prompts, rollouts))
         graded = partial(reward.on_host, terms=request.terms)
         own = grading.own(rollouts)
+        # A completion that an engine did not give has no token.
+        there = own.exists & own.mask.any(-1)
+        own = dataclasses.replace(own, exists=there)
         return self.background.submit(graded, parts.task, prompts, own)
 
 
@@ -389,6 +412,10 @@ class Abstract(Hosted):
     def _waited_for(self, arrays: Any) -> Any:
         return arrays
 
+    def _answered(self, *what: Any) -> tuple[outside.Given, Drawn]:
+        parts, _, request, asked = what
+        return outside.shapes(parts, request, asked), Drawn([], {}, None)
+
     def _grade_on_host(self, parts, request, rollouts) -> "Future[Any]":
         del parts, request
         outcome = jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32)
@@ -421,6 +448,8 @@ class Clock:
         self._grading, self._missing = 0.0, Counter[str]()
         self.waited: float | None = None  # for drawing and grading; None: for all
         self._terms: dict[str, list[np.ndarray]] = {}
+        self._engine = defaultdict[str, float](float)  # an engine's counts
+        self._gaps: list[dict[str, Any]] = []
 
     @contextlib.contextmanager
     def times(self, stage: Stage) -> Iterator[None]:
@@ -436,6 +465,25 @@ class Clock:
         for name, values in (verdicts.terms or {}).items():
             self._terms.setdefault(name, []).append(values[~np.isnan(values)])
 
+    def drawn_outside(self, counts: Mapping[str, float], gaps: dict[str, Any]) -> None:
+        """Add the counts of a draw by an engine, and how far its log-probs were off."""
+        for name, value in counts.items():
+            self._engine[f"engine/{name}"] += value
+        self._gaps.append(gaps)
+
+    def _outside(self) -> dict[str, Any]:
+        """Metrics of an engine, by name; none without one."""
+        if not self._gaps:
+            return {}
+        gaps = peers.fetch(self._gaps)
+        names = "requests", "again", "missing", "hand_over_bytes", "hand_over_s"
+        row: dict[str, Any] = {f"engine/{name}": 0.0 for name in names}
+        row |= self._engine
+        total, tokens = np.sum([one["engine/gap_nats"] for one in gaps], 0)
+        row["engine/gap_nats"] = total / tokens if tokens else np.float32(np.nan)
+        most = [one["engine/gap_max_nats"][0] for one in gaps]
+        return row | {"engine/gap_max_nats": np.max(most)}
+
     def row(self, on_device: bool) -> dict[str, Any]:
         """Times, counts of missing outcomes by reason, and means of terms, by name.
 
@@ -446,6 +494,7 @@ class Clock:
         waited = drawing + verify if self.waited is None else self.waited
         took = drawing + max(self._grading, verify)
         row["time/hidden_fraction"] = max(1.0 - waited / took, 0.0) if took else 0.0
+        row |= self._outside()
         if on_device:
             return row
         hidden = max(self._grading - self._seconds["verify"], 0.0)

@@ -19,6 +19,7 @@ from curax import rollout
 from curax.arrays import grids
 from curax.arrays.metrics import Tally
 from curax.config import Config
+from curax.engine import Engine
 from curax.settings.conflicts import Table
 from curax.types import (
     Contexts,
@@ -54,6 +55,7 @@ class Components(Subject):
     tx: optax.GradientTransformation
     rows: int  # N, completions drawn at most, pilots apart
     train_rows: int  # M, completions trained per step
+    engine: Engine | None = None  # draws what a step asks for; None: curax's sampler
 
 
 class Driver(Protocol):

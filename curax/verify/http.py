@@ -46,51 +46,48 @@ class LaterError(Exception):
         self.wait = wait
 
 
-class Requests:
-    """A pool that grades by requests to a server, without processes.
+class Client:
+    """Requests to a server, several at a time.
 
-    Failed attempts of a batch have a budget: `parallel * (retries + 1)`, at least 10,
+    Failed attempts of a call have a budget: `parallel * (retries + 1)`, at least 10,
     and one more for each request that is answered. Where it is spent, nothing is sent
     any more and what is left is missing, so a server that never answers costs about
-    `retries + 1` times the time limit.
+    `retries + 1` times the time limit. A request that nobody waits for any more is
+    cancelled: its connection is closed.
     """
 
     def __init__(
         self,
         name: str,
-        body: Callable[[Sequence[Check]], Any],
-        read: Callable[[Any, int], list[Verdict]],
         *,
         url: str,
-        batch: int = 1,
         timeout: float,
         retries: int,
         parallel: int,
         token_env: str,
+        default_env: str = TOKEN,
+        example: str = "http://127.0.0.1:8000/grade",
+        largest: int = LARGEST,
     ):
         """Check the options; nothing is sent.
 
         Args:
-            name: of the grader, for messages.
-            body: what is sent for checks, as JSON values.
-            read: verdicts by a reply, as JSON values, and how many there must be.
+            name: of what asks, for messages.
             url: address.
-            batch: checks per request.
             timeout: seconds per attempt, in all.
             retries: further attempts per request.
             parallel: requests, and connections, at the same time.
             token_env: environment variable with the token.
+            default_env: the one that need not be there.
+            example: of an address, for messages.
+            largest: bytes of a reply.
 
         Raises:
             ValueError: an option is wrong, in a sentence.
         """
-        if fault := _fault(url):
-            raise ValueError(
-                f"{name} has a url {fault}; write one such as "
-                "http://127.0.0.1:8000/grade."
-            )
-        counts = {"batch": batch, "timeout": timeout, "parallel": parallel}
-        for option, value in counts.items():
+        if fault := _fault(url, default_env):
+            raise ValueError(f"{name} has a url {fault}; write one such as {example}.")
+        for option, value in {"timeout": timeout, "parallel": parallel}.items():
             if not value > 0:
                 raise ValueError(f"{name} has {option}={value}; raise it above 0.")
         if retries < 0:
@@ -99,22 +96,12 @@ class Requests:
         if not re.fullmatch("[A-Z_][A-Z0-9_]*", token_env):
             raise ValueError(
                 f"{name} has a token_env that is no name in capitals; name the "
-                f"environment variable that holds the token, such as {TOKEN}."
+                f"environment variable that holds the token, such as {default_env}."
             )
-        self._name, self._body, self._read = name, body, read
-        self._url, self._batch, self._timeout = url, batch, timeout
+        self._name, self._url, self._timeout = name, url, timeout
         self._retries, self._parallel, self._env = retries, parallel, token_env
+        self._default_env, self._largest = default_env, largest
         self._token, self._budget = "", 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> "Requests":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is left open between batches."""
 
     def start(self) -> None:
         """Take the token from the environment; whether the server answers is not asked.
@@ -126,12 +113,171 @@ class Requests:
         self._token = os.environ.get(self._env, "").strip()
         if not is_installed("httpx"):
             fault = f"the package httpx is not installed; run {install('http')}"
-        elif not (self._token or self._env == TOKEN):
+        elif not (self._token or self._env == self._default_env):
             fault = f"there is no environment variable {self._env}; export it"
         elif not re.fullmatch("[!-~]*", self._token):
             fault = f"the token in {self._env} has blanks or is not ASCII; mend it"
         if fault:
             raise RuntimeError(f"{self._name} cannot ask {self._url}: {fault}.")
+
+    def replies(
+        self,
+        bodies: Sequence[Any],
+        place: str = "",
+        *,
+        method: str = "POST",
+        text: bool = False,
+    ) -> list[Any]:
+        """The reply to each body, in order: JSON values, or why there is none.
+
+        Args:
+            bodies: JSON values, a request each.
+            place: path behind the address.
+            method: of HTTP; a body of GET is not sent.
+            text: a reply that is no JSON is text, not missing.
+
+        Returns:
+            JSON values, and a `MissingError` in place of each that is missing.
+        """
+        if not bodies:
+            return []
+        found = _run(self._all(bodies, self._url + place, method))
+        return [_read(one, text) if isinstance(one, bytes) else one for one in found]
+
+    async def _all(
+        self, bodies: Sequence[Any], url: str, method: str
+    ) -> list[bytes | MissingError]:
+        import httpx
+
+        self._budget = max(LEAST, self._parallel * (self._retries + 1))
+        found: list[bytes | MissingError] = [b""] * len(bodies)
+        rest = iter(enumerate(bodies))
+        secret = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        async with httpx.AsyncClient(
+            headers={"Content-Type": "application/json"} | secret,
+            timeout=None,  # `_attempt` has one, of all that an attempt does
+            limits=httpx.Limits(max_connections=self._parallel),
+            follow_redirects=False,  # they would take the token elsewhere
+        ) as client:
+
+            async def one_after_the_other() -> None:
+                for n, body in rest:
+                    content = json.dumps(body).encode() if method == "POST" else None
+                    request = client.build_request(method, url, content=content)
+                    try:
+                        found[n] = await self._reply(client, request)
+                    except MissingError as missing:
+                        found[n] = missing
+
+            lines = min(self._parallel, len(bodies))
+            await asyncio.gather(*(one_after_the_other() for _ in range(lines)))
+        return found
+
+    async def _reply(
+        self, client: "httpx.AsyncClient", request: "httpx.Request"
+    ) -> bytes:
+        """What the server says, asked again where that may help."""
+        reason = "error: not asked, as too many requests had failed before"
+        for attempt in range(self._retries + 1):
+            if self._budget <= 0:
+                break
+            try:
+                reply = await self._attempt(client, request)
+                self._budget += 1
+                return reply
+            except MissingError:
+                self._budget += 1
+                raise
+            except TimeoutError:
+                self._budget -= 1
+                raise MissingError("timeout") from None
+            except LaterError as error:
+                self._budget -= 1
+                reason = f"error: {error}"
+                wait = WAIT * 2 ** min(attempt, 9) if error.wait is None else error.wait
+                if wait > self._timeout:
+                    break
+                if attempt < self._retries and self._budget > 0:
+                    await asyncio.sleep(wait)
+        raise MissingError(reason)
+
+    async def _attempt(
+        self, client: "httpx.AsyncClient", request: "httpx.Request"
+    ) -> bytes:
+        import httpx
+
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await client.send(request, stream=True)
+                try:
+                    async for part in response.aiter_bytes():
+                        data += part
+                        if len(data) > self._largest:
+                            raise MissingError(
+                                f"error: a reply of over {self._largest} bytes"
+                            )
+                finally:
+                    await response.aclose()
+        except httpx.TransportError as error:
+            raise LaterError(error_line(error)) from None
+        except (MissingError, TimeoutError):
+            raise
+        except Exception as error:  # whatever a server makes httpx raise
+            raise MissingError(f"error: {error_line(error)}") from None
+        status = f"HTTP {response.status_code}"
+        if response.status_code == 429 or response.status_code >= 500:
+            raise LaterError(f"{status}{_words(data)}", _seconds(response.headers))
+        if not response.is_success:
+            said = ", which is not followed" if response.is_redirect else _words(data)
+            raise MissingError(f"error: {status}{said}")
+        return bytes(data)
+
+    def told(self, reason: str) -> str:
+        """A reason as one printable line that does not hold the token."""
+        if self._token:
+            reason = reason.replace(self._token, "***")
+        return printable(short(reason))
+
+
+class Requests(Client):
+    """A pool that grades by requests to a server, without processes."""
+
+    def __init__(
+        self,
+        name: str,
+        body: Callable[[Sequence[Check]], Any],
+        read: Callable[[Any, int], list[Verdict]],
+        *,
+        batch: int = 1,
+        **options: Any,
+    ):
+        """Check the options; nothing is sent.
+
+        Args:
+            name: of the grader, for messages.
+            body: what is sent for checks, as JSON values.
+            read: verdicts by a reply, as JSON values, and how many there must be.
+            batch: checks per request.
+            options: of `Client`.
+
+        Raises:
+            ValueError: an option is wrong, in a sentence.
+        """
+        super().__init__(name, **options)
+        if not batch > 0:
+            raise ValueError(f"{name} has batch={batch}; raise it above 0.")
+        self._body, self._read, self._batch = body, read, batch
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Requests":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is left open between batches."""
 
     def grade(self, checks: Sequence[Check]) -> list[Verdict]:
         """The verdict of each check, in order, as `Workers.grade`.
@@ -155,7 +301,8 @@ class Requests:
         groups = [every[i : i + size] for i in range(0, len(every), size)]
         with self._lock:
             self.start()
-            given = _run(self._ask(groups)) if groups else []
+            replies = self.replies([self._body(group) for group in groups])
+        given = map(self._verdicts, replies, groups)
         verdicts |= zip(unequal, itertools.chain(*given), strict=True)
         return [verdicts[text] for text in texts]
 
@@ -166,98 +313,17 @@ class Requests:
             raise RuntimeError(verdict)
         return None if isinstance(verdict, str) else verdict
 
-    async def _ask(self, groups: list[list[Check]]) -> list[list[Verdict]]:
-        import httpx
-
-        self._budget = max(LEAST, self._parallel * (self._retries + 1))
-        found: list[list[Verdict]] = [[] for _ in groups]
-        rest = iter(enumerate(groups))
-        secret = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        async with httpx.AsyncClient(
-            headers={"Content-Type": "application/json"} | secret,
-            timeout=None,  # `_attempt` has one, of all that an attempt does
-            limits=httpx.Limits(max_connections=self._parallel),
-            follow_redirects=False,  # they would take the token elsewhere
-        ) as client:
-
-            async def one_after_the_other() -> None:
-                for n, group in rest:
-                    try:
-                        reply = await self._reply(client, group)
-                        verdicts = self._read(reply, len(group))
-                    except MissingError as missing:
-                        verdicts = [str(missing)] * len(group)
-                    found[n] = [self._told(verdict) for verdict in verdicts]
-
-            lines = min(self._parallel, len(groups))
-            await asyncio.gather(*(one_after_the_other() for _ in range(lines)))
-        return found
-
-    async def _reply(self, client: "httpx.AsyncClient", group: list[Check]) -> Any:
-        """What the server says of checks, asked again where that may help."""
-        body = json.dumps(self._body(group)).encode()
-        reason = "error: not asked, as too many requests had failed before"
-        for attempt in range(self._retries + 1):
-            if self._budget <= 0:
-                break
-            try:
-                reply = await self._attempt(client, body)
-                self._budget += 1
-                return reply
-            except MissingError:
-                self._budget += 1
-                raise
-            except TimeoutError:
-                self._budget -= 1
-                raise MissingError("timeout") from None
-            except LaterError as error:
-                self._budget -= 1
-                reason = f"error: {error}"
-                wait = WAIT * 2 ** min(attempt, 9) if error.wait is None else error.wait
-                if wait > self._timeout:
-                    break
-                if attempt < self._retries and self._budget > 0:
-                    await asyncio.sleep(wait)
-        raise MissingError(reason)
-
-    async def _attempt(self, client: "httpx.AsyncClient", body: bytes) -> Any:
-        import httpx
-
-        data = bytearray()
-        posted = client.stream("POST", self._url, content=body)
+    def _verdicts(self, reply: Any, group: list[Check]) -> list[Verdict]:
         try:
-            async with asyncio.timeout(self._timeout), posted as response:
-                async for part in response.aiter_bytes():
-                    data += part
-                    if len(data) > LARGEST:
-                        raise MissingError(f"error: a reply of over {LARGEST} bytes")
-        except httpx.TransportError as error:
-            raise LaterError(error_line(error)) from None
-        except (MissingError, TimeoutError):
-            raise
-        except Exception as error:  # whatever a server makes httpx raise
-            raise MissingError(f"error: {error_line(error)}") from None
-        status = f"HTTP {response.status_code}"
-        if response.status_code == 429 or response.status_code >= 500:
-            raise LaterError(f"{status}{_words(data)}", _seconds(response.headers))
-        if not response.is_success:
-            said = ", which is not followed" if response.is_redirect else _words(data)
-            raise MissingError(f"error: {status}{said}")
-        try:
-            return json.loads(data, parse_int=float)  # of any length
-        except (ValueError, RecursionError):
-            raise MissingError(f"error: the reply is no JSON{_words(data)}") from None
-
-    def _told(self, verdict: Verdict) -> Verdict:
-        """A verdict; of a reason one printable line that does not hold the token."""
-        if not isinstance(verdict, str):
-            return verdict
-        if self._token:
-            verdict = verdict.replace(self._token, "***")
-        return printable(short(verdict))
+            if isinstance(reply, MissingError):
+                raise reply
+            verdicts = self._read(reply, len(group))
+        except MissingError as missing:
+            verdicts = [str(missing)] * len(group)
+        return [self.told(one) if isinstance(one, str) else one for one in verdicts]
 
 
-def _fault(url: str) -> str | None:
+def _fault(url: str, token_env: str) -> str | None:
     """Why an address is none, without what may be a password in it."""
     try:
         parts = urlsplit(url)
@@ -265,7 +331,7 @@ def _fault(url: str) -> str | None:
     except ValueError:
         return "that is no address"
     if parts.username is not None or parts.password is not None:
-        return f"with a user or a password, which files would hold (set {TOKEN})"
+        return f"with a user or a password, which files would hold (set {token_env})"
     if parts.scheme not in ("http", "https") or not named:
         return f"{url!r}, which is no http:// or https:// address of a server"
     if not re.fullmatch("[!-~]+", url):
@@ -292,7 +358,17 @@ def _seconds(headers: Any) -> float | None:
     return wait if wait >= 0 else None
 
 
-def _words(data: bytearray) -> str:
+def _read(data: bytes, text: bool) -> Any:
+    """The JSON values of a reply; else its text, or a MissingError."""
+    try:
+        return json.loads(data, parse_int=float)  # of any length
+    except (ValueError, RecursionError):
+        if text:
+            return data.decode(errors="replace")
+        return MissingError(f"error: the reply is no JSON{_words(data)}")
+
+
+def _words(data: bytes | bytearray) -> str:
     """What a reply says, for a reason; whole, as the token may be in it."""
     text = data.decode(errors="replace").strip()
     return f": {text}" if text else ""

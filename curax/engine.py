@@ -1,0 +1,643 @@
+"""Engines: servers that draw the completions of a step from a copy of the policy.
+
+    hand over (a folder, a version) -> ask (token ids, a seed) -> completions, checked
+
+Prompts go as token ids, and tokens come back with their log-probs; nothing is decoded
+and encoded again. Parameters go as a folder that both sides see. A completion is taken
+as it is or not at all: what fails, is impossible or was drawn by other parameters is
+asked for again, and then missing. `curax.step.outside` has the part of a step.
+"""
+
+import abc
+import logging
+import math
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from curax.models import written
+from curax.processes import peers
+from curax.settings.config_types import Count, Natural, Positive
+from curax.settings.errors import WorkError
+from curax.settings.groups import Fields
+from curax.types import Task
+from curax.verify.http import Client, MissingError
+
+TOKEN = "CURAX_ENGINE_TOKEN"  # environment variable of it, unless another is named
+LARGEST = 2**26  # bytes of a reply
+LOOK = 10.0  # seconds for a question about the engine's state
+PAUSE = 2.0  # seconds between two looks for an engine that does not answer
+ROUNDING = 1e-4  # nats by which a log-prob may be above 0
+
+
+class EngineError(WorkError, RuntimeError):
+    """The engine draws nothing more. The message begins a sentence."""
+
+
+class AbsentError(Exception):
+    """The engine does not answer now; the message is the reason."""
+
+
+class Ask(NamedTuple):
+    """A completion to draw."""
+
+    tokens: list[int]  # of its context
+    seed: int  # in [0, 2^31), of its prompt and slot
+
+
+class Limits(NamedTuple):
+    """How completions are drawn."""
+
+    max_tokens: int
+    temperature: float
+    end: tuple[int, ...]  # tokens that end a completion, and are part of it
+    vocabulary: int
+
+
+class Completion(NamedTuple):
+    """A completion as an engine gives it."""
+
+    tokens: list[int]
+    logp: list[float]  # nats, of the distribution drawn from, after temperature
+    finished: bool  # False: cut off at `max_tokens`
+    versions: frozenset[str | None] = frozenset()  # of the parameters that drew it;
+    # empty: the engine does not say
+
+
+class Source(NamedTuple):
+    """The parameters that must draw."""
+
+    step: int  # steps that had made them
+    mark: Any  # an object that these parameters alone have
+    params: Callable[[], Any]  # all of them, on this host
+    config: Fields
+    task: Task
+
+
+class Drawn(NamedTuple):
+    """Completions in the order of their rows, and what it took."""
+
+    completions: list[Completion | None]  # None: missing
+    counts: Mapping[str, float]  # by name behind "engine/"
+    reason: str | None  # why any is missing, the commonest; None: none is
+
+
+class Engine(abc.ABC):
+    """What draws in place of curax's own sampler, given by `sampling.engine`.
+
+    An engine of one's own has `version`, `load` and `complete`.
+
+    Attributes:
+        name: for messages.
+        adapters: whether it loads adapters of its model; else they are merged.
+    """
+
+    name = "sampling.engine"
+    adapters = False
+
+    def __init__(self, *, folder: str = "", wait: float = 600.0, tries: int = 3):
+        """Set up the hand-over; nothing is sent.
+
+        Args:
+            folder: in which parameters are handed over, under this name for the engine
+                too; "": one of temporary files.
+            wait: seconds for an engine that does not answer to come back.
+            tries: times that a completion is asked for.
+        """
+        self._token = secrets.token_hex(4)  # versions of other runs are others
+        self._folder, self._wait, self._tries = folder, wait, tries
+        self._whole: Path | None = None  # the folder of the parameters that draw
+        self._of: tuple[int, Any] | None = None  # their step, and their mark
+        self._count, self._adapter = 0, False
+        self._lock, self._closed = threading.Lock(), threading.Event()
+
+    @abc.abstractmethod
+    def version(self, wanted: str, *, adapter: bool) -> str | None:
+        """The version it draws by; for adapters `wanted`, if it has these.
+
+        Raises:
+            AbsentError: it does not answer.
+        """
+
+    @abc.abstractmethod
+    def load(self, folder: Path, version: str, *, adapter: bool) -> None:
+        """Draw by the parameters of a folder, under a version, from now on.
+
+        Raises:
+            AbsentError: it does not answer.
+            EngineError: it refuses them.
+        """
+
+    @abc.abstractmethod
+    def complete(
+        self, asks: Sequence[Ask], how: Limits, version: str
+    ) -> list[Completion | str]:
+        """A completion of each row, in order, or the reason why there is none."""
+
+    def start(self, config: Fields) -> None:
+        """Check that a run can use it; whether it answers is not asked.
+
+        Raises:
+            RuntimeError: in a sentence.
+        """
+        if peers.count() > 1:
+            raise RuntimeError(
+                f"{self.name} is asked by a run of one process, and there are "
+                f"{peers.count()}; start one, or set sampling.engine to None."
+            )
+        if not written.is_possible(config):
+            raise RuntimeError(
+                f"{self.name} gets the policy as a checkpoint of Hugging Face, which "
+                "has no format for this model; take one of curax.models, or set "
+                "sampling.engine to None."
+            )
+
+    def close(self) -> None:
+        """Wait for no engine any more, and remove what was handed over."""
+        self._closed.set()
+        if self._whole:
+            shutil.rmtree(self._whole, ignore_errors=True)
+
+    def draw(self, asks: Sequence[Ask], how: Limits, source: Source) -> Drawn:
+        """Completions by the parameters of a source, and by no others.
+
+        Raises:
+            EngineError: the engine did not come back, or refuses the parameters.
+        """
+        found: dict[int, Completion] = {}
+        counts, reasons = defaultdict[str, float](float), Counter[str]()
+        with self._lock:
+            for _ in range(self._tries):
+                rest = [n for n in range(len(asks)) if n not in found]
+                if not rest:
+                    break
+                version = self._ready(source, counts)
+                replies = self.complete([asks[n] for n in rest], how, version)
+                now = self._version_now(version)
+                for n, reply in zip(rest, replies, strict=True):
+                    if isinstance(reply, str):
+                        reasons[reply] += 1
+                    elif what := fault(reply, how, version, now):
+                        reasons[what] += 1
+                    else:
+                        found[n] = reply
+                counts["requests"] += len(rest)
+        missing = len(asks) - len(found)
+        counts["again"] = counts["requests"] - len(asks)
+        counts["missing"] = missing
+        reason = reasons.most_common(1)[0][0] if missing else None
+        if missing:
+            logging.getLogger("curax").warning(
+                "The engine gave no completion for %d rows (%s); they are missing.",
+                missing,
+                reason,
+            )
+        return Drawn([found.get(n) for n in range(len(asks))], counts, reason)
+
+    def _version_now(self, version: str) -> str | None:
+        try:
+            return self.version(version, adapter=self._adapter)
+        except AbsentError:
+            return None
+
+    def _ready(self, source: Source, counts: dict[str, float]) -> str:
+        """The version of the source, once the engine draws by it."""
+        end, told = time.monotonic() + self._wait, False
+        while True:
+            try:
+                return self._handed_over(source, counts)
+            except AbsentError as error:
+                if time.monotonic() >= end:
+                    raise EngineError(
+                        f"{self.name} has not answered for {self._wait:g} s ({error})"
+                    ) from error
+                if not told:
+                    logging.getLogger("curax").warning(
+                        "The engine does not answer (%s); waiting for it.", error
+                    )
+                told = True
+            if self._closed.wait(min(PAUSE, self._wait)):
+                raise EngineError(f"{self.name} is not waited for, as the run ends")
+
+    def _handed_over(self, source: Source, counts: dict[str, float]) -> str:
+        """The version of the source; its folder is written and loaded if need be."""
+        start, before = time.perf_counter(), self._whole
+        if before is None or self._of is None or not self._is_of(source):
+            self._count += 1
+            self._whole = self._written(source)
+            self._of = source.step, weakref.ref(source.mark)
+        folder = self._whole
+        assert folder
+        version = folder.name
+        if self.version(version, adapter=self._adapter) == version:
+            return version
+        self.load(folder, version, adapter=self._adapter)
+        if (now := self.version(version, adapter=self._adapter)) != version:
+            raise EngineError(
+                f"{self.name} has loaded {folder} and says that it draws by {now!r}"
+            )
+        if before not in (None, folder):
+            shutil.rmtree(before, ignore_errors=True)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        took = time.perf_counter() - start
+        counts["hand_over_bytes"] += size
+        counts["hand_over_s"] += took
+        logging.getLogger("curax").info(
+            "The engine draws by %s, %d bytes in %.3f s.", version, size, took
+        )
+        return version
+
+    def _written(self, source: Source) -> Path:
+        """A new folder with the parameters of a source, of which it is the name."""
+        home = Path(self._folder or tempfile.gettempdir())
+        name = f"curax-{self._token}-{self._count}-step-{source.step}"
+        config, task = source.config, source.task
+        self._adapter = self.adapters and written.has_adapters(config)
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            written.write(
+                home / name, config, task, source.params(), adapter=self._adapter
+            )
+        except OSError as error:
+            raise EngineError(
+                f"{home / name} cannot be written ({error.strerror or error})"
+            ) from error
+        return home / name
+
+    def _is_of(self, source: Source) -> bool:
+        """Whether the folder holds the parameters of a source."""
+        assert self._of
+        step, mark = self._of
+        return step == source.step and mark() is source.mark
+
+
+def fault(
+    given: Completion, how: Limits, version: str, now: str | None = None
+) -> str | None:
+    """Why a completion cannot be one that was asked for; None: it can.
+
+    Args:
+        given: the completion.
+        how: what was asked for.
+        version: of the parameters that had to draw it.
+        now: that the engine had afterwards, where the completion does not say.
+    """
+    tokens, logp = given.tokens, given.logp
+    others = [one for one in given.versions or {now} if one != version]
+    if others:
+        return f"drawn by {others[0]!r} and not by {version!r}"
+    if len(logp) != len(tokens):
+        return f"{len(tokens)} tokens with {len(logp)} log-probs"
+    if not 0 < len(tokens) <= how.max_tokens:
+        return f"{len(tokens)} tokens of at most {how.max_tokens}"
+    if not all(0 <= token < how.vocabulary for token in tokens):
+        return "a token that is not in the vocabulary"
+    if not all(math.isfinite(one) and one <= ROUNDING for one in logp):
+        return "a log-prob that is not finite, or above 0"
+    if any(token in how.end for token in tokens[:-1]):
+        return "tokens behind the end"
+    if given.finished != (tokens[-1] in how.end):
+        return "an end that is none of the task's, or none where there is one"
+    if not given.finished and len(tokens) < how.max_tokens:
+        return f"cut off after {len(tokens)} tokens of {how.max_tokens}"
+    return None
+
+
+# ----- servers
+
+
+class Server(Engine):
+    """An engine behind HTTP."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        timeout: float,
+        retries: int,
+        parallel: int,
+        token_env: str,
+        **options: Any,
+    ):
+        """Check the options; nothing is sent.
+
+        Raises:
+            ValueError: an option is wrong, in a sentence.
+        """
+        super().__init__(**options)
+        self.url = url.rstrip("/")
+        given: dict[str, Any] = {"url": self.url, "token_env": token_env}
+        given |= {"default_env": TOKEN, "example": "http://127.0.0.1:8000"}
+        self._rows = Client(
+            self.name,
+            timeout=timeout,
+            retries=retries,
+            parallel=parallel,
+            largest=LARGEST,
+            **given,
+        )
+        self._load = Client(self.name, timeout=timeout, retries=0, parallel=1, **given)
+        self._look = Client(self.name, timeout=LOOK, retries=0, parallel=1, **given)
+
+    def start(self, config: Fields) -> None:
+        """As `Engine.start`; the token is taken from the environment."""
+        super().start(config)
+        for client in (self._rows, self._load, self._look):
+            client.start()
+
+    def completions(
+        self, bodies: Sequence[Any], place: str, read: Callable[[Any], Completion]
+    ) -> list[Completion | str]:
+        """What a reader makes of each reply, or the reason why there is none."""
+        found: list[Completion | str] = []
+        for reply in self._rows.replies(bodies, place):
+            if isinstance(reply, MissingError):
+                found.append(self._rows.told(str(reply)))
+                continue
+            try:
+                found.append(read(reply))
+            except (TypeError, KeyError, IndexError, ValueError, AttributeError):
+                found.append(f"the reply of {place} holds no completion")
+        return found
+
+    def get(self, place: str) -> Any:
+        """The reply to a question about the engine's state.
+
+        Raises:
+            AbsentError: there is none.
+        """
+        (reply,) = self._look.replies([None], place, method="GET")
+        if isinstance(reply, MissingError):
+            raise AbsentError(self._look.told(f"{place}: {reply}"))
+        return reply
+
+    def post(self, place: str, body: Any) -> Any:
+        """The reply to an order; text where it is no JSON.
+
+        Raises:
+            AbsentError: there is none.
+            EngineError: it is refused.
+        """
+        (reply,) = self._load.replies([body], place, text=True)
+        if not isinstance(reply, MissingError):
+            return reply
+        reason = self._load.told(f"{place}: {reply}")
+        if re.search(r"HTTP 4(?!29)\d\d", reason):
+            raise EngineError(f"{self.name} at {self.url} refuses {reason}")
+        raise AbsentError(reason)
+
+
+def whole(number: Any) -> int:
+    """A whole number of a reply; ValueError where it is none."""
+    if not (isinstance(number, int | float) and number == int(number)):
+        raise ValueError(number)
+    return int(number)
+
+
+class Vllm(Server):
+    """A server of vLLM."""
+
+    name = "engine.vllm"
+    adapters = True
+    _generates: bool | None = None  # whether there is a route for tokens
+
+    def version(self, wanted: str, *, adapter: bool) -> str | None:
+        """As `Engine.version`; adapters are models of their own, named by version."""
+        if adapter:
+            names = [one["id"] for one in self.get("/v1/models")["data"]]
+            return wanted if wanted in names else None
+        return self.get("/weight_info")["weight_version"]
+
+    def load(self, folder: Path, version: str, *, adapter: bool) -> None:
+        """As `Engine.load`; prefixes that were cached before are forgotten."""
+        if adapter:
+            old = [one["id"] for one in self.get("/v1/models")["data"]]
+            for name in old:
+                if name.startswith(f"curax-{self._token}-"):
+                    self.post("/v1/unload_lora_adapter", {"lora_name": name})
+            given = {"lora_name": version, "lora_path": str(folder)}
+            self.post("/v1/load_lora_adapter", given)
+            return
+        given = {"weights_path": str(folder)}
+        order = {"method": "reload_weights", "kwargs": given}
+        self.post("/collective_rpc", order)
+        self.post("/reset_prefix_cache", {})
+        self.post("/update_weight_version", {"new_version": version})
+
+    def complete(
+        self, asks: Sequence[Ask], how: Limits, version: str
+    ) -> list[Completion | str]:
+        """As `Engine.complete`, by the route for tokens, else by that of OpenAI."""
+        model = version
+        if not self._adapter:
+            try:
+                model = self.get("/v1/models")["data"][0]["id"]
+            except (AbsentError, TypeError, KeyError, IndexError) as error:
+                return [f"/v1/models: {error}"] * len(asks)
+        if self._generates is None:
+            self._generates = self._has_generate()
+        beside = {"model": model, "cache_salt": version}
+        if not self._generates:
+            bodies = [
+                {"prompt": ask.tokens, "return_token_ids": True}
+                | sampling(ask, how)
+                | beside
+                for ask in asks
+            ]
+            return self.completions(bodies, "/v1/completions", self._of_openai)
+        bodies = [
+            {"token_ids": ask.tokens, "sampling_params": sampling(ask, how)} | beside
+            for ask in asks
+        ]
+        return self.completions(bodies, "/inference/v1/generate", self._of_generate)
+
+    def _has_generate(self) -> bool:
+        """Whether the route for tokens is there and open."""
+        (reply,) = self._look.replies([{}], "/inference/v1/generate")
+        return not re.search("HTTP (403|404|405)", str(reply))
+
+    def _of_generate(self, reply: Any) -> Completion:
+        (choice,) = reply["choices"]
+        spans = [] if self._adapter else choice.get("weight_versions") or []
+        return Completion(
+            tokens=[whole(token) for token in choice["token_ids"]],
+            logp=[float(one["logprob"]) for one in choice["logprobs"]["content"]],
+            finished=choice["finish_reason"] == "stop",
+            versions=frozenset(span["version"] for span in spans),
+        )
+
+    def _of_openai(self, reply: Any) -> Completion:
+        (choice,) = reply["choices"]
+        return Completion(
+            tokens=[whole(token) for token in choice["token_ids"]],
+            logp=[float(one) for one in choice["logprobs"]["token_logprobs"]],
+            finished=choice["finish_reason"] == "stop",
+        )
+
+
+def sampling(ask: Ask, how: Limits) -> dict[str, Any]:
+    """Options of vLLM that draw from the whole distribution, whatever its defaults."""
+    return {
+        "seed": ask.seed,
+        "n": 1,
+        "logprobs": 0,
+        "max_tokens": how.max_tokens,
+        "temperature": how.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "ignore_eos": True,  # the task's ends are the only ones
+        "stop_token_ids": list(how.end),
+    }
+
+
+class Sglang(Server):
+    """A server of SGLang."""
+
+    name = "engine.sglang"
+
+    def version(self, wanted: str, *, adapter: bool) -> str | None:
+        """As `Engine.version`."""
+        del wanted, adapter
+        return self.get("/model_info").get("weight_version")
+
+    def load(self, folder: Path, version: str, *, adapter: bool) -> None:
+        """As `Engine.load`; prefixes that were cached before are forgotten."""
+        del adapter
+        order = {"model_path": str(folder), "weight_version": version}
+        reply = self.post("/update_weights_from_disk", order | {"flush_cache": True})
+        if not (isinstance(reply, dict) and reply.get("success")):
+            raise EngineError(f"{self.name} did not load {folder} ({reply})")
+
+    def complete(
+        self, asks: Sequence[Ask], how: Limits, version: str
+    ) -> list[Completion | str]:
+        """As `Engine.complete`."""
+        del version
+        options = {
+            "max_new_tokens": how.max_tokens,
+            "temperature": how.temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop_token_ids": list(how.end),
+        }
+        bodies = [
+            {
+                "input_ids": ask.tokens,
+                "sampling_params": options | {"sampling_seed": ask.seed},
+                "return_logprob": True,
+            }
+            for ask in asks
+        ]
+        return self.completions(bodies, "/generate", self._of_generate)
+
+    def _of_generate(self, reply: Any) -> Completion:
+        about = reply["meta_info"]
+        pairs = about["output_token_logprobs"]
+        told = about.get("weight_version")
+        return Completion(
+            tokens=[whole(pair[1]) for pair in pairs],
+            logp=[float(pair[0]) for pair in pairs],
+            finished=about["finish_reason"]["type"] == "stop",
+            versions=frozenset([told] if told else []),
+        )
+
+
+def vllm(
+    *,
+    url: str,
+    folder: str = "",
+    timeout: Positive = 600.0,
+    wait: Positive = 600.0,
+    tries: Count = 3,
+    retries: Natural = 2,
+    parallel: Count = 256,
+    token_env: str = TOKEN,
+) -> Engine:
+    """Completions by a server of vLLM, started as `docs/engines.md` says.
+
+    It gets adapters where the model has `lora_rank`, else all parameters. Where the
+    route for tokens is closed, that of OpenAI is asked.
+
+    Args:
+        url: address, without a path; it is stored with the config.
+        folder: in which parameters are handed over, seen by the server under the same
+            name; "": one of temporary files, on the same host.
+        timeout: seconds per request and attempt.
+        wait: seconds for a server that does not answer to come back.
+        tries: times that a completion is asked for, with the same seed.
+        retries: further attempts per request, where the server could not be reached.
+        parallel: requests, and connections, at the same time.
+        token_env: environment variable with a token, sent as `Authorization: Bearer`;
+            one that is named must be there.
+
+    Raises:
+        ValueError: an option is wrong, in a sentence.
+    """
+    return Vllm(
+        url=url,
+        folder=folder,
+        timeout=timeout,
+        wait=wait,
+        tries=tries,
+        retries=retries,
+        parallel=parallel,
+        token_env=token_env,
+    )
+
+
+def sglang(
+    *,
+    url: str,
+    folder: str = "",
+    timeout: Positive = 600.0,
+    wait: Positive = 600.0,
+    tries: Count = 3,
+    retries: Natural = 2,
+    parallel: Count = 256,
+    token_env: str = TOKEN,
+) -> Engine:
+    """Completions by a server of SGLang; all parameters, adapters merged.
+
+    Arguments as `vllm`. Seeds count where the server draws deterministically. A server
+    of sglang-jax has no route for parameters and cannot be trained with.
+
+    Args:
+        url: address, without a path; it is stored with the config.
+        folder: in which parameters are handed over, seen by the server under the same
+            name; "": one of temporary files, on the same host.
+        timeout: seconds per request and attempt.
+        wait: seconds for a server that does not answer to come back.
+        tries: times that a completion is asked for, with the same seed.
+        retries: further attempts per request, where the server could not be reached.
+        parallel: requests, and connections, at the same time.
+        token_env: environment variable with a token, as of `vllm`.
+
+    Raises:
+        ValueError: an option is wrong, in a sentence.
+    """
+    return Sglang(
+        url=url,
+        folder=folder,
+        timeout=timeout,
+        wait=wait,
+        tries=tries,
+        retries=retries,
+        parallel=parallel,
+        token_env=token_env,
+    )

@@ -1,0 +1,175 @@
+"""Completions by an engine: what a step asks for, and what becomes of the answers.
+
+    asked -> Engine.draw -> rollouts, with what no engine says
+
+An engine draws what a step trains on, refills and hinted groups included. Pilots,
+probes, hints that the policy writes and held-out prompts are drawn by curax's sampler.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from curax import reward, update
+from curax.arrays import frozen, keys, metrics
+from curax.arrays.sharding import shard_rows
+from curax.engine import Ask, Drawn, Limits, Source
+from curax.processes import peers
+from curax.settings.config_types import present
+from curax.step import draw, optimise
+from curax.step.types import Components, Request, StepRequest, Subject
+from curax.types import Prompts, Rollouts, TrainState
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+@flax.struct.dataclass(kw_only=True)
+class Asked:
+    """What the rows of a request are conditioned on, and their seeds."""
+
+    tokens: jax.Array  # [C, P] int32
+    mask: jax.Array  # [C, P] bool
+    context: jax.Array  # [N] int32 in [0, C)
+    seed: jax.Array  # [N] uint32, a function of key, prompt and slot
+    exists: jax.Array  # [N] bool
+
+
+@flax.struct.dataclass(kw_only=True)
+class Given:
+    """Completions of an engine; a row without tokens is missing."""
+
+    tokens: Any  # [N, T] int32, `pad` after the end
+    mask: Any  # [N, T] bool
+    logp: Any  # [N, T] float32, nats
+    finished: Any  # [N] bool
+
+
+def draws(parts: Subject, request: Request) -> bool:
+    """Whether an engine draws a request."""
+    if not isinstance(parts, Components) or parts.engine is None:
+        return False
+    return isinstance(request, StepRequest)
+
+
+def asked(parts: Components, request: Request) -> Asked:
+    """What an engine is asked for."""
+    del parts
+    plan = present(request.plan)
+    each = keys.row_keys(request.key, plan.prompt, plan.slot)
+    return Asked(
+        tokens=request.contexts.tokens,
+        mask=request.contexts.mask,
+        context=plan.context,
+        seed=jax.vmap(jax.random.bits)(each),
+        exists=plan.exists,
+    )
+
+
+def answered(
+    parts: Components, state: TrainState, request: Request, what: Asked
+) -> tuple[Given, Drawn]:
+    """Completions of the engine by the parameters of a state, as arrays and as given.
+
+    The parameters are those of the step before where the draw is one step ahead.
+
+    Raises:
+        EngineError: the engine draws nothing more.
+    """
+    version = max(int(state.step) - parts.config.sampling.ahead, 0)
+    what = peers.fetch(what)
+    rows = np.flatnonzero(what.exists)
+    contexts = [t[m].tolist() for t, m in zip(what.tokens, what.mask, strict=True)]
+    asks = [
+        Ask(contexts[what.context[n]], int(what.seed[n]) & 0x7FFFFFFF) for n in rows
+    ]
+    how = Limits(
+        max_tokens=request.how.max_tokens,
+        temperature=float(request.how.temperature),
+        end=tuple(map(int, parts.task.end)),
+        vocabulary=parts.task.vocab_size,
+    )
+    source = Source(
+        step=version,
+        mark=jax.tree.leaves(state.params)[0],
+        params=lambda: peers.fetch(frozen.join(state.params, state.frozen)),
+        config=parts.config,
+        task=parts.task,
+    )
+    drawn = present(parts.engine).draw(asks, how, source)
+    shape = len(what.exists), how.max_tokens
+    tokens = np.full(shape, parts.task.pad, np.int32)
+    logp = np.zeros(shape, np.float32)
+    finished = np.ones(shape[0], bool)  # what is missing was not cut off
+    length = np.zeros(shape[0], np.int32)
+    for n, one in zip(rows, drawn.completions, strict=True):
+        if one is not None:
+            length[n] = len(one.tokens)
+            tokens[n, : length[n]] = one.tokens
+            logp[n, : length[n]] = np.minimum(one.logp, 0.0)
+            finished[n] = one.finished
+    mask = np.arange(shape[1]) < length[:, None]
+    given = Given(tokens=tokens, mask=mask, logp=logp, finished=finished)
+    return given, drawn
+
+
+def grade(parts: Subject, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
+    """`[N]` outcomes by the task's verifier as a JAX function, NaN of missing rows."""
+    outcome = reward.on_device(parts.task, prompts, rollouts)
+    return jnp.where(jnp.any(rollouts.mask, -1), outcome, jnp.nan)
+
+
+def shapes(parts: Components, request: Request, what: Asked) -> Given:
+    """Shapes of what the engine gives."""
+    del parts
+    rows, steps = what.exists.shape[0], request.how.max_tokens
+    tokens = jax.ShapeDtypeStruct((rows, steps), jnp.int32)
+    return Given(
+        tokens=tokens,
+        mask=jax.ShapeDtypeStruct((rows, steps), bool),
+        logp=jax.ShapeDtypeStruct((rows, steps), jnp.float32),
+        finished=jax.ShapeDtypeStruct((rows,), bool),
+    )
+
+
+def rollouts(
+    parts: Components, state: TrainState, request: Request, given: Given
+) -> tuple[Rollouts, Mapping[str, Pair]]:
+    """Completions of an engine as rollouts, and how far its log-probs are off.
+
+    Log-probs of the policy, entropy and score norms, which no engine gives, are the
+    trainer's, of one pass with the parameters that drew. So `logp_policy` rounds as the
+    trainer does, and `logp_behaviour` as the engine.
+    """
+    plan, mask = present(request.plan), given.mask
+    stats = update.token_stats(
+        draw.policy(parts, state),
+        state.params,
+        request.contexts,
+        given.tokens,
+        mask,
+        plan.context,
+        optimise.settings(parts.config),
+    )
+    off = jnp.abs(given.logp - stats.logp)
+    made = Rollouts(
+        tokens=given.tokens,
+        mask=mask,
+        logp_behaviour=given.logp,
+        logp_policy=jnp.where(mask, stats.logp, 0.0),
+        entropy=jnp.where(mask, stats.entropy, 0.0),
+        score_sq_norm=jnp.where(mask, jnp.maximum(stats.score_sq_norm, 0.0), 0.0),
+        finished=given.finished,
+        prompt=plan.prompt,
+        slot=plan.slot,
+        context=plan.context,
+        exists=plan.exists,
+    )
+    gaps = {
+        "engine/gap_nats": metrics.mean(off, mask),
+        "engine/gap_max_nats": metrics.one(jnp.max(off, where=mask, initial=0.0)),
+    }
+    return jax.tree.map(shard_rows, made), gaps

@@ -1,0 +1,485 @@
+"""Completions by an engine over HTTP: right, asked again, or missing; never wrong."""
+
+import dataclasses
+import math
+import threading
+import time
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+
+import engine_server
+import jax
+import numpy as np
+import pytest
+import small
+from run_files import lines
+from test_loops import STOPPED, TINY, warmed
+
+from curax import engine, hint, off_policy, reflect, train
+from curax.config import ConfigError, Hint, Reflection, override
+from curax.models import pretrained, written
+from curax.step import loops
+from curax.step.build import build, with_engine
+
+KINDS = {"vllm": engine.vllm, "sglang": engine.sglang}
+HOW = engine.Limits(max_tokens=3, temperature=1.0, end=(19,), vocabulary=23)
+ASKS = [engine.Ask([1, 2, 3 + n % 4], 100 + n) for n in range(8)]
+
+
+def asking(url, kind=engine.vllm, base=TINY, **options):
+    given = {"wait": 20.0, "tries": 3, "retries": 0, "timeout": 60.0, "parallel": 4}
+    changes = {
+        "sampling.engine": partial(kind, url=url, **given | options),
+        "sampling.off_policy": off_policy.truncated_ratio,
+    }
+    return override(base, changes)
+
+
+@lru_cache
+def params():
+    return jax.device_get(build(TINY).model.init(jax.random.key(3)))
+
+
+def source(parts, step=0, given=None):
+    own = params() if given is None else given
+    return engine.Source(
+        step=step,
+        mark=jax.device_put(np.float32(step)),
+        params=lambda: own,
+        config=parts.config,
+        task=parts.task,
+    )
+
+
+@contextmanager
+def started(kind=engine.vllm, **options):
+    """A fake server, what asks it, and the components of the run."""
+    fake = engine_server.Engine()
+    with fake.served() as url:
+        parts = with_engine(build(asking(url, kind, **options)))
+        parts.engine.start(parts.config)
+        try:
+            yield fake, parts.engine, parts
+        finally:
+            parts.engine.close()
+
+
+@lru_cache
+def right():
+    """The completions without any fault."""
+    with started() as (_, asks, parts):
+        return asks.draw(ASKS, HOW, source(parts)).completions
+
+
+def of(completions):
+    return [(one.tokens, one.logp, one.finished) for one in completions]
+
+
+# ----- an engine by itself
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_handed_over_once_and_then_draw(kind, tmp_path):
+    with started(KINDS[kind], folder=str(tmp_path)) as (fake, asks, parts):
+        here = source(parts)
+        drawn = [asks.draw(ASKS, HOW, here) for _ in range(2)]
+        assert of(drawn[0].completions) == of(drawn[1].completions) == of(right())
+        assert len(fake.loads) == 1
+        assert drawn[0].counts["hand_over_bytes"] > 1000
+        assert "hand_over_bytes" not in drawn[1].counts
+        asks.draw(ASKS, HOW, source(parts, step=1))
+        assert [Path(one).name[-1] for one in fake.loads] == ["0", "1"]
+        assert [one.name for one in tmp_path.iterdir()] == [fake.version]
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_the_route_for_tokens_is_closed_that_of_openai_is_asked():
+    with started() as (fake, asks, parts):
+        fake.generates = False
+        drawn = asks.draw(ASKS, HOW, source(parts))
+        assert of(drawn.completions) == of(right())
+        assert all(body["return_token_ids"] for body in fake.asked)
+
+
+def late(given, number):
+    time.sleep(1.5)
+    return given
+
+
+FAULTS = {
+    "no JSON": lambda given: "what?",
+    "something else": lambda given: '{"choices": []}',
+    "an error": lambda given: 500,
+    "refused": lambda given: 400,
+    "no tokens": lambda given: given | {"tokens": [], "logp": []},
+    "too few tokens": lambda given: (
+        given | {"tokens": [1], "logp": [-1.0], "end": "length"}
+    ),
+    "too many tokens": lambda given: (
+        given | {"tokens": [1] * 4, "logp": [-1.0] * 4, "end": "length"}
+    ),
+    "unknown tokens": lambda given: given | {"tokens": [23, 19], "logp": [-1.0] * 2},
+    "fractions of tokens": lambda given: (
+        given | {"tokens": [0.5, 19], "logp": [-1.0] * 2}
+    ),
+    "tokens behind the end": lambda given: (
+        given | {"tokens": [19, 4, 19], "logp": [-1.0] * 3, "end": "stop"}
+    ),
+    "no end": lambda given: (
+        given | {"tokens": [4, 5, 6], "logp": [-1.0] * 3, "end": "stop"}
+    ),
+    "NaN": lambda given: given | {"logp": [math.nan] * len(given["tokens"])},
+    "minus infinity": lambda given: (
+        given | {"logp": [-math.inf] * len(given["tokens"])}
+    ),
+    "above 0": lambda given: given | {"logp": [0.5] * len(given["tokens"])},
+    "no number": lambda given: given | {"logp": ["x"] * len(given["tokens"])},
+    "too few log-probs": lambda given: given | {"logp": given["logp"][1:]},
+    "another version": lambda given: given | {"version": "of-someone-else"},
+    "no version": lambda given: given | {"version": None},
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_impossible_is_drawn_again_and_is_the_same(name):
+    """Half of the rows fail at first; what is asked again has the same seed."""
+    with started() as (fake, asks, parts):
+        fake.fault = lambda given, n: FAULTS[name](given) if n % 2 and n < 9 else given
+        drawn = asks.draw(ASKS, HOW, source(parts))
+    assert of(drawn.completions) == of(right())
+    assert (drawn.counts["requests"], drawn.counts["again"]) == (12, 4)
+    assert drawn.counts["missing"] == 0
+    assert drawn.reason is None
+
+
+@pytest.mark.parametrize("name", ["NaN", "an error", "another version"])
+def test_what_always_fails_is_missing_and_the_others_are_there(name):
+    with started() as (fake, asks, parts):
+        seed = ASKS[2].seed
+        fake.fault = lambda given, n: (
+            FAULTS[name](given)
+            if fake.asked[n - 1]["sampling_params"]["seed"] == seed
+            else given
+        )
+        # One at a time, or a number may be another request's.
+        asks._rows._parallel = 1
+        drawn = asks.draw(ASKS, HOW, source(parts))
+    assert [one is None for one in drawn.completions].index(True) == 2
+    assert drawn.counts["missing"] == 1
+    assert drawn.counts["requests"] == len(ASKS) + 2
+    assert drawn.reason
+
+
+def test_what_takes_too_long_is_cancelled_and_asked_again():
+    with started(timeout=1.0) as (fake, asks, parts):
+        here = source(parts)
+        asks.draw(ASKS[:4], HOW, here)  # compiled
+        already = len(fake.asked)
+        fake.fault = lambda given, n: late(given, n) if n == already + 1 else given
+        drawn = asks.draw(ASKS, HOW, here)
+    assert of(drawn.completions) == of(right())
+    assert drawn.counts["again"] == 1
+
+
+def test_an_engine_that_dies_in_the_middle_of_a_draw_is_waited_for_and_loaded_again():
+    with started() as (fake, asks, parts):
+
+        def dies(given, number):
+            if number == 3:
+                fake.dead = True
+                threading.Timer(1.0, fake.restart).start()
+            return 503 if fake.dead else given
+
+        fake.fault = dies
+        drawn = asks.draw(ASKS, HOW, source(parts))
+        assert of(drawn.completions) == of(right())
+        assert drawn.counts["again"] > 0
+        assert len(fake.loads) == 2
+        assert len(set(fake.loads)) == 1
+
+
+def test_an_engine_that_comes_back_with_other_parameters_draws_nothing_that_counts():
+    """By the route that does not say what drew: it is asked before and afterwards."""
+    with started() as (fake, asks, parts):
+        fake.generates = False
+
+        def swaps(given, number):
+            if number == 5:
+                fake.version = "default"
+            return given
+
+        fake.fault = swaps
+        drawn = asks.draw(ASKS, HOW, source(parts))
+        assert of(drawn.completions) == of(right())
+        assert drawn.counts["requests"] == 2 * len(ASKS)
+        assert len(fake.loads) == 2
+
+
+def test_an_engine_that_does_not_come_back_ends_the_run_in_a_sentence():
+    with started(wait=0.3) as (fake, asks, parts):
+        fake.dead = True
+        with pytest.raises(engine.EngineError, match=r"has not answered for 0\.3 s"):
+            asks.draw(ASKS, HOW, source(parts))
+
+
+def test_an_engine_that_takes_no_parameters_says_so():
+    """As that of sglang-jax, which has no route for them."""
+    fake = engine_server.Engine()
+    given = fake.answer
+
+    def answer(handler, body, number):
+        if handler.path == "/update_weights_from_disk":
+            engine_server.judge_server.reply(handler, 404, '{"detail": "Not Found"}')
+        else:
+            given(handler, body, number)
+
+    with engine_server.judge_server.serve(answer) as server:
+        parts = with_engine(build(asking(server.url, engine.sglang)))
+        with pytest.raises(engine.EngineError, match=r"refuses .*HTTP 404"):
+            parts.engine.draw(ASKS, HOW, source(parts))
+
+
+def test_adapters_are_handed_over_alone_under_names_of_their_own(tmp_path):
+    written.write(tmp_path / "base", TINY, build(TINY).task, params())
+    base = partial(pretrained.model, path=str(tmp_path / "base"), lora_rank=2)
+    with started(base=dataclasses.replace(TINY, model=base)) as (fake, asks, parts):
+        fake.load(str(tmp_path / "base"))
+        own = jax.device_get(parts.model.init(jax.random.key(0)))
+        for step in range(2):
+            drawn = asks.draw(ASKS, HOW, source(parts, step, own))
+            assert None not in drawn.completions
+            ((name, folder),) = fake.adapters.items()
+            assert {body["model"] for body in fake.asked[-8:]} == {name}
+            assert name.endswith(f"step-{step}")
+            names = {one.name for one in Path(folder).iterdir()}
+            assert {"adapter_config.json", "adapter_model.safetensors"} <= names
+        assert fake.loads == [str(tmp_path / "base")]
+
+
+def test_the_token_comes_from_the_environment_and_is_told_nowhere(monkeypatch):
+    monkeypatch.setenv("CURAX_ENGINE_TOKEN", "hidden-from-all")
+    seen = []
+
+    def answer(handler, body, number):
+        seen.append(handler.headers["Authorization"])
+        engine_server.judge_server.reply(handler, 401, "no: hidden-from-all")
+
+    with engine_server.judge_server.serve(answer) as server:
+        parts = with_engine(build(asking(server.url, wait=0.1)))
+        parts.engine.start(parts.config)
+        with pytest.raises(engine.EngineError) as told:
+            parts.engine.draw(ASKS, HOW, source(parts))
+    assert set(seen) == {"Bearer hidden-from-all"}
+    assert "hidden" not in str(told.value)
+
+
+# ----- a run
+
+
+def advanced(config, times):
+    """The loop of a config after some steps: its state, rows and completions."""
+    parts = with_engine(build(config))
+    parts.engine.start(config)
+    loop = loops.Staged(parts)
+    with loop.context():
+        loop.rehearse()
+        state = loop.begin(dataclasses.replace(warmed(1), seed=loop.seeds))
+        state, rows, shown = loop.advance(state, times)
+    parts.engine.close()
+    return jax.device_get(state), rows, shown
+
+
+def host(config):
+    return override(config, ["task.on_device=false"])
+
+
+WHERE = [pytest.param(lambda config: config, marks=pytest.mark.long), host]
+
+
+@pytest.mark.parametrize("where", WHERE, ids=["device", "host"])
+def test_a_run_trains_on_what_its_policy_draws_elsewhere(where):
+    fake = engine_server.Engine()
+    with fake.served() as url:
+        _, rows, _ = advanced(where(asking(url)), 3)
+    assert [Path(one).name[-1] for one in fake.loads] == ["0", "1", "2"]
+    for row in rows:
+        assert row["engine/requests"] == row["rollout/drawn"] == 16
+        assert row["engine/gap_max_nats"] < 1e-4
+        assert row["engine/missing"] == row["outcome/missing"] == 0
+        assert row["sampler/weight_max"] < 1.2
+        assert row["update/count"] == 2
+
+
+@pytest.mark.parametrize("where", [lambda config: config, host], ids=["device", "host"])
+def test_a_completion_that_is_missing_trains_nothing(where):
+    """Of the first prompt all are missing: they count as missing outcomes."""
+    fake = engine_server.Engine()
+    with fake.served() as url:
+        config = where(asking(url, tries=1, parallel=1))
+        fake.fault = lambda given, n: 500 if n <= 4 else given
+        _, (row,), (shown,) = advanced(config, 1)
+    assert row["engine/missing"] == row["outcome/missing"] == 4
+    assert row["rollout/drawn"] == 16
+    assert np.isnan(shown.outcome[0]).all()
+    assert not shown.keep[0].any()
+    assert not shown.mask[0].any()
+    assert not np.isnan(shown.outcome[1]).any()
+
+
+@pytest.mark.long
+def test_faults_change_nothing_of_a_run():
+    """Bit for bit: what is asked again is the same."""
+    states = []
+    for fault in (None, lambda given, n: 500 if n % 5 == 1 else given):
+        fake = engine_server.Engine()
+        fake.fault = fault
+        with fake.served() as url:
+            states.append(advanced(asking(url, tries=9), 2)[0])
+    assert fake.asked
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_rounds_of_a_stopping_rule_ask_for_no_more_than_they_open():
+    fake = engine_server.Engine()
+    with fake.served() as url:
+        _, (row,), _ = advanced(asking(url, base=STOPPED), 1)
+    assert row["engine/requests"] == row["rollout/drawn"] < STOPPED.sampling.prompts * 4
+    assert row["group/draws"] == row["rollout/drawn"] / STOPPED.sampling.prompts
+    assert len(fake.loads) == 1
+
+
+def test_hinted_groups_are_drawn_by_the_engine_too():
+    hinted = override(TINY, ["task.hints=true", "sampling.max_tokens=3"])
+    how = Hint(source=hint.reference_prefix, width=3, trigger=hint.all_wrong, levels=1)
+    fake = engine_server.Engine()
+    with fake.served() as url:
+        hinted = dataclasses.replace(asking(url, base=hinted), hint=how)
+        _, rows, _ = advanced(hinted, 2)
+    assert sum(row["engine/requests"] for row in rows) == len(fake.asked)
+    assert sum(row["rollout/drawn"] for row in rows) == len(fake.asked)
+
+
+def test_a_draw_ahead_is_by_the_parameters_of_the_step_before():
+    fake = engine_server.Engine()
+    with fake.served() as url:
+        config = override(asking(url), ["sampling.ahead=1"])
+        _, rows, shown = advanced(config, 4)
+    asked = [int(body["cache_salt"].rpartition("-")[2]) for body in fake.asked]
+    assert [asked[16 * n] for n in range(4)] == [0, 0, 1, 2]
+    assert [set(one.version[one.exists]) for one in shown] == [{0}, {0}, {1}, {2}]
+    # The first are handed over twice: the state has a copy of them for each draw.
+    assert [Path(one).name[-1] for one in fake.loads] == ["0", "0", "1", "2"]
+    assert max(row["engine/gap_max_nats"] for row in rows) < 1e-4
+
+
+@pytest.mark.long
+def test_a_run_whose_engine_does_not_come_back_stops_and_can_be_resumed(
+    tmp_path, monkeypatch, capsys
+):
+    """What it is in the end is what it would have been; no file has the token."""
+    monkeypatch.setenv(engine.TOKEN, "hidden-from-all")
+    ends = []
+    for name in ("whole", "stopped"):
+        fake = engine_server.Engine()
+        with fake.served() as url:
+            options = [
+                "sampling.engine=engine.vllm",
+                f"sampling.engine.url={url}",
+                "sampling.engine.wait=0.5",
+                "sampling.off_policy=off_policy.truncated_ratio",
+            ]
+            argv = ["--config", str(small.FILE), "--workdir", str(tmp_path / name)]
+            set_ = ["--set", "steps=4", *options]
+            if name == "whole":
+                assert train.main([*argv, *set_]) == 0
+            else:
+
+                def dies(given, number, fake=fake):
+                    fake.dead = number > 3 * 16 + 5
+                    return 503 if fake.dead else given
+
+                fake.fault = dies
+                assert train.main([*argv, *set_]) == 1
+                said = capsys.readouterr().err
+                assert "has not answered for 0.5 s" in said
+                assert "go on with --resume" in said
+                with engine_server.Engine().served() as elsewhere:
+                    set_ = [one.replace(url, elsewhere) for one in set_]
+                    assert train.main([*argv, "--resume", *set_]) == 0
+        rows = lines(tmp_path / name / "metrics.jsonl")
+        ends.append([(row["step"], row.get("outcome/mean")) for row in rows])
+        files = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+        assert not any(b"hidden-from" in path.read_bytes() for path in files)
+    assert ends[0] == ends[1]
+    assert "hidden-from" not in "".join(capsys.readouterr())
+
+
+class Alone(engine.Engine):
+    """An engine of one's own that gives one completion to all."""
+
+    def __init__(self):
+        super().__init__()
+        self.has = None
+
+    def version(self, wanted, *, adapter):
+        return self.has
+
+    def load(self, folder, version, *, adapter):
+        assert (folder / "config.json").is_file()
+        self.has = version
+
+    def complete(self, asks, how, version):
+        return [engine.Completion([19], [-0.5], True) for _ in asks]
+
+
+def test_an_engine_of_ones_own_is_one_function():
+    config = override(asking("http://127.0.0.1:1"), {"sampling.engine": Alone})
+    _, (row,), (shown,) = advanced(config, 1)
+    assert row["rollout/length_tokens"] == 1
+    assert (shown.tokens[..., 0] == 19).all()
+
+
+# ----- what is refused
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sampling.off_policy": None}, "as another program rounds it"),
+        ({"sampling.top_k": 3}, "set sampling.top_k=0."),
+        ({"sampling.top_p": 0.5}, "set sampling.top_p=1.0."),
+        ({"seeds": 2}, "set seeds to 1."),
+        (
+            {"reflection": Reflection(weights=reflect.mean), "kl": None},
+            "set sampling.engine to None or reflection to None.",
+        ),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        override(asking(URL), changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (partial(engine.vllm, url="vllm"), "no http:// or https:// address"),
+        (partial(engine.vllm, url="http://me:secret@host"), "a user or a password"),
+        (partial(engine.sglang, url=URL, token_env="abc"), "no name in capitals"),
+        (dict, "gives a dict; name a function that gives an engine.Engine."),
+    ],
+)
+def test_an_engine_that_is_none_is_refused(make, said):
+    config = override(asking(URL), {"sampling.engine": make})
+    with pytest.raises((ConfigError, ValueError), match=said) as told:
+        with_engine(build(config))
+    assert "secret" not in str(told.value)
+
+
+def test_a_token_that_is_named_must_be_there():
+    parts = with_engine(build(asking(URL, token_env="NOT_THERE")))
+    with pytest.raises(RuntimeError, match="no environment variable NOT_THERE"):
+        parts.engine.start(parts.config)
