@@ -505,9 +505,9 @@ groups of eight, half of them right.
 ## What a draw one step ahead saves
 
 `nano`, with a verifier that sleeps as one that waits for a sandbox does. Draw and
-update share the device, so what can be hidden is the verifier. Hidden: of the seconds
-of drawing and verifying, the share that a step did not wait for. Idle: of the seconds
-of a step, the share in which neither a draw nor an update would have had to run.
+update share the two cores, which neither fills alone. Hidden: of the seconds of drawing
+and verifying, the share that a step did not wait for. Idle: of the seconds of a step,
+those beyond a draw and an update, one after the other.
 
 {ahead}
 
@@ -659,7 +659,7 @@ def of_ahead(results: Results) -> str:
     rows = [
         (
             one["verifier"],
-            one["ahead"],
+            str(one["ahead"]),
             f"{one['step_s']:.2f}" + "†" * one["disturbed"],
             f"{one['step_s'] / base[one['verifier']]:.2f} ×",
             f"{one['hidden']:.0%}",
