@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         predict,
         run,
         sample,
+        save_for_sampler,
         train_step,
     )
 
@@ -76,6 +77,7 @@ __all__ = [
     "rollout",
     "run",
     "sample",
+    "save_for_sampler",
     "score",
     "stop",
     "train_step",
@@ -87,6 +89,7 @@ _FUNCTIONS = {"load": "config", "override": "config"} | dict.fromkeys(
     (
         *("build", "init", "predict", "run", "train_step"),
         *("compute_logprobs", "datum", "forward_backward", "optim_step", "sample"),
+        "save_for_sampler",
     ),
     "library",
 )

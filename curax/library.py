@@ -11,6 +11,7 @@ made of, for loops that are no recipe: pure functions of a state, to be jitted t
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import flax.struct
@@ -19,8 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import hint, update
+from curax.arrays import frozen
 from curax.config import Config, ConfigError
+from curax.models import written
 from curax.settings import errors
+from curax.settings.config_paths import full_name
 from curax.step import build as builder
 from curax.step import draw, drivers, loops, optimise
 from curax.step import mesh as meshes
@@ -253,6 +257,28 @@ def optim_step(parts: Components, state: TrainState, gradient: Any) -> TrainStat
     )
     after = {"params": params, "opt_state": opt_state, "step": state.step + 1}
     return dataclasses.replace(state, **after)
+
+
+def save_for_sampler(parts: Components, state: TrainState, folder: str | Path) -> None:
+    """Write the policy of a state as a Hugging Face folder, which engines load.
+
+    Args:
+        parts: of the run, with a model of `curax.models`.
+        state: whose parameters are written, LoRA merged.
+        folder: does not exist yet; it appears when it is whole.
+
+    Raises:
+        ConfigError: Hugging Face has no format for the model.
+        OSError: the folder cannot be written.
+    """
+    params = jax.device_get(frozen.join(state.params, state.frozen))
+    with errors.config_errors(parts.config):
+        if not written.is_possible(parts.config):
+            raise ConfigError(
+                f"{full_name(parts.config.model)} has no form of Hugging Face; take a "
+                "model of curax.models."
+            )
+        written.write(folder, parts.config, parts.task, params)
 
 
 # ----- the x-ray

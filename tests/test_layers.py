@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "foreign": {"settings", "testbed", "config"} | STAGES,
     "step": BASE | STAGES | {"config", "engine", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
-    "library": {"types", "settings", "config", "hint", "update", "step", "theory"},
+    "library": {"types", "settings", "config", "hint", "update", "step", "theory"}
+    | {"arrays", "models"},
     "runs": BASE
     | {"config", "step", "theory", "planning", "models", "tasks", "processes", "hub"}
     | {"verify"},

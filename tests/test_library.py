@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 import small
+from safetensors import numpy
 
 import curax
 from curax import advantage, aggregate, library
@@ -207,7 +208,7 @@ def test_the_block_of_the_readme_runs_too(followed, begun, monkeypatch):
     assert names["metrics"].keys() == followed["metrics"].keys()
 
 
-def test_the_parts_of_a_step_make_the_update_of_the_shipped_one():
+def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path):
     """One step of a recipe, from its own rollouts, by the functions for other loops."""
     config = override(
         small.get_config(),
@@ -258,3 +259,7 @@ def test_the_parts_of_a_step_make_the_update_of_the_shipped_one():
     moved = jax.tree.map(np.array_equal, got.params, state.params)
     assert not any(jax.tree.leaves(moved))
     assert int(got.step) == 1
+    curax.save_for_sampler(parts, got, tmp_path / "policy")
+    saved = numpy.load_file(tmp_path / "policy" / "model.safetensors")
+    embed = saved["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(embed, got.params["embed"])
