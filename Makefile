@@ -5,8 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test test-long test-all check lint types site test-newest parity
-.PHONY: engine-test clean
+.PHONY: quickstart test test-long test-all check lint types site test-newest parity engine-test clean
 
 quickstart: $(VENV)/run.stamp
 	$(BIN)/python -m curax.train $(if $(wildcard runs/quickstart/config.json),--resume)

@@ -490,6 +490,7 @@ from dataclasses import replace
 from functools import partial
 
 import small
+import test_engine
 from curax import hint, loss, modulate, off_policy, reflect, stop
 from curax.config import KL, Hint, Pilot, Queries, Reflection, Stop
 from curax.step.methods import prefixes
@@ -515,6 +516,8 @@ CHANGED = {
     "reflection=Reflection(weights=reflect.mean, keep=reflect.null_test, "
     "queries=Queries(every=2, draws=2, keep=reflect.null_test)), "
     "sampling=replace(config.sampling, top_p=0.9, "
+    "off_policy=off_policy.truncated_ratio)",
+    "asks": "staged=True, sampling=replace(config.sampling, engine=test_engine.Alone, "
     "off_policy=off_policy.truncated_ratio)",
 }
 

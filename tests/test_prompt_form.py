@@ -97,7 +97,7 @@ def test_a_run_warns_before_it_begins(tmp_path, monkeypatch, capsys):
     model = partial(begun, path=str(tmp_path))
     config = replace(small.get_config(), model=model)
     task = SimpleNamespace(start=None, prompt_form=FORM)
-    loop = SimpleNamespace(parts=SimpleNamespace(task=task))
+    loop = SimpleNamespace(parts=SimpleNamespace(task=task, engine=None))
 
     def stop(_):
         raise ConfigError("so far")

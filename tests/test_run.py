@@ -28,7 +28,7 @@ class Loop:
     def __init__(self, *said: Any, steps=4):
         config = replace(small.get_config(), warm_start=None, steps=steps)
         task = SimpleNamespace(summary="", in_files=False, decode=str)
-        self.parts = SimpleNamespace(config=config, task=task)
+        self.parts = SimpleNamespace(config=config, task=task, engine=None)
         self.seeds, self._said = np.uint32(0), iter(said)
         self.row: dict[str, float] = {}
         self.rates, self.reason = np.zeros(1), ""
