@@ -30,6 +30,7 @@ from curax.settings.errors import WorkError
 from curax.settings.groups import Fields
 from curax.types import Task
 from curax.verify.http import Client, MissingError
+from curax.verify.serve import short
 
 TOKEN = "CURAX_ENGINE_TOKEN"  # environment variable of it, unless another is named
 LARGEST = 2**26  # bytes of a reply
@@ -115,6 +116,7 @@ class Engine(abc.ABC):
         self._token = secrets.token_hex(4)  # versions of other runs are others
         self._folder, self._wait, self._tries = folder, wait, tries
         self._whole: Path | None = None  # the folder of the parameters that draw
+        self._folders: list[Path] = []  # all that were written and not removed
         self._of: tuple[int, Any] | None = None  # their step, and their mark
         self._count, self._adapter = 0, False
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -163,8 +165,7 @@ class Engine(abc.ABC):
     def close(self) -> None:
         """Wait for no engine any more, and remove what was handed over."""
         self._closed.set()
-        if self._whole:
-            shutil.rmtree(self._whole, ignore_errors=True)
+        self._remove(None)
 
     def draw(self, asks: Sequence[Ask], how: Limits, source: Source) -> Drawn:
         """Completions by the parameters of a source, and by no others.
@@ -179,6 +180,7 @@ class Engine(abc.ABC):
                 rest = [n for n in range(len(asks)) if n not in found]
                 if not rest:
                     break
+                self._check_open()
                 version = self._ready(source, counts)
                 replies = self.complete([asks[n] for n in rest], how, version)
                 now = self._version_now(version)
@@ -186,9 +188,10 @@ class Engine(abc.ABC):
                     if isinstance(reply, str):
                         reasons[reply] += 1
                     elif what := fault(reply, how, version, now):
-                        reasons[what] += 1
-                    else:
-                        found[n] = reply
+                        reasons[self.told(what)] += 1
+                    else:  # whatever an engine says of an end at the last token
+                        ended = reply.tokens[-1] in how.end
+                        found[n] = reply._replace(finished=ended)
                 counts["requests"] += len(rest)
         missing = len(asks) - len(found)
         counts["again"] = counts["requests"] - len(asks)
@@ -204,9 +207,32 @@ class Engine(abc.ABC):
 
     def _version_now(self, version: str) -> str | None:
         try:
-            return self.version(version, adapter=self._adapter)
+            return self._version(version)
         except AbsentError:
             return None
+
+    def _version(self, wanted: str) -> str | None:
+        """As `version`; a reply of another shape is none."""
+        try:
+            return self.version(wanted, adapter=self._adapter)
+        except (TypeError, KeyError, IndexError, ValueError, AttributeError) as error:
+            what = f"a reply about its version that is none ({type(error).__name__})"
+            raise AbsentError(what) from error
+
+    def told(self, text: str) -> str:
+        """A text with words of the engine, as one line of a message."""
+        return short(text)
+
+    def _check_open(self) -> None:
+        """Raise an EngineError once the run ends."""
+        if self._closed.is_set():
+            raise EngineError(f"{self.name} is asked no more, as the run ends")
+
+    def _remove(self, but: Path | None) -> None:
+        """Remove all folders that were handed over but one."""
+        for folder in [one for one in self._folders if one != but]:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._folders.remove(folder)
 
     def _ready(self, source: Source, counts: dict[str, float]) -> str:
         """The version of the source, once the engine draws by it."""
@@ -229,23 +255,27 @@ class Engine(abc.ABC):
 
     def _handed_over(self, source: Source, counts: dict[str, float]) -> str:
         """The version of the source; its folder is written and loaded if need be."""
-        start, before = time.perf_counter(), self._whole
-        if before is None or self._of is None or not self._is_of(source):
+        start = time.perf_counter()
+        if self._whole is None or self._of is None or not self._is_of(source):
             self._count += 1
             self._whole = self._written(source)
+            self._folders.append(self._whole)
             self._of = source.step, weakref.ref(source.mark)
+            if self._closed.is_set():  # meanwhile
+                self._remove(None)
+            self._check_open()
         folder = self._whole
         assert folder
         version = folder.name
-        if self.version(version, adapter=self._adapter) == version:
+        if self._version(version) == version:
             return version
         self.load(folder, version, adapter=self._adapter)
-        if (now := self.version(version, adapter=self._adapter)) != version:
+        if (now := self._version(version)) != version:
             raise EngineError(
-                f"{self.name} has loaded {folder} and says that it draws by {now!r}"
+                f"{self.name} has loaded {folder} and says that it draws by "
+                f"{self.told(repr(now))}"
             )
-        if before not in (None, folder):
-            shutil.rmtree(before, ignore_errors=True)
+        self._remove(folder)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         took = time.perf_counter() - start
         counts["hand_over_bytes"] += size
@@ -304,8 +334,9 @@ def fault(
         return "a log-prob that is not finite, or above 0"
     if any(token in how.end for token in tokens[:-1]):
         return "tokens behind the end"
-    if given.finished != (tokens[-1] in how.end):
-        return "an end that is none of the task's, or none where there is one"
+    ended = tokens[-1] in how.end
+    if given.finished and not ended:
+        return "an end that is none of the task's"
     if not given.finished and len(tokens) < how.max_tokens:
         return f"cut off after {len(tokens)} tokens of {how.max_tokens}"
     return None
@@ -353,6 +384,10 @@ class Server(Engine):
         for client in (self._rows, self._load, self._look):
             client.start()
 
+    def told(self, text: str) -> str:
+        """As `Engine.told`, without the token."""
+        return self._rows.told(text)
+
     def completions(
         self, bodies: Sequence[Any], place: str, read: Callable[[Any], Completion]
     ) -> list[Completion | str]:
@@ -364,7 +399,10 @@ class Server(Engine):
                 continue
             try:
                 found.append(read(reply))
-            except (TypeError, KeyError, IndexError, ValueError, AttributeError):
+            except (
+                *(TypeError, KeyError, IndexError, ValueError, AttributeError),
+                OverflowError,  # numbers of any size
+            ):
                 found.append(f"the reply of {place} holds no completion")
         return found
 
@@ -373,11 +411,10 @@ class Server(Engine):
 
         Raises:
             AbsentError: there is none.
+            EngineError: it is refused.
         """
         (reply,) = self._look.replies([None], place, method="GET")
-        if isinstance(reply, MissingError):
-            raise AbsentError(self._look.told(f"{place}: {reply}"))
-        return reply
+        return self._given(self._look, place, reply)
 
     def post(self, place: str, body: Any) -> Any:
         """The reply to an order; text where it is no JSON.
@@ -387,12 +424,22 @@ class Server(Engine):
             EngineError: it is refused.
         """
         (reply,) = self._load.replies([body], place, text=True)
+        return self._given(self._load, place, reply)
+
+    def _given(self, client: Client, place: str, reply: Any) -> Any:
+        """A reply; one that is missing is raised."""
         if not isinstance(reply, MissingError):
             return reply
-        reason = self._load.told(f"{place}: {reply}")
-        if re.search(r"HTTP 4(?!29)\d\d", reason):
+        reason = client.told(f"{place}: {reply}")
+        if status(reply) in range(400, 500) and status(reply) not in (408, 429):
             raise EngineError(f"{self.name} at {self.url} refuses {reason}")
         raise AbsentError(reason)
+
+
+def status(reply: Any) -> int | None:
+    """The HTTP status that a missing reply is told by; None: there was none."""
+    found = re.match(r"error: HTTP (\d{3})", str(reply))
+    return int(found[1]) if found else None
 
 
 def whole(number: Any) -> int:
@@ -442,10 +489,9 @@ class Vllm(Server):
                 model = self.get("/v1/models")["data"][0]["id"]
             except (AbsentError, TypeError, KeyError, IndexError) as error:
                 return [f"/v1/models: {error}"] * len(asks)
-        if self._generates is None:
-            self._generates = self._has_generate()
+        generates = self._has_generate()
         beside = {"model": model, "cache_salt": version}
-        if not self._generates:
+        if not generates:
             bodies = [
                 {"prompt": ask.tokens, "return_token_ids": True}
                 | sampling(ask, how)
@@ -460,9 +506,14 @@ class Vllm(Server):
         return self.completions(bodies, "/inference/v1/generate", self._of_generate)
 
     def _has_generate(self) -> bool:
-        """Whether the route for tokens is there and open."""
-        (reply,) = self._look.replies([{}], "/inference/v1/generate")
-        return not re.search("HTTP (403|404|405)", str(reply))
+        """Whether the route for tokens is there and open; asked until that is told."""
+        if self._generates is None:
+            (reply,) = self._look.replies([{}], "/inference/v1/generate")
+            told, missing = status(reply), isinstance(reply, MissingError)
+            if missing and told is None:
+                return True
+            self._generates = told not in (403, 404, 405)
+        return self._generates
 
     def _of_generate(self, reply: Any) -> Completion:
         (choice,) = reply["choices"]
@@ -518,7 +569,8 @@ class Sglang(Server):
         order = {"model_path": str(folder), "weight_version": version}
         reply = self.post("/update_weights_from_disk", order | {"flush_cache": True})
         if not (isinstance(reply, dict) and reply.get("success")):
-            raise EngineError(f"{self.name} did not load {folder} ({reply})")
+            why = self._load.told(f"error: {reply}")
+            raise EngineError(f"{self.name} did not load {folder} ({why})")
 
     def complete(
         self, asks: Sequence[Ask], how: Limits, version: str

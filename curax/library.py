@@ -85,7 +85,9 @@ def train_step(
         except RuntimeError as error:
             raise ConfigError(str(error)) from error
     if _is_hosted(parts):
-        return partial(_step_from_host, drivers.Hosted(), parts)
+        drive = drivers.Hosted()
+        drive.begins = False  # nobody knows whether there is a next step, or of what
+        return partial(_step_from_host, drive, parts)
     return jax.jit(partial(_step, parts))
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from test_loops import STEPS, STOPPED, TINY, assert_same, trained, warmed
 
-from curax import allocate, memory, score
+from curax import allocate, library, memory, score
 from curax.config import ConfigError, Mesh, Pilot, override
+from curax.planning import planner
 from curax.runs import dry_run, memory_io
 from curax.step import ahead, draw, drivers, loops
 from curax.step.build import build
@@ -215,6 +216,32 @@ def test_memory_of_a_dry_run_has_the_draw_beside_the_update():
     assert dry_run.beside(loops.Staged(build(AHEAD)), compiler) == 33
     assert dry_run.beside(loops.Jitted(build(AHEAD)), compiler) == 0
     assert dry_run.beside(loops.Staged(build(at_once())), compiler) == 0
+
+
+def test_a_run_with_a_draw_ahead_can_be_planned():
+    run = planner.traced(AHEAD)
+    assert run.calls[-1].function.__name__ == "learn_beside"
+    assert run.sizes.rows == 16
+
+
+def test_the_library_begins_nothing_that_nobody_asks_for():
+    asked = []
+
+    def task(**options):
+        made = chain.task(**options)
+
+        def verify(target, tokens):
+            asked.append(1)
+            return made.verify(target, tokens)
+
+        return replace(made, verify=verify)
+
+    parts = build(replace(HOST, task=partial(task, **HOST.task.keywords)))
+    state = loops.Jitted(build(AHEAD)).begin(jax.device_put(warmed(1)))
+    step = library.train_step(parts)
+    for _ in range(2):
+        state, _ = step(state)
+    assert len(asked) == 2 * 16
 
 
 SAID = {

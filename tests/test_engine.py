@@ -274,6 +274,64 @@ def test_the_token_comes_from_the_environment_and_is_told_nowhere(monkeypatch):
     assert "hidden" not in str(told.value)
 
 
+def test_an_end_at_the_last_token_is_an_end_whatever_the_engine_says():
+    """Some look at the length first."""
+    last = engine.Limits(max_tokens=2, temperature=1.0, end=(9,), vocabulary=20)
+    logp = [-1.0, -1.0]
+    for said in (True, False):
+        given = engine.Completion([3, 9], logp, said, frozenset(["v"]))
+        assert engine.fault(given, last, "v") is None
+    given = engine.Completion([3, 4], logp, True, frozenset(["v"]))
+    assert engine.fault(given, last, "v") == "an end that is none of the task's"
+
+    class LengthFirst(Alone):
+        def complete(self, asks, how, version):
+            return [engine.Completion([3, how.end[0]], logp, False) for _ in asks]
+
+    config = override(asking("http://127.0.0.1:1"), {"sampling.engine": LengthFirst})
+    parts = with_engine(build(config))
+    how = HOW._replace(max_tokens=2)
+    (one, *_) = parts.engine.draw(ASKS, how, source(parts)).completions
+    assert one.finished
+    parts.engine.close()
+
+
+def test_no_folder_is_left_of_an_engine_that_is_absent_or_closed(tmp_path):
+    class Absent(Alone):
+        away = 0
+
+        def load(self, folder, version, *, adapter):
+            if self.away:
+                self.away -= 1
+                raise engine.AbsentError("away")
+            super().load(folder, version, adapter=adapter)
+
+    made = Absent()
+    made._folder, made._wait, made.away = str(tmp_path), 9.0, 1
+    parts = build(asking("http://127.0.0.1:1"))
+    first, second = source(parts, 0), source(parts, 1)
+    for of in (first, second):
+        made.draw(ASKS, HOW, of)
+        assert len(list(tmp_path.iterdir())) == 1
+    made.close()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(engine.EngineError, match="as the run ends"):
+        made.draw(ASKS, HOW, first)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_any_size_and_states_of_any_shape_are_no_completion():
+    server = engine.vllm(url="http://127.0.0.1:1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server._rows, "replies", lambda *_: [[float("inf")]])
+        assert server.completions([{}], "/x", lambda reply: engine.whole(reply[0])) == [
+            "the reply of /x holds no completion"
+        ]
+        patch.setattr(server, "get", lambda place: ["odd"])
+        with pytest.raises(engine.AbsentError, match="about its version"):
+            server._version("v")
+
+
 # ----- a run
 
 
@@ -437,6 +495,10 @@ def test_an_engine_of_ones_own_is_one_function():
     config = override(asking("http://127.0.0.1:1"), {"sampling.engine": Alone})
     _, (row,), (shown,) = advanced(config, 1)
     assert row["rollout/length_tokens"] == 1
+    # What is off is the engine's: the trainer agrees with itself.
+    off = [row[f"off_policy/{of}perplexity_gap_nats"] for of in ("", "engine_")]
+    assert abs(off[0]) > 0.1
+    np.testing.assert_allclose(*off, rtol=1e-4)
     assert (shown.tokens[..., 0] == 19).all()
 
 

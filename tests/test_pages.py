@@ -461,8 +461,9 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "where `top_k` or `top_p` truncates": config["sampling"]["top_p"] < 1
         and not first,
         "where behaviour is not the policy": off and not first,
-        "where behaviour is not the policy, without `sampling.ahead`": off
-        and not config["sampling"]["ahead"]
+        "where behaviour is not the policy, without `sampling.ahead` or with "
+        "`sampling.engine`": off
+        and bool(not config["sampling"]["ahead"] or config["sampling"]["engine"])
         and not first,
         "where `sampling.off_policy` weighs": config["sampling"]["off_policy"]
         is not None

@@ -102,7 +102,7 @@ def traced(config: Config) -> Traced:
         parts = build.build(stand_in.without_files(config))
         state = programs.abstract_state(parts)
         calls = programs.calls(parts, state)
-    drawn = calls[-1].args[1]
+    drawn = calls[-1].args[-1]
     return Traced(
         parts=parts,
         state=state,

@@ -71,12 +71,15 @@ def causes(config: Fields) -> tuple[str, ...]:
     """Why completions are drawn from other than the policy, as metrics name it.
 
     Empty where a config says that they are not. What is no truncation is the lag of a
-    draw that is ahead; else the engine, for sampler and trainer compute differently.
+    draw that is ahead; without one, or with an outside engine, it is the engine, for
+    sampler and trainer compute differently.
     """
     cut, sizes, how = truncates(config), config.sampling, config.update
     if not (cut or sizes.ahead or sizes.off_policy is not None or how.behaviour_as_old):
         return ()
-    return (*(["truncation"] if cut else []), "lag" if sizes.ahead else "engine")
+    found = {"truncation": cut, "lag": sizes.ahead}
+    found["engine"] = sizes.engine is not None or not sizes.ahead
+    return tuple(why for why, is_so in found.items() if is_so)
 
 
 def truncates(config: Fields) -> bool:

@@ -100,9 +100,10 @@ class Hosted:
         background: a thread, in which a host verifier runs.
         clock: times of the present step.
         reason: latest reason for missing outcomes; None: none was missing.
+        begins: whether a draw that is one step ahead is begun.
     """
 
-    logs = True
+    logs = begins = True
 
     def __init__(
         self,
@@ -217,7 +218,10 @@ class Hosted:
         now = None
         if begun is None or not begun.is_of(own):
             begun, now = None, function(self, parts, own)
-        if peers.count() == 1 and int(state.step) + 1 < parts.config.steps:
+        if begun is not None and begun.made.done():
+            begun.made.result()  # if it failed nothing more is begun
+        more = self.begins and peers.count() == 1
+        if more and int(state.step) + 1 < parts.config.steps:
             then = ahead.of_next(parts, state)
             aside = copy.copy(self)
             aside.clock = Clock()

@@ -249,16 +249,12 @@ def gap_metrics(
         logp: `[M, T]` float32, the policy's before this update.
         first: whether it is the first of the step, which alone is measured.
     """
-    parts = {
-        "truncation_": (rows.logp_policy, rows.logp_behaviour),
-        "": (logp, rows.logp_behaviour),
-    }
     known = causes(config)
-    if "truncation" not in known:
-        del parts["truncation_"]
-    parts |= {
-        f"{why}_": (logp, rows.logp_policy) for why in known if why != "truncation"
-    }
+    now, sampler = (logp, rows.logp_policy), (rows.logp_policy, rows.logp_behaviour)
+    # With an outside engine `logp_policy` is the trainer's own, of what drew.
+    of = {"truncation": sampler, "lag": now}
+    of["engine"] = sampler if config.sampling.engine else now
+    parts = {"": (logp, rows.logp_behaviour)} | {f"{why}_": of[why] for why in known}
     some = metrics.count(first & jnp.any(rows.mask))
     return {
         f"off_policy/{part}{name}": (value * some, some)
