@@ -22,6 +22,7 @@ from pathlib import Path
 import small
 from run_files import assert_same_run
 
+from curax.config import load, override
 from curax.runs import folder
 
 ROOT = Path(__file__).parents[1]
@@ -150,6 +151,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], help="more settings of runs")
     args = parser.parse_args()
     WORDS.extend(args.set)
+    config = override(load(small.FILE), WORDS[1:])
     counts, compared = Counter(), 0
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -157,7 +159,7 @@ def main() -> None:
         finish(place / "whole", env)
         for moment, workdir, ended in kill(place, args.times, seed=args.seed, env=env):
             if ended:
-                assert_same_run(workdir, place / "whole", step=STEPS)
+                assert_same_run(workdir, place / "whole", step=STEPS, config=config)
                 compared += 1
                 print(f"{workdir.name}: the same, bit for bit", flush=True)
             else:
