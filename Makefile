@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test test-long test-all check lint types site test-newest parity engine-test clean
+.PHONY: quickstart test test-long test-all check lint types site test-newest parity engine-test verifiers-test clean
 
 quickstart: $(VENV)/run.stamp
 	$(BIN)/python -m curax.train $(if $(wildcard runs/quickstart/config.json),--resume)
@@ -67,6 +67,16 @@ $(ENGINE)/engine.stamp:
 	$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# Training on a taskset of verifiers, which is installed in an environment of its own.
+VERIFIERS ?= .venv-verifiers
+verifiers-test: $(VENV)/dev.stamp $(VERIFIERS)/verifiers.stamp
+	VERIFIERS_PYTHON=$(VERIFIERS)/bin/python $(BIN)/python -m pytest -s tests/verifiers/through_verifiers.py
+
+$(VERIFIERS)/verifiers.stamp:
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install --quiet 'verifiers>=0.4,<0.5'
+	touch $@
+
 # What set-up takes: the constraints hold for the version of Python they were made on.
 SET_UP = pyproject.toml constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
@@ -86,4 +96,4 @@ $(VENV)/docs.stamp: $(VENV)/run.stamp $(SET_UP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-newest $(PARITY) $(ENGINE) runs build .pytest_cache
+	rm -rf $(VENV) .venv-newest $(PARITY) $(ENGINE) $(VERIFIERS) runs build .pytest_cache

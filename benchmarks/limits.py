@@ -27,22 +27,26 @@ class Limits:
         return max(size / self.bytes_per_s, flops / self.flops_per_s)
 
 
-def measured(dtype: str = "float32", *, size: int = 2**28, width: int = 0) -> Limits:
+def measured(dtype: str = "float32", *, size: int = 0, width: int = 0) -> Limits:
     """Measure them.
 
     Args:
         dtype: of the array and of the matrices.
-        size: elements of the array: beyond any cache.
+        size: elements of the array, beyond any cache; 0: 2^31 on a GPU, which reads
+            fewer before a call is over, else 2^28.
         width: rows and columns of the matrices; 0: 8192 on a GPU, else 2048.
     """
     import jax
     import jax.numpy as jnp
 
-    x = jnp.ones(size, dtype)
+    gpu = jax.default_backend() == "gpu"
+    x = jnp.ones(size or (2**31 if gpu else 2**28), dtype)
     total, product = jax.jit(jnp.max), jax.jit(jnp.matmul)
-    width = width or (8192 if jax.default_backend() == "gpu" else 2048)
-    a = jnp.ones((width, width), dtype)
-    read, multiply = _quickest(lambda: total(x)), _quickest(lambda: product(a, a))
+    read = _quickest(lambda: total(x))
+    width = width or (8192 if gpu else 2048)
+    # Not of ones, of which GPUs make products in less time than of anything else.
+    a = jax.random.normal(jax.random.key(0), (width, width), dtype)
+    multiply = _quickest(lambda: product(a, a))
     return Limits(x.nbytes / read, 2 * width**3 / multiply)
 
 

@@ -142,6 +142,7 @@ def datum(
     advantage: float | jax.Array = 1.0,
     logp: jax.Array | None = None,
     context: jax.Array | None = None,
+    support: jax.Array | None = None,
 ) -> Datum:
     """Rows of tokens, how much each counts, and what drew them.
 
@@ -154,6 +155,8 @@ def datum(
         logp: `[M, T]` float, nats, of what drew the tokens; None: nobody did, for a
             loss without a ratio.
         context: `[M]` int32 in [0, B), the prompt of each row; None: M = B, in order.
+        support: `[M, T, S]`, the `support` of rows of `sample`, within which log-probs
+            then are; None: they are of the whole vocabulary.
     """
     shape, credit = mask.shape, jnp.asarray(advantage, jnp.float32)
     credit = credit[:, None] if credit.ndim == 1 else credit
@@ -169,6 +172,7 @@ def datum(
         logp_policy=drawn,
         logp_old=drawn,
         logp_ref=None,
+        support=support,
     )
     return Datum(contexts=hint.none(prompts), batch=batch)
 
@@ -187,9 +191,10 @@ def sample(
 
     Returns:
         `[B n]` rows; row b n + i is completion i of prompt b. `logp_behaviour` has the
-        log-prob of each token under what it was drawn from.
+        log-prob of each token under what it was drawn from, and `support` with
+        `sampling.replay_support` the tokens that this could be.
     """
-    request = draw.plain(prompts, each, key, draw.settings(parts))
+    request = draw.plain(prompts, each, key, draw.to_train(parts))
     return draw.draw(parts, state, request)
 
 
@@ -201,7 +206,8 @@ def compute_logprobs(parts: Components, state: TrainState, rows: Datum) -> jax.A
     batch = rows.batch
     given = rows.contexts, batch.tokens, batch.mask, batch.context
     how = optimise.settings(parts.config)
-    return update.logprobs(draw.policy(parts, state), state.params, *given, how)
+    model = draw.policy(parts, state)
+    return update.logprobs(model, state.params, *given, how, batch.support)
 
 
 def forward_backward(

@@ -4,7 +4,8 @@ Every rule is `(logp, logp_behaviour, mask) -> weight`, for `sampling.off_policy
 policy over what was drawn from, multiplied onto the policy term of the loss, beside
 whatever `correct` undoes of a selection. pi is the policy at the start of the step as
 the trainer has it, over the whole vocabulary; mu is the sampler's, after temperature,
-top-k and top-p, of an earlier step where it lags.
+top-k and top-p, of an earlier step where it lags. With `sampling.replay_support` pi is
+over what mu has kept: then weights are of a lag alone, and without one all about 1.
 
 **Decoupled and bypass.** The ratio of a loss is pi_theta / pi, so that a weight of
 `ratio` makes it the decoupled objective, and a cap that with truncated weights:

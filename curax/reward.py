@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks
+from curax.settings.config_types import present
 from curax.types import Float, Int, Prompts, Rollouts, Task, Terms
 
 TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
@@ -23,7 +24,12 @@ NONE = "none"  # the reason where a verifier gave None or NaN
 
 
 def on_device(task: Task, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
-    """`[N]` float32 outcomes by a verifier that is a JAX function, as `of_tokens`."""
+    """`[N]` float32 outcomes by a verifier that is a JAX function, as `of_tokens`.
+
+    With an environment they are what it gave: its sums of rewards.
+    """
+    if rollouts.turns is not None:
+        return rollouts.turns.outcome
     given = rollouts.prompt, rollouts.tokens, rollouts.mask
     return of_tokens(task, prompts, *given)
 
@@ -44,7 +50,7 @@ def of_tokens(
         ValueError: while tracing, if they have another shape or are no floats.
     """
     target = jax.tree.map(lambda leaf: leaf[prompt], prompts.target)
-    outcome = task.verify(target, tokens, mask)
+    outcome = present(task.verify)(target, tokens, mask)
     shape, given = prompt.shape, type(outcome).__name__
     if hasattr(outcome, "dtype") and hasattr(outcome, "shape"):
         if outcome.shape == shape and jnp.issubdtype(outcome.dtype, jnp.floating):
@@ -93,8 +99,7 @@ class Verdicts(NamedTuple):
         reasons = Counter(why for why in every if why.partition(":")[0] != NONE)
         for reason, count in reasons.most_common(TOLD):
             logging.getLogger("curax").warning(
-                "The verifier gave no outcome for %d completions (%s); they count as "
-                "missing.",
+                "No outcome for %d completions (%s); they count as missing.",
                 count,
                 reason,
             )
@@ -179,7 +184,7 @@ def _where_known(outcome: np.ndarray, rows: np.ndarray, values: Any) -> np.ndarr
 def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:
     """Outcome of one completion, or the reason why it is missing."""
     try:
-        result = task.verify(target, tokens)
+        result = present(task.verify)(target, tokens)
         return None if result is None else float(result)
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"

@@ -14,6 +14,11 @@ all there are. So there are up to three `while_loop`s, one after the other, of t
 table. The ring has all columns from the beginning where the model reads those alone
 that hold tokens (`Model.ragged`).
 
+An environment answers turns of the policy (`arrays/turns.py`). Its observation is
+written into the row in one block, and the next tokens of that row are these instead of
+sampled ones: they are read by the same loop, for every slot reads one token at every
+step, whoever wrote it. So columns are as before, and no slot waits for another.
+
 On a mesh slots and their caches are sharded by rows, and each shard has a queue of its
 own: groups are dealt to shards, which hold the prefixes of these groups alone.
 Parameters are laid out once, before the loop. So a token moves no parameters and no
@@ -29,9 +34,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from curax.arrays import cache_sizes, choice, keys
+from curax.arrays import cache_sizes, choice, keys, supports
 from curax.arrays.queues import Queue
 from curax.arrays.sharding import constrain, platform, shard_rows, shards
+from curax.arrays.turns import Episodes, answered, nothing
+from curax.settings.config_types import present
 from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
 
 
@@ -90,7 +97,7 @@ class Settings:
 
     Attributes:
         max_tokens: T, at which a completion is cut off.
-        end: tokens that end a completion; they are part of it.
+        end: tokens that end a completion, or a turn of it; they are part of it.
         pad: token behind the end.
         temperature: divides the logits; the number 0 takes the likeliest token.
         top_k: keep the k likeliest tokens only; 0 keeps all.
@@ -99,6 +106,9 @@ class Settings:
         cache_bytes: that keys and values may take of a device; there are only as many
             slots as it has room for, and other rows wait for one. 0: any.
         stopping: ends prompts early; None draws all rows of the plan.
+        support: note what each token was drawn from; not at temperature 0.
+        episodes: answers turns, and says which completions end with theirs; None: a
+            completion ends with its first turn.
     """
 
     max_tokens: int
@@ -110,6 +120,8 @@ class Settings:
     slots: int = 0
     cache_bytes: float = 0.0
     stopping: Stopping | None = None
+    support: bool = False
+    episodes: Episodes | None = None
 
 
 def prefill(model: Model, params: Any, contexts: Contexts) -> Prefix:
@@ -162,11 +174,14 @@ def sample(
     how: Settings,
     *,
     prefix: Prefix | None = None,
+    begun: jax.Array | None = None,
 ) -> Rollouts:
     """Draw one completion for every row of the plan.
 
     The key of token t of a row is a function of `key`, its prompt, its slot and t. So
     neither the number of decoding slots nor the order of rows changes what is drawn.
+    With an environment token t may be one of an observation, which is no part of the
+    mask and has neither log-probs nor entropy.
 
     With a stopping rule the rows of a prompt are opened `stopping.size` at a time, and
     the rule is tested on all of them when the last of a round has ended: never on the
@@ -181,6 +196,9 @@ def sample(
         key: the step's key for this stage; or `[B]`, of each prompt, as `row_keys`.
         how: temperature, lengths, slots and so on.
         prefix: `prefill` of the contexts, if it is known already.
+        begun: `[N]` int32, tokens of each row that its context ends with: it goes on
+            behind them, by the keys of the tokens that follow, and is cut off so much
+            earlier. None: rows begin.
 
     Returns:
         `[N, T]` completions with log-probs of the distribution drawn from and of the
@@ -216,22 +234,30 @@ def sample(
         own = dataclasses.replace(plan, context=group)
     if prefix is None:
         prefix = prefill(model, params, contexts)
+    head = model.head(ready)
     fixed = LoopInputs(
         model=model,
         params=ready,
-        head=model.head(ready),
+        head=head,
         contexts=contexts,
         length=jnp.sum(contexts.mask, -1, dtype=jnp.int32),
         plan=own,
         prefix=prefix.dealt(queue),
         queue=queue,
         row_key=keys.row_keys(key, plan.prompt, plan.slot),
+        begun=begun,
         max_tokens=max_tokens,
         end=how.end,
         choose=partial(
-            choice.choose, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p
+            choice.choose,
+            temperature=how.temperature,
+            top_k=how.top_k,
+            top_p=how.top_p,
+            support=how.support,
         ),
+        support=supports.shape(head.shape[0], how.top_k) if how.support else None,
         stopping=stopping,
+        episodes=how.episodes,
         refills=refills,
         sharing=stopping.size if stopping else max(1, rows // groups),
     )
@@ -249,6 +275,10 @@ def sample(
     place = jnp.argsort(queue.row) - queue.first[group]
     drawn = plan.exists & (place < table.opened[group])
     out = dataclasses.replace(table.out, context=plan.context, exists=drawn)
+    if how.episodes:
+        turns = present(out.turns)
+        turns = dataclasses.replace(turns, found=how.episodes.found(table.episode))
+        out = dataclasses.replace(out, turns=turns)
     return jax.tree.map(shard_rows, out)
 
 
@@ -286,10 +316,13 @@ class LoopInputs:
     prefix: Prefix  # [D, C / blocks], of the contexts, as dealt
     queue: Queue
     row_key: jax.Array  # [N] PRNG keys
+    begun: jax.Array | None  # [N] int32, tokens in front of each row; None: 0
     max_tokens: int  # T
     end: tuple[int, ...]  # tokens that end a completion
     choose: Callable[..., tuple[jax.Array, ...]]  # (keys, logits) -> as `choice.choose`
+    support: jax.ShapeDtypeStruct | None  # of the kept set of a token; None: not noted
     stopping: Stopping | None
+    episodes: Episodes | None
     refills: bool  # slots take other rows when theirs have ended
     sharing: int  # slots that are expected to have one context
 
@@ -302,6 +335,10 @@ class LoopInputs:
         own = self.prefix_of(row).reshape(self.queue.shards, -1)
         last = jax.vmap(lambda last, own: last[own])(self.prefix.last, own)
         return last.reshape(-1, last.shape[-1])
+
+    def place(self, table: "Table") -> jax.Array:
+        """`[K]` int32: the token of its completion at which each slot is."""
+        return table.count + (0 if self.begun is None else self.begun[table.row])
 
     def logits(self, features: jax.Array) -> jax.Array:
         """`[K, V]` float32 logits of features `[K, D]`."""
@@ -326,17 +363,16 @@ class Table:
     features: jax.Array  # [K, D], they predict the next token
     cache: Any  # per layer k, v [K, kv_heads, W, d], W columns, at most T
     out: Rollouts  # [N, T]
+    episode: Any = None  # Episode, [N]; None: there is no environment
 
 
-def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
-    """The table before the first token, whose slots hold the first rows.
-
-    Without refills there is a slot for each row.
-    """
-    plan, queue, steps = fixed.plan, fixed.queue, fixed.max_tokens
-    rows, wanted, rule = plan.prompt.shape[0], queue.wanted, fixed.stopping
+def unwritten(
+    plan: Plan, steps: int, pad: int, kept: jax.ShapeDtypeStruct | None
+) -> Rollouts:
+    """Completions of a plan before their first token; `kept` as of `supports.shape`."""
+    rows = plan.prompt.shape[0]
     zeros = jnp.zeros((rows, steps), jnp.float32)
-    out = Rollouts(
+    return Rollouts(
         tokens=jnp.full((rows, steps), pad, jnp.int32),
         mask=jnp.zeros((rows, steps), bool),
         logp_behaviour=zeros,
@@ -348,7 +384,20 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
         slot=plan.slot,
         context=plan.context,
         exists=plan.exists,
+        support=jnp.zeros((rows, steps, *kept.shape), kept.dtype) if kept else None,
     )
+
+
+def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
+    """The table before the first token, whose slots hold the first rows.
+
+    Without refills there is a slot for each row.
+    """
+    plan, queue, steps = fixed.plan, fixed.queue, fixed.max_tokens
+    rows, wanted, rule = plan.prompt.shape[0], queue.wanted, fixed.stopping
+    out = unwritten(plan, steps, pad, fixed.support)
+    if fixed.episodes:
+        out = dataclasses.replace(out, turns=nothing(rows, steps))
     row = queue.row[:slots] if not fixed.refills else jnp.zeros(slots, jnp.int32)
     table = Table(
         time=jnp.int32(0),
@@ -364,6 +413,9 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
         features=fixed.first_features(row),
         cache=jax.tree.map(partial(empty, slots), fixed.prefix.cache),
     )
+    if fixed.episodes:
+        episode = fixed.episodes.begin(fixed.row_key, plan.prompt)
+        table = dataclasses.replace(table, episode=episode)
     return refill(fixed, table) if fixed.refills else table
 
 
@@ -392,13 +444,20 @@ def goes_on(fixed: LoopInputs, width: int, table: Table) -> jax.Array:
 
 def next_token(fixed: LoopInputs, width: int, table: Table) -> Table:
     """The table after one token: every active slot samples it and reads it."""
-    key = jax.vmap(jax.random.fold_in)(fixed.row_key[table.row], table.count)
+    place = fixed.place(table)
+    key = jax.vmap(jax.random.fold_in)(fixed.row_key[table.row], place)
     token, *measured = fixed.choose(key, fixed.logits(table.features))
+    own = table.active  # slots whose token the policy writes
+    if turns := table.out.turns:
+        read = turns.observed[table.row, table.count]
+        token = jnp.where(read, table.out.tokens[table.row, table.count], token)
+        own = own & ~read
     stop = jnp.isin(token, jnp.asarray(fixed.end, token.dtype))
-    table = dataclasses.replace(
-        table, out=write(table.out, table, token, measured, stop), count=table.count + 1
-    )
-    ended = table.active & (stop | (table.count == fixed.max_tokens))
+    out = write(table.out, table, own, token, measured, stop)
+    table = dataclasses.replace(table, out=out, count=table.count + 1)
+    if fixed.episodes:
+        table, stop = with_answers(fixed.episodes, table, own & stop)
+    ended = table.active & (stop | (place + 1 == fixed.max_tokens))
     table = dataclasses.replace(table, active=table.active & ~ended)
     table = decode(fixed, width, table, token)
     if fixed.stopping:
@@ -460,14 +519,25 @@ def unshared(
     return features, dataclasses.replace(cache, own=own)
 
 
+def with_answers(
+    episodes: Episodes, table: Table, ended: jax.Array
+) -> tuple[Table, jax.Array]:
+    """The table with answers to turns that ended; `[K]` bool, what ends with them."""
+    given = table.row, table.count, ended, somewhere(ended)
+    out, episode, done = answered(episodes, table.out, table.episode, *given)
+    return dataclasses.replace(table, out=out, episode=episode), done
+
+
 def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
     """The table with ended rows graded, and rounds opened where the rule is not met."""
     plan, queue, stopping = fixed.plan, fixed.queue, fixed.stopping
     assert stopping
     row = jnp.where(ended, table.row, plan.prompt.shape[0])  # out: dropped
-    verdict = stopping.outcome(
-        plan.prompt[table.row], table.out.tokens[table.row], table.out.mask[table.row]
-    )
+    if turns := table.out.turns:
+        verdict = turns.outcome[table.row]
+    else:
+        prompt, out = plan.prompt[table.row], table.out
+        verdict = stopping.outcome(prompt, out.tokens[table.row], out.mask[table.row])
     outcome = table.outcome.at[row].set(verdict, mode="drop")
     done = table.done.at[row].set(True, mode="drop")
     place = jnp.arange(stopping.most, dtype=jnp.int32)[None]
@@ -531,10 +601,10 @@ def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
     return jnp.any(slots), False
 
 
-def write(out: Rollouts, table: Table, token, measured, stop) -> Rollouts:
-    """Completions with the next token of every active slot and its log-probs."""
-    row = jnp.where(table.active, table.row, out.finished.shape[0])  # out: dropped
-    behaviour, policy, entropy, score_sq_norm = measured
+def write(out: Rollouts, table: Table, own, token, measured, stop) -> Rollouts:
+    """Completions with the token of every slot whose `own` it is, and its log-probs."""
+    row = jnp.where(own, table.row, out.finished.shape[0])  # out: dropped
+    behaviour, policy, entropy, score_sq_norm, *kept = measured
 
     def put(values, new):
         return values.at[row, table.count].set(new, mode="drop")
@@ -548,4 +618,5 @@ def write(out: Rollouts, table: Table, token, measured, stop) -> Rollouts:
         entropy=put(out.entropy, entropy),
         score_sq_norm=put(out.score_sq_norm, score_sq_norm),
         finished=out.finished.at[row].set(stop, mode="drop"),
+        support=put(out.support, *kept) if kept else None,
     )

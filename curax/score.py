@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax.core.spmd import logical_axis_rules
 
-from curax.arrays import checks, masked
+from curax.arrays import checks, masked, supports
 from curax.arrays.micro_batches import join, split
 from curax.arrays.sharding import shard_rows
 from curax.rollout import extend, prefill
@@ -130,7 +130,7 @@ def gradient(
     """
     phi, rebuild = parameters(params)
 
-    def log_prob(phi, tokens, mask, own):
+    def log_prob(phi, tokens, mask, own, support):
         return completion_logp(
             model,
             rebuild(phi),
@@ -139,6 +139,7 @@ def gradient(
             mask,
             temperature=temperature,
             token_chunk=token_chunk,
+            support=support,
         )
 
     def norm(row):
@@ -148,7 +149,7 @@ def gradient(
         return jnp.sqrt(sum(squares, jnp.float32(0.0)))
 
     own = jax.tree.map(lambda leaf: leaf[rollouts.context], contexts)
-    rows = rollouts.tokens, rollouts.mask, own
+    rows = rollouts.tokens, rollouts.mask, own, rollouts.support
     return _over_micro_batches(jax.vmap(norm), rows, micro_batches)
 
 
@@ -169,7 +170,7 @@ def last_layer(
         model: the policy.
         params: its parameters.
         contexts: `[C, P]`, what rows are conditioned on.
-        rollouts: `[N, T]`; tokens, mask and context are read.
+        rollouts: `[N, T]`; tokens, mask, context and kept sets are read.
         temperature: of the policy.
         micro_batches: rows are run N / micro_batches at a time.
         vocab_chunk: columns of the vocabulary at a time; 0: all V.
@@ -183,7 +184,7 @@ def last_layer(
     prefix = prefill(model, params, contexts)
 
     def norms(rows):
-        tokens, mask, context = rows
+        tokens, mask, context, support = rows
         features = extend(
             model, params, prefix.take(context), contexts.mask[context], tokens
         )
@@ -194,9 +195,10 @@ def last_layer(
             mask,
             temperature=temperature,
             vocab_chunk=vocab_chunk,
+            support=support,
         )
 
-    rows = (rollouts.tokens, rollouts.mask, rollouts.context)
+    rows = rollouts.tokens, rollouts.mask, rollouts.context, rollouts.support
     return _over_micro_batches(norms, rows, micro_batches)
 
 
@@ -224,6 +226,7 @@ def completion_logp(
     *,
     temperature: float | jax.Array = 1.0,
     token_chunk: Natural = 0,
+    support: jax.Array | None = None,
 ) -> jax.Array:
     """`[]` float32, nats: log-prob of one completion.
 
@@ -237,6 +240,7 @@ def completion_logp(
         mask: `[1, T]` bool.
         temperature: of the policy.
         token_chunk: tokens whose logits exist at a time; 0: all T.
+        support: `[1, T, S]`, as of `masked.token_logprobs`.
     """
     # The axis that is mapped lies over the mesh; that of a single row must not.
     with logical_axis_rules(()):
@@ -248,6 +252,7 @@ def completion_logp(
             tokens,
             temperature=temperature,
             chunk=token_chunk,
+            support=support,
         )
     return masked.total(logp, mask, axis=None)
 
@@ -261,6 +266,7 @@ def last_layer_norms(
     *,
     temperature: float | jax.Array = 1.0,
     vocab_chunk: Natural = 0,
+    support: jax.Array | None = None,
 ) -> Float:
     """Norm of the gradient by the output head W, whose logits are W h_t / temperature.
 
@@ -280,6 +286,7 @@ def last_layer_norms(
         temperature: positive; logits are divided by it.
         vocab_chunk: columns of the vocabulary at a time, so that no `[..., T, V]` array
             exists; 0: all V.
+        support: `[..., T, S]`, as of `masked.token_logprobs`.
 
     Returns:
         `[...]` float32, at least 0; 0 for rows without tokens.
@@ -307,7 +314,11 @@ def last_layer_norms(
         start, weight = part
         z = jnp.einsum("...d,vd->...v", h, weight, preferred_element_type=jnp.float32)
         column = start + first_columns
-        return column, jnp.where(column < vocab, z / temperature, -jnp.inf)
+        inside = column < vocab
+        if support is not None:
+            kept = supports.among(support, start, size)
+            inside &= kept | (column == tokens[..., None])
+        return column, jnp.where(inside, z / temperature, -jnp.inf)
 
     def normalise(sofar, part):
         _, z = read(part)

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 # Arrays of a signature by kind and last axes; `arrays/checks.py` reads what they state.
@@ -76,11 +77,31 @@ class Plan:
 
 
 @flax.struct.dataclass(kw_only=True)
+class Turns:
+    """What an environment wrote into completions, and what it gave for them."""
+
+    observed: jax.Array  # [N, T] bool, True on tokens of observations
+    reward: jax.Array  # [N, T] float32, of each turn at its last token; 0 elsewhere
+    count: jax.Array  # [N] int32, turns that were answered
+    found: dict[str, jax.Array]  # [N] float32 each, what `Environment.measure` says of
+    # the last state
+
+    @property
+    def outcome(self) -> jax.Array:
+        """`[N]` float32, sum of the rewards of a completion; NaN where one is NaN.
+
+        To a multiple of 2^-20: so ten times .1 are 1, at whichever tokens they stand,
+        and equal rewards in another order are equal outcomes.
+        """
+        return jnp.round(jnp.sum(self.reward, -1) * 2.0**20) * 2.0**-20
+
+
+@flax.struct.dataclass(kw_only=True)
 class Rollouts:
     """Completions and the log-probs they were sampled with, after temperature."""
 
     tokens: jax.Array  # [N, T] int32, `pad` after the end
-    # [N, T] bool, True on tokens the policy chose, end token included
+    # [N, T] bool, True on tokens the policy chose, end tokens included
     mask: Annotated[jax.Array, "[N, T] bool"]
     logp_behaviour: jax.Array  # [N, T] float32, nats, of the distribution drawn from
     logp_policy: jax.Array  # [N, T] float32, nats, before top-k and top-p cut it
@@ -93,6 +114,18 @@ class Rollouts:
     exists: jax.Array  # [N] bool
     reward: jax.Array | None = None  # [N] float32, once they are graded: the weighted
     # sum of the terms of their grader, or a method's; None: the outcome
+    support: jax.Array | None = None  # [N, T, S], what each token was drawn from, as of
+    # `supports.packed`; None: not noted. The score is then that within it
+    turns: Turns | None = None  # None: there is no environment
+
+    @property
+    def written(self) -> jax.Array:
+        """`[N, T]` bool, tokens of the completion, whoever wrote them.
+
+        Those of the policy, `mask`, and of observations that it has read or was to
+        read.
+        """
+        return self.mask if self.turns is None else self.mask | self.turns.observed
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -114,6 +147,8 @@ class Batch:
     imitated: "Imitated | None" = None  # completions to imitate besides; None: none
     off_policy: jax.Array | None = None  # [M, T] float32, weights of a rule that needs
     # all rows of an update; None: until there are any
+    support: jax.Array | None = None  # [M, T, S], kept sets that all of these
+    # log-probs are within; None: all of the vocabulary
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -332,6 +367,104 @@ class Terms:
     ]
 
 
+@flax.struct.dataclass(kw_only=True)
+class Observation:
+    """Answer of an environment to a turn; `vmap` gives all of them a leading axis.
+
+    From the host the tokens are a list of integers, or text where turns are text; the
+    others are numbers of Python, and of `length` there is no need.
+    """
+
+    tokens: Any  # [W] int32, what the policy reads next; W is static
+    done: Any  # [] bool, the completion ends here, and nothing is read
+    reward: Any  # [] float32, of this turn; NaN: the outcome is missing
+    length: Any = None  # [] int32 in [0, W], how many of them there are
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What answers the turns of a completion: pure JAX functions of one episode.
+
+        state_0 = reset(key, target)
+        state_i, observation_i = observe(state_{i-1}, turn_i),   i = 1, 2, ...
+        outcome = sum of reward_i
+
+    A turn is what the policy writes up to one of the tokens `Task.end`, which is part
+    of it. The completion ends where the observation is done, or at `max_tokens`: a row
+    that is cut there has the rewards that it got. The functions are called under
+    `vmap` and `jit`, also for turns that are none, whose results are dropped: they
+    must not raise. States are trees of arrays whose shapes and dtypes never change.
+
+    The same record of functions of Python, which `tasks.environments` runs in worker
+    processes, has other arguments: `reset(key, target)` with an integer of 64 bits,
+    and `observe(state, turn)` with the turn as text or a list of integers. There a
+    state is whatever pickle can send.
+
+    Attributes:
+        reset: `(key, target) -> state`. The key, `[]`, is one of the row's own; the
+            target is that of its prompt, a tree without the axis of prompts.
+        observe: `(state, tokens [T] int32, length [] int32) -> (state, Observation)`.
+            The first `length` tokens are the turn, the end token included; those after
+            them are `Task.pad`.
+        measure: `state -> {name: [] float32}`, of the last state of a completion: means
+            of these over completions are the metrics `environment/NAME`; None: there
+            are none.
+        opening: of functions of Python, `state -> text` that the policy reads first,
+            for tasks whose prompts are made of it; None: prompts come from elsewhere.
+    """
+
+    reset: Callable[[Any, Any], Any]
+    observe: Callable[..., tuple[Any, Observation]]
+    measure: Callable[[Any], Mapping[str, Any]] | None = None
+    opening: Callable[[Any], str] | None = None
+
+
+class Turn(NamedTuple):
+    """A turn of a completion, as the host asks an environment about it."""
+
+    state: Any  # of the last answer; None: this turn is the first
+    key: int  # in [0, 2^64), a function of seed, step, prompt and slot
+    target: Any  # of the prompt
+    tokens: Any  # list of integers without padding, the end token included; or text
+
+
+class Answer(NamedTuple):
+    """What a host environment says to a turn."""
+
+    state: Any  # for the next turn
+    tokens: Any  # list of integers, what the policy reads next; or text
+    done: bool  # the completion ends here, and nothing is read
+    reward: float  # of this turn; NaN: the outcome is missing
+    found: Mapping[str, float]  # what it measures of the state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostEnvironment:
+    """What answers turns from outside of the program, many at a time.
+
+    Completions are drawn in rounds: one turn of each, then all answers, then the next
+    turn of those that go on.
+
+    Attributes:
+        answer: `turns -> answers`, as many; a text in place of one says why there is
+            none, and its first word what kind of fault it is, as of
+            `Task.verify_all`. Such a completion ends, and its outcome is missing.
+        start: prepares it before a run begins, as `Task.start`; None: nothing to do.
+        measures: names of `Answer.found`.
+        openings: `targets -> answers`, whose tokens are what the policy reads first of
+            episodes; a text says why it is not known. None: prompts come from
+            elsewhere.
+        closed: told the last states of completions that ended before it said so, as
+            those that `max_tokens` cuts off; None: a state holds nothing.
+    """
+
+    answer: Callable[[list[Turn]], Sequence[Answer | str]]
+    start: Callable[[], None] | None = None
+    measures: tuple[str, ...] = ()
+    openings: Callable[[list[Any]], Sequence[Answer | str]] | None = None
+    closed: Callable[[list[Any]], object] | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """Prompts, their verifier, and functions that show both to a person.
@@ -339,7 +472,7 @@ class Task:
     Attributes:
         vocab_size: V.
         pad: token after the end of a completion.
-        end: tokens that end a completion.
+        end: tokens that end a completion; with an environment, a turn of it.
         num_prompts: training prompts have ids below this.
         num_held_out: held-out prompts have ids below this; no question is on both
             sides.
@@ -351,8 +484,9 @@ class Task:
             not imitated.
         verify: outcome of each completion, in [0, 1], NaN where it is missing.
             On the device `(target [N, ...], tokens [N, T], mask [N, T]) -> [N]`; on
-            the host one at a time, `(target, tokens) -> float | None`.
-        on_device: whether `verify` is a JAX function.
+            the host one at a time, `(target, tokens) -> float | None`. None: the
+            environment gives outcomes.
+        on_device: whether `verify` is a JAX function, or the environment is.
         decode: token ids to readable text.
         in_files: whether prompts and traces are made on the host, as numpy arrays.
         verify_all: on the host all at once instead of one at a time, `(targets,
@@ -376,6 +510,9 @@ class Task:
         trace_contexts: contexts of the traces, `(key, Prompts) -> Contexts`, the key
             being that of the traces; None: the prompts themselves.
         terms: of the reward of a host verifier; None: the outcome is the reward.
+        environment: what answers the turns of a completion, and gives its outcome in
+            place of `verify`: an `Environment` if `on_device`, else a
+            `HostEnvironment`; None: a completion is one turn.
     """
 
     vocab_size: int
@@ -386,7 +523,7 @@ class Task:
     prompts: Callable[[Any], Prompts]
     held_out: Callable[[Any], Prompts]
     traces: Callable[[Any, Prompts], tuple[Any, Any]] | None
-    verify: Callable
+    verify: Callable | None
     on_device: bool
     decode: Callable[[Any], str]
     in_files: bool = False
@@ -403,3 +540,4 @@ class Task:
     states: Callable[[str], bool] | None = None
     trace_contexts: Callable[[Any, Prompts], Contexts] | None = None
     terms: Terms | None = None
+    environment: Environment | HostEnvironment | None = None

@@ -161,8 +161,8 @@ def token_features(
 
 
 def laid(line: Line, rows: jax.Array) -> jax.Array:
-    """`[D, L]` per-token values in the order of lines, from rows `[D R, T]`."""
-    rows = rows.reshape(*line.start.shape, -1)
+    """`[D, L, ...]` of each token in the order of lines, from rows `[D R, T, ...]`."""
+    rows = rows.reshape(*line.start.shape, *rows.shape[1:])
     return shard_rows(jax.vmap(Line.tiles)(line, rows))
 
 
@@ -174,17 +174,22 @@ def read_tokens(
     prefix: Prefix,
     tokens: jax.Array,
     context: jax.Array,
+    support: jax.Array | None,
     line: Line | None,
     settings: Settings,
 ) -> tuple[jax.Array, ...]:
     """Per-token outputs of a function of `masked`, `[m, t]` each."""
     features = token_features(model, params, contexts, prefix, tokens, context, line)
+    given = tokens, support
+    if line is not None:
+        given = jax.tree.map(partial(laid, line), given)
     found = read(
         features,
         model.head(params),
-        tokens if line is None else laid(line, tokens),
+        given[0],
         temperature=settings.temperature,
         chunk=settings.token_chunk,
+        support=given[1],
     )
     if line is None:
         return found
@@ -193,10 +198,10 @@ def read_tokens(
 
 
 def completion_logprobs(
-    model, params, contexts, prefix, tokens, context, line, settings: Settings
+    model, params, contexts, prefix, tokens, context, support, line, settings: Settings
 ) -> TokenLogprobs:
     """Log-probs and entropies of the completions of some rows."""
-    where = model, params, contexts, prefix, tokens, context, line, settings
+    where = model, params, contexts, prefix, tokens, context, support, line, settings
     logp, entropy = read_tokens(masked.token_logprobs, *where)
     return TokenLogprobs(logp=logp, entropy=entropy)
 
@@ -209,6 +214,7 @@ def logprobs(
     mask: jax.Array,
     context: jax.Array,
     settings: Settings,
+    support: jax.Array | None = None,
 ) -> jax.Array:
     """Log-probs of completions, micro-batch by micro-batch, without a gradient.
 
@@ -220,6 +226,8 @@ def logprobs(
         mask: `[M, T]` bool.
         context: `[M]` int32 in [0, C).
         settings: how they are computed.
+        support: `[M, T, S]`, kept sets that they are log-probs within, as of
+            `masked.token_logprobs`; None: all tokens are kept.
 
     Returns:
         `[M, T]` float32, nats; anything finite where `mask` is False.
@@ -227,13 +235,14 @@ def logprobs(
     prefix = prefill(model, params, contexts)
 
     def read(rows, line):
-        tokens, context = rows
+        tokens, context, support = rows
         own = completion_logprobs(
-            model, params, contexts, prefix, tokens, context, line, settings
+            model, params, contexts, prefix, tokens, context, support, line, settings
         )
         return (), own.logp
 
-    return over_rows(model, read, contexts, (tokens, context), mask, settings)[1]
+    rows = tokens, context, support
+    return over_rows(model, read, contexts, rows, mask, settings)[1]
 
 
 def token_stats(
@@ -244,6 +253,7 @@ def token_stats(
     mask: jax.Array,
     context: jax.Array,
     settings: Settings,
+    support: jax.Array | None = None,
 ) -> TokenStats:
     """`TokenStats` of completions, without a gradient.
 
@@ -255,7 +265,7 @@ def token_stats(
     prefix = prefill(model, params, contexts)
 
     def read(rows, line):
-        tokens, context = rows
+        tokens, context, support = rows
         logp, entropy, norm, covariance = read_tokens(
             masked.token_logprobs_and_moments,
             model,
@@ -264,6 +274,7 @@ def token_stats(
             prefix,
             tokens,
             context,
+            support,
             line,
             settings,
         )
@@ -271,7 +282,8 @@ def token_stats(
             logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
         )
 
-    return over_rows(model, read, contexts, (tokens, context), mask, settings)[1]
+    rows = tokens, context, support
+    return over_rows(model, read, contexts, rows, mask, settings)[1]
 
 
 def confidences(
@@ -374,7 +386,7 @@ def gradient(
     prefix = prefill(model, params, contexts)
 
     def loss_of(params, prefix, contexts, still_old, rows, weight, line):
-        given = rows.tokens, rows.context, line, settings
+        given = rows.tokens, rows.context, rows.support, line, settings
         own = completion_logprobs(model, params, contexts, prefix, *given)
         rows = with_old(rows, own.logp, still_old)
         loss = token_loss(own.logp, own.entropy, rows)

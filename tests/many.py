@@ -14,14 +14,21 @@ import small
 import tiny
 
 from curax.config import Config, override
-from curax.types import Task
+from curax.tasks import environments
+from curax.types import Environment, Observation, Task
 
 FILE = Path(__file__)
 ROOT = FILE.parents[1]
 SECONDS = 240  # until a process is given up
 
 
-def task(*, on_device: bool = True, moody: bool = False, slow: float = 0.0) -> Task:
+def task(
+    *,
+    on_device: bool = True,
+    moody: bool = False,
+    slow: float = 0.0,
+    turns: bool = False,
+) -> Task:
     """The task of `small`, where a completion is right that begins with an odd token.
 
     Args:
@@ -29,6 +36,8 @@ def task(*, on_device: bool = True, moody: bool = False, slow: float = 0.0) -> T
         moody: the verifier on the host is slow at times, and answers at random:
             no two processes would agree.
         slow: seconds that it takes to decode one text.
+        turns: an environment of the host answers in place of the verifier; a turn ends
+            at every fourth token of the vocabulary.
     """
     built = small.task(on_device=on_device, slow=slow)
 
@@ -39,7 +48,21 @@ def task(*, on_device: bool = True, moody: bool = False, slow: float = 0.0) -> T
     def odd(target, tokens, mask=None):
         return (tokens[..., 0] % 2).astype("float32")
 
+    if turns:
+        world = Environment(reset=lambda key, _: [key % 5, 0], observe=observe)
+        world = environments.here(world)
+        end = tuple(range(0, built.vocab_size, 4))
+        return replace(built, verify=None, end=end, on_device=False, environment=world)
     return replace(built, verify=by_mood if moody else odd)
+
+
+def observe(state, turn):
+    """Two words after each of three turns; an odd one has a quarter of an outcome."""
+    luck, number = state
+    words = [(luck + sum(turn)) % 7, luck]
+    gain = 1 / 4 if (turn[0] + luck) % 2 else 0.0
+    seen = Observation(tokens=words, done=number == 2, reward=gain)
+    return [luck + 1, number + 1], seen
 
 
 def get_config() -> Config:

@@ -13,9 +13,10 @@ from test_loops import STEPS, STOPPED, TINY, assert_same, trained, warmed
 
 from curax import allocate, library, memory, score
 from curax.config import ConfigError, Mesh, Pilot, override
-from curax.planning import planner
+from curax.planning import chips, planner
 from curax.runs import dry_run, memory_io
 from curax.step import ahead, draw, drivers, loops
+from curax.step import mesh as meshes
 from curax.step.build import build
 from curax.step.learn import learn
 from curax.step.step import completions
@@ -112,6 +113,63 @@ def test_what_runs_beside_the_update_is_what_one_program_computes(config, alike)
     got = trained(config, loops.Staged, (1, 2, 1))
     assert_same(got, want)
     assert all(0 <= row["time/hidden_fraction"] < 1 for row in got[1])
+
+
+def test_devices_of_their_own_draw_what_those_that_train_would():
+    """Bit for bit what one mesh of that size does, and as exactly resumed."""
+    apart = replace(HOST, mesh=Mesh(data=2, draw_share=0.5))
+    warmed(1)
+    loop, other = (loops.Staged(build(apart)) for _ in range(2))
+    assert_same(trained(apart, loops.Staged, (1, 2, 1)), reference())
+    with loop.context():
+        state = loop.begin(jax.device_put(warmed(1), loop.warm_sharding))
+        for _ in range(2):  # of what is copied nothing is used up
+            state, rows, _ = loop.advance(state, 1)
+            trains, draws = map(devices, (state.params, state.behaviour))
+            assert (trains, draws) == ({0}, {1})
+        assert rows[0]["sampler/lag_mean"] == 1
+        saved = jax.tree.map(np.array, jax.device_get(state))
+        want = jax.device_get(loop.advance(state, 2)[0])
+    with other.context():
+        got = other.advance(jax.device_put(saved, other.sharding), 2)[0]
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(got), want)
+
+
+def devices(tree):
+    return {device.id for leaf in jax.tree.leaves(tree) for device in leaf.devices()}
+
+
+@pytest.mark.parametrize(
+    ("data", "share", "near"), [(4, 0.3, "0.25"), (4, 1.0, "0.75"), (3, 0.1, "0.333")]
+)
+def test_a_share_is_a_whole_number_of_devices(data, share, near):
+    with pytest.raises(ConfigError, match=rf"mesh\.data={data}.*; set it to {near}"):
+        meshes.split(Mesh(data=data, draw_share=share))
+    made = meshes.split(Mesh(data=data, draw_share=float(near)))
+    assert made.draw.size == round(data * float(near))
+    with pytest.raises(ConfigError, match=r"set mesh\.data to 2 or more"):
+        meshes.split(Mesh(fsdp=2, draw_share=0.5))
+
+
+def test_a_mesh_is_cut_along_the_data_axis():
+    made = meshes.split(Mesh(data=4, fsdp=2, draw_share=0.25))
+    assert (made.train.size, made.draw.size) == (6, 2)
+    assert made.draw.shape == {"data": 1, "fsdp": 2, "tensor": 1}
+    ids = [{device.id for device in one.devices.flat} for one in made]
+    assert not ids[0] & ids[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["mesh.draw_share=.5"], "set sampling.ahead to 1 or mesh.draw_share to None"),
+        (["sampling.ahead=1", "mesh.draw_share=.5", "seeds=2"], "set seeds to 1"),
+    ],
+)
+def test_where_no_devices_can_draw_by_themselves(words, fix):
+    weighed = "sampling.off_policy=off_policy.truncated_ratio"
+    with pytest.raises(ConfigError, match=fix):
+        override(TINY, [weighed, *words])
 
 
 def test_a_state_that_is_read_again_draws_again_what_was_under_way():
@@ -222,6 +280,16 @@ def test_a_run_with_a_draw_ahead_can_be_planned():
     run = planner.traced(AHEAD)
     assert run.calls[-1].function.__name__ == "learn_beside"
     assert run.sizes.rows == 16
+    place = chips.topology("v5e:2x2")
+    beside = planner.layout(run, place, Mesh(data=2, fsdp=2))
+    apart = planner.layout(run, place, Mesh(data=2, fsdp=2, draw_share=0.5))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(reference()[0].params))
+    assert beside.work["learn"].memory["the next draw"] == sum(
+        beside.work["draw"].memory.values()
+    )
+    assert "what draws ahead" not in apart.held("learn")
+    assert apart.held("draw")["what draws ahead"] >= size / 2
+    assert apart.work["draw"].received >= apart.held("draw")["what draws ahead"]
 
 
 def test_the_library_begins_nothing_that_nobody_asks_for():

@@ -118,6 +118,16 @@ def test_patience_steps_with_nothing_to_learn_in_a_row_are_a_collapse():
     assert set(alarms.SHORT) >= {"collapse", "drift", "nonfinite"}
 
 
+def test_hints_of_which_none_fits_are_told_and_a_few_that_do_not_are_no_matter():
+    row = FINE | {"hint/overlong": 16.0, "hint/hinted_fraction": 0.0}
+    assert said(row) == [
+        "no group has a hint at step 3, and 16 hints are longer than hint.width with "
+        "the words around them; raise hint.width."
+    ]
+    assert said(row | {"hint/hinted_fraction": 0.1}) == []
+    assert said(row | {"hint/overlong": 0.0}) == []
+
+
 def test_steps_without_any_outcome_are_counted_in_a_row():
     count: Any = 0
     for missing, drawn, want in ((8, 8, 1), (8, 8, 2), (7, 8, 0), (0, 0, 0), (9, 8, 1)):

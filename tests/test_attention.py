@@ -104,7 +104,8 @@ def test_the_kernel_for_long_rows_gets_no_mask(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
     inputs, _ = arrays(2, 4, 2, 3, 5)
     long(*inputs, causal=True)
-    assert given == [{"is_causal", "key_value_seq_lengths", "implementation"}]
+    lengths = {"query_seq_lengths", "key_value_seq_lengths"}
+    assert given == [{"is_causal", "implementation", *lengths}]
 
 
 def test_in_chunks_neither_scores_nor_a_mask_of_a_long_row_exist():
@@ -148,24 +149,25 @@ def test_attention_on_gpus_lies_over_the_mesh(heads, kv_heads, monkeypatch):
         close(got[n], naive(*own), atol=1e-5)
 
 
-def test_under_vmap_the_mask_goes_with_the_queries(monkeypatch):
-    """cuDNN's rule leaves a mask that is not mapped over as it is: too few rows."""
+def test_under_vmap_the_lengths_go_with_the_queries(monkeypatch):
+    """cuDNN's rule makes lengths that are not mapped over fit by force, and fails."""
 
     @jax.custom_batching.custom_vmap
-    def kernel(q, k, v, mask):
+    def kernel(q, k, v, queries, keys):
         return q
 
     @kernel.def_vmap
-    def _(size, mapped, q, k, v, mask):
-        assert mapped == [True] * 4
+    def _(size, mapped, q, k, v, queries, keys):
+        assert mapped == [True] * 5
+        assert queries.shape == keys.shape == (2, 2)
         return q, True
 
-    def attend(*arrays, mask, implementation):
-        return kernel(*arrays, mask)
+    def attend(*arrays, query_seq_lengths, key_value_seq_lengths, **_):
+        return kernel(*arrays, query_seq_lengths, key_value_seq_lengths)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
     (q, k, v, seen), _ = arrays(2, 4, 2, 3, 5)
-    of = partial(attention.flash, seen=seen, causal=True)
+    of = partial(attention.flash_long, seen=seen, causal=True)
     got = jax.vmap(of)(*(np.stack([x, 2 * x]) for x in (q, k, v)))
     np.testing.assert_array_equal(got[1], 2 * q)
 
@@ -292,6 +294,18 @@ def test_the_implementation_follows_device_and_shapes(
     platform, q, options, want, monkeypatch
 ):
     assert taken(monkeypatch, platform, q, **options) == [want]
+
+
+def test_runs_of_many_seeds_take_a_kernel_that_can_be_mapped_over(monkeypatch):
+    def taken_in(q, name):
+        names = []
+        run = partial(taken, monkeypatch, "gpu")
+        jax.vmap(lambda q: names.extend(run(q)), axis_name=name)(q)
+        return names
+
+    q = jnp.stack([queries(), queries()])
+    assert taken_in(q, sharding.SEEDS) == ["flash_long"]
+    assert taken_in(q, "others") == ["flash"]
 
 
 def test_the_platform_is_that_of_the_mesh_in_context_else_the_default(monkeypatch):

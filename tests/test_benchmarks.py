@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from conftest import ROOT
 
-from benchmarks import gpu, plain, workload
+from benchmarks import attention, gpu, plain, workload
 from benchmarks.workload import WORKLOADS
 
 TINY = replace(
@@ -51,6 +51,14 @@ def test_the_command_for_a_gpu_runs_to_its_end(tmp_path, capfd):
     assert point["trained_tokens_per_s"] > 0 < point["update_share_of_flops"]
     assert "trl is not measured" in found["notes"][0]
     assert "share of the device's bandwidth" in capfd.readouterr().out
+
+
+def test_attention_is_measured_by_what_the_device_has(capsys):
+    attention.main(["--shrunken"])
+    head, _, row = capsys.readouterr().out.strip().splitlines()
+    assert [x.strip() for x in head.strip("|").split("|")[1:]] == [*attention.NAMES]
+    assert row.strip("| ").startswith("2, 4, 6 ")
+    assert row.count("-") == 2  # what asks for cuDNN
 
 
 def test_without_a_gpu_it_says_what_is_missing():

@@ -81,6 +81,7 @@ def test_the_wheel_has_every_module_and_every_recipe(installed):
     assert {path for path in files if path.suffix != ".pyc"} == want
 
 
+@pytest.mark.long
 def test_the_wheel_trains_by_the_name_of_a_recipe(installed):
     run, elsewhere, site = installed
     listed = run("recipes")

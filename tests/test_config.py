@@ -133,6 +133,7 @@ def test_the_defaults_are_those_of_the_design():
         "top_k": 0,
         "top_p": 1.0,
         "off_policy": None,
+        "replay_support": False,
         "slots": 0,
         "cache_gib": 0.0,
         "attempts": 1,
@@ -267,7 +268,8 @@ def test_every_number_of_the_config_has_a_range():
 # What is wrong only together, and the one sentence that says so.
 UNCORRECTED = (
     "draws from another distribution than the policy that trains, and nothing corrects "
-    "that bias; set sampling.off_policy=off_policy.truncated_ratio (TIS), "
+    "that bias; set sampling.replay_support=True to train what is drawn, "
+    "sampling.off_policy=off_policy.truncated_ratio (TIS), "
     "off_policy.masked_ratio (MIS) or off_policy.icepop, off_policy.none to leave the "
     "bias, or"
 )
@@ -378,6 +380,9 @@ CONFLICTS = {
     f"sampling.top_k=20 {UNCORRECTED} sampling.top_k=0.": {
         "sampling": Sampling(top_k=20, top_p=0.9)
     },
+    "sampling.replay_support=True trains within what sampling.top_k and sampling.top_p "
+    "keep, and they keep all; set sampling.replay_support to False, or "
+    "sampling.top_p=0.95.": {"sampling": Sampling(replay_support=True)},
     "update.epochs=2 times update.minibatches=1 are 2 updates per batch, and "
     f"{HERE}.without_ratio has no ratio that corrects those behind the first; set both "
     "to 1, or loss to loss.clipped_ratio.": {
@@ -433,6 +438,7 @@ WHAT_PASSES = {
     },
     "nothing trains": {"sampling": Sampling(top_p=0.9), "steps": 0},
     "the bias is accepted": {"sampling": Sampling(top_k=9, off_policy=plain)},
+    "what is drawn trains": {"sampling": Sampling(top_k=9, replay_support=True)},
     "the ratio is over what is drawn": {
         "sampling": Sampling(top_k=9, ahead=1),
         "update": Update(behaviour_as_old=True),
@@ -752,8 +758,10 @@ def test_what_a_bias_is_answered_by_is_what_set_takes():
     """Once the advice led in a circle."""
     recipe = cf.load("grpo")
     said = error_of(cf.override, recipe, ["sampling.top_p=0.9"])
-    fix = re.findall(r"set (sampling\.off_policy=\S+)", said)[0]
-    assert cf.override(recipe, ["sampling.top_p=0.9", fix]).sampling.off_policy
+    replay, rule = re.findall(r"(sampling\.(?:off_policy|replay_support)=\S+)", said)
+    for fix in (replay, rule):
+        fixed = cf.override(recipe, ["sampling.top_p=0.9", fix]).sampling
+        assert bool(fixed.off_policy) != fixed.replay_support
 
 
 def test_at_most_one_axis_of_the_mesh_takes_what_is_left():

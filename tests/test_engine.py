@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -16,15 +18,15 @@ import small
 from run_files import lines
 from test_loops import STOPPED, TINY, warmed
 
-from curax import engine, hint, off_policy, reflect, train
+from curax import engine, handover, hint, off_policy, reflect, train
 from curax.config import ConfigError, Hint, Reflection, override
 from curax.models import pretrained, written
 from curax.step import loops
 from curax.step.build import build, with_engine
 
 KINDS = {"vllm": engine.vllm, "sglang": engine.sglang}
-HOW = engine.Limits(max_tokens=3, temperature=1.0, end=(19,), vocabulary=23)
-ASKS = [engine.Ask([1, 2, 3 + n % 4], 100 + n) for n in range(8)]
+HOW = handover.Limits(max_tokens=3, temperature=1.0, end=(19,), vocabulary=23)
+ASKS = [handover.Ask([1, 2, 3 + n % 4], 100 + n) for n in range(8)]
 
 
 def asking(url, kind=engine.vllm, base=TINY, **options):
@@ -43,7 +45,7 @@ def params():
 
 def source(parts, step=0, given=None):
     own = params() if given is None else given
-    return engine.Source(
+    return handover.Source(
         step=step,
         mark=jax.device_put(np.float32(step)),
         params=lambda: own,
@@ -219,7 +221,7 @@ def test_an_engine_that_comes_back_with_other_parameters_draws_nothing_that_coun
 def test_an_engine_that_does_not_come_back_ends_the_run_in_a_sentence():
     with started(wait=0.3) as (fake, asks, parts):
         fake.dead = True
-        with pytest.raises(engine.EngineError, match=r"has not answered for 0\.3 s"):
+        with pytest.raises(handover.EngineError, match=r"has not answered for 0\.3 s"):
             asks.draw(ASKS, HOW, source(parts))
 
 
@@ -236,7 +238,7 @@ def test_an_engine_that_takes_no_parameters_says_so():
 
     with engine_server.judge_server.serve(answer) as server:
         parts = with_engine(build(asking(server.url, engine.sglang)))
-        with pytest.raises(engine.EngineError, match=r"refuses .*HTTP 404"):
+        with pytest.raises(handover.EngineError, match=r"refuses .*HTTP 404"):
             parts.engine.draw(ASKS, HOW, source(parts))
 
 
@@ -268,7 +270,7 @@ def test_the_token_comes_from_the_environment_and_is_told_nowhere(monkeypatch):
     with engine_server.judge_server.serve(answer) as server:
         parts = with_engine(build(asking(server.url, wait=0.1)))
         parts.engine.start(parts.config)
-        with pytest.raises(engine.EngineError) as told:
+        with pytest.raises(handover.EngineError) as told:
             parts.engine.draw(ASKS, HOW, source(parts))
     assert set(seen) == {"Bearer hidden-from-all"}
     assert "hidden" not in str(told.value)
@@ -276,17 +278,17 @@ def test_the_token_comes_from_the_environment_and_is_told_nowhere(monkeypatch):
 
 def test_an_end_at_the_last_token_is_an_end_whatever_the_engine_says():
     """Some look at the length first."""
-    last = engine.Limits(max_tokens=2, temperature=1.0, end=(9,), vocabulary=20)
+    last = handover.Limits(max_tokens=2, temperature=1.0, end=(9,), vocabulary=20)
     logp = [-1.0, -1.0]
     for said in (True, False):
-        given = engine.Completion([3, 9], logp, said, frozenset(["v"]))
-        assert engine.fault(given, last, "v") is None
-    given = engine.Completion([3, 4], logp, True, frozenset(["v"]))
-    assert engine.fault(given, last, "v") == "an end that is none of the task's"
+        given = handover.Completion([3, 9], logp, said, frozenset(["v"]))
+        assert handover.fault(given, last, "v") is None
+    given = handover.Completion([3, 4], logp, True, frozenset(["v"]))
+    assert handover.fault(given, last, "v") == "an end that is none of the task's"
 
     class LengthFirst(Alone):
         def complete(self, asks, how, version):
-            return [engine.Completion([3, how.end[0]], logp, False) for _ in asks]
+            return [handover.Completion([3, how.end[0]], logp, False) for _ in asks]
 
     config = override(asking("http://127.0.0.1:1"), {"sampling.engine": LengthFirst})
     parts = with_engine(build(config))
@@ -303,7 +305,7 @@ def test_no_folder_is_left_of_an_engine_that_is_absent_or_closed(tmp_path):
         def load(self, folder, version, *, adapter):
             if self.away:
                 self.away -= 1
-                raise engine.AbsentError("away")
+                raise handover.AbsentError("away")
             super().load(folder, version, adapter=adapter)
 
     made = Absent()
@@ -315,9 +317,14 @@ def test_no_folder_is_left_of_an_engine_that_is_absent_or_closed(tmp_path):
         assert len(list(tmp_path.iterdir())) == 1
     made.close()
     assert not list(tmp_path.iterdir())
-    with pytest.raises(engine.EngineError, match="as the run ends"):
+    with pytest.raises(handover.EngineError, match="as the run ends"):
         made.draw(ASKS, HOW, first)
     assert not list(tmp_path.iterdir())
+    made = Absent()
+    made._folder, made._wait, made.away = str(tmp_path), 600.0, 99
+    threading.Timer(0.2, made.leave).start()
+    with pytest.raises(handover.LeftError, match="is not waited for"):
+        made.draw(ASKS, HOW, first)
 
 
 def test_numbers_of_any_size_and_states_of_any_shape_are_no_completion():
@@ -328,7 +335,7 @@ def test_numbers_of_any_size_and_states_of_any_shape_are_no_completion():
             "the reply of /x holds no completion"
         ]
         patch.setattr(server, "get", lambda place: ["odd"])
-        with pytest.raises(engine.AbsentError, match="about its version"):
+        with pytest.raises(handover.AbsentError, match="about its version"):
             server._version("v")
 
 
@@ -407,6 +414,7 @@ def test_rounds_of_a_stopping_rule_ask_for_no_more_than_they_open():
     assert len(fake.loads) == 1
 
 
+@pytest.mark.long
 def test_hinted_groups_are_drawn_by_the_engine_too():
     hinted = override(TINY, ["task.hints=true", "sampling.max_tokens=3"])
     how = Hint(source=hint.reference_prefix, width=3, trigger=hint.all_wrong, levels=1)
@@ -435,16 +443,16 @@ def test_a_draw_ahead_is_by_the_parameters_of_the_step_before():
 def test_a_run_whose_engine_does_not_come_back_stops_and_can_be_resumed(
     tmp_path, monkeypatch, capsys
 ):
-    """What it is in the end is what it would have been; no file has the token."""
+    """So does one that is stopped while it waits, at once; no file has the token."""
     monkeypatch.setenv(engine.TOKEN, "hidden-from-all")
     ends = []
-    for name in ("whole", "stopped"):
+    for name in ("whole", "stopped", "signalled"):
         fake = engine_server.Engine()
         with fake.served() as url:
             options = [
                 "sampling.engine=engine.vllm",
                 f"sampling.engine.url={url}",
-                "sampling.engine.wait=0.5",
+                f"sampling.engine.wait={600 if name == 'signalled' else 0.5}",
                 "sampling.off_policy=off_policy.truncated_ratio",
             ]
             argv = ["--config", str(small.FILE), "--workdir", str(tmp_path / name)]
@@ -452,16 +460,21 @@ def test_a_run_whose_engine_does_not_come_back_stops_and_can_be_resumed(
             if name == "whole":
                 assert train.main([*argv, *set_]) == 0
             else:
+                once = iter([signal.SIGINT] if name == "signalled" else [])
 
-                def dies(given, number, fake=fake):
+                def dies(given, number, fake=fake, once=once):
                     fake.dead = number > 3 * 16 + 5
+                    if fake.dead and (sent := next(once, None)):  # a second would end
+                        os.kill(os.getpid(), sent)  # the process
                     return 503 if fake.dead else given
 
                 fake.fault = dies
-                assert train.main([*argv, *set_]) == 1
-                said = capsys.readouterr().err
-                assert "has not answered for 0.5 s" in said
-                assert "go on with --resume" in said
+                asked, status = name == "signalled", train.main([*argv, *set_])
+                assert status == (128 + signal.SIGINT if asked else 1)
+                out, err = capsys.readouterr()
+                assert ("is not waited for, as the run ends" in out) == asked
+                assert ("has not answered for 0.5 s" in err) != asked
+                assert "--resume" in (out if asked else err)
                 with engine_server.Engine().served() as elsewhere:
                     set_ = [one.replace(url, elsewhere) for one in set_]
                     assert train.main([*argv, "--resume", *set_]) == 0
@@ -469,11 +482,11 @@ def test_a_run_whose_engine_does_not_come_back_stops_and_can_be_resumed(
         ends.append([(row["step"], row.get("outcome/mean")) for row in rows])
         files = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
         assert not any(b"hidden-from" in path.read_bytes() for path in files)
-    assert ends[0] == ends[1]
+    assert ends[0] == ends[1] == ends[2]
     assert "hidden-from" not in "".join(capsys.readouterr())
 
 
-class Alone(engine.Engine):
+class Alone(handover.Engine):
     """An engine of one's own that gives one completion to all."""
 
     def __init__(self):
@@ -488,7 +501,7 @@ class Alone(engine.Engine):
         self.has = version
 
     def complete(self, asks, how, version):
-        return [engine.Completion([19], [-0.5], True) for _ in asks]
+        return [handover.Completion([19], [-0.5], True) for _ in asks]
 
 
 def test_an_engine_of_ones_own_is_one_function():
@@ -531,7 +544,7 @@ def test_what_an_engine_cannot_do_is_refused(changes, said):
         (partial(engine.vllm, url="vllm"), "no http:// or https:// address"),
         (partial(engine.vllm, url="http://me:secret@host"), "a user or a password"),
         (partial(engine.sglang, url=URL, token_env="abc"), "no name in capitals"),
-        (dict, "gives a dict; name a function that gives an engine.Engine."),
+        (dict, "gives a dict; name a function that gives a handover.Engine."),
     ],
 )
 def test_an_engine_that_is_none_is_refused(make, said):

@@ -9,6 +9,7 @@ results stay.
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -168,6 +169,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "sampling.top_k": (2, "draw with truncation"),
     "sampling.top_p": (0.5, "draw with truncation"),
     "sampling.off_policy": (off_policy.icepop, "step with truncation"),
+    "sampling.replay_support": (True, "draw with truncation"),
     "sampling.slots": (3, "draw"),
     "sampling.cache_gib": (2e-6, "draw with keys"),
     "sampling.attempts": (2, "step"),
@@ -274,6 +276,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "mesh.fsdp": (2, "loop only"),
     "mesh.tensor": (2, "loop only"),
     "mesh.cut_sampler": (True, "loop with mesh"),
+    "mesh.draw_share": (0.5, "loop with split"),
     "logging.every": (3, "host only"),
     "logging.rollout_prompts": (1, "step only"),
     "logging.checkpoint_every": (3, "host only"),
@@ -327,6 +330,11 @@ WITH: dict[str, Any] = {
     },
     "keys": {"model": CONFIG.model},
     "mesh": {"mesh.fsdp": 2},
+    "split": {
+        "mesh.data": 2,
+        "sampling.ahead": 1,
+        "sampling.off_policy": off_policy.truncated_ratio,
+    },
     "weights": {"sampling.off_policy": off_policy.truncated_ratio},
     "truncation": {
         "sampling.top_p": 0.9,
@@ -447,7 +455,9 @@ class Diary:
         )
 
     def say(self, _, text):
-        self.told.append(("say", text))
+        # How long it took and takes is no word about the config.
+        timeless = re.sub(r"  [\d,]+ tokens/s|  left [\d:]+", "", text)
+        self.told.append(("say", timeless))
 
     def read(self, path, task):
         self.told.append(("read", path))
@@ -534,8 +544,13 @@ class Seen:
     def measured(self):
         """What an evaluation says beside pass rates, of completions all different."""
         kind = np.arange(6, dtype=np.int32)
+        every = np.ones((6, 1), bool)
         rows = SimpleNamespace(
-            tokens=kind[:, None], mask=np.ones((6, 1), bool), exists=np.ones(6, bool)
+            tokens=kind[:, None],
+            mask=every,
+            written=every,
+            exists=every[:, 0],
+            turns=None,
         )
         rows.prompt = rows.slot = np.zeros(1, np.int32)
         names = ("entropy", "effective", "top", "within")
@@ -575,7 +590,7 @@ class Seen:
         with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
             patch.setattr(run.checkpoint, "Checkpoints", diary.checkpoints)
             patch.setattr(run, "memory_io", diary)
-            patch.setattr(run.cache, "line", lambda _: None)  # it has no model
+            patch.setattr(run.cache, "lines", lambda _: [])  # it has no model
             patch.setattr(run.Progress, "say", lambda *words: diary.say(*words))
             try:
                 recalled = run.load_memory(diary.parts)  # pyright: ignore[reportArgumentType]

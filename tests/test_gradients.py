@@ -8,6 +8,7 @@ from functools import cache, partial
 from itertools import product
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,6 +17,7 @@ import tiny
 
 import curax
 from curax import allocate, loss, off_policy, update, xray
+from curax.arrays import supports
 from curax.config import ConfigError, Update, load, override
 from curax.step import draw, drivers, learn
 from curax.theory import gradient_stats as stats
@@ -93,14 +95,15 @@ def driver():
     return drivers.Hosted()
 
 
-def table_scores(embed, contexts, tokens, mask):
-    """`[n, V D]` gradients of log pi by the table, in closed form."""
+def table_scores(embed, contexts, tokens, mask, kept=None):
+    """`[n, V D]` gradients of log pi by the table, in closed form; `[n, T, V]` kept."""
     found = []
-    for said, real in zip(tokens, mask, strict=True):
+    every = np.ones((*tokens.shape, len(embed))) if kept is None else kept
+    for said, real, inside in zip(tokens, mask, every, strict=True):
         grad, last = np.zeros_like(embed), contexts.tokens[-1]
-        for token in said[real]:
-            logits = embed @ embed[last]
-            error = np.eye(len(embed))[token] - np.exp(logits) / np.exp(logits).sum()
+        for token, chance in zip(said[real], inside[real], strict=True):
+            chance = chance * np.exp(embed @ embed[last])
+            error = np.eye(len(embed))[token] - chance / chance.sum()
             grad += np.outer(error, embed[last])
             grad[last] += error @ embed
             last = token
@@ -179,6 +182,29 @@ def test_a_step_departs_from_the_law_by_what_is_added_to_it():
     for value in each[1:5]:  # norm clipping does not reach this far
         nearly(value, want / length)
     nearly(each[5], want / length / 2)
+
+
+def test_scores_of_replayed_draws_are_within_what_was_kept():
+    sizes = {"sampling.top_p": 0.7, "sampling.replay_support": True}
+    run = replace(parts(), config=override(parts().config, sizes))
+    state, ids = curax.init(run, 1), np.array([5, 1, 40])
+    contexts, rows = probe.drawn(run, state, ids, 8, driver())
+    tokens, mask, outcome, noted = rows
+    outcome[:] = np.random.default_rng(0).integers(0, 2, outcome.shape)
+    embed = np.asarray(state.params["embed"], np.float64)
+    kept = np.asarray(supports.among(jnp.asarray(noted), 0, len(embed)))
+    assert 0.3 < kept[mask].mean() < 0.8
+    start = optax.tree.zeros_like(state.params)
+    for k in range(3):
+        here = jax.tree.map(lambda x, k=k: x[k : k + 1], contexts)
+        own = [part[k] for part in rows]
+        got, _ = driver().call(
+            probe.add_scores, run, state, start, np.float32(7), here, *own
+        )
+        alone = jax.tree.map(lambda x: np.asarray(x[0]), here)
+        scores = table_scores(embed, alone, tokens[k], mask[k], kept[k])
+        centred = outcome[k] - outcome[k].mean()
+        nearly(np.asarray(got["embed"]).reshape(-1), centred @ scores)
 
 
 @pytest.mark.parametrize(

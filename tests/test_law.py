@@ -95,7 +95,8 @@ def coefficients(config, outcome, exists=True, history=0.5):
     equally long: then no aggregation has a denominator that depends on content.
     """
     rows = np.shape(outcome)[-2] * moments.rows_per_prompt(config)
-    share = np.asarray(config.aggregate(np.ones((int(rows), TOKENS), bool))).sum(-1)
+    tokens = option(config.aggregate, "length") or TOKENS
+    share = np.asarray(config.aggregate(np.ones((int(rows), tokens), bool))).sum(-1)
     close(share, 1 / rows)
     return assigned(config, outcome, exists, history=history)[1] / rows
 
@@ -809,6 +810,7 @@ STATEMENTS = {
     "ada_seq_positive_accepted": ("(1 - (1 - p)^32) / p", log_of_all),
     "ada_seq_positive_text": (TEXT, partial(stopped_and_balanced, power=1)),
     "ada_seq_sage": ("(1 - (1 - p)^32) / p", log_of_all),
+    "calculator": ("1 - 1/8, whatever p", less_the_mean),
     "cispo": (GRPO.format(n=8), grpo_of_all),
     "dapo": (GRPO.format(n=8), grpo_of_all),
     "dr_grpo": ("1 - 1/8, whatever p", less_the_mean),
@@ -834,6 +836,8 @@ STATEMENTS = {
         PODS,
         lambda at: pods(at.n, option(at.config.downsample, "m"))(at.p),
     ),
+    "mastermind": ("1 - 1/16, whatever p", less_the_mean),
+    "nim": ("1 - 1/16, whatever p", less_the_mean),
     "quickstart": ("1 - 1/8, whatever p", less_the_mean),
     "raft_plus_plus": ("1, whatever p", one),
     "reinforce_plus_plus": (GRPO.format(n=128), grpo_of_all),

@@ -34,16 +34,17 @@ MAY_IMPORT = {
     "verify": {"settings"},
     "tasks": BASE | {"verify", "hub"},
     "models": BASE | {"hub"},
-    "engine": BASE | {"models", "processes", "verify"},
+    "handover": BASE | {"models", "processes", "verify"},
+    "engine": BASE | {"handover", "verify"},
     "testbed": BASE | STAGES | {"config", "models", "tasks"},
     "foreign": {"settings", "testbed", "config"} | STAGES,
-    "step": BASE | STAGES | {"config", "engine", "monitors", "processes"},
+    "step": BASE | STAGES | {"config", "handover", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "settings", "config", "hint", "update", "step", "theory"}
     | {"arrays", "models"},
     "runs": BASE
     | {"config", "step", "theory", "planning", "models", "tasks", "processes", "hub"}
-    | {"verify"},
+    | {"verify", "handover"},
     "planning": BASE | {"rollout", "config", "step", "models", "hub"},
     "evaluation": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}

@@ -208,7 +208,18 @@ def test_the_block_of_the_readme_runs_too(followed, begun, monkeypatch):
     assert names["metrics"].keys() == followed["metrics"].keys()
 
 
-def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param(
+            {"sampling.top_p": 0.8, "sampling.replay_support": True},
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["whole", "replayed"],
+)
+def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path, changes):
     """One step of a recipe, from its own rollouts, by the functions for other loops."""
     config = override(
         small.get_config(),
@@ -218,7 +229,8 @@ def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path):
             "aggregate": aggregate.token_mean,
             "optimizer": partial(optax.sgd, learning_rate=0.1),
             "update.minibatches": 1,
-        },
+        }
+        | changes,
     )
 
     def even(target, tokens, mask):
@@ -239,6 +251,7 @@ def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path):
         outcome = curax.reward.on_device(parts.task, prompts, drawn).reshape(4, 4)
         credit = advantage.leave_one_out(outcome, outcome >= 0).reshape(-1)
         policy = {"logp": drawn.logp_behaviour, "context": drawn.context}
+        policy["support"] = drawn.support
         rows = curax.datum(
             prompts, drawn.tokens, drawn.mask, advantage=credit, **policy
         )

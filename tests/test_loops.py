@@ -40,7 +40,7 @@ from curax.config import (
     WarmStart,
     override,
 )
-from curax.models import transformer
+from curax.models import attention, transformer
 from curax.runs.run import make_loop
 from curax.step import draw, drivers, learn, loops, states
 from curax.step.build import build
@@ -130,6 +130,7 @@ def assert_same(got, want, tolerance=1e-5):
                 )
 
 
+@pytest.mark.long
 def test_training_changes_the_parameters_and_solves_some_prompts():
     state, rows = reference()
     moved = jax.tree.map(
@@ -352,6 +353,31 @@ def test_the_whole_run_is_one_pure_function_of_its_seed():
 
 
 @long
+def test_many_seeds_take_no_kernel_that_cannot_be_mapped_over(monkeypatch):
+    taken = set()
+
+    @jax.custom_batching.custom_vmap
+    def flash(q, k, v, seen):
+        return q
+
+    @flash.def_vmap
+    def _(*_):
+        raise AssertionError("mapped over")
+
+    def long(*arrays, causal):
+        taken.add("flash_long")
+        return attention.plain(*arrays, causal=causal)
+
+    monkeypatch.setattr(attention, "platform", lambda: "gpu")
+    monkeypatch.setattr(attention, "_has_cudnn", lambda: True)
+    monkeypatch.setattr(attention, "flash", lambda *arrays, causal: flash(*arrays))
+    monkeypatch.setattr(attention, "flash_long", long)
+    half = override(TINY, {"model.dtype": "bfloat16"})
+    loop = loops.Jitted(build(replace(half, seeds=2, warm_start=None)))
+    loop.advance(loop.begin(loop.initial()), 1)
+    assert taken == {"flash_long"}
+
+
 def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
     columns = (
         jnp.array([0, 1, 0], jnp.uint32),
@@ -464,6 +490,7 @@ def half_more(outcome, length):
     return 1.5 * outcome
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("how", ["whole", "parts", "rounds", "refills"])
 def test_terms_of_a_reward_follow_their_completions_however_these_are_drawn(how):
     config = {

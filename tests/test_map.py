@@ -21,6 +21,7 @@ from curax.tasks import chain
 from curax.theory import advice
 from curax.types import Difficulty
 from experiments.map import ablations, parts, regimes, run, show
+from experiments.turns import show as turns
 
 
 @pytest.mark.parametrize("regime", regimes.REGIMES)
@@ -158,7 +159,7 @@ def test_the_page_has_the_tables_that_the_results_give(judged):
     for table in (show.table(list(judged.values())), *show.controls()):
         assert table in page
     assert show.predicted() in page
-    for regime in regimes.REGIMES:
+    for regime in regimes.SINGLE:
         whole = regimes.REGIMES[regime].whole("claim") / max(
             regimes.REGIMES[regime].cost
         )
@@ -166,13 +167,45 @@ def test_the_page_has_the_tables_that_the_results_give(judged):
             assert curve.spent[-1].min() >= whole, (regime, name)
 
 
+def test_the_page_of_turns_has_the_tables_that_the_results_give():
+    found = turns.every()
+    assert [own[0].regime for own in found] == list(regimes.TURNS)
+    for table in turns.tables(found):
+        assert table in page("experiments/turns/README.md", whole=True)
+    for regime in regimes.TURNS:
+        for name, curve in show.curves(regime).items():
+            assert curve.spent[-1].min() >= show.budget(regime), (regime, name)
+
+
+def test_sentences_about_turns_say_what_the_results_give():
+    text = page("experiments/turns/README.md")
+    own = {(r, one, two): turns.differences(r, one, two) for r, one, two in turns.ASKED}
+    claim, first, _, updates, early = range(3, 8)
+    said = {
+        ("calculator", show.DRAWN, "rloo"): (claim, "one is right by {}"),
+        ("calculator", "sage", "rloo"): (updates, "({} at 20)"),
+        ("calculator", "sage", "grpo"): (claim, "level with GRPO ({})"),
+        ("calculator", "dapo", "rloo"): (updates, "({} at 20 updates each)"),
+        ("calculator", "dapo", "grpo"): (claim, "no gap is shown ({})"),
+        ("mastermind", "raft", "grpo"): (claim, "above the baseline, by {}"),
+        ("mastermind", "right_only", "grpo"): (claim, "`right_only`, {}, is so"),
+    }
+    for pair, (which, words) in said.items():
+        assert words.format(own[pair][which]) in text, pair
+    ahead = own["mastermind", "right_only", "grpo"][first].split()[0]
+    assert f"its first ten seeds have {ahead}" in text
+    late = own["calculator", show.DRAWN, "rloo"]
+    assert f"{late[early].split()[0]} at 9.6 thousand tokens" in text
+
+
 @pytest.fixture(scope="module")
 def judged():
-    return {regime: show.judged(regime) for regime in regimes.REGIMES}
+    return {regime: show.judged(regime) for regime in regimes.SINGLE}
 
 
-def page(name):
-    return " ".join((run.Path(regimes.__file__).parents[2] / name).read_text().split())
+def page(name, *, whole=False):
+    text = (run.Path(regimes.__file__).parents[2] / name).read_text()
+    return text if whole else " ".join(text.split())
 
 
 def ends(values, sign=""):
@@ -230,7 +263,7 @@ def test_sentences_about_the_map_say_what_the_results_give(judged):
 
 
 def test_the_advice_says_how_its_order_fared():
-    found = [show.order(regime, "predicted")[1] for regime in regimes.REGIMES]
+    found = [show.order(regime, "predicted")[1] for regime in regimes.SINGLE]
     values = [own[0] for own in found if own]
     ends = " to ".join(show.number(x(values), "+", 1) for x in (min, max))
     assert f"of {ends} with theirs" in advice.UNSHOWN

@@ -39,8 +39,8 @@ def test_a_notebook_prints_and_draws_what_is_stored(path):
     assert path.stat().st_size < 100_000
 
 
-def test_there_are_two():
-    assert len(RUN["NOTEBOOKS"]) == 2
+def test_there_are_three():
+    assert len(RUN["NOTEBOOKS"]) == 3
 
 
 def test_a_notebook_installs_from_a_clone_that_holds_it():

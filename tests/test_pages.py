@@ -36,7 +36,7 @@ from curax.settings import functions
 from curax.settings.cli import recipe_of
 from curax.settings.config_paths import fields_of, option
 from curax.settings.declared import declared
-from curax.tasks import file_task, gym
+from curax.tasks import file_task, gym, verifiers
 from curax.theory import population, summary
 from curax.verify import graders
 
@@ -47,13 +47,24 @@ NAMES = (
     "write_a_grader",
     "choose_a_recipe",
     "add_a_method",
+    "environments",
     "metrics",
     "from_trl",
     "from_verl",
     "evaluate",
 )
 # Modules that the pages write.
-MADE = {"shop", "train_shop", "tolerant", "two_terms", "median", "spread", "of_verl"}
+MADE = {
+    "guess",
+    "train_guess",
+    "shop",
+    "train_shop",
+    "tolerant",
+    "two_terms",
+    "median",
+    "spread",
+    "of_verl",
+}
 COMMANDS = {
     "curax.new": new.main,
     "curax.demo": demo.main,
@@ -66,7 +77,8 @@ COMMANDS = {
 FEWER = ["--limit", "4", "--batch", "4", "--max-tokens", "8", "--workers", "1"]
 for_every_page = pytest.mark.parametrize("name", NAMES)
 long = pytest.mark.long  # by the pages that train several times, and by their runs
-LONG = {"bring_your_model", "add_a_method", "metrics", "evaluate"}  # and their runs
+# These, and their runs.
+LONG = {"bring_your_model", "add_a_method", "metrics", "evaluate", "write_a_grader"}
 
 
 class Block(NamedTuple):
@@ -315,7 +327,8 @@ def known() -> set[str]:
     names = ("gsm8k_qwen3_0p6b", "sft_gsm8k_qwen3_0p6b", "grpo")
     configs = [load(ROOT / "configs" / f"{name}.py") for name in names]
     names = {name for config in configs for name in fields_of(config)}
-    names |= {f"task.{name}" for name in inspect.signature(gym.task).parameters}
+    for task in (gym.task, verifiers.task):
+        names |= {f"task.{name}" for name in inspect.signature(task).parameters}
     return names | {re.sub(r"\.\d+$", "", name) for name in names}  # of a tuple
 
 
@@ -345,6 +358,13 @@ def test_the_options_of_the_task_are_those_of_the_page():
     signature = set(inspect.signature(file_task.task).parameters)
     elsewhere = {"tokenizer", "train", "layout", "held_out_layout"}
     assert named == signature - elsewhere - {"workers", "deadline", "memory_mb"}
+
+
+def test_the_options_of_a_taskset_are_those_of_the_page():
+    _, _, text = page("environments").partition("| option | says | default |")
+    rows = text.partition("\n\n")[0].splitlines()[2:]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == {*inspect.signature(verifiers.task).parameters} - {"tokenizer"}
 
 
 def test_the_graders_of_the_page_are_those_there_are():
@@ -428,6 +448,8 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     first, last = row["step"] == 0, row["step"] == config["steps"]
     evaluated = row["step"] % config["evaluation"]["every"] == 0 or last
     host = config["task"]["function"] == "curax.tasks.file_task.task"
+    games = "calculator", "mastermind", "nim"
+    plays = config["task"]["function"].split(".")[-2] in games
     modulates = config["modulate"]["function"] != "curax.modulate.none"
     reflects = config["reflection"] or {}
     source = (config["hint"] or {"source": {"function": ""}})["source"]["function"]
@@ -436,11 +458,15 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     grader = grader["function"] if isinstance(grader, dict) else grader
     reads = host and declared(functions.named(grader), "states", None)
     sums = host and declared(functions.named(grader), "other_terms", False)
+    cut, replayed = (
+        config["sampling"]["top_p"] < 1,
+        config["sampling"]["replay_support"],
+    )
     off = (
         config["sampling"]["off_policy"] is not None
         or config["update"]["behaviour_as_old"]
         or config["sampling"]["ahead"]
-        or config["sampling"]["top_p"] < 1
+        or (cut and not replayed)
     )
     return {
         "every row": True,
@@ -454,11 +480,16 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "with `evaluation.k`": evaluated and config["evaluation"]["k"] > 0,
         "with `evaluation.distance`": evaluated and config["evaluation"]["distance"],
         "without `stop` and `pilot`": not (config["stop"] or config["pilot"] or first),
+        "with an [environment](environments.md)": plays and not first,
+        "with an environment": plays and not first,
+        "with an environment that measures": plays and not first,
         "where `stop` is set": config["stop"] is not None and not first,
         "where `hint` is set": config["hint"] is not None and not first,
         "where `hint.source` is `own_prefix`": own_prefix and not first,
         "where `pilot` is set": config["pilot"] is not None and not first,
-        "where `top_k` or `top_p` truncates": config["sampling"]["top_p"] < 1
+        "where `top_k` or `top_p` truncates": cut and not first,
+        "where `top_k` or `top_p` truncates, without `sampling.replay_support`": cut
+        and not replayed
         and not first,
         "where behaviour is not the policy": off and not first,
         "where behaviour is not the policy, without `sampling.ahead` or with "
@@ -496,7 +527,7 @@ from curax import hint, loss, modulate, off_policy, reflect, stop
 from curax.config import KL, Hint, Pilot, Queries, Reflection, Stop
 from curax.step.methods import prefixes
 from curax.runs import ending
-from curax.tasks import chain, rationale
+from curax.tasks import calculator, chain, rationale
 
 
 def get_config():
@@ -505,7 +536,8 @@ def get_config():
 """
 CHANGED = {
     "explores": "pilot=Pilot(draws=1), kl=KL(estimator=loss.k3, coefficient=0.1), "
-    "modulate=modulate.dynamo, evaluation=replace(config.evaluation, distance=True, "
+    "modulate=modulate.dynamo, sampling=replace(config.sampling, top_p=0.9, "
+    "replay_support=True), evaluation=replace(config.evaluation, distance=True, "
     "confidence=2, k=2)",
     "hints": "methods=(prefixes.method,), hint=Hint(source=prefixes.own_prefix, "
     "levels=1, width=3, trigger=hint.all_wrong), task=partial(chain.task, depth=2, "
@@ -518,6 +550,7 @@ CHANGED = {
     "queries=Queries(every=2, draws=2, keep=reflect.null_test)), "
     "sampling=replace(config.sampling, top_p=0.9, "
     "off_policy=off_policy.truncated_ratio)",
+    "plays": "task=partial(calculator.task, depth=1, num_prompts=64, num_held_out=32)",
     "asks": "staged=True, sampling=replace(config.sampling, engine=test_engine.Alone, "
     "off_policy=off_policy.truncated_ratio)",
 }
@@ -545,7 +578,8 @@ def test_every_row_has_the_metrics_of_the_page_when_it_says_and_no_others(runs):
         for row in lines(path / "metrics.jsonl"):
             due = {name for name, when in documented() if is_due(when, config, row)}
             names = {re.sub(r"(?<=/pass_at_)\d+$", "K", name) for name in row}
-            names = {re.sub(r"^(term/).*", r"\1NAME", name) for name in names}
+            pattern = r"^(term|environment)/.*"
+            names = {re.sub(pattern, r"\1/NAME", name) for name in names}
             assert names == due, (path.name, row["step"])
             seen |= due
     assert seen == {name for name, _ in documented()}

@@ -16,6 +16,7 @@ METRICS = (
     *(f"hint/{name}_{k}" for name in ("asked", "opened") for k in (1, 2, 3, 4)),
     *("hint/pass_rate", "hint/plain_pass_rate", "hint/transfer_pass_rate"),
     *("reflect/certainty_nats", "reflect/thought_tokens", "reflect/answer_tokens"),
+    *("turns/count", "turns/observed_tokens", "environment/asked"),
     *("format/effective_number", "forecast/dead_fraction"),
     *(f"confidence/{name}_nats" for name in ("mean", "lowest", "tail")),
 )

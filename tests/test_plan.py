@@ -171,7 +171,17 @@ def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
         turn, call = (sum(own[x]["received"].values()) for x in ("turn", "call"))
         assert program["received"] == call + turns * turn
     assert all(program["total"] > state for program in one["programs"])
-    assert "No limit is known for a CPU" in capsys.readouterr().out
+    work = page["layouts"][0]["work"]
+    reads = [program[when][0] for program, when in ((draw, "turn"), (learn, "call"))]
+    needed = [work["draw"]["turn_read"], work["learn"]["read"]]
+    out = capsys.readouterr().out
+    (shown,) = re.findall(r"times what is needed +([\d.e-]+) +-$", out, re.MULTILINE)
+    assert float(shown) == pytest.approx(reads[0] / needed[0], rel=0.01)
+    (shown,) = re.findall(r"times what is needed +- +([\d.e-]+)$", out, re.MULTILINE)
+    assert float(shown) == pytest.approx(reads[1] / needed[1], rel=0.01)
+    assert "draw moves most per turn, GiB:" in out
+    assert all(len(program["call"][2]) == 5 for program in (draw, learn))
+    assert "No limit is known for a CPU" in out
 
 
 @pytest.mark.parametrize(
@@ -202,6 +212,20 @@ def test_what_methods_compute_with_parameters_is_planned_by_its_use(name, calls)
     for call in drawn:
         tokens = calls[call] * config.sampling.max_tokens
         assert layout.work[call].memory["completions"] == 6 * 4 * tokens
+
+
+def test_kept_sets_are_in_the_plan_of_what_draws_and_of_what_learns():
+    sizes = {"sampling.top_p": 0.9, "sampling.replay_support": True}
+    config = override(load(small.QUICKSTART), sizes)
+    run = planner.traced(replace(config, model=partial(tiny.table)))
+    one = planner.layout(run, chips.topology("v5e:2x1"), Mesh(data=2))
+    token = -(-run.sizes.vocab // 32) * 4
+    tokens = config.sampling.max_tokens * token
+    drawn, trained = run.parts.rows // 2, run.parts.train_rows // 2
+    assert one.work["draw"].memory["kept sets"] == drawn * tokens
+    assert one.work["learn"].memory["kept sets"] == (drawn + trained) * tokens
+    found = planner.plan(run, chips.topology("v5e:1x1"), auto=False, compiles=False)
+    assert "\n    kept sets" in table.table("small", found, compiler=True)
 
 
 @pytest.mark.long

@@ -108,6 +108,19 @@ def test_two_processes_share_the_grading_and_one_goes_on_with_their_run(tmp_path
     assert shown[one] == shown[two]
 
 
+@long
+def test_two_processes_share_the_turns_that_the_host_answers(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    words = (*WORDS, "task.turns=true", "warm_start=None", "sampling.max_tokens=12")
+    assert call(one, *words, "mesh.data=2") == (0, "")
+    ends = many.ends(many.start([two, two], *words))
+    assert statuses(ends) == [(0, ""), (0, "")]
+    assert_same_files(two, one)
+    last = lines(two / folder.METRICS)[-1]
+    assert last["turns/count"] > 1
+    assert last["turns/observed_tokens"] > 0
+
+
 # ----- none
 
 

@@ -184,6 +184,7 @@ def test_adapters_alone_are_trained_and_saved_and_resume(tmp_path, whole, capsys
     assert "differ from those the run began with; bring back what model.path" in said
 
 
+@pytest.mark.long
 def test_supervised_training_alone_is_a_run_of_a_llama_and_goes_on_with_rl(tmp_path):
     from curax import export as command
 

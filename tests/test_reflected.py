@@ -714,6 +714,7 @@ def test_the_recipe_trains_on_the_prompts_it_chose_in_their_order():
     assert any(0 < row["query/kept_fraction"] < 1 for row in rows_)
 
 
+@pytest.mark.long
 def test_a_scorer_that_lags_is_the_policy_of_the_last_even_step():
     _, _, states = run()
     for step, state in enumerate(states):

@@ -320,7 +320,7 @@ def test_a_verifier_gives_a_number_for_each_completion(outcome, given):
     task: Any = SimpleNamespace(verify=lambda *_: outcome)
     prompts: Any = SimpleNamespace(target=np.zeros(2))
     rows = np.zeros(3, np.int32)
-    rollouts: Any = SimpleNamespace(prompt=rows, tokens=rows, mask=rows)
+    rollouts: Any = SimpleNamespace(prompt=rows, tokens=rows, mask=rows, turns=None)
     with pytest.raises(ValueError, match=r"task.verify gives") as caught:
         reward.on_device(task, prompts, rollouts)
     assert f"gives {given}, and must give float [3], an" in str(caught.value)

@@ -79,7 +79,7 @@ def followed(workdir, loop, monkeypatch, *, step=None) -> tuple[list[str], int |
     workdir.mkdir(exist_ok=True)
     with monkeypatch.context() as patch:
         patch.setattr(run.checkpoint, "Checkpoints", lambda *_, **__: saved)
-        patch.setattr(run.cache, "line", lambda _: None)  # the loop has no model
+        patch.setattr(run.cache, "lines", lambda _: [])  # the loop has no model
         patch.setattr(run.memory_io, "write", lambda *_: None)
         patch.setattr(run.Progress, "say", lambda _, text: told.append(text))
         stopped = run.Run(loop, workdir).run()
@@ -109,7 +109,8 @@ def test_a_resumed_run_compares_with_the_first_steps_and_repeats_nothing(
         ),
         (
             "outcome/out_of_range",
-            "the verifier of task gave 68 outcomes outside [0, 1] in step 2; mend it, ",
+            "the verifier or environment of task gave 68 outcomes outside [0, 1] in "
+            "step 2; mend it, ",
         ),
     ],
 )

@@ -492,7 +492,7 @@ def test_a_run_goes_on_with_8_then_1_then_4_devices_and_is_the_run_that_it_was(
         got = call(workdir, f"steps={steps}", *words, resume=steps > 2)
         assert got[::2] == (0, ""), sizes
         now = json.loads((workdir / "config.json").read_text())["mesh"]
-        assert now == axes | {"cut_sampler": False}
+        assert now == axes | {"cut_sampler": False, "draw_share": None}
     drawn = [lines(path / "rollouts.jsonl") for path in (workdir, whole[0])]
     same = ("step", "prompt_id", "slot", "tokens", "outcome", "kept")
     for mine, theirs in zip(*drawn, strict=True):

@@ -1,4 +1,4 @@
-"""Completions drawn by top-k and top-p: what their update is, with weights and without.
+"""Completions drawn by top-k and top-p: their update, with weights, without, replayed.
 
 All completions of one prompt are listed, of one token or two, under a policy that is a
 table. pi is the policy, mu what `choice.truncate` makes of it, and the weights are
@@ -15,7 +15,7 @@ from contracts import close, effective_weight, name
 from test_law import coefficients, composed
 
 from curax import advantage, aggregate, correct, loss, off_policy
-from curax.arrays import choice
+from curax.arrays import choice, masked, supports
 from curax.config import override
 from curax.step import optimise
 from curax.types import Batch
@@ -111,13 +111,13 @@ def drawn_groups():
     return groups, OF_MU[groups].prod(-1)
 
 
-def mean_update(estimate, rule):
+def mean_update(estimate, rule, scores=SCORES):
     """E[sum_i c_i sum_t w_t s_t] over all groups, and (w(p), E[C+], E[C-])."""
     config = composed(N, advantage=estimate)
     groups, chance = drawn_groups()
     labels = RIGHT[groups]
     c = coefficients(config, labels[:, None])[:, 0]
-    each = np.einsum("yt,ytrv->yrv", weights(rule), SCORES)
+    each = np.einsum("yt,ytrv->yrv", weights(rule), scores)
     mean = np.einsum("g,gn,gnrv->rv", chance, c, each[groups])
     plus, minus = (chance @ (c * side).sum(-1) for side in (labels, ~labels))
     per_label = [chance @ (c[:, 0] * (labels[:, 0] == side)) for side in (False, True)]
@@ -196,6 +196,37 @@ def test_without_weights_the_mass_that_is_kept_is_pulled_as_well(estimate):
     pulled = plus * among(z, RIGHT) + minus * among(z, ~RIGHT)
     close(mean, w * slope + pulled, atol=1e-6)
     assert np.abs(pulled).max() > 0.005
+
+
+def scores_within():
+    """`[Y, T, V + 1, V]`: as `SCORES`, of what the trainer says within kept sets."""
+    noted = supports.packed(jnp.asarray(LOG_MU), top_k=TOP["top_k"])[ROW]
+
+    def logp(logits):
+        # The features of a token say which row of the table it is.
+        rows = jax.nn.one_hot(ROW, V + 1, dtype=jnp.float32)
+        tokens = jnp.maximum(TOKENS, 0).astype(jnp.int32)
+        return masked.token_logprobs(rows, logits.T, tokens, support=noted)[0]
+
+    own, slope = jax.jit(logp)(LOGITS), jax.jit(jax.jacrev(logp))(LOGITS)
+    on = MASK & DRAWN[:, None]
+    close(np.where(on, own, 0), np.where(on, of_tokens(LOG_MU), 0), atol=1e-6)
+    return np.where(on[..., None, None], slope, 0)
+
+
+def test_replayed_the_update_is_that_of_the_pass_rate_of_what_is_drawn():
+    """Replay: w(p) grad mu(right), S held fixed, whatever the estimator."""
+    scores = scores_within()
+    close(OF_MU @ scores.sum(1).reshape(len(scores), -1), 0, atol=1e-6)
+    slope = np.zeros(LOGITS.shape)
+    for y, t in np.argwhere(MASK & DRAWN[:, None] & RIGHT[:, None]):
+        own = np.eye(V)[TOKENS[y, t]] - MU[ROW[y, t]]  # 0 of what is cut off
+        slope[ROW[y, t]] += OF_MU[y] * own
+    for estimate in ESTIMATES:
+        mean, (w, _, _), _ = mean_update(estimate, correct.none, scores)
+        close(mean, w * slope, atol=1e-6)
+    assert not np.abs(slope)[~KEPT].any()
+    assert np.abs(slope).max() > 0.05
 
 
 @pytest.mark.parametrize("rule", [*SEQUENCE, *BY_TOKEN], ids=name)

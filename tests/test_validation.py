@@ -43,7 +43,8 @@ def rows(opening, **changed) -> Any:
         "mask": np.ones(tokens.shape, bool),
         "exists": np.ones(opening.shape, bool),
     }
-    return SimpleNamespace(**(made | changed))
+    made |= changed
+    return SimpleNamespace(**made, turns=None, written=made["mask"])
 
 
 # Two prompts of four: two forms of two each, and one form alone.

@@ -32,9 +32,9 @@ from curax import (
     reward,
     score,
 )
-from curax.arrays import choice
+from curax.arrays import choice, supports
 from curax.arrays.metrics import Tally
-from curax.config import Update, override
+from curax.config import KL, Update, override
 from curax.settings.config_paths import option
 from curax.step import draw, drivers, learn
 from curax.step.build import build
@@ -208,6 +208,7 @@ class Path:
         own = jnp.take_along_axis(logp, rows["tokens"][:, None], -1)
         sizes = self.config.sampling
         cut = choice.truncate(logp, top_k=sizes.top_k, top_p=sizes.top_p)
+        noted = supports.packed(cut, top_k=sizes.top_k)[:, None]
         chance = jnp.exp(logp)
         entropy = -jnp.sum(chance * logp, -1, keepdims=True)
         square = 1 - 2 * jnp.exp(own) + jnp.sum(chance**2, -1, keepdims=True)
@@ -223,6 +224,7 @@ class Path:
             slot=rows["slot"],
             context=rows["prompt"],
             exists=rows["exists"],
+            support=noted if sizes.replay_support else None,
         )
         as_judged = replace(rollouts, prompt=rows["judge"])
         outcome = reward.on_device(parts.task, prompts, as_judged)
@@ -493,6 +495,33 @@ def test_of_truncated_draws_weights_give_the_part_that_is_inside(estimate):
     close(found.metrics["off_policy/weight_mean"], mass.mean(-1), rtol=1e-5)
     close(found.metrics["off_policy/weight_max"], mass.max(-1), rtol=1e-5)
     assert not found.metrics["off_policy/cut_fraction"].any()
+
+
+@pytest.mark.parametrize("estimate", [advantage.raw, advantage.leave_one_out])
+def test_of_replayed_draws_the_update_is_w_grad_p_of_what_is_drawn(estimate):
+    """Replay: L1 of mu, what is cut off held fixed; nothing is left to correct.
+
+    A KL has no gradient where the policy is the reference, which is cut like it.
+    """
+    sampling = replace(tabular("rloo").sampling, top_k=2, replay_support=True)
+    kl = KL(estimator=loss.k3, coefficient=0.5)
+    own = Path("rloo", sampling=sampling, advantage=estimate, kl=kl)
+    own.ids = np.array([0, 2], np.int32)
+    rows, chance = own.listed()
+    possible = chance > 0
+    rows, chance = rows.taken(possible), chance[possible]
+    found, mu = own(rows), own.drawn_from()
+    mean = np.einsum("s,sba->ba", chance, np.float64(found.change))
+    shape = found.credit.shape[1:]
+    right = gridded(rows, RIGHT[own.ids[rows.prompt], rows.tokens], shape, False)
+    c = np.float64(found.credit) / own.parts.train_rows
+    for b, i in enumerate(own.ids):
+        p = (mu[i] * RIGHT[i]).sum()
+        w = chance @ sides(c[:, b], right[:, b], p)
+        slope = mu[i] * (RIGHT[i] - p)
+        assert np.abs(slope).max() > 0.1
+        close(mean[i], w * slope, rtol=1e-5, atol=1e-6)
+    assert not found.metrics
 
 
 LAG = np.random.default_rng(11).normal(size=LOGITS.shape)  # of the sampler's logits

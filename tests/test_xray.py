@@ -479,6 +479,11 @@ def test_what_is_left_uncounted_is_noted():
         weighed = override(config, {"sampling.off_policy": rule})
         assert says in " ".join(remarks.assumptions(weighed, seen))
 
+    replay = {"sampling.off_policy": None, "sampling.replay_support": True}
+    notes = " ".join(remarks.assumptions(override(config, replay), seen))
+    assert "the pass rate of what is drawn, what is cut off held fixed." in notes
+    assert "nothing corrects that" not in notes
+
     over = override(
         config,
         {"sampling.off_policy": None, "update.behaviour_as_old": True},

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from curax.arrays import supports
 from curax.types import Rollouts
 
 # A vocabulary of so many tokens is neither given a random number each nor sorted.
@@ -20,6 +21,7 @@ def choose(
     temperature: float | jax.Array = 1.0,
     top_k: int = 0,
     top_p: float | jax.Array = 1.0,
+    support: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Sampled token of each row, with its log-probs, entropy and score norm.
 
@@ -29,6 +31,8 @@ def choose(
         temperature: divides the logits; the number 0 takes the likeliest token.
         top_k: keep the k likeliest tokens only (ties kept too); 0 keeps all.
         top_p: then keep the smallest set of likeliest tokens with this mass.
+        support: give the kept set as well. It has top_k tokens at most: of ties for the
+            last place those of smaller ids.
 
     Returns:
         Token `[N]` int32; its log-prob under what was drawn from and under the policy
@@ -36,21 +40,28 @@ def choose(
         |d logp / d logits|^2 of the policy at this temperature, `[N]` float32:
 
             |e_a - pi|^2 = 1 - 2 pi_a + sum_b pi_b^2
+
+        With `support`, pi of the last one is what was drawn from, and the kept set
+        `[N, ...]` follows, as `supports.packed`; the temperature is not 0.
     """
     greedy = isinstance(temperature, int | float) and temperature == 0
     z = logits if greedy else logits / temperature
     logp = jax.nn.log_softmax(z)
     chance = jnp.exp(logp)
     entropy = -jnp.sum(chance * logp, -1)
+    noted = ()
     if greedy:
         token = jnp.argmax(z, -1).astype(jnp.int32)
         behaviour = jnp.zeros_like(entropy)
     else:
-        cut = truncate(logp, top_k=top_k, top_p=top_p)
+        cut = truncate(logp, top_k=top_k, top_p=top_p, ties=not support)
         token = categorical(key, cut)
         behaviour = pick(cut, token)
+        if support:
+            noted, chance = (supports.packed(cut, top_k=top_k),), jnp.exp(cut)
     score_sq_norm = 1.0 - 2.0 * pick(chance, token) + jnp.sum(chance**2, -1)
-    return token, behaviour, pick(logp, token), entropy, jnp.maximum(score_sq_norm, 0.0)
+    score_sq_norm = jnp.maximum(score_sq_norm, 0.0)
+    return token, behaviour, pick(logp, token), entropy, score_sq_norm, *noted
 
 
 def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
@@ -91,15 +102,30 @@ def inverse(mass: jax.Array, share: jax.Array) -> jax.Array:
     return place.astype(jnp.int32)
 
 
-def truncate(logp: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:
-    """Log-probs renormalised over the top-k, then top-p, tokens; -inf elsewhere."""
+def truncate(
+    logp: jax.Array, *, top_k: int, top_p: float | jax.Array, ties: bool = True
+) -> jax.Array:
+    """Log-probs renormalised over the top-k, then top-p, tokens; -inf elsewhere.
 
-    def keep(logp, weigh, wanted):
+    Args:
+        logp: `[N, V]` float32.
+        top_k: as `choose`.
+        top_p: as `choose`; what is as likely as the last of the set is in it too.
+        ties: what is as likely as the k-th of top-k is kept too; False: k are kept, of
+            equally likely ones those of smaller ids.
+    """
+
+    def keep(logp, weigh, wanted, ties=True):
         least = least_kept(logp, weigh, wanted)
-        return jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
+        kept = logp >= least
+        if not ties:
+            last = logp == least
+            room = wanted - jnp.sum(kept & ~last, -1, keepdims=True, dtype=jnp.int32)
+            kept &= ~last | (jnp.cumsum(last, -1, dtype=jnp.int32) <= room)
+        return jax.nn.log_softmax(jnp.where(kept, logp, -jnp.inf))
 
     if top_k:
-        logp = keep(logp, jnp.ones_like, min(top_k, logp.shape[-1]))
+        logp = keep(logp, jnp.ones_like, min(top_k, logp.shape[-1]), ties)
     if isinstance(top_p, int | float) and top_p >= 1:
         return logp
     return keep(logp, jnp.exp, top_p)

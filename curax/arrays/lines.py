@@ -26,11 +26,12 @@ class Line:
     tile: int = flax.struct.field(pytree_node=False)  # B
 
     def tiles(self, rows: jax.Array) -> jax.Array:
-        """`[U B]` per-token values in the order of the line, from rows `[R, T]`."""
-        count, steps = rows.shape
-        rows = jnp.pad(rows, ((0, 0), (0, -steps % self.tile)))
-        rows = rows.reshape(count, -1, self.tile)
-        return rows[jnp.minimum(self.row, count - 1), self.place].reshape(-1)
+        """`[U B, ...]` of each token in the order of the line, from `[R, T, ...]`."""
+        count, steps, *own = rows.shape
+        more = ((0, 0), (0, -steps % self.tile), *[(0, 0)] * len(own))
+        rows = jnp.pad(rows, more).reshape(count, -1, self.tile, *own)
+        found = rows[jnp.minimum(self.row, count - 1), self.place]
+        return found.reshape(-1, *own)
 
     def rows(self, tokens: jax.Array, steps: int) -> jax.Array:
         """`[R, T]` per-token values, unpacked from `[U B]`; 0 past the end of a row."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from curax.arrays import sharding
+from curax.arrays import sharding, supports
 from curax.settings.declared import RIGHT
 
 Axis = int | tuple[int, ...] | None
@@ -101,6 +101,7 @@ def token_logprobs(
     *,
     temperature: float | jax.Array = 1.0,
     chunk: int = 0,
+    support: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of each token, and entropy of its distribution, from features and head.
 
@@ -111,6 +112,9 @@ def token_logprobs(
     at a time, and no `[..., V]` array of all; results agree up to rounding. The
     vocabulary stays sharded as the head is, and so does the head's gradient.
 
+    With a kept set S all sums are over S and the token itself: this is the policy that
+    is cut to S and divided by what is left, and its gradient that with S held fixed.
+
     Args:
         features: `[..., D]` float; on a mesh the first axis are rows.
         head: `[V, D]` float.
@@ -118,11 +122,13 @@ def token_logprobs(
         temperature: positive; logits are divided by it.
         chunk: tokens of a shard of the rows at a time, at least one of each row; the
             last axis is cut. 0 means all.
+        support: `[..., S]`, the kept set of each token, as `supports.packed`; None: all
+            tokens are kept.
 
     Returns:
         `[...]` float32 log-probs in nats, `[...]` float32 entropies in nats.
     """
-    top, total, first, own = _sums(features, head, tokens, temperature, chunk)
+    top, total, first, own = _sums(features, head, tokens, temperature, chunk, support)
     normaliser = top + jnp.log(total)
     return own - normaliser, normaliser - first / total
 
@@ -134,14 +140,15 @@ def token_logprobs_and_moments(
     *,
     temperature: float | jax.Array = 1.0,
     chunk: int = 0,
+    support: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """`token_logprobs`, and two second moments of each token's distribution.
 
         score_sq_norm = |grad_z log pi_a|^2 = 1 - 2 pi_a + |pi|^2
         entropy_logp_cov = Cov_pi(pi, log pi) = sum_k pi_k^2 log pi_k + H |pi|^2
 
-    with |pi|^2 = sum_k pi_k^2; all sums are over the whole vocabulary, in the same
-    pass. The covariance is never negative.
+    with |pi|^2 = sum_k pi_k^2; all sums are over the whole vocabulary, or what is kept
+    of it, in the same pass. The covariance is never negative.
 
     Args:
         features: as `token_logprobs`.
@@ -149,13 +156,14 @@ def token_logprobs_and_moments(
         tokens: as `token_logprobs`.
         temperature: as `token_logprobs`.
         chunk: as `token_logprobs`.
+        support: as `token_logprobs`.
 
     Returns:
         `[...]` float32 each: log-probs, entropies, squared norms of the score in
         [0, 2], covariances in nats, at least 0.
     """
     top, total, first, own, second, slope = _sums(
-        features, head, tokens, temperature, chunk, squares=True
+        features, head, tokens, temperature, chunk, support, squares=True
     )
     normaliser = top + jnp.log(total)
     logp, entropy = own - normaliser, normaliser - first / total
@@ -175,6 +183,7 @@ def _sums(
     tokens: jax.Array,
     temperature: float | jax.Array,
     chunk: int,
+    support: jax.Array | None,
     *,
     squares: bool = False,
 ) -> tuple[jax.Array, ...]:
@@ -188,75 +197,79 @@ def _sums(
         features.reshape(-1, steps, features.shape[-1]),
         tokens.reshape(-1, steps),
     )
+    if support is not None:
+        by_row += (support.reshape(-1, steps, support.shape[-1]),)
     temperature = jnp.asarray(temperature, jnp.float32)
     options = _SumOptions(
         chunk, squares, _MeshAxes.of(head) if sharding.active() else None
     )
 
-    def run(features, tokens):
-        return _row_sums(options, features, head, tokens, temperature)
+    def run(features, tokens, support=None):
+        return _row_sums(options, features, head, tokens, support, temperature)
 
     sums = sharding.padded_rows(run, *by_row)
     return tuple(x.reshape(shape) for x in sums)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _row_sums(options, features, head, tokens, temperature):
+def _row_sums(options, features, head, tokens, support, temperature):
     """`_sums` of `[N, T, D]` features and `[N, T]` tokens, a few tokens at a time.
 
     On a mesh every device has its rows and its part of the vocabulary. The head is
     gathered along `embed`, once for both passes; its gradient is summed in float32,
     first over chunks, then between devices, each of which gets its own part.
     """
-    return _row_sums_forward(options, features, head, tokens, temperature)[0]
+    return _row_sums_forward(options, features, head, tokens, support, temperature)[0]
 
 
-def _row_sums_forward(options, features, head, tokens, temperature):
+def _row_sums_forward(options, features, head, tokens, support, temperature):
     """Sums as of `_row_sums`, and the residuals that the backward pass reads."""
     places = options.places or _MeshAxes()
 
-    def run(features, head, tokens, temperature):
+    def run(features, head, tokens, support, temperature):
         if places.embed:
             head = jax.lax.all_gather(head, places.embed, axis=1, tiled=True)
         first = places.first_column(head)
 
         def read(part):
-            features, tokens = part
+            features, tokens, support = part
             z = _logits(features, head, temperature)
+            z = _kept(z, tokens - first, support, first)
             top = jnp.max(z, -1)
             if places.vocab:
                 top = jax.lax.pmax(top, places.vocab)
             sums = _sums_below(z, top, tokens - first, options.squares)
             return top, *(jax.lax.psum(sums, places.vocab) if places.vocab else sums)
 
-        return _in_chunks(read, (features, tokens), options.chunk), head
+        return _in_chunks(read, (features, tokens, support), options.chunk), head
 
     rows, whole, part = places.rows, places.whole, places.part
-    run = options.on_mesh(run, (rows, part, rows, P()), (rows, whole))
-    sums, head = run(features, head, tokens, temperature)
-    return sums, (features, head, tokens, temperature, sums[0])
+    run = options.on_mesh(run, (rows, part, rows, rows, P()), (rows, whole))
+    sums, head = run(features, head, tokens, support, temperature)
+    return sums, (features, head, tokens, support, temperature, sums[0])
 
 
 def _row_sums_backward(options, saved, slopes):
     """Gradients of features, head and temperature; the maximum has none."""
-    features, head, tokens, temperature, top = saved
+    features, head, tokens, support, temperature, top = saved
     places = options.places or _MeshAxes()
 
-    def run(features, head, tokens, temperature, top, slopes):
+    def run(features, head, tokens, support, temperature, top, slopes):
         first = places.first_column(head)
 
         def pull(part):
-            features, tokens, top, slopes = part
+            features, tokens, support, top, slopes = part
 
             def sums(wide, head):
                 z = _logits(wide.astype(features.dtype), head, temperature)
+                z = _kept(z, tokens - first, support, first)
                 return _sums_below(z, top, tokens - first, options.squares)
 
             wide = features.astype(jnp.float32)
             own, whole = jax.vjp(sums, wide, head)[1](slopes)
             return own, whole.astype(jnp.float32)
 
-        parts = (features, tokens, top, slopes)
+        parts = (features, tokens, support, top, slopes)
         own, whole = _in_chunks(pull, parts, options.chunk, summed=head.shape)
         if places.vocab:
             own = jax.lax.psum(own, places.vocab)
@@ -269,11 +282,12 @@ def _row_sums_backward(options, saved, slopes):
         return own, jax.lax.psum(whole, others) if others else whole
 
     rows, whole, part = places.rows, places.whole, places.part
-    run = options.on_mesh(run, (rows, whole, rows, P(), rows, rows), (rows, part))
-    own, slope = run(features, head, tokens, temperature, top, slopes[1:])
+    inputs = (rows, whole, rows, rows, P(), rows, rows)
+    run = options.on_mesh(run, inputs, (rows, part))
+    own, slope = run(features, head, tokens, support, temperature, top, slopes[1:])
     # Logits depend on features / temperature alone.
     heat = -jnp.sum(features.astype(jnp.float32) * own) / temperature
-    return own.astype(features.dtype), slope.astype(head.dtype), None, heat
+    return own.astype(features.dtype), slope.astype(head.dtype), None, None, heat
 
 
 _row_sums.defvjp(_row_sums_forward, _row_sums_backward)
@@ -285,10 +299,26 @@ def _logits(features, head, temperature):
     return z / temperature
 
 
+def _here(z, column):
+    """Which of logits z is that of the token, `[..., V]` bool; column is its own."""
+    columns = jnp.arange(z.shape[-1], dtype=column.dtype)
+    return column[..., None] == columns.reshape(*(1,) * column.ndim, -1)
+
+
+def _kept(z, column, support, first):
+    """Logits z, -inf where a token is not kept; that of `first` is the first of them.
+
+    The token itself is kept always: behind the end of a row nothing is noted.
+    """
+    if support is None:
+        return z
+    kept = supports.among(support, first, z.shape[-1]) | _here(z, column)
+    return jnp.where(kept, z, -jnp.inf)
+
+
 def _sums_below(z, top, column, squares):
     """Sums over the last axis of logits z, as of `_sums`; `top` is their maximum."""
-    columns = jnp.arange(z.shape[-1], dtype=column.dtype)
-    here = column[..., None] == columns.reshape(*(1,) * column.ndim, -1)
+    here = _here(z, column)
     e = jnp.exp(z - top[..., None])
     finite = jnp.where(e > 0, z, 0.0)
     sums = (

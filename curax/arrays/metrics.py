@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from curax.arrays import masked
 from curax.settings.declared import RIGHT
-from curax.types import Rollouts
+from curax.types import Rollouts, Turns
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -74,10 +74,12 @@ def of_rollouts(
         graded: `[N]` float32, outcomes as they came, NaN where missing.
     """
     drawn, some = rollouts.exists, jnp.any(exists, -1)
+    given = drawn & jnp.any(rollouts.mask, -1)  # an engine may give none
     best = jnp.max(outcome, -1, where=exists, initial=-jnp.inf)
     worst = jnp.min(outcome, -1, where=exists, initial=jnp.inf)
     dead = best == worst
     length = jnp.sum(rollouts.mask, -1, dtype=jnp.float32)
+    turns = of_turns(rollouts.turns, drawn) if rollouts.turns else {}
     return Tally(
         means={
             "outcome/mean": mean(outcome, exists),
@@ -85,11 +87,26 @@ def of_rollouts(
             "group/solved_fraction": mean(dead & (worst > RIGHT), some),
             "group/failed_fraction": mean(dead & (best <= RIGHT), some),
             "rollout/length_tokens": mean(length, drawn),
-            "rollout/unfinished_fraction": mean(~rollouts.finished, drawn),
+            "rollout/unfinished_fraction": mean(~rollouts.finished, given),
             "policy/entropy_nats": mean(rollouts.entropy, rollouts.mask),
+            **turns,
         },
         counts=counts_of(rollouts, graded),
     )
+
+
+def of_turns(turns: Turns, drawn: jax.Array) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Means over completions of what an environment did, by name.
+
+    Args:
+        turns: of `[N]` completions.
+        drawn: `[N]` bool, those that exist.
+    """
+    read = jnp.sum(turns.observed, -1, dtype=jnp.float32)
+    return {
+        "turns/count": mean(turns.count.astype(jnp.float32), drawn),
+        "turns/observed_tokens": mean(read, drawn),
+    } | {f"environment/{name}": mean(x, drawn) for name, x in turns.found.items()}
 
 
 def of_pilots(rollouts: Rollouts, outcome: jax.Array) -> Tally:

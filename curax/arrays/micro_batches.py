@@ -63,7 +63,7 @@ def over_micro_batches(
     Args:
         function: from rows, `[m, t]` and `[m]`, to a tree that is to be summed and a
             tree of `[m, t]`; of tokens outside the mask it may say anything finite.
-        rows: tree of `[M, T]` and `[M]`.
+        rows: tree of `[M, T, ...]` and `[M]`.
         mask: `[M, T]` bool.
         count: micro-batches.
         buckets: lengths to which they are cut.
@@ -118,7 +118,7 @@ def over_lines(
     most lines needs.
 
     Args:
-        function: of rows `[D R, T]` and `[D R]`, R of each of D shards, and their
+        function: of rows `[D R, T, ...]` and `[D R]`, R of each of D shards, and their
             lines, as that of `over_micro_batches`.
         rows: as `over_micro_batches`.
         mask: as `over_micro_batches`.

@@ -12,6 +12,7 @@ from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import PartitionSpec
 
 Names = tuple[str | None, ...]
+SEEDS = "seeds"  # axis_name of a vmap over runs
 
 
 def platform() -> str:
@@ -28,6 +29,15 @@ def active() -> bool:
     """Whether arrays are sharded: inside of `curax.step.mesh.use`, over a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and bool(get_logical_axis_rules())
+
+
+def over_seeds() -> bool:
+    """Whether what is traced is mapped over runs, by a vmap with that axis's name."""
+    try:
+        jax.lax.axis_size(SEEDS)
+    except NameError:
+        return False
+    return True
 
 
 def mesh_axes(name: str | None, size: int | None = None) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from curax.tasks import file_task, sources
 from curax.tasks.prompt_format import PromptFormat
-from curax.types import Prompts, Task
+from curax.types import HostEnvironment, Prompts, Task
 from curax.verify.workers import Pool
 
 CHUNK = 256  # held-out prompts of a task made by one call
@@ -54,8 +54,9 @@ def of_file(
     side: file_task.ProblemSet,
     form: PromptFormat,
     name: str,
-    workers: Pool,
+    workers: Pool | None,
     states: Callable[[str], bool] | None = None,
+    environment: HostEnvironment | None = None,
 ) -> Questions:
     """Problems of a file in a prompt form, graded by worker processes.
 
@@ -63,15 +64,17 @@ def of_file(
         side: the problems.
         form: prompt form.
         name: of the file.
-        workers: grade (question, completion, answer).
+        workers: grade (question, completion, answer); None: an environment does.
         states: whether a completion states an answer that the grader reads; None:
             nobody knows.
+        environment: answers turns.
     """
     task = file_task.FileTask(
         format=form,
         training=side.subset([]),
         testing=side,
         workers=workers,
+        environment=environment,
         states=states,
     ).task()
 

@@ -182,7 +182,7 @@ class Sampler:
         ):
             rollouts, outcome, verdicts = found[kind]
             n = place * (1 if kind else self._spec.n) + slot
-            tokens = rollouts.tokens[n][rollouts.mask[n]]
+            tokens = rollouts.tokens[n][rollouts.written[n]]
             scores = confidence[kind]._asdict().items() if confidence else ()
             told = {name: round(float(score[n]), DIGITS) for name, score in scores}
             yield {
@@ -192,6 +192,7 @@ class Sampler:
                 "slot": slot,
                 **self._questions.metadata(number),
                 **said(self._questions, tokens, outcome[n], verdicts.why(n)),
+                "length_tokens": int(rollouts.mask[n].sum()),
                 "finished": bool(rollouts.finished[n]),
                 **({"confidence_nats": told} if told else {}),
             }

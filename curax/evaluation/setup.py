@@ -24,9 +24,10 @@ from curax.runs import checkpoint, policies
 from curax.runs.policies import Policy
 from curax.settings import errors, functions
 from curax.settings.config_paths import describe, options, unbound
+from curax.settings.config_types import present
 from curax.settings.sizes import checkpoint_of
 from curax.step import mesh as meshes
-from curax.tasks import file_task, layouts, sources, text
+from curax.tasks import environments, file_task, layouts, sources, text
 from curax.tasks.prompt_format import PromptFormat
 from curax.types import Task
 from curax.verify import graders
@@ -154,6 +155,7 @@ def _run_config(path: Path, args: Namespace) -> Config | None:
         if args.mesh:
             axes = zip(meshes.AXES, args.mesh, strict=True)
             new |= {f"mesh.{axis}": size for axis, size in axes}
+            new["mesh.draw_share"] = None
         if args.dtype:
             new["model.dtype"] = getattr(jnp, args.dtype)
         return policies.run_config(path, file=args.config, changes=new)
@@ -252,27 +254,33 @@ def _file_questions(
         sides[f"{name}.jsonl"] = path, side
     if not sides:
         sides["held_out.jsonl"] = "held out", questions.held_out_problems(known, form)
+    processes = {"count": args.workers, "deadline": args.deadline}
+    processes["memory_mb"] = args.memory_mb
+    judge: dict[str, Any] = {"grader": describe(grader)}
+    make = None if args.grader else known.get("environment")
     try:
-        workers = opened.enter_context(
-            pool(
-                graders.outcome_of(grader),
-                count=args.workers,
-                deadline=args.deadline,
-                memory_mb=args.memory_mb,
-            )
-        )
-        workers.start()
+        if make is not None:
+            most = known.get("max_answer_tokens", file_task.ANSWER_TOKENS)
+            judge = {"environment": describe(make), "max_answer_tokens": most}
+            world = environments.of_text(make, form, most, **processes)
+            present(world.start)()
+            how: tuple[Any, ...] = None, None, world
+        else:
+            made = pool(graders.outcome_of(grader), **processes)
+            workers = opened.enter_context(made)
+            workers.start()
+            how = workers, graders.statement(grader)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error)) from error
     sets: dict[str, Questions] = {
-        name: questions.of_file(side, form, path, workers, graders.statement(grader))
+        name: questions.of_file(side, form, path, *how)
         for name, (path, side) in sides.items()
     }
     return sets, {
         "form": {name: getattr(form, name) for name in FORM},
         "max_prompt_tokens": longest,
         "layout": describe(layout),
-        "grader": describe(grader),
+        **judge,
         "deadline": args.deadline,
         "memory_mb": args.memory_mb,
     }
@@ -290,6 +298,11 @@ def _import_function(option: str, name: str | None) -> Callable[..., Any] | None
 
 def _sampling_spec(config: Config | None, task: Task, args: Namespace) -> SamplingSpec:
     """Sampling options: command line, else the run's, else the defaults."""
+    if args.confidence and task.environment is not None:
+        raise ConfigError(
+            f"--confidence {args.confidence} is averaged over tokens in a row, between "
+            "which task.environment writes; leave it out."
+        )
     sizes, given = config.sampling if config else None, {}
     for name, default in DRAWN.items():
         own = sizes and getattr(sizes, name)
@@ -319,7 +332,7 @@ def _settings(
     if sampling.confidence:
         options |= {"confidence": sampling.confidence, "window": sampling.window}
     with policy.context():
-        weights = int(checkpoint.fingerprint(policy.params))
+        weights = checkpoint.fingerprint(policy.params)
         head = jax.eval_shape(policy.model.head, policy.params)
     return {
         "parameters": weights,

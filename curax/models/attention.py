@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax.core.spmd import get_logical_axis_rules
 from jax.sharding import PartitionSpec
 
-from curax.arrays.sharding import mesh_axes, platform, shards
+from curax.arrays.sharding import mesh_axes, over_seeds, platform, shards
 
 LANES = 128  # lanes of a TPU, of which blocks of tokens are multiples
 GROUPS = 4  # of chunks of causal queries, by the keys that they read
@@ -43,7 +43,7 @@ def choose(queries: int, d: int, dtype: Any) -> Callable[..., jax.Array]:
     mapped = not jax.sharding.get_abstract_mesh().empty and not get_logical_axis_rules()
     shaped = queries > 1 and d % 8 == 0 and d <= 128
     if kind == "gpu" and half and shaped and not mapped and _has_cudnn():
-        return flash_long if queries >= LONG else flash
+        return flash_long if queries >= LONG or over_seeds() else flash
     if queries >= LANES and kind == "tpu" and not mapped and d % 64 == 0:
         return splash
     return chunked if queries >= LONG else plain
@@ -133,6 +133,7 @@ def flash(
     """Flash attention of cuDNN, for NVIDIA GPUs from Ampere on, in half precision.
 
     Scores are never stored, but the mask is, `[N, 1, Q, S]` in the precision of `q`.
+    cuDNN's rule for vmap knows no such mask, so runs of many seeds take `flash_long`.
     Arguments and result as `plain`.
     """
     queries, length = q.shape[-2], k.shape[-2]
@@ -140,8 +141,6 @@ def flash(
 
     def run(q, k, v, seen):
         mask = visible(seen, queries, causal=causal)
-        # Under vmap cuDNN needs a mask that is mapped over wherever its queries are.
-        mask = mask | ((q[:, 0, :, :1] != q[:, 0, :, :1]) & False)
         mask = jnp.broadcast_to(mask, (q.shape[0], queries, length))
         mask = _padded(_padded(mask, -2, even[0]), -1, even[1])
 
@@ -184,7 +183,9 @@ def flash_long(
     even = length + length % 2  # as its gradient requires
 
     def run(q, k, v, seen):
-        first = jnp.argmax(seen, -1).astype(jnp.int32)[:, None]
+        # Under vmap cuDNN needs lengths that are mapped over wherever its queries are.
+        none = ((q[:, 0, 0, 0] != q[:, 0, 0, 0]) & False).astype(jnp.int32)
+        first = (jnp.argmax(seen, -1).astype(jnp.int32) + none)[:, None]
         place = jnp.arange(even, dtype=jnp.int32)[None]
 
         def tokens_first(x):
@@ -197,6 +198,7 @@ def flash_long(
             tokens_first(k),
             tokens_first(v),
             is_causal=True,
+            query_seq_lengths=none + even,
             key_value_seq_lengths=length - first[:, 0],
             implementation="cudnn",
         )

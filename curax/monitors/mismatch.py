@@ -6,7 +6,8 @@ The log-ratio of policy and behaviour has two parts, both known at each token dr
 
 mu is what was drawn from, pi_sampler the sampler's policy before top-k and top-p. The
 first part is truncation; the second is the engine, where both computed from the same
-parameters, and else the lag.
+parameters, and else the lag. With `sampling.replay_support` pi is over what mu has
+kept, pi_sampler is mu, and there is no first part.
 """
 
 import jax

@@ -21,6 +21,7 @@ from curax.arrays.sharding import bytes_on_device
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
 from curax.settings.sizes import cache_bytes, declared_option
+from curax.step import draw as draws
 from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
 
@@ -39,6 +40,8 @@ class Work:
         turns: of the loop that ends by data, at most: decoding steps, or the
             micro-batches of an update with rows as long as they may be.
         memory: bytes by part; parts exist at the same time.
+        turn_read: bytes that a decoding step has to read where all rings are full: the
+            weights, keys and values, and the prefixes in use, once.
     """
 
     flops: float
@@ -46,6 +49,7 @@ class Work:
     received: float
     turns: int
     memory: dict[str, float]
+    turn_read: float = 0.0
 
     def seconds(self, chip: Chip, received: float | None = None) -> dict[str, float]:
         """Seconds by resource; `received`, if given, replaces the estimated bytes."""
@@ -81,6 +85,7 @@ class Shapes:
     bound: float  # bytes of a device that the cache may take; 0: any
     trained: int  # M
     steps: int  # T
+    kept: int  # bytes of the kept set of a token; 0: it is not noted
 
 
 def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
@@ -127,7 +132,19 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         bound=cache_bytes(parts.config),
         trained=parts.train_rows,
         steps=sizes.max_tokens,
+        kept=bytes_of(draws.kept_set(parts.model, draws.to_train(parts))),
     )
+
+
+def drawn(parts: Components, sizes: Shapes) -> Shapes:
+    """The sizes of a run with the contexts that its draws read."""
+    contexts, prompt = draws.drawn_contexts(parts, sizes.contexts, sizes.prompt)
+    return dataclasses.replace(sizes, contexts=contexts, prompt=prompt)
+
+
+def bytes_of(kept: Any) -> int:
+    """Bytes of the kept set of a token, of an array `[..., S]` of them; 0 of None."""
+    return 0 if kept is None else kept.shape[-1] * kept.dtype.itemsize
 
 
 def of_draw(
@@ -142,6 +159,7 @@ def of_draw(
         rows=rows,
         slots=min(parts.config.sampling.slots or rows, rows),
         steps=steps,
+        kept=bytes_of(rollouts.support),
     )
 
 
@@ -168,6 +186,22 @@ def state_bytes(state: TrainState, where: TrainState | None = None) -> dict[str,
         "what draws ahead": part("behaviour"),
     }
     return {name: size for name, size in whole.items() if size}
+
+
+def drawing_bytes(state: TrainState, where: TrainState) -> dict[str, float]:
+    """Bytes of a chip that draws ahead and does not train, by part.
+
+    It has what it draws by, and while it draws that of the step before.
+
+    Args:
+        state: shapes.
+        where: their shardings on the mesh that draws.
+    """
+    own = bytes_on_device(state.behaviour, where.behaviour)
+    whole: dict[str, float] = {"what draws ahead": own, "what drew before": own}
+    if state.frozen is not None:
+        whole["frozen"] = bytes_on_device(state.frozen, where.frozen)
+    return whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,6 +270,7 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
         + prompts * reduced
         + gathered * (turns if cut_sampler else 2),
         turns=turns,
+        turn_read=matrices + read,
         memory={
             "weights of the sampler": (sizes.products * kept + head)
             * sizes.item
@@ -244,8 +279,14 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
             "prefix": prefixes * token,
             "logits": 2.0 * slots * sizes.vocab * FLOAT32 / tensor,
             "completions": 6.0 * cut.share(sizes.rows) * sizes.steps * FLOAT32,
+            **kept_sets(sizes, cut.share(sizes.rows)),
         },
     )
+
+
+def kept_sets(sizes: Shapes, rows: int) -> dict[str, float]:
+    """Bytes of the kept sets of some rows; none where they are not noted."""
+    return {"kept sets": float(rows * sizes.steps * sizes.kept)} if sizes.kept else {}
 
 
 def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -> Work:
@@ -299,5 +340,7 @@ def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -
             "prefix": prompts * token * (sizes.item + FLOAT32),
             "logits": 2.0 * of_logits * sizes.vocab * FLOAT32 / tensor,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
+            # Of all that were drawn, and of those that train once more.
+            **kept_sets(sizes, cut.share(sizes.rows) + rows),
         },
     )

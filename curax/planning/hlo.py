@@ -9,9 +9,9 @@ moves most in a turn counts.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 KINDS = (
     "all-gather",
@@ -158,19 +158,19 @@ class Moved:
     received: dict[str, float] = field(default_factory=dict)
     count: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, found: "list[tuple[float, Collective]]") -> "Moved":
+        """All of some collectives, each so many times."""
+        result = cls()
+        for times, one in found:
+            for sums, value in ((result.received, one.received), (result.count, 1.0)):
+                sums[one.kind] = sums.get(one.kind, 0.0) + times * value
+        return result
+
     @property
     def total(self) -> float:
         """Bytes of all kinds."""
         return sum(self.received.values())
-
-    def add(self, other: "Moved", times: float = 1.0) -> None:
-        """Add `times` the bytes and counts of another."""
-        for mine, theirs in (
-            (self.received, other.received),
-            (self.count, other.count),
-        ):
-            for kind, value in theirs.items():
-                mine[kind] = mine.get(kind, 0.0) + times * value
 
 
 @dataclass
@@ -180,52 +180,89 @@ class Traffic:
     call: Moved = field(default_factory=Moved)
     turn: Moved = field(default_factory=Moved)  # loops whose end depends on data
 
-    def add(self, other: "Traffic", times: float = 1.0) -> None:
-        """Add `times` the communication of another."""
-        self.call.add(other.call, times)
-        self.turn.add(other.turn, times)
-
 
 def traffic(text: str) -> Traffic:
     """Communication of a compiled module, as bytes received per device."""
-    every = computations(text)
-    known: dict[str, Traffic] = {}
 
-    def of(name: str) -> Traffic:
+    def found(name: str, lines: list[str]) -> Iterator[Collective]:
+        return collectives(lines, scatters="all-reduce-scatter" in name)
+
+    done = counted(text, found, lambda one: one.received)
+    return Traffic(call=Moved.of(done.call), turn=Moved.of(done.turn))
+
+
+@dataclass
+class Counted:
+    """What a program does, and how often: (times, what), per call and per turn.
+
+    A turn is one of the loop that ends by data.
+    """
+
+    call: list[tuple[float, Any]] = field(default_factory=list)
+    turn: list[tuple[float, Any]] = field(default_factory=list)
+
+    def add(self, other: "Counted", times: float = 1.0) -> None:
+        """Add what another does, so many times."""
+        self.call += [(times * n, one) for n, one in other.call]
+        self.turn += [(times * n, one) for n, one in other.turn]
+
+
+def counted(
+    text: str,
+    found: Callable[[str, list[str]], Iterable[Any]],
+    size: Callable[[Any], float],
+    *,
+    fused: bool = True,
+) -> Counted:
+    """What the computations of a compiled module do, as often as it runs them.
+
+    Args:
+        text: of the module.
+        found: `(name, lines) -> things`, what a computation does itself.
+        size: of a thing; of branches, and of loops that end by data one after the
+            other, the largest counts.
+        fused: whether what instructions call counts too, as fusions and reducers; else
+            calls, branches and loops alone.
+    """
+    every = computations(text)
+    known: dict[str, Counted] = {}
+
+    def whole(things: list[tuple[float, Any]]) -> float:
+        return sum(n * size(one) for n, one in things)
+
+    def of(name: str) -> Counted:
         if name not in known:
-            known[name] = Traffic()  # against a cycle, which HLO does not have
+            known[name] = Counted()  # against a cycle, which HLO does not have
             known[name] = read(name)
         return known[name]
 
-    def read(name: str) -> Traffic:
-        result, lines = Traffic(), every.get(name, [])
-        stages = [Moved()]  # of open loops one after the other: a turn is one of them
-        for one in collectives(lines, scatters="all-reduce-scatter" in name):
-            result.call.add(Moved({one.kind: one.received}, {one.kind: 1.0}))
+    def read(name: str) -> Counted:
+        lines = every.get(name, [])
+        result = Counted(call=[(1.0, one) for one in found(name, lines)])
+        stages: list[Any] = [[]]  # of open loops: a turn is one of them
         for line in lines:
             if " while(" in line:
                 one = loop(line)
-                result.call.add(one.call)
+                result.call += one.call
                 stages.append(one.turn)
             elif " conditional(" in line:
                 branches = [of(branch) for branch in called(line)]
-                if branches:
-                    result.add(max(branches, key=lambda t: t.call.total + t.turn.total))
-            else:
+                most = max(branches, key=lambda b: whole(b.call + b.turn), default=None)
+                result.add(most or Counted())
+            elif fused or " call(" in line:
                 for inner in called(line):
                     result.add(of(inner))
-        result.turn.add(max(stages, key=lambda moved: moved.total))
+        result.turn += max(stages, key=whole)
         return result
 
-    def loop(line: str) -> Traffic:
+    def loop(line: str) -> Counted:
         (body,) = re.findall(r"body=%?([\w.\-]+)", line)
         inside, times = of(body), turns(every, line)
-        result = Traffic()
+        result = Counted()
         if times is None:
-            result.turn.add(inside.call)
-            result.turn.add(inside.turn)
-            return result
-        result.add(inside, times)
+            result.turn = inside.call + inside.turn
+        else:
+            result.add(inside, times)
         return result
 
     return of(entry(text))

@@ -15,8 +15,9 @@ from curax.planning.chips import Topology
 from curax.planning.estimate import Work
 from curax.planning.programs import Compiled
 from curax.settings import errors
+from curax.settings.config_types import present
 from curax.settings.groups import AXES
-from curax.step import build, states
+from curax.step import ahead, build, states
 from curax.step import mesh as meshes
 from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
@@ -31,13 +32,20 @@ class Layout:
 
     mesh: dict[str, int]
     state: dict[str, float]  # bytes of one chip
+    drawing: dict[str, float] | None  # of one that draws, where these do not train
     work: dict[str, Work]  # by role: draw, learn, and draws of methods
     fits: bool | None  # None: it may, or no limit is known
     seconds: float | None  # of a step, at least; draws of methods are left out
 
     def total(self, role: str) -> float:
         """Bytes of one chip while a program runs."""
-        return sum(self.state.values()) + sum(self.work[role].memory.values())
+        return sum(self.held(role).values()) + sum(self.work[role].memory.values())
+
+    def held(self, role: str) -> dict[str, float]:
+        """Bytes of the state on a chip that runs a program."""
+        if self.drawing is None or role == "learn":
+            return self.state
+        return self.drawing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +141,13 @@ def plan(
     Raises:
         ConfigError: in a sentence, for a mesh or a slice that cannot be.
     """
-    wanted = list(divisions(place)) if auto else [run.parts.config.mesh]
+    own = run.parts.config.mesh
+    wanted = [own]
+    if auto:
+        share = own.draw_share
+        wanted = [
+            dataclasses.replace(one, draw_share=share) for one in divisions(place)
+        ]
     layouts = ranked(run, place, wanted, strict=not auto)
     found: list[list[Program]] = []
     best = next((i for i, one in enumerate(layouts) if one.fits is not False), None)
@@ -210,19 +224,38 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
             ": each size must be the product of some of its axes; --mesh auto tries "
             "those that do."
         )
-    mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    held = estimate.state_bytes(run.state, states.sharding_of(parts, mesh, run.state))
-    cut = estimate.Cut.of(mesh, sizes)
+    kinds = (AxisType.Auto,) * len(AXES)
+    (data, *rest), shares, state = shape, (None, None), run.state
+    if split := wanted.draw_share is not None:
+        shares = meshes.divided(wanted, shape)
+        assert state.behaviour is not None
+        state = dataclasses.replace(state, behaviour=None)
+    train, draw = (
+        AbstractMesh((share or data, *rest), AXES, axis_types=kinds) for share in shares
+    )
+    held = estimate.state_bytes(state, states.sharding_of(parts, train, state))
+    cut, drawing = estimate.Cut.of(draw, sizes), None
     sampler = parts.config.mesh.cut_sampler
-    draws = {"draw": sizes, **_draws_of_methods(run)}
+    draws = {"draw": estimate.drawn(parts, sizes), **_draws_of_methods(run)}
     work = {
-        role: estimate.draw(drawn, cut, cut_sampler=sampler)
-        for role, drawn in draws.items()
+        role: estimate.draw(own, cut, cut_sampler=sampler)
+        for role, own in draws.items()
     }
-    work["learn"] = estimate.learn(parts, sizes, cut, held)
+    work["learn"] = estimate.learn(parts, sizes, estimate.Cut.of(train, sizes), held)
+    if split:
+        where = states.sharding_of(parts, draw, run.state)
+        drawing = estimate.drawing_bytes(run.state, where)
+        copied = drawing["what draws ahead"]
+        work["draw"] = dataclasses.replace(
+            work["draw"], received=work["draw"].received + copied
+        )
+    elif parts.config.sampling.ahead:
+        beside = max(sum(work[role].memory.values()) for role in draws)
+        work["learn"].memory["the next draw"] = beside
     one = Layout(
         mesh=dict(zip(AXES, shape, strict=True)),
         state=held,
+        drawing=drawing,
         work=work,
         fits=None,
         seconds=None,
@@ -231,10 +264,11 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
         return one
     most = max(one.total(role) for role in work)
     surely = True if most * MARGIN <= chip.memory_bytes else None
+    took = [work[role].at_least(chip) for role in ("draw", "learn")]
     return dataclasses.replace(
         one,
         fits=surely if most <= chip.memory_bytes else False,
-        seconds=sum(work[role].at_least(chip) for role in ("draw", "learn")),
+        seconds=max(took) if split else sum(took),
     )
 
 
@@ -258,12 +292,23 @@ def _programs(
     run: Traced, place: Topology, devices: Any, one: Layout, quick: bool
 ) -> list[Program]:
     """Compiled programs of a layout."""
-    mesh = meshes.make(dataclasses.replace(Sizes(), **one.mesh), devices)
-    assert mesh is not None
-    where = states.sharding_of(run.parts, mesh, run.state)
-    found = []
+    sizes = dataclasses.replace(run.parts.config.mesh, **one.mesh)
+    train = draw = meshes.make(sizes, devices)
+    if one.drawing is not None:
+        train, draw = meshes.split(sizes, devices)
+    found, beside = [], 0.0
     for call in run.calls:
+        mesh = present(train if call.last else draw)
+        where = states.sharding_of(run.parts, mesh, run.state)
+        if call.last and one.drawing is not None:
+            call = programs.with_copies(call)
+            own = ahead.without_params(where.behaviour)
+            where = dataclasses.replace(where, behaviour=own)
         done, others = programs.planned(run.parts, mesh, where, call, quick=quick)
+        if not call.last:
+            beside = max(beside, done.temporaries + done.made)
+        elif run.parts.config.sampling.ahead and one.drawing is None:
+            others += beside
         found.append(_verdict(place, one, role(call), done, others))
     return found
 
@@ -272,7 +317,8 @@ def _verdict(
     place: Topology, one: Layout, role: str, done: Compiled, others: float
 ) -> Program:
     """Memory, fit and time of a compiled program, with the train state resident."""
-    total = sum(one.state.values()) + others + done.temporaries + done.code + done.made
+    held = sum(one.held(role).values())
+    total = held + others + done.temporaries + done.code + done.made
     chip, work = place.chip, one.work.get(role)
     fits: bool | None = None if chip is None else total <= chip.memory_bytes
     if done.refusal is not None:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from curax.arrays.sharding import bytes_on_device
-from curax.planning import hlo
+from curax.planning import hbm, hlo
+from curax.settings.config_types import present
 from curax.step import ahead, drivers, states
 from curax.step import mesh as meshes
 from curax.step.step import step
@@ -151,6 +152,16 @@ def calls(parts: Components, state: TrainState) -> list[Call]:
     return recorder.calls
 
 
+def with_copies(call: Call) -> Call:
+    """The last call of a step, where other devices draw and have copied parameters."""
+    used_up, kept, drawn = call.args
+    state = ahead.whole(used_up, kept)
+    own = ahead.without_params(present(state.behaviour))
+    state = dataclasses.replace(state, behaviour=own)
+    args = *ahead.apart(state, copied=True), drawn
+    return dataclasses.replace(call, args=args)
+
+
 def laid_out(mesh: Mesh, where: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments as shapes, with the shardings that they have in a run.
 
@@ -196,6 +207,9 @@ class Compiled:
     temporaries: float = 0.0
     code: float = 0.0
     traffic: hlo.Traffic = dataclasses.field(default_factory=hlo.Traffic)
+    # In the device's memory: outside, and in each turn of the loop that ends by data.
+    call: hbm.Moved = dataclasses.field(default_factory=hbm.Moved)
+    turn: hbm.Moved = dataclasses.field(default_factory=hbm.Moved)
 
     @property
     def made(self) -> float:
@@ -277,8 +291,14 @@ def planned(
             call.name, jitted(call.function, parts), args, quick=quick
         )
     if done is not None:
-        traffic = hlo.traffic(done.as_text() or "")
-        report = dataclasses.replace(report, traffic=traffic)
+        text = done.as_text() or ""
+        moved = hbm.of(text)
+        report = dataclasses.replace(
+            report,
+            traffic=hlo.traffic(text),
+            call=hbm.moved(moved.call),
+            turn=hbm.moved(moved.turn),
+        )
     others = [arg for arg in args if not isinstance(arg, TrainState)]
     return report, bytes_on_device(others)
 

@@ -10,7 +10,7 @@ from curax import hub
 from curax.config import Config, override
 from curax.models import families
 from curax.settings.sizes import checkpoint_of, declared_option
-from curax.types import Prompts, Task
+from curax.types import HostEnvironment, Prompts, Task
 
 PROBLEMS = 2**16  # of the stand-in; the difficulty memory has a few numbers for each
 
@@ -37,16 +37,21 @@ def without_files(config: Config) -> Config:
     found = families.read(place / "config.json")
     shaped = partial(task, vocab_size=found["vocab_size"], prompt_tokens=longest)
     traces = declared_option(config.task, "trace_tokens", 0)
-    return dataclasses.replace(config, task=partial(shaped, trace_tokens=traces))
+    turns = declared_option(config.task, "environment") is not None
+    shaped = partial(shaped, trace_tokens=traces, turns=turns)
+    return dataclasses.replace(config, task=shaped)
 
 
-def task(*, vocab_size: int, prompt_tokens: int, trace_tokens: int = 0) -> Task:
+def task(
+    *, vocab_size: int, prompt_tokens: int, trace_tokens: int = 0, turns: bool = False
+) -> Task:
     """A task with a host verifier and empty prompts, for its shapes alone.
 
     Args:
         vocab_size: V.
         prompt_tokens: P.
         trace_tokens: of a completion to imitate; 0: there is none.
+        turns: whether an environment of the host answers, in place of the verifier.
     """
 
     def prompts(ids: Any) -> Prompts:
@@ -72,7 +77,8 @@ def task(*, vocab_size: int, prompt_tokens: int, trace_tokens: int = 0) -> Task:
         prompts=prompts,
         held_out=prompts,
         traces=traces if trace_tokens else None,
-        verify=lambda target, tokens: 0.0,
+        verify=None if turns else lambda target, tokens: 0.0,
+        environment=HostEnvironment(answer=lambda _: []) if turns else None,
         on_device=False,
         decode=str,
         in_files=True,

@@ -29,7 +29,8 @@ def table(name: str, plan: Plan, *, compiler: bool) -> str:
     ]
     if plan.programs:
         for layout, found in zip(plan.layouts, plan.programs, strict=False):
-            lines += [f"Compiled for {words(layout.mesh)}", *_compiled(plan, found), ""]
+            told = _compiled(plan, layout, found)
+            lines += [f"Compiled for {words(layout.mesh)}", *told, ""]
     lines += ["Estimated from shapes", *_estimated(plan, one), ""]
     lines.append(_verdict(plan))
     if place.chip:
@@ -74,7 +75,7 @@ def _columns(head: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
     return [f"  {line}" for line in aligned(cells, least=(34, *[11] * len(head)))]
 
 
-def _compiled(plan: Plan, found: list[Program]) -> list[str]:
+def _compiled(plan: Plan, one: Layout, found: list[Program]) -> list[str]:
     """Lines of a table of the compiler's report on each program."""
     done = [program.compiled for program in found]
     verdict = {True: "fits", False: "too large", None: "compiled"}
@@ -88,6 +89,12 @@ def _compiled(plan: Plan, found: list[Program]) -> list[str]:
         ("MiB received: per turn", [mib(d.traffic.turn.total) for d in done]),
         ("  else, per call", [mib(d.traffic.call.total) for d in done]),
         ("  of all turns", [mib(p.received) for p in found]),
+        ("GiB read: per turn", [gib(d.turn.read) for d in done]),
+        ("  times what is needed", [_times(p, one, "turn") for p in found]),
+        ("  else, per call", [gib(d.call.read) for d in done]),
+        ("  times what is needed", [_times(p, one, "call") for p in found]),
+        ("GiB written: per turn", [gib(d.turn.written) for d in done]),
+        ("  else, per call", [gib(d.call.written) for d in done]),
         ("s to trace", [f"{d.lower_s:.1f}" for d in done]),
         ("s to compile", [f"{d.compile_s:.1f}" for d in done]),
     ]
@@ -100,10 +107,26 @@ def _compiled(plan: Plan, found: list[Program]) -> list[str]:
         each = [_counts(d).get(kind, "0") for d in done]
         rows.append((f"  {kind}s, per turn + call", each))
     lines = _columns([d.name for d in done], rows)
-    for program in found:
-        if program.compiled.refusal:
-            lines.append(f"  {program.compiled.name}: {program.compiled.refusal}")
+    for done in (program.compiled for program in found):
+        if done.refusal:
+            lines.append(f"  {done.name}: {done.refusal}")
+        for when, moved in (("turn", done.turn), ("call", done.call)):
+            if moved.worst:
+                lines.append(f"  {done.name} moves most per {when}, GiB:")
+            for size, array, source in moved.worst:
+                lines.append(f"    {gib(size):>6} {array:28} {source}".rstrip())
     return lines
+
+
+def _times(program: Program, one: Layout, when: str) -> str:
+    """Bytes read over those that have to be: in a turn, or by an update in all."""
+    work, done = one.work.get(program.role), program.compiled
+    if work is None or done.refusal:
+        return "-"
+    if when == "turn":
+        return digits(done.turn.read / work.turn_read if work.turn_read else math.nan)
+    whole = not work.turn_read and work.read
+    return digits(done.call.read / whole if whole else math.nan)
 
 
 def _counts(done: Any) -> dict[str, str]:
@@ -128,13 +151,9 @@ def _estimated(plan: Plan, one: Layout) -> list[str]:
     """Lines of a table of each program's memory, work and time, from shapes."""
     roles = list(one.work)
     rows = [("GiB per chip: in use", [gib(one.total(role)) for role in roles])]
-    rows += [
-        (f"  {name}", [gib(size)] * len(roles)) for name, size in one.state.items()
-    ]
-    parts = {name: None for role in roles for name in one.work[role].memory}
-    for name in parts:
-        sizes = [one.work[role].memory.get(name) for role in roles]
-        texts = ["-" if size is None else gib(size) for size in sizes]
+    memory = [one.held(role) | one.work[role].memory for role in roles]
+    for name in dict.fromkeys(name for parts in memory for name in parts):
+        texts = [gib(parts.get(name, math.nan)) for parts in memory]
         rows.append((f"  {name}", texts))
     works = [one.work[role] for role in roles]
     rows += [

@@ -32,6 +32,7 @@ SHORT = {  # words for the summary line, by kind; these kinds go into alarms.jso
     "thought": "thoughts that shrank",
     "surprise": "dead groups far from the forecast",
     "silent": "completions that state no answer",
+    "hints": "hints that are too long",
     "logits": "logits that were not finite",
 }
 
@@ -80,6 +81,8 @@ class Alarms:
             )
         if text := silence(row):
             yield "silent", text
+        if text := unfit_hints(row):
+            yield "hints", text
         dead = (_values(row, "group/signal_fraction", 1) == 0) & ~bad
         self._dead = np.where(dead, self._dead + 1, 0)
         if np.all(dead):
@@ -183,9 +186,9 @@ def contract_violation(row: Row, allocator: str) -> str | None:
     outside = float(np.max(_values(row, "outcome/out_of_range")))
     if outside > 0:
         return (
-            f"the verifier of task gave {outside:.0f} outcomes outside [0, 1] in step "
-            f"{row['step']}; mend it, and put what is more than right or wrong into "
-            "shape_reward"
+            f"the verifier or environment of task gave {outside:.0f} outcomes outside "
+            f"[0, 1] in step {row['step']}; mend it, and put what is "
+            "more than right or wrong into shape_reward"
         )
     return None
 
@@ -198,6 +201,17 @@ def silence(row: Row) -> str:
     return (
         f"{share:.0%} of the held-out completions at step {row['step']} "
         f"{graders.SILENT}."
+    )
+
+
+def unfit_hints(row: Row) -> str:
+    """Sentence on hints that are too long, if no group has one; else empty."""
+    long = _values(row, "hint/overlong")
+    if not np.any((long > 0) & (_values(row, "hint/hinted_fraction", 1) == 0)):
+        return ""
+    return (
+        f"no group has a hint at step {row['step']}, and {np.max(long):.0f} hints are "
+        "longer than hint.width with the words around them; raise hint.width."
     )
 
 

@@ -1,12 +1,53 @@
-"""Memory of the KV cache in decoding, printed before a run draws anything."""
+"""Memory of what a draw holds, printed before a run draws anything."""
 
 import jax
 
+from curax.config import ConfigError
 from curax.settings import machine
 from curax.step import draw
 from curax.step.loops import Loop
 
 MIB, GIB = 2**20, 2**30
+
+
+def lines(loop: Loop) -> list[str]:
+    """Lines on the cache and on kept sets, if there are any.
+
+    Raises:
+        ConfigError: as `line` and `kept_sets`.
+    """
+    return [text for text in (line(loop), kept_sets(loop)) if text]
+
+
+def kept_sets(loop: Loop) -> str | None:
+    """Text such as `Kept sets: 0.3 of 80 GiB of a device, ...`; None: without any.
+
+    They are those of all rows that are drawn, and of those that train once more.
+
+    Raises:
+        ConfigError: they take more than a device has.
+    """
+    parts = loop.parts
+    if (one := draw.kept_set(parts.model, draw.to_train(parts))) is None:
+        return None
+    sizes, cut = parts.config.sampling, dict(loop.mesh.shape) if loop.mesh else {}
+    shards = cut.get("data", 1) * cut.get("fsdp", 1)
+    rows = -(-parts.rows // shards) - (-parts.train_rows // shards)
+    token = one.shape[0] * one.dtype.itemsize
+    taken = parts.config.seeds * rows * sizes.max_tokens * token
+    limit = memory_of_device()
+    if taken > limit:
+        few = max(1, int(limit / taken * one.shape[0] / 2))
+        raise ConfigError(
+            f"sampling.replay_support=True notes {token:,} bytes of each token, "
+            f"{taken / GIB:.2g} GiB of a device that has {limit / GIB:.2g}; set "
+            f"sampling.top_k={few}, of which it notes ids alone, or "
+            "sampling.replay_support to False."
+        )
+    return (
+        f"Kept sets: {words(taken)} of {limit / GIB:.2g} GiB of a device, {token:,} "
+        "bytes of each token."
+    )
 
 
 def line(loop: Loop) -> str | None:
@@ -20,17 +61,21 @@ def line(loop: Loop) -> str | None:
     if not taken:
         return None
     sizes = loop.parts.config.sampling
-    small = taken < 0.1 * GIB
-    text = f"{taken / MIB:.2g} MiB" if small else f"{taken / GIB:.2g}"
     whole = f"{sizes.cache_gib or memory_of_device() / GIB:.2g} GiB of a device"
     slots = f"{found.slots} slots"
     if sizes.cache_gib:
         whole += " that sampling.cache_gib allows"
         slots = f"{found.slots} of {found.wanted} slots"
     return (
-        f"Cache: {text} of {whole} for {slots} of {sizes.max_tokens:,} tokens, "
+        f"Cache: {words(taken)} of {whole} for {slots} of {sizes.max_tokens:,} tokens, "
         f"and {found.contexts} prompts of {found.prompt:,}."
     )
+
+
+def words(taken: float) -> str:
+    """Bytes in front of a number of GiB: with a unit of their own where few."""
+    small = taken < 0.1 * GIB
+    return f"{taken / MIB:.2g} MiB" if small else f"{taken / GIB:.2g}"
 
 
 def memory_of_device() -> int:

@@ -5,6 +5,7 @@ and beside it, as JSON, a `Beside`. It is written in the background, under a tem
 name until it is complete. Its checksum finds what was damaged on the disk.
 """
 
+import contextlib
 import copy
 import dataclasses
 import errno
@@ -17,6 +18,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,7 +207,7 @@ class Checkpoints:
             )
         if platform() == "cpu":
             # On a CPU the writer reads the buffers themselves, which may be donated.
-            state = jax.tree.map(jnp.copy, state)
+            state = jax.tree.map(_copied, state)
         beside = Beside(step, self._about, totals, self._frozen, mark)
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),  # pyright: ignore[reportCallIssue]
@@ -388,22 +390,49 @@ def latest(folder: Path) -> int | None:
     return max(there, default=None)
 
 
-@jax.jit
-def fingerprint(tree: Any) -> jax.Array:
-    """`[]` uint32 hash of a tree of arrays, the same for any sharding.
+def fingerprint(tree: Any) -> int:
+    """Hash of a tree of arrays, the same for any sharding, on one mesh or on several.
 
         sum over all leaves and words of mix(word ^ mix(leaf, indices))  mod 2^32
 
     Integer sums are exact, so the order of summation does not matter.
     """
-    total = jnp.uint32(0)
+    places: dict[Any, dict[int, Any]] = {}
     for number, leaf in enumerate(jax.tree.leaves(tree), 1):
+        places.setdefault(_mesh_of(leaf), {})[number] = leaf
+    total = 0
+    for mesh, leaves in places.items():
+        with _on(mesh):
+            total += int(_hash(tuple(leaves), *leaves.values()))
+    return total % 2**32
+
+
+@partial(jax.jit, static_argnums=0)
+def _hash(numbers: tuple[int, ...], *leaves: jax.Array) -> jax.Array:
+    """`[]` uint32, the part of these leaves in the fingerprint."""
+    total = jnp.uint32(0)
+    for number, leaf in zip(numbers, leaves, strict=True):
         place = jnp.full(leaf.shape, number, jnp.uint32)
         for axis in range(leaf.ndim):
             here = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
             place = _mix(place) + here
         total = total + jnp.sum(_mix(_bits(leaf) ^ _mix(place)), dtype=jnp.uint32)
     return total
+
+
+def _mesh_of(leaf: Any) -> Any:
+    """The mesh that an array lies on; None: it has none."""
+    return getattr(getattr(leaf, "sharding", None), "mesh", None)
+
+
+def _on(mesh: Any) -> Any:
+    """Context in which arrays of a mesh are computed with; None: any."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def _copied(leaf: Any) -> jax.Array:
+    with _on(_mesh_of(leaf)):
+        return jnp.copy(leaf)
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -431,13 +460,13 @@ def _trained(state: Any) -> Any:
 def _frozen_mark(state: Any) -> int | None:
     """Fingerprint of the frozen parameters of a state; None without any."""
     rest = getattr(state, "frozen", None)
-    return None if rest is None else int(fingerprint(rest))
+    return None if rest is None else fingerprint(rest)
 
 
 def _checksum(state: Any, totals: Any, rest: int | None) -> int:
     """One integer hash of a state, of totals and of a fingerprint."""
     text = json.dumps([totals, rest], sort_keys=True)
-    return zlib.crc32(text.encode(), int(fingerprint(state)))
+    return zlib.crc32(text.encode(), fingerprint(state))
 
 
 def _attempt(function: Callable, *args: Any, **named: Any) -> tuple[Any, str]:

@@ -77,9 +77,9 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
         with loop.context():
             loaded = loop.loaded()
         loop.rehearse(compiler, loaded)
-    most = max(report.in_use for report in compiler.reports) + beside(loop, compiler)
+    most = most_bytes(loop, compiler)
     limit = memory_of_device()
-    held = [line] if (line := cache.line(loop)) else []
+    held = cache.lines(loop)
     run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
     verdict = "It fits" if most <= limit else "It does not fit"
     where = f"{workdir}, step {since}" if since else f"a new run in {workdir}"
@@ -92,18 +92,31 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
     return 0 if most <= limit else 1
 
 
+def most_bytes(loop: Loop, compiler: Compiler) -> float:
+    """Bytes of a device while the largest program runs, with what runs beside it."""
+    most = max(report.in_use for report in compiler.reports)
+    if loop.split:  # one that draws has also what drew before
+        own = estimate.state_bytes(compiler.outputs["begin"])["what draws ahead"]
+        return max(most, own + max(one.in_use for one in drawing(compiler)))
+    return most + beside(loop, compiler)
+
+
 def beside(loop: Loop, compiler: Compiler) -> float:
     """Bytes of the next step's draw while this one trains: of its largest program.
 
-    0 where no draw runs beside another program.
+    0 where no draw runs beside another program of a device.
     """
     aside = loop.parts.config.sampling.ahead and isinstance(loop, Staged)
-    if not aside or peers.count() > 1:
+    if not aside or loop.split or peers.count() > 1:
         return 0.0
+    return max(one.temporaries + one.made for one in drawing(compiler))
+
+
+def drawing(compiler: Compiler) -> list[Compiled]:
+    """Reports on the programs that draw the completions of a step."""
     *others, _ = compiler.reports  # the last one is the update
     before = ("initial", "warm start", "begin", "held-out")
-    drawing = [one for one in others if not one.name.startswith(before)]
-    return max(one.temporaries + one.made for one in drawing)
+    return [one for one in others if not one.name.startswith(before)]
 
 
 def sizes(loop: Loop) -> list[str]:
@@ -112,12 +125,13 @@ def sizes(loop: Loop) -> list[str]:
     mesh = dict(loop.mesh.shape) if loop.mesh else {}
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
     used = int(np.prod(list(mesh.values()))) if mesh else 1
+    drawing = f"; {loop.split.draw.size} more draw ahead" if loop.split else ""
     draw, count = config.sampling, peers.count()
     processes = f", {count} processes" if count > 1 else ""
     seeds = f" {config.seeds} seeds side by side." if config.seeds > 1 else ""
     return [
         f"{used} of {len(devices)} {devices[0].device_kind} devices{processes}"
-        f"{f', mesh {axes}' if axes else ''}.{seeds}",
+        f"{f', mesh {axes}' if axes else ''}{drawing}.{seeds}",
         f"A step: {draw.prompts} prompts, {loop.parts.rows} completions of at most "
         f"{draw.max_tokens} tokens, {loop.parts.train_rows} of them trained, at most "
         f"{kept_of(config)} of a prompt.",

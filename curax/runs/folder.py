@@ -509,7 +509,10 @@ def completion_rows(
                 more["reference"] = [task.decode([t]) for t in words[mask]]
                 more["weights"] = weight[mask]
             for slot in np.flatnonzero(one.exists[b]):
-                tokens = one.tokens[b, slot][one.mask[b, slot]]
+                mask, own = one.mask[b, slot], more
+                tokens = one.tokens[b, slot][mask]
+                if one.observed is not None:
+                    own = more | {"observed": one.observed[b, slot][mask]}
                 outcome, reward = one.outcome[b, slot], one.reward[b, slot]
                 yield {
                     "step": step,
@@ -524,5 +527,5 @@ def completion_rows(
                     "advantage": one.credit[b, slot],
                     "kept": one.keep[b, slot],
                     "policy_version": one.version[b, slot],
-                    **more,
+                    **own,
                 }

@@ -219,6 +219,25 @@ def _hints(run: Run) -> Sheet:
     return _side_by_side(panels)
 
 
+def _turns(run: Run) -> Sheet:
+    count = column(run.rows, "turns/count")
+    read = column(run.rows, "turns/observed_tokens")
+    names = sorted({n for row in run.rows for n in row if n.startswith("environment/")})
+    hues = ("green", "purple", "red")
+    found: list[Curve] = [
+        (column(run.rows, name), name.partition("/")[2], hue)
+        for name, hue in zip(names, hues, strict=False)
+    ]
+    told = [(count, "turns", "blue"), (read, "tokens observed", "orange")]
+    right = [(column(run.rows, "outcome/mean"), "right", "blue")]
+    panels: list[tuple[str, list[Curve]]] = [
+        ("per completion", told if count[0].size else []),
+        ("what the environment measures", found),
+        ("percent of completions", right if count[0].size else []),
+    ]
+    return _side_by_side(panels)
+
+
 def _signal(run: Run) -> Sheet:
     forms = column(run.rows, "format/effective_number")
     dead = column(run.rows, "group/dead_fraction")
@@ -317,6 +336,13 @@ PICTURES = (
         "many, how many of them opened, and the pass rates with and without. Hints "
         "have done their work when prompts that had one before are solved without.",
         _hints,
+    ),
+    Picture(
+        "turns",
+        "Turns",
+        "What the environment answered, completion by completion, what it measured "
+        "there, and how many completions of the step were right.",
+        _turns,
     ),
     Picture(
         "reflection",

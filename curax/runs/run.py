@@ -17,6 +17,7 @@ from rich.console import Console
 
 from curax import hub
 from curax.config import Config, ConfigError
+from curax.handover import LeftError
 from curax.models import prompt_form
 from curax.processes import peers
 from curax.runs import (
@@ -171,7 +172,8 @@ def set_up_libraries() -> None:
 def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
     """Build the training loop of a config: `Jitted`, or `Staged` where it needs a host.
 
-    The host verifies, reads the prompts of a task in files, or asks an engine.
+    The host verifies, reads the prompts of a task in files, asks an engine, or lets
+    devices of their own draw ahead.
 
     Args:
         config: config of the run.
@@ -187,7 +189,8 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
             rehearsal.check(config)
         task = built.task
         from_host = config.staged or not task.on_device or task.in_files
-        from_host = from_host or built.engine is not None
+        apart = config.mesh.draw_share is not None
+        from_host = from_host or apart or built.engine is not None
         loop = (loops.Staged if from_host else loops.Jitted)(built)
         if rehearse:
             loop.rehearse()
@@ -259,7 +262,7 @@ class Run:
             self._errors_as_sentences(),
             self._loop.context(),
             Progress(console()) as self._progress,
-            Interrupt(self._progress.stopping) as self._interrupt,
+            Interrupt(self._on_signal) as self._interrupt,
             contextlib.ExitStack() as self._open,
         ):
             self._open.callback(self._checkpoints.close)
@@ -268,7 +271,7 @@ class Run:
                 self._open.callback(engine.close)
             if description := self._loop.parts.task.summary:
                 self._progress.say(description)
-            if held := cache.line(self._loop):
+            for held in cache.lines(self._loop):
                 self._progress.say(held)
             found = self._restore()
             state = found.state if found else self._start()
@@ -278,6 +281,12 @@ class Run:
                     shutil.rmtree(done, ignore_errors=True)
                 complete = self._train(state, found.step if found else 0)
         return None if complete else self._stopping()
+
+    def _on_signal(self, urged: bool) -> None:
+        """Say that the run stops, and wait for no engine that does not answer."""
+        self._progress.stopping(urged)
+        if engine := self._loop.parts.engine:
+            engine.leave()
 
     def _stopping(self) -> int | None:
         """Number of the first signal that any process has got, agreed on by all."""
@@ -448,8 +457,12 @@ class Run:
         while step < config.steps and self._stopping() is None:
             times = min(*(n - step % n for n in due), config.steps - step)
             times = self._profile.begin(step - begun, times)
-            with self._timed("step"):
-                state, rows, shown = self._loop.advance(state, times)
+            try:
+                with self._timed("step"):
+                    state, rows, shown = self._loop.advance(state, times)
+            except LeftError as error:  # what the chunk had begun is gone
+                self._progress.say(f"{error}; steps since the last checkpoint are lost")
+                return False
             rows = [
                 {"step": step + i, **row, **self._totals.add(row, self._loop.seeds)}
                 for i, row in enumerate(rows, 1)

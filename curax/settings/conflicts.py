@@ -16,6 +16,7 @@ from curax.settings.declared import RIGHT, declared
 from curax.settings.groups import AXES, DASHBOARDS, Fields, Logging, Reflection
 from curax.settings.sizes import (
     declared_option,
+    is_cut_off,
     kept_of,
     largest_group,
     least_group,
@@ -120,7 +121,25 @@ def _dashboards(how: Logging) -> Table:
 def _ahead(config: Fields) -> Table:
     """Of what a draw ahead of the update cannot know."""
     ahead, attempts = config.sampling.ahead, config.sampling.attempts
+    share, seeds = config.mesh.draw_share, config.seeds
+    apart = share is not None
     return [
+        (
+            apart and not ahead,
+            f"mesh.draw_share={share} lets devices draw while the others train, and "
+            "without a draw ahead of the update these would wait; set sampling.ahead "
+            "to 1 or mesh.draw_share to None.",
+        ),
+        (
+            apart and config.sampling.engine is not None,
+            f"mesh.draw_share={share} keeps devices for drawing, and sampling.engine "
+            "draws elsewhere; set mesh.draw_share to None.",
+        ),
+        (
+            apart and seeds > 1,
+            f"mesh.draw_share={share} cuts the mesh of one run, and seeds={seeds} are "
+            "as many side by side; set seeds to 1.",
+        ),
         (
             ahead > 1,
             f"sampling.ahead={ahead} is more than the one step that a draw can be "
@@ -169,13 +188,20 @@ def _biases(config: Fields) -> Table:
     uncorrected = sizes.off_policy is None and not update.behaviour_as_old
     return [
         (
-            config.steps and truncates(config) and uncorrected,
+            config.steps and is_cut_off(config) and uncorrected,
             f"sampling.{name}={getattr(sizes, name)} draws from another distribution "
             "than the policy that trains, and nothing corrects that bias; set "
+            "sampling.replay_support=True to train what is drawn, "
             "sampling.off_policy=off_policy.truncated_ratio (TIS), "
             "off_policy.masked_ratio (MIS) or off_policy.icepop, off_policy.none to "
             "leave the bias, or "
             f"sampling.{name}={whole}.",
+        ),
+        (
+            sizes.replay_support and not truncates(config),
+            "sampling.replay_support=True trains within what sampling.top_k and "
+            "sampling.top_p keep, and they keep all; set sampling.replay_support to "
+            "False, or sampling.top_p=0.95.",
         ),
         (
             config.steps and sizes.ahead and uncorrected,

@@ -32,6 +32,8 @@ class Sampling:
     top_p: Share = 1.0  # mass of the likeliest tokens that are drawn from; 1: all
     off_policy: Function | None = None  # of curax.off_policy, as truncated_ratio:
     # weights of tokens, policy over what was drawn from; None: 1, without top_k, top_p
+    replay_support: bool = False  # what top_k and top_p keep at each token is noted,
+    # and all log-probs that train are within it: what is drawn trains
     slots: Natural = 0  # completions decoded at a time; 0: every row of the step
     cache_gib: Magnitude = 0.0  # GiB of a device that keys and values may take: as many
     # slots as there is room for, and rows wait for one; 0: what `slots` take
@@ -186,6 +188,8 @@ class Mesh:
     tensor: Devices = 1  # each layer is sharded
     cut_sampler: bool = False  # sampling leaves layers sharded over fsdp and gathers
     # them at every token: for models that do not fit otherwise
+    draw_share: Share | None = None  # share of the data axis that draws a step ahead
+    # while the rest trains: needs sampling.ahead; None: every device does both
 
 
 DASHBOARDS = ("tensorboard", "wandb", "trackio", "mlflow")

@@ -22,6 +22,8 @@ OF_CURAX = {
     "trackio": "trackio",
     "mlflow": "mlflow",
     "reasoning_gym": "gym",
+    "gymnasium": "gymnasium",
+    "websockets": "openenv",
     "tensorflow_datasets": "tfds",
     "array_record": "tfds",
 }

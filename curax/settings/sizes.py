@@ -74,7 +74,7 @@ def causes(config: Fields) -> tuple[str, ...]:
     draw that is ahead; without one, or with an outside engine, it is the engine, for
     sampler and trainer compute differently.
     """
-    cut, sizes, how = truncates(config), config.sampling, config.update
+    cut, sizes, how = is_cut_off(config), config.sampling, config.update
     if not (cut or sizes.ahead or sizes.off_policy is not None or how.behaviour_as_old):
         return ()
     found = {"truncation": cut, "lag": sizes.ahead}
@@ -87,6 +87,11 @@ def truncates(config: Fields) -> bool:
     sizes = config.sampling
     whole = type(sizes.top_k) is int and sizes.top_k == 0
     return not (whole and type(sizes.top_p) in (int, float) and sizes.top_p >= 1)
+
+
+def is_cut_off(config: Fields) -> bool:
+    """Whether top_k or top_p cuts off what the policy that trains can say."""
+    return truncates(config) and not config.sampling.replay_support
 
 
 def updates_of(config: Fields) -> int:

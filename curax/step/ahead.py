@@ -44,15 +44,18 @@ def of_step(state: TrainState) -> TrainState:
     )
 
 
-def of_next(parts: Components, state: TrainState) -> TrainState:
-    """The state that draws for the next step: `of_step` of the state after this one."""
-    return dataclasses.replace(
+def of_next(parts: Components, state: TrainState, own: Behaviour) -> TrainState:
+    """The state that draws for the next step: `of_step` of the state after this one.
+
+    `own` is the behaviour of the given state.
+    """
+    after = dataclasses.replace(
         state,
         step=state.step + 1,
         position=state.position + parts.config.sampling.prompts,
-        opt_state=None,
-        behaviour=None,
+        behaviour=own,
     )
+    return of_step(after)
 
 
 def met(parts: Components, state: TrainState, drawn: StepRollouts) -> StepRollouts:
@@ -84,22 +87,34 @@ def met(parts: Components, state: TrainState, drawn: StepRollouts) -> StepRollou
     return dataclasses.replace(drawn, memory=memory, version=version, tally=tally)
 
 
+def without_params(own: Behaviour) -> Behaviour:
+    """A behaviour as `met` reads it, which looks at no parameters."""
+    return dataclasses.replace(own, params=None)
+
+
 # What a step uses up, and what the next step's draw still looks at, are two arguments:
 # the first is donated.
 
 
-def apart(state: TrainState) -> tuple[TrainState, TrainState]:
-    """What of a state a step uses up, and what stays valid; each lacks the other."""
-    kept = dataclasses.replace(state, opt_state=None, behaviour=None)
+def apart(state: TrainState, *, copied: bool) -> tuple[TrainState, TrainState]:
+    """What of a state a step uses up, and what stays valid; each lacks the other.
+
+    Parameters stay, unless the next draw has been given a copy of them.
+    """
+    used = "opt_state", "behaviour", *(["params"] if copied else [])
+    kept = dataclasses.replace(state, **dict.fromkeys(used))
     gone = {f.name: None for f in dataclasses.fields(state)} | {"methods": {}}
-    gone |= {"opt_state": state.opt_state, "behaviour": state.behaviour}
+    gone |= {name: getattr(state, name) for name in used}
     return dataclasses.replace(state, **gone), kept
 
 
 def whole(used_up: TrainState, kept: TrainState) -> TrainState:
     """The state that was taken apart."""
     return dataclasses.replace(
-        kept, opt_state=used_up.opt_state, behaviour=used_up.behaviour
+        kept,
+        params=used_up.params if kept.params is None else kept.params,
+        opt_state=used_up.opt_state,
+        behaviour=used_up.behaviour,
     )
 
 
@@ -112,12 +127,15 @@ def changed(state: Any) -> Any:
     )
 
 
-def after(before: TrainState, changed: TrainState) -> TrainState:
-    """The state after a step, from the one before and what the step changed of it."""
+def after(before: TrainState, changed: TrainState, then: Behaviour) -> TrainState:
+    """The state after a step, from the one before and what the step changed of it.
+
+    `then` is what it draws by, the behaviour of the state before.
+    """
     return dataclasses.replace(
         changed,
         frozen=before.frozen,
         reference=before.reference,
         seed=before.seed,
-        behaviour=behaviour(before),
+        behaviour=then,
     )

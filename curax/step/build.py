@@ -5,17 +5,30 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from curax import update
+from curax import reward, update
 from curax.config import Config, ConfigError
-from curax.engine import Engine
+from curax.handover import Engine
 from curax.settings import errors
-from curax.settings.config_paths import Place, full_name, option, wrong_options
-from curax.settings.conflicts import said
+from curax.settings.config_paths import (
+    Place,
+    full_name,
+    option,
+    unbound,
+    wrong_options,
+)
+from curax.settings.conflicts import Table, said
 from curax.settings.declared import declared
 from curax.settings.sizes import checkpoint_of, kept_of, rows_of
-from curax.step.methods import hints, pilots, queries, references, refill
+from curax.step.methods import (
+    hints,
+    pilots,
+    prefixes,
+    queries,
+    references,
+    refill,
+)
 from curax.step.types import Components, Method
-from curax.types import Task
+from curax.types import Environment, HostEnvironment, Task
 
 
 def build(config: Config) -> Components:
@@ -30,7 +43,7 @@ def build(config: Config) -> Components:
     for method in methods:
         for sentence in _conflicts(method, config, task):
             raise ValueError(sentence)
-    for sentence in _lacks(config, task):
+    for sentence in (*_lacks(config, task), *said(_environment(config, task))):
         raise ValueError(sentence)
     sizes = config.sampling
     return Components(
@@ -59,7 +72,7 @@ def with_engine(parts: Components) -> Components:
     if not isinstance(made := make(), Engine):
         raise ConfigError(
             f"sampling.engine={full_name(make)} gives a {type(made).__name__}; name a "
-            "function that gives an engine.Engine."
+            "function that gives a handover.Engine."
         )
     return dataclasses.replace(parts, engine=made)
 
@@ -185,6 +198,71 @@ def _conflicts(method: Method, config: Config, task: Task) -> Iterator[str]:
         )
     if method.conflicts:
         yield from said(method.conflicts(config, task))
+
+
+def _environment(config: Config, task: Task) -> Table:
+    """Of an environment: what else judges, and what knows of no turns."""
+    given, hint = task.environment is not None, config.hint
+    own = hint and declared(hint.source, "method", None) is prefixes.method
+    return [
+        (
+            not given and task.verify is None,
+            "task.verify=None leaves outcomes to an environment and the task has none; "
+            "set task.verify or task.environment.",
+        ),
+        (
+            given and task.verify is not None,
+            "task.environment gives outcomes, and task.verify would not be asked; set "
+            "verify of the task to None.",
+        ),
+        (
+            given and not isinstance(task.environment, Environment | HostEnvironment),
+            f"task.environment is a {type(task.environment).__name__}; let the task "
+            "give a types.Environment, or what curax.tasks.environments makes.",
+        ),
+        (
+            isinstance(task.environment, Environment) and not task.on_device,
+            "task.environment is a JAX function, and the task says that the host "
+            "verifies; set on_device of the task to True.",
+        ),
+        (
+            isinstance(task.environment, HostEnvironment) and task.on_device,
+            "task.environment is asked from the host, and the task says that it is on "
+            "the device; set on_device of the task to False.",
+        ),
+        (
+            given and config.sampling.engine is not None,
+            "sampling.engine draws one turn and knows nothing of task.environment; set "
+            "sampling.engine to None.",
+        ),
+        (
+            given and config.reflection is not None,
+            "reflection splits a completion at the end of its thought, and "
+            "task.environment at turns; set reflection to None.",
+        ),
+        (
+            given and hint and hint.writing is not None,
+            "hint.writing has the policy write hints, which task.environment would "
+            "answer; set hint.writing to None.",
+        ),
+        (
+            given and own,
+            "hint.source=own_prefix cuts completions, which hold what task.environment "
+            "said; set hint.source to hint.reference_prefix.",
+        ),
+        (
+            given and unbound(config.shape_reward) is reward.soft_overlong,
+            "shape_reward=reward.soft_overlong counts the tokens of the policy, and "
+            "sampling.max_tokens those of task.environment too; set shape_reward to "
+            "None.",
+        ),
+        (
+            given and config.evaluation.confidence > 0,
+            f"evaluation.confidence={config.evaluation.confidence} is averaged over "
+            "tokens in a row, between which task.environment writes; set "
+            "evaluation.confidence to 0.",
+        ),
+    ]
 
 
 def _lacks(config: Config, task: Task) -> Iterator[str]:

@@ -21,8 +21,9 @@ from jax.sharding import Mesh
 
 from curax import allocate, data, hint, reward, rollout
 from curax import memory as memories
-from curax.arrays import cache_sizes, choice, frozen, masked, metrics
+from curax.arrays import cache_sizes, choice, frozen, masked, metrics, supports
 from curax.arrays.keys import stage_key
+from curax.arrays.turns import Episodes
 from curax.config import Config
 from curax.settings.config_types import present
 from curax.settings.sizes import cache_bytes, truncates
@@ -39,6 +40,8 @@ from curax.step.types import (
 )
 from curax.types import (
     Contexts,
+    Environment,
+    HostEnvironment,
     Model,
     Plan,
     PromptMemory,
@@ -147,7 +150,7 @@ def ask(
         plan=None,
         key=draw_key(state, number),
         group=sizes.group_size,
-        how=settings(parts),
+        how=to_train(parts),
         stops=parts.config.stop is not None,
         chunks=sizes.chunks,
         terms=parts.task.terms is not None,
@@ -176,6 +179,12 @@ def settings(parts: Components) -> rollout.Settings:
         slots=sizes.slots,
         cache_bytes=cache_bytes(parts.config),
     )
+
+
+def to_train(parts: Components) -> rollout.Settings:
+    """`settings`, with what an update reads: kept sets where these are replayed."""
+    noted = parts.config.sampling.replay_support
+    return dataclasses.replace(settings(parts), support=noted)
 
 
 def draw_key(state: TrainState, number: jax.Array) -> jax.Array:
@@ -231,6 +240,7 @@ def plain(
 def draw(parts: Subject, state: Weights, request: Request) -> Rollouts:
     """`[N]` completions of a request, sampled from the policy of a state.
 
+    An environment of the task answers their turns, whoever asks for them.
     Where the request stops, the rule is tested during sampling, with the task's
     verifier as a JAX function; `round_plan` is for host verifiers.
     """
@@ -238,6 +248,10 @@ def draw(parts: Subject, state: Weights, request: Request) -> Rollouts:
     if request.stops:
         assert isinstance(parts, Components)
         how = dataclasses.replace(how, stopping=stopping(parts, request))
+    environment = parts.task.environment
+    if isinstance(environment, Environment):
+        given = request.prompts, parts.task.pad
+        how = dataclasses.replace(how, episodes=Episodes.of(environment, *given))
     return rollout.sample(
         policy(parts, state),
         state.params,
@@ -282,11 +296,11 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
     """
     sizes, model = parts.config.sampling, parts.model
 
-    def contexts(ids):
+    def of(ids):
         return contexts_of(parts, parts.task.prompts(ids))
 
     ids = np.zeros(sizes.prompts, np.int32)
-    asked = contexts(ids) if parts.task.in_files else jax.eval_shape(contexts, ids)
+    asked = of(ids) if parts.task.in_files else jax.eval_shape(of, ids)
     params = jax.eval_shape(model.init, jax.random.key(0))
     prefix = jax.eval_shape(partial(rollout.prefill, model), params, asked)
     cut = dict(mesh.shape) if mesh else {}
@@ -297,8 +311,9 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
     rows = parts.rows // sizes.chunks
     if stop := parts.config.stop:  # more are never open at a time
         rows = min(rows, sizes.prompts * stop.round_size)
+    contexts, prompt = drawn_contexts(parts, sizes.prompts, prompt)
     where = cache_sizes.Places(
-        contexts=sizes.prompts,
+        contexts=contexts,
         prompt=prompt,
         steps=sizes.max_tokens,
         shards=cut.get("data", 1) * cut.get("fsdp", 1),
@@ -310,9 +325,28 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
         bytes=token * (own + shared),
         slots=slots,
         wanted=most,
-        contexts=sizes.prompts,
+        contexts=contexts,
         prompt=prompt,
     )
+
+
+def drawn_contexts(parts: Components, contexts: int, prompt: int) -> tuple[int, int]:
+    """(C, P), contexts and their tokens as a draw reads them.
+
+    From the host each turn is drawn behind all of its row.
+    """
+    if not isinstance(parts.task.environment, HostEnvironment):
+        return contexts, prompt
+    sizes = parts.config.sampling
+    return parts.rows // sizes.chunks, prompt + sizes.max_tokens
+
+
+def kept_set(model: Model, how: rollout.Settings) -> jax.ShapeDtypeStruct | None:
+    """What is noted of a token, as `supports.packed`; None: nothing."""
+    if not how.support:
+        return None
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return supports.shape(jax.eval_shape(model.head, params).shape[0], how.top_k)
 
 
 # ----- in chunks, and in rounds

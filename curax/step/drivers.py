@@ -25,12 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import reward
-from curax.engine import Drawn
+from curax.arrays.sharding import SEEDS
+from curax.handover import Drawn
 from curax.processes import peers
-from curax.step import ahead, draw, grading, outside
+from curax.settings.config_types import present
+from curax.step import ahead, draw, grading, outside, play
 from curax.step import mesh as meshes
 from curax.step.types import Components, Graded, Request, Subject, Ungraded
-from curax.types import Prompts, Rollouts, TrainState, Weights
+from curax.types import Behaviour, Prompts, Rollouts, TrainState, Weights
 
 Stage = Literal["rollout", "verify", "update"]  # of a step, timed apart
 KINDS = ("none", "error", "timeout", "crash")  # reasons for missing outcomes
@@ -73,9 +75,16 @@ class Traced:
         """Draw all completions, testing the stopping rule meanwhile."""
         return draw.draw(parts, state, request)
 
-    def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
-        """Call the function itself, of what this step is drawn by."""
-        return function(self, parts, ahead.of_step(state))
+    def beside(self, own: Behaviour) -> Behaviour:
+        """The same: one program has one set of devices."""
+        return own
+
+    def ahead(
+        self, function: Callable, parts: Components, state: TrainState, then: Behaviour
+    ) -> Any:
+        """The state, and what the function itself makes of what it is drawn by."""
+        del then
+        return state, function(self, parts, ahead.of_step(state))[1]
 
     def draw_and_grade(
         self, parts: Subject, state: Weights, request: Request
@@ -110,6 +119,7 @@ class Hosted:
         sharding: Any = None,
         seeds: int = 1,
         context: Callable[[], Any] = contextlib.nullcontext,
+        split: meshes.Split | None = None,
     ):
         """Compile nothing.
 
@@ -117,10 +127,12 @@ class Hosted:
             sharding: of what a step gives of a train state; None: on one device.
             seeds: that run side by side; with several every function is vmapped over a
                 first axis of all its arguments.
-            context: that of the mesh, for threads of the driver.
+            context: that of the mesh that draws, for threads of the driver.
+            split: of the devices, where what draws ahead has its own.
         """
         self._jitted: dict[tuple[Any, ...], Any] = {}
         self._sharding, self._seeds, self._context = sharding, seeds, context
+        self._split, self._copies = split, dict[str, tuple[Any, Any]]()
         self.background = ThreadPoolExecutor(1, "verify")
         self._draws = ThreadPoolExecutor(2, "draw")  # of this step and of the next
         self._next: Ahead | None = None
@@ -145,7 +157,8 @@ class Hosted:
         key = function, parts, *options
         if key not in self._jitted:
             bound = partial(function, parts)
-            each = jax.vmap(bound) if self._seeds > 1 else bound
+            many = self._seeds > 1
+            each = jax.vmap(bound, axis_name=SEEDS) if many else bound
             self._jitted[key] = jax.jit(each, **options)
         return self._jitted[key]
 
@@ -190,6 +203,8 @@ class Hosted:
 
     def draw(self, parts: Subject, state: Weights, request: Request) -> Rollouts:
         """Draw all completions, testing the stopping rule meanwhile, or ask."""
+        if play.hosted(parts):
+            return self._played(parts, state, request).rollouts
         if not outside.draws(parts, request):
             return self.call_timed("rollout", draw.draw, parts, state, request)
         with self.clock.times("rollout"):
@@ -205,11 +220,17 @@ class Hosted:
     def _answered(self, *what: Any) -> tuple[outside.Given, Drawn]:
         return outside.answered(*what)
 
-    def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
-        """What the last step began, or is made now; that of the next step is begun.
+    def beside(self, own: Behaviour) -> Behaviour:
+        """The same, copied to the devices that draw if these are others."""
+        return meshes.moved(own, self._split.draw) if self._split else own
 
-        Where several processes share a run nothing is begun: programs that they all
-        take part in must come in one order.
+    def ahead(
+        self, function: Callable, parts: Components, state: TrainState, then: Behaviour
+    ) -> Any:
+        """The state, and what the last step began or is made now.
+
+        That of the next step is begun. Where several processes share a run nothing is:
+        programs that they all take part in must come in one order.
         """
         start, (begun, self._next) = time.perf_counter(), (self._next, None)
         if begun is not None and parts.engine:  # which draws by one policy at a time
@@ -217,27 +238,47 @@ class Hosted:
         own = ahead.of_step(state)
         now = None
         if begun is None or not begun.is_of(own):
-            begun, now = None, function(self, parts, own)
+            begun, now = None, self._drawn(function, parts, own)
         if begun is not None and begun.made.done():
             begun.made.result()  # if it failed nothing more is begun
         more = self.begins and peers.count() == 1
         if more and int(state.step) + 1 < parts.config.steps:
-            then = ahead.of_next(parts, state)
+            after = ahead.of_next(parts, state, then)
             aside = copy.copy(self)
             aside.clock = Clock()
+            what = function, parts, after
+            self._next = Ahead(after, aside, self._draws.submit(aside._drawn, *what))
+        if begun is not None:
+            now = begun.made.result()
+            self.clock = begun.driver.clock
+            self.clock.waited = time.perf_counter() - start
+            self.reason = begun.driver.reason or self.reason
+        return self._where_it_trains(state), now
 
-            def made():
-                with self._context():
-                    return function(aside, parts, then)
+    def _drawn(self, function: Callable, parts: Components, state: TrainState) -> Any:
+        """What a function makes of a state, on the devices that draw, for the others.
 
-            self._next = Ahead(then, aside, self._draws.submit(made))
-        if begun is None:
-            return now
-        now = begun.made.result()
-        self.clock = begun.driver.clock
-        self.clock.waited = time.perf_counter() - start
-        self.reason = begun.driver.reason or self.reason
-        return now
+        What no step changes is copied once.
+        """
+        if split := self._split:
+            fixed = {"frozen": state.frozen, "reference": state.reference}
+            state = dataclasses.replace(state, **dict.fromkeys(fixed))
+            for name, tree in fixed.items():
+                if name not in self._copies or self._copies[name][0] is not tree:
+                    self._copies[name] = tree, meshes.moved(tree, split.draw)
+            copies = {name: self._copies[name][1] for name in fixed}
+            state = meshes.moved(dataclasses.replace(state, **copies), split.draw)
+        with self._context():
+            _, drawn = function(self, parts, state)
+        return meshes.moved(drawn, split.train) if split else drawn
+
+    def _where_it_trains(self, state: TrainState) -> TrainState:
+        """The state where it learns, and of its behaviour what learning looks at."""
+        if not self._split:
+            return state
+        own = ahead.without_params(present(state.behaviour))
+        own = meshes.moved(own, self._split.train)
+        return dataclasses.replace(state, behaviour=own)
 
     def draw_and_grade(
         self, parts: Subject, state: Weights, request: Request
@@ -258,12 +299,39 @@ class Hosted:
 
     def begin(self, parts: Subject, state: Weights, request: Request) -> "Begun":
         """Draw at once, and begin to grade: a host verifier runs in the background."""
+        if play.hosted(parts):
+            return self._played(parts, state, request)
         rollouts = self.draw(parts, state, request)
         if not parts.task.on_device:
             return Begun(rollouts, self._grade_on_host(parts, request, rollouts))
         of = outside.grade if outside.draws(parts, request) else grade
         outcome = self.call(of, parts, request.prompts, rollouts)
         return Begun(rollouts, finished(reward.Verdicts(outcome, {})))
+
+    def _played(self, parts: Subject, state: Weights, request: Request) -> "Begun":
+        """Draw turn by turn, between which the host's environment answers."""
+        played, key = self.call(play.begun, parts, request)
+        episodes = play.Episodes(parts.task, request.prompts, key)
+
+        def another(played: play.Played) -> play.Played:
+            what = parts, state, request, played
+            played = self.call_timed("rollout", play.turn, *what)
+            with self.clock.times("verify"):
+                given = self._answers(episodes, played)
+            return self.call(play.answered, parts, played, given)
+
+        wants = partial(self.call, play.goes_on, parts)
+        try:
+            rollouts = self.repeat(wants, another, played).rollouts
+        finally:
+            episodes.close()
+        return Begun(rollouts, finished(self._judged(episodes, rollouts)))
+
+    def _answers(self, episodes: play.Episodes, played: play.Played) -> play.Given:
+        return episodes.answers(played)
+
+    def _judged(self, episodes: play.Episodes, rollouts: Rollouts) -> reward.Verdicts:
+        return play.verdicts(episodes, rollouts)
 
     def outcome(self, begun: "Sequence[Begun]") -> Any:
         """`[N]` float32 outcomes of all that was begun, as `verdicts`."""
@@ -323,7 +391,7 @@ class Hosted:
     def _in_chunks(self, parts: Subject, state: Weights, request: Request) -> Graded:
         """Draw in chunks; the host verifies one while the device draws the next."""
         prefix = None
-        if not outside.draws(parts, request):
+        if not (outside.draws(parts, request) or play.hosted(parts)):
             prefix = self.call_timed("rollout", draw.prefill, parts, state, request)
         begun = []
         for number in range(request.chunks):
@@ -335,6 +403,7 @@ class Hosted:
     def _grade_on_host(
         self, parts: Subject, request: Request, rollouts: Rollouts
     ) -> "Future[reward.Verdicts]":
+        rollouts = dataclasses.replace(rollouts, support=None)  # large, and not read
         prompts, rollouts = peers.fetch((request.prompts, rollouts))
         graded = partial(reward.on_host, terms=request.terms)
         own = grading.own(rollouts)
@@ -384,7 +453,7 @@ class Abstract(Hosted):
             visit: gives the shapes of the outputs of each program, as `traced`.
             kind: words before the names of the programs.
         """
-        super().__init__(of._sharding, of._seeds, of._context)
+        super().__init__(of._sharding, of._seeds, of._context, of._split)
         self._jitted, self._visit, self._kind = of._jitted, visit, kind
 
     def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
@@ -399,9 +468,13 @@ class Abstract(Hosted):
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), args)
         return function(parts, *zeros)
 
-    def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
-        """Call the function itself, of what this step is drawn by."""
-        return function(self, parts, ahead.of_step(state))
+    def ahead(
+        self, function: Callable, parts: Components, state: TrainState, then: Behaviour
+    ) -> Any:
+        """The state, and shapes of what the function makes of its behaviour."""
+        del then
+        drawn = self._drawn(function, parts, ahead.of_step(state))
+        return self._where_it_trains(state), drawn
 
     def finish(self, function: Callable, parts: Subject, *args: Any) -> Any:
         """Shapes and dtypes of the function's outputs."""
@@ -420,10 +493,18 @@ class Abstract(Hosted):
         parts, _, request, asked = what
         return outside.shapes(parts, request, asked), Drawn([], {}, None)
 
+    def _answers(self, episodes: play.Episodes, played: play.Played) -> play.Given:
+        shape = played.rollouts.tokens.shape
+        return jax.eval_shape(lambda: play.blank(shape, episodes.environment.measures))
+
+    def _judged(self, episodes: Any, rollouts: Rollouts) -> reward.Verdicts:
+        del episodes
+        outcome = jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32)
+        return reward.Verdicts(outcome, {})  # pyright: ignore[reportArgumentType]
+
     def _grade_on_host(self, parts, request, rollouts) -> "Future[Any]":
         del parts, request
-        outcome = jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32)
-        return finished(reward.Verdicts(outcome, {}))  # pyright: ignore[reportArgumentType]
+        return finished(self._judged(None, rollouts))
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
         rows = sum(one.shape[0] for one in arrays)

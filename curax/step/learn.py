@@ -180,33 +180,44 @@ def rows_to_train(parts: Components, seen: Groups, given: Credit) -> TrainRows:
 def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
     """The M rows to train on, with log-probs of the old and reference policies.
 
+    Where kept sets are noted (`sampling.replay_support`) all of these are log-probs
+    within them, at each token within the same: of the policy, which the sampler's are
+    then those of, of the old one and of the reference. So ratios are 1 where the policy
+    drew, and the KL is that of two distributions over what could be drawn.
+
     Args:
         parts: components of the run.
         state: train state at the start of the step: its policy is old, its reference
             the reference.
         trains: completions of the step, which of them train, and their credit.
+
+    References:
+        Kept sets: DeepSeek-AI 2025, "DeepSeek-V3.2: Pushing the Frontier of Open Large
+        Language Models", arXiv:2512.02556, section 3.1 ("Keep Sampling Mask").
     """
     cfg, drawn, rows = parts.config, trains.drawn, trains.rows
-    rollouts, mask = drawn.rollouts, trains.mask
+    rollouts, mask, support = drawn.rollouts, trains.mask, trains.support
     tokens, context = rollouts.tokens[rows.row], rollouts.context[rows.row]
 
     def logprobs(params):
         model = policy(parts, state)
         return update.logprobs(
-            model, params, drawn.contexts, tokens, mask, context, settings(cfg)
+            model, params, drawn.contexts, tokens, mask, context, settings(cfg), support
         )
 
+    drawn_from = rollouts.logp_behaviour[rows.row]
     return Batch(
         tokens=tokens,
         mask=mask,
         context=context,
         credit=trains.credit,
         multiplier=jnp.ones(mask.shape, jnp.float32),  # until an update modulates
-        logp_behaviour=rollouts.logp_behaviour[rows.row],
-        logp_policy=rollouts.logp_policy[rows.row],
+        logp_behaviour=drawn_from,
+        logp_policy=rollouts.logp_policy[rows.row] if support is None else drawn_from,
         logp_old=logprobs(state.params) if needs_old_first(cfg) else None,
         logp_ref=logprobs(state.reference) if cfg.kl else None,
         imitated=trains.imitated,
+        support=support,
     )
 
 
@@ -273,13 +284,13 @@ def show(
     given: Credit,
 ) -> Shown:
     """Completions, outcomes, credit of the first `logging.rollout_prompts` prompts."""
-    rollouts, version = drawn.rollouts, drawn.version
+    rollouts, version, turns = drawn.rollouts, drawn.version, drawn.rollouts.turns
     if version is None:
         version = jnp.full(parts.rows, state.step)
     every = Shown(
         prompts=drawn.prompts,
         tokens=grids.grid(rollouts.tokens, seen.row, fill=parts.task.pad),
-        mask=grids.grid(rollouts.mask, seen.row, fill=False),
+        mask=grids.grid(rollouts.written, seen.row, fill=False),
         outcome=jnp.where(seen.exists, seen.outcome, jnp.nan),
         reward=reward,
         credit=given.credit,
@@ -289,6 +300,7 @@ def show(
         level=drawn.level,
         contexts=drawn.contexts,
         reference=drawn.reference,
+        observed=turns and grids.grid(turns.observed, seen.row, fill=False),
     )
     few = parts.config.logging.rollout_prompts
     return jax.tree.map(lambda leaf: leaf[:few], every)

@@ -143,7 +143,8 @@ class Loop(States, abc.ABC):
             compiler_options=meshes.compiler_options(self.warm_sharding),
         )
         changed, seeds = ahead.changed(self.sharding), parts.config.seeds
-        self._drive = drivers.Hosted(changed, seeds, self.context)
+        what = changed, seeds, self.drawing, self.split
+        self._drive = drivers.Hosted(*what)
         # Held-out prompts are graded by the verifier alone, whatever methods there are.
         self._held_out = Subject(task=parts.task, model=parts.model)
 

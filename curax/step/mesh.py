@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax.core.spmd import logical_axis_rules
@@ -55,6 +55,91 @@ def make(sizes: Sizes, devices: Sequence[Any] | None = None) -> Mesh | None:
             f"{_product(shape)} does not lie on this slice of chips: each size must be "
             "the product of some of its axes; python -m curax.plan tries those that do."
         ) from error
+
+
+class Split(NamedTuple):
+    """Meshes of a run whose draws, one step ahead, have devices of their own."""
+
+    train: Mesh
+    draw: Mesh
+
+
+def split(sizes: Sizes, devices: Sequence[Any] | None = None) -> Split:
+    """The mesh of these sizes, cut in two along its data axis by `draw_share`.
+
+    Args:
+        sizes: devices along each axis, and the share of the data axis that draws.
+        devices: as of `make`.
+
+    Raises:
+        ConfigError: as `make`; or the share is no whole number of devices, or leaves
+            none that trains, or several processes share the run.
+    """
+    if devices is None and (processes := jax.process_count()) > 1:
+        raise ConfigError(
+            f"mesh.draw_share={sizes.draw_share} is for one process and these are "
+            f"{processes}; set it to None."
+        )
+    devices = list(jax.devices() if devices is None else devices)
+    shape = shape_on(sizes, len(devices))
+    train, draw = divided(sizes, shape)
+    whole = make(sizes, devices)
+    assert whole is not None
+    kinds = whole.axis_types
+
+    def part(which: slice) -> Mesh:
+        return Mesh(whole.devices[which], AXES, axis_types=kinds)
+
+    return Split(part(slice(0, train)), part(slice(train, train + draw)))
+
+
+def divided(sizes: Sizes, shape: tuple[int, ...]) -> tuple[int, int]:
+    """How much of the data axis, the first of the shape, trains, and how much draws.
+
+    Raises:
+        ConfigError: as `split`.
+    """
+    data, share = shape[0], sizes.draw_share or 0.0
+    draw = round(data * share)
+    # Shares are written with some digits, as .3333 of three.
+    if math.isclose(draw, data * share, abs_tol=1e-3) and 0 < draw < data:
+        return data - draw, draw
+    near = min(max(draw, 1), data - 1)
+    fix = f"set it to {near / data:g}" if near else "set mesh.data to 2 or more"
+    raise ConfigError(
+        f"mesh.draw_share={share:g} of mesh.data={data} leaves no whole number of "
+        f"devices to both draw and update; {fix}."
+    )
+
+
+def shardings_moved(where: Any, mesh: Mesh) -> Any:
+    """The same shardings, on the devices of another mesh."""
+    return jax.tree.map(lambda own: NamedSharding(mesh, own.spec), where)
+
+
+def moved(tree: Any, mesh: Mesh) -> Any:
+    """The same arrays on the devices of another mesh, cut along the same axes.
+
+    A dimension that does not divide there is copied instead. Shapes give shapes.
+    """
+
+    def where(x: Any) -> NamedSharding:
+        spec = getattr(getattr(x, "sharding", None), "spec", PartitionSpec())
+        try:
+            sharding = NamedSharding(mesh, spec)
+            sharding.shard_shape(x.shape)
+        except ValueError:
+            return NamedSharding(mesh, PartitionSpec())
+        return sharding
+
+    def move(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=where(x), weak_type=x.weak_type
+            )
+        return jax.device_put(x, where(x)) if isinstance(x, jax.Array) else x
+
+    return jax.tree.map(move, tree)
 
 
 def shape_on(sizes: Sizes, devices: int) -> tuple[int, ...]:

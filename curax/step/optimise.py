@@ -152,6 +152,7 @@ def tokens_of(
         rows.mask,
         rows.context,
         settings(parts.config),
+        rows.support,
     )
     rows = update.with_old(rows, seen.logp, first)
     return Tokens(

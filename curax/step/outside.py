@@ -17,7 +17,7 @@ import numpy as np
 from curax import reward, update
 from curax.arrays import frozen, keys, metrics
 from curax.arrays.sharding import shard_rows
-from curax.engine import Ask, Drawn, Limits, Source
+from curax.handover import Ask, Drawn, Limits, Source
 from curax.processes import peers
 from curax.settings.config_types import present
 from curax.step import draw, optimise

@@ -16,7 +16,7 @@ from curax import memory as memories
 from curax import update
 from curax.arrays import frozen
 from curax.arrays.keys import stage_key
-from curax.arrays.sharding import platform
+from curax.arrays.sharding import SEEDS, platform
 from curax.config import override
 from curax.step import ahead
 from curax.step import mesh as meshes
@@ -97,6 +97,7 @@ class States:
     Attributes:
         parts: components of the run.
         mesh: mesh that the run is spread over; None: one device.
+        split: that mesh, and the one that draws a step ahead; None: it is the same.
         many: whether there is a leading axis, of R seeds or of L lanes.
         seeds: `[]` or `[L]` uint32.
         magnitudes: by dotted name, `[L]` float32, in which lanes differ; else empty.
@@ -120,7 +121,9 @@ class States:
                 one of R seeds, without a leading axis where R = 1.
         """
         self.parts, cfg = parts, parts.config
-        self.mesh = meshes.make(cfg.mesh)
+        cut = cfg.mesh.draw_share is not None
+        self.split = meshes.split(cfg.mesh) if cut else None
+        self.mesh = self.split.train if self.split else meshes.make(cfg.mesh)
         # Committed, as a restored state is: so a resumed run is the same program.
         place = None if self.mesh else jax.devices()[0]
         self.many = cfg.seeds > 1 or settings is not None
@@ -137,18 +140,28 @@ class States:
             warm = jax.eval_shape(start[0], self.seeds, self.magnitudes)
             state = jax.eval_shape(start[1], warm, self.magnitudes)
             self.warm_sharding = sharding_of(parts, self.mesh, warm)
-            self.sharding = sharding_of(parts, self.mesh, state)
+            self.sharding = began = sharding_of(parts, self.mesh, state)
+            if self.split:
+                apart = meshes.shardings_moved(began.behaviour, self.split.draw)
+                self.sharding = dataclasses.replace(began, behaviour=apart)
         self.abstract_warm, self.abstract = warm, state
         self._initial = jax.jit(
             self._each(initial, None),
             out_shardings=self.warm_sharding,
             donate_argnums=() if self.many else 2,
         )
-        self._begin = jax.jit(self._each(begin), out_shardings=self.sharding)
+        self._begin = jax.jit(self._each(begin), out_shardings=began)
 
     def context(self):
         """Context that sets the mesh; all programs are traced and run inside it."""
-        return meshes.use(self.mesh, cut_sampler=self.parts.config.mesh.cut_sampler)
+        return self._uses(self.mesh)
+
+    def drawing(self):
+        """As `context`, of the mesh that draws ahead."""
+        return self._uses(self.split.draw if self.split else self.mesh)
+
+    def _uses(self, mesh: Any):
+        return meshes.use(mesh, cut_sampler=self.parts.config.mesh.cut_sampler)
 
     @property
     def platform(self) -> str:
@@ -170,7 +183,8 @@ class States:
 
     def begin(self, warm: Warm) -> TrainState:
         """The state before the first RL step."""
-        return self._begin(warm, self.magnitudes)
+        state = self._begin(warm, self.magnitudes)
+        return jax.device_put(state, self.sharding) if self.split else state
 
     def whole(self, state: Any) -> Any:
         """A state of a checkpoint with its frozen parameters, which that leaves out."""
@@ -190,7 +204,8 @@ class States:
             return function(self._parts(magnitudes), state, *more)
 
         one.__name__ = getattr(function, "func", function).__name__
-        return jax.vmap(one, in_axes=(0, 0, *rest)) if self.many else one
+        axes = (0, 0, *rest)
+        return jax.vmap(one, axes, axis_name=SEEDS) if self.many else one
 
     def _parts(self, magnitudes: Mapping[str, jax.Array]) -> Components:
         """The components of a run, those of its lane where there are magnitudes."""

@@ -28,11 +28,12 @@ def step(
         state, drawn = completions(drive, parts, state)
         out = drive.finish(learn, parts, state, drawn)
         return out
-    _, drawn = drive.ahead(completions, parts, state)
+    then = drive.beside(ahead.behaviour(state))
+    state, drawn = drive.ahead(completions, parts, state, then)
     drawn = drive.call(ahead.met, parts, state, drawn)
-    used_up, kept = ahead.apart(state)
+    used_up, kept = ahead.apart(state, copied=then.params is not state.params)
     changed, out = drive.finish(learn_beside, parts, used_up, kept, drawn)
-    return ahead.after(state, changed), out
+    return ahead.after(state, changed, then), out
 
 
 def completions(

@@ -19,9 +19,10 @@ from curax import rollout
 from curax.arrays import grids
 from curax.arrays.metrics import Tally
 from curax.config import Config
-from curax.engine import Engine
+from curax.handover import Engine
 from curax.settings.conflicts import Table
 from curax.types import (
+    Behaviour,
     Contexts,
     Difficulty,
     Imitated,
@@ -80,8 +81,17 @@ class Driver(Protocol):
         """Completions of a request, with their outcomes."""
         ...
 
-    def ahead(self, function: Callable, parts: Components, state: TrainState) -> Any:
-        """`function` of `ahead.of_step`; that of the next step may be begun."""
+    def beside(self, own: Behaviour) -> Behaviour:
+        """The same, on the devices that draw."""
+        ...
+
+    def ahead(
+        self, function: Callable, parts: Components, state: TrainState, then: Behaviour
+    ) -> Any:
+        """The state, and what `function` makes by its behaviour.
+
+        By `then`, that of the next step, the same may be begun.
+        """
 
     def call_timed(
         self, stage: Any, function: Callable, parts: Components, *args: Any
@@ -187,7 +197,7 @@ class Groups:
     exists: jax.Array  # bool, drawn and graded: a missing outcome is absent
     outcome: jax.Array  # float32 in [0, 1], 0 where it does not exist
     finished: jax.Array  # bool, ended by itself
-    length: jax.Array  # int32 tokens
+    length: jax.Array  # int32 tokens that the policy chose
     score_sq_norm: jax.Array  # float32, squared norm of the score in the logits
     reward: jax.Array | None = None  # float32, 0 where it does not exist; None: outcome
 
@@ -252,6 +262,12 @@ class Selection:
         return self.drawn.rollouts.mask[self.rows.row] & self.rows.used[:, None]
 
     @property
+    def support(self) -> jax.Array | None:
+        """`[M, T, S]`, kept sets of the tokens of these rows; None: not noted."""
+        noted = self.drawn.rollouts.support
+        return None if noted is None else noted[self.rows.row]
+
+    @property
     def credit(self) -> jax.Array:
         """`[M, T]` float32, credit of each token."""
         if self.of_tokens is not None:
@@ -267,7 +283,7 @@ class Shown:
 
     prompts: Prompts  # [K, ...]
     tokens: jax.Array  # [K, G, T] int32
-    mask: jax.Array  # [K, G, T] bool
+    mask: jax.Array  # [K, G, T] bool, tokens of the completion, whoever wrote them
     outcome: jax.Array  # [K, G] float32, NaN where missing
     reward: jax.Array  # [K, G] float32
     credit: jax.Array  # [K, G] float32
@@ -277,6 +293,8 @@ class Shown:
     level: jax.Array  # [K] int32, level of the hint
     contexts: Contexts  # [K, ...], with the hint
     reference: tuple[jax.Array, ...] | None  # [K, Y] tokens, mask, weights in R3
+    observed: jax.Array | None = None  # [K, G, T] bool, of these tokens those of an
+    # environment; None: there is none
 
 
 # ----- methods

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import hint, update
-from curax.arrays import masked
+from curax.arrays import masked, turns
 from curax.arrays.keys import stage_key
 from curax.monitors import attempts, diversity
 from curax.monitors.distance import from_base
@@ -91,9 +91,12 @@ def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
         FormatError: `evaluation.format` raised, or gave no integer.
     """
     classify, task = parts.config.evaluation.format, parts.task
-    kind = np.asarray(_opening(rollouts.tokens, rollouts.mask))
+    tokens, mask = rollouts.tokens, rollouts.mask
+    if rollouts.turns is not None:  # those of the policy, one behind the other
+        tokens, mask = turns.in_front(tokens, mask)
+    kind = np.asarray(_opening(tokens, mask))
     if classify:
-        tokens, mask = np.asarray(rollouts.tokens), np.asarray(rollouts.mask)
+        tokens, mask = np.asarray(rollouts.tokens), np.asarray(rollouts.written)
         kind, known = np.zeros_like(kind), {}
         for place in zip(*np.nonzero(np.asarray(rollouts.exists)), strict=True):
             form = _form(classify, task.decode(tokens[place][mask[place]]))
@@ -108,7 +111,7 @@ def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
         "format/within_prompt_nats": found.within,
     }
     if task.states:
-        told = rollouts.tokens, rollouts.mask, rollouts.exists
+        told = rollouts.tokens, rollouts.written, rollouts.exists
         rows = zip(*(np.asarray(x) for x in told), strict=True)
         said = [task.states(task.decode(t[m])) for t, m, exists in rows if exists]
         names["format/no_answer_fraction"] = np.float32(1 - np.mean(said))

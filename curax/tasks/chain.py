@@ -33,6 +33,7 @@ import numpy as np
 
 from curax.settings.config_types import Count, Magnitude
 from curax.settings.declared import declares
+from curax.tasks import blocks
 from curax.types import Contexts, Hinting, Prompts, Task
 
 MODULUS = 16
@@ -209,51 +210,22 @@ def solution(prompts: Prompts) -> tuple[jax.Array, jax.Array]:
 
 
 def wrap(
-    tokens: jax.Array, mask: jax.Array, *, depth: int
+    tokens: jax.Array, mask: jax.Array, *, depth: int, sign: jax.Array | int = HINT
 ) -> tuple[jax.Array, jax.Array]:
-    """The block of each hint: the token `HINT`, then `depth` values or blanks.
-
-    Args:
-        tokens: `[..., S]` int32, values; those after the first `depth` are dropped.
-        mask: `[..., S]` bool, False throughout where there is no hint.
-        depth: operations, at most.
-
-    Returns:
-        `[..., depth + 1]` tokens and mask, True throughout or, without a hint, False.
-    """
-    short = [(0, 0)] * (mask.ndim - 1) + [(0, max(depth - mask.shape[-1], 0))]
-    tokens, mask = (jnp.pad(x, short)[..., :depth] for x in (tokens, mask))
-    return _block(jnp.full(mask.shape[:-1], HINT), tokens, mask)
-
-
-def _block(sign, tokens, mask):
-    there = jnp.any(mask, -1, keepdims=True)
-    values = jnp.where(mask, tokens, BLANK)
-    block = jnp.concatenate([sign[..., None].astype(tokens.dtype), values], -1)
-    return jnp.where(there, block, PAD), jnp.broadcast_to(there, block.shape)
+    """The block of each hint, `[..., depth + 1]`: a sign, then `depth` values."""
+    return blocks.block(tokens, mask, sign=sign, width=depth, blank=BLANK, pad=PAD)
 
 
 def leaks(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> jax.Array:
     """`[B, L]` bool, whether hints `[B, L, S]` hold the last running value in place."""
-    right, counts = solution(prompts)
-    width = min(right.shape[-1], tokens.shape[-1])
-    last = jnp.sum(counts, -1) - 1  # [B]
-    same = mask[..., :width] & (tokens[..., :width] == right[:, None, :width])
-    return jnp.any(same & (jnp.arange(width)[None, None] == last[:, None, None]), -1)
+    return blocks.last_in_place(*solution(prompts), tokens, mask)
 
 
 def ask(prompts: Prompts) -> Contexts:
     """Contexts that request hints: the solution as a block, then the prompt."""
     tokens, mask = solution(prompts)
-    return _before(prompts, *_block(jnp.full(mask.shape[:-1], ASK), tokens, mask))
-
-
-def _before(prompts, block, mask):
-    """Contexts of a block and then a prompt, left-padded where there is no block."""
-    return Contexts(
-        tokens=jnp.concatenate([block, prompts.tokens], -1),
-        mask=jnp.concatenate([mask, prompts.mask], -1),
-    )
+    block = wrap(tokens, mask, depth=mask.shape[-1], sign=ASK)
+    return blocks.before(prompts, *block)
 
 
 def read(
@@ -340,18 +312,15 @@ def shown(key: jax.Array, prompts: Prompts, *, shares: tuple[float, float]) -> C
     asked, given = _hint_lengths(key, prompts, shares)
     depth = tokens.shape[-1]
     mask = jnp.arange(depth)[None] < given[:, None]
-    return _before(prompts, *_block(jnp.where(asked, ASK, HINT), tokens, mask))
+    sign = jnp.where(asked, ASK, HINT)
+    return blocks.before(prompts, *wrap(tokens, mask, depth=depth, sign=sign))
 
 
 def _hint_lengths(key, prompts, shares):
     """Which contexts request hints, and how many values stand in each: `[B]` both."""
-    k_kind, k_given = jax.random.split(jax.random.fold_in(key, 1))
     length = jnp.sum(solution(prompts)[1], -1)
-    draw = jax.random.uniform(k_kind, length.shape)
-    asked = draw < shares[1]
-    number = jax.random.randint(k_given, length.shape, 1, length + 1)
-    hinted = jnp.where(draw < shares[0] + shares[1], number, 0)
-    return asked, jnp.where(asked, length, hinted)
+    asked = blocks.given(key, length, shares[1]) > 0
+    return asked, jnp.where(asked, length, blocks.given(key, length, sum(shares)))
 
 
 def verify(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:

@@ -25,16 +25,18 @@ from curax.settings.config_types import (
     Function,
     Natural,
     Positive,
+    present,
 )
 from curax.settings.declared import declares
-from curax.tasks import layouts, sources, text
+from curax.tasks import environments, layouts, sources, text
 from curax.tasks.hints import WORDS, HintWriter
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
-from curax.types import Prompts, Task, Terms
+from curax.types import Answer, HostEnvironment, Prompts, Task, Terms, Turn
 from curax.verify import graders
 from curax.verify.workers import Pool, pool
 
+ANSWER_TOKENS = 512  # of an environment, at most
 REPORT_SECONDS = 5.0  # between two lines about a slow scan
 LEFT_OUT = {  # why problems are left out, by the name of their count
     "duplicate": "asked before",
@@ -148,6 +150,7 @@ class ScanProgress:
     tokenizer="tokenizer",
     prompt_tokens="max_prompt_tokens",
     trace_tokens="max_trace_tokens",
+    environment="environment",
 )
 def task(
     *,
@@ -173,6 +176,8 @@ def task(
     delimiter: str = "",
     on_error: str = "raise",
     grader: Function = graders.mathematics,
+    environment: Function | None = None,
+    max_answer_tokens: Count = ANSWER_TOKENS,
     workers: Count = 2,
     deadline: Positive = 5.0,
     memory_mb: Count = 2048,
@@ -220,8 +225,13 @@ def task(
             count them.
         grader: `(question, completion, answer) -> outcome in [0, 1] or None`, of
             `curax.verify.graders` or at the top level of a file of one's own.
+        environment: `() -> types.Environment` of functions of Python, at the top level
+            of a file of one's own, in place of a grader: it answers turns of a
+            completion, which are text, and gives its outcome. Its target is the
+            problem's answer.
+        max_answer_tokens: of what the environment says to a turn; more is cut off.
         workers: worker processes; graders that ask a server need none.
-        deadline: seconds per completion; beyond, the outcome is missing.
+        deadline: seconds per completion, or turn; beyond, the outcome is missing.
         memory_mb: MiB per worker; beyond, the outcome is missing.
 
     Raises:
@@ -268,20 +278,23 @@ def task(
             file=hints_file,
             on_error=on_error,
         )
-    made = partial(pool, count=workers, deadline=deadline, memory_mb=memory_mb)
+    processes = {"count": workers, "deadline": deadline, "memory_mb": memory_mb}
+    files = {"format": prompt_format, "training": training, "testing": testing}
+    files |= {"max_trace_tokens": max_trace_tokens, "hint_writer": writer}
+    if environment is not None:
+        how = prompt_format, max_answer_tokens
+        world = environments.of_text(environment, *how, **processes)
+        return FileTask(environment=world, delimiter=delimiter, **files).task()
+    made = partial(pool, **processes)
     sums = graders.terms_of(grader)
     terms = {name: made(term) for name, term in sums.terms.items()} if sums else {}
     return FileTask(
-        format=prompt_format,
-        training=training,
-        testing=testing,
         workers=terms[sums.outcome] if sums else made(grader),
         sums=sums,
         terms=terms,
-        max_trace_tokens=max_trace_tokens,
-        hint_writer=writer,
         delimiter=delimiter,
         states=graders.statement(grader),
+        **files,
     ).task()
 
 
@@ -348,7 +361,8 @@ class FileTask:
         format: of prompts and completions.
         training: problems to train on.
         testing: held-out problems.
-        workers: grade (question, completion, answer).
+        workers: grade (question, completion, answer); None: an environment does.
+        environment: answers turns, of which the target is the problem's answer.
         max_trace_tokens: longer traces are not imitated; 0: none is.
         hint_writer: makes hints; None: there are none.
         delimiter: ends the thinking part of a completion; empty: nothing does.
@@ -360,7 +374,8 @@ class FileTask:
     format: PromptFormat
     training: ProblemSet
     testing: ProblemSet
-    workers: Pool
+    workers: Pool | None = None
+    environment: HostEnvironment | None = None
     max_trace_tokens: int = 0
     hint_writer: HintWriter | None = None
     delimiter: str = ""
@@ -387,11 +402,13 @@ class FileTask:
             prompts=partial(self.prompts, first=0),
             held_out=partial(self.prompts, first=len(training)),
             traces=self.traces if self.max_trace_tokens else None,
-            verify=lambda target, tokens: self.verify_all([target], [tokens])[0],
+            verify=self.verify if self.workers else None,
             on_device=False,
             decode=lambda tokens: tokenizer.decode(map(int, tokens), control=True),
             in_files=True,
-            verify_all=self.verify_all,
+            verify_all=self.verify_all if self.workers else None,
+            environment=self.environment
+            and dataclasses.replace(self.environment, answer=self.answer_turns),
             start=self.start,
             summary=summary,
             hinting=writer and writer.hinting,
@@ -443,9 +460,18 @@ class FileTask:
         problems = map(self._problem, np.asarray(prompts.target))
         return self.format.padded([*map(self.format.reference_ids, problems)], width)
 
+    def verify(self, target: Any, tokens: Any) -> Any:
+        """The outcome of a completion, as `verify_all`."""
+        return self.verify_all([target], [tokens])[0]
+
+    def answer_turns(self, turns: list[Turn]) -> Sequence[Answer | str]:
+        """What the environment says to turns, as `HostEnvironment.answer`."""
+        told = [t._replace(target=self._problem(t.target).answer) for t in turns]
+        return present(self.environment).answer(told)
+
     def verify_all(self, targets: list[Any], completions: list[Any]) -> Sequence[Any]:
         """The outcome of each completion, or the reason why there is none."""
-        return self.workers.grade(self._checks(targets, completions))
+        return present(self.workers).grade(self._checks(targets, completions))
 
     def verify_terms(
         self, targets: list[Any], completions: list[Any]
@@ -460,8 +486,10 @@ class FileTask:
         Raises:
             RuntimeError: they do not start, in a sentence.
         """
-        for workers in self.terms.values() or [self.workers]:
-            workers.start()
+        every = self.terms.values() or [self.workers or self.environment]
+        for one in every:
+            if make_ready := present(one).start:
+                make_ready()
 
     def _checks(
         self, targets: list[Any], completions: list[Any]

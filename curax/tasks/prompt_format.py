@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,41 @@ class PromptFormat:
         if not self.uses_chat:
             before = f"{system}\n\n" if system else ""
             return self.tokenizer.prompt(before + content)
-        turns = _messages(content, system)
-        return self.tokenizer.chat(turns, options=self._template_options)
+        return self._chat(_messages(content, system))
+
+    def reply(self, content: str, longest: int) -> list[int]:
+        """The ids of an answer to a turn of the policy, up to its next turn.
+
+        In a chat it is a turn of the user's, with what the template puts around it; in
+        plain text it is the text alone.
+
+        Args:
+            content: text; never a control token.
+            longest: tokens of it that are kept.
+
+        Raises:
+            ValueError: what `encode` and `chat` of a tokenizer raise; the template ends
+                turns of the policy by no token that ends a completion.
+        """
+        ids = self.tokenizer.encode(content, begins=False)
+        if len(ids) > longest:
+            ids = ids[:longest]
+            content = self.tokenizer.decode(ids)
+        if not self.uses_chat:
+            return ids
+        before = _messages("?", self.system)
+        asked = self._chat(before)
+        said = {"role": "assistant", "content": "?"}
+        whole = self._chat([*before, said, {"role": "user", "content": content}])
+        ends = [i for i, token in enumerate(whole) if token in self.tokenizer.end]
+        number = sum(token in self.tokenizer.end for token in asked)
+        if len(ends) <= number:
+            raise ValueError(
+                f"{self.tokenizer.template_file}: the chat template ends no turn of "
+                "the assistant by a token that ends a completion, so nothing can be "
+                "put behind it; correct it, or set task.chat to False."
+            )
+        return whole[ends[number] + 1 :]
 
     def may_fit(self, text: str, tokens: int) -> bool:
         """Whether a text may have so few tokens; one that has not is not encoded.
@@ -135,6 +168,9 @@ class PromptFormat:
                 "tokenizer_config.json an eos_token."
             )
         return self.tokenizer.end[0]
+
+    def _chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.tokenizer.chat(messages, options=self._template_options)
 
     def _question(self, problem: Problem) -> str:
         return self.template.replace("{question}", problem.question)

@@ -32,7 +32,7 @@ import optax
 from curax import aggregate, loss, modulate, off_policy
 from curax.config import Config, ConfigError
 from curax.settings import errors
-from curax.settings.sizes import truncates
+from curax.settings.sizes import is_cut_off
 from curax.step import draw, drivers
 from curax.step.learn import prepared
 from curax.step.optimise import optimise
@@ -88,7 +88,7 @@ def variants(config: Config) -> list[Config]:
     over_old = ratio_over_old(config).update
     once = dataclasses.replace(over_old, minibatches=1, epochs=1)
     # Without weights, which of truncated draws must be said.
-    rule = off_policy.none if truncates(config) else None
+    rule = off_policy.none if is_cut_off(config) else None
     sampling = dataclasses.replace(config.sampling, off_policy=rule)
     several = dataclasses.replace(
         config,

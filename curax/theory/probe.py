@@ -115,6 +115,8 @@ def drawn(
 ) -> tuple[Contexts, tuple[np.ndarray, ...]]:
     """Drawn contexts `[K, P]`; tokens `[K, n, T]`, their mask, and outcomes `[K, n]`.
 
+    Where a step notes kept sets, these `[K, n, T, S]` too.
+
     About as many completions are drawn at a time as in a step of the run.
     """
     size = min(max(parts.rows // samples, 1), len(ids))
@@ -124,9 +126,12 @@ def drawn(
         some = np.resize(ids[start : start + size], size).astype(np.int32)
         prompts = drive.call_task(draw.prompts_of, parts, some)
         own = jax.random.fold_in(key, number)
-        request = draw.plain(prompts, samples, own, draw.settings(parts))
+        request = draw.plain(prompts, samples, own, draw.to_train(parts))
         graded = drive.draw_and_grade(parts, state, request)
-        given = graded.rollouts.tokens, graded.rollouts.mask, graded.outcome
+        rollouts = graded.rollouts
+        given = rollouts.tokens, rollouts.mask, graded.outcome
+        if rollouts.support is not None:
+            given += (rollouts.support,)
         grid = [np.asarray(x).reshape(size, samples, *x.shape[1:]) for x in given]
         shown = np.asarray(request.contexts.tokens), np.asarray(request.contexts.mask)
         found.append((*shown, *grid))
@@ -146,6 +151,7 @@ def add_scores(
     tokens: jax.Array,
     mask: jax.Array,
     outcome: jax.Array,
+    support: jax.Array | None = None,
 ) -> tuple[Any, tuple[jax.Array, ...]]:
     """Sums of one prompt, and the total with its gradient added.
 
@@ -158,6 +164,7 @@ def add_scores(
         tokens: `[n, T]` int32.
         mask: `[n, T]` bool.
         outcome: `[n]` float32, NaN where missing: as if it had not been drawn.
+        support: `[n, T, S]`, kept sets within which scores are; None: all tokens.
 
     Returns:
         The total; fields of `Sums`, `[3]`.
@@ -170,7 +177,7 @@ def add_scores(
     power = jnp.stack([jnp.ones_like(r), r, r**2])
     factor = half[:, None] * power[None]  # [2, 3, n]
 
-    def logp(params, tokens, mask):
+    def logp(params, tokens, mask, support):
         return score.completion_logp(
             model,
             params,
@@ -179,11 +186,12 @@ def add_scores(
             mask[None],
             temperature=parts.config.sampling.temperature,
             token_chunk=parts.config.update.token_chunk,
+            support=None if support is None else support[None],
         )
 
     def add(sums, rows):
         *given, own = rows
-        scores = jax.vmap(jax.grad(logp), (None, 0, 0))(state.params, *given)
+        scores = jax.vmap(jax.grad(logp), (None, 0, 0, 0))(state.params, *given)
         scores = jax.tree.map(lambda x: x.astype(jnp.float32), scores)
         sums = jax.tree.map(
             lambda a, x: a + jnp.einsum("nhk,n...->hk...", own, x, precision="highest"),
@@ -196,7 +204,7 @@ def add_scores(
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     most = max(ENTRIES // parameters, 1)
     size = max(k for k in range(1, n + 1) if n % k == 0 and k <= most)
-    rows = tokens, mask & exists[:, None], jnp.moveaxis(factor, -1, 0)
+    rows = tokens, mask & exists[:, None], support, jnp.moveaxis(factor, -1, 0)
     rows = jax.tree.map(lambda x: x.reshape(n // size, size, *x.shape[1:]), rows)
     start = jax.tree.map(lambda x: jnp.zeros((2, 3, *x.shape)), state.params)
     sums, square = jax.lax.scan(add, start, rows)

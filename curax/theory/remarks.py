@@ -203,6 +203,12 @@ def _on_truncation(config: Config) -> list[str]:
     if not truncates(config):
         return []
     cut = "top_k or top_p cuts off what the policy may say"
+    if config.sampling.replay_support:
+        return [
+            f"{cut}, and what trains is cut alike (sampling.replay_support): w "
+            "multiplies the gradient of the pass rate of what is drawn, what is cut "
+            "off held fixed."
+        ]
     if config.update.behaviour_as_old:
         return [
             f"{cut}, and the ratio of {_called(config.loss)} is over what is drawn "

@@ -1,11 +1,16 @@
-"""The program of a worker process: import the grader, and grade checks from a pipe."""
+"""The program of a worker process: import a function, and serve what a pipe asks.
 
+A grader gets checks and gives verdicts; an environment gets turns and gives answers.
+"""
+
+import base64
 import contextlib
 import ctypes
 import functools
 import importlib
 import inspect
 import json
+import math
 import os
 import pickle
 import resource
@@ -15,7 +20,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,51 +31,67 @@ from curax.settings.packages import is_installed, missing
 Grader = Callable[[str, str, Any], float | None]
 Verdict = float | str  # outcome in [0, 1], or the reason why it is missing
 
+
+class Service(NamedTuple):
+    """What kind of function a worker serves, and how it is called."""
+
+    name: str
+    arguments: tuple[str, ...]
+    returns: str
+
+
+GRADER = Service("grader", ("prompt", "completion", "answer"), "a number")
+ENVIRONMENT = Service("environment", (), "a types.Environment")
+STATE_BYTES = 2**20  # of a pickled state, at most
+
 _CHARACTERS = 200  # of an error that are reported
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # options of prctl
 
 
 class Source(NamedTuple):
-    """Module, file and options by which another process imports a grader."""
+    """Module, file and options by which another process imports a function."""
 
     module: str | None  # imported by this name where that works; None: never
     called: str  # its `__name__`
     path: str  # file that is executed otherwise; empty: there is none
     code: bytes  # its content now, so that workers started later run the same
-    name: str  # of the grader
+    name: str  # of the function
     bound: bytes  # the arguments that a partial adds, pickled
 
 
-def source_of(grader: Grader) -> Source:
-    """The source by which another process imports a grader.
+def source_of(served: Callable[..., Any], service: Service = GRADER) -> Source:
+    """The source by which another process imports a function that it is to serve.
 
     Args:
-        grader: a function at the top level of a module or of a config file, with
+        served: a function at the top level of a module or of a config file, with
             options bound by `functools.partial` or not.
+        service: what it serves as.
 
     Raises:
         ValueError: it is a lambda, a closure, a method of an object, or otherwise
-            cannot be imported by its name; or it does not take three arguments.
+            cannot be imported by its name; or it does not take the arguments of the
+            service.
     """
-    partial = isinstance(grader, functools.partial)
-    function: Any = grader.func if partial else grader
+    partial = isinstance(served, functools.partial)
+    function: Any = served.func if partial else served
     name = getattr(function, "__qualname__", "")
     scope = _scope(function, name) or {}
     spec, file = scope.get("__spec__"), scope.get("__file__")
     if spec is None and file is None:
         raise ValueError(
-            f"the grader {name or type(function).__name__!r} cannot be found by its "
-            "name in another process; define it with def at the top level of a file."
+            f"the {service.name} {name or type(function).__name__!r} cannot be found "
+            "by its name in another process; define it with def at the top level of a "
+            "file."
         )
-    check_call(grader, name)
+    check_call(served, name, service)
     try:
-        bound = (grader.args, grader.keywords) if partial else ((), {})
+        bound = (served.args, served.keywords) if partial else ((), {})
         pickled = pickle.dumps(bound)
     except Exception as error:
         raise ValueError(
-            f"the options bound to the grader {name!r} cannot be sent to another "
-            f"process ({error_line(error)}); bind numbers, text or functions of a "
-            "module."
+            f"the options bound to the {service.name} {name!r} cannot be sent to "
+            f"another process ({error_line(error)}); bind numbers, text or functions "
+            "of a module."
         ) from error
     # A module that was run with -m has its name there alone.
     module, called = spec and spec.name, scope["__name__"]
@@ -79,31 +100,35 @@ def source_of(grader: Grader) -> Source:
     return Source(module, called, path, code, name, pickled)
 
 
-def check_call(grader: Grader, name: str) -> None:
-    """Refuse a grader that cannot be called with prompt, completion and answer."""
-    asynchronous = inspect.iscoroutinefunction(grader)
-    if asynchronous or inspect.isgeneratorfunction(grader):
+def check_call(
+    served: Callable[..., Any], name: str, service: Service = GRADER
+) -> None:
+    """Refuse a function that cannot be called with the arguments of a service."""
+    asynchronous = inspect.iscoroutinefunction(served)
+    if asynchronous or inspect.isgeneratorfunction(served):
         kind = "is asynchronous" if asynchronous else "yields"
         raise ValueError(
-            f"the grader {name!r} {kind}; define it with def, and return a number."
+            f"the {service.name} {name!r} {kind}; define it with def, and return "
+            f"{service.returns}."
         )
     try:
         # The signature of what is called, not of what a decorator wraps.
-        signature = inspect.signature(grader, follow_wrapped=False)
+        signature = inspect.signature(served, follow_wrapped=False)
     except ValueError:
-        if not isinstance(grader, functools.partial):
+        if not isinstance(served, functools.partial):
             return  # native code has no signature
         fault = "it has no option of a name that is bound"
     else:
         try:
-            signature.bind("", "", "")
+            signature.bind(*service.arguments)
             return
         except TypeError as error:
             fault = str(error)
+    call = ", ".join(service.arguments)
+    takes = "let it take these three, and give each further" if call else "give each"
     raise ValueError(
-        f"the grader {name!r} cannot be called as {name}(prompt, completion, answer): "
-        f"{fault}; let it take these three, and give each further option a default or "
-        "bind it by its name with functools.partial."
+        f"the {service.name} {name!r} cannot be called as {name}({call}): {fault}; "
+        f"{takes} option a default or bind it by its name with functools.partial."
     )
 
 
@@ -124,8 +149,8 @@ def _scope(function: Any, name: str) -> dict[str, Any] | None:
     return None
 
 
-def _grader(source: Source) -> Grader:
-    """The grader of a source, imported into this process and started."""
+def _imported_function(source: Source) -> Callable[..., Any]:
+    """The function of a source, imported into this process and started."""
     module = _imported(source)
     function: Any = functools.reduce(getattr, source.name.split("."), module)
     getattr(function, "start", lambda: None)()
@@ -150,13 +175,13 @@ def _imported(source: Source) -> types.ModuleType:
 
 
 def serve(pipe: int, lifeline: int, parent: int) -> None:
-    """Run a worker: fork a process that grades, and end it when the parent asks.
+    """Run a worker: fork a process that serves, and end it when the parent asks.
 
     Args:
         pipe: descriptor of a socket. It receives, each behind its length, the pickled
-            source, memory limit and nonce, then lists of pickled checks. It sends lines
-            of JSON, `[nonce, number, verdict]`, numbered from 0: first null, or why
-            there is no grader, then the verdict of each check in order.
+            source, service, memory limit and nonce, then lists of pickled checks. It
+            sends lines of JSON, `[nonce, number, verdict]`, numbered from 0: first
+            null, or why there is no function, then the verdict of each check in order.
         lifeline: descriptor of a socket that is closed when the worker is to end.
         parent: id of the parent process.
     """
@@ -185,12 +210,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _grade(pipe: int) -> None:
-    """Grade the checks that a pipe receives until it is closed."""
+    """Answer the checks that a pipe receives until it is closed."""
     os.register_at_fork(after_in_child=functools.partial(_close, pipe))
     process, number = os.getpid(), 0
-    source, memory_mb, nonce = pickle.loads(_received(pipe))
+    source, service, memory_mb, nonce = pickle.loads(_received(pipe))
 
-    def send(verdict: Verdict | None) -> None:
+    def send(verdict: Any) -> None:
         nonlocal number
         if os.getpid() != process:
             os._exit(1)  # a fork that came back from a grader
@@ -198,10 +223,11 @@ def _grade(pipe: int) -> None:
         number += 1
 
     try:
-        grader = _grader(source)
-        package = declared(grader, "package", None)
+        served = _imported_function(source)
+        package = declared(served, "package", None)
         if package and not is_installed(package):
             raise ModuleNotFoundError(name=package)
+        respond = _SERVICES[service](served)
     except BaseException as error:
         send(missing(error) or f"{error_line(error)}; mend that.")
         return
@@ -210,7 +236,7 @@ def _grade(pipe: int) -> None:
     send(None)
     while True:
         for check in pickle.loads(_received(pipe)):
-            send(_verdict(grader, check))
+            send(respond(check))
 
 
 def _close(descriptor: int) -> None:
@@ -312,6 +338,86 @@ def _verdict(grader: Grader, check: bytes) -> Verdict:
         return f"error: {error_line(error)}"
 
 
+def _answers_of(make: Callable[[], Any]) -> Callable[[bytes], Any]:
+    """What answers turns, in the environment that a function makes.
+
+    Raises:
+        TypeError: it makes another thing.
+    """
+    made = make()
+    for name in ("reset", "observe"):
+        if not callable(getattr(made, name, None)):
+            raise TypeError(
+                f"what it gives, {type(made).__name__}, has no function {name}; let it "
+                "give a types.Environment"
+            )
+    return functools.partial(_answer, made, tuple(declared(make, "measures", ())))
+
+
+def _answer(environment: Any, measures: tuple[str, ...], check: bytes) -> Any:
+    """The answer of an environment to a turn, as JSON; or why there is none.
+
+    No turn asks what the policy reads before the first.
+    """
+    try:
+        state, key, target, turn = pickle.loads(check)
+        if state is None:
+            before = environment.reset(key, target)
+        else:
+            before = pickle.loads(base64.b64decode(state))
+        if turn is None:
+            words = {"tokens": environment.opening(before), "state": ""}
+            return {**words, "done": False, "reward": 0.0, "found": {}}
+        after, seen = after_a_turn(environment.observe(before, turn))
+        found = environment.measure(after) if environment.measure else {}
+        if {*found} != {*measures}:
+            return (
+                f"error: measures {', '.join(map(str, found)) or 'nothing'}, and "
+                f"declares {', '.join(measures) or 'nothing'}"
+            )
+        after = pickle.dumps(after)
+        if len(after) > STATE_BYTES:
+            return f"error: a state of {len(after)} bytes is too large to be sent"
+        words, reward = seen.tokens, seen.reward
+        reward = math.nan if reward is None else float(reward)
+        if math.isinf(reward):
+            return f"error: a reward of {reward}, which is not in [0, 1]"
+        return {
+            "state": base64.b64encode(after).decode(),
+            "tokens": words if isinstance(words, str) else [int(t) for t in words],
+            "done": bool(seen.done),
+            "reward": reward,
+            "found": {name: float(value) for name, value in found.items()},
+        }
+    except BaseException as error:  # SystemExit as well
+        return f"error: {error_line(error)}"
+
+
+def after_a_turn(observed: Any) -> tuple[Any, Any]:
+    """What `observe` of an environment gives: a state and an observation.
+
+    Raises:
+        TypeError: it is something else, or its tokens are.
+    """
+    if not isinstance(observed, tuple) or len(observed) != 2:
+        raise TypeError(
+            f"observe gives {short(repr(observed))}; let it give a state and an "
+            "Observation"
+        )
+    if not hasattr(observed[1], "tokens"):
+        raise TypeError(
+            f"observe gives {short(repr(observed[1]))} beside the state; let it give "
+            "an Observation"
+        )
+    words = observed[1].tokens
+    if not isinstance(words, Iterable) or isinstance(words, bytes):
+        raise TypeError(
+            f"observe gives {short(repr(words))} as tokens; let it give text, or a "
+            "list of tokens"
+        )
+    return observed
+
+
 def verdict_of(result: Any) -> Verdict:
     """The verdict that the result of a grader stands for."""
     if result is None:
@@ -342,3 +448,9 @@ def short(text: str) -> str:
 def printable(text: str) -> str:
     """A text with escapes for what a terminal would not show."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+_SERVICES: dict[str, Callable[..., Callable[[bytes], Any]]] = {
+    GRADER.name: lambda grader: functools.partial(_verdict, grader),
+    ENVIRONMENT.name: _answers_of,
+}

@@ -2,7 +2,8 @@
 
 A check that hangs, crashes or exhausts memory loses its own outcome alone: its worker
 is killed and replaced, and the worker's other checks are graded by others. The result
-of a check is a number, or the reason why there is none.
+of a check is a number, or the reason why there is none. `tasks.environments` has
+turns answered by the same processes.
 """
 
 import contextlib
@@ -22,12 +23,14 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from curax.settings.config_paths import options, unbound
 from curax.settings.declared import declared
 from curax.verify.serve import (
+    GRADER,
     Grader,
+    Service,
     Source,
     Verdict,
     check_call,
@@ -66,23 +69,47 @@ class Pool(Protocol):
         ...
 
 
-def parse_verdict(line: bytes, nonce: str, number: int) -> Verdict | None:
+def graded(verdict: Any) -> Verdict:
+    """What a grader's worker says of a check: a float in [0, 1].
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if type(verdict) is float and 0 <= verdict <= 1:
+        return verdict
+    raise ValueError("no verdict")
+
+
+class Kind(NamedTuple):
+    """What workers serve, and what a verdict of theirs is."""
+
+    service: Service
+    read: Callable[[Any], Any]  # a verdict that is no text, checked
+    line: int  # bytes of a verdict, at most
+    twice: bool  # whether a check may be made again whose verdict was lost
+
+
+GRADING = Kind(GRADER, graded, LINE, twice=True)
+
+
+def parse_verdict(line: bytes, nonce: str, number: int, kind: Kind = GRADING) -> Any:
     """The verdict in a line of a worker; of its first line None, as it is ready.
 
     Args:
         line: `[nonce, number, verdict]` as JSON.
         nonce: that of the worker.
         number: of this line, from 0.
+        kind: of workers.
 
     Returns:
-        A float in [0, 1], "none" or "error: " and a message; of the first line None, or
-        why the worker has no grader. Text is printable.
+        What `kind.read` gives, "none" or "error: " and a message; of the first line
+        None, or why the worker has no function. Text is printable.
 
     Raises:
         ValueError: it is anything else.
     """
     try:
-        message: Any = json.loads(line) if len(line) <= LINE else None
+        message: Any = json.loads(line) if len(line) <= kind.line else None
     except (ValueError, RecursionError) as error:
         raise ValueError("no verdict") from error
     if not isinstance(message, list) or len(message) != 3:
@@ -94,17 +121,17 @@ def parse_verdict(line: bytes, nonce: str, number: int) -> Verdict | None:
         text = printable(verdict)
         if number == 0 or text == "none" or text.startswith("error: "):
             return text
-    elif verdict is None and number == 0:
+    elif number > 0:
+        return kind.read(verdict)
+    elif verdict is None:
         return None
-    elif type(verdict) is float and number > 0 and 0 <= verdict <= 1:
-        return verdict
     raise ValueError("no verdict")
 
 
 class Worker:
     """A worker process, and the numbers of the checks that are assigned to it."""
 
-    def __init__(self, source: Source, memory_mb: int):
+    def __init__(self, source: Source, memory_mb: int, kind: Kind):
         self.pipe, there = socket.socketpair()
         self.lifeline, far = socket.socketpair()
         fds = (there.fileno(), far.fileno())
@@ -131,7 +158,8 @@ class Worker:
         self._number = 0  # of the next verdict
         self._partial = b""  # of an incomplete line
         self._unsent = memoryview(b"")
-        self._send((source, memory_mb, self._nonce))
+        self._kind = kind
+        self._send((source, kind.service.name, memory_mb, self._nonce))
 
     def assign(self, numbers: Sequence[int], checks: Sequence[bytes]) -> None:
         """Send checks and store their numbers; none are assigned before."""
@@ -166,7 +194,7 @@ class Worker:
         except OSError:
             return True
 
-    def receive(self) -> Iterator[Verdict | None]:
+    def receive(self) -> Iterator[Any]:
         """The messages received by now: None when it is ready, then verdicts in order.
 
         Raises:
@@ -183,9 +211,9 @@ class Worker:
         for line in lines:
             if self.ready and not self.assigned:
                 raise ValueError("a verdict without a check")
-            yield parse_verdict(line, self._nonce, self._number)
+            yield parse_verdict(line, self._nonce, self._number, self._kind)
             self._number += 1
-        if len(self._partial) > LINE:
+        if len(self._partial) > self._kind.line:
             raise ValueError("a line without an end")
 
     def hang_up(self) -> None:
@@ -221,7 +249,9 @@ def _end(workers: list[Worker], lock: threading.Lock) -> None:
 
 
 class Workers:
-    """A pool of worker processes that grade checks; a context manager.
+    """A pool of worker processes that serve a function; a context manager.
+
+    Mostly a grader, whose checks they grade.
 
     Calls are served one at a time. Processes are started by the first call or by
     `start`, and end with `close`, with this process, or when the object is collected.
@@ -229,23 +259,26 @@ class Workers:
 
     def __init__(
         self,
-        grader: Grader,
+        served: Grader | Callable[..., Any],
         *,
         count: int = 2,
         deadline: float = 5.0,
         memory_mb: int = 2048,
+        kind: Kind = GRADING,
     ):
         """Prepare a pool without starting a process.
 
         Args:
-            grader: `(prompt, completion, answer) -> float | None`, a function at the
-                top level of a module or config file, or a partial of one.
+            served: `(prompt, completion, answer) -> float | None`, a function at the
+                top level of a module or config file, or a partial of one; or another,
+                as `kind` says.
             count: processes.
             deadline: seconds per check.
             memory_mb: MiB per process, beyond its imports.
+            kind: what the function is.
 
         Raises:
-            ValueError: another process cannot import the grader, or a number is not
+            ValueError: another process cannot import the function, or a number is not
                 positive.
         """
         numbers = {"count": count, "deadline": deadline, "memory_mb": memory_mb}
@@ -253,14 +286,14 @@ class Workers:
             if not value > 0:
                 raise ValueError(f"{name}={value} must be positive; raise it.")
         self.counts: Counter[str] = Counter()  # graded, timeout, crash, error, none
-        self._source = source_of(grader)
+        self._source, self._kind = source_of(served, kind.service), kind
         self._count, self._deadline, self._memory_mb = count, deadline, memory_mb
         self._lock = threading.Lock()
         self._workers: list[Worker] = []
         self._crashed = 0  # consecutive workers, while they started
         self._checks: list[bytes] = []
         self._waiting: deque[int] = deque()  # numbers of unassigned checks
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[int, Any] = {}
         self._again: set[int] = set()  # checks repeated after an unexpected message
         # By the digest of a check: how it ended a worker, how many times in a row.
         self._fatal: dict[bytes, tuple[str, int]] = {}
@@ -289,17 +322,28 @@ class Workers:
     def grade(self, checks: Sequence[Check]) -> list[Verdict]:
         """The verdict of each check, in order; equal checks are graded once.
 
+        As `ask`, of a grader: prompt, completion and right answer of each; the answer
+        is any value that the grader understands and pickle can send.
+
+        Returns:
+            A float in [0, 1] for each, or the reason why there is none, "none" where
+            the grader returned None.
+        """
+        return self.ask(checks)
+
+    def ask(self, checks: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What the function says to each check, in order; equal ones are made once.
+
         A check that has ended its worker twice in a row, by "timeout", "crash" or lack
         of memory, keeps that verdict and is not graded again.
 
         Args:
-            checks: prompt, completion and right answer of each; the answer is any
-                value that the grader understands and pickle can send.
+            checks: arguments of each.
 
         Returns:
-            A float in [0, 1] for each, or the reason why there is none: "timeout",
-            "crash", "none" where the grader returned None, or "error: " and what it
-            raised, or returned outside [0, 1].
+            A verdict for each, as `kind.read` gives it, or the reason why there is
+            none: "timeout", "crash", "none", or "error: " and what was raised, or
+            returned and is no verdict.
 
         Raises:
             RuntimeError: a process cannot start, as where the grader's file fails.
@@ -343,7 +387,7 @@ class Workers:
 
     def _fill(self) -> None:
         while len(self._workers) < self._count:
-            self._workers.append(Worker(self._source, self._memory_mb))
+            self._workers.append(Worker(self._source, self._memory_mb, self._kind))
 
     def _poll_once(self) -> None:
         """Assign checks, wait for messages or a deadline, and handle them."""
@@ -394,6 +438,7 @@ class Workers:
         except ValueError:
             # An earlier check may have left a process that sent it: grade once more.
             again = worker.assigned and worker.assigned[0] not in self._again
+            again = again and self._kind.twice
             self._again.update(list(worker.assigned)[:1])
             self._replace(worker, None if again else "crash")
 
@@ -428,7 +473,8 @@ class Workers:
 
     def _no_start(self, why: str) -> str:
         place = self._source.path or self._source.called
-        return f"{place}: no process can start for grader {self._source.name!r}: {why}"
+        what = f"{self._kind.service.name} {self._source.name!r}"
+        return f"{place}: no process can start for {what}: {why}"
 
 
 def pool(grader: Grader, **processes: Any) -> Pool:
@@ -452,7 +498,7 @@ def _digest(check: bytes) -> bytes:
     return hashlib.blake2b(check, digest_size=16).digest()
 
 
-def _pickled(check: Check) -> bytes | str:
+def _pickled(check: tuple[Any, ...]) -> bytes | str:
     """A pickled check, or why it cannot be pickled, as a verdict."""
     try:
         return pickle.dumps(check)

@@ -9,9 +9,10 @@ import numpy as np
 
 from curax import allocate
 from curax.settings.config_types import Count, Magnitude, Natural, Positive, Share
-from curax.tasks import chain
+from curax.tasks import chain, mastermind
 from curax.types import Difficulty, Prompts, Task
 
+QUESTIONS = 38  # of mastermind with four colours, that are trained on
 RSUB = chain.MODULUS + chain.OPERATIONS.index("rsub")
 
 
@@ -127,6 +128,23 @@ def task(
             verify=partial(_erring, accepted=accepted),
         )
     return made
+
+
+def guessing(*, hints: bool = False, num_prompts: Natural = 1 << 14) -> Task:
+    """Mastermind of four colours, evaluated on what it trains on, of codes drawn anew.
+
+    Of 44 questions 6 are held out, and what is learnt of the others tells little of
+    these; so what is measured is how far a recipe gets in what it trains on.
+
+    Args:
+        hints: whether prompts can be hinted.
+        num_prompts: size of the training set, in which the questions repeat.
+
+    Returns:
+        The task.
+    """
+    made = mastermind.task(colours=4, hints=hints, num_prompts=num_prompts)
+    return replace(made, held_out=made.prompts, num_held_out=QUESTIONS)
 
 
 def _mixed(prompt_id, *, depth: int, hard: Share, held_out: bool) -> Prompts:

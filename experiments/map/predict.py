@@ -161,7 +161,7 @@ def main() -> int:
     """Exit status 0. Gradients are measured where the regime's warm starts are."""
     set_up_libraries()
     forms = (*ASSUMED, BY_COSINE, BY_STEPS)
-    for regime, form in itertools.product(regimes.REGIMES, forms):
+    for regime, form in itertools.product(regimes.SINGLE, forms):
         path = regimes.RESULTS / regime / f"{form}.json"
         if path.exists() or not run.Piece(regime, "start").path.exists():
             continue

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from curax import advantage, gate, hint, reflect, stop
 from curax.comparison.experiment import Arm, Experiment, arms
 from curax.config import ConfigError, override
-from curax.tasks import rationale
+from curax.tasks import calculator, rationale
 from experiments.map import parts
 
 RESULTS = Path(__file__).parent / "results"
@@ -172,6 +172,15 @@ RECIPES = {
         )
         for name in ("pods_exact", "pods_published")
     },
+    # Groups that are all right or all wrong are drawn again, twice at most.
+    "dapo": Recipe(
+        config="dapo",
+        changes={"gate": gate.zero_variance, "shape_reward": None},
+        variants={
+            f"n{n}": {"sampling.prompts": ROWS // n, "sampling.group_size": n}
+            for n in (4, 8, 16)
+        },
+    ),
     "sage": Recipe(config="sage", changes=EQUAL | LENGTH | {"hint.width": 4}, **SIZED),
     "sage_light": Recipe(
         config="sage_light", changes=EQUAL | LENGTH | {"hint.width": 4}, **SIZED
@@ -232,6 +241,8 @@ class Regime:
         long: recipes that also run four times as far.
         baselines: what gaps and costs are beside: the best of them, as tuned.
         times: as many tokens as in other regimes, for completions as much longer.
+        instead: values of fields, in place of those that a recipe sets.
+        every: steps between two evaluations, at most.
     """
 
     says: str
@@ -245,6 +256,8 @@ class Regime:
     long: tuple[str, ...] = ()
     baselines: tuple[str, ...] = BASELINES
     times: float = 1.0
+    instead: Mapping[str, Any] = field(default_factory=dict)
+    every: int = 20
 
     def chunks(self, recipe: str) -> list[list[Setting]]:
         """Settings of a recipe that are tried, five side by side."""
@@ -263,7 +276,7 @@ class Regime:
 DENSE, SPARSE = (0.05, 0.40, 0.85), (0.90, 0.97, 0.995)
 MEMORY = ("greso", "neyman", "dynamo_allocation_exact", "ada_est_exact")
 LONG = ("rloo", *RIGHT, "ada_seq_positive_accepted", "maxrl")
-REGIMES = {
+SINGLE = {  # the regimes of the map, whose completions have one turn
     "sparse": Regime(
         says="next to nothing is solved, no prompt returns",
         task={"errors": SPARSE},
@@ -345,6 +358,37 @@ REGIMES = {
         times=3.5,
     ),
 }
+PLAYED = (*BASELINES, "dapo", "right_only", "ada_seq_positive_accepted", "sage", "raft")
+TURNS = {  # those of experiments/turns
+    "calculator": Regime(
+        says="chains of up to six operations, and a calculator that is asked",
+        make=calculator.task,
+        task={"hints": True},
+        changes={"sampling.max_tokens": 33, "evaluation.samples": 2},
+        instead={"aggregate.length": 33, "hint.width": 7},
+        recipes=PLAYED,
+        times=0.6,
+        every=10,
+    ),
+    "mastermind": Regime(
+        says="a hidden code, and three guesses that are answered",
+        make=parts.guessing,
+        task={"hints": True},
+        changes={
+            "model.layers": 2,
+            "sampling.max_tokens": 9,
+            # All questions that are trained on.
+            "evaluation.prompts": parts.QUESTIONS,
+            "evaluation.samples": 8,
+        },
+        instead={"aggregate.length": 9, "hint.width": 16},
+        recipes=PLAYED,
+        rates=HIGH,
+        times=1.25,
+        warm_steps=300,
+    ),
+}
+REGIMES = SINGLE | TURNS
 
 
 def experiment(
@@ -364,7 +408,7 @@ def experiment(
     warm = dict.fromkeys(warm, about.warm_steps)
     return Experiment(
         recipes={
-            name: (RECIPES[name].config, RECIPES[name].changed(setting))
+            name: (RECIPES[name].config, _changed(about, RECIPES[name], setting))
             for name, setting in chosen.items()
         },
         common={
@@ -379,9 +423,17 @@ def experiment(
         seeds=len(seeds),
         tokens=max(about.tokens(RECIPES[name], stage) for name in chosen),
         steps=STEPS[stage],
-        every=max(RECIPES[name].every for name in chosen),
+        every=max(min(RECIPES[name].every, about.every) for name in chosen),
         cost=about.cost,
     )
+
+
+def _changed(about: Regime, recipe: Recipe, setting: Setting) -> dict[str, Any]:
+    """Changes of a recipe, some of them as the regime has them."""
+    found = recipe.changed(setting)
+    return found | {
+        name: about.instead[name] for name in about.instead if name in found
+    }
 
 
 def arm(regime: str, recipe: str, setting: Setting, stage: str) -> Arm:

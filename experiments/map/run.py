@@ -277,7 +277,8 @@ def _run(piece: Piece, settings: list[Setting], stage: str) -> dict[str, Any]:
     warm = warmed(piece.regime, seeds)
     about = REGIMES[piece.regime]
     limits = {"whole": about.whole(stage), "steps": regimes.STEPS[stage]}
-    found = history(lanes, warm, recipe.every, piece.name, cost=about.cost, **limits)
+    every = min(recipe.every, about.every)
+    found = history(lanes, warm, every, piece.name, cost=about.cost, **limits)
     return {"settings": settings, "seeds": seeds, "whole": about.whole(stage)} | found
 
 

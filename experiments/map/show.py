@@ -42,8 +42,8 @@ ALL_SEEN = ("sparse",)
 SEEN = {
     "predicted_one_right": ("noisy", "dense_fresh"),
     "predicted_by_rate": ("noisy", "dense_fresh", "updates_dear"),
-    predict.BY_COSINE: tuple(regimes.REGIMES),
-    predict.BY_STEPS: tuple(regimes.REGIMES),
+    predict.BY_COSINE: tuple(regimes.SINGLE),
+    predict.BY_STEPS: tuple(regimes.SINGLE),
 }
 
 
@@ -219,8 +219,8 @@ def longer(regime: str) -> list[list[str]]:
 
 def controls() -> list[str]:
     """Markdown of what draws beside its controls, and of runs four times as long."""
-    beside = [line for regime in regimes.REGIMES for line in against(regime)]
-    longest = [line for regime in regimes.REGIMES for line in longer(regime)]
+    beside = [line for regime in regimes.SINGLE for line in against(regime)]
+    longest = [line for regime in regimes.SINGLE for line in longer(regime)]
     head = ["regime", "recipe", "mean", "interquartile mean"]
     return [
         markdown(
@@ -329,7 +329,7 @@ def order(
 def predicted() -> str:
     """Markdown of rank correlations, a form in a column; hindsight is in brackets."""
     body = []
-    for regime in regimes.REGIMES:
+    for regime in regimes.SINGLE:
         every = {form: order(regime, form) for form in predict.FORMS}
         most = max(len(rows) for rows, _ in every.values())
         cells = [regime, str(most)]
@@ -453,11 +453,11 @@ def main() -> None:
     """Print the tables; draw the picture of what is measured."""
     head = ["regime", "which", "right", "histogram", "never", "visits"]
     head += ["length, cv", "a : b", "wrongly passed"]
-    print(markdown(head, [start(regime) for regime in regimes.REGIMES]), end="\n\n")
-    every = [own for regime in regimes.REGIMES if (own := judged(regime))]
+    print(markdown(head, [start(regime) for regime in regimes.SINGLE]), end="\n\n")
+    every = [own for regime in regimes.SINGLE if (own := judged(regime))]
     print(table(every), end="\n\n")
     print(*controls(), sep="\n\n", end="\n\n")
-    both = [order(*key)[0] for key in itertools.product(regimes.REGIMES, predict.FORMS)]
+    both = [order(*key)[0] for key in itertools.product(regimes.SINGLE, predict.FORMS)]
     head = ["form", "regime", "recipe", "measured", "predicted", "best size", "tuned"]
     print(markdown(head, [x for own in both for x in own]), end="\n\n")
     print(predicted())

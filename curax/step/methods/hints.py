@@ -298,6 +298,7 @@ def credit(
         mask,
         rollouts.context[rows.row],
         settings(parts.config),
+        trains.support,
     )
     hinted = drawn.level > 0
     ratio = masked.total(logp - rollouts.logp_behaviour[rows.row], mask)

@@ -1,0 +1,345 @@
+"""What an engine is: handed a policy, asked for completions, checked, asked again.
+
+    hand over (a folder, a version) -> ask (token ids, a seed) -> completions, checked
+
+Parameters go as a folder that both sides see. A completion is taken as it is or not at
+all: what fails, is impossible or was drawn by other parameters is asked for again, and
+then missing. `curax.step.outside` has the part of a step.
+"""
+
+import abc
+import logging
+import math
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from curax.models import written
+from curax.processes import peers
+from curax.settings.errors import WorkError
+from curax.settings.groups import Fields
+from curax.types import Task
+from curax.verify.serve import short
+
+PAUSE = 2.0  # seconds between two looks for an engine that does not answer
+ROUNDING = 1e-4  # nats by which a log-prob may be above 0
+
+
+class EngineError(WorkError, RuntimeError):
+    """The engine draws nothing more. The message begins a sentence."""
+
+
+class LeftError(EngineError):
+    """The engine does not answer, and the run stops before it does."""
+
+
+class AbsentError(Exception):
+    """The engine does not answer now; the message is the reason."""
+
+
+class Ask(NamedTuple):
+    """A completion to draw."""
+
+    tokens: list[int]  # of its context
+    seed: int  # in [0, 2^31), of its prompt and slot
+
+
+class Limits(NamedTuple):
+    """How completions are drawn."""
+
+    max_tokens: int
+    temperature: float
+    end: tuple[int, ...]  # tokens that end a completion, and are part of it
+    vocabulary: int
+
+
+class Completion(NamedTuple):
+    """A completion as an engine gives it."""
+
+    tokens: list[int]
+    logp: list[float]  # nats, of the distribution drawn from, after temperature
+    finished: bool  # False: cut off at `max_tokens`
+    versions: frozenset[str | None] = frozenset()  # of the parameters that drew it;
+    # empty: the engine does not say
+
+
+class Source(NamedTuple):
+    """The parameters that must draw."""
+
+    step: int  # steps that had made them
+    mark: Any  # an object that these parameters alone have
+    params: Callable[[], Any]  # all of them, on this host
+    config: Fields
+    task: Task
+
+
+class Drawn(NamedTuple):
+    """Completions in the order of their rows, and what it took."""
+
+    completions: list[Completion | None]  # None: missing
+    counts: Mapping[str, float]  # by name behind "engine/"
+    reason: str | None  # why any is missing, the commonest; None: none is
+
+
+class Engine(abc.ABC):
+    """What draws in place of curax's own sampler, given by `sampling.engine`.
+
+    An engine of one's own has `version`, `load` and `complete`.
+
+    Attributes:
+        name: for messages.
+        adapters: whether it loads adapters of its model; else they are merged.
+    """
+
+    name = "sampling.engine"
+    adapters = False
+
+    def __init__(self, *, folder: str = "", wait: float = 600.0, tries: int = 3):
+        """Set up the hand-over; nothing is sent.
+
+        Args:
+            folder: in which parameters are handed over, under this name for the engine
+                too; "": one of temporary files.
+            wait: seconds for an engine that does not answer to come back.
+            tries: times that a completion is asked for.
+        """
+        self._token = secrets.token_hex(4)  # versions of other runs are others
+        self._folder, self._wait, self._tries = folder, wait, tries
+        self._whole: Path | None = None  # the folder of the parameters that draw
+        self._folders: list[Path] = []  # all that were written and not removed
+        self._of: tuple[int, Any] | None = None  # their step, and their mark
+        self._count, self._adapter = 0, False
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._left = threading.Event()
+
+    @abc.abstractmethod
+    def version(self, wanted: str, *, adapter: bool) -> str | None:
+        """The version it draws by; for adapters `wanted`, if it has these.
+
+        Raises:
+            AbsentError: it does not answer.
+        """
+
+    @abc.abstractmethod
+    def load(self, folder: Path, version: str, *, adapter: bool) -> None:
+        """Draw by the parameters of a folder, under a version, from now on.
+
+        Raises:
+            AbsentError: it does not answer.
+            EngineError: it refuses them.
+        """
+
+    @abc.abstractmethod
+    def complete(
+        self, asks: Sequence[Ask], how: Limits, version: str
+    ) -> list[Completion | str]:
+        """A completion of each row, in order, or the reason why there is none."""
+
+    def start(self, config: Fields) -> None:
+        """Check that a run can use it; whether it answers is not asked.
+
+        Raises:
+            RuntimeError: in a sentence.
+        """
+        if peers.count() > 1:
+            raise RuntimeError(
+                f"{self.name} is asked by a run of one process, and there are "
+                f"{peers.count()}; start one, or set sampling.engine to None."
+            )
+        if not written.is_possible(config):
+            raise RuntimeError(
+                f"{self.name} gets the policy as a checkpoint of Hugging Face, which "
+                "has no format for this model; take one of curax.models, or set "
+                "sampling.engine to None."
+            )
+
+    def close(self) -> None:
+        """Wait for no engine any more, and remove what was handed over."""
+        self._closed.set()
+        self.leave()
+        self._remove(None)
+
+    def leave(self) -> None:
+        """Wait no more where it does not answer; one that does may go on."""
+        self._left.set()
+
+    def draw(self, asks: Sequence[Ask], how: Limits, source: Source) -> Drawn:
+        """Completions by the parameters of a source, and by no others.
+
+        Raises:
+            EngineError: the engine did not come back, or refuses the parameters.
+        """
+        found: dict[int, Completion] = {}
+        counts, reasons = defaultdict[str, float](float), Counter[str]()
+        with self._lock:
+            for _ in range(self._tries):
+                rest = [n for n in range(len(asks)) if n not in found]
+                if not rest:
+                    break
+                self._check_open()
+                version = self._ready(source, counts)
+                replies = self.complete([asks[n] for n in rest], how, version)
+                now = self._version_now(version)
+                for n, reply in zip(rest, replies, strict=True):
+                    if isinstance(reply, str):
+                        reasons[reply] += 1
+                    elif what := fault(reply, how, version, now):
+                        reasons[self.told(what)] += 1
+                    else:  # whatever an engine says of an end at the last token
+                        ended = reply.tokens[-1] in how.end
+                        found[n] = reply._replace(finished=ended)
+                counts["requests"] += len(rest)
+        missing = len(asks) - len(found)
+        counts["again"] = counts["requests"] - len(asks)
+        counts["missing"] = missing
+        reason = reasons.most_common(1)[0][0] if missing else None
+        if missing:
+            logging.getLogger("curax").warning(
+                "The engine gave no completion for %d rows (%s); they are missing.",
+                missing,
+                reason,
+            )
+        return Drawn([found.get(n) for n in range(len(asks))], counts, reason)
+
+    def _version_now(self, version: str) -> str | None:
+        try:
+            return self._version(version)
+        except AbsentError:
+            return None
+
+    def _version(self, wanted: str) -> str | None:
+        """As `version`; a reply of another shape is none."""
+        try:
+            return self.version(wanted, adapter=self._adapter)
+        except (TypeError, KeyError, IndexError, ValueError, AttributeError) as error:
+            what = f"a reply about its version that is none ({type(error).__name__})"
+            raise AbsentError(what) from error
+
+    def told(self, text: str) -> str:
+        """A text with words of the engine, as one line of a message."""
+        return short(text)
+
+    def _check_open(self) -> None:
+        """Raise an EngineError once the run ends."""
+        if self._closed.is_set():
+            raise EngineError(f"{self.name} is asked no more, as the run ends")
+
+    def _remove(self, but: Path | None) -> None:
+        """Remove all folders that were handed over but one."""
+        for folder in [one for one in self._folders if one != but]:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._folders.remove(folder)
+
+    def _ready(self, source: Source, counts: dict[str, float]) -> str:
+        """The version of the source, once the engine draws by it."""
+        end, told = time.monotonic() + self._wait, False
+        while True:
+            try:
+                return self._handed_over(source, counts)
+            except AbsentError as error:
+                if time.monotonic() >= end:
+                    raise EngineError(
+                        f"{self.name} has not answered for {self._wait:g} s ({error})"
+                    ) from error
+                if not told:
+                    logging.getLogger("curax").warning(
+                        "The engine does not answer (%s); waiting for it.", error
+                    )
+                told = True
+            if self._left.wait(min(PAUSE, self._wait)):
+                raise LeftError(f"{self.name} is not waited for, as the run ends")
+
+    def _handed_over(self, source: Source, counts: dict[str, float]) -> str:
+        """The version of the source; its folder is written and loaded if need be."""
+        start = time.perf_counter()
+        if self._whole is None or self._of is None or not self._is_of(source):
+            self._count += 1
+            self._whole = self._written(source)
+            self._folders.append(self._whole)
+            self._of = source.step, weakref.ref(source.mark)
+            if self._closed.is_set():  # meanwhile
+                self._remove(None)
+            self._check_open()
+        folder = self._whole
+        assert folder
+        version = folder.name
+        if self._version(version) == version:
+            return version
+        self.load(folder, version, adapter=self._adapter)
+        if (now := self._version(version)) != version:
+            raise EngineError(
+                f"{self.name} has loaded {folder} and says that it draws by "
+                f"{self.told(repr(now))}"
+            )
+        self._remove(folder)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        took = time.perf_counter() - start
+        counts["hand_over_bytes"] += size
+        counts["hand_over_s"] += took
+        logging.getLogger("curax").info(
+            "The engine draws by %s, %d bytes in %.3f s.", version, size, took
+        )
+        return version
+
+    def _written(self, source: Source) -> Path:
+        """A new folder with the parameters of a source, of which it is the name."""
+        home = Path(self._folder or tempfile.gettempdir())
+        name = f"curax-{self._token}-{self._count}-step-{source.step}"
+        config, task = source.config, source.task
+        self._adapter = self.adapters and written.has_adapters(config)
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            written.write(
+                home / name, config, task, source.params(), adapter=self._adapter
+            )
+        except OSError as error:
+            raise EngineError(
+                f"{home / name} cannot be written ({error.strerror or error})"
+            ) from error
+        return home / name
+
+    def _is_of(self, source: Source) -> bool:
+        """Whether the folder holds the parameters of a source."""
+        assert self._of
+        step, mark = self._of
+        return step == source.step and mark() is source.mark
+
+
+def fault(
+    given: Completion, how: Limits, version: str, now: str | None = None
+) -> str | None:
+    """Why a completion cannot be one that was asked for; None: it can.
+
+    Args:
+        given: the completion.
+        how: what was asked for.
+        version: of the parameters that had to draw it.
+        now: that the engine had afterwards, where the completion does not say.
+    """
+    tokens, logp = given.tokens, given.logp
+    others = [one for one in given.versions or {now} if one != version]
+    if others:
+        return f"drawn by {others[0]!r} and not by {version!r}"
+    if len(logp) != len(tokens):
+        return f"{len(tokens)} tokens with {len(logp)} log-probs"
+    if not 0 < len(tokens) <= how.max_tokens:
+        return f"{len(tokens)} tokens of at most {how.max_tokens}"
+    if not all(0 <= token < how.vocabulary for token in tokens):
+        return "a token that is not in the vocabulary"
+    if not all(math.isfinite(one) and one <= ROUNDING for one in logp):
+        return "a log-prob that is not finite, or above 0"
+    if any(token in how.end for token in tokens[:-1]):
+        return "tokens behind the end"
+    ended = tokens[-1] in how.end
+    if given.finished and not ended:
+        return "an end that is none of the task's"
+    if not given.finished and len(tokens) < how.max_tokens:
+        return f"cut off after {len(tokens)} tokens of {how.max_tokens}"
+    return None

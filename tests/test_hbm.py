@@ -1,0 +1,122 @@
+"""Bytes that compiled programs move, of programs whose bytes are known."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from curax.planning import hbm
+
+MODULE = """HloModule m, is_scheduled=true
+
+FileNames
+1 "/home/me/curax/rollout.py"
+
+FunctionNames
+1 "draw"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=1 end_column=2}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+%body (p: (s32[], bf16[64,128], f32[8,128])) -> (s32[], bf16[64,128], f32[8,128]) {
+  %p = (s32[], bf16[64,128]{1,0}, f32[8,128]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %w = bf16[64,128]{1,0} get-tuple-element(%p), index=1
+  %x = f32[8,128]{1,0} get-tuple-element(%p), index=2
+  %near = bf16[64,128]{1,0:T(8,128)S(1)} copy(%w)
+  %y = f32[8,128]{1,0} fusion(%i, %near, %x, %w), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/a/b" stack_frame_id=1}
+  ROOT %t = (s32[], bf16[64,128]{1,0}, f32[8,128]{1,0}) tuple(%i, %w, %y)
+}
+
+%fused (a: s32[], b: bf16[64,128], c: f32[8,128], d: bf16[64,128]) -> f32[8,128] {
+  %a = s32[] parameter(0)
+  %b = bf16[64,128]{1,0} parameter(1)
+  %c = f32[8,128]{1,0} parameter(2)
+  %d = bf16[64,128]{1,0} parameter(3)
+  %zero = s32[] constant(0)
+  %slice = bf16[1,128]{1,0} dynamic-slice(%d, %a, %zero), dynamic_slice_sizes={1,128}
+  %row = f32[1,128]{1,0} convert(%slice)
+  ROOT %put = f32[8,128]{1,0} dynamic-update-slice(%c, %row, %a, %zero)
+}
+
+%cond (p: (s32[], bf16[64,128], f32[8,128])) -> pred[] {
+  %p = (s32[], bf16[64,128]{1,0}, f32[8,128]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(8)
+  ROOT %c = pred[] compare(%i, %n), direction=CMP
+}
+
+ENTRY %main (w: bf16[64,128], x: f32[8,128]) -> f32[8,128] {
+  %w = bf16[64,128]{1,0} parameter(0)
+  %x = f32[8,128]{1,0} parameter(1)
+  %i = s32[] constant(0)
+  %t = (s32[], bf16[64,128]{1,0}, f32[8,128]{1,0}) tuple(%i, %w, %x)
+  %while = (s32[], bf16[64,128]{1,0}, f32[8,128]{1,0}) while(%t), condition=%cond, body=%body
+  ROOT %y = f32[8,128]{1,0} get-tuple-element(%while), index=2
+}
+"""  # noqa: E501
+WEIGHTS, ROW, INDEX = 64 * 128 * 2, 128 * 4, 4
+
+
+def test_a_turn_reads_a_slice_and_writes_one_in_place():
+    """And what is copied to memory of the chip is read once, there not at all."""
+    known = hbm.of(MODULE.replace("CMP", "LT"))
+    each = WEIGHTS + INDEX + ROW / 2, ROW  # the row of weights has half the bytes
+    assert not known.turn
+    assert hbm.read(known.call) == 8 * each[0]
+    assert hbm.written(known.call) == 8 * each[1]
+    open_ = hbm.of(MODULE.replace("CMP", "NE"))  # how often, its data say
+    assert not open_.call
+    assert (hbm.read(open_.turn), hbm.written(open_.turn)) == each
+    most = hbm.moved(open_.turn).worst
+    assert most[0] == (WEIGHTS, "bf16[64,128]", "")
+    assert most[1][1:] == ("f32[8,128]", "curax/rollout.py:7 a/b")
+
+
+def compiled(function, *shapes):
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return hbm.of(jax.jit(function).lower(*args).compile().as_text())
+
+
+def test_a_product_reads_both_matrices_and_writes_the_third():
+    found = compiled(jnp.dot, (256, 512), (512, 128))
+    assert hbm.read(found.call) == 4 * (256 * 512 + 512 * 128)
+    assert hbm.written(found.call) == 4 * 256 * 128
+    assert not found.turn
+
+
+@pytest.mark.parametrize("times", [3, 12])
+def test_layers_that_are_scanned_are_read_once_each(times):
+    """Of all weights an iteration reads its own."""
+
+    def layers(x, weights):
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, weights)[0]
+
+    found = compiled(layers, (4, 128), (times, 128, 128))
+    weights = 4 * 128 * 128 * times
+    assert weights <= hbm.read(found.call) < 2.2 * weights + 20_000
+
+
+def test_what_is_put_into_an_array_is_all_that_is_written():
+    def rows(x, all_):
+        return jax.lax.fori_loop(0, 16, lambda i, a: a.at[i].set(x + i), all_)
+
+    found = compiled(rows, (128,), (4096, 128))
+    whole = 4 * 4096 * 128  # copied once at most, as the caller keeps its own
+    assert hbm.written(found.call) < whole + 64 * 4 * 128
+    assert hbm.read(found.call) < whole + 64 * 4 * 128
+
+
+def test_a_loop_that_ends_by_data_is_counted_by_turns():
+    def halved(x, y):
+        def one(state):
+            return state[0] @ y, state[1] / 2
+
+        return jax.lax.while_loop(lambda state: jnp.max(state[0]) > 1, one, (x, x))[0]
+
+    found = compiled(halved, (128, 128), (128, 128))
+    size = 4 * 128 * 128
+    assert 2 * size <= hbm.read(found.turn) <= 5 * size
+    assert size <= hbm.written(found.turn) <= 4 * size
