@@ -130,6 +130,11 @@ def whole(number: Any) -> int:
     return int(number)
 
 
+def sets(given: Any) -> list[list[int]]:
+    """Kept sets of a reply; none where there are none."""
+    return [[whole(token) for token in ids] for ids in given or ()]
+
+
 class Vllm(Server):
     """A server of vLLM."""
 
@@ -204,6 +209,7 @@ class Vllm(Server):
             logp=[float(one["logprob"]) for one in choice["logprobs"]["content"]],
             finished=choice["finish_reason"] == "stop",
             versions=frozenset(span["version"] for span in spans),
+            kept=sets(choice.get("sampling_mask")),
         )
 
     def _of_openai(self, reply: Any) -> Completion:
@@ -216,21 +222,28 @@ class Vllm(Server):
 
 
 def sampling(ask: Ask, how: Limits) -> dict[str, Any]:
-    """Options of vLLM that draw from the whole distribution, whatever its defaults."""
+    """Options of vLLM that leave nothing to its defaults."""
     return {
         "seed": ask.seed,
         "n": 1,
         "logprobs": 0,
         "max_tokens": how.max_tokens,
         "temperature": how.temperature,
-        "top_p": 1.0,
-        "top_k": -1,
+        "ignore_eos": True,  # the task's ends are the only ones
+        "stop_token_ids": list(how.end),
+        **shape(how),
+    }
+
+
+def shape(how: Limits) -> dict[str, Any]:
+    """Options that shape a distribution, by the names of both."""
+    return {
+        "top_p": how.top_p,
+        "top_k": how.top_k or -1,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "ignore_eos": True,  # the task's ends are the only ones
-        "stop_token_ids": list(how.end),
     }
 
 
@@ -261,19 +274,17 @@ class Sglang(Server):
         options = {
             "max_new_tokens": how.max_tokens,
             "temperature": how.temperature,
-            "top_p": 1.0,
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
             "stop_token_ids": list(how.end),
+            **shape(how),
         }
+        beside = {"return_logprob": True}
+        if how.most_kept:
+            beside["return_sampling_mask"] = True
         bodies = [
             {
                 "input_ids": ask.tokens,
                 "sampling_params": options | {"sampling_seed": ask.seed},
-                "return_logprob": True,
+                **beside,
             }
             for ask in asks
         ]
@@ -283,9 +294,12 @@ class Sglang(Server):
         about = reply["meta_info"]
         pairs = about["output_token_logprobs"]
         told = about.get("weight_version")
+        kept = about.get("output_token_sampling_mask")
+        within = about["output_token_sampling_logprobs"] if kept else None
         return Completion(
             tokens=[whole(pair[1]) for pair in pairs],
-            logp=[float(pair[0]) for pair in pairs],
+            logp=[float(one) for one in within or [pair[0] for pair in pairs]],
+            kept=sets(kept),
             finished=about["finish_reason"]["type"] == "stop",
             versions=frozenset([told] if told else []),
         )

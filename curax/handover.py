@@ -58,6 +58,9 @@ class Limits(NamedTuple):
     temperature: float
     end: tuple[int, ...]  # tokens that end a completion, and are part of it
     vocabulary: int
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
+    most_kept: int = 0  # tokens of a kept set that there is room for; 0: none is asked
 
 
 class Completion(NamedTuple):
@@ -68,6 +71,7 @@ class Completion(NamedTuple):
     finished: bool  # False: cut off at `max_tokens`
     versions: frozenset[str | None] = frozenset()  # of the parameters that drew it;
     # empty: the engine does not say
+    kept: Sequence[Sequence[int]] = ()  # ids that top-k and top-p left, for each token
 
 
 class Source(NamedTuple):
@@ -335,6 +339,8 @@ def fault(
         return "a token that is not in the vocabulary"
     if not all(math.isfinite(one) and one <= ROUNDING for one in logp):
         return "a log-prob that is not finite, or above 0"
+    if how.most_kept and (what := unfit(given, how)):
+        return what
     if any(token in how.end for token in tokens[:-1]):
         return "tokens behind the end"
     ended = tokens[-1] in how.end
@@ -342,4 +348,22 @@ def fault(
         return "an end that is none of the task's"
     if not given.finished and len(tokens) < how.max_tokens:
         return f"cut off after {len(tokens)} tokens of {how.max_tokens}"
+    return None
+
+
+def unfit(given: Completion, how: Limits) -> str | None:
+    """Why kept sets cannot be those of a completion; None: they can."""
+    if len(given.kept) != len(given.tokens):
+        return f"{len(given.tokens)} tokens with {len(given.kept)} kept sets"
+    for token, logp, kept in zip(given.tokens, given.logp, given.kept, strict=True):
+        if token not in kept:
+            return "a token that is not in its kept set"
+        if not all(0 <= one < how.vocabulary for one in kept):
+            return "a kept token that is not in the vocabulary"
+        if len(set(kept)) != len(kept):
+            return "a kept set that has a token twice"
+        if len(kept) > how.most_kept:
+            return f"{len(kept)} kept tokens, and there is room for {how.most_kept}"
+        if len(kept) == 1 and logp < -ROUNDING:
+            return "the log-prob of an only kept token, below 0"
     return None

@@ -104,6 +104,7 @@ class Rollouts:
     # [N, T] bool, True on tokens the policy chose, end tokens included
     mask: Annotated[jax.Array, "[N, T] bool"]
     logp_behaviour: jax.Array  # [N, T] float32, nats, of the distribution drawn from
+    # Of an engine's completions the next three are within `support`, where it is noted.
     logp_policy: jax.Array  # [N, T] float32, nats, before top-k and top-p cut it
     entropy: jax.Array  # [N, T] float32, nats, of the policy at that token
     score_sq_norm: jax.Array  # [N, T] float32, |d logp_policy / d logits|^2, in [0, 2]

@@ -18,6 +18,7 @@ import judge_server
 import numpy as np
 
 from curax import rollout
+from curax.arrays import supports
 from curax.models import pretrained
 from curax.types import Contexts, Plan
 
@@ -31,8 +32,8 @@ def sampler(sizes):
     folder = next(one for one, text in seen.items() if text == sizes)
     model = load(folder, vocabulary)
 
-    @partial(jax.jit, static_argnums=(4, 5))
-    def drawn(params, tokens, mask, seed, steps, end):
+    @partial(jax.jit, static_argnums=(4, 5, 6))
+    def drawn(params, tokens, mask, seed, steps, end, how):
         one = jnp.zeros(1, jnp.int32)
         return rollout.sample(
             model,
@@ -40,7 +41,7 @@ def sampler(sizes):
             Contexts(tokens=tokens, mask=mask),
             Plan(prompt=one, slot=one, context=one, exists=jnp.ones(1, bool)),
             jax.random.key(seed),
-            rollout.Settings(max_tokens=steps, end=end, pad=0),
+            rollout.Settings(max_tokens=steps, end=end, pad=0, **dict(how)),
         )
 
     return drawn
@@ -85,8 +86,8 @@ class Engine:
         """Come back with nothing of what was loaded."""
         self.version, self.params, self.dead = "default", None, False
 
-    def one(self, tokens, seed, steps, end):
-        """Tokens and log-probs of a completion; whether it has ended."""
+    def one(self, tokens, seed, steps, end, **how):
+        """Tokens, log-probs and kept sets of a completion; whether it has ended."""
         padded = np.zeros((1, WIDTH), np.int32)
         mask = np.zeros((1, WIDTH), bool)
         padded[0, WIDTH - len(tokens) :] = tokens
@@ -97,11 +98,16 @@ class Engine:
                 *jax.device_put((padded, mask, np.uint32(seed))),
                 steps,
                 tuple(end),
+                tuple(how.items()),
             )
         rows = jax.device_get(rows)
         there = rows.mask[0]
         given = rows.tokens[0][there].tolist(), rows.logp_behaviour[0][there].tolist()
-        return *given, bool(rows.finished[0])
+        kept, size = [], json.loads(self.sizes)["vocab_size"]
+        if how["support"]:
+            own = supports.among(jnp.asarray(rows.support[0][there]), 0, size)
+            kept = [np.flatnonzero(one).tolist() for one in own]
+        return *given, kept, bool(rows.finished[0])
 
     def answer(self, handler, body, number):
         """Answer a request, as `judge_server.serve` asks for."""
@@ -150,10 +156,20 @@ class Engine:
             number = len(self.asked)
         seed = how.get("seed", how.get("sampling_seed"))
         steps = how.get("max_tokens", how.get("max_new_tokens"))
-        tokens, logp, done = self.one(asked, seed, steps, how["stop_token_ids"])
+        cut = {"top_k": max(how["top_k"], 0), "top_p": how["top_p"]}
+        tokens, logp, kept, done = self.one(
+            asked,
+            seed,
+            steps,
+            how["stop_token_ids"],
+            temperature=how["temperature"],
+            support=cut != {"top_k": 0, "top_p": 1.0},
+            **cut,
+        )
         given = {
             "tokens": tokens,
             "logp": logp,
+            "kept": kept,
             "end": "stop" if done else "length",
             "version": self.version,
         }
@@ -180,6 +196,7 @@ def of_generate(given):
         "weight_versions": [
             {"version": given["version"], "start": 0, "end": len(given["tokens"])}
         ],
+        "sampling_mask": given["kept"] or None,
     }
     return {"choices": [choice]}
 
@@ -194,12 +211,17 @@ def of_openai(given):
 
 
 def of_sglang(given):
+    # Where it keeps few, these are log-probs of all; those within have their own name.
+    less = 1.0 if given["kept"] else 0.0
     pairs = zip(given["logp"], given["tokens"], strict=True)
     about = {
-        "output_token_logprobs": [[logp, token, None] for logp, token in pairs],
+        "output_token_logprobs": [[logp - less, token, None] for logp, token in pairs],
         "finish_reason": {"type": given["end"]},
         "weight_version": given["version"],
     }
+    if given["kept"]:
+        about["output_token_sampling_mask"] = given["kept"]
+        about["output_token_sampling_logprobs"] = given["logp"]
     return {"meta_info": about}
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 import signal
 import threading
 import time
@@ -153,6 +154,40 @@ def test_what_is_impossible_is_drawn_again_and_is_the_same(name):
     assert (drawn.counts["requests"], drawn.counts["again"]) == (12, 4)
     assert drawn.counts["missing"] == 0
     assert drawn.reason is None
+
+
+CUT = HOW._replace(top_k=3, top_p=0.9, most_kept=6)
+UNFIT = {
+    "of too few tokens": (lambda kept: kept[1:], r"\d tokens with \d kept sets"),
+    "without the token": (lambda kept: [[22 - i for i in range(4)]] * len(kept), "its"),
+    "unknown tokens": (lambda kept: [[*one, 23] for one in kept], "in the vocabulary"),
+    "a token twice": (lambda kept: [one * 2 for one in kept], "a token twice"),
+    "fractions": (lambda kept: [[0.5]] * len(kept), "holds no completion"),
+    "too many": (lambda kept: [[*range(20)]] * len(kept), "there is room for 6"),
+    "none": (lambda kept: None, r"\d tokens with 0 kept sets"),
+}
+
+
+def test_kept_sets_come_with_the_log_probs_within_them():
+    """Of SGLang, which gives those within all tokens too, they are the same."""
+    found = []
+    for kind in KINDS.values():
+        with started(kind) as (_, asks, parts):
+            found.append(asks.draw(ASKS, CUT, source(parts)).completions)
+    assert found[0] == [one._replace(versions=found[0][0].versions) for one in found[1]]
+    sizes = {len(kept) for one in found[0] for kept in one.kept}
+    assert max(sizes) == 3
+    assert of(found[0]) != of(right())
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_kept_sets_that_cannot_be_are_no_completion(name):
+    spoilt, said = UNFIT[name]
+    with started(tries=1) as (fake, asks, parts):
+        fake.fault = lambda given, n: given | {"kept": spoilt(given["kept"])}
+        drawn = asks.draw(ASKS[:1], CUT, source(parts))
+    assert drawn.completions == [None]
+    assert re.search(said, drawn.reason)
 
 
 @pytest.mark.parametrize("name", ["NaN", "an error", "another version"])
@@ -355,6 +390,9 @@ def advanced(config, times):
     return jax.device_get(state), rows, shown
 
 
+KEEPS = ["sampling.replay_support=true", "sampling.temperature=2"]
+
+
 def host(config):
     return override(config, ["task.on_device=false"])
 
@@ -374,6 +412,20 @@ def test_a_run_trains_on_what_its_policy_draws_elsewhere(where):
         assert row["engine/missing"] == row["outcome/missing"] == 0
         assert row["off_policy/weight_max"] < 1.2
         assert row["update/count"] == 2
+
+
+@pytest.mark.parametrize("where", WHERE, ids=["device", "host"])
+def test_a_run_trains_within_what_its_engine_kept(where):
+    for kept in (["sampling.top_p=0.9"], ["sampling.top_k=5"]):
+        fake = engine_server.Engine()
+        with fake.served() as url:
+            config = where(asking(url, base=override(TINY, KEEPS + kept)))
+            _, rows, _ = advanced(config, 2)
+        for row in rows:
+            assert row["engine/gap_max_nats"] < 1e-4
+            assert row["outcome/missing"] == 0
+            assert row["off_policy/ratio_max"] == pytest.approx(1, abs=1e-3)
+            assert "sampler/cut_mass" not in row
 
 
 @pytest.mark.parametrize("where", [lambda config: config, host], ids=["device", "host"])
@@ -524,8 +576,8 @@ URL = "http://127.0.0.1:9"
     ("changes", "said"),
     [
         ({"sampling.off_policy": None}, "as another program rounds it"),
-        ({"sampling.top_k": 3}, "set sampling.top_k=0."),
-        ({"sampling.top_p": 0.5}, "set sampling.top_p=1.0."),
+        ({"sampling.top_k": 3}, "gives what it kept, or sampling.top_k=0."),
+        ({"sampling.top_p": 0.5}, "gives what it kept, or sampling.top_p=1.0."),
         ({"seeds": 2}, "set seeds to 1."),
         (
             {"reflection": Reflection(weights=reflect.mean), "kl": None},

@@ -58,6 +58,11 @@ def test_what_is_noted_is_read_again_from_any_token_on(top_k, size, seed, first)
     assert noted.dtype == (jnp.int32 if top_k == 2 else jnp.uint32)
     want = np.pad(kept, ((0, 0), (0, 0), (0, 60)))[..., first : first + 24]
     np.testing.assert_array_equal(got, want)
+    lists = [random.permutation(np.flatnonzero(one)) for one in kept[0]]
+    like = supports.shape(70, top_k)
+    np.testing.assert_array_equal(
+        np.sort(supports.of_ids(lists, like)), np.sort(noted[0])
+    )
 
 
 @pytest.mark.parametrize(
@@ -377,6 +382,14 @@ def test_one_step_ahead_the_lag_alone_is_left():
     assert abs(gap[0]) < 1e-5 < max(map(abs, gap[1:]))
     for row in rows:
         close(row["off_policy/ratio_mean"], row["off_policy/lag_ratio_mean"])
+
+
+def test_of_an_engine_there_is_room_for_tokens_as_likely_as_the_last():
+    how = rollout.Settings(max_tokens=1, end=(1,), pad=0, top_k=1, support=True)
+    for engine, size in ((None, 1), (list, 2)):
+        sampling = SimpleNamespace(engine=engine)
+        parts = SimpleNamespace(model=POLICY, config=SimpleNamespace(sampling=sampling))
+        assert draw.kept_set(parts, how) == jax.ShapeDtypeStruct((size,), np.int32)
 
 
 def test_what_is_noted_is_told_before_a_run_and_refused_where_it_cannot_be(monkeypatch):

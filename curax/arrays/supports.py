@@ -7,8 +7,11 @@ k is that of top-k and V the vocabulary. Token v is bit v // W of word v % W, so
 what is unpacked is 32 pieces of W tokens, one after the other.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 BITS = 32
 
@@ -44,6 +47,26 @@ def packed(logp: jax.Array, *, top_k: int) -> jax.Array:
     place = jnp.arange(BITS, dtype=jnp.uint32)[:, None]
     place = place.reshape(*(1,) * len(lead), BITS, 1)
     return jnp.sum(kept.astype(jnp.uint32) << place, -2, dtype=jnp.uint32)
+
+
+def of_ids(kept: Sequence[Sequence[int]], like: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Kept sets given as lists of ids, `[T, k]` or `[T, W]`, on the host.
+
+    Args:
+        kept: T lists in any order, of at most k ids.
+        like: of one token, as of `shape`.
+    """
+    lengths = [len(ids) for ids in kept]
+    row = np.repeat(np.arange(len(kept)), lengths)
+    ids = np.array([one for each in kept for one in each], np.int64)
+    if like.dtype == jnp.int32:
+        made = np.full((len(kept), *like.shape), -1, np.int32)
+        made[row, np.concatenate([*map(np.arange, lengths), ids[:0]])] = ids
+        return made
+    made = np.zeros((len(kept), *like.shape), np.uint32)
+    bit = np.uint32(1) << (ids // like.shape[0]).astype(np.uint32)
+    np.bitwise_or.at(made, (row, ids % like.shape[0]), bit)
+    return made
 
 
 def among(support: jax.Array, first: int | jax.Array, count: int) -> jax.Array:

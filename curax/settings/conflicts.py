@@ -165,10 +165,11 @@ def _engine(config: Fields) -> Table:
             "many side by side; set seeds to 1.",
         ),
         (
-            given and truncates(config),
+            given and is_cut_off(config),
             f"sampling.{name}={getattr(config.sampling, name)} cuts the distribution, "
             "and engines differ in whether their log-probs are those before the cut; "
-            f"set sampling.{name}={whole}.",
+            "set sampling.replay_support=True, for a server that gives what it kept, "
+            f"or sampling.{name}={whole}.",
         ),
         (
             given and config.reflection is not None,

@@ -341,12 +341,17 @@ def drawn_contexts(parts: Components, contexts: int, prompt: int) -> tuple[int, 
     return parts.rows // sizes.chunks, prompt + sizes.max_tokens
 
 
-def kept_set(model: Model, how: rollout.Settings) -> jax.ShapeDtypeStruct | None:
-    """What is noted of a token, as `supports.packed`; None: nothing."""
+def kept_set(parts: Components, how: rollout.Settings) -> jax.ShapeDtypeStruct | None:
+    """What is noted of a token, as `supports.packed`; None: nothing.
+
+    An engine may keep all tokens that are as likely as the last of its top k: there is
+    room for as many again.
+    """
     if not how.support:
         return None
+    model, most = parts.model, how.top_k * (2 if parts.config.sampling.engine else 1)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    return supports.shape(jax.eval_shape(model.head, params).shape[0], how.top_k)
+    return supports.shape(jax.eval_shape(model.head, params).shape[0], most)
 
 
 # ----- in chunks, and in rounds
@@ -464,7 +469,7 @@ def collect(
     )
     tally = metrics.of_rollouts(rollouts, plain.outcome, plain.exists, graded=outcome)
     tally.counts["allocate/dropped_rows"] = dropped_rows(parts, request)
-    if truncates(cfg):
+    if truncates(cfg) and cfg.sampling.engine is None:  # which tells not what it cut
         cut = metrics.mean(choice.cut_mass(rollouts), rollouts.mask)
         tally.means["sampler/cut_mass"] = cut
     if request.explored:

@@ -205,15 +205,17 @@ def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
             model, params, drawn.contexts, tokens, mask, context, settings(cfg), support
         )
 
-    drawn_from = rollouts.logp_behaviour[rows.row]
+    drawn_from, logp_policy = rollouts.logp_behaviour, rollouts.logp_policy
+    if support is not None and cfg.sampling.engine is None:  # which is before the cut
+        logp_policy = drawn_from
     return Batch(
         tokens=tokens,
         mask=mask,
         context=context,
         credit=trains.credit,
         multiplier=jnp.ones(mask.shape, jnp.float32),  # until an update modulates
-        logp_behaviour=drawn_from,
-        logp_policy=rollouts.logp_policy[rows.row] if support is None else drawn_from,
+        logp_behaviour=drawn_from[rows.row],
+        logp_policy=logp_policy[rows.row],
         logp_old=logprobs(state.params) if needs_old_first(cfg) else None,
         logp_ref=logprobs(state.reference) if cfg.kl else None,
         imitated=trains.imitated,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import reward, update
-from curax.arrays import frozen, keys, metrics
+from curax.arrays import frozen, keys, metrics, supports
 from curax.arrays.sharding import shard_rows
 from curax.handover import Ask, Drawn, Limits, Source
 from curax.processes import peers
@@ -46,6 +46,7 @@ class Given:
     mask: Any  # [N, T] bool
     logp: Any  # [N, T] float32, nats
     finished: Any  # [N] bool
+    support: Any = None  # [N, T, S], as `supports.packed`; None: not noted
 
 
 def draws(parts: Subject, request: Request) -> bool:
@@ -86,11 +87,18 @@ def answered(
     asks = [
         Ask(contexts[what.context[n]], int(what.seed[n]) & 0x7FFFFFFF) for n in rows
     ]
+    kept, vocabulary = draw.kept_set(parts, request.how), parts.task.vocab_size
+    most = 0 if kept is None else vocabulary
+    if kept is not None and kept.dtype == jnp.int32:
+        most = kept.shape[0]
     how = Limits(
         max_tokens=request.how.max_tokens,
         temperature=float(request.how.temperature),
         end=tuple(map(int, parts.task.end)),
-        vocabulary=parts.task.vocab_size,
+        vocabulary=vocabulary,
+        top_k=request.how.top_k,
+        top_p=float(request.how.top_p),
+        most_kept=most,
     )
     source = Source(
         step=version,
@@ -105,14 +113,19 @@ def answered(
     logp = np.zeros(shape, np.float32)
     finished = np.ones(shape[0], bool)  # what is missing was not cut off
     length = np.zeros(shape[0], np.int32)
+    support = None if kept is None else np.zeros((*shape, *kept.shape), kept.dtype)
     for n, one in zip(rows, drawn.completions, strict=True):
         if one is not None:
             length[n] = len(one.tokens)
             tokens[n, : length[n]] = one.tokens
             logp[n, : length[n]] = np.minimum(one.logp, 0.0)
             finished[n] = one.finished
+            if kept is not None:
+                support[n, : length[n]] = supports.of_ids(one.kept, kept)
     mask = np.arange(shape[1]) < length[:, None]
-    given = Given(tokens=tokens, mask=mask, logp=logp, finished=finished)
+    given = Given(
+        tokens=tokens, mask=mask, logp=logp, finished=finished, support=support
+    )
     return given, drawn
 
 
@@ -124,14 +137,17 @@ def grade(parts: Subject, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
 
 def shapes(parts: Components, request: Request, what: Asked) -> Given:
     """Shapes of what the engine gives."""
-    del parts
     rows, steps = what.exists.shape[0], request.how.max_tokens
+    kept = draw.kept_set(parts, request.how)
+    if kept is not None:
+        kept = jax.ShapeDtypeStruct((rows, steps, *kept.shape), kept.dtype)
     tokens = jax.ShapeDtypeStruct((rows, steps), jnp.int32)
     return Given(
         tokens=tokens,
         mask=jax.ShapeDtypeStruct((rows, steps), bool),
         logp=jax.ShapeDtypeStruct((rows, steps), jnp.float32),
         finished=jax.ShapeDtypeStruct((rows,), bool),
+        support=kept,
     )
 
 
@@ -142,7 +158,8 @@ def rollouts(
 
     Log-probs of the policy, entropy and score norms, which no engine gives, are the
     trainer's, of one pass with the parameters that drew. So `logp_policy` rounds as the
-    trainer does, and `logp_behaviour` as the engine.
+    trainer does, and `logp_behaviour` as the engine. Where kept sets are noted all are
+    within them.
     """
     plan, mask = present(request.plan), given.mask
     stats = update.token_stats(
@@ -153,6 +170,7 @@ def rollouts(
         mask,
         plan.context,
         optimise.settings(parts.config),
+        given.support,
     )
     off = jnp.abs(given.logp - stats.logp)
     made = Rollouts(
@@ -167,6 +185,7 @@ def rollouts(
         slot=plan.slot,
         context=plan.context,
         exists=plan.exists,
+        support=given.support,
     )
     gaps = {
         "engine/gap_nats": metrics.mean(off, mask),
