@@ -18,7 +18,7 @@ from test_rollout import naive_cut
 from test_update import spread
 
 import curax
-from curax import loss, rollout, score, update
+from curax import loss, off_policy, rollout, score, update
 from curax.arrays import choice, masked, supports
 from curax.config import ConfigError, Mesh, override
 from curax.runs import cache as held
@@ -385,11 +385,13 @@ def test_one_step_ahead_the_lag_alone_is_left():
 
 
 def test_of_an_engine_there_is_room_for_tokens_as_likely_as_the_last():
-    how = rollout.Settings(max_tokens=1, end=(1,), pad=0, top_k=1, support=True)
-    for engine, size in ((None, 1), (list, 2)):
-        sampling = SimpleNamespace(engine=engine)
-        parts = SimpleNamespace(model=POLICY, config=SimpleNamespace(sampling=sampling))
-        assert draw.kept_set(parts, how) == jax.ShapeDtypeStruct((size,), np.int32)
+    changes = ["sampling.top_p=1", "sampling.top_k=1"]
+    engine = {"sampling.engine": list, "sampling.off_policy": off_policy.none}
+    configs = replayed(*changes), override(replayed(*changes), engine)
+    for config, size in zip(configs, (1, 2), strict=True):
+        parts = replace(build(config), model=POLICY)
+        shape = draw.kept_by_config(parts)
+        assert shape == jax.ShapeDtypeStruct((size,), np.int32)
 
 
 def test_what_is_noted_is_told_before_a_run_and_refused_where_it_cannot_be(monkeypatch):

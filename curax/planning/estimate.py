@@ -132,7 +132,7 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         bound=cache_bytes(parts.config),
         trained=parts.train_rows,
         steps=sizes.max_tokens,
-        kept=bytes_of(draws.kept_set(parts, draws.to_train(parts))),
+        kept=bytes_of(draws.kept_by_config(parts)),
     )
 
 

@@ -28,7 +28,7 @@ def kept_sets(loop: Loop) -> str | None:
         ConfigError: they take more than a device has.
     """
     parts = loop.parts
-    if (one := draw.kept_set(parts, draw.to_train(parts))) is None:
+    if (one := draw.kept_by_config(parts)) is None:
         return None
     sizes, cut = parts.config.sampling, dict(loop.mesh.shape) if loop.mesh else {}
     shards = cut.get("data", 1) * cut.get("fsdp", 1)

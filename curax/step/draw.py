@@ -341,17 +341,24 @@ def drawn_contexts(parts: Components, contexts: int, prompt: int) -> tuple[int, 
     return parts.rows // sizes.chunks, prompt + sizes.max_tokens
 
 
-def kept_set(parts: Components, how: rollout.Settings) -> jax.ShapeDtypeStruct | None:
-    """What is noted of a token, as `supports.packed`; None: nothing.
+def kept_set(model: Model, how: rollout.Settings) -> jax.ShapeDtypeStruct | None:
+    """What is noted of a token, as `supports.packed`; None: nothing."""
+    if not how.support:
+        return None
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return supports.shape(jax.eval_shape(model.head, params).shape[0], how.top_k)
+
+
+def kept_by_config(parts: Components) -> jax.ShapeDtypeStruct | None:
+    """`kept_set` of what trains.
 
     An engine may keep all tokens that are as likely as the last of its top k: there is
     room for as many again.
     """
-    if not how.support:
-        return None
-    model, most = parts.model, how.top_k * (2 if parts.config.sampling.engine else 1)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    return supports.shape(jax.eval_shape(model.head, params).shape[0], most)
+    how = to_train(parts)
+    if parts.config.sampling.engine is not None:
+        how = dataclasses.replace(how, top_k=2 * how.top_k)
+    return kept_set(parts.model, how)
 
 
 # ----- in chunks, and in rounds

@@ -87,7 +87,7 @@ def answered(
     asks = [
         Ask(contexts[what.context[n]], int(what.seed[n]) & 0x7FFFFFFF) for n in rows
     ]
-    kept, vocabulary = draw.kept_set(parts, request.how), parts.task.vocab_size
+    kept, vocabulary = draw.kept_by_config(parts), parts.task.vocab_size
     most = 0 if kept is None else vocabulary
     if kept is not None and kept.dtype == jnp.int32:
         most = kept.shape[0]
@@ -120,7 +120,7 @@ def answered(
             tokens[n, : length[n]] = one.tokens
             logp[n, : length[n]] = np.minimum(one.logp, 0.0)
             finished[n] = one.finished
-            if kept is not None:
+            if kept is not None and support is not None:
                 support[n, : length[n]] = supports.of_ids(one.kept, kept)
     mask = np.arange(shape[1]) < length[:, None]
     given = Given(
@@ -138,7 +138,7 @@ def grade(parts: Subject, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
 def shapes(parts: Components, request: Request, what: Asked) -> Given:
     """Shapes of what the engine gives."""
     rows, steps = what.exists.shape[0], request.how.max_tokens
-    kept = draw.kept_set(parts, request.how)
+    kept = draw.kept_by_config(parts)
     if kept is not None:
         kept = jax.ShapeDtypeStruct((rows, steps, *kept.shape), kept.dtype)
     tokens = jax.ShapeDtypeStruct((rows, steps), jnp.int32)

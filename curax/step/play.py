@@ -130,7 +130,7 @@ def hosted(parts: Subject) -> HostEnvironment | None:
 def begun(parts: Subject, request: Request) -> tuple[Played, jax.Array]:
     """Completions before their first turn; `[N, 2]` uint32, keys of their episodes."""
     plan, how = present(request.plan), request.how
-    kept = draw.kept_set(parts, how)
+    kept = draw.kept_set(parts.model, how)
     rows = rollout.unwritten(plan, how.max_tokens, how.pad, kept)
     none = turns.nothing(*rows.tokens.shape)
     zero = jnp.zeros(rows.exists.shape, jnp.int32)
