@@ -115,6 +115,7 @@ def test_what_runs_beside_the_update_is_what_one_program_computes(config, alike)
     assert all(0 <= row["time/hidden_fraction"] < 1 for row in got[1])
 
 
+@pytest.mark.long
 def test_devices_of_their_own_draw_what_those_that_train_would():
     """Bit for bit what one mesh of that size does, and as exactly resumed."""
     apart = replace(HOST, mesh=Mesh(data=2, draw_share=0.5))

@@ -637,6 +637,7 @@ def test_a_field_of_an_alternative_changes_what_it_is_for(name):
     assert seen.look(where) != original(where, group)
 
 
+@pytest.mark.long
 def test_the_same_config_is_the_same_everywhere():
     for config, group in ((CONFIG, "model"), (PLAIN, None)):
         again = Seen(override(config, []))

@@ -72,6 +72,7 @@ def test_every_block_of_the_page_runs_as_it_stands(followed):
     assert all(len(block.strip().splitlines()) <= 22 for block in BLOCKS)
 
 
+@pytest.mark.long
 def test_a_run_is_init_and_steps_of_the_same_seed(followed, begun):
     """Seed 0 of eight; three steps by hand."""
     state, step = begun, followed["step"]
@@ -126,7 +127,8 @@ def host_task(*, files, **options):
     )
 
 
-@pytest.mark.parametrize("files", [False, True], ids=["generated", "in files"])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("files", [True, False], ids=["in files", "generated"])
 def test_a_task_that_is_graded_in_python_takes_steps_too(files):
     """They are those of the task that is graded by a JAX function."""
     config = small.get_config()

@@ -266,6 +266,7 @@ STOPPED = replace(
 )
 
 
+@pytest.mark.long
 def test_a_stopping_rule_draws_the_same_in_the_decoding_loop_and_between_rounds():
     """The host cannot look into the loop, and tests the rule round by round.
 
@@ -322,6 +323,7 @@ def test_pilots_of_several_steps_are_drawn_by_one_policy():
     assert seen == [0, 0, 0, 3, 3, 3]
 
 
+@pytest.mark.long
 def test_chunks_of_any_size_give_the_same_bits():
     for chunks in ((1, 3), (1, 1, 1, 1)):
         state, rows = trained(TINY, chunks=chunks)
@@ -378,6 +380,7 @@ def test_many_seeds_take_no_kernel_that_cannot_be_mapped_over(monkeypatch):
     assert taken == {"flash_long"}
 
 
+@pytest.mark.long
 def test_runs_are_vmapped_over_seeds_and_over_magnitudes():
     columns = (
         jnp.array([0, 1, 0], jnp.uint32),
@@ -490,8 +493,8 @@ def half_more(outcome, length):
     return 1.5 * outcome
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize("how", ["whole", "parts", "rounds", "refills"])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("how", ["parts", "whole", "rounds", "refills"])
 def test_terms_of_a_reward_follow_their_completions_however_these_are_drawn(how):
     config = {
         "whole": TINY,

@@ -20,7 +20,7 @@ def told(outputs):
     return " ".join(NUMBER.sub("", text).split()), numbers, pictures
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("path", RUN["NOTEBOOKS"], ids=lambda path: path.stem)
 def test_a_notebook_prints_and_draws_what_is_stored(path):
     """Numbers may be rounded another way elsewhere."""

@@ -78,7 +78,10 @@ FEWER = ["--limit", "4", "--batch", "4", "--max-tokens", "8", "--workers", "1"]
 for_every_page = pytest.mark.parametrize("name", NAMES)
 long = pytest.mark.long  # by the pages that train several times, and by their runs
 # These, and their runs.
-LONG = {"bring_your_model", "add_a_method", "metrics", "evaluate", "write_a_grader"}
+LONG = {
+    *("bring_your_model", "add_a_method", "metrics", "evaluate", "write_a_grader"),
+    "environments",
+}
 
 
 class Block(NamedTuple):

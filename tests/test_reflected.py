@@ -731,6 +731,7 @@ def test_a_scorer_that_lags_is_the_policy_of_the_last_even_step():
         )
 
 
+@pytest.mark.long
 def test_a_run_cut_in_two_is_the_whole_run(tmp_path):
     """Between two looks, and between two copies of the scorer."""
     rows_, _, states = run()

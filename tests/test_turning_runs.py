@@ -85,7 +85,8 @@ def test_both_loops_give_the_same_parameters_and_metrics():
     assert_same(trained(TINY, loops.Staged)[:2], reference()[:2])
 
 
-@pytest.mark.parametrize("kind", [loops.Jitted, loops.Staged])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("kind", [loops.Staged, loops.Jitted])
 def test_eight_devices_give_what_one_gives(kind):
     config = replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))
     assert_same(trained(config, kind)[:2], reference()[:2])
@@ -111,6 +112,7 @@ def nim_by_host(**options):
     return replace(made, on_device=False, environment=world)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(data=2, fsdp=2, tensor=2)])
 def test_a_run_whose_turns_the_host_answers_is_the_same_run(mesh):
     """To the order of sums: what a row holds is read by a pass, not token by token."""
@@ -142,7 +144,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("what", OTHERS)
 def test_what_draws_otherwise_draws_turns_as_well(what):
     config = replace(TINY, **OTHERS[what])
