@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from curax import allocate, plan, score
 from curax.config import ConfigError, Mesh, Pilot, load, override
 from curax.planning import chips, estimate, hlo, planner, table
-from curax.step import draw, mesh
+from curax.step import mesh, room
 from curax.types import Rollouts
 
 SMALL = ["--config", str(small.FILE)]
@@ -136,7 +136,7 @@ def test_a_run_says_the_cache_that_is_planned():
         layout = AbstractMesh(shape, mesh.AXES)
         cut = estimate.Cut.of(layout, run.sizes)
         memory = estimate.draw(run.sizes, cut, cut_sampler=False).memory
-        got = draw.cache_size(run.parts, layout)
+        got = room.cache_size(run.parts, layout)
         assert (got.slots, got.contexts) == (6, 4)
         assert got.bytes == memory["cache"] + memory["prefix"]
         # One head of keys does not divide over two devices.
@@ -145,7 +145,7 @@ def test_a_run_says_the_cache_that_is_planned():
         # What is left for one slot less on each device.
         allowed = (got.bytes - 1) / 2**30
         bounded = planner.traced(override(config, {"sampling.cache_gib": allowed}))
-        less = draw.cache_size(bounded.parts, layout)
+        less = room.cache_size(bounded.parts, layout)
         assert (less.slots, less.wanted) == (6 - 6 // slots, 6)
         assert less.bytes == got.bytes - token * 7
         memory = estimate.draw(bounded.sizes, cut, cut_sampler=False).memory

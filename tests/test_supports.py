@@ -22,7 +22,7 @@ from curax import loss, off_policy, rollout, score, update
 from curax.arrays import choice, masked, supports
 from curax.config import ConfigError, Mesh, override
 from curax.runs import cache as held
-from curax.step import draw, drivers, loops, mesh
+from curax.step import draw, drivers, loops, mesh, room
 from curax.step.build import build
 from curax.step.learn import prepared
 from curax.types import Batch
@@ -390,7 +390,7 @@ def test_of_an_engine_there_is_room_for_tokens_as_likely_as_the_last():
     configs = replayed(*changes), override(replayed(*changes), engine)
     for config, size in zip(configs, (1, 2), strict=True):
         parts = replace(build(config), model=POLICY)
-        shape = draw.kept_by_config(parts)
+        shape = room.kept_to_train(parts)
         assert shape == jax.ShapeDtypeStruct((size,), np.int32)
 
 

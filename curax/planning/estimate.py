@@ -21,7 +21,7 @@ from curax.arrays.sharding import bytes_on_device
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
 from curax.settings.sizes import cache_bytes, declared_option
-from curax.step import draw as draws
+from curax.step import room
 from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
 
@@ -132,13 +132,13 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         bound=cache_bytes(parts.config),
         trained=parts.train_rows,
         steps=sizes.max_tokens,
-        kept=bytes_of(draws.kept_by_config(parts)),
+        kept=bytes_of(room.kept_to_train(parts)),
     )
 
 
 def drawn(parts: Components, sizes: Shapes) -> Shapes:
     """The sizes of a run with the contexts that its draws read."""
-    contexts, prompt = draws.drawn_contexts(parts, sizes.contexts, sizes.prompt)
+    contexts, prompt = room.drawn_contexts(parts, sizes.contexts, sizes.prompt)
     return dataclasses.replace(sizes, contexts=contexts, prompt=prompt)
 
 

@@ -4,7 +4,7 @@ import jax
 
 from curax.config import ConfigError
 from curax.settings import machine
-from curax.step import draw
+from curax.step import room
 from curax.step.loops import Loop
 
 MIB, GIB = 2**20, 2**30
@@ -28,7 +28,7 @@ def kept_sets(loop: Loop) -> str | None:
         ConfigError: they take more than a device has.
     """
     parts = loop.parts
-    if (one := draw.kept_by_config(parts)) is None:
+    if (one := room.kept_to_train(parts)) is None:
         return None
     sizes, cut = parts.config.sampling, dict(loop.mesh.shape) if loop.mesh else {}
     shards = cut.get("data", 1) * cut.get("fsdp", 1)
@@ -56,7 +56,7 @@ def line(loop: Loop) -> str | None:
     Raises:
         ConfigError: `sampling.cache_gib` has no room for a completion.
     """
-    found = draw.cache_size(loop.parts, loop.mesh)
+    found = room.cache_size(loop.parts, loop.mesh)
     taken = loop.parts.config.seeds * found.bytes
     if not taken:
         return None

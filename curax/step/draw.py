@@ -16,12 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
 from curax import allocate, data, hint, reward, rollout
 from curax import memory as memories
-from curax.arrays import cache_sizes, choice, frozen, masked, metrics, supports
+from curax.arrays import choice, frozen, masked, metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.turns import Episodes
 from curax.config import Config
@@ -41,7 +39,6 @@ from curax.step.types import (
 from curax.types import (
     Contexts,
     Environment,
-    HostEnvironment,
     Model,
     Plan,
     PromptMemory,
@@ -271,94 +268,6 @@ def stopping(parts: Components, request: Request) -> rollout.Stopping:
         size=present(parts.config.stop).round_size,
         most=request.group,
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CacheSize:
-    """Size of a draw's KV cache; slots and contexts are those of all devices."""
-
-    bytes: float  # of one device
-    slots: int  # K
-    wanted: int  # K without a bound
-    contexts: int  # C
-    prompt: int  # P, with the widest hint
-
-
-def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
-    """Size of a draw's KV cache, from shapes; prefixes are held once.
-
-    Args:
-        parts: components of the run.
-        mesh: of the run; None: one device.
-
-    Raises:
-        ConfigError: `sampling.cache_gib` has no room for a completion.
-    """
-    sizes, model = parts.config.sampling, parts.model
-
-    def of(ids):
-        return contexts_of(parts, parts.task.prompts(ids))
-
-    ids = np.zeros(sizes.prompts, np.int32)
-    asked = of(ids) if parts.task.in_files else jax.eval_shape(of, ids)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    prefix = jax.eval_shape(partial(rollout.prefill, model), params, asked)
-    cut = dict(mesh.shape) if mesh else {}
-    tensor, (_, prompt) = cut.get("tensor", 1), asked.tokens.shape
-    token = cache_sizes.token_bytes(
-        prefix.cache, asked, lambda heads: tensor if heads % tensor == 0 else 1
-    )
-    rows = parts.rows // sizes.chunks
-    if stop := parts.config.stop:  # more are never open at a time
-        rows = min(rows, sizes.prompts * stop.round_size)
-    contexts, prompt = drawn_contexts(parts, sizes.prompts, prompt)
-    where = cache_sizes.Places(
-        contexts=contexts,
-        prompt=prompt,
-        steps=sizes.max_tokens,
-        shards=cut.get("data", 1) * cut.get("fsdp", 1),
-    )
-    most = min(sizes.slots or rows, rows)
-    slots = where.slots(most, bound=cache_bytes(parts.config), token=token)
-    own, shared = where.tokens(slots)
-    return CacheSize(
-        bytes=token * (own + shared),
-        slots=slots,
-        wanted=most,
-        contexts=contexts,
-        prompt=prompt,
-    )
-
-
-def drawn_contexts(parts: Components, contexts: int, prompt: int) -> tuple[int, int]:
-    """(C, P), contexts and their tokens as a draw reads them.
-
-    From the host each turn is drawn behind all of its row.
-    """
-    if not isinstance(parts.task.environment, HostEnvironment):
-        return contexts, prompt
-    sizes = parts.config.sampling
-    return parts.rows // sizes.chunks, prompt + sizes.max_tokens
-
-
-def kept_set(model: Model, how: rollout.Settings) -> jax.ShapeDtypeStruct | None:
-    """What is noted of a token, as `supports.packed`; None: nothing."""
-    if not how.support:
-        return None
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    return supports.shape(jax.eval_shape(model.head, params).shape[0], how.top_k)
-
-
-def kept_by_config(parts: Components) -> jax.ShapeDtypeStruct | None:
-    """`kept_set` of what trains.
-
-    An engine may keep all tokens that are as likely as the last of its top k: there is
-    room for as many again.
-    """
-    how = to_train(parts)
-    if parts.config.sampling.engine is not None:
-        how = dataclasses.replace(how, top_k=2 * how.top_k)
-    return kept_set(parts.model, how)
 
 
 # ----- in chunks, and in rounds

@@ -2,7 +2,7 @@
 
 A step defines what is computed from what; a driver defines how. Whatever differs
 between verifiers in JAX and in Python, and between generated prompts and prompts read
-from files, is in this module, the traces of a warm start and `draw.cache_size` apart.
+from files, is in this module, the traces of a warm start and `room.cache_size` apart.
 All completions are drawn and graded here, whoever asks: `draw_and_grade` gives both,
 and from the host `begin` draws and lets them be graded in the background.
 

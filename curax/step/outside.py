@@ -20,7 +20,7 @@ from curax.arrays.sharding import shard_rows
 from curax.handover import Ask, Drawn, Limits, Source
 from curax.processes import peers
 from curax.settings.config_types import present
-from curax.step import draw, optimise
+from curax.step import draw, optimise, room
 from curax.step.types import Components, Request, StepRequest, Subject
 from curax.types import Prompts, Rollouts, TrainState
 
@@ -87,7 +87,7 @@ def answered(
     asks = [
         Ask(contexts[what.context[n]], int(what.seed[n]) & 0x7FFFFFFF) for n in rows
     ]
-    kept, vocabulary = draw.kept_by_config(parts), parts.task.vocab_size
+    kept, vocabulary = room.kept_to_train(parts), parts.task.vocab_size
     most = 0 if kept is None else vocabulary
     if kept is not None and kept.dtype == jnp.int32:
         most = kept.shape[0]
@@ -138,7 +138,7 @@ def grade(parts: Subject, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
 def shapes(parts: Components, request: Request, what: Asked) -> Given:
     """Shapes of what the engine gives."""
     rows, steps = what.exists.shape[0], request.how.max_tokens
-    kept = draw.kept_by_config(parts)
+    kept = room.kept_to_train(parts)
     if kept is not None:
         kept = jax.ShapeDtypeStruct((rows, steps, *kept.shape), kept.dtype)
     tokens = jax.ShapeDtypeStruct((rows, steps), jnp.int32)

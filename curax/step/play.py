@@ -23,7 +23,7 @@ from curax.arrays.sharding import shard_rows
 from curax.processes import peers
 from curax.reward import NONE, Verdicts
 from curax.settings.config_types import present
-from curax.step import draw
+from curax.step import draw, room
 from curax.step.types import Request, Subject
 from curax.types import (
     Answer,
@@ -130,7 +130,7 @@ def hosted(parts: Subject) -> HostEnvironment | None:
 def begun(parts: Subject, request: Request) -> tuple[Played, jax.Array]:
     """Completions before their first turn; `[N, 2]` uint32, keys of their episodes."""
     plan, how = present(request.plan), request.how
-    kept = draw.kept_set(parts.model, how)
+    kept = room.kept_set(parts.model, how)
     rows = rollout.unwritten(plan, how.max_tokens, how.pad, kept)
     none = turns.nothing(*rows.tokens.shape)
     zero = jnp.zeros(rows.exists.shape, jnp.int32)
