@@ -20,6 +20,8 @@ from curax.step.build import build
 from curax.tasks import chain
 from curax.theory import advice
 from curax.types import Difficulty
+from experiments.lag import late
+from experiments.lag import show as lag
 from experiments.map import ablations, parts, regimes, run, show
 from experiments.turns import show as turns
 
@@ -165,6 +167,15 @@ def test_the_page_has_the_tables_that_the_results_give(judged):
         )
         for name, curve in show.curves(regime).items():
             assert curve.spent[-1].min() >= whole, (regime, name)
+
+
+def test_the_page_of_lags_has_the_tables_that_the_results_give():
+    text = page("experiments/lag/README.md", whole=True)
+    read = [
+        json.loads((lag.HERE / f"{n}.json").read_text()) for n in ("results", "late")
+    ]
+    tables = lag.table(read[0]), *(late.table(read[1], rate) for rate in late.RATES)
+    assert all(table in text for table in tables)
 
 
 def test_the_page_of_turns_has_the_tables_that_the_results_give():

@@ -1,7 +1,7 @@
 """Lags of more than a step, and a sampler in bfloat16: a loop of one's own.
 
 Command:  python -m experiments.lag.late          runs what `late.json` lacks
-          python -m experiments.lag.late --show   makes the table of it
+          python -m experiments.lag.late --show   makes the tables of it
 
 What trains is drawn by the policy of so many updates before, whose parameters the loop
 keeps; the first ones all draw from the start. Eight seeds side by side, each from its
@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import curax
-from curax.runs import reading
 from curax.settings.tables import markdown
 from curax.step import loops
 from experiments.smoke import shown
@@ -138,37 +137,34 @@ def run(path: Path) -> None:
             print(f"{name}: {shown(rates)}, {gap.mean():.2g} nats", flush=True)
 
 
-def table(found: dict[str, Any]) -> str:
-    """Every arm, less on policy in float32 at the same learning rate and seed."""
-    base = "float32", 0, "uncorrected"
-    head = ["sampler", "lag", "weights"]
-    for rate in RATES:
-        head += [f"{rate:g}: pass rate", "less on policy", "gap, nats", "tokens"]
+def table(found: dict[str, Any], rate: float) -> str:
+    """Every arm at a learning rate, less those of the same seed that differ in one."""
+
+    def of(sampler: str, lag: int, weights: str) -> np.ndarray:
+        return np.array(found[f"{rate} {sampler} {lag} {weights}"]["rate"])
+
+    head = ["sampler", "lag", "weights", "pass rate", "less on policy"]
     rows = []
-    for arm in ARMS:
-        cells = [*map(str, arm)]
-        for rate in RATES:
-            names = (" ".join(map(str, (rate, *a))) for a in (arm, base))
-            own, plain = map(found.get, names)
-            if own is None or plain is None:
-                cells += ["", "", "", ""]
-                continue
-            there = np.array(own["rate"])
-            gap = there - np.array(plain["rate"])
-            cells += [shown(there), "" if arm == base else shown(gap, signed=True)]
-            cells += [f"{np.mean(own['gap_nats']):.2g}"]
-            cells += [reading.count_text(np.mean(own["tokens"]))]
+    for sampler, lag, weights in ARMS:
+        there, base = of(sampler, lag, weights), ("float32", 0, "uncorrected")
+        less = shown(there - of(*base), signed=True)
+        plain = there - of(sampler, lag, "uncorrected")
+        more = "" if weights == "uncorrected" else shown(plain, signed=True)
+        gap = np.mean(found[f"{rate} {sampler} {lag} {weights}"]["gap_nats"])
+        cells = [sampler, str(lag), weights, shown(there)]
+        cells += ["" if (sampler, lag, weights) == base else less, more, f"{gap:.2g}"]
         rows.append(cells)
-    return markdown(head, rows)
+    return markdown([*head, "more than uncorrected", "gap, nats"], rows)
 
 
 def main() -> None:
     """Run, or show."""
     parser = argparse.ArgumentParser(prog="python -m experiments.lag.late")
-    parser.add_argument("--show", action="store_true", help="make the table")
+    parser.add_argument("--show", action="store_true", help="make the tables")
     path = HERE / "late.json"
     if parser.parse_args().show:
-        print(table(json.loads(path.read_text())))
+        found = json.loads(path.read_text())
+        print(*(table(found, rate) for rate in reversed(RATES)), sep="\n\n")
     else:
         run(path)
 
