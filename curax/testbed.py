@@ -148,7 +148,7 @@ def from_checkpoint(
 def in_words(recipe: Config, **fields: Any) -> Config:
     """A recipe on generated word problems, in text and from nothing.
 
-    The policy is a transformer of 3.3 million parameters in the form of Qwen3; its warm
+    The policy is a transformer of 3.4 million parameters in the form of Qwen3; its warm
     start is pretraining on the solutions of a teacher with bad habits. The stages of
     the recipe stay, and so do its numbers of completions and of updates per batch.
 
