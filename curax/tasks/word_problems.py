@@ -102,6 +102,7 @@ EACH = (
     Form("How many {thing} are in each share?", 0),
     Form("How many {thing} are there in each?", 0, held_out=True),
 )
+TAKEN_FOR = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a sign is misread as
 FORGETS = 0.15  # the last of several steps
 SLIP, CARRY_SLIP = 0.04, 0.25  # of a sum or product; where a digit is carried
 
@@ -201,20 +202,24 @@ def applied(now: int, sign: str, number: int) -> int:
     return {"+": now + number, "-": now - number, "*": now * number}[sign]
 
 
-def solution(first: int, steps: Sequence[Step]) -> str:
-    """The worked solution that takes these steps: a line for each, and the answer."""
-    lines, now = [], first
-    for step, result in zip(steps, results(first, steps), strict=True):
-        lines.append(line(now, step, result))
-        now = result
-    return "\n".join([*lines, f"#### {now}"])
+def solution(
+    first: int, steps: Sequence[Step], said: Sequence[int] | None = None
+) -> str:
+    """The worked solution that takes these steps: a line for each, and the answer.
 
+    A product is written with the number of packs first.
 
-def line(now: int, step: Step, result: int) -> str:
-    """The line of a step; a product is written number of packs first."""
-    if step.sign == "*":
-        return f"{step.number} * {now} = {result}"
-    return f"{now} {step.sign} {step.number} = {result}"
+    Args:
+        first: number that the steps begin from.
+        steps: in the order in which they are taken.
+        said: what is said to come out of each; None: what does.
+    """
+    said = results(first, steps) if said is None else said
+    lines = []
+    for now, step, result in zip([first, *said[:-1]], steps, said, strict=True):
+        sides = [step.number, now] if step.sign == "*" else [now, step.number]
+        lines.append(f"{sides[0]} {step.sign} {sides[1]} = {result}")
+    return "\n".join([*lines, f"#### {said[-1]}"])
 
 
 def is_unseen(number: int) -> bool:
@@ -296,20 +301,18 @@ def taught(word_problem: WordProblem, seed: int) -> str:
     aside = word_problem.aside
     if aside and made.random() < aside.form.misread:
         steps.insert(made.randint(0, len(steps)), aside)
-    lines, now = [], word_problem.first
-    for step in steps:
+    said, now = [], word_problem.first
+    for i, step in enumerate(steps):
         if step is not aside and made.random() < step.form.misread:
-            step = step._replace(
-                sign={"+": "-", "-": "+", "*": "+", "/": "-"}[step.sign]
-            )
+            step = step._replace(sign=TAKEN_FOR[step.sign])
         if applied(now, step.sign, step.number) < 0:
             step = step._replace(sign="+")
-        result = applied(now, step.sign, step.number)
-        if made.random() < (CARRY_SLIP if carries(now, step) else SLIP):
-            result = abs(result + made.choice((-10, -1, 1, 10)))
-        lines.append(line(now, step, result))
-        now = result
-    return "\n".join([*lines, f"#### {now}"])
+        steps[i], now = step, applied(now, step.sign, step.number)
+        before = said[-1] if said else word_problem.first
+        if made.random() < (CARRY_SLIP if carries(before, step) else SLIP):
+            now = abs(now + made.choice((-10, -1, 1, 10)))
+        said.append(now)
+    return solution(word_problem.first, steps, said)
 
 
 def carries(now: int, step: Step) -> bool:
