@@ -137,7 +137,7 @@ def rates(count):
 def test_the_teacher_is_right_the_less_often_the_more_steps_there_are():
     means = [rates(count).mean() for count in (1, 2, 3)]
     assert means[0] > means[1] + 0.1 > means[2] + 0.15
-    assert 0.2 < np.mean(means) < 0.35
+    assert 0.25 < np.mean(means) < 0.4
 
 
 def test_pass_rates_of_the_teacher_spread():
@@ -202,7 +202,7 @@ def test_a_task_grades_as_files_do_and_imitates_the_teacher(task):
     rows = [row[kept] for row, kept in zip(tokens, mask, strict=True)]
     assert all(row[-1] in task.end for row in rows if len(row))
     outcomes = present(task.verify_all)([*prompts.target], rows)
-    assert 0.15 < np.mean(outcomes) < 0.4
+    assert 0.2 < np.mean(outcomes) < 0.5
     shown = {task.decode(row) for row in np.where(prompts.mask, prompts.tokens, 0)}
     held = task.held_out(np.arange(50, dtype=np.int32))
     assert not shown & {task.decode(r) for r in np.where(held.mask, held.tokens, 0)}
