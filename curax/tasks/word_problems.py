@@ -1,6 +1,6 @@
 """Word problems in plain English, generated, and a teacher with bad habits.
 
-    Ann has 3 bags with 6 coins in each. Ben is 9 years old. She sells 4 of them.
+    Ann has 3 bags with 6 coins in each. Ben is 9 years old. She loses 4 of them.
     How many coins does she have now?           3 * 6 = 18, 18 - 4 = 14, #### 14
 
 A problem has one to three steps, and may have a number that does not matter. All are
