@@ -162,7 +162,7 @@ def in_words(recipe: Config, **fields: Any) -> Config:
     Raises:
         ConfigError: what `Config` raises.
     """
-    warm_up = partial(update.warmup_cosine, peak=2e-3, warmup=50, steps=800, end=1e-4)
+    warm_up = partial(update.warmup_cosine, peak=2e-3, warmup=50, steps=450, end=1e-4)
     shared: dict[str, Any] = {
         "task": partial(word_problems.task, hints=bool(recipe.hint)),
         "model": partial(
@@ -175,13 +175,13 @@ def in_words(recipe: Config, **fields: Any) -> Config:
             mlp_width=768,
         ),
         "warm_start": WarmStart(
-            steps=800,
+            steps=450,
             rows=32,
             optimizer=partial(optax.adamw, learning_rate=warm_up, b2=0.98),
         ),
         "optimizer": partial(optax.adam, learning_rate=2e-4, b2=0.99),
         "update": replace(recipe.update, tokens_per_micro_batch=2048),
-        "evaluation": Evaluation(every=50, prompts=128, samples=16, k=16),
+        "evaluation": Evaluation(every=50, prompts=96, samples=16, k=16),
         "logging": Logging(every=1, checkpoint_every=25),
         "steps": 100,
     }

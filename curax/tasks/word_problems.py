@@ -380,7 +380,7 @@ def own_tokenizer() -> text.Tokenizer:
 def task(
     *,
     tokenizer: CheckpointPath | None = None,
-    size: Count = 16_000,
+    size: Count = 14_400,
     num_held_out: Count = 512,
     seed: Seed = 0,
     least_steps: Count = 1,
