@@ -22,7 +22,7 @@ from curax.models import families, transformer
 from curax.models.export import write_new
 from curax.settings.cli import Parser, command_line, program, written_to
 from curax.settings.packages import missing
-from curax.tasks import text
+from curax.tasks import byte_pairs, text, word_problems
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve")
 THINGS = ("apples", "books", "coins", "dice")
@@ -30,6 +30,8 @@ KINDS = (("buys", "more", "+", 1), ("gives", "away", "-", -1))
 WRONG = 0.5  # of the teacher's solutions
 TRAIN, HELD_OUT, SHOP = 1000, 100, 400  # problems in the files
 WORDS = 400  # ids of the tokenizer
+TEXT = {"train": 2000, "test": 200, "forms": 200, "numbers": 200}  # with --text
+TEXT_SEED = 10**9  # of its first problem: the recipe's are far below
 SIZES: dict[str, Any] = {
     "layers": 1,
     "heads": 4,
@@ -38,15 +40,6 @@ SIZES: dict[str, Any] = {
     "mlp_width": 128,
 }
 
-START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-TURNS = """\
-{% for message in messages %}
-<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor %}
-{% if add_generation_prompt %}
-<|im_start|>assistant
-{% endif %}"""
 WRITTEN = ("rope_scaling", "max_positions", "dtype", "shards", "style", "extra")
 
 CONFIG = '''\
@@ -112,25 +105,34 @@ def parser() -> Parser:
         epilog="The folder appears under its name when it is whole.",
     )
     result.add_argument("out", metavar="DIR", help="folder that does not exist yet")
+    result.add_argument(
+        "--text",
+        action="store_true",
+        help="problems alone, others of those that the recipe text makes",
+    )
     return result
 
 
 @command_line("curax.demo")
 def main(argv: list[str]) -> int:
     """Exit status: 0 done, 2 bad input."""
-    out = Path(parser().parse_args(argv).out)
+    args = parser().parse_args(argv)
+    out = Path(args.out)
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists already; name a new folder.")
     try:
         with written_to(out, "a folder that can"):
             out.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".demo.", dir=out.parent) as hidden:
-                write(made := Path(hidden) / "demo")
+                (write_text if args.text else write)(made := Path(hidden) / "demo")
                 os.rename(made, out)
     except ImportError as error:
         raise ConfigError(missing(error) or f"{error}.") from error
-    sizes = {"train": TRAIN, "test": HELD_OUT, "shop": SHOP}
+    sizes = TEXT if args.text else {"train": TRAIN, "test": HELD_OUT, "shop": SHOP}
     files = ", ".join(f"{name}.jsonl ({count})" for name, count in sizes.items())
+    if args.text:
+        print(f"Written: {out} with {files}")
+        return 0
     print(f"Written: {out} with model, {files} and words.py")
     print(f"Go on with: {program('train')} {out / 'words.py'}")
     return 0
@@ -149,6 +151,27 @@ def write(folder: Path) -> None:
     spoken = write_problems(folder)
     write_model(folder / "model", spoken)
     shutil.rmtree(spoken.path)
+
+
+def write_text(folder: Path) -> None:
+    """Write files of the word problems of `curax train text` into a new folder.
+
+    Those of `forms` and `numbers` have sentences, or a number or more, that no training
+    problem has.
+
+    Args:
+        folder: does not exist yet.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    folder.mkdir(parents=True)
+    seed = TEXT_SEED
+    for name, count in TEXT.items():
+        unseen = name if name in word_problems.UNSEEN else None
+        made = word_problems.records(count, seed=seed, unseen=unseen)
+        write_lines(folder / f"{name}.jsonl", made)
+        seed += count
 
 
 def write_model(folder: Path, spoken: text.Tokenizer, **options: Any) -> None:
@@ -185,7 +208,7 @@ def write_problems(folder: Path) -> text.Tokenizer:
     write_lines(folder / "test.jsonl", made[TRAIN:])
     write_lines(folder / "shop.jsonl", (of_shop(i, one) for i, one in shop))
     (folder / "words.py").write_text(CONFIG, "utf-8")
-    return tokenizer(folder / "tokenizer", spoken, vocab_size=WORDS)
+    return byte_pairs.tokenizer(folder / "tokenizer", spoken, vocab_size=WORDS)
 
 
 def problems(
@@ -290,49 +313,6 @@ def checkpoint(
         norm_eps=norm_eps,
         **written,
     )
-
-
-def tokenizer(
-    path: Path, texts: Iterable[str], *, vocab_size: int, chat: bool = True
-) -> text.Tokenizer:
-    """Write byte pairs over bytes, learnt from texts, and load them.
-
-    The same texts give the same files.
-
-    Args:
-        path: folder that gets tokenizer.json and tokenizer_config.json.
-        texts: to learn from.
-        vocab_size: ids at most; bytes and control tokens take 259.
-        chat: with a chat template, whose turns end in `<|im_end|>`; otherwise
-            `<|endoftext|>` ends a completion.
-
-    Raises:
-        ImportError: `tokenizers` is not installed.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[PAD, START, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "eos_token": END if chat else PAD,
-        "pad_token": PAD,
-        "chat_template": TURNS if chat else None,
-    }
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "tokenizer.json").write_text(core.to_str(pretty=True), "utf-8")
-    said = json.dumps(config, indent=1) + "\n"
-    (path / "tokenizer_config.json").write_text(said, "utf-8")
-    return text.load(path)
 
 
 if __name__ == "__main__":

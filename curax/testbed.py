@@ -22,7 +22,7 @@ from curax.config import (
 )
 from curax.models import pretrained, transformer
 from curax.settings.config_types import Function
-from curax.tasks import chain
+from curax.tasks import chain, word_problems
 
 # Fields by which some prompts or completions count more than others.
 SELECTION = ("allocate", "pilot", "stop", "gate", "downsample")
@@ -143,3 +143,46 @@ def from_checkpoint(
         "steps": 200,
     }
     return transferred(recipe, max_tokens=max_tokens, **(shared | fields))
+
+
+def in_words(recipe: Config, **fields: Any) -> Config:
+    """A recipe on generated word problems, in text and from nothing.
+
+    The policy is a transformer of 3.4 million parameters in the form of Qwen3; its warm
+    start is pretraining on the solutions of a teacher with bad habits. The stages of
+    the recipe stay, and so do its numbers of completions and of updates per batch.
+
+    Args:
+        recipe: what `load` gives of a file in configs/.
+        **fields: of `Config`, in place of what is said above.
+
+    Returns:
+        The config of the run.
+
+    Raises:
+        ConfigError: what `Config` raises.
+    """
+    warm_up = partial(update.warmup_cosine, peak=2e-3, warmup=50, steps=450, end=1e-4)
+    shared: dict[str, Any] = {
+        "task": partial(word_problems.task, hints=bool(recipe.hint)),
+        "model": partial(
+            transformer.model,
+            width=256,
+            layers=4,
+            heads=4,
+            kv_heads=2,
+            head_dim=64,
+            mlp_width=768,
+        ),
+        "warm_start": WarmStart(
+            steps=450,
+            rows=32,
+            optimizer=partial(optax.adamw, learning_rate=warm_up, b2=0.98),
+        ),
+        "optimizer": partial(optax.adam, learning_rate=2e-4, b2=0.99),
+        "update": replace(recipe.update, tokens_per_micro_batch=2048),
+        "evaluation": Evaluation(every=50, prompts=96, samples=16, k=16),
+        "logging": Logging(every=1, checkpoint_every=25),
+        "steps": 100,
+    }
+    return transferred(recipe, max_tokens=40, **(shared | fields))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
 import flax.struct
@@ -499,6 +500,7 @@ class Task:
         prompt_form: format of prompts as JSON values: `template`, `system`,
             `chat` and `thinking`, as options of `tasks.file_task`; None: prompts are
             not made of text.
+        tokenizer: folder with the files of the tokenizer; None: as `prompt_form`.
         summary: summary of the files, printed once when a run begins.
         fingerprint: digest of the questions in the files and of their order.
         hinting: how prompts are hinted; None: they cannot be.
@@ -533,6 +535,7 @@ class Task:
     ) = None
     start: Callable[[], None] | None = None
     prompt_form: Mapping[str, Any] | None = None
+    tokenizer: Path | None = None
     summary: str = ""
     fingerprint: int = 0
     hinting: Hinting | None = None

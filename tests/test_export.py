@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -152,22 +151,21 @@ def test_a_tokenizer_that_the_task_reads_goes_with_the_model(
     tmp_path, runs, monkeypatch
 ):
     loop = saved.built(saved.own)
-    config = replace(saved.own(), task=partial(saved.lora().task, tokenizer=None))
-    config = override(config, [f"task.tokenizer={real.checkpoint(small=True)}"])
+    config, read = saved.own(), real.checkpoint(small=True)
     now = saved.state(saved.own, 5)
     policy = policies.Policy(
         model=loop.parts.model,
         params=now.params,
         mesh=None,
         config=config,
-        task=loop.parts.task,
+        task=replace(loop.parts.task, tokenizer=read),
         step=5,
     )
     monkeypatch.setattr(policies, "run_config", lambda *_, **__: config)
     monkeypatch.setattr(policies, "load_run", lambda *_, **__: policy)
     assert main(runs["own"], tmp_path / "new")[0] == 0
     spoken = text.load(tmp_path / "new")
-    source = text.load(real.checkpoint(small=True))
+    source = text.load(read)
     assert spoken.encode("3 apples") == source.encode("3 apples")
     assert spoken.template == source.template
 

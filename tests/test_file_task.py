@@ -19,7 +19,7 @@ from curax.models import pretrained
 from curax.runs import memory_io
 from curax.settings import errors
 from curax.step.build import task_of
-from curax.tasks import file_task, text
+from curax.tasks import byte_pairs, file_task, text
 from curax.verify import graders
 
 
@@ -100,7 +100,7 @@ def test_prompts_can_be_plain_or_have_a_system_turn_and_a_template():
 
 
 def test_the_template_is_told_whether_to_think(tmp_path):
-    demo.tokenizer(tmp_path, ["2 + 2 = 4"], vocab_size=300)
+    byte_pairs.tokenizer(tmp_path, ["2 + 2 = 4"], vocab_size=300)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config["chat_template"] = "{{ enable_thinking is defined and enable_thinking }}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -297,7 +297,7 @@ def test_training_on_what_is_held_out_is_refused(tmp_path):
 
 
 def test_a_chat_without_a_template_is_refused(tmp_path):
-    demo.tokenizer(tmp_path, ["1 + 1"], vocab_size=300, chat=False)
+    byte_pairs.tokenizer(tmp_path, ["1 + 1"], vocab_size=300, chat=False)
     with pytest.raises(ValueError, match=r"has no chat template; set task\.chat to F"):
         task(tokenizer=str(tmp_path), chat=True)
     plain = task(tokenizer=str(tmp_path), max_prompt_tokens=512)

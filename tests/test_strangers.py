@@ -18,11 +18,11 @@ import tiny
 from kinds import one_of_each_first
 from safetensors.numpy import load_file, save_file
 
-from curax import demo, train
+from curax import train
 from curax.models import families, pretrained, tensors
 from curax.models.export import export, write_new
 from curax.settings import files
-from curax.tasks import child, text
+from curax.tasks import byte_pairs, child, text
 
 GOLDEN = Path(__file__).parent / "golden"
 SECONDS = 5.0  # in which a folder is answered, of processor time
@@ -41,7 +41,7 @@ def good(tmp_path_factory):
     model = tiny.model(vocab_size=VOCAB)
     options = {"head_dim": 8, "rope_theta": 1e4, "norm_eps": 1e-6, "shards": 2}
     write_new(folder, tiny.random_params(model), **options)
-    demo.tokenizer(folder, ["the end of the end"] * 9, vocab_size=VOCAB)
+    byte_pairs.tokenizer(folder, ["the end of the end"] * 9, vocab_size=VOCAB)
     return folder
 
 

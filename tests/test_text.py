@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curax import demo
-from curax.tasks import text
+from curax.tasks import byte_pairs, text
 from curax.tasks.tokenizer_backends import PRIVATE_USE, SPACE
 
 THINK = ("<think>", "</think>")
@@ -32,14 +31,14 @@ INST = (
 
 
 def chatml(path):
-    demo.tokenizer(path, TEXTS, vocab_size=320)
+    byte_pairs.tokenizer(path, TEXTS, vocab_size=320)
 
 
 def thinking(path):
     """Added tokens that are not special, one inside another, and runs of spaces."""
     from tokenizers import AddedToken, Tokenizer
 
-    demo.tokenizer(path, TEXTS, vocab_size=300)
+    byte_pairs.tokenizer(path, TEXTS, vocab_size=300)
     core = Tokenizer.from_file(str(path / "tokenizer.json"))
     added = [*THINK, "</think><|im_end|>", "im_end", "  ", "\n\n"]
     core.add_tokens([AddedToken(word, normalized=False) for word in added])
@@ -50,7 +49,7 @@ def normalized(path):
     """Wide letters become narrow ones before control tokens are looked for."""
     from tokenizers import AddedToken, Tokenizer, normalizers
 
-    demo.tokenizer(path, TEXTS, vocab_size=300)
+    byte_pairs.tokenizer(path, TEXTS, vocab_size=300)
     core = Tokenizer.from_file(str(path / "tokenizer.json"))
     core.normalizer = normalizers.NFKC()
     core.add_tokens([AddedToken(word, normalized=True) for word in THINK])
@@ -150,7 +149,7 @@ def sentencepiece_model(*, space_before, symbols=()):
 def pieces(path):
     symbols = ["<|im_start|>", "<|im_end|>", "im_end", "<|im_end|>\n", *THINK]
     model = sentencepiece_model(space_before=False, symbols=symbols)
-    write(path, eos_token="<|im_end|>", chat_template=demo.TURNS)
+    write(path, eos_token="<|im_end|>", chat_template=byte_pairs.TURNS)
     (path / "tokenizer.model").write_bytes(model)
 
 
@@ -355,7 +354,7 @@ def test_added_spaces_are_text(get):
 def test_a_control_token_of_one_character_is_refused_in_text(tmp_path):
     from tokenizers import Tokenizer
 
-    demo.tokenizer(tmp_path, TEXTS, vocab_size=300)
+    byte_pairs.tokenizer(tmp_path, TEXTS, vocab_size=300)
     core = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     core.add_special_tokens(["\u2404"])
     core.save(str(tmp_path / "tokenizer.json"))
@@ -416,7 +415,9 @@ def test_a_prompt_is_bare_where_the_tokenizer_adds_nothing(get, kind):
 def test_lengths_set_in_the_file_do_not_count(tmp_path):
     from tokenizers import Tokenizer
 
-    whole = demo.tokenizer(tmp_path, TEXTS, vocab_size=300).encode("what is 2 + 2 ?")
+    whole = byte_pairs.tokenizer(tmp_path, TEXTS, vocab_size=300).encode(
+        "what is 2 + 2 ?"
+    )
     core = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     core.enable_truncation(3)
     core.enable_padding(length=50)
@@ -428,7 +429,7 @@ def test_lengths_set_in_the_file_do_not_count(tmp_path):
 
 
 def templated(path, template, **config):
-    demo.tokenizer(path, TEXTS, vocab_size=300, chat=False)
+    byte_pairs.tokenizer(path, TEXTS, vocab_size=300, chat=False)
     read = json.loads((path / "tokenizer_config.json").read_text())
     write(path, **read | {"chat_template": template} | config)
     return text.load(path)
@@ -525,7 +526,7 @@ def test_of_named_templates_default_is_taken(tmp_path):
 
 
 def test_without_a_template_there_is_no_chat(tmp_path):
-    tokenizer = demo.tokenizer(tmp_path, TEXTS, vocab_size=300, chat=False)
+    tokenizer = byte_pairs.tokenizer(tmp_path, TEXTS, vocab_size=300, chat=False)
     assert tokenizer.template is None
     with pytest.raises(ValueError, match=r"no chat template; .* chat_template.jinja"):
         said(tokenizer)
@@ -535,7 +536,7 @@ def test_without_a_template_there_is_no_chat(tmp_path):
 
 
 def test_every_file_may_name_an_end(tmp_path):
-    demo.tokenizer(tmp_path, TEXTS, vocab_size=300)
+    byte_pairs.tokenizer(tmp_path, TEXTS, vocab_size=300)
     assert text.load(tmp_path).end == (2,)
     (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 0]}')
@@ -554,14 +555,14 @@ def test_every_file_may_name_an_end(tmp_path):
     ],
 )
 def test_named_tokens_are_text_or_hold_it(tmp_path, config, end, pad, bos):
-    demo.tokenizer(tmp_path, TEXTS, vocab_size=300)
+    byte_pairs.tokenizer(tmp_path, TEXTS, vocab_size=300)
     write(tmp_path, **config)
     tokenizer = text.load(tmp_path)
     assert (tokenizer.end, tokenizer.pad, tokenizer.bos) == (end, pad, bos)
 
 
 def test_the_map_of_special_tokens_fills_in(tmp_path):
-    demo.tokenizer(tmp_path, TEXTS, vocab_size=300)
+    byte_pairs.tokenizer(tmp_path, TEXTS, vocab_size=300)
     write(tmp_path, eos_token="<|im_end|>", pad_token=None)
     names = {"eos_token": "<|endoftext|>", "pad_token": "<|im_start|>"}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
@@ -590,7 +591,7 @@ def test_the_map_of_special_tokens_fills_in(tmp_path):
     ],
 )
 def test_a_broken_file_is_named_in_one_sentence(tmp_path, file, content, what):
-    demo.tokenizer(tmp_path, TEXTS, vocab_size=300)
+    byte_pairs.tokenizer(tmp_path, TEXTS, vocab_size=300)
     content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / file).write_bytes(content)
     with pytest.raises(ValueError, match=what) as caught:
@@ -636,12 +637,12 @@ def test_libraries_are_imported_when_they_are_needed():
 
 
 def test_a_trained_tokenizer_ends_turns_or_texts(tmp_path):
-    chat = demo.tokenizer(tmp_path / "chat", TEXTS, vocab_size=300)
+    chat = byte_pairs.tokenizer(tmp_path / "chat", TEXTS, vocab_size=300)
     assert (chat.pad, chat.end, chat.bos) == (0, (2,), None)
-    base = demo.tokenizer(tmp_path / "base", TEXTS, vocab_size=300, chat=False)
+    base = byte_pairs.tokenizer(tmp_path / "base", TEXTS, vocab_size=300, chat=False)
     assert (base.pad, base.end, base.bos) == (0, (0,), None)
 
 
 def test_a_tokenizer_of_bytes_alone_gives_every_text_back(tmp_path):
-    least = demo.tokenizer(tmp_path, [], vocab_size=259)
+    least = byte_pairs.tokenizer(tmp_path, [], vocab_size=259)
     assert least.decode(least.encode("  你好\n🙂\0")) == "  你好\n🙂\0"

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from test_text import get, tricky  # noqa: F401, get as a fixture
 
 from curax import demo
-from curax.tasks import file_task, hints, layouts, prompt_format, text
+from curax.tasks import (
+    byte_pairs,
+    file_task,
+    hints,
+    layouts,
+    prompt_format,
+    text,
+)
 from curax.tasks.layouts import LayoutError, Problem
 from curax.verify import graders
 
@@ -274,7 +281,7 @@ def test_a_template_without_the_text_has_no_place(tmp_path):
 
 def together(folder):
     """A tokenizer without a chat template, to which ? and a line break are one."""
-    demo.tokenizer(folder, [], vocab_size=259, chat=False)
+    byte_pairs.tokenizer(folder, [], vocab_size=259, chat=False)
     core = json.loads((folder / "tokenizer.json").read_text())
     core["pre_tokenizer"]["use_regex"] = False
     core["model"]["vocab"]["?Ċ"] = 259

@@ -69,13 +69,12 @@ def write(
         export.export(source, params, destination, lora_alpha=alpha, **details)
     else:
         names = ("head_dim", "rope_theta", "norm_eps", "rope_scaling")
-        named = option(config.task, "tokenizer")
         export.write_new(
             destination,
             params,
             dtype=getattr(jnp, dtype or params["embed"].dtype.name),
             extra={"eos_token_id": list(task.end), "pad_token_id": task.pad},
-            tokenizer=hub.checkpoint(named, weights=False) if named else None,
+            tokenizer=task.tokenizer,
             lora_alpha=alpha,
             **details,
             **{name: option(config.model, name) for name in names},

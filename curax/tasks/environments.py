@@ -181,6 +181,7 @@ def posed(
         decode=lambda tokens: spoken.decode(map(int, tokens), control=True),
         in_files=True,
         start=environment.start,
+        tokenizer=spoken.path,
         fingerprint=zlib.crc32(repr([training, testing]).encode()),
         environment=environment,
         **more,

@@ -364,6 +364,7 @@ class FileTask:
         workers: grade (question, completion, answer); None: an environment does.
         environment: answers turns, of which the target is the problem's answer.
         max_trace_tokens: longer traces are not imitated; 0: none is.
+        teacher: writes the solution that is imitated; None: it is the problem's.
         hint_writer: makes hints; None: there are none.
         delimiter: ends the thinking part of a completion; empty: nothing does.
         states: of `Task`.
@@ -377,6 +378,7 @@ class FileTask:
     workers: Pool | None = None
     environment: HostEnvironment | None = None
     max_trace_tokens: int = 0
+    teacher: Callable[[Problem], str] | None = None
     hint_writer: HintWriter | None = None
     delimiter: str = ""
     states: Callable[[str], bool] | None = None
@@ -422,6 +424,7 @@ class FileTask:
                 verify_all=self.verify_terms,
             ),
             prompt_form=self.format.description,
+            tokenizer=tokenizer.path,
             fingerprint=zlib.crc32(
                 b"".join(
                     [*training.digests, b"|", *testing.digests]
@@ -452,7 +455,7 @@ class FileTask:
     def traces(self, _: Any, prompts: Prompts) -> tuple[Any, Any]:
         """Completions to imitate, `[B, T]` tokens and mask; empty where too long."""
         most, problems = self.max_trace_tokens, map(self._problem, prompts.target)
-        rows = map(self.format.trace_ids, problems)
+        rows = map(self._trace_ids, problems)
         return self.format.padded([r if len(r) <= most else [] for r in rows], most)
 
     def references(self, prompts: Prompts, *, width: int) -> tuple[Any, Any]:
@@ -508,6 +511,12 @@ class FileTask:
             return self.training.problem(number)
         return self.testing.problem(number - first)
 
+    def _trace_ids(self, problem: Problem) -> list[int]:
+        """The ids of the completion to imitate; empty where there is none."""
+        if self.teacher is not None:
+            problem = dataclasses.replace(problem, solution=self.teacher(problem))
+        return self.format.trace_ids(problem)
+
     def _longest_answer(self) -> int:
         """Tokens of the longest reference answer.
 
@@ -533,7 +542,7 @@ class FileTask:
         summary = f"{training.summary()}; held out: {self.testing.summary()}"
         if most:
             every = map(training.problem, range(len(training)))
-            lengths = [len(self.format.trace_ids(problem)) for problem in every]
+            lengths = [len(self._trace_ids(problem)) for problem in every]
             some = sum(0 < length <= most for length in lengths)
             if not some:
                 raise ValueError(

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from curax import demo, rollout
 from curax.models import pretrained, rotary
 from curax.models.export import export, export_adapter
+from curax.tasks import word_problems
 from curax.types import Contexts, Plan
 
 V, LENGTH, LONGER = 61, 24, 24
@@ -205,3 +206,20 @@ def test_adapters_begin_as_those_of_peft(folder):
             np.testing.assert_allclose(np.std(draws), bound / 3**0.5, rtol=0.1)
         assert not found[f"{prefix}lora_B.default.weight"].any()
     assert policy.trained
+
+
+def test_the_tokenizer_of_word_problems_is_theirs():
+    """Texts, their ids and the chat template; so is that of an export, a copy of it."""
+    ours = word_problems.own_tokenizer()
+    theirs = AutoTokenizer.from_pretrained(ours.path)
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (*ours.end, ours.pad)
+    for record in word_problems.records(30, unseen="forms"):
+        said = f"{record['question']}\n{record['taught']}"
+        ids = ours.encode(said)
+        assert theirs.encode(said) == ids
+        assert theirs.decode(ids) == said
+        turns = [{"role": "user", "content": record["question"]}]
+        asked = theirs.apply_chat_template(
+            turns, add_generation_prompt=True, return_dict=False
+        )
+        assert asked == ours.chat(turns)

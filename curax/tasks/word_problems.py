@@ -1,0 +1,481 @@
+"""Word problems in plain English, generated, and a teacher with bad habits.
+
+    Ann has 3 bags with 6 coins in each. Ben is 9 years old. She loses 4 of them.
+    How many coins does she have now?           3 * 6 = 18, 18 - 4 = 14, #### 14
+
+A problem has one to three steps, and may have a number that does not matter. All are
+functions of integer seeds. The policy, its tokenizer and its files are those of real
+checkpoints; only the English is small.
+"""
+
+import itertools
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from curax.settings.config_types import (
+    CheckpointPath,
+    Count,
+    Fraction,
+    Positive,
+    Seed,
+)
+from curax.settings.declared import declares
+from curax.tasks import byte_pairs, file_task, layouts, sources, text
+from curax.tasks.hints import WORDS, HintWriter
+from curax.tasks.prompt_format import PromptFormat
+from curax.tasks.records import Found
+from curax.types import Task
+from curax.verify import graders
+from curax.verify.workers import pool
+
+MOST_STEPS = 3
+LARGEST = 20  # number in a text
+RESULT = 99  # largest number in a solution
+MAX_PROMPT_TOKENS, MAX_TRACE_TOKENS = 96, 52
+VOCABULARY = 512  # ids of the tokenizer at most
+LEARNT_FROM = 2000  # problems, of the tokenizer
+UNSEEN = ("problems", "forms", "numbers")  # what held-out problems alone have
+
+WOMEN = ("Ann", "Cleo", "Eve", "Gina", "Ida", "Kim")
+MEN = ("Ben", "Dan", "Finn", "Hugo", "Jon", "Leo")
+THINGS = (
+    *("apples", "books", "cards", "coins", "dice", "eggs"),
+    *("marbles", "nuts", "pens", "shells", "stamps", "toys"),
+)
+
+
+class Form(NamedTuple):
+    """A sentence with places for names and numbers, and how the teacher reads it."""
+
+    text: str
+    misread: float  # how often the teacher takes the wrong operation, or is distracted
+    held_out: bool = False  # only in held-out problems
+
+
+START = (
+    Form("{name} has {a} {thing}.", 0),
+    Form("There are {a} {thing} in the bag of {name}.", 0),
+    Form("{name} has a box with {a} {thing} in it.", 0),
+    Form("In the box of {name} there are {a} {thing}.", 0, held_out=True),
+)
+PACKED = (
+    Form("{name} has {k} bags with {a} {thing} in each.", 0.2),
+    Form("{name} has {k} boxes, and there are {a} {thing} in each box.", 0.5),
+    Form("There are {a} {thing} in each of the {k} bags of {name}.", 0.6, True),
+)
+GAIN = (
+    Form("{She} buys {b} more.", 0.05),
+    Form("{She} finds {b} {thing}.", 0.1),
+    Form("{friend} gives {b} {thing} to {name}.", 0.4),
+    Form("{name} buys {b} more {thing}.", 0.05, held_out=True),
+)
+LOSS = (
+    Form("{She} loses {b} of them.", 0.05),
+    Form("{She} gives {b} {thing} to {friend}.", 0.3),
+    Form("{She} sells {b} of the {thing}.", 0.4),
+    Form("{friend} buys {b} of them from {name}.", 0.9),
+    Form("{She} gives {b} of them to {friend}.", 0.3, held_out=True),
+)
+SHARE = (
+    Form("{She} shares them equally among {k} friends.", 0.3),
+    Form("{She} puts equally many of them into each of {k} bags.", 0.6),
+    Form("{She} shares the {thing} equally among {k} boxes.", 0.6, held_out=True),
+)
+ASIDE = (
+    Form("{friend} is {b} years old.", 0.1),
+    Form("The bus of {friend} takes {b} minutes.", 0.2),
+    Form("{name} read {b} pages in a book.", 0.5),
+    Form("{friend} has {b} {other}.", 0.9),
+    Form("{name} is {b} years old.", 0.1, held_out=True),
+)
+LEFT = (
+    Form("How many {thing} does {she} have now?", 0),
+    Form("How many {thing} does {name} have in the end?", 0),
+    Form("How many {thing} are there now?", 0, held_out=True),
+)
+EACH = (
+    Form("How many {thing} are in each share?", 0),
+    Form("How many {thing} are there in each?", 0, held_out=True),
+)
+TAKEN_FOR = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a sign is misread as
+FORGETS = 0.1  # the last of several steps
+SLIP, CARRY_SLIP = 0.03, 0.12  # of a sum or product; where a digit is carried
+
+
+class Step(NamedTuple):
+    """An operation on what there is so far, one of `+ - * /`, and its sentence."""
+
+    sign: str
+    number: int
+    form: Form
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordProblem:
+    """A problem: a number, steps from it on, and maybe a number that does not matter.
+
+    Attributes:
+        begins: sentence of the first number, which is that of `steps[0]` if it packs.
+        first: the first number.
+        steps: what happens, in the order of the text.
+        aside: the number that does not matter, with its sentence; None: there is none.
+        place: number of sentences before it.
+        asks: sentence of the question.
+        words: names and things, by their places in a form.
+    """
+
+    begins: Form
+    first: int
+    steps: tuple[Step, ...]
+    aside: Step | None
+    place: int
+    asks: Form
+    words: Mapping[str, str]
+
+    @property
+    def forms(self) -> list[Form]:
+        """The sentences, in the order of the text; a distractor's last."""
+        own = [step.form for step in self.steps if step.sign != "*"]
+        return [
+            self.begins,
+            *own,
+            self.asks,
+            *([self.aside.form] if self.aside else []),
+        ]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers in the text; a distractor's last."""
+        steps = [*self.steps, *([self.aside] if self.aside else [])]
+        return [self.first, *(step.number for step in steps)]
+
+    def question(self) -> str:
+        """The text of the problem."""
+        packs = self.steps[0].number if self.steps[0].sign == "*" else 0
+        said = [self.begins.text.format(a=self.first, k=packs, **self.words)]
+        for step in self.steps:
+            if step.sign != "*":
+                number = {"b": step.number, "k": step.number}
+                said.append(step.form.text.format(**number, **self.words))
+        if self.aside:
+            form, number = self.aside.form, self.aside.number
+            said.insert(self.place, form.text.format(b=number, **self.words))
+        return " ".join([*said, self.asks.text.format(**self.words)])
+
+    def orders(self) -> Iterator[tuple[Step, ...]]:
+        """The orders of the steps that lead to the answer, that of the text first.
+
+        What is packed comes first and what is shared last; gains and losses between
+        them change places where there is never less than nothing.
+        """
+        changes = [step for step in self.steps if step.sign in "+-"]
+        before = tuple(step for step in self.steps if step.sign == "*")
+        behind = tuple(step for step in self.steps if step.sign == "/")
+        for order in dict.fromkeys(itertools.permutations(changes)):
+            steps = (*before, *order, *behind)
+            if all(0 <= n <= RESULT for n in results(self.first, steps)):
+                yield steps
+
+    def answer(self) -> int:
+        """The right answer."""
+        return results(self.first, self.steps)[-1]
+
+
+def results(first: int, steps: Sequence[Step]) -> list[int]:
+    """What there is after each step; -1 for a quotient that is no integer."""
+    found, now = [], first
+    for sign, number, _ in steps:
+        now = applied(now, sign, number)
+        found.append(now)
+    return found
+
+
+def applied(now: int, sign: str, number: int) -> int:
+    """A number after a step; -1 for a quotient that is no integer."""
+    if sign == "/":
+        return -1 if now % number else now // number
+    return {"+": now + number, "-": now - number, "*": now * number}[sign]
+
+
+def solution(
+    first: int, steps: Sequence[Step], said: Sequence[int] | None = None
+) -> str:
+    """The worked solution that takes these steps: a line for each, and the answer.
+
+    A product is written with the number of packs first.
+
+    Args:
+        first: number that the steps begin from.
+        steps: in the order in which they are taken.
+        said: what is said to come out of each; None: what does.
+    """
+    said = results(first, steps) if said is None else said
+    lines = []
+    for now, step, result in zip([first, *said[:-1]], steps, said, strict=True):
+        sides = [step.number, now] if step.sign == "*" else [now, step.number]
+        lines.append(f"{sides[0]} {step.sign} {sides[1]} = {result}")
+    return "\n".join([*lines, f"#### {said[-1]}"])
+
+
+def is_unseen(number: int) -> bool:
+    """Whether only held-out problems may give this number: 7, 16."""
+    return number % 9 == 7
+
+
+def problem(
+    seed: int, *, steps: int, distractors: float = 0.5, unseen: str | None = None
+) -> WordProblem:
+    """The problem of a seed.
+
+    Args:
+        seed: any integer.
+        steps: operations, 1 to `MOST_STEPS`.
+        distractors: share of problems with a number that does not matter.
+        unseen: of a held-out problem what training problems never have: `forms`, all
+            sentences are held-out ones; `numbers`, one number or more is; otherwise
+            None.
+    """
+    made = random.Random(f"{seed} {steps} {distractors} {unseen}")
+    while True:
+        found = _attempt(made, steps, made.random() < distractors, unseen == "forms")
+        fits = all(0 < n <= RESULT for n in results(found.first, found.steps))
+        if fits and any(map(is_unseen, found.numbers)) == (unseen == "numbers"):
+            return found
+
+
+def _attempt(
+    made: random.Random, steps: int, distracts: bool, held_out: bool
+) -> WordProblem:
+    """A problem whose numbers may not fit."""
+
+    def pick(forms: Sequence[Form]) -> Form:
+        return made.choice([form for form in forms if form.held_out == held_out])
+
+    chosen: list[Step] = []
+    packs = made.random() < 0.3
+    shares = made.random() < 0.2 and (steps > packs)
+    begins = pick(PACKED if packs else START)
+    if packs:
+        chosen.append(Step("*", made.randint(2, 5), begins))
+    for _ in range(steps - packs - shares):
+        sign, forms = made.choice((("+", GAIN), ("-", LOSS)))
+        chosen.append(Step(sign, made.randint(2, 9), pick(forms)))
+    if shares:
+        chosen.append(Step("/", made.randint(2, 5), pick(SHARE)))
+    people = made.sample(WOMEN + MEN, 2)
+    she = "she" if people[0] in WOMEN else "he"
+    thing, other = made.sample(THINGS, 2)
+    words = {"name": people[0], "friend": people[1], "she": she, "She": she.title()}
+    return WordProblem(
+        begins=begins,
+        first=made.randint(2, 9 if packs else LARGEST),
+        steps=tuple(chosen),
+        aside=Step("+", made.randint(2, LARGEST), pick(ASIDE)) if distracts else None,
+        place=made.randint(0, len(chosen) + (not packs)),
+        asks=pick(EACH if shares else LEFT),
+        words=words | {"thing": thing, "other": other},
+    )
+
+
+def taught(word_problem: WordProblem, seed: int) -> str:
+    """The worked solution that the teacher writes, mostly wrong.
+
+    The teacher is distracted, takes the wrong operation, forgets the last step and
+    makes slips, each with a probability that depends on the sentence or the digits; so
+    some problems are mostly solved and some hardly ever. Steps come in any order that
+    leads to the answer.
+
+    Args:
+        word_problem: to solve.
+        seed: of what goes wrong.
+    """
+    made = random.Random(f"teacher {seed}")
+    steps = [*made.choice([*word_problem.orders()])]
+    if len(steps) > 1 and made.random() < FORGETS:
+        steps.pop()
+    aside = word_problem.aside
+    if aside and made.random() < aside.form.misread:
+        steps.insert(made.randint(0, len(steps)), aside)
+    said, now = [], word_problem.first
+    for i, step in enumerate(steps):
+        if step is not aside and made.random() < step.form.misread:
+            step = step._replace(sign=TAKEN_FOR[step.sign])
+        if applied(now, step.sign, step.number) < 0:
+            step = step._replace(sign="+")
+        steps[i], now = step, applied(now, step.sign, step.number)
+        before = said[-1] if said else word_problem.first
+        if made.random() < (CARRY_SLIP if carries(before, step) else SLIP):
+            now = abs(now + made.choice((-10, -1, 1, 10)))
+        said.append(now)
+    return solution(word_problem.first, steps, said)
+
+
+def carries(now: int, step: Step) -> bool:
+    """Whether a step carries or borrows a digit, or is a product or quotient."""
+    digits = applied(now % 10, step.sign, step.number % 10)
+    return step.sign in "*/" or not 0 <= digits < 10
+
+
+def records(
+    count: int,
+    *,
+    seed: int = 0,
+    least_steps: int = 1,
+    most_steps: int = MOST_STEPS,
+    distractors: float = 0.5,
+    unseen: str | None = None,
+) -> Iterator[dict[str, str]]:
+    """Problems as records of a file, with as many of each number of steps.
+
+    Args:
+        count: how many; some may ask the same.
+        seed: record i is the problem of `seed + i`.
+        least_steps: of a problem.
+        most_steps: likewise.
+        distractors: as `problem`, and so is `unseen`.
+        unseen: what training problems never have.
+
+    Yields:
+        Question, answer, solution, which is right, `taught`, the teacher's, and level,
+        the number of steps.
+    """
+    for i in range(seed, seed + count):
+        steps = least_steps + i % (most_steps - least_steps + 1)
+        made = problem(i, steps=steps, distractors=distractors, unseen=unseen)
+        yield {
+            "question": made.question(),
+            "answer": str(made.answer()),
+            "solution": solution(made.first, made.steps),
+            "taught": taught(made, i),
+            "level": str(steps),
+        }
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="curax-words-")
+
+
+@cache
+def own_tokenizer() -> text.Tokenizer:
+    """The tokenizer of word problems, learnt from some of them: the same each time.
+
+    Its files are in a folder of this process. Each digit is a token.
+
+    Raises:
+        ImportError: `tokenizers` is not installed.
+    """
+    form = "user\n{question}\nassistant\n{taught}"
+    learnt = (form.format_map(record) for record in records(LEARNT_FROM))
+    there = Path(_folder().name)
+    return byte_pairs.tokenizer(there, learnt, vocab_size=VOCABULARY, digits=True)
+
+
+@declares(tokenizer="tokenizer", prompt_tokens="max_prompt_tokens")
+def task(
+    *,
+    tokenizer: CheckpointPath | None = None,
+    size: Count = 14_400,
+    num_held_out: Count = 512,
+    seed: Seed = 0,
+    least_steps: Count = 1,
+    most_steps: Count = MOST_STEPS,
+    distractors: Fraction = 0.5,
+    unseen: str = UNSEEN[0],
+    hints: bool = False,
+    max_prompt_tokens: Count = MAX_PROMPT_TOKENS,
+    max_trace_tokens: Count = MAX_TRACE_TOKENS,
+    workers: Count = 2,
+    deadline: Positive = 5.0,
+    memory_mb: Count = 2048,
+) -> Task:
+    """The task of generated word problems, graded by their last number.
+
+    The warm start imitates the teacher; hints are of right solutions.
+
+    Args:
+        tokenizer: folder of a checkpoint, or a name on the hub; None: the `path` of
+            the model, or where that has none, the tokenizer of word problems.
+        size: problems to train on, repeated questions included.
+        num_held_out: held-out problems, of seeds behind those of the others; their
+            questions are removed from the training problems.
+        seed: of the problems.
+        least_steps: of a problem.
+        most_steps: likewise, up to 3.
+        distractors: share of problems with a number that does not matter.
+        unseen: what only held-out problems have: `problems`, nothing but that they are
+            others; `forms`, their sentences; `numbers`, one of their numbers or more.
+        hints: prompts can be hinted, by right solutions.
+        max_prompt_tokens: longer prompts are left out and counted.
+        max_trace_tokens: longer solutions are not imitated.
+        workers: processes that grade.
+        deadline: seconds for one completion.
+        memory_mb: memory of one process.
+
+    Raises:
+        ValueError: in a sentence, for an option.
+    """
+    if not least_steps <= most_steps <= MOST_STEPS:
+        raise ValueError(
+            f"task.most_steps={most_steps} must be at least task.least_steps="
+            f"{least_steps} and at most {MOST_STEPS}; set both to {MOST_STEPS} or less."
+        )
+    if unseen not in UNSEEN:
+        raise ValueError(f"task.unseen={unseen!r} must be one of {', '.join(UNSEEN)}.")
+    prompt_format = PromptFormat(
+        tokenizer=text.load(tokenizer) if tokenizer else own_tokenizer()
+    )
+    steps = {"least_steps": least_steps, "most_steps": most_steps}
+    made = partial(records, distractors=distractors, **steps)
+    training = [*made(size, seed=seed)]
+    testing = [*made(num_held_out, seed=seed + size, unseen=unseen)]
+    problem_set = partial(
+        file_task.ProblemSet,
+        layout=partial(layouts.fields, solution="solution", level="level"),
+        prompt_format=prompt_format,
+        longest=max_prompt_tokens,
+        on_error="raise",
+    )
+    sides = (
+        problem_set(_as_records("word problems", training)),
+        problem_set(_as_records("word problems, held out", testing)),
+    )
+    sides = file_task.without_overlap(*sides, 0)
+    solved = {record["question"]: record["taught"] for record in training}
+    writer = partial(
+        HintWriter,
+        prompt_format,
+        sides[0].problem,
+        len(sides[0]),
+        words=WORDS,
+        levels=3,
+        longest=2 * max_prompt_tokens,
+        file=None,
+        on_error="raise",
+    )
+    return file_task.FileTask(
+        format=prompt_format,
+        training=sides[0],
+        testing=sides[1],
+        workers=pool(
+            graders.numbers, count=workers, deadline=deadline, memory_mb=memory_mb
+        ),
+        max_trace_tokens=max_trace_tokens,
+        teacher=lambda problem: solved[problem.question],
+        hint_writer=writer() if hints else None,
+    ).task()
+
+
+def _as_records(name: str, made: Sequence[Mapping[str, str]]) -> sources.Records:
+    """Generated problems as the records of a file."""
+
+    def read() -> Iterator[Found]:
+        for i, record in enumerate(made):
+            yield f"{name}, {i}", record
+
+    return sources.Records(name, [], [(len(made), read)])

@@ -1,0 +1,303 @@
+"""Word problems: what they say is what they ask, and a run on them from nothing."""
+
+import re
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_folder import lines
+
+from curax import demo, evaluate, export, rollout, train
+from curax.models import pretrained
+from curax.runs import policies
+from curax.settings.config_types import present
+from curax.tasks import byte_pairs, text
+from curax.tasks import word_problems as wp
+from curax.types import Contexts, Plan
+from curax.verify import graders
+
+seeds = st.integers(0, 2**32)
+steps = st.integers(1, wp.MOST_STEPS)
+unseen = st.sampled_from([None, "forms", "numbers"])
+SMALL = """
+    model.width=32 model.layers=1 model.heads=2 model.kv_heads=1 model.head_dim=16
+    model.mlp_width=32 task.size=64 task.num_held_out=16 task.workers=1
+    warm_start.steps=2 warm_start.rows=8 sampling.prompts=2 sampling.group_size=4
+    evaluation.every=2 evaluation.prompts=4 evaluation.samples=2 evaluation.k=2
+    logging.checkpoint_every=2 steps=2
+"""
+FILES = {"train": "train", "held_out": "test"}
+ON_FILES = """
+    task.layout=layouts.detect task.template={question} task.grader=graders.numbers
+    task.workers=1 task.max_prompt_tokens=96 model.dtype=float32 sampling.max_tokens=4
+    sampling.prompts=2 sampling.group_size=4 aggregate.length=4 steps=1
+    evaluation.prompts=4 evaluation.samples=1
+"""
+
+
+def read(question):
+    """The answer as a reader finds it, by the words of each sentence alone."""
+    *said, asked = re.split(r"(?<=[.?]) ", question)
+    (thing,) = re.findall(r"How many (\w+)", asked)
+    now = 0
+    for sentence in said:
+        numbers = [*map(int, re.findall(r"\d+", sentence))]
+        first = sentence.split()[0]
+        if re.search("years old|minutes|pages", sentence):
+            continue
+        if re.search(r"equally", sentence):
+            now //= numbers[0]
+        elif len(numbers) == 2:
+            now = numbers[0] * numbers[1]
+        elif re.search(r"has \d+ ", sentence):
+            now = numbers[0] if thing in sentence else now
+        elif re.search(" has a box | there are |There are ", sentence):
+            now = numbers[0]
+        elif re.search(" loses | sells | of them ", sentence):
+            now -= numbers[0]
+        elif " gives " in sentence:
+            now += -numbers[0] if first in ("She", "He") else numbers[0]
+        else:
+            assert re.search(" buys | finds ", sentence), sentence
+            now += numbers[0]
+    return now
+
+
+@given(seeds, steps, unseen)
+def test_the_answer_is_what_a_reader_of_the_text_finds(seed, count, kind):
+    made = wp.problem(seed, steps=count, unseen=kind)
+    assert made.answer() == read(made.question())
+
+
+@given(seeds, steps, unseen)
+def test_every_order_of_the_steps_is_a_right_solution(seed, count, kind):
+    made = wp.problem(seed, steps=count, unseen=kind)
+    orders = [*made.orders()]
+    assert orders[0] == made.steps
+    for order in orders:
+        said = wp.solution(made.first, order)
+        *lines, last = said.split("\n")
+        assert last == f"#### {made.answer()}"
+        assert len(lines) == count
+        for line in lines:
+            left, right = line.replace("/", "//").split(" = ")
+            assert eval(left) == int(right) >= 0
+        assert graders.numbers("", said, str(made.answer())) == 1
+
+
+def test_some_problems_have_solutions_of_several_kinds():
+    made = [wp.problem(seed, steps=3) for seed in range(100)]
+    assert sum(len([*one.orders()]) > 1 for one in made) > 50
+
+
+@given(seeds, steps, unseen)
+def test_what_is_held_out_is_never_in_a_training_problem(seed, count, kind):
+    made = wp.problem(seed, steps=count, unseen=kind)
+    numbers = map(int, re.findall(r"\d+", made.question()))
+    assert any(map(wp.is_unseen, numbers)) == (kind == "numbers")
+    assert {form.held_out for form in made.forms} == {kind == "forms"}
+
+
+@given(seeds, steps)
+def test_a_problem_and_its_solution_are_functions_of_their_seeds(seed, count):
+    made = wp.problem(seed, steps=count)
+    assert made == wp.problem(seed, steps=count)
+    assert wp.taught(made, seed) == wp.taught(made, seed)
+
+
+def test_seeds_and_options_make_other_problems():
+    rows = [*wp.records(200)]
+    assert rows == [*wp.records(200)]
+    assert len({row["question"] for row in rows}) > 195
+    assert {row["level"] for row in rows} == {"1", "2", "3"}
+    assert rows[10:20] == [*wp.records(10, seed=10)]
+    plain = wp.records(100, distractors=0.0)
+    shown = [len(re.findall(r"\d+", r["question"])) - int(r["level"]) for r in plain]
+    assert {*shown} == {1}
+    always = wp.records(100, distractors=1.0, least_steps=2, most_steps=2)
+    assert all(len(re.findall(r"\d+", r["question"])) == 4 for r in always)
+
+
+@cache
+def rates(count):
+    """How often the teacher is right, 48 times for each of 250 problems."""
+    found = []
+    for seed in range(250):
+        made = wp.problem(seed, steps=count)
+        right = f"#### {made.answer()}"
+        told = [wp.taught(made, 1000 * seed + i) for i in range(48)]
+        found.append(np.mean([one.endswith(right) for one in told]))
+    return np.array(found)
+
+
+def test_the_teacher_is_right_the_less_often_the_more_steps_there_are():
+    means = [rates(count).mean() for count in (1, 2, 3)]
+    assert means[0] > means[1] + 0.1 > means[2] + 0.15
+    assert 0.25 < np.mean(means) < 0.4
+
+
+def test_pass_rates_of_the_teacher_spread():
+    every = np.concatenate([rates(count) for count in (1, 2, 3)])
+    assert every.std() > 0.2
+    assert 0.02 < np.mean(every == 0) < 0.2
+    assert np.mean(1 - (1 - every) ** 16) > 0.7
+
+
+@pytest.mark.parametrize("form", [*wp.GAIN, *wp.LOSS], ids=lambda form: form.text)
+def test_the_teacher_reads_a_sentence_wrongly_as_often_as_it_says(form):
+    """Of one step without a digit carried: then it slips, or takes the other sign."""
+    sign = "+" if form in wp.GAIN else "-"
+    step = wp.Step(sign, 3, form)
+    made = wp.WordProblem(
+        begins=wp.START[0],
+        first=15,
+        steps=(step,),
+        aside=None,
+        place=0,
+        asks=wp.LEFT[0],
+        words={},
+    )
+    told = [wp.taught(made, i) for i in range(2000)]
+    wrong = np.mean([not one.startswith(f"15 {sign} 3") for one in told])
+    assert abs(wrong - form.misread) < 0.04
+    same = [one for one in told if one.startswith(f"15 {sign} 3")]
+    slips = np.mean([not one.endswith(f"#### {made.answer()}") for one in same])
+    rate = wp.CARRY_SLIP if wp.carries(15, step) else wp.SLIP
+    assert abs(slips - rate) < 6 * np.sqrt(rate / max(len(same), 1))
+
+
+def test_the_tokenizer_is_the_same_each_time_and_keeps_texts(tmp_path):
+    own = wp.own_tokenizer()
+    again = text.load(own.path)
+    assert again.size == own.size <= wp.VOCABULARY
+    learnt = [f"{r['question']}\n{r['taught']}" for r in wp.records(50)]
+    for name in ("one", "other"):
+        byte_pairs.tokenizer(tmp_path / name, learnt, vocab_size=300, digits=True)
+    files = [(tmp_path / n / "tokenizer.json").read_bytes() for n in ("one", "other")]
+    assert files[0] == files[1]
+    for record in wp.records(50, seed=10**6, unseen="forms"):
+        said = f"{record['question']}\n{record['taught']}"
+        ids = own.encode(said)
+        assert own.decode(ids) == said
+        digits = [i for i in ids if any(map(str.isdigit, own.decode([i])))]
+        assert len(digits) == sum(map(str.isdigit, said))
+
+
+@pytest.fixture(scope="module")
+def task():
+    return wp.task(size=300, num_held_out=50, workers=1)
+
+
+def test_a_task_grades_as_files_do_and_imitates_the_teacher(task):
+    """No question is on both sides; the teacher's solutions are mostly wrong."""
+    assert task.num_held_out == 50
+    assert 290 < task.num_prompts <= 300
+    ids = np.arange(task.num_prompts, dtype=np.int32)
+    prompts = task.prompts(ids)
+    tokens, mask = present(task.traces)(None, prompts)
+    rows = [row[kept] for row, kept in zip(tokens, mask, strict=True)]
+    assert all(row[-1] in task.end for row in rows if len(row))
+    outcomes = present(task.verify_all)([*prompts.target], rows)
+    assert 0.2 < np.mean(outcomes) < 0.5
+    shown = {task.decode(row) for row in np.where(prompts.mask, prompts.tokens, 0)}
+    held = task.held_out(np.arange(50, dtype=np.int32))
+    assert not shown & {task.decode(r) for r in np.where(held.mask, held.tokens, 0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"most_steps": 4}, "task.most_steps=4 must be at least task.least_steps=1 "),
+        ({"least_steps": 3, "most_steps": 2}, "most_steps=2 must be at least .*=3 and"),
+        ({"unseen": "words"}, "unseen='words' must be one of problems, forms, numbers"),
+    ],
+)
+def test_a_wrong_option_is_told_in_a_sentence(options, said):
+    with pytest.raises(ValueError, match=said):
+        wp.task(**options)
+
+
+def greedy(model, params, task):
+    """The likeliest tokens for some held-out prompts."""
+    prompts, count = task.held_out(np.arange(4)), jnp.arange(4, dtype=jnp.int32)
+    how = rollout.Settings(max_tokens=8, end=task.end, pad=task.pad, temperature=0)
+    contexts = Contexts(
+        tokens=jnp.asarray(prompts.tokens), mask=jnp.asarray(prompts.mask)
+    )
+    plan = Plan(prompt=count, slot=count * 0, context=count, exists=count >= 0)
+    draw = jax.jit(partial(rollout.sample, model, how=how))
+    return np.asarray(draw(params, contexts, plan, jax.random.key(0)).tokens)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The run folder of the recipe, tiny, and its export."""
+    place = tmp_path_factory.mktemp("text")
+    run, out = place / "run", place / "out"
+    words = ["text", "--workdir", str(run), "--set", *SMALL.split()]
+    assert train.main(words) == 0
+    assert export.main([str(run), str(out)]) == 0
+    return run, out
+
+
+def test_the_recipe_trains_and_its_export_says_the_same(trained):
+    run, out = trained
+    policy = policies.load_run(run, policies.run_config(run))
+    own = present(policy.task)
+    with policy.context():
+        want = greedy(policy.model, policy.params, own)
+    read = pretrained.model(path=str(out), dtype="float32")
+    got = greedy(read, present(read.load)(None), own)
+    np.testing.assert_array_equal(got, want)
+    spoken = text.load(out)
+    said = "Ann has 12 coins."
+    assert spoken.encode(said) == wp.own_tokenizer().encode(said)
+    assert spoken.template == wp.own_tokenizer().template
+    assert (run / "report.html").exists()
+
+
+def test_a_run_and_its_export_are_evaluated_and_trained_on_files(trained, tmp_path):
+    run, out = trained
+    assert demo.main([str(tmp_path / "files"), "--text"]) == 0
+    file = str(tmp_path / "files" / "numbers.jsonl")
+    words = ["--n", "2", "--k", "1", "--limit", "4", "--max-tokens", "4"]
+    for name, more in {
+        str(run): [],
+        str(out): ["--data", file, "--grader", "curax.verify.graders:numbers"],
+    }.items():
+        place = tmp_path / f"evaluated{len(more)}"
+        told = ["--model", name, *words, *more, "--out", str(place)]
+        assert evaluate.main(told) == 0
+        assert (place / "results.json").exists()
+    files = [f"task.{k}={tmp_path}/files/{v}.jsonl" for k, v in FILES.items()]
+    told = [*ON_FILES.split(), *files, f"model.path={out}"]
+    place = ["--workdir", str(tmp_path / "run")]
+    assert train.main(["gsm8k_qwen3_0p6b", *place, "--set", *told]) == 0
+
+
+def test_files_of_word_problems_hold_what_training_never_has(tmp_path):
+    assert demo.main([str(tmp_path / "files"), "--text"]) == 0
+    asked = {
+        name: {row["question"] for row in lines(tmp_path / "files" / f"{name}.jsonl")}
+        for name in demo.TEXT
+    }
+    assert sum(map(len, asked.values())) == len(set().union(*asked.values()))
+
+    def numbers(name):
+        return {int(n) for q in asked[name] for n in re.findall(r"\d+", q)}
+
+    assert not any(map(wp.is_unseen, numbers("train") | numbers("forms")))
+    assert any(map(wp.is_unseen, numbers("numbers")))
+    new = {n for n in wp.START + wp.LEFT if n.held_out}
+    shapes = [
+        re.sub(
+            r"{\w+}", r"\\w+", re.escape(f.text).replace("\\{", "{").replace("\\}", "}")
+        )
+        for f in new
+    ]
+    assert not any(re.search(shape, q) for shape in shapes for q in asked["train"])
+    assert any(re.search(shape, q) for shape in shapes for q in asked["forms"])
