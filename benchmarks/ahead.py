@@ -3,11 +3,14 @@
 The workload `nano` of curax alone, with a verifier that sleeps, as one that waits for a
 sandbox does: not at all, as long as a draw takes, and as long as draw and update. Each
 with `sampling.ahead` 0 and 1 in turn, in one process; draw and update share the device.
+With --halves there are two devices of the processor, and a third loop, in which one
+draws while the other trains (`mesh.draw_share`).
 """
 
 import argparse
 import datetime
 import json
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -27,9 +30,10 @@ class Sleeper:
         self.seconds = 0.0
 
 
-def loops(sleeper: Sleeper, steps: int) -> dict[int, Any]:
+def loops(sleeper: Sleeper, steps: int, *, halves: bool) -> dict[Any, Any]:
     """A loop from the host for each `sampling.ahead`, not yet compiled."""
     from curax import off_policy
+    from curax.config import Mesh
     from curax.step.build import build
     from curax.step.loops import Staged
 
@@ -48,21 +52,29 @@ def loops(sleeper: Sleeper, steps: int) -> dict[int, Any]:
 
     now = replace(config, task=task, steps=steps)
     weighed = replace(now.sampling, ahead=1, off_policy=off_policy.truncated_ratio)
-    then = replace(now, sampling=weighed)
-    return {n: Staged(build(one)) for n, one in enumerate((now, then))}
+    configs: dict[Any, Any] = {0: now, 1: replace(now, sampling=weighed)}
+    if halves:
+        configs = {n: replace(one, mesh=Mesh(data=2)) for n, one in configs.items()}
+        cut = Mesh(data=2, draw_share=0.5)
+        configs["1, on halves"] = replace(configs[1], mesh=cut)
+    return {n: Staged(build(one)) for n, one in configs.items()}
 
 
-def measure(repeats: int) -> dict[str, Any]:
+def measure(repeats: int, *, halves: bool) -> dict[str, Any]:
     """Seconds of a step and what was hidden, by verifier and by `sampling.ahead`."""
     sleeper, found = Sleeper(), {}
-    running = loops(sleeper, steps=10**6)
-    states = {n: loop.begin(loop.initial()) for n, loop in running.items()}
+    running = loops(sleeper, steps=10**6, halves=halves)
+    states = {}
+    for n, loop in running.items():
+        with loop.context():
+            states[n] = loop.begin(loop.initial())
 
-    def steps(n: int, times: int) -> tuple[list[float], list[dict[str, Any]]]:
+    def steps(n: Any, times: int) -> tuple[list[float], list[dict[str, Any]]]:
         seconds, rows = [], []
         for _ in range(times):
             start = time.perf_counter()
-            states[n], new, _ = running[n].advance(states[n], 1)
+            with running[n].context():
+                states[n], new, _ = running[n].advance(states[n], 1)
             seconds.append(time.perf_counter() - start)
             rows += new
         return seconds, rows
@@ -107,14 +119,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("--repeats", type=int, default=7, help="steps of each (default: %(default)s)")
+    add("--halves", action="store_true", help="two devices, one of which draws")
     add("--out", type=Path, default=Path("benchmarks/results"), help="folder")
     args = parser.parse_args(argv)
+    if args.halves:  # before jax begins
+        two = "--xla_force_host_platform_device_count=2"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {two}"
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": machine.commit(),
-        "command": f"python -m benchmarks.ahead --repeats {args.repeats}",
+        "command": f"python -m benchmarks.ahead --repeats {args.repeats}"
+        + " --halves" * args.halves,
         "machine": machine.describe(),
-        **measure(args.repeats),
+        **measure(args.repeats, halves=args.halves),
     }
     print(f"a draw {results['draw_s']:.2f} s, an update {results['update_s']:.2f} s")
     for name, one in results["points"].items():
@@ -125,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             flush=True,
         )
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "ahead.json").write_text(json.dumps(results, indent=1) + "\n")
+    name = "ahead_halves.json" if args.halves else "ahead.json"
+    (args.out / name).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ What trains is drawn by the policy of so many updates before, whose parameters t
 keeps; the first ones all draw from the start. Eight seeds side by side, each from its
 own warm start, 208 updates of 128 completions each; estimator and aggregation of GRPO,
 without its KL. Arms differ in lag, in the precision of the sampler, and in what a token
-is weighed by.
+is weighed by, which `bypass` clips besides.
 """
 
 import argparse
@@ -20,8 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 import curax
+from curax.comparison import statistics
 from curax.settings.tables import markdown
 from curax.step import loops
 from experiments.smoke import shown
@@ -48,7 +50,6 @@ RULES: dict[str, Any] = {
     "sequences": partial(weighed, of_sequence),
     "bypass": curax.loss.clipped_ratio,
 }
-# On policy nothing is to be corrected; in bfloat16 there is little.
 ARMS = [
     ("float32", 0, "uncorrected"),
     ("bfloat16", 0, "uncorrected"),
@@ -73,7 +74,11 @@ def parts_of(rate: float, sampler: str = "float32", prompts: int = 512) -> Any:
 
 
 def outcomes(rate: float, sampler: str, lag: int, rule: str, starts: Any) -> Any:
-    """Held-out pass rates, tokens and largest gaps of an arm, `[SEEDS]` each."""
+    """Held-out pass rates, tokens and gaps of an arm, `[SEEDS]` each.
+
+    A gap is the root mean square of the log-ratio, policy over sampler, over all tokens
+    drawn.
+    """
     parts, draws = parts_of(rate), parts_of(rate, sampler)
 
     def one(carry, key):
@@ -101,7 +106,7 @@ def outcomes(rate: float, sampler: str, lag: int, rule: str, starts: Any) -> Any
         )
         gap = jnp.where(drawn.mask, seen["logp"] - drawn.logp_behaviour, 0)
         state = curax.optim_step(parts, state, gradient)
-        told = drawn.mask.sum(dtype=jnp.int32), jnp.mean(gap**2)
+        told = drawn.mask.sum(dtype=jnp.int32), jnp.sum(gap**2)
         return (state, kept, count + 1), told
 
     @jax.jit
@@ -111,7 +116,7 @@ def outcomes(rate: float, sampler: str, lag: int, rule: str, starts: Any) -> Any
         keys = jax.random.split(jax.random.key(seed), UPDATES)
         carry, (tokens, gaps) = jax.lax.scan(one, (state, kept, jnp.int32(0)), keys)
         _, outcome = loops.held_out_outcomes(parts, carry[0])
-        return jnp.nanmean(outcome), tokens.sum(), jnp.sqrt(gaps.mean())
+        return jnp.nanmean(outcome), tokens.sum(), jnp.sqrt(gaps.sum() / tokens.sum())
 
     return whole(starts, jnp.arange(SEEDS, dtype=jnp.uint32))
 
@@ -138,7 +143,7 @@ def run(path: Path) -> None:
 
 
 def table(found: dict[str, Any], rate: float) -> str:
-    """Every arm at a learning rate, less those of the same seed that differ in one."""
+    """Every arm at a learning rate, less the control and its uncorrected one."""
 
     def of(sampler: str, lag: int, weights: str) -> np.ndarray:
         return np.array(found[f"{rate} {sampler} {lag} {weights}"]["rate"])
@@ -157,6 +162,21 @@ def table(found: dict[str, Any], rate: float) -> str:
     return markdown([*head, "more than uncorrected", "gap, nats"], rows)
 
 
+def gaps(found: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Gaps of pass rates that the tables show, seed by seed."""
+    made = {}
+    for rate, (sampler, lag, weights) in itertools.product(RATES, ARMS):
+        name = f"{rate} {sampler} {lag} {weights}"
+        others = {"on policy": f"{rate} float32 0 uncorrected"}
+        if weights != "uncorrected":
+            others["uncorrected"] = f"{rate} {sampler} {lag} uncorrected"
+        for other, base in others.items():
+            if name != base:
+                own, less = (np.array(found[one]["rate"]) for one in (name, base))
+                made[f"{name}, less {other}"] = own - less
+    return made
+
+
 def main() -> None:
     """Run, or show."""
     parser = argparse.ArgumentParser(prog="python -m experiments.lag.late")
@@ -165,6 +185,11 @@ def main() -> None:
     if parser.parse_args().show:
         found = json.loads(path.read_text())
         print(*(table(found, rate) for rate in reversed(RATES)), sep="\n\n")
+        own = gaps(found)
+        p = [stats.ttest_1samp(gap, 0).pvalue for gap in own.values()]
+        judged = zip(own, p, statistics.holm(p), strict=True)
+        sure = "; ".join(name for name, chance, level in judged if chance < 1 - level)
+        print(f"\nOf {len(p)} gaps Holm's correction leaves: {sure}.")
     else:
         run(path)
 
