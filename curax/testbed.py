@@ -150,7 +150,8 @@ def in_words(recipe: Config, **fields: Any) -> Config:
 
     The policy is a transformer of 3.4 million parameters in the form of Qwen3; its warm
     start is pretraining on the solutions of a teacher with bad habits. The stages of
-    the recipe stay, and so do its numbers of completions and of updates per batch.
+    the recipe stay, and so do its numbers of completions of a prompt and of updates of
+    a batch; there are four times its prompts, and its budget.
 
     Args:
         recipe: what `load` gives of a file in configs/.
@@ -164,6 +165,11 @@ def in_words(recipe: Config, **fields: Any) -> Config:
     """
     warm_up = partial(update.warmup_cosine, peak=2e-3, warmup=50, steps=450, end=1e-4)
     shared: dict[str, Any] = {
+        "sampling": replace(
+            recipe.sampling,
+            prompts=4 * recipe.sampling.prompts,
+            budget=4 * recipe.sampling.budget,
+        ),
         "task": partial(word_problems.task, hints=bool(recipe.hint)),
         "model": partial(
             transformer.model,
@@ -181,8 +187,8 @@ def in_words(recipe: Config, **fields: Any) -> Config:
         ),
         "optimizer": partial(optax.adam, learning_rate=2e-4, b2=0.99),
         "update": replace(recipe.update, tokens_per_micro_batch=2048),
-        "evaluation": Evaluation(every=50, prompts=96, samples=16, k=16),
-        "logging": Logging(every=1, checkpoint_every=25),
-        "steps": 100,
+        "evaluation": Evaluation(every=20, prompts=96, samples=16, k=16),
+        "logging": Logging(every=1, checkpoint_every=20),
+        "steps": 60,
     }
     return transferred(recipe, max_tokens=40, **(shared | fields))
