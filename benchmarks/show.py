@@ -511,6 +511,11 @@ those beyond a draw and an update, one after the other.
 
 {ahead}
 
+With two devices of the processor: all of it by both, and on halves, where one draws
+while the other trains (`mesh.draw_share=.5`). Halves gain nothing over sharing here.
+
+{halves}
+
 ## What it costs to decide who gets how many
 
 Milliseconds to turn what is known of prompts into counts whose sum is the budget,
@@ -535,6 +540,7 @@ On `nano`, all rows of a step, in rollouts; a pilot has fewer rows:
     python -m benchmarks.gpu
     python -m benchmarks.verifier
     python -m benchmarks.ahead
+    python -m benchmarks.ahead --halves
     python -m benchmarks.show
 
 From the root of the repository, with Linux and a quiet machine; `--help` lists the
@@ -703,13 +709,14 @@ def readme(
     verifier: Results,
     gpu: Results,
     ahead: Results,
+    halves: Results,
 ) -> str:
     """The page."""
     parts = peers | {f"{work}, AVX2": about for work, about in without.items()}
     parts |= {f"by {axis}": about for axis, about in grown.items()}
     named = {"allocation": shares, "score norms": norms}
     named |= {"a real shape": real, "verifiers": verifier, "a GPU": gpu}
-    named |= {"a draw ahead": ahead}
+    named |= {"a draw ahead": ahead, "on halves": halves}
     parts |= {name: found for name, found in named.items() if found}
     return README.format(
         targets=table(
@@ -739,6 +746,7 @@ def readme(
         gpu=of_real(gpu),
         verifier=of_verifier(verifier),
         ahead=of_ahead(ahead),
+        halves=of_ahead(halves),
         provenance=provenance(parts),
     )
 
@@ -816,7 +824,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder")
     parser.add_argument("--out", type=Path, default=HERE, help="folder")
     args = parser.parse_args()
-    names = ["scaling", "allocation", "score_norm", "qwen3", "verifier", "gpu", "ahead"]
+    names = ["scaling", "allocation", "score_norm", "qwen3", "verifier", "gpu"]
+    names += ["ahead", "ahead_halves"]
     every = (*PEERS.values(), *(f"{name}.json" for name in names))
     files = (args.results / name for name in every)
     found = [json.loads(file.read_text()) if file.exists() else {} for file in files]
