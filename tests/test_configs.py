@@ -276,7 +276,14 @@ def test_a_config_for_files_takes_any_recipe_by_one_line(path, there):
         *("objective", "modulate", "loss", "kl"),
     ):
         assert describe(getattr(config, stage)) == describe(getattr(recipe, stage))
-    sizes = replace(recipe.sampling, max_tokens=config.sampling.max_tokens)
+    more = 4 if there in GENERATED else 1  # prompts: `testbed.in_words`
+    before = recipe.sampling
+    sizes = replace(
+        before,
+        max_tokens=config.sampling.max_tokens,
+        prompts=more * before.prompts,
+        budget=more * before.budget,
+    )
     assert config.sampling == sizes
     for size in ("epochs", "minibatches", "clip_norm"):  # they decide what w(p) is of
         assert getattr(config.update, size) == getattr(recipe.update, size)
