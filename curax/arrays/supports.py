@@ -29,6 +29,11 @@ def shape(vocab: int, top_k: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((words,), jnp.uint32)
 
 
+def most(like: jax.ShapeDtypeStruct, vocab: int) -> int:
+    """The most tokens that a kept set of this shape can hold."""
+    return like.shape[0] if like.dtype == jnp.int32 else vocab
+
+
 def packed(logp: jax.Array, *, top_k: int) -> jax.Array:
     """Kept sets of the tokens that can be drawn, `[..., k]` or `[..., W]`.
 

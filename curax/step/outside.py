@@ -88,9 +88,6 @@ def answered(
         Ask(contexts[what.context[n]], int(what.seed[n]) & 0x7FFFFFFF) for n in rows
     ]
     kept, vocabulary = room.kept_to_train(parts), parts.task.vocab_size
-    most = 0 if kept is None else vocabulary
-    if kept is not None and kept.dtype == jnp.int32:
-        most = kept.shape[0]
     how = Limits(
         max_tokens=request.how.max_tokens,
         temperature=float(request.how.temperature),
@@ -98,7 +95,7 @@ def answered(
         vocabulary=vocabulary,
         top_k=request.how.top_k,
         top_p=float(request.how.top_p),
-        most_kept=most,
+        most_kept=0 if kept is None else supports.most(kept, vocabulary),
     )
     source = Source(
         step=version,

@@ -350,6 +350,27 @@ def without_overlap(
     return training.subset(kept, held_out=len(training) - len(kept)), testing
 
 
+def generated(
+    training: sources.Records,
+    testing: sources.Records,
+    *,
+    layout: layouts.Layout,
+    prompt_format: PromptFormat,
+    longest: int,
+) -> tuple[ProblemSet, ProblemSet]:
+    """Training and held-out problems of generated records; no question is in both.
+
+    Raises:
+        ValueError: no problem is usable, or none is left to train on.
+    """
+    how: dict[str, Any] = {"longest": longest, "on_error": "raise"}
+    learnt, asked = (
+        ProblemSet(records, layout, prompt_format, **how)
+        for records in (training, testing)
+    )
+    return without_overlap(learnt, asked, 0)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileTask:
     """The functions of a `Task` on training and held-out problems, of numpy arrays.

@@ -5,16 +5,15 @@ curax train gsm8k_qwen3_0p6b --workdir runs/chain_sum --set task=gym.task
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from curax.settings.config_types import CheckpointPath, Count, Natural, Positive, Seed
 from curax.settings.declared import declares
-from curax.tasks import file_task, sources
+from curax.tasks import file_task, records
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
-from curax.tasks.records import Found
 from curax.types import Task
 from curax.verify import graders
 from curax.verify.workers import Workers
@@ -22,7 +21,7 @@ from curax.verify.workers import Workers
 
 def generated(
     dataset: str, size: int, seed: int, options: Mapping[str, Any]
-) -> sources.Records:
+) -> records.Records:
     """The items of a reasoning-gym data set, a function of its seed.
 
     Raises:
@@ -50,11 +49,7 @@ def generated(
             f"task.options of {dataset}: {text}; change what it names."
         ) from error
 
-    def read() -> Iterator[Found]:
-        for i in range(len(items)):
-            yield f"{name}, item {i}", items[i]
-
-    return sources.Records(name, [], [(len(items), read)])
+    return records.in_memory(name, items)
 
 
 def layout(record: Mapping[str, Any]) -> Problem:
@@ -110,17 +105,14 @@ def task(
         template=template,
         thinking=thinking,
     )
-    problem_set = partial(
-        file_task.ProblemSet,
+    options = options or {}
+    training, testing = file_task.generated(
+        generated(dataset, size, seed, options),
+        generated(dataset, num_held_out, seed + size, options),
         layout=layout,
         prompt_format=prompt_format,
         longest=max_prompt_tokens,
-        on_error="raise",
     )
-    options = options or {}
-    training = problem_set(generated(dataset, size, seed, options))
-    testing = generated(dataset, num_held_out, seed + size, options)
-    training, testing = file_task.without_overlap(training, problem_set(testing), 0)
     grader = partial(graders.reasoning_gym_score, dataset=dataset)
     pool = Workers(grader, count=workers, deadline=deadline, memory_mb=memory_mb)
     return file_task.FileTask(

@@ -107,6 +107,16 @@ _line_found = partial(_found, kind="a JSON object", unit="line")
 _row_found = partial(_found, kind="text", unit="row")
 
 
+def in_memory(name: str, items: Sequence[Record]) -> Records:
+    """Items that are there, such as generated ones, as the records of a file."""
+
+    def read() -> Iterator[Found]:
+        for i in range(len(items)):
+            yield f"{name}, item {i}", items[i]
+
+    return Records(name, [], [(len(items), read)])
+
+
 def json_lines(name: str, files: Sequence[Path]) -> Records:
     """The records of files with a JSON object per line, in UTF-8.
 

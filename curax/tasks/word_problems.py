@@ -25,10 +25,10 @@ from curax.settings.config_types import (
     Seed,
 )
 from curax.settings.declared import declares
-from curax.tasks import byte_pairs, file_task, layouts, sources, text
+from curax.tasks import byte_pairs, file_task, layouts, text
 from curax.tasks.hints import WORDS, HintWriter
 from curax.tasks.prompt_format import PromptFormat
-from curax.tasks.records import Found
+from curax.tasks.records import in_memory
 from curax.types import Task
 from curax.verify import graders
 from curax.verify.workers import pool
@@ -432,50 +432,36 @@ def task(
     )
     steps = {"least_steps": least_steps, "most_steps": most_steps}
     made = partial(records, distractors=distractors, **steps)
-    training = [*made(size, seed=seed)]
-    testing = [*made(num_held_out, seed=seed + size, unseen=unseen)]
-    problem_set = partial(
-        file_task.ProblemSet,
+    learnt = [*made(size, seed=seed)]
+    asked = [*made(num_held_out, seed=seed + size, unseen=unseen)]
+    training, testing = file_task.generated(
+        in_memory("word problems", learnt),
+        in_memory("word problems, held out", asked),
         layout=partial(layouts.fields, solution="solution", level="level"),
         prompt_format=prompt_format,
         longest=max_prompt_tokens,
-        on_error="raise",
     )
-    sides = (
-        problem_set(_as_records("word problems", training)),
-        problem_set(_as_records("word problems, held out", testing)),
-    )
-    sides = file_task.without_overlap(*sides, 0)
-    solved = {record["question"]: record["taught"] for record in training}
-    writer = partial(
-        HintWriter,
-        prompt_format,
-        sides[0].problem,
-        len(sides[0]),
-        words=WORDS,
-        levels=3,
-        longest=2 * max_prompt_tokens,
-        file=None,
-        on_error="raise",
-    )
+    solved = {record["question"]: record["taught"] for record in learnt}
+    writer = None
+    if hints:
+        writer = HintWriter(
+            prompt_format,
+            training.problem,
+            len(training),
+            words=WORDS,
+            levels=3,
+            longest=2 * max_prompt_tokens,
+            file=None,
+            on_error="raise",
+        )
     return file_task.FileTask(
         format=prompt_format,
-        training=sides[0],
-        testing=sides[1],
+        training=training,
+        testing=testing,
         workers=pool(
             graders.numbers, count=workers, deadline=deadline, memory_mb=memory_mb
         ),
         max_trace_tokens=max_trace_tokens,
         teacher=lambda problem: solved[problem.question],
-        hint_writer=writer() if hints else None,
+        hint_writer=writer,
     ).task()
-
-
-def _as_records(name: str, made: Sequence[Mapping[str, str]]) -> sources.Records:
-    """Generated problems as the records of a file."""
-
-    def read() -> Iterator[Found]:
-        for i, record in enumerate(made):
-            yield f"{name}, {i}", record
-
-    return sources.Records(name, [], [(len(made), read)])

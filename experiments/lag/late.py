@@ -129,7 +129,7 @@ def run(path: Path) -> None:
     parts = parts_of(RATES[0], prompts=1 << 14)
     starts = jax.jit(jax.vmap(partial(curax.init, parts)))(seeds)
     for rate in RATES:
-        wanted = {" ".join(map(str, (rate, *arm))): arm for arm in ARMS}
+        wanted = {named(rate, arm): arm for arm in ARMS}
         left = {name: arm for name, arm in wanted.items() if name not in found}
         for name, arm in left.items():
             rates, tokens, gap = map(np.asarray, outcomes(rate, *arm, starts))
@@ -142,39 +142,39 @@ def run(path: Path) -> None:
             print(f"{name}: {shown(rates)}, {gap.mean():.2g} nats", flush=True)
 
 
+def gaps(found: dict[str, Any], rate: float) -> dict[tuple[Any, str], np.ndarray]:
+    """Pass rates of each arm less the control's, and its uncorrected one's, by seed."""
+    rates = {arm: np.array(found[named(rate, arm)]["rate"]) for arm in ARMS}
+    bases = {"on policy": lambda arm: ARMS[0], "uncorrected": plain}
+    return {
+        (arm, name): there - rates[base(arm)]
+        for arm, there in rates.items()
+        for name, base in bases.items()
+        if arm != base(arm)
+    }
+
+
+def plain(arm: Any) -> Any:
+    """The arm of the same sampler and lag that nothing corrects."""
+    return *arm[:2], "uncorrected"
+
+
+def named(rate: float, arm: Any) -> str:
+    """An arm in the file."""
+    return " ".join(map(str, (rate, *arm)))
+
+
 def table(found: dict[str, Any], rate: float) -> str:
     """Every arm at a learning rate, less the control and its uncorrected one."""
-
-    def of(sampler: str, lag: int, weights: str) -> np.ndarray:
-        return np.array(found[f"{rate} {sampler} {lag} {weights}"]["rate"])
-
+    own, rows = gaps(found, rate), []
+    for arm in ARMS:
+        about = found[named(rate, arm)]
+        less = (own.get((arm, base)) for base in ("on policy", "uncorrected"))
+        cells = [*map(str, arm), shown(np.array(about["rate"]))]
+        cells += ["" if gap is None else shown(gap, signed=True) for gap in less]
+        rows.append([*cells, f"{np.mean(about['gap_nats']):.2g}"])
     head = ["sampler", "lag", "weights", "pass rate", "less on policy"]
-    rows = []
-    for sampler, lag, weights in ARMS:
-        there, base = of(sampler, lag, weights), ("float32", 0, "uncorrected")
-        less = shown(there - of(*base), signed=True)
-        plain = there - of(sampler, lag, "uncorrected")
-        more = "" if weights == "uncorrected" else shown(plain, signed=True)
-        gap = np.mean(found[f"{rate} {sampler} {lag} {weights}"]["gap_nats"])
-        cells = [sampler, str(lag), weights, shown(there)]
-        cells += ["" if (sampler, lag, weights) == base else less, more, f"{gap:.2g}"]
-        rows.append(cells)
     return markdown([*head, "more than uncorrected", "gap, nats"], rows)
-
-
-def gaps(found: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Gaps of pass rates that the tables show, seed by seed."""
-    made = {}
-    for rate, (sampler, lag, weights) in itertools.product(RATES, ARMS):
-        name = f"{rate} {sampler} {lag} {weights}"
-        others = {"on policy": f"{rate} float32 0 uncorrected"}
-        if weights != "uncorrected":
-            others["uncorrected"] = f"{rate} {sampler} {lag} uncorrected"
-        for other, base in others.items():
-            if name != base:
-                own, less = (np.array(found[one]["rate"]) for one in (name, base))
-                made[f"{name}, less {other}"] = own - less
-    return made
 
 
 def main() -> None:
@@ -185,11 +185,15 @@ def main() -> None:
     if parser.parse_args().show:
         found = json.loads(path.read_text())
         print(*(table(found, rate) for rate in reversed(RATES)), sep="\n\n")
-        own = gaps(found)
+        own = {
+            (rate, *name): gap
+            for rate in RATES
+            for name, gap in gaps(found, rate).items()
+        }
         p = [stats.ttest_1samp(gap, 0).pvalue for gap in own.values()]
         judged = zip(own, p, statistics.holm(p), strict=True)
-        sure = "; ".join(name for name, chance, level in judged if chance < 1 - level)
-        print(f"\nOf {len(p)} gaps Holm's correction leaves: {sure}.")
+        sure = [str(name) for name, chance, level in judged if chance < 1 - level]
+        print(f"\nOf {len(p)} gaps Holm's correction leaves: {'; '.join(sure)}.")
     else:
         run(path)
 
