@@ -450,17 +450,18 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     """Whether a metric that is written `when` is in this row of a run."""
     first, last = row["step"] == 0, row["step"] == config["steps"]
     evaluated = row["step"] % config["evaluation"]["every"] == 0 or last
-    host = config["task"]["function"] == "curax.tasks.file_task.task"
-    games = "calculator", "mastermind", "nim"
-    plays = config["task"]["function"].split(".")[-2] in games
+    of = config["task"]["function"].split(".")[-2]
+    host = of in ("file_task", "worlds")
+    asked = config["task"].get("environment")
+    plays = asked or of in ("calculator", "mastermind", "nim", "guess")
     modulates = config["modulate"]["function"] != "curax.modulate.none"
     reflects = config["reflection"] or {}
     source = (config["hint"] or {"source": {"function": ""}})["source"]["function"]
     own_prefix = source == "curax.step.methods.prefixes.own_prefix"
-    grader = config["task"].get("grader")
+    grader = None if asked else config["task"].get("grader")
     grader = grader["function"] if isinstance(grader, dict) else grader
-    reads = host and declared(functions.named(grader), "states", None)
-    sums = host and declared(functions.named(grader), "other_terms", False)
+    reads = grader and declared(functions.named(grader), "states", None)
+    sums = grader and declared(functions.named(grader), "other_terms", False)
     cut, replayed = (
         config["sampling"]["top_p"] < 1,
         config["sampling"]["replay_support"],
@@ -483,9 +484,9 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
         "with `evaluation.k`": evaluated and config["evaluation"]["k"] > 0,
         "with `evaluation.distance`": evaluated and config["evaluation"]["distance"],
         "without `stop` and `pilot`": not (config["stop"] or config["pilot"] or first),
-        "with an [environment](environments.md)": plays and not first,
-        "with an environment": plays and not first,
-        "with an environment that measures": plays and not first,
+        "with an [environment](environments.md)": bool(plays) and not first,
+        "with an environment": bool(plays) and not first,
+        "with an environment that measures": bool(plays) and not first,
         "where `stop` is set": config["stop"] is not None and not first,
         "where `hint` is set": config["hint"] is not None and not first,
         "where `hint.source` is `own_prefix`": own_prefix and not first,
