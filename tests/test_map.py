@@ -18,8 +18,9 @@ from curax.comparison import programs
 from curax.config import ConfigError, override
 from curax.step.build import build
 from curax.tasks import chain
-from curax.theory import advice
+from curax.theory import advice, predict
 from curax.types import Difficulty
+from experiments.factorial import run as factorial
 from experiments.lag import late
 from experiments.lag import show as lag
 from experiments.map import ablations, parts, regimes, run, show
@@ -100,6 +101,48 @@ def test_equal_groups_and_enough_right_are_what_they_say():
         own = parts.enough_right(outcome, exists, right=jnp.float32(right))
         want = stop.positives(outcome, exists, right=right)
         np.testing.assert_array_equal(own, want)
+
+
+def test_rounds_of_a_traced_size_end_where_those_of_the_rule_do():
+    """`parts.right_in_rounds`, seen every two draws, is `stop.positives` in rounds."""
+    outcome = jnp.asarray(np.random.default_rng(0).random((200, 32)) < 0.1, jnp.float32)
+    for size in (2, 4, 8):
+        ends = [np.full(200, 32), np.full(200, 32)]
+        for drawn in range(30, 0, -2):
+            exists = jnp.broadcast_to(jnp.arange(32) < drawn, outcome.shape)
+            own = parts.right_in_rounds(outcome, exists, size=jnp.float32(size))
+            want = stop.positives(outcome, exists) & (drawn % size == 0)
+            for end, met in zip(ends, (own, want), strict=True):
+                end[np.asarray(met)] = drawn
+        np.testing.assert_array_equal(*ends)
+
+
+def test_a_value_in_any_of_its_ways_is_right_and_all_are_taught():
+    task = parts.task(ways=4, errors=(0.0, 0.0, 0.0))
+    made = task.prompts(jnp.arange(64, dtype=jnp.int32))
+    tokens, mask = task.traces(jax.random.key(0), made)
+    assert float(task.verify(made.target, tokens, mask).min()) == 1
+    values = np.asarray(tokens < chain.MODULUS)
+    moved = (np.asarray(tokens) - np.asarray(made.target))[values] % chain.MODULUS
+    assert sorted(set(moved.tolist())) == [0, 4, 8, 12]
+    off = jnp.where(tokens < chain.MODULUS, (tokens + 1) % chain.MODULUS, tokens)
+    assert float(task.verify(made.target, off, mask).max()) == 0
+
+
+@pytest.mark.parametrize("arm", factorial.ARMS)
+def test_arms_of_the_factorial_weigh_a_prompt_alike_whatever_trains(arm):
+    """The credit is the only difference where it is named, by w(p) at each n."""
+    p = np.array([0.05, 0.5])
+    twin = arm.replace("centred", "right")
+    for n in map(int, factorial.SIZES):
+        weights = [
+            predict.predict(factorial.plain(x, n), p, p).weight for x in (arm, twin)
+        ]
+        near = 0.1 if "drawn-one" in arm else 1e-5
+        np.testing.assert_allclose(*weights, rtol=near)
+    made = factorial.lane("sparse", arm, regimes.Setting("", 4.0, 1e-3), "claim")
+    assert made.config.seeds == 16
+    assert experiments.setting_of(made.config, factorial.knob(arm)) == 4
 
 
 def test_a_verifier_errs_in_training_alone_and_hard_prompts_have_their_share():

@@ -9,6 +9,7 @@ import numpy as np
 
 from curax import allocate
 from curax.settings.config_types import Count, Magnitude, Natural, Positive, Share
+from curax.settings.declared import RIGHT
 from curax.tasks import chain, mastermind
 from curax.types import Difficulty, Prompts, Task
 
@@ -73,12 +74,32 @@ def enough_right(
     return found >= right
 
 
+def right_in_rounds(
+    outcome: jax.Array, exists: jax.Array, *, size: Positive = 2.0
+) -> jax.Array:
+    """One right completion at least, looked for after every `size`: as `stop.positives`
+    with rounds of `size`, which `stop.round_size` divides and which may be traced.
+
+    Args:
+        outcome: `[..., G]` float in [0, 1], in the order of drawing.
+        exists: `[..., G]` bool, True where there is a completion with an outcome.
+        size: completions of a round, a whole number.
+
+    Returns:
+        `[...]` bool, True where a whole round ends and a right one is there.
+    """
+    drawn = jnp.sum(exists, -1, keepdims=True, dtype=jnp.float32)
+    inside = jnp.cumsum(exists, -1, dtype=jnp.float32) <= drawn // size * size
+    return jnp.any(exists & inside & (outcome > RIGHT), -1)
+
+
 def task(
     *,
     depth: Count = 3,
     num_prompts: Natural = 1 << 14,
     errors: tuple[float, float, float] = (0.05, 0.40, 0.85),
     hard: Magnitude = 0.0,
+    ways: Count = 1,
     accepted: Magnitude = 0.0,
     hints: bool = False,
     whole: bool = False,
@@ -91,6 +112,9 @@ def task(
         num_prompts: size of the training set.
         errors: of the teacher, as `chain.task`.
         hard: share of the prompts that have a reverse subtraction; 0: as they come.
+        ways: right tokens for each value, those equal to it modulo 16 / ways, so that a
+            chain of k values has ways^k right completions; the teacher's choose at
+            random. A divisor of 16.
         accepted: share of wrong completions of training prompts that the verifier
             passes, by a hash of prompt and completion; it is never wrong on held-out
             prompts.
@@ -120,6 +144,12 @@ def task(
             prompts=partial(_mixed, depth=depth, hard=hard, held_out=False),
             held_out=partial(_mixed, depth=depth, hard=hard, held_out=True),
         )
+    if ways > 1:
+        made = replace(
+            made,
+            traces=partial(_any_way, made.traces, ways=ways),
+            verify=partial(_in_any_way, ways=ways),
+        )
     if accepted:
         made = replace(
             made,
@@ -145,6 +175,23 @@ def guessing(*, hints: bool = False, num_prompts: Natural = 1 << 14) -> Task:
     """
     made = mastermind.task(colours=4, hints=hints, num_prompts=num_prompts)
     return replace(made, held_out=made.prompts, num_held_out=QUESTIONS)
+
+
+def _any_way(traces, key, prompts, *, ways: int) -> tuple[jax.Array, jax.Array]:
+    """A teacher's traces, each value in one of the ways to write it."""
+    tokens, mask = traces(key, prompts)
+    kind = jax.random.randint(jax.random.fold_in(key, 1), tokens.shape, 0, ways)
+    other = (tokens + chain.MODULUS // ways * kind) % chain.MODULUS
+    return jnp.where(tokens < chain.MODULUS, other, tokens), mask
+
+
+def _in_any_way(target, tokens, mask, *, ways: int) -> jax.Array:
+    """Outcomes, 1 where every value is one of those that are right."""
+
+    def alike(x):
+        return jnp.where(x < chain.MODULUS, x % (chain.MODULUS // ways), x)
+
+    return chain.verify(alike(target), alike(tokens), mask)
 
 
 def _mixed(prompt_id, *, depth: int, hard: Share, held_out: bool) -> Prompts:

@@ -5,7 +5,7 @@ Everything that decides a figure stands here, and stood here before it was measu
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -388,7 +388,17 @@ TURNS = {  # those of experiments/turns
         warm_steps=300,
     ),
 }
-REGIMES = SINGLE | TURNS
+OTHERS = {  # of experiments/factorial, which the map has nothing of
+    "bimodal_ways": replace(
+        SINGLE["bimodal"],
+        says="as bimodal, and each value may be written in four ways",
+        task={**SINGLE["bimodal"].task, "ways": 4},
+        warm_steps=2000,
+        recipes=BASELINES,
+    ),
+}
+MAPPED = SINGLE | TURNS
+REGIMES = MAPPED | OTHERS
 
 
 def experiment(

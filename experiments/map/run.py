@@ -14,7 +14,7 @@ import json
 import pickle
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -82,7 +82,7 @@ def pieces(regime: str) -> Iterator[Piece]:
 def left(only: str | None = None) -> list[Piece]:
     """Pieces that are not there; warm starts only where something else needs them."""
     found: dict[Path, Piece] = {}  # regimes of one warm start share its files
-    for regime in [only] if only else REGIMES:
+    for regime in [only] if only else regimes.MAPPED:
         missing = [piece for piece in pieces(regime) if not piece.path.exists()]
         if any(piece.kind != "warm" for piece in missing):
             found |= {piece.path: piece for piece in missing if piece.path not in found}
@@ -236,6 +236,7 @@ def history(
     whole: float,
     steps: int,
     cost: tuple[float, float] = (1.0, 0.0),
+    watched: Mapping[str, str] = {},
 ):
     """Evaluations of all lanes until each has spent the whole cost, `[K][L]` each.
 
@@ -247,9 +248,11 @@ def history(
         whole: what every lane spends at least.
         steps: at most.
         cost: of a token drawn and of one trained.
+        watched: name -> metric, whose means between evaluations are kept, `[K - 1][L]`.
     """
     state = lanes.begin(warm)
     found: dict[str, list[Any]] = {"steps": [0], "rate": [_rates(lanes, state)]}
+    found |= {name: [] for name in watched}
     totals = {name: np.zeros(lanes.seeds.size) for name in programs.COUNTED}
     found |= {name: [own.astype(int).tolist()] for name, own in totals.items()}
     spent = 0.0
@@ -258,6 +261,9 @@ def history(
         for name, metric in programs.COUNTED.items():
             totals[name] += np.sum([row[metric] for row in rows], 0, np.float64)
             found[name].append(totals[name].astype(int).tolist())
+        for name, metric in watched.items():
+            mean = np.mean([row[metric] for row in rows], 0, np.float64)
+            found[name].append(mean.round(5).tolist())
         found["steps"].append(found["steps"][-1] + every)
         found["rate"].append(_rates(lanes, state))
         spent = (cost[0] * totals["drawn"] + cost[1] * totals["trained"]).min()

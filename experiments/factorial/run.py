@@ -1,0 +1,232 @@
+"""What in training right completions alone pays: eight arms, each tuned, a piece a go.
+
+Command:  python -m experiments.factorial.run            what is left
+          python -m experiments.factorial.run --next 5   the next five pieces
+          python -m experiments.factorial.run --all      all that is left
+
+Three choices of two, in regimes of the map, with its warm starts:
+
+    credit   centred: all completions, reward less a baseline; right: right ones alone
+    draws    fixed: n of each prompt; drawn: rounds of n until one is right, 32 at most
+    weight   one: of the pass rate; log: 1 / p, truncated at the most that is drawn
+
+A step draws 64 completions where their number is fixed, and of 8 prompts where it is
+not. Each arm has nine trials, n by learning rate, at the tokens of the claim and by
+other seeds; the highest mean held-out pass rate is taken, the first of equals. A piece
+is a file of `results/REGIME`, and resumes as those of the map.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from curax import advantage, correct, objective, stop
+from curax.comparison import programs, statistics
+from curax.comparison.experiment import Arm, arms
+from curax.config import Config, Sampling, Stop, load, override
+from curax.runs.run import set_up_libraries
+from experiments.map import ablations, parts, regimes, run
+from experiments.map.regimes import TUNING, Setting
+
+RESULTS = Path(__file__).parent / "results"
+SEEDS = ablations.SEEDS  # of claims: 16, which tuning has not seen
+# Chains have one right completion; in the last each of k values has four right tokens.
+REGIMES = ("sparse", "bimodal", "bimodal_ways")
+TOKENS = {"tune": 40_000, "claim": 40_000, "long": 160_000}
+STEPS = 10_000  # at most
+SIZES, RATES = (2.0, 4.0, 8.0), (3e-4, 1e-3, 3e-3)
+PROMPTS, MOST = 8, 32  # of a step that draws until one is right, and of a prompt
+CREDIT, DRAWS, WEIGHT = ("centred", "right"), ("fixed", "drawn"), ("one", "log")
+ARMS = ["-".join(own) for own in itertools.product(CREDIT, DRAWS, WEIGHT)]
+ENTROPY = {"entropy": "policy/entropy_nats"}
+
+BASELINE = {"centred": advantage.leave_one_out, "right": advantage.raw}
+LOG = {"objective": partial(objective.series, coefficients=objective.log_coefficients)}
+MEAN = {"correct": partial(correct.per_prompt, rows=MOST)}
+UNBIASED = {  # whatever stopped the draws
+    "centred": {
+        "correct": partial(correct.control_variate, rows=MOST, limit=MOST),
+        "advantage": advantage.signed,
+    },
+    "right": {"correct": partial(correct.accepted_mean, rows=MOST)},
+}
+POOL = {
+    "sampling.prompts": PROMPTS,
+    "sampling.group_size": MOST,
+    "stop": Stop(rule=parts.right_in_rounds, round_size=int(SIZES[0])),
+}
+# Of the effects, each half of a product of signs: + is right, drawn, log.
+EFFECTS = {
+    "right alone": (0,),
+    "until one is right": (1,),
+    "1/p": (2,),
+    "right alone x until one is right": (0, 1),
+    "right alone x 1/p": (0, 2),
+    "until one is right x 1/p": (1, 2),
+    "all three": (0, 1, 2),
+}
+
+
+class Piece(NamedTuple):
+    """An arm in a regime, tuned, claimed, or run four times as long."""
+
+    regime: str
+    kind: str  # tune, claim or long
+    arm: str
+
+    @property
+    def path(self) -> Path:
+        """The file that holds it, once it is measured."""
+        return RESULTS / self.regime / f"{self.kind}-{self.arm}.json"
+
+
+def changes(arm: str) -> dict[str, Any]:
+    """Changes of `rloo` that make an arm, without what is tuned."""
+    credit, draws, weight = arm.split("-")
+    own = {**regimes.LENGTH, "advantage": BASELINE[credit]}
+    if draws == "fixed":
+        return own | regimes.EQUAL | (LOG if weight == "log" else {})
+    return own | POOL | (UNBIASED[credit] if weight == "log" else MEAN)
+
+
+def knob(arm: str) -> str:
+    """What sets n, a magnitude in both cases."""
+    return "allocate.size" if "fixed" in arm else "stop.rule.size"
+
+
+def plain(arm: str, n: int) -> Config:
+    """An arm at one n, nothing of it traced: for the x-ray."""
+    found = changes(arm)
+    if "fixed" in arm:
+        found = {k: v for k, v in found.items() if k not in regimes.EQUAL}
+        found["sampling"] = Sampling(prompts=regimes.ROWS // n, group_size=n)
+    else:
+        found["stop"] = Stop(rule=stop.positives, round_size=n)
+    return override(load("rloo"), found)
+
+
+def lane(regime: str, arm: str, setting: Setting, kind: str) -> Arm:
+    """An arm at a setting, with the seeds and tokens of a kind of piece."""
+    first = regimes.BASELINES[0]
+    like = regimes.experiment(
+        regime, {first: regimes.REGIMES[regime].chunks(first)[0][0]}
+    )
+    seeds = TUNING if kind == "tune" else SEEDS
+    tuned = {knob(arm): setting.value, regimes.RATE: setting.rate}
+    made = replace(
+        like,
+        recipes={arm: ("rloo", {**changes(arm), **tuned})},
+        common={**like.common, "seed": seeds[0]},
+        seeds=len(seeds),
+        tokens=TOKENS[kind],
+        steps=STEPS,
+        every=20 if "fixed" in arm else 10,
+    )
+    (found,) = arms(made)
+    return found
+
+
+# ----- pieces
+
+
+def pieces() -> list[Piece]:
+    """All pieces, in order: a regime whole, then the next; long ones at the end."""
+    found = [
+        Piece(regime, kind, arm)
+        for regime in REGIMES
+        for kind in ("tune", "claim")
+        for arm in ARMS
+    ]
+    return found + [Piece(regime, "long", arm) for regime in REGIMES for arm in ARMS]
+
+
+def left() -> list[Piece]:
+    """Pieces that are not there, in order."""
+    return [piece for piece in pieces() if not piece.path.exists()]
+
+
+def trials(regime: str, arm: str) -> list[tuple[Setting, float]]:
+    """Settings of an arm that were tried, and their mean rates at equal tokens."""
+    own = json.loads(Piece(regime, "tune", arm).path.read_text())
+    rates = ends(own, TOKENS["tune"]).reshape(len(own["settings"]), -1).mean(-1)
+    settings = [Setting(*setting) for setting in own["settings"]]
+    return list(zip(settings, rates.tolist(), strict=True))
+
+
+def chosen(regime: str, arm: str) -> Setting:
+    """The best setting of an arm, the first of equals."""
+    return max(trials(regime, arm), key=lambda trial: trial[1])[0]
+
+
+def ends(own: Mapping[str, Any], place: float, what: str = "rate") -> np.ndarray:
+    """`[L]` pass rates of lanes where each has drawn as many tokens, or of others."""
+    drawn, values = np.array(own["drawn"], float), np.array(own[what], float)
+    assert drawn[-1].min() >= place, "a run stopped before"
+    return statistics.at(drawn[-len(values) :], values, place)
+
+
+def measure(piece: Piece) -> None:
+    """Measure a piece and write its file."""
+    begun = time.monotonic(), time.process_time()
+    regime, kind, arm = piece
+    for other in run.pieces(regime):
+        if other.kind == "warm" and not other.path.exists():
+            run.measure(other)
+    if kind == "tune":
+        seeds = TUNING
+        settings = [Setting("", n, rate) for n in SIZES for rate in RATES]
+    else:
+        seeds, settings = SEEDS, [chosen(regime, arm)]
+    lanes = [
+        lane(regime, arm, setting, kind)._replace(setting=f"trial{i}", value=i)
+        for i, setting in enumerate(settings)
+    ]
+    sweep = programs.Sweep(tuple(lanes), (knob(arm), regimes.RATE))
+    found = run.history(
+        *(programs.lanes(sweep), run.warmed(regime, seeds)),
+        *(20 if "fixed" in arm else 10, f"{regime} {kind} {arm}"),
+        whole=TOKENS[kind],
+        steps=STEPS,
+        watched=ENTROPY,
+    )
+    found = {"settings": settings, "seeds": seeds} | found
+    found |= {
+        "seconds": round(time.monotonic() - begun[0], 1),
+        "processor_seconds": round(time.process_time() - begun[1], 1),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+    run.write(piece.path, (json.dumps(found) + "\n").encode())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 done, 2 bad input."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.factorial.run")
+    parser.add_argument("--next", type=int, nargs="?", const=1, metavar="N", default=0)
+    parser.add_argument("--all", action="store_true")
+    args = parser.parse_args(argv)
+    missing = left()
+    set_up_libraries()
+    for piece in missing[: len(missing) if args.all else args.next]:
+        begun = time.monotonic()
+        measure(piece)
+        print(f"{' '.join(piece)}: {time.monotonic() - begun:.0f} s", flush=True)
+    missing = left()
+    for piece in missing:
+        print(f"left: {' '.join(piece)}")
+    print(f"{len(missing)} pieces left")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
