@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from curax.arrays import cache_sizes
-from curax.models import decoding
+from curax.models import parts
 
 
 def shares(
@@ -22,7 +22,7 @@ def shares(
     random = np.random.default_rng(0)
     drawn = np.ceil(random.exponential(mean, rows)) if unequal else np.full(rows, mean)
     queue = list(np.clip(drawn, 1, most).astype(int))
-    size, block = decoding.piece(2, 64, 4)
+    size, block = parts.piece(2, 64, 4)
     length, count = np.array(queue[:slots]), np.zeros(slots, int)
     del queue[:slots]
     stages = list(cache_sizes.widths(context, most))

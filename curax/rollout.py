@@ -476,6 +476,7 @@ def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Tab
     column = jnp.argmin(table.written[:width]).astype(jnp.int32)
     written = table.written.at[column].set(table.time)
     own = (table.time - written[:width])[None, :] < table.count[:, None]
+    own &= table.active[:, None]  # what is read for others is dropped
     idle = fixed.prefix.last.shape[1]
     cache = SharedCache(
         own=table.cache,

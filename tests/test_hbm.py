@@ -75,6 +75,20 @@ def test_a_turn_reads_a_slice_and_writes_one_in_place():
     assert most[1][1:] == ("f32[8,128]", "curax/rollout.py:7 a/b")
 
 
+def test_a_slice_that_is_copied_to_the_chip_is_all_that_is_read():
+    """The TPU compiler fetches an array in several slices, side by side."""
+    start = (
+        "  %s = ((bf16[64,128]{1,0}), bf16[8,128]{1,0:S(1)}, s32[]{:S(2)}) "
+        "slice-start(%w), slice={[0:8], [0:128]}\n"
+    )
+    before = hbm.of(MODULE.replace("CMP", "LT"))
+    more = hbm.of(
+        MODULE.replace("CMP", "LT").replace("  %i = s32[] constant(0)\n", start, 1)
+    )
+    assert hbm.read(more.call) - hbm.read(before.call) == 8 * 128 * 2
+    assert hbm.written(more.call) == hbm.written(before.call)
+
+
 def compiled(function, *shapes):
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return hbm.of(jax.jit(function).lower(*args).compile().as_text())

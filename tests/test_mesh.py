@@ -16,7 +16,7 @@ from curax import allocate, loss, memory, rollout, update
 from curax.arrays import choice
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
-from curax.models import decoding
+from curax.models import decoding, parts
 from curax.planning.hlo import in_loops
 from curax.step import mesh
 from curax.types import Batch, TrainState
@@ -337,10 +337,15 @@ def same(got, want):
 
 @pytest.mark.first(1)
 @pytest.mark.long
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 1)])
-def test_rounds_that_open_slots_move_no_cache_either(sizes, monkeypatch):
+@pytest.mark.parametrize(
+    ("sizes", "how"),
+    [((2, 2, 2), parts.of_blocks), ((3, 1, 1), parts.of_blocks), ((2, 2, 2), None)],
+)
+def test_rounds_that_open_slots_move_no_cache_either(sizes, how, monkeypatch):
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one
-    monkeypatch.setattr(decoding, "LEAST", 1)  # and blocks of columns
+    monkeypatch.setattr(parts, "LEAST", 1)  # and blocks of columns
+    monkeypatch.setattr(parts, "BLOCK", 4)
+    monkeypatch.setitem(parts.BY_PLATFORM, "cpu", how or parts.of_kernel)
     policy, where, program = compiled(sizes, 2, slots=9, stopping=RULE)
     for one in moved(program):
         assert one.entries <= 12 * V, one  # four shards have three slots each

@@ -17,7 +17,7 @@ from jax.extend.core import jaxprs_in_params
 from curax import allocate, rollout, stop, update
 from curax.arrays import cache_sizes, choice, queues
 from curax.config import ConfigError
-from curax.models import decoding
+from curax.models import decoding, parts
 
 KEY = jax.random.key(1)
 FIELDS = ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm")
@@ -284,9 +284,18 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
         assert steps == [1, 2, 4, 4, 5]
 
 
-def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(monkeypatch):
-    monkeypatch.setattr(decoding, "LEAST", 1)
-    monkeypatch.setattr(decoding, "piece", lambda *_: (4, 2))
+@pytest.fixture(params=["blocks", "kernel"])
+def ragged(request, monkeypatch):
+    """Blocks of two columns, read by the loop of a CPU and by the kernel of a TPU."""
+    how = getattr(parts, f"of_{request.param}")
+    monkeypatch.setitem(parts.BY_PLATFORM, "cpu", how)
+    monkeypatch.setattr(parts, "LEAST", 1)
+    monkeypatch.setattr(parts, "BLOCK", 2)
+    monkeypatch.setattr(parts, "piece", lambda *_: (4, 2))
+    return how
+
+
+def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
     for slots in (0, 3):  # all rows at a time, and rings that several use in turn
         draw = jax.jit(
             partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
@@ -296,15 +305,16 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(monkeypa
 
 
 def test_a_block_is_of_so_many_bytes():
-    assert decoding.piece(2, 16, 4) == (16, 256)
-    assert decoding.piece(2, 64, 4) == (8, 128)
-    assert decoding.piece(8, 128, 4) == (2, 64)
-    assert decoding.piece(64, 256, 4) == (1, 16)
+    assert parts.piece(2, 16, 4) == (16, 256)
+    assert parts.piece(2, 64, 4) == (8, 128)
+    assert parts.piece(8, 128, 4) == (2, 64)
+    assert parts.piece(64, 256, 4) == (1, 16)
 
 
-def test_blocks_without_tokens_are_not_read(monkeypatch):
+def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     """Keys that nobody sees may be anything, even no number."""
-    monkeypatch.setattr(decoding, "piece", lambda *_: (4, 64))
+    monkeypatch.setattr(parts, "BLOCK", 64)
+    monkeypatch.setattr(parts, "piece", lambda *_: (4, 64))
     random = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(random.normal(size=(4, 2, *shape)), jnp.float32)
@@ -313,16 +323,16 @@ def test_blocks_without_tokens_are_not_read(monkeypatch):
     place = np.arange(300)
     seen = (place >= 130) & (place < np.array([[131], [180], [300], [130]]))
     hidden = (place < 128)[None, None, :, None]
-    run = jax.jit(decoding.of_blocks)
+    run = jax.jit(ragged)
     junk = (jnp.where(hidden, jnp.nan, x) for x in (k, v))
     out, top, total = run(q, *junk, jnp.asarray(seen))
-    e, high, sum_ = decoding.exponentials(q, k, jnp.asarray(seen))
-    want = decoding.mixed(e, 1 / sum_, v)
+    e, high, sum_ = parts.exponentials(q, k, jnp.asarray(seen))
+    want = parts.mixed(e, 1 / sum_, v)
     close((out / total[..., None])[:3], want[:3], rtol=0, atol=1e-6)
     close(top[:3], high[:3], rtol=1e-6)
     close(total[:3], sum_[:3], rtol=1e-5)
     assert not out[3].any()  # sees nothing
-    batched = jax.jit(jax.vmap(decoding.of_blocks))(
+    batched = jax.jit(jax.vmap(ragged))(
         *(jnp.stack([x, x]) for x in (q, k, v, jnp.asarray(seen)))
     )
     close(batched[0][1], run(q, k, v, jnp.asarray(seen))[0], rtol=0, atol=1e-6)

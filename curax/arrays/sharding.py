@@ -25,6 +25,13 @@ def platform() -> str:
     return device.platform if device else jax.default_backend()
 
 
+def cores() -> int:
+    """Cores of a device of that platform that share its memory: 2 on TPU v4 and v5p."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = (None if mesh.empty else mesh.abstract_device) or jax.local_devices()[0]
+    return (platform() == "tpu" and getattr(device, "num_cores", None)) or 1
+
+
 def active() -> bool:
     """Whether arrays are sharded: inside of `curax.step.mesh.use`, over a mesh."""
     mesh = jax.sharding.get_abstract_mesh()

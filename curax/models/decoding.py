@@ -7,14 +7,11 @@ maximum over both:
     o = sum_parts sum_s p_s v_s
     p_s = e^(l_s - m) f,  f = e^(m - M) / sum_parts e^(m - M) z
 
-As in the trainer it is p that is rounded to the precision of v.
+As in the trainer it is p that is rounded to the precision of v, but where blocks of
+keys are read (`parts.by_blocks`): there it is e^(l_s - m).
 
 Slots that read one prefix are tiles of rows: their queries are multiplied with its keys
 as one matrix, so that keys and values are held, and read, once for a tile.
-
-On a CPU, slots with at least `LEAST` columns of their own read only blocks (some slots
-by some columns) that hold a token, one block after the other. There e^(l_s - m) is
-rounded, with the running m. So cost follows the number of tokens.
 """
 
 import dataclasses
@@ -29,13 +26,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from curax.arrays.sharding import active, constrain, mesh_axes, platform
+from curax.models import parts
 from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
-LEAST = 256  # fewest columns that a CPU reads in blocks
-PIECE = 2**19  # bytes of keys in a block: copied by several threads, and cached
 COPIED = 2**20  # bytes of keys that a CPU copies from prefixes at a time: cached
-LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -167,154 +162,67 @@ def heads_of(x: jax.Array, of: jax.Array, axis: int) -> jax.Array:
 def _attend(q, own, prefix, seen, tiles: Tiles) -> jax.Array:
     """`Layer.attend` for the slots and heads of one device."""
     (k, v), width = own, prefix[0].shape[-2]
+    theirs, ours = seen[:, :width], seen[:, width:]
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
-    ours, blocks = seen[:, width:], by_blocks(k.shape[2])
-    if blocks:
-        here, top, total = of_blocks(grouped, k, v, ours)
+    read = parts.by_blocks(*k.shape[2:])
+    if read:
+        here, top, total = read(grouped, k, v, ours)
     else:
-        here, top, total = exponentials(grouped, k, ours)
-    there, high, sum_ = shared.exponentials(grouped, seen[:, :width])
-    high = jnp.where(sum_ > 0, high, LOWEST)  # an idle slot may be in no tile
+        here, top, total = parts.exponentials(grouped, k, ours)
+    if kernel := read is parts.of_kernel:
+        there, high, sum_ = shared.by_kernel(grouped, theirs)
+    else:
+        there, high, sum_ = shared.exponentials(grouped, theirs)
+    high = jnp.where(sum_ > 0, high, parts.LOWEST)  # an idle slot may be in no tile
     most = jnp.maximum(top, high)
     low, up = jnp.exp(top - most), jnp.exp(high - most)
     total = total * low + sum_ * up
-    factor = low / total
-    own = here * factor[..., None] if blocks else mixed(here, factor, v)
-    out = own + shared.mixed(there, up / total)
+    factor, other = low / total, up / total
+    out = here * factor[..., None] if read else parts.mixed(here, factor, v)
+    out += there * other[..., None] if kernel else shared.mixed(there, other)
     return out.astype(v.dtype).reshape(q.shape)
-
-
-def exponentials(q: jax.Array, k: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
-    """Exponentials, maximum and sum of a softmax over one part of the keys.
-
-    Args:
-        q: `[N, kv_heads, R, d]`, queries of the heads of a group, of one or more slots.
-        k: `[N, kv_heads, S, d]`.
-        seen: `[N, S]` bool, the visible keys.
-
-    Returns:
-        e^(l_s - m) `[N, kv_heads, R, S]`, m and z `[N, kv_heads, R]`, float32. Where no
-        key is visible m is the lowest float32.
-    """
-    scores = jnp.einsum("nkrd,nksd->nkrs", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(seen[:, None, None], scores * q.shape[-1] ** -0.5, LOWEST)
-    top = jnp.max(scores, -1)
-    e = jnp.exp(scores - top[..., None])
-    return e, top, jnp.sum(e, -1)
-
-
-def mixed(e: jax.Array, factor: jax.Array, v: jax.Array) -> jax.Array:
-    """sum_s p_s v_s `[N, kv_heads, R, d]` float32, p rounded to the precision of v."""
-    share = (e * factor[..., None]).astype(v.dtype)
-    return jnp.einsum("nkrs,nksd->nkrd", share, v, preferred_element_type=jnp.float32)
-
-
-def by_blocks(width: int) -> bool:
-    """Whether attention to this many columns is computed by `of_blocks`.
-
-    Not where the compiler places slots, as those of seeds over a mesh.
-    """
-    placed = jax.sharding.get_abstract_mesh().empty or active()
-    return platform() == "cpu" and width >= LEAST and placed
-
-
-def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
-    """Slots and columns of a block of about `PIECE` bytes; `item` bytes per entry."""
-    places = max(1, PIECE // (kv_heads * d * item))
-    columns = max(16, 2 ** round(math.log2(16 * places) / 2))
-    return max(1, places // columns), columns
-
-
-@jax.custom_batching.sequential_vmap
-def of_blocks(
-    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Weighted values, maximum and sum of a softmax, over blocks that hold tokens.
-
-    Args:
-        q: as `exponentials`.
-        k: as `exponentials`.
-        v: `[N, kv_heads, S, d]`.
-        seen: as `exponentials`.
-
-    Returns:
-        sum_s e^(l_s - m) v_s `[N, kv_heads, R, d]`, m and z `[N, kv_heads, R]`, all
-        float32. Where no key is visible: 0, the lowest float32, and not quite 0.
-    """
-    (slots, kv_heads, width, d), rows = k.shape, q.shape[2]
-    size, block = piece(kv_heads, d, k.dtype.itemsize)
-    size, block = math.gcd(slots, size), min(block, width)
-    most = -(-width // block)
-    behind = ((0, 0), (0, most * block - width))
-    some = jnp.pad(seen, behind).reshape(-1, size, most, block).any((1, 3)).reshape(-1)
-    (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
-
-    def add(i, state):
-        slot, column = found[i] // most * size, found[i] % most * block
-        start = jnp.minimum(column, width - block)  # the last may begin before its own
-
-        def of_slots(x):
-            return jax.lax.dynamic_slice_in_dim(x, slot, size)
-
-        def keys(x):
-            shape = (size, kv_heads, block, d)
-            return jax.lax.dynamic_slice(x, (slot, 0, start, 0), shape)
-
-        mask = jax.lax.dynamic_slice(seen, (slot, start), (size, block))
-        mask &= (start + jnp.arange(block) >= column)[None]
-        mask = mask[:, None, None]
-        queries, (out, top, total) = of_slots(q), map(of_slots, state)
-        scores = jnp.einsum(
-            "nkrd,nksd->nkrs", queries, keys(k), preferred_element_type=jnp.float32
-        )
-        scores = jnp.where(mask, scores * d**-0.5, LOWEST)
-        new = jnp.maximum(top, jnp.max(scores, -1))
-        e = jnp.where(mask, jnp.exp(scores - new[..., None]), 0.0)
-        old = jnp.exp(top - new)
-        more = mixed(e, jnp.ones_like(new), keys(v))
-        state_of = out * old[..., None] + more, new, total * old + jnp.sum(e, -1)
-        return tuple(
-            jax.lax.dynamic_update_slice_in_dim(x, y, slot, 0)
-            for x, y in zip(state, state_of, strict=True)
-        )
-
-    none = jnp.zeros((slots, kv_heads, rows), jnp.float32)
-    state = jnp.zeros((*none.shape, d), jnp.float32), none + LOWEST, none
-    count = jnp.sum(some, dtype=jnp.int32)
-    out, top, total = jax.lax.fori_loop(0, count, add, state)
-    return out, top, jnp.maximum(total, 1e-30)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shared:
     """Prefixes of one device, and the tiles of slots that read them.
 
-    A CPU computes a few tiles at a time and skips empty ones; other devices compute all
-    at once, as a loop inside a decoding step costs them more than empty tiles.
+    Without the kernel a CPU computes a few tiles at a time and skips empty ones; other
+    devices compute all at once, as a loop inside a decoding step costs them more.
     """
 
     k: jax.Array  # [C, kv_heads, P, d]
     v: jax.Array  # [C, kv_heads, P, d]
     tiles: Tiles  # without the axis D
 
-    def exponentials(self, q: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
-        """`exponentials` by tile, `[t, kv_heads, m R, P]`; m and z by slot."""
+    def by_kernel(self, q: jax.Array, seen: jax.Array) -> parts.Part:
+        """`parts.kernel` by slot: weighted values, m and z."""
+        tiles = self.tiles
+        used = jnp.arange(tiles.prefix.size) < tiles.count
+        mask = seen[tiles.slot[:, 0]] & used[:, None]
+        found = parts.kernel(self.of_tiles(q), self.k, self.v, mask, tiles.prefix)
+        out, top, total = map(self.of_slots, found)
+        return out, top, total
+
+    def exponentials(self, q: jax.Array, seen: jax.Array) -> parts.Part:
+        """`parts.exponentials` by tile, `[t, kv_heads, m R, P]`; m and z by slot."""
         rows, mask = self.of_tiles(q), seen[self.tiles.slot[:, 0]]
 
         def part(cut):
-            return exponentials(cut(rows), self.k[cut(self.tiles.prefix)], cut(mask))
+            keys = self.k[cut(self.tiles.prefix)]
+            return parts.exponentials(cut(rows), keys, cut(mask))
 
         e, top, total = self.over_tiles(part)
         return e, self.of_slots(top), self.of_slots(total)
 
     def mixed(self, e: jax.Array, factor: jax.Array) -> jax.Array:
-        """`mixed` by slot, from exponentials by tile and factors by slot."""
+        """`parts.mixed` by slot, from exponentials by tile and factors by slot."""
         factors = self.of_tiles(factor)
 
         def part(cut):
-            return mixed(cut(e), cut(factors), self.v[cut(self.tiles.prefix)])
+            return parts.mixed(cut(e), cut(factors), self.v[cut(self.tiles.prefix)])
 
         return self.of_slots(self.over_tiles(part))
 

@@ -25,7 +25,7 @@ from jax.nn import initializers
 
 from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
-from curax.models import attention, decoding, packed
+from curax.models import attention, decoding, packed, parts
 from curax.models.modules import (
     MATRICES,
     Dense,
@@ -194,8 +194,12 @@ class Transformer:
             ready=self.ready,
             packs=self.packs,
             shared=True,
-            ragged=decoding.by_blocks,
+            ragged=self.ragged,
         )
+
+    def ragged(self, columns):
+        """Whether of so many columns those with tokens alone are read."""
+        return parts.by_blocks(columns, self.block.head_dim) is not None
 
     def packs(self, tokens, steps, prompt):
         """How rows are packed, for `Model.packs`.

@@ -126,6 +126,9 @@ class _Module:
             made = size(types[-1] if one.opcode == "scatter" else types[1])
         elif one.opcode == "copy-start":  # (what it makes, what it reads, a mark)
             reads, made = list(map(size, types)), size(_leaves(one.type)[0])
+        elif one.opcode == "slice-start":  # ((what it reads), what it makes, a mark)
+            whole, made = size(types[0]), size(_leaves(one.type)[1])
+            reads = [min(whole, entire(_leaves(one.type)[1]))]
         else:
             reads, made = list(map(size, types)), size(one.type)
         pairs = [*zip(reads, types, strict=False), (made, one.type)]

@@ -1,0 +1,243 @@
+"""Parts of the softmax of decoding: one query per slot and head, over some of its keys.
+
+With l = q k^T / sqrt(d), m and z = sum_s e^(l_s - m) the maximum and sum over the keys
+of a part, `decoding` joins parts by their m and z. Where there are many columns, only
+blocks of them that hold a token are read, by a loop on a CPU and a kernel on a TPU.
+There e^(l_s - m) is rounded to the precision of v, with the running m.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from curax.arrays.sharding import active, cores, platform
+
+LEAST = 256  # fewest columns that are read in blocks
+PIECE = 2**19  # bytes of keys in a block of a CPU: copied by several threads, cached
+BLOCK = 128  # columns of a block of a TPU, and size of a head that fits its lanes
+LOWEST = float(jnp.finfo(jnp.float32).min)
+TINY = 1e-30  # sum where no key is visible, in place of 0
+
+Part = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def exponentials(q: jax.Array, k: jax.Array, seen: jax.Array) -> Part:
+    """Exponentials, maximum and sum of a softmax over one part of the keys.
+
+    Args:
+        q: `[N, kv_heads, R, d]`, queries of the heads of a group, of one or more slots.
+        k: `[N, kv_heads, S, d]`.
+        seen: `[N, S]` bool, the visible keys.
+
+    Returns:
+        e^(l_s - m) `[N, kv_heads, R, S]`, m and z `[N, kv_heads, R]`, float32. Where no
+        key is visible m is the lowest float32.
+    """
+    scores = _scores(q, k, seen[:, None, None])
+    top = jnp.max(scores, -1)
+    e = jnp.exp(scores - top[..., None])
+    return e, top, jnp.sum(e, -1)
+
+
+def mixed(e: jax.Array, factor: jax.Array, v: jax.Array) -> jax.Array:
+    """sum_s p_s v_s `[N, kv_heads, R, d]` float32, p rounded to the precision of v."""
+    share = (e * factor[..., None]).astype(v.dtype)
+    return jnp.einsum(
+        "...rs,...sd->...rd", share, v, preferred_element_type=jnp.float32
+    )
+
+
+def _product(e: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.einsum("...rs,...sd->...rd", e, v, preferred_element_type=jnp.float32)
+
+
+def _scores(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
+    scores = jnp.einsum("...rd,...sd->...rs", q, k, preferred_element_type=jnp.float32)
+    return jnp.where(seen, scores * q.shape[-1] ** -0.5, LOWEST)
+
+
+def by_blocks(width: int, d: int) -> Callable[..., Part] | None:
+    """How blocks of so many columns are read, as `of_blocks`; None: all are read.
+
+    Not where the compiler places slots, as those of seeds over a mesh, and on a TPU not
+    where a head does not fit its lanes, so that the kernel's operands would be padded.
+    """
+    placed = jax.sharding.get_abstract_mesh().empty or active()
+    read = BY_PLATFORM.get(platform())
+    if width < LEAST or not placed or (read is of_kernel and d % BLOCK):
+        return None
+    return read
+
+
+def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
+    """Slots and columns of a block of about `PIECE` bytes; `item` bytes per entry."""
+    places = max(1, PIECE // (kv_heads * d * item))
+    columns = max(16, 2 ** round(math.log2(16 * places) / 2))
+    return max(1, places // columns), columns
+
+
+@jax.custom_batching.sequential_vmap
+def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part:
+    """Weighted values, maximum and sum of a softmax, over blocks that hold tokens.
+
+    Args:
+        q: as `exponentials`.
+        k: as `exponentials`.
+        v: `[N, kv_heads, S, d]`.
+        seen: as `exponentials`.
+
+    Returns:
+        sum_s e^(l_s - m) v_s `[N, kv_heads, R, d]`, m and z `[N, kv_heads, R]`, all
+        float32. Where no key is visible: 0, the lowest float32, and not quite 0.
+    """
+    (slots, kv_heads, width, d), rows = k.shape, q.shape[2]
+    size, block = piece(kv_heads, d, k.dtype.itemsize)
+    size, block = math.gcd(slots, size), min(block, width)
+    most = -(-width // block)
+    behind = ((0, 0), (0, most * block - width))
+    some = jnp.pad(seen, behind).reshape(-1, size, most, block).any((1, 3)).reshape(-1)
+    (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
+
+    def add(i, state):
+        slot, column = found[i] // most * size, found[i] % most * block
+        start = jnp.minimum(column, width - block)  # the last may begin before its own
+
+        def of_slots(x):
+            return jax.lax.dynamic_slice_in_dim(x, slot, size)
+
+        def keys(x):
+            shape = (size, kv_heads, block, d)
+            return jax.lax.dynamic_slice(x, (slot, 0, start, 0), shape)
+
+        mask = jax.lax.dynamic_slice(seen, (slot, start), (size, block))
+        mask &= (start + jnp.arange(block) >= column)[None]
+        out, top, total = map(of_slots, state)
+        mask = mask[:, None, None]
+        new = added((out, top, total), of_slots(q), keys(k), keys(v), mask)
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(x, y, slot, 0)
+            for x, y in zip(state, new, strict=True)
+        )
+
+    none = jnp.zeros((slots, kv_heads, rows, 1), jnp.float32)
+    state = jnp.zeros((*none.shape[:3], d), jnp.float32), none + LOWEST, none
+    count = jnp.sum(some, dtype=jnp.int32)
+    out, top, total = jax.lax.fori_loop(0, count, add, state)
+    return out, top[..., 0], jnp.maximum(total[..., 0], TINY)
+
+
+def added(state: Part, q, k, v, mask: jax.Array) -> Part:
+    """A part with more keys: those of a block, of which the mask is visible.
+
+    The state is as of `of_blocks`, m and z with an axis of size 1 behind.
+    """
+    out, top, total = state
+    scores = _scores(q, k, mask)
+    new = jnp.maximum(top, jnp.max(scores, -1, keepdims=True))
+    e = jnp.where(mask, jnp.exp(scores - new), 0.0)
+    old = jnp.exp(top - new)
+    more = _product(e.astype(v.dtype), v)
+    return out * old + more, new, total * old + jnp.sum(e, -1, keepdims=True)
+
+
+def of_kernel(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part:
+    """`of_blocks` by `kernel`."""
+    return kernel(q, k, v, seen, jnp.arange(q.shape[0], dtype=jnp.int32))
+
+
+@jax.custom_batching.sequential_vmap
+def kernel(
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, source: jax.Array
+) -> Part:
+    """`of_blocks` by a Pallas kernel for TPUs, which others interpret.
+
+    Row n reads the keys and values of `source[n]`. The grid has a step for each block
+    of `BLOCK` columns in which a row sees a key, one row after the other, and the maps
+    of its operands tell which: no others are fetched.
+
+    Args:
+        q: `[N, kv_heads, R, d]`.
+        k: `[M, kv_heads, S, d]`.
+        v: `[M, kv_heads, S, d]`.
+        seen: `[N, S]` bool.
+        source: `[N]` int32.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    (rows, kv_heads, queries, d), width = q.shape, k.shape[2]
+    most = -(-width // BLOCK)
+    mask = jnp.pad(seen, ((0, 0), (0, most * BLOCK - width)))
+    some = mask.reshape(rows, most, BLOCK).any(-1).reshape(-1)
+    (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
+    count = jnp.maximum(jnp.sum(some, dtype=jnp.int32), 1)  # one without keys: zeros
+    parts = math.gcd(kv_heads, cores())  # of the heads, one for each core
+    part = kv_heads // parts
+
+    def step(found, source, q, k, v, mask, out, top, total):
+        del source
+        i = pl.program_id(1)
+        row, block = found[i] // most, found[i] % most
+
+        @pl.when((i == 0) | (found[jnp.maximum(i - 1, 0)] // most != row))
+        def _():
+            out[...] = jnp.zeros_like(out)
+            top[...] = jnp.full_like(top, LOWEST)
+            total[...] = jnp.zeros_like(total)
+
+        values = v[0]
+        if width % BLOCK:  # what lies behind the last column may be no number
+            place = block * BLOCK + jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
+            values = jnp.where(place < width, values, jnp.zeros_like(values))
+        state = out[0], top[0], total[0]
+        new = added(state, q[0], k[0], values, (mask[0] != 0)[None])
+        out[0], top[0], total[0] = new
+
+    def of_row(i, at, found, source):
+        return found[at] // most, i, 0, 0
+
+    def of_keys(i, at, found, source):
+        return source[found[at] // most], i, found[at] % most, 0
+
+    def of_mask(i, at, found, source):
+        return found[at] // most, 0, found[at] % most
+
+    if not (interpret := platform() != "tpu"):  # or all would be copied to VMEM first
+        k, v = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (k, v))
+    keys = pl.BlockSpec((1, part, BLOCK, d), of_keys)
+    sizes = d, 1, 1
+    out, top, total = pl.pallas_call(
+        step,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(parts, count),
+            in_specs=[
+                pl.BlockSpec((1, part, queries, d), of_row),
+                keys,
+                keys,
+                pl.BlockSpec((1, 1, BLOCK), of_mask),
+            ],
+            out_specs=[pl.BlockSpec((1, part, queries, n), of_row) for n in sizes],
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct((rows, kv_heads, queries, n), jnp.float32)
+            for n in sizes
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary")
+        ),
+        interpret=interpret,
+        name="decode_attention",
+    )(found.astype(jnp.int32), source, q, k, v, mask.astype(jnp.int32)[:, None])
+    any_ = seen.any(-1)[:, None, None]  # others were not written
+    return (
+        jnp.where(any_[..., None], out, 0.0),
+        jnp.where(any_, top[..., 0], LOWEST),
+        jnp.where(any_, jnp.maximum(total[..., 0], TINY), TINY),
+    )
+
+
+# How columns are read by blocks, on the platforms where they are.
+BY_PLATFORM: dict[str, Callable[..., Part]] = {"cpu": of_blocks, "tpu": of_kernel}

@@ -1,0 +1,99 @@
+"""Programs compiled for TPUs that are not here, by libtpu: what they read, and how."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CHILD = """
+import dataclasses, json, sys
+from curax.config import load, override
+from curax.planning import chips, hbm, planner, programs
+from curax.step import mesh, states
+
+(place, sizes), options = json.loads(sys.argv[1]), sys.argv[2:]
+run = planner.traced(override(load("quickstart"), options))
+of = dataclasses.replace(run.parts.config.mesh, **sizes)
+on = mesh.make(of, chips.devices(chips.topology(place)))
+where = states.sharding_of(run.parts, on, run.state)
+texts, counted = [], programs.hbm.of
+programs.hbm.of = lambda text: texts.append(text) or counted(text)
+report, _ = programs.planned(run.parts, on, where, run.calls[0], quick=True)
+print(json.dumps([report.name, report.refusal, *texts]))
+"""
+LAYERS, SLOTS, COLUMNS, KV_HEADS, D = 2, 16, 384, 2, 128
+OPTIONS = {
+    "model.layers": LAYERS,
+    "model.width": 256,
+    "model.heads": 4,
+    "model.kv_heads": KV_HEADS,
+    "model.head_dim": D,
+    "model.dtype": "bfloat16",
+    "sampling.prompts": 4,
+    "sampling.group_size": 8,
+    "sampling.slots": SLOTS,
+    "sampling.max_tokens": COLUMNS,
+}
+
+
+@pytest.fixture(scope="module")
+def libtpu(request):
+    """Folder with the compiler that this JAX is made for, which is kept."""
+    wanted = importlib.metadata.requires("jax") or []
+    (name,) = {re.split("[; ]", one)[0] for one in wanted if one.startswith("libtpu")}
+    folder = request.config.cache.mkdir(re.sub(r"[^\w.]", "", name))
+    if not list(folder.glob("libtpu/libtpu.so")):
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
+        done = subprocess.run(
+            [*pip, str(folder), name], check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            pytest.skip(f"{name} cannot be installed: {done.stderr.strip()[-300:]}")
+    return folder
+
+
+def drawn(folder, place, sizes):
+    """Text of the sampler, compiled for a slice."""
+    options = [f"{name}={value}" for name, value in OPTIONS.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps([place, sizes]), *options],
+        env=os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"},
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    name, refusal, *texts = json.loads(done.stdout.splitlines()[-1])
+    assert (name, refusal) == ("draw", None)
+    return texts[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("place", "sizes"),
+    [
+        ("v5e:1x1", {}),
+        ("v5p:1x1x1", {}),  # two cores share its memory
+        ("v6e:1x1", {}),
+        ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2}),
+    ],
+)
+def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, sizes):
+    """No whole ring or prefix is read, copied or gathered besides."""
+    from curax.planning import hbm
+
+    text = drawn(libtpu, place, sizes)
+    assert len(re.findall('%decode_attention.*"tpu_custom_call"', text)) == 2 * LAYERS
+    rows, heads = (SLOTS // 2, KV_HEADS // 2) if sizes else (SLOTS, KV_HEADS)
+    ring = f"bf16[{rows},{heads},{COLUMNS},{D}]"
+    moved = [one for n, one in hbm.of(text).turn for _ in range(int(n))]
+    read = [one.read for one in moved if one.array == ring]
+    rings = 2 * rows * heads * COLUMNS * D * 2  # bytes of keys and values of a layer
+    assert sorted(x > rings for x in read)[-LAYERS:] == [True] * LAYERS
+    assert sum(read) < 1.3 * LAYERS * rings  # once each; and what is put into them
