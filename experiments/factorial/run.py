@@ -40,8 +40,8 @@ from experiments.map.regimes import TUNING, Setting
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = ablations.SEEDS  # of claims: 16, which tuning has not seen
-# Chains have one right completion; in the last each of k values has four right tokens.
-REGIMES = ("sparse", "bimodal", "bimodal_ways")
+# Chains have one right completion; of `ways` each of k values has four right tokens.
+REGIMES = ("sparse", "bimodal_ways", "bimodal")
 TOKENS = {"tune": 40_000, "claim": 40_000, "long": 160_000}
 STEPS = 10_000  # at most
 SIZES, RATES = (2.0, 4.0, 8.0), (3e-4, 1e-3, 3e-3)
@@ -65,7 +65,7 @@ POOL = {
     "sampling.group_size": MOST,
     "stop": Stop(rule=parts.right_in_rounds, round_size=int(SIZES[0])),
 }
-# Of the effects, each half of a product of signs: + is right, drawn, log.
+# Choices whose signs are multiplied: + is right, drawn, log.
 EFFECTS = {
     "right alone": (0,),
     "until one is right": (1,),
