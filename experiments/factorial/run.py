@@ -47,7 +47,8 @@ STEPS = 10_000  # at most
 SIZES, RATES = (2.0, 4.0, 8.0), (3e-4, 1e-3, 3e-3)
 PROMPTS, MOST = 8, 32  # of a step that draws until one is right, and of a prompt
 CREDIT, DRAWS, WEIGHT = ("centred", "right"), ("fixed", "drawn"), ("one", "log")
-ARMS = ["-".join(own) for own in itertools.product(CREDIT, DRAWS, WEIGHT)]
+CHOICES = (CREDIT, DRAWS, WEIGHT)
+ARMS = ["-".join(own) for own in itertools.product(*CHOICES)]
 ENTROPY = {"entropy": "policy/entropy_nats"}
 
 BASELINE = {"centred": advantage.leave_one_out, "right": advantage.raw}
@@ -99,6 +100,11 @@ def changes(arm: str) -> dict[str, Any]:
     return own | POOL | (UNBIASED[credit] if weight == "log" else MEAN)
 
 
+def tokens(regime: str, kind: str) -> int:
+    """Tokens that every run draws at least, and where all are read."""
+    return round(TOKENS[kind] * regimes.REGIMES[regime].times)
+
+
 def knob(arm: str) -> str:
     """What sets n, a magnitude in both cases."""
     return "allocate.size" if "fixed" in arm else "stop.rule.size"
@@ -128,7 +134,7 @@ def lane(regime: str, arm: str, setting: Setting, kind: str) -> Arm:
         recipes={arm: ("rloo", {**changes(arm), **tuned})},
         common={**like.common, "seed": seeds[0]},
         seeds=len(seeds),
-        tokens=TOKENS[kind],
+        tokens=tokens(regime, kind),
         steps=STEPS,
         every=20 if "fixed" in arm else 10,
     )
@@ -158,7 +164,7 @@ def left() -> list[Piece]:
 def trials(regime: str, arm: str) -> list[tuple[Setting, float]]:
     """Settings of an arm that were tried, and their mean rates at equal tokens."""
     own = json.loads(Piece(regime, "tune", arm).path.read_text())
-    rates = ends(own, TOKENS["tune"]).reshape(len(own["settings"]), -1).mean(-1)
+    rates = ends(own, tokens(regime, "tune")).reshape(len(own["settings"]), -1).mean(-1)
     settings = [Setting(*setting) for setting in own["settings"]]
     return list(zip(settings, rates.tolist(), strict=True))
 
@@ -195,7 +201,7 @@ def measure(piece: Piece) -> None:
     found = run.history(
         *(programs.lanes(sweep), run.warmed(regime, seeds)),
         *(20 if "fixed" in arm else 10, f"{regime} {kind} {arm}"),
-        whole=TOKENS[kind],
+        whole=tokens(regime, kind),
         steps=STEPS,
         watched=ENTROPY,
     )

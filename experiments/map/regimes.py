@@ -394,6 +394,7 @@ OTHERS = {  # of experiments/factorial, which the map has nothing of
         says="as bimodal, and each value may be written in four ways",
         task={**SINGLE["bimodal"].task, "ways": 4},
         warm_steps=2000,
+        times=0.5,
         recipes=BASELINES,
     ),
 }
