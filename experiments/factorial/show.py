@@ -1,0 +1,280 @@
+"""Tables and picture of what is measured of the factorial.
+
+Command:  python -m experiments.factorial.show
+
+An effect is, with s = +1 where a choice is made and -1 where it is not,
+
+    of one      sum_arms s r / 4
+    of a pair   sum_arms s s' r / 2, how much more one does where the other is made
+    of all      sum_arms s s' s'' r, how much more a pair does where the third is
+
+and at a combination of the others, r of the arm where it is made less r of its twin;
+of every seed, r its held-out pass rate at equal tokens, for eight arms; at four times
+the tokens, where there are the four of fixed draws alone, twice that. Intervals are
+those of t, over seeds, widened by Holm's procedure over all effects of the page.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from curax.comparison import statistics
+from curax.runs.drawing import LIGHT, canvas
+from curax.settings.tables import markdown
+from curax.theory import predict
+from experiments.factorial import run
+from experiments.factorial.run import ARMS, EFFECTS, REGIMES, Piece
+from experiments.map import show
+from experiments.map.show import between, number, plus_minus
+
+HERE = Path(__file__).parent
+RATES = (0.01, 0.05, 0.1, 0.5, 0.9)
+KINDS = ("claim", "long")
+MADE = ("right", "drawn", "log")  # + of each choice
+NAMES = tuple(EFFECTS)[:3]
+
+
+class Effect(NamedTuple):
+    """A choice, or several together, in a regime."""
+
+    regime: str
+    kind: str  # claim or long
+    name: str
+    of_seed: np.ndarray  # [R]
+    p: float  # of a t-test, by itself
+    level: float  # of Holm's procedure, over all effects of the page
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """The mean, and half of its interval."""
+        quantile = stats.t.ppf((1 + self.level) / 2, len(self.of_seed) - 1)
+        return float(self.of_seed.mean()), float(quantile * stats.sem(self.of_seed))
+
+    @property
+    def middle(self) -> tuple[float, float, float]:
+        """The interquartile mean with its interval."""
+        found = statistics.center([self.of_seed])
+        return show.numbers(found.value, found.interval(self.level))
+
+
+def measured(regime: str, kind: str) -> list[str]:
+    """The arms of a regime at a horizon: all, those of fixed draws, or none yet."""
+    there = [arm for arm in ARMS if Piece(regime, kind, arm).path.exists()]
+    for wanted in (ARMS, [arm for arm in ARMS if "fixed" in arm]):
+        if set(wanted) <= set(there):
+            return wanted
+    return []
+
+
+def read(regime: str, kind: str, arm: str) -> dict[str, Any]:
+    """A piece that is measured."""
+    return json.loads(Piece(regime, kind, arm).path.read_text())
+
+
+def rates(regime: str, kind: str) -> dict[str, np.ndarray]:
+    """`[R]` held-out pass rates of each arm at equal tokens."""
+    place = run.tokens(regime, kind)
+    arms = measured(regime, kind)
+    return {arm: run.ends(read(regime, kind, arm), place) for arm in arms}
+
+
+def effect(found: dict[str, np.ndarray], choices: tuple[int, ...]) -> np.ndarray | None:
+    """`[R]` of each seed; None where a choice was not varied."""
+    made, total = MADE, np.zeros(len(run.SEEDS))
+    if any(len({arm.split("-")[i] for arm in found}) < 2 for i in choices):
+        return None
+    for arm, own in found.items():
+        signs = [1 if arm.split("-")[i] == made[i] else -1 for i in choices]
+        total += np.prod(signs) * own
+    return total * 2 ** len(choices) / len(found)
+
+
+def apart(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`[R]` of each choice at each combination of the others: an arm less its twin."""
+    gaps = {}
+    for i, (name, made) in enumerate(zip(NAMES, MADE, strict=True)):
+        for arm, own in found.items():
+            parts = arm.split("-")
+            twin = "-".join((*parts[:i], run.CHOICES[i][0], *parts[i + 1 :]))
+            if parts[i] == made and twin in found:
+                rest = " ".join((*parts[:i], *parts[i + 1 :]))
+                gaps[f"{name}, {rest}"] = own - found[twin]
+    return gaps
+
+
+def effects() -> list[Effect]:
+    """All effects of the page: one family."""
+    found = []
+    for kind in KINDS:
+        for regime in REGIMES:
+            own = rates(regime, kind)
+            every = {name: effect(own, choices) for name, choices in EFFECTS.items()}
+            for name, gap in (every | apart(own)).items():
+                if gap is not None:
+                    t = abs(gap.mean()) / stats.sem(gap)
+                    p = float(2 * stats.t.sf(t, len(gap) - 1))
+                    found.append(Effect(regime, kind, name, gap, p, 0.95))
+    levels = statistics.holm([one.p for one in found])
+    return [one._replace(level=x) for one, x in zip(found, levels, strict=True)]
+
+
+def effect_table(every: list[Effect], kind: str) -> str:
+    """Markdown of the effects at a horizon; what is certain is bold."""
+    body = []
+    for one in every:
+        if one.kind == kind and one.name in EFFECTS:
+            body.append([one.regime, one.name, told(one), between(one.middle, "+")])
+    return markdown(["regime", "effect", "of means", "interquartile mean"], body)
+
+
+def told(one: Effect) -> str:
+    """The mean of an effect with half of its interval, bold where that leaves out 0."""
+    mean, half = one.mean
+    said = plus_minus((mean, half))
+    return f"**{said}**" if abs(mean) > half else said
+
+
+def apart_table(every: list[Effect], kind: str) -> str:
+    """Markdown of each choice at each combination of the others."""
+    body = [
+        [one.regime, *one.name.split(", "), told(one), between(one.middle, "+")]
+        for one in every
+        if one.kind == kind and one.name not in EFFECTS
+    ]
+    return markdown(["regime", "choice", "at", "of means", "interquartile mean"], body)
+
+
+def arm_table(kind: str) -> str:
+    """Markdown of the arms of all regimes that are whole at a horizon."""
+    head = ["regime", "arm", "n", "rate", "pass rate", "mean", "updates"]
+    head += ["entropy", "at equal pass rate"]
+    body = []
+    for regime in REGIMES:
+        alike = entropies(regime, kind)
+        for arm, own in rates(regime, kind).items():
+            piece = read(regime, kind, arm)
+            setting = run.Setting(*piece["settings"][0])
+            middle = statistics.center([own])
+            at = {
+                what: run.ends(piece, run.tokens(regime, kind), what).mean()
+                for what in ("updates", "entropy")
+            }
+            body.append(
+                [
+                    *(regime, arm.replace("-", " "), f"{setting.value:g}"),
+                    f"{setting.rate:.0e}".replace("e-0", "e-"),
+                    between(show.numbers(middle.value, middle.interval())),
+                    *(number(own.mean()), f"{at['updates']:.0f}"),
+                    *(number(at["entropy"]), number(alike[arm])),
+                ]
+            )
+    return markdown(head, body)
+
+
+def entropies(regime: str, kind: str) -> dict[str, float]:
+    """Mean entropy of each arm where its mean pass rate is, for good, at one level.
+
+    The level is the lowest at which a mean curve of the regime ends.
+    """
+    grid = np.linspace(0, run.tokens(regime, kind), 401)
+    curves, spread = {}, {}
+    for arm in measured(regime, kind):
+        own = read(regime, kind, arm)
+        drawn, rate = (np.array(own[x], float) for x in ("drawn", "rate"))
+        curves[arm] = statistics.at(drawn, rate, grid).mean(-1)
+        known = np.clip(grid[:, None], drawn[1], None)
+        columns = [
+            np.interp(known[:, i], drawn[1:, i], np.array(own["entropy"])[:, i])
+            for i in range(drawn.shape[1])
+        ]
+        spread[arm] = np.mean(columns, 0)
+    level = min([curve[-1] for curve in curves.values()], default=0.0)
+    found = {}
+    for arm, curve in curves.items():
+        cost = show.reached(show.Curve(grid, curve), grid[-1], level)
+        found[arm] = float(np.interp(cost, grid, spread[arm]))
+    return found
+
+
+def weight_table() -> str:
+    """Markdown of w(p) of the arms at the n that tuning took, and what wrong ones get.
+
+    That is their share of the squared credit, at pass rates of .05 and .5.
+    """
+    p, body = np.array(RATES), []
+    for arm in ARMS:
+        there = [r for r in REGIMES if Piece(r, "tune", arm).path.exists()]
+        for n in sorted({int(run.chosen(r, arm).value or 0) for r in there}):
+            seen = predict.predict(run.plain(arm, n), p, p)
+            cells = [f"{w:.3g}" for w in seen.weight]
+            wrong = [f"{1 - seen.of_right[RATES.index(x)]:.0%}" for x in (0.05, 0.5)]
+            body.append([arm.replace("-", " "), str(n), *cells, ", ".join(wrong)])
+    head = ["arm", "n", *(f"w({number(p, digits=2)})" for p in RATES)]
+    return markdown([*head, "wrong ones"], body)
+
+
+def tuning_table() -> str:
+    """Markdown of what tuning saw: the best of each n, and the rate that was taken."""
+    head = ["regime", "arm", *(f"n = {n:g}" for n in run.SIZES)]
+    head += [f"{rate:.0e}".replace("e-0", "e-") for rate in run.RATES]
+    body = []
+    for regime in REGIMES:
+        for arm in ARMS:
+            if not Piece(regime, "tune", arm).path.exists():
+                continue
+            tried = run.trials(regime, arm)
+            by = [
+                max(r for s, r in tried if s[place] == value)
+                for place, values in ((1, run.SIZES), (2, run.RATES))
+                for value in values
+            ]
+            body.append([regime, arm.replace("-", " "), *map(number, by)])
+    return markdown(head, body)
+
+
+def draw(path: Path, every: list[Effect]) -> None:
+    """Effects with their intervals, a panel for each regime."""
+    names = list(EFFECTS)
+    shown = [r for r in REGIMES if any(one.regime == r for one in every)]
+    figure, panels = canvas(LIGHT, [1] * len(shown))
+    figure.set_size_inches(3.2 * len(shown) + 1.5, 3.4)
+    for axes, regime in zip(panels, shown, strict=True):
+        for one in every:
+            if one.regime == regime and one.name in EFFECTS:
+                mean, half = one.mean
+                y = names.index(one.name) + 0.3 * KINDS.index(one.kind)
+                color = show.COLORS[2 if one.kind == "claim" else 3]
+                show.interval(axes, y, (mean, mean - half, mean + half), color)
+        axes.axvline(0, color=show.COLORS[1], linewidth=0.8)
+        axes.set_ylim(len(names) - 0.4, -0.5)
+        said = names if axes is panels[0] else [""] * len(names)
+        axes.set_yticks(range(len(names)), said)
+        axes.tick_params(axis="y", length=0, labelsize=8)
+        axes.set_title(regime, fontsize=9)
+        axes.set_xlabel("effect on the pass rate", fontsize=9)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def tables() -> list[str]:
+    """All tables of the page."""
+    every = effects()
+    found = [weight_table(), tuning_table()]
+    for kind in KINDS:
+        if any(one.kind == kind for one in every):
+            found += [arm_table(kind), effect_table(every, kind)]
+            found.append(apart_table(every, kind))
+    return found
+
+
+def main() -> None:
+    """Print the tables; draw the picture."""
+    print(*tables(), sep="\n\n")
+    if every := effects():
+        draw(HERE / "effects.png", every)
+
+
+if __name__ == "__main__":
+    main()
