@@ -60,7 +60,7 @@ def config_json(name: str) -> dict[str, Any]:
 
 
 @functools.cache
-def traced(model: str) -> Any:
+def traced(model: str, settings: tuple[str, ...] = SETTINGS) -> Any:
     """The run of a model as shapes."""
     from curax.config import load, override
     from curax.planning import planner
@@ -68,7 +68,7 @@ def traced(model: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config_json(model)))
         config = load(ROOT / "configs" / "gsm8k_qwen3_0p6b.py")
-        config = override(config, [f"model.path={folder}", *SETTINGS])
+        config = override(config, [f"model.path={folder}", *settings])
         return planner.traced(config)
 
 

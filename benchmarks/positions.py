@@ -3,63 +3,142 @@
 Slots are simulated that draw completions in turn, of equal or exponentially distributed
 lengths. Printed is the share of their own positions that is read and holds no token: of
 rings that grow in stages, of blocks of these that hold tokens of a few slots, and of
-pages that belong to one slot each.
+pages that belong to one slot each. The kernel of TPUs reads blocks of one slot. With
+--topology a draw of Qwen3-0.6B is compiled, and what a turn moves printed beside what
+it must. Needs libtpu.
 """
 
 import argparse
+import math
 import sys
+from typing import NamedTuple
 
 import numpy as np
 
 from curax.arrays import cache_sizes
 from curax.models import parts
+from curax.settings.tables import markdown
+
+GIB = 2**30
+CONTEXTS, GROUP, PROMPT = 32, 8, 512
+SLOTS = {"slots": 64}
+DRAWS = ((512, 2048), (2048, 8192))  # mean and longest completions of `--topology`
 
 
-def shares(
+class Simulated(NamedTuple):
+    """What a draw reads, all layers alike: positions in turns of all slots."""
+
+    turns: int
+    held: int  # of tokens
+    read: dict[str, int]  # by way of reading
+
+
+def simulated(
     rows: int, slots: int, mean: int, most: int, context: int, *, unequal: bool
-) -> dict[str, float]:
-    """Share of the positions read without a token, by way of reading."""
+) -> Simulated:
+    """Positions that are read of rings that hold so many completions in turn."""
     random = np.random.default_rng(0)
     drawn = np.ceil(random.exponential(mean, rows)) if unequal else np.full(rows, mean)
     queue = list(np.clip(drawn, 1, most).astype(int))
-    size, block = parts.piece(2, 64, 4)
+    blocks = {"blocks": parts.piece(2, 64, 4), "kernel": (1, parts.BLOCK)}
     length, count = np.array(queue[:slots]), np.zeros(slots, int)
     del queue[:slots]
     stages = list(cache_sizes.widths(context, most))
-    time, held, read = 0, 0, dict.fromkeys(("rings", "blocks", "pages"), 0)
+    time, held, read = 0, 0, dict.fromkeys(("rings", *blocks, "pages"), 0)
     while (works := count < length).any():
         if len(stages) > 1 and (count[works] >= stages[0]).any():
             del stages[0]
         count[works] += 1
         held += count[works].sum()
         read["rings"] += slots * stages[0]
-        age = (time - np.arange(-(-most // block) * block)) % most
-        seen = (age < count[:, None]) & works[:, None] & (np.arange(len(age)) < most)
-        some = seen.reshape(slots // size, size, -1, block).any((1, 3))
-        read["blocks"] += some.sum() * size * block
-        read["pages"] += (-(-count[works] // block) * block).sum()
+        for way, (size, block) in blocks.items():
+            age = (time - np.arange(-(-most // block) * block)) % most
+            seen = (
+                (age < count[:, None]) & works[:, None] & (np.arange(len(age)) < most)
+            )
+            some = seen.reshape(slots // size, size, -1, block).any((1, 3))
+            read[way] += some.sum() * size * block
+        read["pages"] += (-(-count[works] // parts.BLOCK) * parts.BLOCK).sum()
         for slot in np.nonzero(count == length)[0]:
             if queue:
                 length[slot], count[slot] = queue.pop(0), 0
         time += 1
-    return {way: 1 - held / positions for way, positions in read.items()}
+    return Simulated(time, held, read)
+
+
+def compiled(name: str, most: int) -> tuple[float, float, float]:
+    """A draw of Qwen3-0.6B, compiled for a chip.
+
+    Returns:
+        Bytes that a turn moves beside keys and values, NaN where the compiler refuses;
+        those of all weights; and seconds to compile.
+    """
+    import jax
+
+    from benchmarks import plans
+    from curax.planning import chips, programs
+    from curax.step import mesh, states
+
+    sizes = {"prompts": CONTEXTS, "group_size": GROUP, "max_tokens": most}
+    own = [f"sampling.{key}={value}" for key, value in (sizes | SLOTS).items()]
+    run = plans.traced("Qwen3-0.6B", (*plans.SETTINGS, *own))
+    on = mesh.make(run.parts.config.mesh, chips.devices(chips.topology(name)))
+    assert on is not None
+    where = states.sharding_of(run.parts, on, run.state)
+    done, _ = programs.planned(run.parts, on, where, run.calls[0], quick=False)
+    weights = 2 * sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
+    moved = done.turn.read - done.turn.kernels + done.turn.written
+    return math.nan if done.refusal else moved, weights, done.compile_s
 
 
 def main() -> int:
-    """Print the table of docs/benchmarks.md."""
-    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
-    print("| completions | slots | rings | blocks | pages |\n|---|---|---|---|---|")
-    for rows, slots, mean, most, unequal in (
+    """Print the tables of docs/benchmarks.md."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--topology", help="compile for this chip, as v6e:1x1")
+    name = parser.parse_args().topology
+    if name:
+        return print_moved(name)
+    ways = "rings", "blocks", "kernel", "pages"
+    draws = (
         (64, 64, 1024, 1024, False),
         (512, 64, 1024, 1024, False),
         (512, 64, 128, 1024, True),
         (512, 512, 128, 1024, True),
         (512, 64, 512, 4096, True),
-    ):
-        found = shares(rows, slots, mean, most, 512, unequal=unequal)
-        kind = f"{rows}, mean {mean} of {most}" if unequal else f"{rows} of {most}"
-        cells = " | ".join(f"{share:.2f}" for share in found.values())
-        print(f"| {kind} | {slots} | {cells} |", flush=True)
+    )
+    rows = []
+    for number, slots, mean, most, unequal in draws:
+        found = simulated(number, slots, mean, most, PROMPT, unequal=unequal)
+        kind = f"{number}, mean {mean} of {most}" if unequal else f"{number} of {most}"
+        shares = (1 - found.held / found.read[way] for way in ways)
+        rows.append([kind, str(slots), *(f"{share:.2f}" for share in shares)])
+    print(markdown(["completions", "slots", *ways], rows))
+    return 0
+
+
+def print_moved(name: str) -> int:
+    """What a turn moves, beside what it must, of draws whose lengths are exponential.
+
+    It must read weights, keys and values of all tokens, and prefixes of the contexts
+    that 64 slots have at a time.
+    """
+    size = 28 * 2 * 8 * 128 * 2  # bytes of keys and values of a token
+    prefixes = SLOTS["slots"] / GROUP * PROMPT * size
+    head = ["mean of", "must, GiB", "moved, GiB", "times", "by rings", "compiled in, s"]
+    rows = []
+    for mean, most in DRAWS:
+        besides, weights, took = compiled(name, most)
+        rows_of = CONTEXTS * GROUP
+        found = simulated(rows_of, SLOTS["slots"], mean, most, PROMPT, unequal=True)
+        needed = weights + prefixes + size * found.held / found.turns
+        moved = (
+            besides + prefixes + size * found.read[way] / found.turns
+            for way in ("kernel", "rings")
+        )
+        ours, rings = moved
+        cells = needed / GIB, ours / GIB, ours / needed, rings / needed
+        rows.append([f"{mean} of {most}", *(f"{x:.2f}" for x in cells), f"{took:.0f}"])
+    print(markdown(head, rows))
     return 0
 
 

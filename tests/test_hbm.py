@@ -89,6 +89,20 @@ def test_a_slice_that_is_copied_to_the_chip_is_all_that_is_read():
     assert hbm.written(more.call) == hbm.written(before.call)
 
 
+def test_a_fusion_in_a_fusion_that_slices_reads_the_slice():
+    """Layers of stacked weights, multiplied where they are cut out."""
+    text = MODULE.replace("CMP", "LT")
+    (cut,) = (line for line in text.splitlines() if line.startswith("  %slice ="))
+    inner = (
+        "%cut (d: bf16[64,128], a: s32[], zero: s32[]) -> bf16[1,128] {\n"
+        "  %d = bf16[64,128]{1,0} parameter(0)\n  %a = s32[] parameter(1)\n"
+        f"  %zero = s32[] parameter(2)\n  ROOT{cut[1:]}\n}}\n\n"
+    )
+    call = "  %slice = bf16[1,128]{1,0} fusion(%d, %a, %zero), kind=kLoop, calls=%cut"
+    nested = text.replace(cut, call).replace("%cond (p", f"{inner}%cond (p")
+    assert hbm.read(hbm.of(nested).call) == hbm.read(hbm.of(text).call)
+
+
 def compiled(function, *shapes):
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return hbm.of(jax.jit(function).lower(*args).compile().as_text())

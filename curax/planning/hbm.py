@@ -46,6 +46,7 @@ class Access(NamedTuple):
     written: float  # bytes
     array: str  # the largest of it, such as `bf16[64,128]`
     source: str  # file, line and operation, as far as the text has them
+    kernel: bool = False  # which may skip some of it
 
     @property
     def moved(self) -> float:
@@ -59,6 +60,7 @@ class Moved(NamedTuple):
     read: float = 0.0
     written: float = 0.0
     worst: tuple[tuple[float, str, str], ...] = ()  # (bytes, array, source)
+    kernels: float = 0.0  # bytes read by kernels, at most
 
 
 def read(found: list[tuple[float, Access]]) -> float:
@@ -79,7 +81,8 @@ def moved(found: list[tuple[float, Access]], number: int = 5) -> Moved:
         sums[key] = sums.get(key, 0.0) + n * one.moved
     order = sorted(sums.items(), key=lambda pair: -pair[1])
     most = tuple((n, *key) for key, n in order[:number] if n)
-    return Moved(read(found), written(found), most)
+    kernels = [(n, one) for n, one in found if one.kernel]
+    return Moved(read(found), written(found), most, read(kernels))
 
 
 def of(text: str) -> hlo.Counted:
@@ -117,8 +120,7 @@ class _Module:
         if one.opcode in FREE or one.opcode.endswith("-done"):
             return Access(0.0, 0.0, "", "")
         if one.opcode == "fusion":
-            (inner,) = re.findall(r"calls=%?([\w.\-]+)", one.text)
-            reads, made = self._fusion(inner, types, one.type)
+            reads, made = self._fusion(_calls(one), types, one.type)
         elif one.opcode in SLICES:
             reads, made = [size(one.type), *map(size, types[1:])], size(one.type)
         elif one.opcode in PUTS:
@@ -136,25 +138,41 @@ class _Module:
         array = max(_leaves(largest), key=size, default="")
         name = ARRAY.match(array)
         shape = f"{name[1]}[{name[2]}]" if name else ""
-        return Access(sum(reads), made, shape, self._source(one.text))
+        kernel = one.opcode == "custom-call"
+        return Access(sum(reads), made, shape, self._source(one.text), kernel)
+
+    def _seen(self, name: str, place: int, whole: float) -> Iterator[float]:
+        """Yield bytes that each user of a parameter of a fusion reads of it."""
+        every = self.instructions(name)
+        names = {
+            one.name
+            for one in every.values()
+            if one.opcode == "parameter" and f"parameter({place})" in one.text
+        }
+        for user in every.values():  # in order: what is used stands in front
+            for at, operand in enumerate(user.operands):
+                if operand not in names:
+                    continue
+                if user.opcode == "bitcast":
+                    names.add(user.name)
+                elif user.opcode == "fusion":
+                    yield from self._seen(_calls(user), at, whole)
+                elif user.opcode in SLICES and at == 0:
+                    yield entire(user.type)
+                elif user.opcode in PUTS and at == 0:
+                    yield 0.0
+                else:
+                    yield whole
 
     def _fusion(
         self, name: str, types: list[str], made: str
     ) -> tuple[list[float], float]:
         """Bytes that a fusion reads of each operand, and bytes that it writes."""
         every = self.instructions(name)
-        users: dict[str, list[tuple[Instruction, int]]] = {}
-        for one in every.values():
-            for place, operand in enumerate(one.operands):
-                users.setdefault(operand, []).append((one, place))
-        reads = list(map(size, types))
-        for one in every.values():
-            if one.opcode == "parameter":
-                place = int(re.findall(r"parameter\((\d+)\)", one.text)[0])
-                there = size(types[place]) if place < len(types) else 0.0
-                own = sum(_seen(one, users, there))
-                if place < len(types):
-                    reads[place] = min(there, own)
+        reads = [
+            min(there, sum(self._seen(name, place, there)))
+            for place, there in enumerate(map(size, types))
+        ]
         root = next((one for one in every.values() if one.root), None)
         outs = [root] if root else []
         if root and root.opcode == "tuple":
@@ -170,21 +188,10 @@ class _Module:
         return reads, total
 
 
-def _seen(
-    one: Instruction,
-    users: dict[str, list[tuple[Instruction, int]]],
-    whole: float,
-) -> Iterator[float]:
-    """Yield bytes that each user of an array inside a fusion reads of it."""
-    for user, place in users.get(one.name, []):
-        if user.opcode == "bitcast":
-            yield from _seen(user, users, whole)
-        elif user.opcode in SLICES and place == 0:
-            yield entire(user.type)
-        elif user.opcode in PUTS and place == 0:
-            yield 0.0
-        else:
-            yield whole
+def _calls(fusion: Instruction) -> str:
+    """Name of the computation that a fusion is."""
+    (name,) = re.findall(r"calls=%?([\w.\-]+)", fusion.text)
+    return name
 
 
 def _through(one: Instruction, every: dict[str, Instruction]) -> Instruction:

@@ -90,6 +90,7 @@ def _compiled(plan: Plan, one: Layout, found: list[Program]) -> list[str]:
         ("  else, per call", [mib(d.traffic.call.total) for d in done]),
         ("  of all turns", [mib(p.received) for p in found]),
         ("GiB read: per turn", [gib(d.turn.read) for d in done]),
+        ("  by kernels, at most", [gib(d.turn.kernels) for d in done]),
         ("  times what is needed", [_times(p, one, "turn") for p in found]),
         ("  else, per call", [gib(d.call.read) for d in done]),
         ("  times what is needed", [_times(p, one, "call") for p in found]),
