@@ -20,8 +20,9 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
-from curax.arrays.lines import Line, Visible
+from curax.arrays.lines import Line, Lines, Visible
 from curax.arrays.micro_batches import (
+    added,
     join_shards,
     over_lines,
     over_micro_batches,
@@ -104,11 +105,7 @@ def over_rows(
         mask: likewise.
         settings: of micro-batches and length buckets.
     """
-    tokens, prompt = settings.tokens_per_micro_batch, contexts.mask.shape[-1]
-    how = (
-        model.packs(tokens, mask.shape[-1], prompt) if model.packs and tokens else None
-    )
-    if how:
+    if how := packing(model, contexts, mask, settings):
         return over_lines(function, rows, mask, how)
     return over_micro_batches(
         lambda rows: function(rows, None),
@@ -117,6 +114,16 @@ def over_rows(
         count=settings.count(*mask.shape),
         buckets=settings.length_buckets,
     )
+
+
+def packing(
+    model: Model, contexts: Contexts, mask: jax.Array, settings: Settings
+) -> Lines | None:
+    """How rows are packed into lines; None: they are not."""
+    tokens = settings.tokens_per_micro_batch
+    if not model.packs or not tokens:
+        return None
+    return model.packs(tokens, mask.shape[-1], contexts.mask.shape[-1])
 
 
 def token_features(
@@ -392,20 +399,48 @@ def gradient(
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)
 
+    def pull(known, rows_and_weight, line):
+        (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
+            *known, *rows_and_weight, line
+        )
+        return (loss, like_params(model, grads[0]), grads[1]), own
+
+    def pull_line(known, rows_and_weight, line):
+        """`pull` of the contexts of the line's rows alone, and which these are."""
+        params, prefix, contexts, still_old = known
+        rows, weight = rows_and_weight
+        which = rows.context
+        prefix, contexts = jax.tree.map(lambda x: x[which], (prefix, contexts))
+        place = jnp.arange(which.size, dtype=which.dtype)
+        rows = dataclasses.replace(rows, context=place), weight
+        total, own = pull((params, prefix, contexts, still_old), rows, line)
+        return (total, which), own
+
+    def add_line(total, new):
+        (*sums, pulled), ((*more, of_line), which) = total, new
+        pulled = jax.tree.map(lambda x, g: x.at[which].add(g), pulled, of_line)
+        return *added(sums, more), pulled
+
     def of_copy(known, of_own):
         params, prefix, *_ = known
         own_contexts, rows = of_own
-
-        def pull(rows_and_weight, line):
-            (loss, own), grads = jax.value_and_grad(
-                loss_of, argnums=(0, 1), has_aux=True
-            )(*known, *rows_and_weight, line)
-            return (loss, like_params(model, grads[0]), grads[1]), own
-
         batch = rows[0]
-        (loss, grads, pulled), own = over_rows(
-            model, pull, contexts, rows, batch.mask, settings
-        )
+        how = packing(model, contexts, batch.mask, settings)
+        # With few rows of a line, gradients of all contexts would be most of what it
+        # writes. On a mesh its rows' contexts lie anywhere.
+        if how and how.rows and shards("rows") == 1:
+            (loss, grads, pulled), own = over_lines(
+                partial(pull_line, known),
+                rows,
+                batch.mask,
+                how,
+                like=(jnp.float32(0), like_params(model, params), prefix),
+                add=add_line,
+            )
+        else:
+            (loss, grads, pulled), own = over_rows(
+                model, partial(pull, known), contexts, rows, batch.mask, settings
+            )
         pulled = over_copies(
             partial(jax.lax.psum_scatter, scatter_dimension=0, tiled=True), pulled
         )

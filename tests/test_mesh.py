@@ -372,6 +372,7 @@ UPDATES = {(2, 2, 2): 2, (1, 2, 4): 1}  # sizes of a mesh, to heads of keys
 SCORED = {
     "rows": update.Settings(micro_batches=2, token_chunk=4),
     "lines": update.Settings(tokens_per_micro_batch=10, token_chunk=4),
+    "pieces": update.Settings(tokens_per_micro_batch=10),  # of the vocabulary
 }
 BOTH = [(*one, how) for one in UPDATES.items() for how in SCORED]
 
@@ -427,7 +428,8 @@ def updating(sizes, kv_heads, how):
     kept = getattr(jax.config, name)
     jax.config.update(name, 1e9)
     try:
-        with mesh.use(made), hlo.compiler_log() as said:
+        columns = 48 if how == "pieces" else 0
+        with mesh.use(made), hlo.compiler_log() as said, tiny.in_pieces(columns):
             program = jitted.lower(shapes, *scored()).compile()
     finally:
         jax.config.update(name, kept)

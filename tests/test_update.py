@@ -157,27 +157,31 @@ def test_a_closer_look_is_that_of_a_naive_forward(settings):
         close(seen, np.where(rows.mask, want, 0), rtol=0, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 8, 40])
+@pytest.mark.parametrize(
+    ("chunk", "columns"), [(0, 0), (1, 0), (8, 0), (40, 0), (0, 3), (8, 11), (0, 22)]
+)
 @pytest.mark.parametrize("sharp", [1.0, 30.0])
-def test_moments_of_a_softmax_are_the_same_in_chunks(chunk, sharp):
+def test_moments_of_a_softmax_are_the_same_in_chunks(chunk, columns, sharp):
     """P11."""
     random = np.random.default_rng(0)
     features = np.float32(sharp * random.normal(size=(3, 4, 6)))
     head = np.float32(random.normal(size=(22, 6)))
     token = random.integers(0, 22, (3, 4)).astype(np.int32)
     options = {"temperature": 0.7, "chunk": chunk}
-    got = reductions.token_logprobs_and_moments(features, head, token, **options)
+    with tiny.in_pieces(columns):
+        got = reductions.token_logprobs_and_moments(features, head, token, **options)
+        plain = reductions.token_logprobs(features, head, token, **options)
     with jax.enable_x64(True):
         logits = features.astype(float) @ head.astype(float).T / 0.7
         want = spread(logits, token)
     for one, other in zip(got, want, strict=True):
         close(one, other, rtol=1e-5, atol=3e-6 * sharp)
-    plain = reductions.token_logprobs(features, head, token, **options)
     for one, other in zip(got[:2], plain, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_looking_closer_changes_no_gradient():
+@pytest.mark.parametrize("columns", [0, 5])
+def test_looking_closer_changes_no_gradient(columns):
     random = np.random.default_rng(1)
     features = np.float32(random.normal(size=(3, 6)))
     head = np.float32(random.normal(size=(22, 6)))
@@ -199,7 +203,9 @@ def test_looking_closer_changes_no_gradient():
 
     for number in (2, 4):
         want = total(at_once, number)
-        jax.tree.map(partial(close, rtol=1e-4), total(closely, number), want)
+        with tiny.in_pieces(columns):
+            got = total(closely, number)
+        jax.tree.map(partial(close, rtol=1e-4), got, want)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +241,19 @@ def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets,
 
 
 @cache
-def packed(tokens):
+def packed(tokens, most):
     """Loss and gradient as `compiled`, rows in lines of tiles of two tokens."""
     settings = dataclasses.replace(how(1, 4, 1), tokens_per_micro_batch=tokens)
+    model = tiny.MODEL
+    if most:  # rows of a line, as for the kernel of TPUs
+        model = dataclasses.replace(
+            model, packs=lambda *_: lines.Lines(tokens, most, together=1)
+        )
 
     @jax.jit
     def run(params, rows, weight):
         args = params, tiny.CONTEXTS, rows, weight, token_loss, settings
-        return update.gradient(tiny.MODEL, *args, still_old=False)
+        return update.gradient(model, *args, still_old=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "TILE", 2)
@@ -250,9 +261,9 @@ def packed(tokens):
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("tokens", [8, 20])
-def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens):
-    run, order = packed(tokens), np.random.default_rng(0).permutation(M)
+@pytest.mark.parametrize(("tokens", "most"), [(8, 0), (8, 2), (20, 0)])
+def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens, most):
+    run, order = packed(tokens, most), np.random.default_rng(0).permutation(M)
     got = run(tiny.params(), *batch())
     alike(masked(got), masked(naive()))
     value, grads, own = run(tiny.params(), *jax.tree.map(lambda x: x[order], batch()))

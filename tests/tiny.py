@@ -1,12 +1,15 @@
 """A policy, contexts and rows so small that a test compiles in a second or two."""
 
+from contextlib import contextmanager
 from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from curax import allocate, rollout
+from curax.arrays import masked
 from curax.models import transformer
 from curax.types import Contexts, Model
 
@@ -23,6 +26,17 @@ model = partial(
     mlp_width=24,
 )
 MODEL = model()
+
+
+@contextmanager
+def in_pieces(size):
+    """Logits of so many columns at a time, as on a TPU; 0: as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        if size:
+            patch.setattr(masked, "IN_PIECES", ("cpu",))
+            patch.setattr(masked, "PIECE", 0)
+            patch.setattr(masked, "LANES", size)
+        yield
 
 
 def table(*, vocab_size):

@@ -15,6 +15,9 @@ from curax.arrays import sharding, supports
 from curax.settings.declared import RIGHT
 
 Axis = int | tuple[int, ...] | None
+IN_PIECES = ("tpu",)  # platforms on which logits exist for some columns at a time
+PIECE = 2**24  # bytes of them, which lie in a chip's own memory
+LANES = 128  # of a TPU, of which these columns are multiples
 
 
 def right(
@@ -200,9 +203,12 @@ def _sums(
     if support is not None:
         by_row += (support.reshape(-1, steps, support.shape[-1]),)
     temperature = jnp.asarray(temperature, jnp.float32)
-    options = _SumOptions(
-        chunk, squares, _MeshAxes.of(head) if sharding.active() else None
-    )
+    places = _MeshAxes.of(head) if sharding.active() else None
+    columns = 0
+    if sharding.platform() in IN_PIECES:
+        rows = -(-tokens.size // sharding.shards("rows"))
+        columns = max(1, PIECE // (4 * max(rows, 1)) // LANES) * LANES
+    options = _SumOptions(chunk, squares, places, columns)
 
     def run(features, tokens, support=None):
         return _row_sums(options, features, head, tokens, support, temperature)
@@ -241,6 +247,10 @@ def _row_sums_forward(options, features, head, tokens, support, temperature):
             sums = _sums_below(z, top, tokens - first, options.squares)
             return top, *(jax.lax.psum(sums, places.vocab) if places.vocab else sums)
 
+        if options.columns:
+            return _read_pieces(
+                options, features, head, tokens, support, temperature
+            ), head
         return _in_chunks(read, (features, tokens, support), options.chunk), head
 
     rows, whole, part = places.rows, places.whole, places.part
@@ -269,8 +279,13 @@ def _row_sums_backward(options, saved, slopes):
             own, whole = jax.vjp(sums, wide, head)[1](slopes)
             return own, whole.astype(jnp.float32)
 
-        parts = (features, tokens, support, top, slopes)
-        own, whole = _in_chunks(pull, parts, options.chunk, summed=head.shape)
+        if options.columns:
+            own, whole = _pull_pieces(
+                options, features, head, tokens, support, temperature, top, slopes
+            )
+        else:
+            parts = (features, tokens, support, top, slopes)
+            own, whole = _in_chunks(pull, parts, options.chunk, summed=head.shape)
         if places.vocab:
             own = jax.lax.psum(own, places.vocab)
         others = places.row
@@ -291,6 +306,79 @@ def _row_sums_backward(options, saved, slopes):
 
 
 _row_sums.defvjp(_row_sums_forward, _row_sums_backward)
+
+
+def _read_pieces(options, features, head, tokens, support, temperature):
+    """Sums as of `_row_sums`, by pieces of the vocabulary, with a running maximum."""
+    places = options.places or _MeshAxes()
+
+    def scaled(state, top):  # sums below another maximum
+        below = jnp.exp(state[0] - top)
+        powers = below, below, 1.0, below**2, below**2
+        return tuple(x * y for x, y in zip(state[1:], powers, strict=False))
+
+    def add(state, piece):
+        z, column = _piece_logits(features, piece, tokens, support, temperature)
+        top = jnp.maximum(state[0], jnp.max(z, -1))
+        more = _sums_below(z, top, column, options.squares)
+        pairs = zip(scaled(state, top), more, strict=True)
+        return (top, *(x + y for x, y in pairs)), None
+
+    none = jnp.zeros(tokens.shape, jnp.float32)
+    state = none + jnp.finfo(jnp.float32).min, *(none,) * (5 if options.squares else 3)
+    state, _ = jax.lax.scan(add, state, _pieces(options, head))
+    if not places.vocab:
+        return state
+    top = jax.lax.pmax(state[0], places.vocab)
+    return top, *jax.lax.psum(scaled(state, top), places.vocab)
+
+
+def _pull_pieces(options, features, head, tokens, support, temperature, top, slopes):
+    """Gradients of features and head, in float32, by pieces of the vocabulary."""
+    wide = features.astype(jnp.float32)
+
+    def add(own, piece):
+        def sums(wide, head):
+            narrow, part = wide.astype(features.dtype), piece._replace(head=head)
+            z, column = _piece_logits(narrow, part, tokens, support, temperature)
+            return _sums_below(z, top, column, options.squares)
+
+        more, whole = jax.vjp(sums, wide, piece.head)[1](slopes)
+        return own + more, whole.astype(jnp.float32)
+
+    own, parts = jax.lax.scan(add, jnp.zeros_like(wide), _pieces(options, head))
+    return own, parts.reshape(-1, head.shape[1])[: head.shape[0]]
+
+
+class _Piece(NamedTuple):
+    """Some columns of the logits; or pieces that are scanned over."""
+
+    head: jax.Array  # [S, D]
+    first: jax.Array  # [] int32, its first column
+    real: jax.Array  # [S] bool, columns that are of the vocabulary
+
+
+def _pieces(options, head) -> _Piece:
+    """Pieces of the head of a device, the last filled up."""
+    first = (options.places or _MeshAxes()).first_column(head)
+    size = min(options.columns, head.shape[0])
+    count = -(-head.shape[0] // size)
+    wide = jnp.pad(head, ((0, count * size - head.shape[0]), (0, 0)))
+    return _Piece(
+        head=wide.reshape(count, size, -1),
+        first=first + size * jnp.arange(count, dtype=jnp.int32),
+        real=(jnp.arange(count * size) < head.shape[0]).reshape(count, size),
+    )
+
+
+def _piece_logits(features, piece, tokens, support, temperature):
+    """Logits of a piece, and the column of each token in it, which may be none."""
+    column = tokens - piece.first
+    # What fills a shard's last piece up stands where tokens of the next shard would.
+    column = jnp.where(column < jnp.sum(piece.real), column, -1)
+    z = _logits(features, piece.head, temperature)
+    z = jnp.where(piece.real, z, -jnp.inf)
+    return _kept(z, column, support, piece.first), column
 
 
 def _logits(features, head, temperature):
@@ -371,6 +459,7 @@ class _SumOptions(NamedTuple):
     chunk: int
     squares: bool
     places: _MeshAxes | None  # None: no mesh
+    columns: int  # of the logits at a time; 0: all, of some tokens at a time
 
     def on_mesh(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Any:
         """The function mapped over the shards of the mesh; without a mesh, itself."""

@@ -94,16 +94,25 @@ def over_micro_batches(
         which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), longest)
         branches = [partial(cut, length=length) for length in lengths]
         new, own = jax.lax.switch(which, branches, rows)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new), own
+        return added(total, new), own
 
     rows = split((rows, last), count)
     like, _ = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], rows[0]))
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
-    total, own = jax.lax.scan(add, start, rows)
+    total, own = jax.lax.scan(add, zeros(like), rows)
     own = join(own)
     if order is not None:
         own = jax.tree.map(lambda x: x[jnp.argsort(order)], own)
     return total, own
+
+
+def zeros(like: Any) -> Any:
+    """Sums of nothing, in float32, of a tree like this."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
+
+
+def added(total: Any, new: Any) -> Any:
+    """Sums with those of another micro-batch."""
+    return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new)
 
 
 def over_lines(
@@ -111,6 +120,9 @@ def over_lines(
     rows: Any,
     mask: jax.Array,
     how: Lines,
+    *,
+    like: Any = None,
+    add: Callable[[Any, Any], Any] = added,
 ) -> tuple[Any, Any]:
     """Sums and per-token outputs of a function, called on each line of packed rows.
 
@@ -123,6 +135,8 @@ def over_lines(
         rows: as `over_micro_batches`.
         mask: as `over_micro_batches`.
         how: sizes of lines; several of a shard at a time count as those of more shards.
+        like: tree of the sums, if it is not that of the function.
+        add: of the sums and what the function says of one line.
 
     Returns:
         As `over_micro_batches`.
@@ -148,7 +162,7 @@ def over_lines(
         total, own = function(own, line)
         return which, total, own
 
-    def add(number, state):
+    def next_line(number, state):
         which, new, part = read(number)
 
         def put(whole, part):
@@ -157,18 +171,17 @@ def over_lines(
                 whole, which, part
             )
 
-        total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), state[0], new)
-        return total, jax.tree.map(put, state[1], part)
+        return add(state[0], new), jax.tree.map(put, state[1], part)
 
     _, total, own = jax.eval_shape(read, jnp.int32(0))
     start = (
-        jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), total),
+        zeros(total if like is None else like),
         jax.tree.map(
             lambda x: shard_rows(jnp.zeros((*last.shape, steps), x.dtype)), own
         ),
     )
     most = over_copies(jax.lax.pmax, jnp.max(packing.lines))
-    total, own = jax.lax.fori_loop(0, most, add, start)
+    total, own = jax.lax.fori_loop(0, most, next_line, start)
     if heaps > 1:
         back = jnp.argsort(order.reshape(-1))[:count]
         return total, jax.tree.map(lambda x: join_shards(x)[back], own)
