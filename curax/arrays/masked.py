@@ -124,7 +124,8 @@ def token_logprobs(
         tokens: `[...]` int32 in [0, V).
         temperature: positive; logits are divided by it.
         chunk: tokens of a shard of the rows at a time, at least one of each row; the
-            last axis is cut. 0 means all.
+            last axis is cut. 0 means all. On TPUs all tokens are taken at a time, and
+            the vocabulary is cut.
         support: `[..., S]`, the kept set of each token, as `supports.packed`; None: all
             tokens are kept.
 

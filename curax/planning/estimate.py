@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from curax import rollout
-from curax.arrays import cache_sizes, frozen
+from curax.arrays import cache_sizes, frozen, masked
 from curax.arrays.sharding import bytes_on_device
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
@@ -289,8 +289,17 @@ def kept_sets(sizes: Shapes, rows: int) -> dict[str, float]:
     return {"kept sets": float(rows * sizes.steps * sizes.kept)} if sizes.kept else {}
 
 
-def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -> Work:
+def learn(
+    parts: Components,
+    sizes: Shapes,
+    cut: Cut,
+    state: dict[str, float],
+    *,
+    in_pieces: bool = False,
+) -> Work:
     """Work of a chip in an update whose rows all have T tokens.
+
+    With `in_pieces` logits are those of a piece of the vocabulary, as on TPUs.
 
     Forward 2, backward 4 operations per entry and token, and 2 more where `model.remat`
     recomputes everything, those of attention with dots too; the contexts besides,
@@ -326,6 +335,9 @@ def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
     kept = sizes.layers * sizes.width * sizes.item if remat else sizes.layers * inner
     of_logits = min(at_once, how.token_chunk or at_once)
+    logits = of_logits * sizes.vocab * FLOAT32 / tensor
+    if in_pieces:
+        logits = min(at_once * sizes.vocab * FLOAT32 / tensor, masked.PIECE)
     trained = state["parameters"] if parts.model.trained is None else 0.0
     return Work(
         flops=passes * flops / tensor,
@@ -338,7 +350,7 @@ def learn(parts: Components, sizes: Shapes, cut: Cut, state: dict[str, float]) -
             "gradients": 2.0 * trained,
             "activations": at_once * (kept + 3 * inner),
             "prefix": prompts * token * (sizes.item + FLOAT32),
-            "logits": 2.0 * of_logits * sizes.vocab * FLOAT32 / tensor,
+            "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
             # Of all that were drawn, and of those that train once more.
             **kept_sets(sizes, cut.share(sizes.rows) + rows),

@@ -241,7 +241,8 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
         role: estimate.draw(own, cut, cut_sampler=sampler)
         for role, own in draws.items()
     }
-    work["learn"] = estimate.learn(parts, sizes, estimate.Cut.of(train, sizes), held)
+    cut, pieces = estimate.Cut.of(train, sizes), place.chip is not None  # of a TPU
+    work["learn"] = estimate.learn(parts, sizes, cut, held, in_pieces=pieces)
     if split:
         where = states.sharding_of(parts, draw, run.state)
         drawing = estimate.drawing_bytes(run.state, where)

@@ -163,7 +163,7 @@ class Update:
     clip_norm: Positive = 1.0  # largest global norm of a gradient; inf: no clipping
     length_buckets: Count = 1  # lengths T, T/2, ... that micro-batches are cut to
     token_chunk: Natural = 0  # tokens whose logits exist at a time, on each shard of
-    # the rows; 0: those of a micro-batch
+    # the rows; 0: those of a micro-batch. TPUs have pieces of the vocabulary instead
     patience: Count = 5  # steps in a row without a finite gradient that stop the run
 
 
