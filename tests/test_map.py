@@ -21,6 +21,7 @@ from curax.tasks import chain
 from curax.theory import advice, predict
 from curax.types import Difficulty
 from experiments.factorial import run as factorial
+from experiments.factorial import show as effects
 from experiments.lag import late
 from experiments.lag import show as lag
 from experiments.map import ablations, parts, regimes, run, show
@@ -219,6 +220,25 @@ def test_the_page_of_lags_has_the_tables_that_the_results_give():
     ]
     tables = lag.table(read[0]), *(late.table(read[1], rate) for rate in late.RATES)
     assert all(table in text for table in tables)
+
+
+def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
+    text = page("experiments/factorial/README.md", whole=True)
+    assert [table for table in effects.tables() if table not in text] == []
+
+
+def test_effects_are_differences_of_means_over_the_other_choices():
+    rng = np.random.default_rng(0)
+    found = {arm: rng.random(16) for arm in factorial.ARMS}
+    cube = np.array(list(found.values())).reshape(2, 2, 2, 16)
+    main = cube[:, 1].mean((0, 1)) - cube[:, 0].mean((0, 1))
+    np.testing.assert_allclose(effects.effect(found, (1,)), main)
+    both = (cube[1] - cube[0]).mean(1)
+    np.testing.assert_allclose(effects.effect(found, (0, 1)), both[1] - both[0])
+    fixed = {arm: own for arm, own in found.items() if "fixed" in arm}
+    right = (cube[1, 0] - cube[0, 0]).mean(0)
+    np.testing.assert_allclose(effects.effect(fixed, (0,)), right)
+    assert effects.effect(fixed, (0, 1)) is None
 
 
 def test_the_page_of_turns_has_the_tables_that_the_results_give():

@@ -253,6 +253,7 @@ def draw(path: Path, every: list[Effect]) -> None:
         said = names if axes is panels[0] else [""] * len(names)
         axes.set_yticks(range(len(names)), said)
         axes.tick_params(axis="y", length=0, labelsize=8)
+        axes.tick_params(axis="x", labelsize=7)
         axes.set_title(regime, fontsize=9)
         axes.set_xlabel("effect on the pass rate", fontsize=9)
     figure.savefig(path, metadata={"Software": None})
