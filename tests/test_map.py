@@ -223,8 +223,12 @@ def test_the_page_of_lags_has_the_tables_that_the_results_give():
 
 
 def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
-    text = page("experiments/factorial/README.md", whole=True)
-    assert [table for table in effects.tables() if table not in text] == []
+    text, tables = page("experiments/factorial/README.md", whole=True), effects.tables()
+    assert [table for table in tables if table not in text] == []
+    row = page("docs/choose_a_recipe.md").partition("Taken apart")[2].partition("|")[0]
+    said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", text + row)
+    assert [gap for gap in said if gap not in "".join(tables)] == []
+    assert f"All {len(effects.effects())}, at both" in text
 
 
 def test_effects_are_differences_of_means_over_the_other_choices():
