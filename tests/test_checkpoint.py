@@ -79,6 +79,8 @@ def test_frozen_parameters_are_not_saved_and_must_be_those_of_before(opened):
     found = opened.newest(like(whole), None, with_base(jnp.arange(6.0)))
     assert found is not None
     assert_identical(found.state, whole)
+    half = with_base(jnp.arange(6, dtype=jnp.bfloat16))  # the same numbers
+    assert opened.newest(like(whole), None, half) is not None
     with pytest.raises(checkpoint.OtherBaseError, match="not trained differ from"):
         opened.newest(like(whole), None, with_base(jnp.arange(6.0) + 1))
 

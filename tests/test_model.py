@@ -11,6 +11,7 @@ import test_attention
 import tiny
 from contracts import close
 
+from curax.arrays.frozen import join, split
 from curax.models import rotary, transformer
 from curax.models.rotary import RopeScaling
 
@@ -177,6 +178,32 @@ def test_adapters_alone_are_trained():
         for matrix in ("q", "up")
         for half in "ab"
     }
+
+
+def test_what_adapters_leave_is_held_as_products_read_it_and_no_bit_changes():
+    adapted = tiny.model(lora_rank=2, dtype=jnp.bfloat16, qkv_bias=True)
+    like = jax.eval_shape(adapted.init, jax.random.key(0))
+    for name, leaf in by_name(like).items():
+        frozen = name.rpartition(".")[2] in ("embed", "head", "kernel", "bias")
+        assert leaf.dtype == (jnp.bfloat16 if frozen else jnp.float32), name
+    drawn = tiny.random_params(adapted)
+    half = jax.tree.map(lambda x, one: x.astype(one.dtype), drawn, like)
+    seen = tiny.CONTEXTS.mask
+    rows = tiny.CONTEXTS.tokens, jnp.cumsum(seen, -1), seen
+    (trained, frozen), (_, narrow) = (split(adapted, x) for x in (drawn, half))
+
+    @jax.jit
+    def slopes(trained, frozen):
+        def total(trained):
+            params = join(frozen, trained)
+            features, _ = adapted.features(params, *rows)
+            logits = features @ adapted.head(params).T
+            return jnp.sum(logits.astype(jnp.float32) ** 2), logits
+
+        return jax.grad(total, has_aux=True)(trained)
+
+    got, want = slopes(trained, narrow), slopes(trained, frozen)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_parameters_are_kept_in_the_precision_asked_for_and_adapters_in_float32():

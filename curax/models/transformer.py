@@ -103,7 +103,8 @@ def model(
             log-probs are float32 regardless.
         param_dtype: of the parameters.
         attend: an implementation of `curax.models.attention`.
-        lora_rank: r of the adapters, float32; above 0 they alone are trained.
+        lora_rank: r of the adapters, float32; above 0 they alone are trained, and the
+            matrices that they leave are held in `dtype`, if that is smaller.
         lora_alpha: the adapters' scale is `lora_alpha / lora_rank`.
         lora_modules: matrices of each layer that have an adapter, of `MATRICES`.
 
@@ -186,7 +187,7 @@ class Transformer:
     def model(self) -> Model:
         """The model: functions, and the logical axes of its parameters."""
         return Model(
-            init=lambda key: nn.meta.unbox(self.boxed(key)),
+            init=self.init,
             features=self.features,
             head=self.head,
             axes=self.axes,
@@ -196,6 +197,20 @@ class Transformer:
             shared=True,
             ragged=self.ragged,
         )
+
+    def init(self, key):
+        """Random parameters. What adapters leave frozen is held as it is read.
+
+        So its memory is that of `dtype`, and products are the same to the bit.
+        """
+        block, params = self.block, nn.meta.unbox(self.boxed(key))
+        if not block.lora_rank or block.dtype.itemsize >= block.param_dtype.itemsize:
+            return params
+
+        def held(path, leaf):
+            return leaf.astype(block.dtype) if path[-1].key in CAST else leaf
+
+        return jax.tree_util.tree_map_with_path(held, params)
 
     def ragged(self, columns):
         """Whether of so many columns those with tokens alone are read."""

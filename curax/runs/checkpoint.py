@@ -390,12 +390,13 @@ def latest(folder: Path) -> int | None:
     return max(there, default=None)
 
 
-def fingerprint(tree: Any) -> int:
+def fingerprint(tree: Any, *, by_value: bool = False) -> int:
     """Hash of a tree of arrays, the same for any sharding, on one mesh or on several.
 
         sum over all leaves and words of mix(word ^ mix(leaf, indices))  mod 2^32
 
-    Integer sums are exact, so the order of summation does not matter.
+    Integer sums are exact, so the order of summation does not matter. By value numbers
+    are alike in float32 and in half precision.
     """
     places: dict[Any, dict[int, Any]] = {}
     for number, leaf in enumerate(jax.tree.leaves(tree), 1):
@@ -403,15 +404,17 @@ def fingerprint(tree: Any) -> int:
     total = 0
     for mesh, leaves in places.items():
         with _on(mesh):
-            total += int(_hash(tuple(leaves), *leaves.values()))
+            total += int(_hash(tuple(leaves), by_value, *leaves.values()))
     return total % 2**32
 
 
-@partial(jax.jit, static_argnums=0)
-def _hash(numbers: tuple[int, ...], *leaves: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnums=(0, 1))
+def _hash(numbers: tuple[int, ...], by_value: bool, *leaves: jax.Array) -> jax.Array:
     """`[]` uint32, the part of these leaves in the fingerprint."""
     total = jnp.uint32(0)
     for number, leaf in zip(numbers, leaves, strict=True):
+        if by_value and jnp.issubdtype(leaf.dtype, jnp.floating):
+            leaf = leaf.astype(jnp.float32)
         place = jnp.full(leaf.shape, number, jnp.uint32)
         for axis in range(leaf.ndim):
             here = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
@@ -460,7 +463,7 @@ def _trained(state: Any) -> Any:
 def _frozen_mark(state: Any) -> int | None:
     """Fingerprint of the frozen parameters of a state; None without any."""
     rest = getattr(state, "frozen", None)
-    return None if rest is None else fingerprint(rest)
+    return None if rest is None else fingerprint(rest, by_value=True)
 
 
 def _checksum(state: Any, totals: Any, rest: int | None) -> int:
