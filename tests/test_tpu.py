@@ -63,7 +63,9 @@ def drawn(folder, place, sizes):
     options = [f"{name}={value}" for name, value in OPTIONS.items()]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps([place, sizes]), *options],
-        env=os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"},
+        env=os.environ
+        | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}
+        | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},  # a run beside it may compile too
         cwd=ROOT,
         check=True,
         capture_output=True,
