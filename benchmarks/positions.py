@@ -20,9 +20,9 @@ from curax.models import parts
 from curax.settings.tables import markdown
 
 GIB = 2**30
-CONTEXTS, GROUP, PROMPT = 32, 8, 512
-SLOTS = {"slots": 64}
-DRAWS = ((512, 2048), (2048, 8192))  # mean and longest completions of `--topology`
+CONTEXTS, GROUP, PROMPT, SLOTS = 32, 8, 512, 64  # of `--topology`
+TOKEN = 28 * 2 * 8 * 128 * 2  # bytes of keys and values of a token of Qwen3-0.6B
+DRAWS = ((512, 2048), (2048, 8192))  # mean and longest completions
 
 
 class Simulated(NamedTuple):
@@ -80,14 +80,16 @@ def compiled(name: str, most: int) -> tuple[float, float, float]:
     from curax.step import mesh, states
 
     sizes = {"prompts": CONTEXTS, "group_size": GROUP, "max_tokens": most}
-    own = [f"sampling.{key}={value}" for key, value in (sizes | SLOTS).items()]
+    sizes["slots"] = SLOTS
+    own = (f"sampling.{key}={value}" for key, value in sizes.items())
     run = plans.traced("Qwen3-0.6B", (*plans.SETTINGS, *own))
     on = mesh.make(run.parts.config.mesh, chips.devices(chips.topology(name)))
     assert on is not None
     where = states.sharding_of(run.parts, on, run.state)
     done, _ = programs.planned(run.parts, on, where, run.calls[0], quick=False)
     weights = 2 * sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
-    moved = done.turn.read - done.turn.kernels + done.turn.written
+    whole = TOKEN * (SLOTS * most + CONTEXTS * PROMPT)  # counted, whatever is skipped
+    moved = done.turn.read - whole + done.turn.written
     return math.nan if done.refusal else moved, weights, done.compile_s
 
 
@@ -122,20 +124,17 @@ def print_moved(name: str) -> int:
     It must read weights, keys and values of all tokens, and prefixes of the contexts
     that 64 slots have at a time.
     """
-    size = 28 * 2 * 8 * 128 * 2  # bytes of keys and values of a token
-    prefixes = SLOTS["slots"] / GROUP * PROMPT * size
+    prefixes = SLOTS / GROUP * PROMPT * TOKEN
     head = ["mean of", "must, GiB", "moved, GiB", "times", "by rings", "compiled in, s"]
     rows = []
     for mean, most in DRAWS:
         besides, weights, took = compiled(name, most)
-        rows_of = CONTEXTS * GROUP
-        found = simulated(rows_of, SLOTS["slots"], mean, most, PROMPT, unequal=True)
-        needed = weights + prefixes + size * found.held / found.turns
-        moved = (
-            besides + prefixes + size * found.read[way] / found.turns
+        found = simulated(CONTEXTS * GROUP, SLOTS, mean, most, PROMPT, unequal=True)
+        needed = weights + prefixes + TOKEN * found.held / found.turns
+        ours, rings = (
+            besides + prefixes + TOKEN * found.read[way] / found.turns
             for way in ("kernel", "rings")
         )
-        ours, rings = moved
         cells = needed / GIB, ours / GIB, ours / needed, rings / needed
         rows.append([f"{mean} of {most}", *(f"{x:.2f}" for x in cells), f"{took:.0f}"])
     print(markdown(head, rows))

@@ -19,6 +19,7 @@ LINE = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (.*)")
 OPCODE = re.compile(r" ([a-z][a-z0-9\-]*)\(")
 ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
 ELSEWHERE = re.compile(r"S\([1-9]\d*\)")  # of a layout: not the memory of the device
+KERNEL = 'custom_call_target="tpu_custom_call"'  # of Pallas
 RUN = ("while", "conditional", "call")  # others, and pass arrays on
 SLICES = ("dynamic-slice", "slice", "gather")
 PUTS = ("dynamic-update-slice", "scatter")
@@ -138,7 +139,7 @@ class _Module:
         array = max(_leaves(largest), key=size, default="")
         name = ARRAY.match(array)
         shape = f"{name[1]}[{name[2]}]" if name else ""
-        kernel = one.opcode == "custom-call"
+        kernel = KERNEL in one.text
         return Access(sum(reads), made, shape, self._source(one.text), kernel)
 
     def _seen(self, name: str, place: int, whole: float) -> Iterator[float]:
