@@ -59,14 +59,12 @@ def described() -> Iterator[tuple[str, str]]:
 
 def processor() -> str:
     """Cores that this process may use, and the vector instructions they have."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
     path, found = Path("/proc/cpuinfo"), []
     if path.exists():
         words = {*path.read_text().replace(":", " ").split()}
         found = [name for name in EXTENSIONS if name in words]
-    return f"{cores} cores, {platform.machine()}, {' '.join(found) or 'unknown'}"
+    cores = f"{machine.cores()} cores, {platform.machine()}"
+    return f"{cores}, {' '.join(found) or 'unknown'}"
 
 
 def devices() -> str:

@@ -1,9 +1,16 @@
-"""Memory of this machine and of this process."""
+"""Cores and memory of this machine and of this process."""
 
 import contextlib
 import os
 import resource
 from pathlib import Path
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory() -> float:

@@ -31,6 +31,7 @@ from curax.processes import peers
 from curax.settings.config_types import present
 from curax.step import ahead, draw, grading, outside, play
 from curax.step import mesh as meshes
+from curax.step.compiling import Program
 from curax.step.types import Components, Graded, Request, Subject, Ungraded
 from curax.types import Behaviour, Prompts, Rollouts, TrainState, Weights
 
@@ -159,7 +160,7 @@ class Hosted:
             bound = partial(function, parts)
             many = self._seeds > 1
             each = jax.vmap(bound, axis_name=SEEDS) if many else bound
-            self._jitted[key] = jax.jit(each, **options)
+            self._jitted[key] = Program(each, **options)
         return self._jitted[key]
 
     def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
@@ -507,8 +508,8 @@ class Abstract(Hosted):
         return finished(self._judged(None, rollouts))
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
-        rows = sum(one.shape[0] for one in arrays)
-        return jax.ShapeDtypeStruct((rows,), jnp.float32)
+        rows, where = sum(one.shape[0] for one in arrays), arrays[0].sharding
+        return jax.ShapeDtypeStruct((rows,), jnp.float32, sharding=where)
 
 
 def finished(value: Any) -> Future:

@@ -8,7 +8,6 @@ progress is, and under which assumptions.
 """
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from curax.config import Config, ConfigError, load
 from curax.settings import errors
 from curax.settings.config_paths import full_name
 from curax.settings.declared import declared
+from curax.settings.machine import cores
 from curax.settings.recipes import recipes
 from curax.settings.sizes import checkpoint_of
 from curax.theory import predict, progress, sizes, visits
@@ -366,7 +366,7 @@ def _notes(among: Candidates, known: Known) -> list[str]:
 
 def _in_threads(calls: Sequence[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
     """Yield (index, result) of calls as they end; compiling releases Python's lock."""
-    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 4))
+    pool = ThreadPoolExecutor(min(cores(), 4))
     try:
         at: dict[Future[Any], int] = {
             pool.submit(call): i for i, call in enumerate(calls)
