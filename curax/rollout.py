@@ -35,8 +35,9 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import cache_sizes, choice, keys, supports
+from curax.arrays.masked import somewhere
 from curax.arrays.queues import Queue
-from curax.arrays.sharding import constrain, platform, shard_rows, shards
+from curax.arrays.sharding import constrain, platform, shard_rows
 from curax.arrays.turns import Episodes, answered, nothing
 from curax.settings.config_types import present
 from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
@@ -219,7 +220,9 @@ def sample(
         slots = min(slots, groups * stopping.size)
     if bound := how.cache_bytes:
         known = prefix or jax.eval_shape(partial(prefill, model), params, contexts)
-        slots = with_room(known, contexts, max_tokens, queue, slots, bound=bound)
+        slots = cache_sizes.with_room(
+            known.cache, contexts, max_tokens, queue, slots, bound=bound
+        )
     even = slots + -slots % queue.shards
     # Shards may have more rows than slots, so they refill them.
     refills = bool(stopping) or even < rows or queue.shards > 1
@@ -280,27 +283,6 @@ def sample(
         turns = dataclasses.replace(turns, found=how.episodes.found(table.episode))
         out = dataclasses.replace(out, turns=turns)
     return jax.tree.map(shard_rows, out)
-
-
-def with_room(
-    prefix: Prefix,
-    contexts: Contexts,
-    max_tokens: int,
-    queue: Queue,
-    slots: int,
-    *,
-    bound: float,
-) -> int:
-    """Number of slots, at most `slots`, whose cache fits `bound` bytes of a device.
-
-    The prefix is that of the contexts, or its shapes.
-    """
-    groups, prompt = contexts.tokens.shape
-    where = cache_sizes.Places(
-        contexts=groups, prompt=prompt, steps=max_tokens, shards=queue.shards
-    )
-    token = cache_sizes.token_bytes(prefix.cache, contexts, partial(shards, "heads"))
-    return where.slots(slots, bound=bound, token=token)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -411,17 +393,15 @@ def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
         active=jnp.arange(slots) < (0 if fixed.refills else jnp.sum(wanted)),
         out=jax.tree.map(shard_rows, out),
         features=fixed.first_features(row),
-        cache=jax.tree.map(partial(empty, slots), fixed.prefix.cache),
+        cache=jax.tree.map(
+            lambda x: jnp.zeros((slots, x.shape[-3], 0, x.shape[-1]), x.dtype),
+            fixed.prefix.cache,
+        ),
     )
     if fixed.episodes:
         episode = fixed.episodes.begin(fixed.row_key, plan.prompt)
         table = dataclasses.replace(table, episode=episode)
     return refill(fixed, table) if fixed.refills else table
-
-
-def empty(slots: int, prefix: jax.Array) -> jax.Array:
-    """Empty cache of a layer for K slots: `[K, kv_heads, 0, d]`."""
-    return jnp.zeros((slots, prefix.shape[-3], 0, prefix.shape[-1]), prefix.dtype)
 
 
 def widened(width: int, table: Table) -> Table:
@@ -583,23 +563,6 @@ def refill(fixed: LoopInputs, table: Table) -> Table:
         active=table.active | new,
         features=jnp.where(new[:, None], fixed.first_features(row), table.features),
     )
-
-
-@jax.custom_batching.custom_vmap
-def somewhere(slots: jax.Array) -> jax.Array:
-    """`[]` bool: whether any slot is True; under vmap, any slot of any sampler.
-
-    Where a condition differs within a batch, old and new would be chosen entry by entry
-    of the cache, in every step. A sampler whose slots are all idle writes nothing, so
-    it may as well go on until the last is done.
-    """
-    return jnp.any(slots)
-
-
-@somewhere.def_vmap
-def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
-    del axis_size, in_batched
-    return jnp.any(slots), False
 
 
 def write(out: Rollouts, table: Table, own, token, measured, stop) -> Rollouts:

@@ -3,10 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 
+from curax.arrays.queues import Queue
+from curax.arrays.sharding import shards
 from curax.settings.config_paths import ConfigError
 from curax.types import Contexts
 
@@ -91,3 +94,24 @@ class Places:
                 "sampling.prompts lower."
             )
         return min(most, each * self.shards)
+
+
+def with_room(
+    cache: Any,
+    contexts: Contexts,
+    max_tokens: int,
+    queue: Queue,
+    slots: int,
+    *,
+    bound: float,
+) -> int:
+    """Number of slots, at most `slots`, whose cache fits `bound` bytes of a device.
+
+    The cache is that of the contexts, or its shapes.
+    """
+    groups, prompt = contexts.tokens.shape
+    where = Places(
+        contexts=groups, prompt=prompt, steps=max_tokens, shards=queue.shards
+    )
+    token = token_bytes(cache, contexts, partial(shards, "heads"))
+    return where.slots(slots, bound=bound, token=token)

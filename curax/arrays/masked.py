@@ -535,3 +535,20 @@ def rank(
     return 1 + _in_chunks(
         above, (features, tokens, own), chunk * sharding.shards("rows")
     )
+
+
+@jax.custom_batching.custom_vmap
+def somewhere(slots: jax.Array) -> jax.Array:
+    """`[]` bool: whether any slot is True; under vmap, any slot of any sampler.
+
+    Where a condition differs within a batch, old and new would be chosen entry by entry
+    of the cache, in every step. A sampler whose slots are all idle writes nothing, so
+    it may as well go on until the last is done.
+    """
+    return jnp.any(slots)
+
+
+@somewhere.def_vmap
+def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
+    del axis_size, in_batched
+    return jnp.any(slots), False
