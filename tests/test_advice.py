@@ -143,6 +143,7 @@ def drawn(recipe, total, ways, axes):
     return toward, square.mean(), square.std() / len(square) ** 0.5
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("ways", RIGHT)
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe, ways):

@@ -98,7 +98,9 @@ def test_nothing_lags_in_the_first_step_and_one_step_in_the_others():
         pytest.param(
             override(HOST, ["sampling.chunks=4"]), AHEAD, marks=pytest.mark.long
         ),
-        (override(STOPS, ["task.on_device=false"]), STOPS),
+        pytest.param(
+            override(STOPS, ["task.on_device=false"]), STOPS, marks=pytest.mark.long
+        ),
         pytest.param(PILOTS, PILOTS, marks=pytest.mark.long),
         pytest.param(
             replace(AHEAD, mesh=Mesh(data=2, fsdp=2, tensor=2)),
@@ -173,6 +175,7 @@ def test_where_no_devices_can_draw_by_themselves(words, fix):
         override(TINY, [weighed, *words])
 
 
+@pytest.mark.long
 def test_a_state_that_is_read_again_draws_again_what_was_under_way():
     """Bit for bit, by another loop: the state has all that the draw began from."""
     loop, other = (loops.Staged(build(HOST)) for _ in range(2))
@@ -221,6 +224,7 @@ def test_the_next_draw_has_begun_before_this_one_is_graded():
     assert sum(row["rollout/drawn"] for row in rows) == 16 * STEPS
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("pilots", [False, True])
 def test_memory_is_what_observing_the_present_one_gives(pilots):
     """As if what was drawn had been seen by the memory that it meets."""

@@ -54,6 +54,7 @@ def through_xla(monkeypatch):
     return attention.flash
 
 
+@pytest.mark.first(9)
 @pytest.mark.parametrize("length", [3, 5, 6])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("choice", ["plain", "flash"])
@@ -67,6 +68,7 @@ def test_causal_attention_is_its_definition(
         close(got[n], naive(*own), atol=1e-5)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("length", [140, 165])
 @pytest.mark.parametrize(
     ("choice", "lanes"), [("chunked", 128), ("chunked", 32), ("flash_long", 128)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from conftest import ROOT
 
 from benchmarks import attention, gpu, plain, workload
@@ -41,6 +42,7 @@ def test_the_plain_peer_draws_and_trains_one_policy():
         assert 0 < abs(now - was).max() < 1.5 * workload.LEARNING_RATE
 
 
+@pytest.mark.long
 def test_the_command_for_a_gpu_runs_to_its_end(tmp_path, capfd):
     out = tmp_path / "gpu.json"
     words = ["--shrunken", "--steps=1", "--sizes=qwen3-1.7b", "--trl=/no/python"]

@@ -183,6 +183,7 @@ def test_a_recipe_of_each_kind_takes_a_step_in_the_tests_that_are_not_long():
     assert set().union(*first) == set().union(*every.values())
 
 
+@pytest.mark.first(3)
 @for_each(one_of_each_first(RECIPES, [p for p in RECIPES if p.stem in FIRST]))
 def test_a_config_takes_a_step(path):
     config = shrunk(load(path))
@@ -247,6 +248,7 @@ def with_recipe(file, name):
     return module["get_config"]()
 
 
+@pytest.mark.long
 @for_each(one_of_each_first(ON_FILES, ON_FILES[:1]))
 def test_a_config_for_files_trains_on_them(path):
     changes = FILES_ON_DISK | named() | {"model.path": str(real.checkpoint(small=True))}

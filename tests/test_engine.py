@@ -82,6 +82,7 @@ def of(completions):
 # ----- an engine by itself
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_handed_over_once_and_then_draw(kind, tmp_path):
     with started(KINDS[kind], folder=str(tmp_path)) as (fake, asks, parts):
@@ -144,6 +145,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_impossible_is_drawn_again_and_is_the_same(name):
     """Half of the rows fail at first; what is asked again has the same seed."""
@@ -277,6 +279,7 @@ def test_an_engine_that_takes_no_parameters_says_so():
             parts.engine.draw(ASKS, HOW, source(parts))
 
 
+@pytest.mark.long
 def test_adapters_are_handed_over_alone_under_names_of_their_own(tmp_path):
     written.write(tmp_path / "base", TINY, build(TINY).task, params())
     base = partial(pretrained.model, path=str(tmp_path / "base"), lora_rank=2)
@@ -414,6 +417,7 @@ def test_a_run_trains_on_what_its_policy_draws_elsewhere(where):
         assert row["update/count"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", WHERE, ids=["device", "host"])
 def test_a_run_trains_within_what_its_engine_kept(where):
     for kept in (["sampling.top_p=0.9"], ["sampling.top_k=5"]):
@@ -428,6 +432,7 @@ def test_a_run_trains_within_what_its_engine_kept(where):
             assert "sampler/cut_mass" not in row
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("where", [lambda config: config, host], ids=["device", "host"])
 def test_a_completion_that_is_missing_trains_nothing(where):
     """Of the first prompt all are missing: they count as missing outcomes."""
@@ -478,6 +483,7 @@ def test_hinted_groups_are_drawn_by_the_engine_too():
     assert sum(row["rollout/drawn"] for row in rows) == len(fake.asked)
 
 
+@pytest.mark.long
 def test_a_draw_ahead_is_by_the_parameters_of_the_step_before():
     fake = engine_server.Engine()
     with fake.served() as url:

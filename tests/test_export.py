@@ -89,6 +89,7 @@ def of_folder(path):
     return said(model, model.load(None))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("words", "step"), [((), 5), (("--step", "best"), 2)])
 def test_adapters_are_merged_into_a_checkpoint_like_the_first(
     tmp_path, runs, words, step

@@ -645,6 +645,7 @@ def test_the_same_config_is_the_same_everywhere():
             assert again.look(where) == original(where, group)
 
 
+@pytest.mark.first(12)
 @by_place(FIELDS)
 def test_a_field_changes_what_it_is_for(name):
     value, where = FIELDS[name]

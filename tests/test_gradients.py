@@ -207,6 +207,7 @@ def test_scores_of_replayed_draws_are_within_what_was_kept():
         nearly(np.asarray(got["embed"]).reshape(-1), centred @ scores)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "changes",
     [

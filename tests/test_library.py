@@ -84,6 +84,7 @@ def test_a_run_is_init_and_steps_of_the_same_seed(followed, begun):
     jax.tree.map(np.testing.assert_array_equal, followed["state"].params, state.params)
 
 
+@pytest.mark.long
 def test_a_run_is_a_function_of_magnitudes_too(followed):
     """Traced without a program, for what it would return; with a warm start."""
     plain = override(small.get_config(), {"steps": 50})
@@ -127,7 +128,7 @@ def host_task(*, files, **options):
     )
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("files", [True, False], ids=["in files", "generated"])
 def test_a_task_that_is_graded_in_python_takes_steps_too(files):
     """They are those of the task that is graded by a JAX function."""

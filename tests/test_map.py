@@ -130,6 +130,7 @@ def test_a_value_in_any_of_its_ways_is_right_and_all_are_taught():
     assert float(task.verify(made.target, off, mask).max()) == 0
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("arm", factorial.ARMS)
 def test_arms_of_the_factorial_weigh_a_prompt_alike_whatever_trains(arm):
     """The credit is the only difference where it is named, by w(p) at each n."""

@@ -443,6 +443,7 @@ def test_a_run_leaves_the_memory_of_its_last_checkpoint(first):
     assert 0 < sum(draws) <= 4 * 16
 
 
+@pytest.mark.long
 def test_a_run_of_another_seed_begins_with_it_and_says_what_was_left_out(
     first, source, second
 ):

@@ -307,6 +307,7 @@ def contexts_held(program):
     return max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
     slots = 8

@@ -506,6 +506,7 @@ def by_hand():
     return params, seen
 
 
+@pytest.mark.long
 def test_every_update_modulates_by_the_policy_it_finds_and_all_of_its_rows():
     """P12: in two micro-batches on eight devices, beside whole rows on one."""
     with mesh.use(mesh.make(Mesh(data=2, fsdp=2, tensor=2))):

@@ -101,6 +101,7 @@ def agree(rows, others):
         close(getattr(rows, name), getattr(others, name), rtol=0, atol=1e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("slots", [0, 3])
 def test_rounds_from_the_host_draw_what_the_loop_on_the_device_draws(slots):
     _, rows, verdicts = played(slots=slots)
@@ -224,6 +225,7 @@ def of_bad(rows):
     return rows.exists & (turning.TARGET[rows.prompt] == BAD) & (rows.turns.count > 0)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("what", [*ACTS, "large"])
 def test_an_environment_that_fails_costs_the_completions_of_that_turn_alone(what):
     _, reason = ACTS.get(what, (None, "error: a state of"))

@@ -213,6 +213,7 @@ ESTIMATORS = {
 }
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("rule", RULE_TABLES, ids=name)
 def test_adaptive_sampling_is_that_of_the_published_tables(rule, estimator):

@@ -208,6 +208,7 @@ print((after - before) * 1024, sum(sizes), max(sizes))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units")
 def test_reading_takes_little_more_memory_than_the_parameters(tmp_path):
     folder = tmp_path / "large"

@@ -273,6 +273,7 @@ def sigma_weights(logp):
 # ----- the scoring pass
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("delimiter", [(7,), (7, 8)])
 def test_references_are_scored_as_by_a_naive_forward(delimiter):
     """Whatever the lengths of contexts, thoughts and references; ranks likewise."""
@@ -366,7 +367,7 @@ def naive_credits(rollouts, logp, thoughts, length_weight):
     return whole, answer, weight, value
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("answers", "direct", "length_weight"),
     [(False, 0.0, 0.0), (False, 0.5, 0.3), (True, 0.0, 0.3)],

@@ -295,6 +295,7 @@ def ragged(request, monkeypatch):
     return how
 
 
+@pytest.mark.first(1)
 def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
     for slots in (0, 3):  # all rows at a time, and rings that several use in turn
         draw = jax.jit(
@@ -416,6 +417,7 @@ def stopping(size, slots):
     return jax.jit(draw)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("size", [1, 2, 4, 6])
 @pytest.mark.parametrize("second", [False, True])
 def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(second, size):
@@ -665,7 +667,7 @@ def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
             assert not caches, chosen
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "options", [{"scan_layers": True}, {"lora_rank": 2}, {"qkv_bias": True}]

@@ -142,6 +142,7 @@ def measured(group, micro=2, chunk=5, policy="plain"):
 # ----- gradients
 
 
+@pytest.mark.first(2)
 @for_every_group
 def test_norms_are_those_of_a_gradient_per_row_of_a_plain_forward(group):
     got = measured(group)  # by the embeddings if nothing is said

@@ -223,6 +223,7 @@ def on_one(form):
     return jax.device_get(run(params()))
 
 
+@pytest.mark.first(2)
 @for_every_form
 def test_the_kept_set_is_what_top_k_and_top_p_leave_at_each_token(form):
     rows = on_one(form)[0]
@@ -252,6 +253,7 @@ def test_the_trainer_says_of_a_token_what_it_was_drawn_with(form):
     close(own.logp[rows.mask], rows.logp_behaviour[rows.mask], rtol=0, atol=1e-5)
 
 
+@pytest.mark.first(1)
 @for_every_form
 def test_a_gradient_within_kept_sets_on_eight_devices_is_that_on_one(form):
     """A device has a part of the vocabulary, and of each set what lies in it."""
@@ -375,6 +377,7 @@ def test_one_step_ahead_drivers_agree():
     assert_same(from_the_host(), trained(replayed(*AHEAD)))
 
 
+@pytest.mark.long
 def test_one_step_ahead_the_lag_alone_is_left():
     """Replay: kept sets are those of the policy that drew."""
     rows = from_the_host()[1]

@@ -100,6 +100,7 @@ def test_a_missing_outcome_gives_credit_to_nobody():
     assert not np.asarray(made.credit)[own & np.asarray(trains.rows.used)].any()
 
 
+@pytest.mark.long
 def test_a_run_trains_by_it():
     loop = loops.Jitted(build(TINY))
     state = loop.begin(replace(test_turning_runs.warmed(), seed=loop.seeds))

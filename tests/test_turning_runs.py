@@ -81,11 +81,12 @@ def test_a_run_has_games_of_several_turns_whose_replies_are_not_counted():
     assert any(one.observed.any() for one in shown)
 
 
+@pytest.mark.long
 def test_both_loops_give_the_same_parameters_and_metrics():
     assert_same(trained(TINY, loops.Staged)[:2], reference()[:2])
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [loops.Staged, loops.Jitted])
 def test_eight_devices_give_what_one_gives(kind):
     config = replace(TINY, mesh=Mesh(data=2, fsdp=2, tensor=2))

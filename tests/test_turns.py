@@ -91,6 +91,7 @@ def test_a_completion_is_what_a_loop_in_python_over_turns_draws():
     assert 0 < rows.finished.sum() < rows.exists.sum()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("slots", [0, 3])
 def test_the_trainer_gives_the_log_probs_of_the_sampler(slots):
     rows = drawn(slots)
@@ -128,6 +129,7 @@ def test_rows_are_read_a_token_a_step_whoever_wrote_them():
     assert steps.count((1, 1)) == rows.written.sum() > rows.mask.sum()
 
 
+@pytest.mark.long
 def test_policies_and_keys_are_mapped_over():
     def draw(params, key):
         how = turning.settings(slots=3)

@@ -344,6 +344,7 @@ def expected_change(recipe, chance, change):
     return np.einsum("s,sba->ba", chance, np.float64(change)), want
 
 
+@pytest.mark.first(4)
 @for_every_recipe
 def test_the_mean_change_of_the_parameters_is_w_grad_p(recipe):
     """L1, L2, L9, L15, P4: over all draws, to the last digits of float32.
@@ -666,6 +667,7 @@ def test_the_number_of_updates_does_not_depend_on_the_allocation():
     np.testing.assert_array_equal(found.keep.sum(-1), shares)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("recipe", ["ada_est_published", "gvm_raft_exact"])
 def test_a_prompt_is_allotted_completions_by_earlier_ones_alone(recipe):
     """L23: turning round every outcome of a step leaves the counts of that step."""

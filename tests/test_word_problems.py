@@ -244,6 +244,7 @@ def trained(tmp_path_factory):
     return run, out
 
 
+@pytest.mark.long
 def test_the_recipe_trains_and_its_export_says_the_same(trained):
     run, out = trained
     policy = policies.load_run(run, policies.run_config(run))
@@ -260,6 +261,7 @@ def test_the_recipe_trains_and_its_export_says_the_same(trained):
     assert (run / "report.html").exists()
 
 
+@pytest.mark.long
 def test_a_run_and_its_export_are_evaluated_and_trained_on_files(trained, tmp_path):
     run, out = trained
     assert demo.main([str(tmp_path / "files"), "--text"]) == 0

@@ -78,6 +78,7 @@ def at(found, p, name):
 # ----- every recipe
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("recipe", one_of_each_first(RECIPES))
 def test_every_recipe_can_be_looked_at(recipe):
     found = of(recipe)
