@@ -17,7 +17,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 from curax.config import ConfigError, load, override
 from curax.runs import dashboards, folder, policies, reading
-from curax.runs.rows import NotWrittenError, Rows
+from curax.runs.rows import Appended, NotWrittenError, whole_rows
 from curax.settings import files
 from curax.settings.config_paths import describe
 from curax.step.types import Shown
@@ -51,8 +51,12 @@ def events(path):
 # Rows
 
 
+def appended(path, **how):
+    return Appended(path, whole_rows(path, **how))
+
+
 def written(path, rows, *, upto=-1.0):
-    file = Rows(path, upto=upto)
+    file = appended(path, upto=upto)
     file.write(rows)
     file.close()
     return lines(path)
@@ -95,7 +99,7 @@ def test_the_rows_that_stand_there_are_read_back(tmp_path):
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
-    file = Rows(tmp_path / "rows.jsonl", upto=-1)
+    file = appended(tmp_path / "rows.jsonl", upto=-1)
     file.write(FOUR[:1])
     assert lines(tmp_path / "rows.jsonl") == FOUR[:1]
     file.close()
@@ -105,7 +109,7 @@ def refused(path, **how) -> str:
     """Why a file is not opened; it stays as it is."""
     before = path.read_bytes()
     with pytest.raises(reading.DamagedError) as caught:
-        Rows(path, **how)
+        appended(path, **how)
     assert path.read_bytes() == before
     return str(caught.value)
 
@@ -127,7 +131,7 @@ def test_in_front_of_a_checkpoint_nothing_is_cut_off(tmp_path, text, first):
             said = refused(path, upto=upto, first=first)
             assert re.fullmatch(rf"{path}:2: .*; repair or delete this line\.", said)
     # Where there is no checkpoint, or one of before, it is as good as any row.
-    Rows(path, upto=-1, first=first).close()
+    appended(path, upto=-1, first=first).close()
     assert path.read_bytes() == b""
 
 
@@ -137,7 +141,7 @@ def test_what_lies_behind_the_last_step_of_a_checkpoint_may_be_anything(tmp_path
         written(path, FOUR)
         with path.open("a") as file:
             file.write(tail)
-        Rows(path, upto=3, first=0).close()
+        appended(path, upto=3, first=0).close()
         assert lines(path) == FOUR
         path.unlink()
 
@@ -176,7 +180,7 @@ def files_of_at_most(size):
 
 def test_rows_for_which_there_is_no_room_are_not_written_at_all(tmp_path):
     path = tmp_path / "rows.jsonl"
-    file = Rows(path, upto=-1)
+    file = appended(path, upto=-1)
     file.write(FOUR[:2])
     with (
         files_of_at_most(path.stat().st_size + 40),
@@ -433,7 +437,7 @@ def test_what_only_the_system_knows_is_said_when_the_folder_is_made():
     with pytest.raises(ConfigError) as caught:
         folder.make(folder.Path("/proc/run"), CONFIG)
     assert str(caught.value) == (
-        "--workdir /proc/run cannot be written: No such file or directory; name "
+        "--workdir /proc/run cannot be written (No such file or directory); name "
         "another folder."
     )
 
@@ -443,7 +447,7 @@ def test_questions_for_which_there_is_no_room_are_told_as_the_folder_is(tmp_path
     with files_of_at_most(20), pytest.raises(ConfigError) as caught:
         folder.write_questions(tmp_path, built)
     assert str(caught.value) == (
-        f"--workdir {tmp_path} cannot be written: File too large; name another folder."
+        f"--workdir {tmp_path} cannot be written (File too large); name another folder."
     )
     assert not list(tmp_path.iterdir())
     folder.write_questions(tmp_path, built)

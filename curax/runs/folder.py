@@ -23,9 +23,15 @@ from curax.config import Config, ConfigError, override
 from curax.processes import peers
 from curax.runs import checkpoint, reading
 from curax.runs.dashboards import EVENTS, Dashboards
-from curax.runs.rows import RemovedError, Rows, check_there, whole_rows, write_errors
+from curax.runs.rows import (
+    Appended,
+    RemovedError,
+    check_there,
+    whole_rows,
+    write_errors,
+)
 from curax.settings import files
-from curax.settings.cli import recipe_name, write_whole
+from curax.settings.cli import recipe_name, write_whole, written_to
 from curax.settings.config_paths import Place, changes, describe, flat
 from curax.settings.config_types import HubName, metadata
 from curax.types import Task
@@ -216,20 +222,8 @@ def check_shared(workdir: Path) -> None:
             )
 
 
-@contextlib.contextmanager
-def _begin_errors(workdir: Path) -> Iterator[None]:
-    """Turn an OSError while a run folder is begun into a `ConfigError`."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"--workdir {workdir} cannot be written: {error.strerror}; name another "
-            "folder."
-        ) from error
-
-
 def _write_mark(path: Path) -> None:
-    with _begin_errors(path.parent):
+    with written_to(f"--workdir {path.parent}", "another folder"):
         path.touch()
 
 
@@ -244,7 +238,7 @@ def make(workdir: Path, config: Config, recipe: str = "") -> None:
     Raises:
         ConfigError: the folder cannot be written.
     """
-    with _begin_errors(workdir):
+    with written_to(f"--workdir {workdir}", "another folder"):
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / CONFIG, describe(config))
         if recipe:
@@ -280,12 +274,12 @@ def write_questions(workdir: Path, task: Task) -> None:
     if task.in_files and not path.exists():
         sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
         page = {"mark": task.fingerprint, **sizes, "told": task.summary}
-        with _begin_errors(workdir):
+        with written_to(f"--workdir {workdir}", "another folder"):
             write_json(path, page)
 
 
 def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
-    """Keyword arguments of `Rows` for each file of rows, given the checkpoint.
+    """Keyword arguments of `whole_rows` for each file of rows, given the checkpoint.
 
     Args:
         step: step of the newest checkpoint; None without one.
@@ -381,9 +375,9 @@ class Files:
         self._task, self._seeds = task, seeds
         self._workdir, self._evaluation = workdir, workdir / EVALUATION
         checks = row_checks(step=step, warm=warm)
+        paths = [workdir / name for name in (WARM, METRICS, ROLLOUTS, ALARMS)]
         self.warm, self._metrics, self._rollouts, self._alarms = self._rows = [
-            Rows(workdir / name, **checks[name])
-            for name in (WARM, METRICS, ROLLOUTS, ALARMS)
+            Appended(path, whole_rows(path, **checks[path.name])) for path in paths
         ]
         with write_errors(workdir / EVENTS):
             named = config.logging.dashboards if config else (EVENTS,)
@@ -423,8 +417,9 @@ class Files:
         self._alarms.write([{"step": step, "kind": kind, "text": text}])
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """Yield the metrics of all steps so far."""
-        return self._metrics.read()
+        """Yield the metrics of all steps so far; non-finite values are None."""
+        for line in reading.read_lines(self._workdir / METRICS, lambda _: None):
+            yield dict(line.row)
 
     def write_evaluation(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
         """Write held-out pass rates to evaluation.json: before RL, or the last ones.

@@ -104,38 +104,6 @@ class Appended:
             self._file.close()
 
 
-class Rows(Appended):
-    """Rows with non-decreasing `step`."""
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        upto: float,
-        error: Callable[[Any], str | None] = lambda _: None,
-        first: int | None = None,
-    ):
-        """Open for appending; rows after step `upto` are cut off.
-
-        Args:
-            path: file of rows.
-            upto: step of the checkpoint.
-            error: `row -> message` for an invalid row, None for a valid one.
-            first: step of the first row where every later step has exactly one row;
-                None where steps may repeat or be left out.
-
-        Raises:
-            DamagedError: rows up to the checkpoint are damaged or missing.
-            NotWrittenError: no permission.
-        """
-        super().__init__(path, whole_rows(path, upto=upto, error=error, first=first))
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows in order; non-finite values are None."""
-        for line in reading.read_lines(self._path, lambda _: None, once=False):
-            yield dict(line.row)
-
-
 def whole_rows(
     path: Path,
     *,
@@ -145,7 +113,15 @@ def whole_rows(
 ) -> int:
     """Byte offset at which the last whole row up to step `upto` ends.
 
-    Arguments and errors as of `Rows`.
+    Args:
+        path: file of rows with non-decreasing `step`.
+        upto: step of the checkpoint.
+        error: `row -> message` for an invalid row, None for a valid one.
+        first: step of the first row where every later step has exactly one row;
+            None where steps may repeat or be left out.
+
+    Raises:
+        DamagedError: rows up to the checkpoint are damaged or missing.
     """
     end, once, before = 0, first is not None, -1 if first is None else first - 1
     for line in reading.read_lines(path, error, once=once, start=before, upto=upto):
