@@ -23,6 +23,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 from curax.config import ConfigError
+from curax.runs.reading import overall_mean
 from curax.settings import files
 from curax.settings.cli import write_whole
 from curax.settings.config_paths import unbound
@@ -73,13 +74,8 @@ class Dashboard(Protocol):
 
 def means(row: Row) -> dict[str, float]:
     """Metrics of a row, each a mean over finite seeds; others are left out."""
-    found = {}
-    for name, value in row.items():
-        numbers = np.asarray(value, np.float64)
-        numbers = numbers[np.isfinite(numbers)]
-        if name != "step" and numbers.size:
-            found[name] = float(numbers.mean())
-    return found
+    each = {name: overall_mean(row[name]) for name in row if name != "step"}
+    return {name: mean for name, mean in each.items() if np.isfinite(mean)}
 
 
 def table(rollouts: Sequence[Row]) -> list[list[Any]]:

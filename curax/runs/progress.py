@@ -12,6 +12,8 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
+from curax.runs.reading import overall_mean
+
 NARROW = 60  # columns of a terminal below which no bar is drawn
 
 
@@ -117,16 +119,17 @@ class Progress:
 
     def evaluated(self, pass_rate: Any) -> None:
         """Set the held-out pass rate, shown from the next call on."""
-        self._held_out = f"held-out {_mean(pass_rate):.3f}  "
+        self._held_out = f"held-out {overall_mean(pass_rate):.3f}  "
 
     def step(self, rows: Sequence[dict[str, Any]]) -> None:
         """Show the last of `rows`, the metrics of all steps since the last call."""
         done, now = rows[-1]["step"], time.monotonic()
         tokens = int(np.sum(rows[-1]["rollout/tokens"]))
-        note = (
-            f"{self._held_out}train {_mean([r['outcome/mean'] for r in rows]):.3f}  "
-            f"dead groups {_mean([r['group/dead_fraction'] for r in rows]):.0%}"
+        right, dead = (
+            overall_mean([row[name] for row in rows])
+            for name in ("outcome/mean", "group/dead_fraction")
         )
+        note = f"{self._held_out}train {right:.3f}  dead groups {dead:.0%}"
         if self._last:
             before, drawn = self._last
             note += f"  {(tokens - drawn) / max(now - before, 1e-9):,.0f} tokens/s"
@@ -150,10 +153,3 @@ class Progress:
         self._bars.update(bar, completed=done, **fields)
         if not self._console.is_terminal:
             self.say(f"{name} {count}  {note}")
-
-
-def _mean(values: Any) -> float:
-    """Mean of the finite values, NaN without any."""
-    values = np.asarray(values, np.float64)
-    values = values[np.isfinite(values)]
-    return float(values.mean()) if values.size else float("nan")

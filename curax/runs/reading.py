@@ -371,6 +371,11 @@ def finite_mean(values: np.ndarray) -> np.ndarray:
     return np.where(known, values, 0.0).sum(-1) / count
 
 
+def overall_mean(values: Any) -> float:
+    """Mean of all values that are finite; NaN where none is."""
+    return float(finite_mean(np.ravel(np.asarray(values, np.float64))))
+
+
 def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean over the last axis and half the width of its 95% t-interval.
 
