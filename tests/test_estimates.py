@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from curax.evaluation import estimates
+from curax.monitors.attempts import pass_at_k
+from curax.runs.reading import finite_mean
 
 outcomes = st.lists(st.sampled_from([0.0, 1.0, math.nan]), min_size=1, max_size=8)
 # Of one problem: what each completion answers, and its outcome.
@@ -57,21 +59,21 @@ def counts(outcome):
 
 @given(outcomes, st.integers(1, 9))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(outcome, k):
-    got = estimates.pass_at_k(*counts(outcome), k)
+    got = pass_at_k(*counts(outcome), k)
     np.testing.assert_allclose(got, solved(outcome, k), atol=1e-12)
 
 
 @given(st.lists(outcomes, min_size=1, max_size=4), st.integers(1, 9))
 def test_pass_at_k_of_many_problems_is_that_of_each(problems, k):
     right, graded = map(np.array, zip(*map(counts, problems), strict=True))
-    each = [estimates.pass_at_k(*pair, k) for pair in zip(right, graded, strict=True)]
-    np.testing.assert_array_equal(estimates.pass_at_k(right, graded, k), each)
+    each = [pass_at_k(*pair, k) for pair in zip(right, graded, strict=True)]
+    np.testing.assert_array_equal(pass_at_k(right, graded, k), each)
 
 
 @pytest.mark.parametrize(("right", "k"), [(1, 1), (1, 512), (3, 100), (1023, 2)])
 def test_pass_at_k_is_exact_where_binomials_are_huge(right, k):
     want = 1 - math.comb(1024 - right, k) / math.comb(1024, k)
-    got = estimates.pass_at_k(np.array(right), np.array(1024), k)
+    got = pass_at_k(np.array(right), np.array(1024), k)
     np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
@@ -79,7 +81,7 @@ def test_pass_at_k_has_no_bias():
     n, p, k = 6, 0.3, 4
     right = np.arange(n + 1)
     chance = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in right]
-    mean = chance @ estimates.pass_at_k(right, np.full(n + 1, n), k)
+    mean = chance @ pass_at_k(right, np.full(n + 1, n), k)
     np.testing.assert_allclose(mean, 1 - (1 - p) ** k)
 
 
@@ -209,7 +211,7 @@ def test_an_interval_lies_inside_the_values_and_around_more_at_a_higher_level(
 def test_an_interval_is_between_two_percentiles_of_the_resampled_statistic():
     values, draws = np.array([0.0, 0.5, 1.0, 1.0, np.nan, 0.25]), 50
     picked = np.random.default_rng(7).integers(6, size=(draws, 6))
-    for statistic in (estimates.mean, partial(np.nanmax, axis=-1)):
+    for statistic in (finite_mean, partial(np.nanmax, axis=-1)):
         means = [statistic(values[some]) for some in picked]
         got = estimates.bootstrap(
             values, statistic=statistic, draws=draws, seed=7, level=0.8
@@ -244,6 +246,6 @@ def test_a_quantile_is_that_of_what_is_known(values, share):
 
 def test_of_no_problem_nothing_is_known():
     assert np.isnan(estimates.bootstrap(np.zeros(0))).all()
-    assert np.isnan(estimates.mean(np.zeros((2, 0)))).all()
+    assert np.isnan(finite_mean(np.zeros((2, 0)))).all()
     assert math.isnan(estimates.quantile(np.zeros(0), 0.5))
     assert math.isnan(estimates.majority(np.zeros(0, int), np.zeros(0), 1))

@@ -12,18 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from curax.monitors import confidence
-from curax.monitors.attempts import pass_at_k
-from curax.runs.reading import finite_mean as mean
-
-__all__ = [
-    "answer_labels",
-    "bootstrap",
-    "majority",
-    "mean",
-    "pass_at_k",
-    "quantile",
-    "weighted_majority",
-]
+from curax.runs.reading import finite_mean
 
 ENTRIES = 2**22  # entries of one array of resampled values
 
@@ -153,7 +142,7 @@ def answer_labels(
 def bootstrap(
     values: np.ndarray,
     *,
-    statistic: Callable[[np.ndarray], np.ndarray] = mean,
+    statistic: Callable[[np.ndarray], np.ndarray] = finite_mean,
     draws: int = 2000,
     seed: int = 0,
     level: float = 0.95,

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax.evaluation import estimates
-from curax.runs.reading import count_text, duration_text, plural
+from curax.monitors.attempts import pass_at_k
+from curax.runs.reading import count_text, duration_text, finite_mean, plural
 from curax.settings import tables
 from curax.settings.declared import RIGHT
 from curax.settings.files import json_value
@@ -106,9 +107,9 @@ def per_problem(samples: FileSamples, ks: Sequence[int]) -> dict[str, np.ndarray
     graded = np.sum(~np.isnan(samples.outcome), -1)
     right = np.sum(samples.outcome > RIGHT, -1)
     if n:
-        measures[f"mean@{n}"] = estimates.mean(samples.outcome)
+        measures[f"mean@{n}"] = finite_mean(samples.outcome)
     for k in ks if n else ():
-        measures[f"pass@{k}"] = estimates.pass_at_k(right, graded, k)
+        measures[f"pass@{k}"] = pass_at_k(right, graded, k)
     for k in ks if np.any(samples.answer >= 0) else ():
         if k >= FEW:
             pairs = zip(samples.answer, samples.outcome, strict=True)
@@ -147,7 +148,7 @@ def summary(samples: FileSamples, ks: Sequence[int], *, seed: int) -> dict[str, 
         result["length_tokens"] = {
             name: _lengths(samples.length[which]) for name, which in subsets.items()
         }
-        cut = 1 - estimates.mean(samples.finished.astype(np.float64))
+        cut = 1 - finite_mean(samples.finished.astype(np.float64))
         result["truncated"] = _with_intervals({"truncated": cut}, seed)["truncated"]
     for kind, of in (("levels", samples.level), ("subjects", samples.subject)):
         names = sorted({name for name in of if name is not None}, key=_sort_key)
@@ -171,7 +172,7 @@ def _with_intervals(values: Mapping[str, np.ndarray], seed: int) -> dict[str, An
     stacked = np.stack(list(values.values()))
     low, high = estimates.bootstrap(stacked, seed=seed)
     columns = zip(
-        values, estimates.mean(stacked), low, high, ~np.isnan(stacked), strict=True
+        values, finite_mean(stacked), low, high, ~np.isnan(stacked), strict=True
     )
     return {
         name: {
