@@ -111,7 +111,7 @@ def _gaps(shown: Shown) -> Sheet:
     def about_zero(axes: "Axes") -> None:
         far = 1.08 * max(map(abs, axes.get_xlim()))
         axes.set_xlim(-far, far)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:+.2g}")
+        axes.xaxis.set_major_formatter("{x:+.2g}")
 
     names = [name for name in shown.found["recipes"] if name != base]
     x = f"held-out pass rate, less that of {base}"
@@ -123,13 +123,9 @@ def _rates(shown: Shown) -> Sheet:
     def triple(axis: str, name: str) -> Sequence[Any]:
         return shown.found["recipes"][name][axis]["rate"]
 
-    def in_percent(axes: "Axes") -> None:
-        from matplotlib.ticker import PercentFormatter
-
-        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-
     names = list(shown.found["recipes"])
-    return _forest(shown, names, "held-out pass rate", triple, mark(in_percent))
+    percent = mark("xaxis.set_major_formatter", "{x:.0%}")
+    return _forest(shown, names, "held-out pass rate", triple, percent)
 
 
 def _curves(axis: str) -> Callable[[Shown], Sheet]:

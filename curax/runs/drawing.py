@@ -8,6 +8,7 @@ no pyplot, no rcParams.
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -143,7 +144,8 @@ def percent(axes: "Axes") -> None:
 class Mark(NamedTuple):
     """A call that draws in a panel, or sets how the panel is shown."""
 
-    how: str | Callable[..., Any]  # method of `Axes`, or a function of them
+    how: str | Callable[..., Any]  # method of `Axes`, as `xaxis.set_major_formatter`,
+    # or a function of them
     at: tuple[Any, ...] = ()
     options: Mapping[str, Any] = {}  # `color` and `colors` are those of a style
 
@@ -235,7 +237,7 @@ def put(axes: "Axes", one: Mark, style: Style) -> None:
     if "colors" in options:
         options["colors"] = [getattr(style, name) for name in options["colors"]]
     if isinstance(one.how, str):
-        getattr(axes, one.how)(*one.at, **options)
+        attrgetter(one.how)(axes)(*one.at, **options)
     else:
         one.how(axes, *one.at, **options)
 

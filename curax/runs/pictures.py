@@ -107,13 +107,10 @@ def _histogram(run: Run) -> Sheet:
         marks = [mark("bar", bars, share, wide, color=color, label=label)]
         shown.append([*marks, mark("axvline", mean, color="ink", linestyle=":")])
     ends = {"ylim": (0, 1.05 * tallest), "xlim": (edges[0] - 0.02, edges[-1] + 0.02)}
-    then = (PERCENT, mark("set", **ends), mark(_percent_below))
+    below = mark("xaxis.set_major_formatter", "{x:.0%}")
+    then = (PERCENT, mark("set", **ends), below)
     names = "pass rate of a prompt", "share of prompts"
     return Sheet([Panel(*names, marks, then) for marks in shown])
-
-
-def _percent_below(axes: "Axes") -> None:
-    axes.xaxis.set_major_formatter(axes.yaxis.get_major_formatter())
 
 
 def _time(run: Run) -> Sheet:
@@ -143,12 +140,9 @@ def _time(run: Run) -> Sheet:
     wide = every.max() > 20 * every.min() > 0
     scale = mark("set", yscale="log") if wide else mark("set_ylim", bottom=0)
     off = (mark("set_ylim", lines - 0.5, -0.7), mark("set_axis_off"))
-    left = Panel("step", "seconds per step", curves, (scale, mark(_plain), STEPS))
+    plain = mark("yaxis.set_major_formatter", "{x:g}")
+    left = Panel("step", "seconds per step", curves, (scale, plain, STEPS))
     return Sheet([left, Panel("", "", bars, off)], (3, 2))
-
-
-def _plain(axes: "Axes") -> None:
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 Curve = tuple[tuple[np.ndarray, np.ndarray], str, str]  # (steps, values), name, hue

@@ -112,4 +112,4 @@ def _logarithmic(axes: "Axes") -> None:
     every = (1, 2, 5) if high / low < 1000 else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=every))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
