@@ -59,25 +59,17 @@ def write_predictions(config: Config, workdir: Path) -> None:
 def summary_line(workdir: Path) -> str:
     """One line about a finished run: alarms, change of the pass rate, steps, tokens."""
     run = reading.read(workdir)
-    rates = list(reading.means(run.rows, "eval/pass_rate").values())
-    if run.config.get("steps") == 0:  # supervised training alone: one evaluation
-        rate = f"{rates[-1]:.3f}" if rates else "unknown"
-        return (
-            f"{alarm_prefix(run)}Held-out pass rate {rate} after "
-            f"{reading.plural(len(run.warm), 'supervised step')}"
-        )
-    change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
-    tokens = reading.count_text(float(np.sum(run.rows[-1].get("rollout/tokens", 0))))
-    return (
-        f"{alarm_prefix(run)}Held-out pass rate {change}: "
-        f"{reading.plural(run.rows[-1]['step'], 'step')}, {tokens} tokens generated"
-    )
-
-
-def alarm_prefix(run: reading.Run) -> str:
-    """Sentence that lists the alarms of a run with their steps; empty without any."""
     brief = [
         f"{alarms.SHORT.get(row['kind'], row['kind'])} (step {row['step']})"
         for row in run.alarms
     ]
-    return f"Complete, but with {', '.join(brief)}. " if brief else ""
+    but = f"Complete, but with {', '.join(brief)}. " if brief else ""
+    rates = list(reading.means(run.rows, "eval/pass_rate").values())
+    if run.config.get("steps") == 0:  # supervised training alone: one evaluation
+        rate = f"{rates[-1]:.3f}" if rates else "unknown"
+        steps = reading.plural(len(run.warm), "supervised step")
+        return f"{but}Held-out pass rate {rate} after {steps}"
+    change = f"{rates[0]:.3f} -> {rates[-1]:.3f}" if rates else "unknown"
+    tokens = reading.count_text(float(np.sum(run.rows[-1].get("rollout/tokens", 0))))
+    steps = reading.plural(run.rows[-1]["step"], "step")
+    return f"{but}Held-out pass rate {change}: {steps}, {tokens} tokens generated"

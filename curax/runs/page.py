@@ -189,17 +189,26 @@ def _interval_text(run: Run, metric: str) -> str:
 
     The interval is over seeds; with one seed it is over held-out prompts.
     """
-    _, values = column(run.rows, metric)
-    last, over = values[-1], ""
+    last, over = last_values(run, metric), ""
     if _seeds(run) == 1:
-        side = _prompt_rates(run, metric, "before" if len(values) == 1 else "after")
-        last = side[np.isfinite(side)]
         over = f" over {plural(len(last), 'held-out prompt')}"
     mean, half = map(float, t_interval(last)) if len(last) else (math.nan, math.nan)
     if not half > 0:  # one value, or all are the same
         return ""
     low, high = np.clip([mean - half, mean + half], 0, 1)
     return f"95% t-interval is {low:.1%} to {high:.1%}{over}"
+
+
+def last_values(run: Run, metric: str) -> np.ndarray:
+    """`[n]` values whose mean is the last value of a rate: one per seed.
+
+    With one seed they are those of held-out prompts, empty where these are unknown.
+    """
+    _, values = column(run.rows, metric)
+    if _seeds(run) > 1:
+        return values[-1]
+    side = _prompt_rates(run, metric, "before" if len(values) == 1 else "after")
+    return side[np.isfinite(side)]
 
 
 def _changes(run: Run, metric: str) -> tuple[np.ndarray, str]:

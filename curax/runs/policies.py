@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,11 +65,9 @@ class Policy:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run folder; a Hugging Face config.json has other keys."""
-    try:
-        value = json.loads(files.read(path / folder.CONFIG))
-    except (OSError, ValueError, RecursionError):
-        return (path / folder.CHECKPOINTS).is_dir()
-    return isinstance(value, dict) and "task" in value and "sampling" in value
+    if value := files.known(path / folder.CONFIG):
+        return "task" in value and "sampling" in value
+    return (path / folder.CHECKPOINTS).is_dir()
 
 
 # ----- from a run

@@ -108,15 +108,9 @@ def _last_rate(run: Run) -> str:
     _, values = reading.column(run.rows, RATE)
     if not values.size:
         return "-"
-    sample = values[-1]
-    if sample.size == 1:
-        side = run.after if len(values) > 1 else run.before
-        rates = np.zeros(0) if side is None else side.ravel()
-        rates = rates[np.isfinite(rates)]
-        if rates.size and abs(rates.mean() - sample[0]) < 1e-4:
-            sample = rates
-    _, half = reading.t_interval(sample[None])
-    width = f" ± {half[0]:.1%}" if np.isfinite(half[0]) else ""
+    sample = page.last_values(run, RATE)
+    _, half = reading.t_interval(sample) if sample.size else (0.0, np.nan)
+    width = f" ± {half:.1%}" if np.isfinite(half) else ""
     return f"{np.nanmean(values[-1]):.1%}{width}"
 
 
