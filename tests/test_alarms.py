@@ -1,7 +1,5 @@
 """Sentences about metrics: which, when, how often; and steps in a row."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -128,12 +126,18 @@ def test_hints_of_which_none_fits_are_told_and_a_few_that_do_not_are_no_matter()
     assert said(row | {"hint/overlong": 0.0}) == []
 
 
+def must_stop(totals, row):
+    """Why a run must stop at a row of step 3, which is saved as step 4."""
+    how = {"saved": 4, "allocator": "allocate=f", "verifier": "down"}
+    return totals.must_stop({"step": 3} | row, patience=20, **how)
+
+
 def test_steps_without_any_outcome_are_counted_in_a_row():
-    count: Any = 0
+    totals = alarms.Totals()
     for missing, drawn, want in ((8, 8, 1), (8, 8, 2), (7, 8, 0), (0, 0, 0), (9, 8, 1)):
         row = {"outcome/missing": float(missing), "rollout/drawn": float(drawn)}
-        count = alarms.missing_streak(row, count).tolist()
-        assert count == want
+        assert must_stop(totals, row) is None
+        assert totals.missing_in_a_row == want
 
 
 FEW = {"format/effective_number": 1.9, "reflect/thought_tokens": 90.0}
@@ -207,18 +211,23 @@ def test_each_kind_is_said_once():
 
 @given(st.lists(st.lists(st.booleans(), min_size=2, max_size=2), max_size=12))
 def test_steps_in_a_row_are_counted_per_seed(bad):
-    count: Any = 0
+    totals = alarms.Totals()
     for i, flags in enumerate(bad):
-        row = {"update/nonfinite": np.array(flags, np.float32)}
-        count = alarms.nonfinite_streak(row, count).tolist()
+        assert (
+            must_stop(totals, {"update/nonfinite": np.array(flags, np.float32)}) is None
+        )
         for seed in range(2):
             past = [f[seed] for f in bad[: i + 1]][::-1]
-            assert count[seed] == (past.index(False) if False in past else i + 1)
+            want = past.index(False) if False in past else i + 1
+            assert totals.nonfinite_in_a_row[seed] == want
 
 
 def test_a_row_of_one_seed_keeps_a_number():
-    assert alarms.nonfinite_streak({"update/nonfinite": np.float32(2)}, 3).tolist() == 4
-    assert alarms.nonfinite_streak({}, 3).tolist() == 0
+    totals = alarms.Totals(nonfinite_in_a_row=3)
+    assert must_stop(totals, {"update/nonfinite": np.float32(2)}) is None
+    assert totals.nonfinite_in_a_row == 4
+    assert must_stop(totals, {}) is None
+    assert totals.nonfinite_in_a_row == 0
 
 
 def test_logits_that_are_not_finite_are_told():

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_folder import files_of_at_most
 
-from curax.runs import checkpoint
+from curax.runs import alarms, checkpoint
 from curax.types import PromptMemory, TrainState
 
 
@@ -86,13 +86,13 @@ def test_frozen_parameters_are_not_saved_and_must_be_those_of_before(opened):
 
 
 def test_totals_are_whole_numbers_of_each_seed_since_step_0():
-    totals, seeds = checkpoint.Totals(), np.zeros(2)
+    totals, seeds = alarms.Totals(), np.zeros(2)
     assert totals.add({}, seeds) == {"rollout/tokens": [0, 0], "update/count": [0, 0]}
     row = {"rollout/tokens": np.float32([2**24, 1]), "update/count": np.ones(2)}
     for _ in range(3):
         totals.add({**row, "loss/mean": np.ones(2)}, seeds)
     assert totals.add(row, seeds)["rollout/tokens"] == [2**26, 4]
-    assert checkpoint.Totals(**dataclasses.asdict(totals)) == totals
+    assert alarms.Totals(**dataclasses.asdict(totals)) == totals
 
 
 def test_a_checkpoint_is_that_of_its_step_and_of_its_run(tmp_path):

@@ -1,6 +1,7 @@
 """Alarms on the metrics of a run, and the conditions under which it must stop."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class Alarms:
         if text := unfit_hints(row):
             yield "hints", text
         dead = (_values(row, "group/signal_fraction", 1) == 0) & ~bad
-        self._dead = np.where(dead, self._dead + 1, 0)
+        self._dead = streak(dead, self._dead)
         if np.all(dead):
             yield (
                 "dead",
@@ -166,6 +167,64 @@ class Alarms:
                 f"{name} is {now[low][0]:.3g} at step {row['step']}, and was "
                 f"{first[low][0]:.3g} at first: {remedy}.",
             )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Totals:
+    """What the host of a run counts, in whole numbers; a list is of one per seed."""
+
+    tokens: Any = 0  # generated since step 0
+    updates: Any = 0  # of the optimizer since step 0
+    nonfinite_in_a_row: Any = 0  # steps without a finite gradient
+    missing_in_a_row: Any = 0  # steps without any outcome
+
+    def add(self, row: Mapping[str, Any], like: Any) -> dict[str, Any]:
+        """Add the counts of a step; its metrics that are counted since step 0.
+
+        Args:
+            row: metrics of the step; those that are left out are 0.
+            like: `[]` or `[R]`, seeds of the run.
+        """
+        for metric, name in (("rollout/tokens", "tokens"), ("update/count", "updates")):
+            new = np.asarray(row.get(metric, np.zeros(np.shape(like))))
+            old = np.asarray(getattr(self, name), np.int64)
+            setattr(self, name, (old + new.astype(np.int64)).tolist())
+        return {"rollout/tokens": self.tokens, "update/count": self.updates}
+
+    def must_stop(
+        self, row: Row, *, patience: int, saved: int, allocator: str, verifier: str
+    ) -> str | None:
+        """Sentence on why a run must stop at a row; None: it goes on.
+
+        Args:
+            row: metrics of the step.
+            patience: steps in a row without any outcome, or without a finite gradient,
+                that end it.
+            saved: step that it is saved at.
+            allocator: as `contract_violation`.
+            verifier: why outcomes are missing.
+        """
+        step, drawn = row["step"], np.asarray(row.get("rollout/drawn", 0))
+        missing = np.asarray(row.get("outcome/missing", 0)) >= np.maximum(drawn, 1)
+        self.missing_in_a_row = streak(missing, self.missing_in_a_row).tolist()
+        if np.all(np.asarray(self.missing_in_a_row) >= patience):
+            return (
+                f"the verifier gave no outcome for any completion in the last "
+                f"{patience} steps up to step {step} ({verifier}), so the run stops, "
+                f"saved as step {saved}; mend the verifier and go on with --resume."
+            )
+        if violation := contract_violation(row, allocator):
+            return f"{violation}, and start anew in another --workdir."
+        bad = np.asarray(row.get("update/nonfinite", 0)) > 0
+        self.nonfinite_in_a_row = streak(bad, self.nonfinite_in_a_row).tolist()
+        if np.all(np.asarray(self.nonfinite_in_a_row) >= patience):
+            return (
+                f"{nonfinite_metric(row)} at step {step}, as in all of the last "
+                f"{patience} steps, so the run stops; what it had learnt until then is "
+                f"saved as step {saved}; start anew with a lower "
+                "optimizer.learning_rate."
+            )
+        return None
 
 
 def contract_violation(row: Row, allocator: str) -> str | None:
@@ -253,17 +312,9 @@ def surprise_streak(z: np.ndarray, before: np.ndarray) -> np.ndarray:
     return np.where(z > SURPRISE, above, np.where(z < -SURPRISE, below, 0))
 
 
-def nonfinite_streak(row: Row, before: Any) -> np.ndarray:
-    """Steps in a row without a finite gradient up to this row, per seed."""
-    bad = np.asarray(row.get("update/nonfinite", 0)) > 0
+def streak(bad: Any, before: Any) -> np.ndarray:
+    """Steps in a row that were bad, `[]` or `[R]`, the streak before them included."""
     return np.where(bad, np.asarray(before, np.int64) + 1, 0)
-
-
-def missing_streak(row: Row, before: Any) -> np.ndarray:
-    """Steps in a row without any outcome up to this row, per seed."""
-    drawn = np.asarray(row.get("rollout/drawn", 0))
-    missing = np.asarray(row.get("outcome/missing", 0)) >= np.maximum(drawn, 1)
-    return np.where(missing, np.asarray(before, np.int64) + 1, 0)
 
 
 def nonfinite_metric(row: Row) -> str:

@@ -17,14 +17,13 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
 from curax.arrays.sharding import platform
@@ -46,29 +45,6 @@ class DamagedError(ValueError):
 
 class OtherBaseError(ValueError):
     """The frozen parameters are not those that a checkpoint was saved with."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class Totals:
-    """What the host of a run counts, in whole numbers; a list is of one per seed."""
-
-    tokens: Any = 0  # generated since step 0
-    updates: Any = 0  # of the optimizer since step 0
-    nonfinite_in_a_row: Any = 0  # steps without a finite gradient
-    missing_in_a_row: Any = 0  # steps without any outcome
-
-    def add(self, row: Mapping[str, Any], like: Any) -> dict[str, Any]:
-        """Add the counts of a step; its metrics that are counted since step 0.
-
-        Args:
-            row: metrics of the step; those that are left out are 0.
-            like: `[]` or `[R]`, seeds of the run.
-        """
-        for metric, name in (("rollout/tokens", "tokens"), ("update/count", "updates")):
-            new = np.asarray(row.get(metric, np.zeros(np.shape(like))))
-            old = np.asarray(getattr(self, name), np.int64)
-            setattr(self, name, (old + new.astype(np.int64)).tolist())
-        return {"rollout/tokens": self.tokens, "update/count": self.updates}
 
 
 class Beside(NamedTuple):

@@ -9,14 +9,21 @@ are shorter, and so is what the next run shows.
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from curax.runs.reading import duration_text
 from curax.settings import files
 from curax.settings.cli import write_whole
 
 FILE, MOST = "curax-seconds.json", 500  # file beside the cache; entries kept in it
+PROGRAMS = {
+    "warm": "the supervised update",
+    "evaluation": "the held-out sampler",
+    "step": "the sampler and the update",
+}
 OTHER = ("seed", "steps", "logging")  # fields that programs hardly depend on
 
 
@@ -34,12 +41,30 @@ class CompileTimes:
         text = json.dumps(rest, sort_keys=True, default=str).encode()
         self._path = folder and folder / FILE
         self._digest = hashlib.blake2b(text, digest_size=8).hexdigest()
+        self._called: set[str] = set()  # programs that this process has run
 
     def last(self, program: str) -> float | None:
         """Seconds of a program in the last run; None if unknown."""
         known = files.known(self._path) if self._path else {}
         seconds = known.get(f"{self._digest} {program}")
         return seconds if isinstance(seconds, int | float) else None
+
+    def note(self, program: str) -> str:
+        """Text for the display: what compiles now, and its last time; else empty."""
+        if program in self._called:
+            return ""
+        last = self.last(program)
+        took = f" (took {duration_text(last)} the last time)" if last else ""
+        return f"compiling {PROGRAMS[program]}{took}"
+
+    @contextlib.contextmanager
+    def timed(self, program: str) -> Iterator[None]:
+        """Record the seconds of a program's first call, which compiles it."""
+        start = time.monotonic()
+        yield
+        if program not in self._called:
+            self._called.add(program)
+            self.record(program, time.monotonic() - start)
 
     def record(self, program: str, seconds: float) -> None:
         """Store the seconds of a program; a file that cannot be written is ignored."""

@@ -43,12 +43,6 @@ from curax.step.states import Warm
 from curax.step.types import Components
 from curax.types import TrainState
 
-PROGRAMS = {
-    "warm": "the supervised update",
-    "evaluation": "the held-out sampler",
-    "step": "the sampler and the update",
-}
-
 
 class RunError(RuntimeError):
     """The run cannot continue. The message is one sentence."""
@@ -238,13 +232,12 @@ class Run:
             patience=self._config.update.patience,
             drift_nats=drift_bound(self._config, loop.platform),
         )
-        self._totals = checkpoint.Totals()
-        self._unknown_losses = np.zeros(())  # of the warm start, in a row
+        self._totals = alarms.Totals()
+        self._unknown_losses = np.zeros((), int)  # of the warm start, in a row
         programs = jax.config.values["jax_compilation_cache_dir"]
         self._times = CompileTimes(
             Path(programs) if programs else None, describe(self._config)
         )
-        self._compiled: set[str] = set()  # programs that this process has run
         self._signal: int | None = None  # that all processes have agreed to stop at
 
     def run(self) -> int | None:
@@ -335,7 +328,7 @@ class Run:
             for row in self._files.metrics():
                 if row["step"]:  # alarms are checked from step 1 on
                     self._alarms.check(row)  # these were reported before
-            self._totals = checkpoint.Totals(**found.totals)
+            self._totals = alarms.Totals(**found.totals)
         return found
 
     def _newest(
@@ -408,11 +401,11 @@ class Run:
                 found = None
             state, done = (found.state, found.step) if found else (loop.initial(), 0)
             self._open_files(step=None, warm=done)
-            self._progress.begin("warm start", done, total, self._compile_note("warm"))
+            self._progress.begin("warm start", done, total, self._times.note("warm"))
             stopped = self._stopping() is not None
             chunks = loop.warm_up(state, done, log.checkpoint_every)
             while done < total and not stopped:
-                with self._timed("warm"):
+                with self._times.timed("warm"):
                     state, done, losses = next(chunks)
                 self._files.warm.write(
                     {"step": step, "warm/loss_nats": loss}
@@ -434,8 +427,8 @@ class Run:
             losses: `[times, ...]` nats per token.
         """
         patience = self._config.update.patience
-        for loss in np.isfinite(losses):
-            self._unknown_losses = np.where(loss, 0, self._unknown_losses + 1)
+        for unknown in ~np.isfinite(losses):
+            self._unknown_losses = alarms.streak(unknown, self._unknown_losses)
         if np.all(self._unknown_losses >= patience):
             raise RunError(
                 f"the loss of the warm start is not finite at step {step}, as in all "
@@ -452,7 +445,7 @@ class Run:
         """
         config, log = self._config, self._config.logging
         if step < config.steps:
-            self._progress.begin("RL", step, config.steps, self._compile_note("step"))
+            self._progress.begin("RL", step, config.steps, self._times.note("step"))
         due = (log.every, log.checkpoint_every, config.evaluation.every)
         score: float | None = None
         begun = step
@@ -460,7 +453,7 @@ class Run:
             times = min(*(n - step % n for n in due), config.steps - step)
             times = self._profile.begin(step - begun, times)
             try:
-                with self._timed("step"):
+                with self._times.timed("step"):
                     state, rows, shown = self._loop.advance(state, times)
             except LeftError as error:  # what the chunk had begun is gone
                 self._progress.say(f"{error}; steps since the last checkpoint are lost")
@@ -478,7 +471,7 @@ class Run:
                 rows[-1] |= evaluated
             self._files.write(rows, shown)
             self._progress.step(rows)
-            diverged = self._check_rows(rows)
+            diverged = self._must_stop(rows)
             if step == config.steps:  # before the last checkpoint marks the run done
                 self._write_memory(state)
             if diverged or score is not None or step % log.checkpoint_every == 0:
@@ -491,21 +484,6 @@ class Run:
             self._write_memory(state)
         return complete
 
-    def _compile_note(self, program: str) -> str:
-        """Text for the display: the program that compiles, and its last time."""
-        last = self._times.last(program)
-        took = f" (took {reading.duration_text(last)} the last time)" if last else ""
-        return f"compiling {PROGRAMS[program]}{took}"
-
-    @contextlib.contextmanager
-    def _timed(self, program: str) -> Iterator[None]:
-        """Record the seconds of a program's first call, which compiles it."""
-        start = time.monotonic()
-        yield
-        if program not in self._compiled:
-            self._compiled.add(program)
-            self._times.record(program, time.monotonic() - start)
-
     def _write_memory(self, state: TrainState) -> None:
         """Write memory.jsonl, which other runs can load."""
         path = self._workdir / folder.MEMORY
@@ -516,35 +494,21 @@ class Run:
         totals = dataclasses.asdict(self._totals)
         self._checkpoints.save(step, state, totals, score=score)
 
-    def _check_rows(self, rows: list[dict[str, Any]]) -> str | None:
+    def _must_stop(self, rows: list[dict[str, Any]]) -> str | None:
         """Report new alarms of some rows; return why the run must stop, or None."""
-        patience = self._config.update.patience
         for row in rows:
             for kind, text in self._alarms.check(row).items():
                 self._warn(text)
                 if kind in alarms.SHORT:  # of the kinds that are kept
                     self._files.write_alarm(row["step"], kind, text)
-            count = alarms.missing_streak(row, self._totals.missing_in_a_row)
-            self._totals.missing_in_a_row = count.tolist()
-            if np.all(count >= patience):
-                return (
-                    f"the verifier gave no outcome for any completion in the last "
-                    f"{patience} steps up to step {row['step']} "
-                    f"({self._verifier_reason()}), so the run stops, saved as step "
-                    f"{rows[-1]['step']}; mend the verifier and go on with --resume."
-                )
-            allocator = stages.named("allocate", self._config.allocate)
-            if violation := alarms.contract_violation(row, allocator):
-                return f"{violation}, and start anew in another --workdir."
-            count = alarms.nonfinite_streak(row, self._totals.nonfinite_in_a_row)
-            self._totals.nonfinite_in_a_row = count.tolist()
-            if np.all(count >= patience):
-                return (
-                    f"{alarms.nonfinite_metric(row)} at step {row['step']}, as in all "
-                    f"of the last {patience} steps, so the run stops; what it had "
-                    f"learnt until then is saved as step {rows[-1]['step']}; start "
-                    "anew with a lower optimizer.learning_rate."
-                )
+            if why := self._totals.must_stop(
+                row,
+                patience=self._config.update.patience,
+                saved=rows[-1]["step"],
+                allocator=stages.named("allocate", self._config.allocate),
+                verifier=self._verifier_reason(),
+            ):
+                return why
         return None
 
     def _verifier_reason(self) -> str:
@@ -563,10 +527,9 @@ class Run:
         """
         start = time.perf_counter()
         with contextlib.ExitStack() as first_call:
-            if "evaluation" not in self._compiled:
-                note = self._compile_note("evaluation")
+            if note := self._times.note("evaluation"):
                 first_call.enter_context(self._progress.waiting(note))
-                first_call.enter_context(self._timed("evaluation"))
+                first_call.enter_context(self._times.timed("evaluation"))
             sampled, greedy, metrics = self._loop.evaluate(state)
         took = time.perf_counter() - start
         if step == 0 and not (np.isfinite(sampled).any() or np.isfinite(greedy).any()):
