@@ -654,8 +654,8 @@ def test_a_value_of_another_type_is_told_as_such(tmp_path):
 def test_a_config_that_cannot_be_read_is_not_resumed(tmp_path):
     (tmp_path / "config.json").write_text('{"steps": ')
     assert error_of(tmp_path, resume=True) == (
-        f"{tmp_path / 'config.json'}: Expecting value: line 1 column 11 (char 10); the "
-        "run cannot be resumed, name another --workdir."
+        f"{tmp_path / 'config.json'}:1: not JSON; the run cannot be resumed, name "
+        "another --workdir."
     )
 
 

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from curax.runs import reading
+
 LEVEL = 0.95
 RESAMPLES = 2000
 Strata = Sequence[np.ndarray]
@@ -78,7 +80,7 @@ def center(strata: Strata, *, seed: int = 0) -> Estimate:
     """
     return _estimate(
         strata,
-        lambda parts: iqm(np.concatenate(parts, -1)),
+        lambda *parts: iqm(np.concatenate(parts, -1)),
         [x.shape[-1] for x in strata],
         seed,
     )
@@ -100,7 +102,7 @@ def gap(ours: Strata, theirs: Strata, *, paired: bool, seed: int = 0) -> Estimat
         return center([x - y for x, y in zip(ours, theirs, strict=True)], seed=seed)
     count = len(ours)
 
-    def apart(parts: Sequence[np.ndarray]) -> np.ndarray:
+    def apart(*parts: np.ndarray) -> np.ndarray:
         sides = parts[:count], parts[count:]
         x, y = (iqm(np.concatenate(side, -1)) for side in sides)
         return x - y
@@ -112,29 +114,18 @@ def gap(ours: Strata, theirs: Strata, *, paired: bool, seed: int = 0) -> Estimat
 
 def _estimate(
     samples: Strata,
-    statistic: Callable[[Sequence[np.ndarray]], np.ndarray],
+    statistic: Callable[..., np.ndarray],
     sizes: Sequence[int],
     seed: int,
 ) -> Estimate:
     """Bootstrap estimate of a statistic; samples are resampled independently."""
-    from scipy import stats
-
     samples = [np.asarray(x, np.float64) for x in samples]
-    value, least = np.asarray(statistic(samples)), min(sizes)
+    value, least = np.asarray(statistic(*samples)), min(sizes)
     if least < 2:
         return Estimate(value, np.full(value.shape, np.nan), 0)
-    with warnings.catch_warnings(category=stats.DegenerateDataWarning, action="ignore"):
-        error = stats.bootstrap(
-            samples,
-            lambda *parts, axis: statistic(parts),
-            n_resamples=RESAMPLES,
-            vectorized=True,
-            axis=-1,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        ).standard_error
-    scale = math.sqrt(least / (least - 1))
-    return Estimate(value, np.asarray(error) * scale, sum(sizes) - len(sizes))
+    found = reading.bootstrap(samples, statistic, draws=RESAMPLES, seed=seed)
+    error = np.asarray(found.standard_error) * math.sqrt(least / (least - 1))
+    return Estimate(value, error, sum(sizes) - len(sizes))
 
 
 def holm(p: Sequence[float], alpha: float = 1 - LEVEL) -> list[float]:

@@ -5,13 +5,13 @@ unbiased for each problem; intervals are over problems.
 """
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from curax.monitors import confidence
+from curax.runs import reading
 from curax.runs.reading import finite_mean
 
 ENTRIES = 2**22  # entries of one array of resampled values
@@ -163,23 +163,13 @@ def bootstrap(
         Lower and upper end, `[...]` each; NaN where fewer than two problems have a
         value.
     """
-    from scipy import stats
-
     values = np.asarray(values, np.float64)
     known = np.sum(~np.isnan(values), -1)
     if values.shape[-1] < 2:
         return np.full(known.shape, np.nan), np.full(known.shape, np.nan)
-    with warnings.catch_warnings(category=stats.DegenerateDataWarning, action="ignore"):
-        drawn = stats.bootstrap(
-            (values,),
-            lambda sample, axis: statistic(sample),
-            n_resamples=draws,
-            batch=max(1, ENTRIES // max(values.size, 1)),
-            vectorized=True,
-            axis=-1,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        ).bootstrap_distribution
+    batch = max(1, ENTRIES // max(values.size, 1))
+    made = reading.bootstrap([values], statistic, draws=draws, seed=seed, batch=batch)
+    drawn = made.bootstrap_distribution
     low, high = (quantile(drawn, share) for share in ((1 - level) / 2, (1 + level) / 2))
     return np.where(known > 1, low, np.nan), np.where(known > 1, high, np.nan)
 

@@ -5,7 +5,6 @@ run, and writes them anew.
 """
 
 import contextlib
-import json
 import math
 import os
 import secrets
@@ -176,14 +175,11 @@ def described(path: Path, fix: str) -> dict[str, Any]:
         ConfigError: it cannot be read, or holds no object.
     """
     try:
-        found = json.loads(files.read(path))
-    except RecursionError:
-        found = None
-    except (OSError, ValueError) as error:
+        return reading.read_json(path, fix)
+    except reading.DamagedError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
         raise ConfigError(f"{path}: {error}; {fix}.") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}:1: not a JSON object; {fix}.")
-    return found
 
 
 def _may_change(name: str) -> bool:

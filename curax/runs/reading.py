@@ -7,6 +7,7 @@ line is left out. A run writes every step once, in order; any other file is dama
 import contextlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -287,8 +288,12 @@ def _opened(path: Path) -> Iterator[BinaryIO | None]:
         yield file
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, fix: str = "repair or delete the file") -> dict[str, Any]:
     """The JSON object in a file; empty where the file is missing.
+
+    Args:
+        path: the file.
+        fix: what to do where it is damaged, for the message.
 
     Raises:
         DamagedError: the file holds no JSON object.
@@ -300,13 +305,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DamagedError(
-            f"{path}:{error.lineno}: not JSON; repair or delete the file."
-        ) from None
+        raise DamagedError(f"{path}:{error.lineno}: not JSON; {fix}.") from None
     except (UnicodeDecodeError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise DamagedError(f"{path}:1: not a JSON object; repair or delete the file.")
+        raise DamagedError(f"{path}:1: not a JSON object; {fix}.")
     return value
 
 
@@ -397,6 +400,38 @@ def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     variance = np.nansum((values - mean[..., None]) ** 2, axis=-1) / freedom
     t = stdtrit(freedom, 0.975)
     return mean, np.where(n > 1, t * np.sqrt(variance / np.maximum(n, 1)), np.nan)
+
+
+def bootstrap(
+    samples: Sequence[np.ndarray],
+    statistic: Callable[..., np.ndarray],
+    *,
+    draws: int,
+    seed: int,
+    batch: int | None = None,
+) -> Any:
+    """Result of `scipy.stats.bootstrap` of a statistic over the last axis.
+
+    Args:
+        samples: `[..., n]` each, resampled independently; leading axes share that.
+        statistic: `samples -> [...]`, over the last axes.
+        draws: number of resamples.
+        seed: seed of the resampling.
+        batch: resamples that are held at a time; None: all.
+    """
+    from scipy import stats
+
+    with warnings.catch_warnings(category=stats.DegenerateDataWarning, action="ignore"):
+        return stats.bootstrap(
+            samples,
+            lambda *parts, axis: statistic(*parts),
+            n_resamples=draws,
+            batch=batch,
+            vectorized=True,
+            axis=-1,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
 
 
 _PARTS = {"rollout", "update", "verify"}  # stages whose time is part of a step's
