@@ -64,11 +64,6 @@ class Entry(NamedTuple):
     pairs: Mapping[str, str]  # condition -> text that arms with the same start share
     own: Mapping[str, Any] = {}  # swept settings and their values in the recipe
 
-    @property
-    def label(self) -> str:
-        """Recipe and swept value."""
-        return f"{self.recipe} {self.setting}={self.value}".removesuffix(" =None")
-
 
 class Question(NamedTuple):
     """Settings of an analysis: baseline, prices, budgets and threshold."""
@@ -174,14 +169,14 @@ def _spread(values: Strata) -> list[float]:
 def curves(
     entries: Sequence[Entry], axis: str, condition: str, places: Any, question: Question
 ) -> dict[str, tuple[np.ndarray, ...]]:
-    """Pass-rate curves by arm: (x, middle, low, high), `[PLACES]` each."""
+    """Pass-rate curves by recipe: (x, middle, low, high), `[PLACES]` each."""
     shares, found = np.linspace(0, 1, PLACES), {}
     for entry in entries:
         own = entry._replace(histories={condition: entry.histories[condition]})
         spread = statistics.center(values_at(own, axis, shares, places, question))
         ends = (np.clip(end, 0, 1) for end in spread.interval())
         x = shares * places[axis][condition]
-        found[entry.label] = (x, spread.value, *ends)
+        found[entry.recipe] = (x, spread.value, *ends)
     return found
 
 

@@ -54,13 +54,12 @@ def collect(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> FileSample
     silent = 0
     for block in blocks:
         sampled = [row for row in block if not row["greedy"]]
-        outcome.append([_outcome(row["outcome"]) for row in sampled])
+        outcome.append([row["outcome"] for row in sampled])
         length.append([row["length_tokens"] for row in sampled])
         finished.append([row["finished"] for row in sampled])
         texts = [row["answer"] for row in sampled]
         answer.append(estimates.answer_labels(texts, answers.same))
-        alone = [_outcome(row["outcome"]) for row in block if row["greedy"]]
-        greedy.append(alone[0] if alone else math.nan)
+        greedy.append(next((r["outcome"] for r in block if r["greedy"]), None))
         reasons = [row["reason"] for row in sampled or block if row["reason"]]
         silent += reasons.count(graders.NO_ANSWER)
         reasons = [reason for reason in reasons if reason != graders.NO_ANSWER]
@@ -70,7 +69,7 @@ def collect(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> FileSample
             confidence.setdefault(name, []).append(each)
         level.append(block[0]["level"])
         subject.append(block[0]["subject"])
-    shape = (len(outcome), n)
+    shape = (len(outcome), n)  # a missing outcome, None, becomes NaN
     return FileSamples(
         outcome=np.array(outcome, np.float64).reshape(shape),
         length=np.array(length, np.int64).reshape(shape),
@@ -86,11 +85,6 @@ def collect(blocks: Iterable[Sequence[Mapping[str, Any]]], n: int) -> FileSample
             for name, each in confidence.items()
         },
     )
-
-
-def _outcome(outcome: float | None) -> float:
-    """An outcome as float, NaN where it is missing."""
-    return math.nan if outcome is None else float(outcome)
 
 
 def per_problem(samples: FileSamples, ks: Sequence[int]) -> dict[str, np.ndarray]:

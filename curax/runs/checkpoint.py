@@ -19,6 +19,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from curax.settings.cli import still_there
 from curax.settings.config_paths import ConfigError, changes
 from curax.settings.errors import WorkError
 
+_score = itemgetter("score")  # of the metrics of a checkpoint
 UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
 
 
@@ -475,10 +477,6 @@ class _UnraisableHook:
     def __call__(self, unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
             self._before(unraisable)
-
-
-def _score(metrics: dict[str, float]) -> float:
-    return metrics["score"]
 
 
 def system_reason(error: Exception) -> str:
