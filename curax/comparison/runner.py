@@ -250,7 +250,7 @@ def measured_cost(config: Config, warm: Any) -> dict[str, Any]:
 
 
 class _Clock:
-    """Estimator of the time left, for a program and for all of them."""
+    """Estimator of the time left, for all programs together."""
 
     def __init__(self, start: float, number: int, programs: int):
         self._start, self._number, self._programs = start, number, programs
@@ -261,21 +261,18 @@ class _Clock:
         return f"{name} ({self._number + 1} of {self._programs})"
 
     def time_left(self, percent: float) -> str:
-        """Text of the time left; empty before the second evaluation."""
+        """Text of the time left; empty for the last, and before two evaluations."""
         now = time.monotonic()
         self._first = self._first or (now, percent)
         began, first = self._first
-        if percent <= first:
+        after = self._programs - self._number - 1
+        if percent <= first or not after:
             return ""
         whole = (now - began) / (percent - first) * 100
         behind = self._number + percent / 100
         mean = max((now - self._start) / behind, whole) if self._number else whole
-        rest = whole * (1 - percent / 100)
-        every = rest + mean * (self._programs - self._number - 1)
-        text = reading.duration_text
-        own = f"  left {text(rest)}" if percent < 100 else ""
-        others = self._number + 1 < self._programs
-        return own + (f"  about {text(every)} in all" if others else "")
+        every = whole * (1 - percent / 100) + mean * after
+        return f"  about {reading.duration_text(every)} in all"
 
 
 @contextlib.contextmanager

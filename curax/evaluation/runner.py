@@ -164,8 +164,7 @@ class EvaluationProgress(Progress):
     def drawn(self, done: int, outcome: float | None, tokens_per_s: float) -> None:
         """Show problems done, their mean outcome (None: none yet) and the speed."""
         mean = "no outcome yet" if outcome is None else f"mean {outcome:.3f}"
-        note = f"{mean}  {tokens_per_s:,.0f} tokens/s"
-        self._show(done, note + self._left(done))
+        self.note(done, f"{mean}  {tokens_per_s:,.0f} tokens/s")
 
 
 def sample_all(setup: EvaluationSetup, out: Path) -> tuple[int | None, dict[str, Any]]:

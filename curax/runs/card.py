@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from curax import __version__, hub
 from curax.config import Config, ConfigError
@@ -66,10 +67,9 @@ def _names(config: Config) -> Iterator[tuple[str, str, hub.Name]]:
 def _header(config: Config, *, adapter: bool) -> str:
     """The YAML that the hub reads."""
     library = "peft" if adapter else "transformers"
-    lines = ["---", f"library_name: {library}", "tags:", "- curax", "- rlvr"]
-    for field, _, name in _names(config):
-        lines += [f"{field}:", f"- {name.repo}"]
-    return "\n".join([*lines, "---"])
+    header = {"library_name": library, "tags": ["curax", "rlvr"]}
+    header |= {field: [name.repo] for field, _, name in _names(config)}
+    return f"---\n{yaml.safe_dump(header, sort_keys=False)}---"
 
 
 def _origin(config: Config, step: int) -> str:

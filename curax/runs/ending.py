@@ -23,15 +23,12 @@ def write_report(config: Config, workdir: Path, took: str) -> int:
         if took or not (workdir / folder.EXPECTED).exists():
             write_predictions(config, workdir)
         path, line = page.write(workdir), summary_line(workdir)
-    except reading.DamagedError as error:
-        print(f"curax.train: the run is complete, but {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"curax.train: the run is complete, but {workdir}/report.html cannot be "
-            f"written ({error.strerror}); mend that and write it with --resume.",
-            file=sys.stderr,
-        )
+    except (reading.DamagedError, OSError) as error:
+        why = str(error)
+        if isinstance(error, OSError):
+            why = f"{workdir}/report.html cannot be written ({error.strerror}); mend "
+            why += "that and write it with --resume."
+        print(f"curax.train: the run is complete, but {why}", file=sys.stderr)
         return 1
     if not is_installed("matplotlib"):
         print(templates.NO_PICTURES)

@@ -106,11 +106,10 @@ def _pictures(run: Run) -> list[Picture]:
     """The pictures to draw: all, or those of supervised training."""
     if not is_supervised(run):
         return list(pictures.PICTURES)
-    by_name = {picture.name: picture for picture in pictures.PICTURES}
     return [
-        by_name[name]._replace(caption=caption)
-        for name, caption in _SUPERVISED.items()
-        if name in by_name
+        picture._replace(caption=_SUPERVISED[picture.name])
+        for picture in reversed(pictures.PICTURES)  # the loss is the last one
+        if picture.name in _SUPERVISED
     ]
 
 

@@ -49,7 +49,7 @@ class Progress:
         )
         self._held_out = ""
         self._phase: Any = None  # name, id of its bar, steps in all
-        self._first: tuple[float, int] | None = None  # clock and step after compiling
+        self._first: tuple[float, float] | None = None  # clock and step after compiling
         self._last: tuple[float, int] | None = None  # clock and tokens, last call
 
     def __enter__(self) -> "Progress":
@@ -111,11 +111,11 @@ class Progress:
 
     def warm(self, done: int, loss: Any) -> None:
         """Show the progress of the warm start and its last loss."""
-        self._show(done, f"loss {np.mean(loss):.3f} nats{self._left(done)}")
+        self.note(done, f"loss {np.mean(loss):.3f} nats")
 
     def note(self, done: float, note: str) -> None:
-        """Show how much of a phase is done, with any text."""
-        self._show(done, note)
+        """Show how much of a phase is done, any text, and the time left."""
+        self._show(done, note + self._left(done))
 
     def evaluated(self, pass_rate: Any) -> None:
         """Set the held-out pass rate, shown from the next call on."""
@@ -134,9 +134,9 @@ class Progress:
             before, drawn = self._last
             note += f"  {(tokens - drawn) / max(now - before, 1e-9):,.0f} tokens/s"
         self._last = now, tokens
-        self._show(done, note + self._left(done))
+        self.note(done, note)
 
-    def _left(self, done: int) -> str:
+    def _left(self, done: float) -> str:
         """Text of the time left, by the mean seconds per step after the first call."""
         now, total = time.monotonic(), self._phase[-1]
         began, first = self._first = self._first or (now, done)

@@ -435,14 +435,17 @@ def bootstrap(
 
 
 _PARTS = {"rollout", "update", "verify"}  # stages whose time is part of a step's
-_HIDDEN = ("verify hidden",)  # stages that overlap others and add no seconds
+_HIDDEN = {"time/verify_hidden_s"}  # stages that overlap others and add no seconds
 
 
 def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Steps `[K]` and seconds `[K]` by stage, the largest total first."""
+    """Steps `[K]` and seconds `[K]` by stage, the largest total first.
+
+    Stages that overlap others are left out.
+    """
     times = {}
     names = {name for row in rows for name in row if name.startswith("time/")}
-    for name in sorted(names):
+    for name in sorted(names - _HIDDEN):
         steps, values = column(rows, name)
         if steps.size:
             stage = name.removeprefix("time/").removesuffix("_s").replace("_", " ")
@@ -450,15 +453,9 @@ def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray
     return dict(sorted(times.items(), key=lambda item: -item[1][1].sum()))
 
 
-def _own_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """`stage_seconds` of stages that do not overlap others."""
-    stages = stage_seconds(rows)
-    return {name: each for name, each in stages.items() if name not in _HIDDEN}
-
-
 def seconds_so_far(rows: Sequence[Row]) -> dict[float, float]:
     """Seconds of all stages from the beginning up to each step, by step."""
-    stages = _own_seconds(rows)
+    stages = stage_seconds(rows)
     inside = _PARTS & stages.keys() if "step" in stages else set()
     spent = dict.fromkeys((float(row["step"]) for row in rows), 0.0)
     for name in stages.keys() - inside:
@@ -483,7 +480,7 @@ class Times(NamedTuple):
 
 def times(rows: Sequence[Row]) -> Times | None:
     """Seconds of a run by stage; None where nothing was timed."""
-    stages = _own_seconds(rows)
+    stages = stage_seconds(rows)
     if not stages:
         return None
     firsts = {name: _first_chunk(seconds) for name, (_, seconds) in stages.items()}
