@@ -9,7 +9,7 @@ import shlex
 import sys
 from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 from curax.config import ConfigError
 from curax.evaluation.benchmarks import BENCHMARKS, PROTOCOL
@@ -24,24 +24,63 @@ from curax.settings.config_types import (
     out_of_range,
 )
 
-# Type and range of each option; None is allowed where the default is elsewhere.
-OPTION_TYPES: dict[str, Any] = {
-    "n": Natural,
-    "temperature": Positive,
-    "top_p": Share,
-    "top_k": Natural,
-    "max_tokens": Count,
-    "max_prompt_tokens": Count,
-    "batch": Count,
-    "slots": Natural,
-    "confidence": Count,
-    "window": Count,
-    "seed": Seed,
-    "limit": Count,
-    "workers": Count,
-    "deadline": Positive,
-    "memory_mb": Count,
+
+class Number(NamedTuple):
+    """An option that is a number."""
+
+    kind: Any  # type and range
+    help: str
+    metavar: str | None = None
+    default: float | None = None  # None: of the run, the benchmark or the prompt form
+
+
+NUMBERS = {
+    "n": Number(
+        Natural,
+        "sampled completions per problem; mean@n is avg@n (default: 8, or as the "
+        "benchmark)",
+    ),
+    "temperature": Number(Positive, "1.0", "T"),
+    "top_p": Number(Share, "1.0, all", "P"),
+    "top_k": Number(Natural, "0, all", "K"),
+    "max_tokens": Number(Count, "1024", "N"),
+    "max_prompt_tokens": Number(Count, "1024", "N"),
+    "batch": Number(Count, "problems at a time (default: 16)", default=16),
+    "slots": Number(
+        Natural,
+        "completions decoded at a time (default: 64; 0: all of a batch)",
+        default=64,
+    ),
+    "confidence": Number(
+        Count,
+        "score each completion by how sure its tokens are, from the K likeliest of "
+        "each, and weigh votes by that (20, as DeepConf; default: not done)",
+        "K",
+    ),
+    "window": Number(
+        Count,
+        "tokens over which confidence is averaged, and those of the tail (2048)",
+        "N",
+    ),
+    "seed": Number(Seed, "of all draws (default: 0)", default=0),
+    "limit": Number(Count, "the first N of each", "N"),
+    "workers": Number(Count, "processes (default: 2)", default=2),
+    "deadline": Number(
+        Positive,
+        "seconds for one completion; then its outcome is missing (default: 5)",
+        *("S", 5.0),
+    ),
+    "memory_mb": Number(Count, "memory of a process (default: 2048)", "MB", 2048),
 }
+
+
+def _add_numbers(group: Any, *names: str) -> None:
+    """Add some of `NUMBERS`."""
+    for name in names:
+        one = NUMBERS[name]
+        kind, option = get_args(one.kind)[0], f"--{name.replace('_', '-')}"
+        shown = {"metavar": one.metavar, "help": one.help}
+        group.add_argument(option, type=kind, default=one.default, **shown)
 
 
 def parser() -> Parser:
@@ -118,7 +157,7 @@ def _add_question_options(parser: Parser) -> None:
         help="what the file of --data is: sets layout, prompt and sampling to those of "
         f"a published protocol, where no option says else ({', '.join(BENCHMARKS)})",
     )
-    group.add_argument("--limit", type=int, metavar="N", help="the first N of each")
+    _add_numbers(group, "limit")
     group.add_argument(
         "--layout",
         metavar="MODULE:FUNCTION",
@@ -130,7 +169,7 @@ def _add_question_options(parser: Parser) -> None:
         default="raise",
         help="what to do about a broken record",
     )
-    group.add_argument("--max-prompt-tokens", type=int, metavar="N", help="1024")
+    _add_numbers(group, "max_prompt_tokens")
     group.add_argument("--system", metavar="TEXT", help="the system turn")
     group.add_argument(
         "--template", metavar="TEXT", help="what is asked, with {question} in it"
@@ -152,12 +191,7 @@ def _add_sampling_options(parser: Parser) -> None:
     group = parser.add_argument_group(
         "how completions are drawn", "Defaults are those of the run's sampling."
     )
-    group.add_argument(
-        "--n",
-        type=int,
-        help="sampled completions per problem; mean@n is avg@n (default: 8, or as the "
-        "benchmark)",
-    )
+    _add_numbers(group, "n")
     group.add_argument(
         "--k",
         type=int,
@@ -168,33 +202,8 @@ def _add_sampling_options(parser: Parser) -> None:
     group.add_argument(
         "--greedy", action="store_true", help="a greedy completion as well"
     )
-    group.add_argument("--temperature", type=float, metavar="T", help="1.0")
-    group.add_argument("--top-p", type=float, metavar="P", help="1.0, all")
-    group.add_argument("--top-k", type=int, metavar="K", help="0, all")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="1024")
-    group.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
-    group.add_argument(
-        "--batch", type=int, default=16, help="problems at a time (default: 16)"
-    )
-    group.add_argument(
-        "--slots",
-        type=int,
-        default=64,
-        help="completions decoded at a time (default: 64; 0: all of a batch)",
-    )
-    group.add_argument(
-        "--confidence",
-        type=int,
-        metavar="K",
-        help="score each completion by how sure its tokens are, from the K likeliest "
-        "of each, and weigh votes by that (20, as DeepConf; default: not done)",
-    )
-    group.add_argument(
-        "--window",
-        type=int,
-        metavar="N",
-        help="tokens over which confidence is averaged, and those of the tail (2048)",
-    )
+    _add_numbers(group, "temperature", "top_p", "top_k", "max_tokens", "seed")
+    _add_numbers(group, "batch", "slots", "confidence", "window")
 
 
 def _add_grading_options(parser: Parser) -> None:
@@ -206,21 +215,7 @@ def _add_grading_options(parser: Parser) -> None:
         help="(question, completion, answer) to an outcome in [0, 1], or None "
         "(default: as the run; curax.verify.graders:mathematics)",
     )
-    group.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
-    group.add_argument(
-        "--deadline",
-        type=float,
-        default=5.0,
-        metavar="S",
-        help="seconds for one completion; then its outcome is missing (default: 5)",
-    )
-    group.add_argument(
-        "--memory-mb",
-        type=int,
-        default=2048,
-        metavar="MB",
-        help="memory of a process (default: 2048)",
-    )
+    _add_numbers(group, "workers", "deadline", "memory_mb")
 
 
 @command_line("curax.evaluate")
@@ -270,7 +265,7 @@ def check(args: Namespace) -> None:
     Raises:
         ConfigError: an option is wrong.
     """
-    for name, kind in OPTION_TYPES.items():
+    for name, (kind, *_) in NUMBERS.items():
         value, typed = getattr(args, name), f"--{name.replace('_', '-')}"
         if type(value) is float and not math.isfinite(value):
             raise ConfigError(f"{typed} {value} is not finite; write {typed} 1.")
