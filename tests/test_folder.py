@@ -621,7 +621,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, name, make, kin
     def resumed():
         config = folder.pinned(tmp_path, CONFIG, resume=True)
         folder.check(tmp_path, config, resume=True)
-        folder.check_rows(tmp_path, step=3, warm=0)
+        folder.check_files(tmp_path, 3, finished=False)
 
     def read():
         policies.run_config(tmp_path)

@@ -62,20 +62,18 @@ def entries(
     experiment: Experiment, arms: Sequence[Arm], histories: Mapping[str, Any]
 ) -> list[analysis.Entry]:
     """Arms with their histories under all conditions, in order."""
-    found: dict[str, analysis.Entry] = {}
+    found: dict[str, list[Arm]] = {}
     for arm in arms:
-        entry = found.setdefault(
-            arm.label,
-            analysis.Entry(
-                *(arm.recipe, arm.setting, arm.value, {}, {}),
-                own={n: setting_of(arm.config, n) for n in experiment.sweep},
-            ),
+        found.setdefault(arm.label, []).append(arm)
+    return [
+        analysis.Entry(
+            *(each[0].recipe, each[0].setting, each[0].value),
+            {a.condition: analysis.history_of(histories[a.name]) for a in each},
+            {a.condition: warm_key(experiment, a) for a in each},
+            own={n: setting_of(each[0].config, n) for n in experiment.sweep},
         )
-        history = analysis.history_of(histories[arm.name])
-        entry.histories[arm.condition] = history  # pyright: ignore[reportIndexIssue]
-        key = warm_key(experiment, arm)
-        entry.pairs[arm.condition] = key  # pyright: ignore[reportIndexIssue]
-    return list(found.values())
+        for each in found.values()
+    ]
 
 
 def results(

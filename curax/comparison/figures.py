@@ -11,7 +11,7 @@ import numpy as np
 
 from curax.comparison import analysis, statistics
 from curax.comparison.analysis import AXES, Entry, Question
-from curax.runs.drawing import PERCENT, Mark, Panel, Picture, Sheet, mark
+from curax.runs.drawing import COUNTS, PERCENT, Mark, Panel, Picture, Sheet, mark
 from curax.runs.reading import count_text
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HUES = ("blue", "red", "green", "orange", "purple", "#8b6cc4", "#9c7a3c", "muted")
 DASHES = ("-", "--", ":")
+FEW_COUNTS = (mark("locator_params", axis="x", nbins=5), COUNTS)
 WIDTHS = (6.4, 9.6)  # inches of one panel, and of several
 
 
@@ -55,13 +56,6 @@ def _sheet(
 
 def _title(text: str) -> Mark:
     return mark("set_title", text, loc="left", fontsize=10, color="ink")
-
-
-def _counts(axes: "Axes") -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
 
 
 # ----- the pictures
@@ -149,7 +143,7 @@ def _curves(axis: str) -> Callable[[Shown], Sheet]:
                     band = {"color": color, "linewidth": 0, "alpha": alpha}
                     marks.append(mark("fill_between", x, low, high, **band))
             y = "" if panels else "held-out pass rate"
-            then = (PERCENT, mark(_counts), _title(condition))
+            then = (PERCENT, *FEW_COUNTS, _title(condition))
             panels.append(Panel(AXES[axis], y, marks, then))
         return _sheet(panels, len(panels), 4.6, shown)
 
@@ -180,7 +174,7 @@ def _waits(shown: Shown) -> Sheet:
                 left = 1 - alive.share[np.searchsorted(alive.time, ended)]
                 marks.append(mark("plot", ended, left, "|", color=color, markersize=9))
             y = "" if len(panels) % len(AXES) else f"runs at {threshold:.0%}"
-            then = (PERCENT, mark(_counts), _title(condition))
+            then = (PERCENT, *FEW_COUNTS, _title(condition))
             panels.append(Panel(title, y, marks, then))
     return _sheet(panels, len(AXES), 1.2 + 2.8 * len(conditions), shown)
 

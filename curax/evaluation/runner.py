@@ -154,12 +154,7 @@ def make_folder(out: Path, settings: Mapping[str, Any]) -> None:
 class EvaluationProgress(Progress):
     """Display of problems done, mean outcome, tokens per second and time left."""
 
-    def stopping(self, again: bool) -> None:
-        """As `Progress.stopping`, worded for an evaluation."""
-        if again:
-            super().stopping(again)
-        else:
-            self.say("Stopping after this batch; once more to stop at once.")
+    unit = "batch"
 
     def drawn(self, done: int, outcome: float | None, tokens_per_s: float) -> None:
         """Show problems done, their mean outcome (None: none yet) and the speed."""

@@ -291,24 +291,6 @@ def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def check_rows(workdir: Path, *, step: int | None, warm: int) -> None:
-    """Check that all rows up to a checkpoint can be read. Writes nothing.
-
-    Args:
-        workdir: run folder.
-        step: as `row_checks`.
-        warm: as `row_checks`.
-
-    Raises:
-        DamagedError: a row is damaged or missing; the message names file and line.
-    """
-    for name, arguments in row_checks(step=step, warm=warm).items():
-        whole_rows(workdir / name, **arguments)
-    reading.read_json(workdir / QUESTIONS)
-    if step is not None:
-        reading.evaluation(workdir)
-
-
 def last_checkpoint(workdir: Path) -> str:
     """Phrase that names the last checkpoint in a run"""
     last = checkpoint.latest(workdir / CHECKPOINTS)
@@ -330,7 +312,11 @@ def check_files(workdir: Path, since: int | None, *, finished: bool) -> None:
     """
     warm = checkpoint.latest(workdir / WARM_CHECKPOINTS)
     try:
-        check_rows(workdir, step=since, warm=warm or 0)
+        for name, arguments in row_checks(step=since, warm=warm or 0).items():
+            whole_rows(workdir / name, **arguments)
+        reading.read_json(workdir / QUESTIONS)
+        if since is not None:
+            reading.evaluation(workdir)
         if finished:
             reading.read(workdir)
     except reading.DamagedError as error:

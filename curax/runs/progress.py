@@ -29,6 +29,8 @@ class ElapsedColumn(ProgressColumn):
 class Progress:
     """Display of step, pass rate, dead groups, tokens per second and time left."""
 
+    unit = "chunk of steps"  # what is done before a signal stops the work
+
     def __init__(self, console: Console | None = None):
         """Make the display; it starts when the context is entered."""
         self._console = console or Console(highlight=False)
@@ -70,7 +72,7 @@ class Progress:
         if again:
             self._console.show_cursor()
         else:
-            self.say("Stopping after this chunk of steps; once more to stop at once.")
+            self.say(f"Stopping after this {self.unit}; once more to stop at once.")
 
     def begin(
         self,
