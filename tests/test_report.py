@@ -410,7 +410,8 @@ def test_every_setting_is_listed_under_its_dotted_name(tmp_path):
         "gate.gates.0": "a.b",
         "gate.gates.0.c": "1",
         "sampling.group_size": "8",
-        "sampling.sizes": "[1, 2]",
+        "sampling.sizes.0": "1",
+        "sampling.sizes.1": "2",
     }
 
 

@@ -27,6 +27,7 @@ from curax.runs.reading import (
 )
 from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_whole
+from curax.settings.config_paths import flat
 from curax.settings.files import json_value
 
 _SIDE = 5  # first and last steps that are compared with the prediction
@@ -93,7 +94,7 @@ def render(
         predicted=list(_comparison_rows(read)),
         sides=plural(steps, "step").removeprefix("1 "),
         metrics=list(_metric_rows(read)),
-        config=list(flat(read.config)),
+        config=list(options(read).items()),
         rollouts=json_value(_rollouts(read)),
         supervised=is_supervised(read),
         seeds=_seeds(read),
@@ -405,17 +406,13 @@ def _comparison_rows(run: Run) -> Iterator[list[str]]:
         yield cells
 
 
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted name, value) of every option; a function is the value at its own name."""
-    if isinstance(value, dict) and value:
-        for key, child in value.items():
-            at = name if key == "function" and name else f"{name}.{key}".lstrip(".")
-            yield from flat(child, at)
-    elif isinstance(value, list) and any(isinstance(child, dict) for child in value):
-        for i, child in enumerate(value):
-            yield from flat(child, f"{name}.{i}")
-    elif name:
-        yield name, value if isinstance(value, str) else json.dumps(value)
+def options(run: Run) -> dict[str, str]:
+    """Text of the value of every option of a run, by dotted name."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in flat(run.config).items()
+        if name
+    }
 
 
 def _rollouts(run: Run) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _last_rate(run: Run) -> str:
 
 def _differences(runs: Mapping[str, Run]) -> Iterator[list[str]]:
     """Name of each setting in which the runs differ, and its values."""
-    settings = [dict(page.flat(run.config)) for run in runs.values()]
+    settings = [page.options(run) for run in runs.values()]
     for name in dict.fromkeys(name for each in settings for name in each):
         values = [each.get(name, "-") for each in settings]
         if len(set(values)) > 1:
