@@ -11,14 +11,12 @@ import numpy as np
 
 from curax.comparison import analysis, statistics
 from curax.comparison.analysis import AXES, Entry, Question
-from curax.runs.drawing import COUNTS, PERCENT, Mark, Panel, Picture, Sheet, mark
+from curax.runs.drawing import COUNTS, PERCENT, Mark, Panel, Picture, Sheet, looks, mark
 from curax.runs.reading import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HUES = ("blue", "red", "green", "orange", "purple", "#8b6cc4", "#9c7a3c", "muted")
-DASHES = ("-", "--", ":")
 FEW_COUNTS = (mark("locator_params", axis="x", nbins=5), COUNTS)
 WIDTHS = (6.4, 9.6)  # inches of one panel, and of several
 
@@ -38,12 +36,9 @@ class Shown(NamedTuple):
     @property
     def styles(self) -> dict[str, tuple[str, str]]:
         """(colour, dashes) of each recipe; the baseline has the colour of the text."""
-        others = [n for n in self.found["recipes"] if n != self.question.baseline]
-        found = {
-            name: (HUES[i % len(HUES)], DASHES[i // len(HUES) % 3])
-            for i, name in enumerate(others)
-        }
-        return {name: found.get(name, ("ink", "-")) for name in self.found["recipes"]}
+        found, base = self.found["recipes"], self.question.baseline
+        others = looks(name for name in found if name != base)
+        return {name: others.get(name, ("ink", "-")) for name in found}
 
 
 def _sheet(

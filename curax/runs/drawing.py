@@ -7,6 +7,7 @@ no pyplot, no rcParams.
 """
 
 import io
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +44,9 @@ DARK = Style(
     *("#171b21", "#e8eaed", "#9aa4b0", "#2c323a"),
     *("#56b4e9", "#e69f00", "#1fbf92", "#e8702a", "#cc79a7"),
 )
+
+HUES = ("blue", "red", "green", "orange", "purple", "#8b6cc4", "#9c7a3c", "muted")
+DASHES = ("-", "--", ":", "-.")
 
 # The leading underscore keeps bands out of the legend; the title row names them.
 _BAND = "_mean, 95% t-interval,"
@@ -290,6 +294,12 @@ def png(picture: Picture, of: Any, style: Style) -> bytes | None:
 def in_legend(name: str) -> str:
     """A name that legends show; they leave out what begins with an underscore."""
     return f" {name}" if name.startswith("_") else name
+
+
+def looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """(colour, dashes) of each name; other dashes where all colours are taken."""
+    both = ((hue, dashes) for dashes in DASHES for hue in HUES)
+    return dict(zip(names, itertools.cycle(both), strict=False))
 
 
 def _show_as_written(figure: "Figure") -> None:

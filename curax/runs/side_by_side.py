@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from curax.runs import page, reading
-from curax.runs.drawing import COUNTS, PERCENT, Panel, Picture, Sheet, in_legend
+from curax.runs.drawing import COUNTS, PERCENT, Panel, Picture, Sheet, in_legend, looks
 from curax.runs.pictures import rates_at
 from curax.runs.reading import Row, Run
 from curax.runs.templates import drawn, filled
 
 RATE = "eval/pass_rate"
 TOKENS, UPDATES = "rollout/tokens", "update/count"
-DASHES = ("-", "--", ":", "-.")  # after each round of colours
 
 
 def spent(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
@@ -58,12 +57,10 @@ def render(
 
 def _rates(axis: str, runs: Mapping[str, Run]) -> Sheet:
     """Pass rates of all runs over one axis; nothing where nothing was evaluated."""
-    colors = ("blue", "red", "green", "purple", "orange")
     marks = []
-    for i, (name, run) in enumerate(runs.items()):
-        place, dashes = spent(run.rows)[axis], DASHES[i // len(colors) % len(DASHES)]
-        look = in_legend(name), colors[i % len(colors)], dashes
-        marks += rates_at(run, RATE, place, *look)
+    for name, look in looks(runs).items():
+        place = spent(runs[name].rows)[axis]
+        marks += rates_at(runs[name], RATE, place, in_legend(name), *look)
     return Sheet([Panel(axis, "pass rate", marks, (PERCENT, COUNTS))])
 
 
