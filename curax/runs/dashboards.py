@@ -79,12 +79,8 @@ def means(row: Row) -> dict[str, float]:
 
 
 def table(rollouts: Sequence[Row]) -> list[list[Any]]:
-    """`COLUMNS` of each completion, as Python values."""
-
-    def plain(value: Any) -> Any:
-        return value.item() if hasattr(value, "item") else value
-
-    return [[plain(row.get(name)) for name in COLUMNS] for row in rollouts]
+    """`COLUMNS` of each completion as JSON values; None where an outcome is missing."""
+    return [[files.json_value(row.get(name)) for name in COLUMNS] for row in rollouts]
 
 
 # ----- dashboards, functions of a session
