@@ -27,24 +27,26 @@ LOOK = 10.0  # seconds for a question about the engine's state
 
 
 class Server(Engine):
-    """An engine behind HTTP."""
+    """An engine behind HTTP, whose options are those of `vllm`."""
 
     def __init__(
         self,
         *,
         url: str,
-        timeout: float,
-        retries: int,
-        parallel: int,
-        token_env: str,
-        **options: Any,
+        folder: str = "",
+        timeout: Positive = 600.0,
+        wait: Positive = 600.0,
+        tries: Count = 3,
+        retries: Natural = 2,
+        parallel: Count = 256,
+        token_env: str = TOKEN,
     ):
         """Check the options; nothing is sent.
 
         Raises:
             ValueError: an option is wrong, in a sentence.
         """
-        super().__init__(**options)
+        super().__init__(folder=folder, wait=wait, tries=tries)
         self.url = url.rstrip("/")
         given: dict[str, Any] = {"url": self.url, "token_env": token_env}
         given |= {"default_env": TOKEN, "example": "http://127.0.0.1:8000"}
@@ -135,8 +137,27 @@ def sets(given: Any) -> list[list[int]]:
     return [[whole(token) for token in ids] for ids in given or ()]
 
 
-class Vllm(Server):
-    """A server of vLLM."""
+class vllm(Server):  # noqa: N801 - a config names it, as any function
+    """Completions by a server of vLLM, started as `docs/engines.md` says.
+
+    It gets adapters where the model has `lora_rank`, else all parameters. Where the
+    route for tokens is closed, that of OpenAI is asked.
+
+    Args:
+        url: address, without a path; it is stored with the config.
+        folder: in which parameters are handed over, seen by the server under the same
+            name; "": one of temporary files, on the same host.
+        timeout: seconds per request and attempt.
+        wait: seconds for a server that does not answer to come back.
+        tries: times that a completion is asked for, with the same seed.
+        retries: further attempts per request, where the server could not be reached.
+        parallel: requests, and connections, at the same time.
+        token_env: environment variable with a token, sent as `Authorization: Bearer`;
+            one that is named must be there.
+
+    Raises:
+        ValueError: an option is wrong, in a sentence.
+    """
 
     name = "engine.vllm"
     adapters = True
@@ -247,8 +268,26 @@ def shape(how: Limits) -> dict[str, Any]:
     }
 
 
-class Sglang(Server):
-    """A server of SGLang."""
+class sglang(Server):  # noqa: N801
+    """Completions by a server of SGLang; all parameters, adapters merged.
+
+    Arguments as `vllm`. Seeds count where the server draws deterministically. A server
+    of sglang-jax has no route for parameters and cannot be trained with.
+
+    Args:
+        url: address, without a path; it is stored with the config.
+        folder: in which parameters are handed over, seen by the server under the same
+            name; "": one of temporary files, on the same host.
+        timeout: seconds per request and attempt.
+        wait: seconds for a server that does not answer to come back.
+        tries: times that a completion is asked for, with the same seed.
+        retries: further attempts per request, where the server could not be reached.
+        parallel: requests, and connections, at the same time.
+        token_env: environment variable with a token, as of `vllm`.
+
+    Raises:
+        ValueError: an option is wrong, in a sentence.
+    """
 
     name = "engine.sglang"
 
@@ -303,88 +342,3 @@ class Sglang(Server):
             finished=about["finish_reason"]["type"] == "stop",
             versions=frozenset([told] if told else []),
         )
-
-
-def vllm(
-    *,
-    url: str,
-    folder: str = "",
-    timeout: Positive = 600.0,
-    wait: Positive = 600.0,
-    tries: Count = 3,
-    retries: Natural = 2,
-    parallel: Count = 256,
-    token_env: str = TOKEN,
-) -> Engine:
-    """Completions by a server of vLLM, started as `docs/engines.md` says.
-
-    It gets adapters where the model has `lora_rank`, else all parameters. Where the
-    route for tokens is closed, that of OpenAI is asked.
-
-    Args:
-        url: address, without a path; it is stored with the config.
-        folder: in which parameters are handed over, seen by the server under the same
-            name; "": one of temporary files, on the same host.
-        timeout: seconds per request and attempt.
-        wait: seconds for a server that does not answer to come back.
-        tries: times that a completion is asked for, with the same seed.
-        retries: further attempts per request, where the server could not be reached.
-        parallel: requests, and connections, at the same time.
-        token_env: environment variable with a token, sent as `Authorization: Bearer`;
-            one that is named must be there.
-
-    Raises:
-        ValueError: an option is wrong, in a sentence.
-    """
-    return Vllm(
-        url=url,
-        folder=folder,
-        timeout=timeout,
-        wait=wait,
-        tries=tries,
-        retries=retries,
-        parallel=parallel,
-        token_env=token_env,
-    )
-
-
-def sglang(
-    *,
-    url: str,
-    folder: str = "",
-    timeout: Positive = 600.0,
-    wait: Positive = 600.0,
-    tries: Count = 3,
-    retries: Natural = 2,
-    parallel: Count = 256,
-    token_env: str = TOKEN,
-) -> Engine:
-    """Completions by a server of SGLang; all parameters, adapters merged.
-
-    Arguments as `vllm`. Seeds count where the server draws deterministically. A server
-    of sglang-jax has no route for parameters and cannot be trained with.
-
-    Args:
-        url: address, without a path; it is stored with the config.
-        folder: in which parameters are handed over, seen by the server under the same
-            name; "": one of temporary files, on the same host.
-        timeout: seconds per request and attempt.
-        wait: seconds for a server that does not answer to come back.
-        tries: times that a completion is asked for, with the same seed.
-        retries: further attempts per request, where the server could not be reached.
-        parallel: requests, and connections, at the same time.
-        token_env: environment variable with a token, as of `vllm`.
-
-    Raises:
-        ValueError: an option is wrong, in a sentence.
-    """
-    return Sglang(
-        url=url,
-        folder=folder,
-        timeout=timeout,
-        wait=wait,
-        tries=tries,
-        retries=retries,
-        parallel=parallel,
-        token_env=token_env,
-    )
