@@ -178,10 +178,10 @@ def serve(pipe: int, lifeline: int, parent: int) -> None:
     """Run a worker: fork a process that serves, and end it when the parent asks.
 
     Args:
-        pipe: descriptor of a socket. It receives, each behind its length, the pickled
-            source, service, memory limit and nonce, then lists of pickled checks. It
-            sends lines of JSON, `[nonce, number, verdict]`, numbered from 0: first
-            null, or why there is no function, then the verdict of each check in order.
+        pipe: descriptor of a socket. It receives, pickled, the source, service, memory
+            limit and nonce, then lists of pickled checks. It sends lines of JSON,
+            `[nonce, number, verdict]`, numbered from 0: first null, or why there is no
+            function, then the verdict of each check in order.
         lifeline: descriptor of a socket that is closed when the worker is to end.
         parent: id of the parent process.
     """
@@ -199,7 +199,8 @@ def serve(pipe: int, lifeline: int, parent: int) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     if os.getppid() == keeper:
-        with contextlib.suppress(EOFError, OSError):  # the pipe has ended
+        # The pipe has ended, maybe within a message.
+        with contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
             _grade(pipe)
     os._exit(0)  # threads of a grader are not waited for
 
@@ -213,7 +214,8 @@ def _grade(pipe: int) -> None:
     """Answer the checks that a pipe receives until it is closed."""
     os.register_at_fork(after_in_child=functools.partial(_close, pipe))
     process, number = os.getpid(), 0
-    source, service, memory_mb, nonce = pickle.loads(_received(pipe))
+    asked = open(pipe, "rb", closefd=False)  # noqa: SIM115 - as long as the process
+    source, service, memory_mb, nonce = pickle.load(asked)
 
     def send(verdict: Any) -> None:
         nonlocal number
@@ -235,32 +237,13 @@ def _grade(pipe: int) -> None:
     machine.limit_memory(memory_mb * 2**20, for_good=True)  # beyond its imports
     send(None)
     while True:
-        for check in pickle.loads(_received(pipe)):
+        for check in pickle.load(asked):
             send(respond(check))
 
 
 def _close(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         os.close(descriptor)
-
-
-def framed(data: bytes) -> bytes:
-    """Data preceded by its length in 8 bytes."""
-    return len(data).to_bytes(8, "big") + data
-
-
-def _received(pipe: int) -> bytearray:
-    return _read(pipe, int.from_bytes(_read(pipe, 8), "big"))
-
-
-def _read(pipe: int, size: int) -> bytearray:
-    data = bytearray()
-    while len(data) < size:
-        part = os.read(pipe, min(size - len(data), 2**20))
-        if not part:
-            raise EOFError
-        data += part
-    return data
 
 
 def _write(pipe: int, data: bytes) -> None:

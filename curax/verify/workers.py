@@ -35,7 +35,6 @@ from curax.verify.serve import (
     Verdict,
     check_call,
     error_line,
-    framed,
     printable,
     source_of,
 )
@@ -168,8 +167,7 @@ class Worker:
         self._send(checks)
 
     def _send(self, message: object) -> None:
-        data = framed(pickle.dumps(message))
-        self._unsent = memoryview(bytes(self._unsent) + data)
+        self._unsent = memoryview(bytes(self._unsent) + pickle.dumps(message))
         self.write()
 
     def write(self) -> None:
