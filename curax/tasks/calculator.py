@@ -29,12 +29,11 @@ import jax.numpy as jnp
 
 from curax.settings.config_types import Count, Share
 from curax.settings.declared import declares
-from curax.tasks import blocks, episodes
+from curax.tasks import blocks, chain, episodes
 from curax.types import Environment, Hinting, Observation, Prompts, Task
 
 MODULUS = 97
 OPERATORS = ("+", "-", "*")
-OPERANDS = (2, 10)  # half-open
 IS, END, PAD, GO, BLANK, ERROR = range(
     MODULUS + len(OPERATORS), MODULUS + len(OPERATORS) + 6
 )
@@ -120,22 +119,11 @@ def prompts(prompt_id: jax.Array, *, depth: int, held_out: bool) -> Prompts:
 
 
 def _prompt(prompt_id, *, depth, held_out):
-    side = jax.random.key(1 if held_out else 0)
-    k_length, k_ops, k_operands, k_class, k_rest = jax.random.split(
-        jax.random.fold_in(side, prompt_id), 5
+    signs = {"first": MODULUS, "blank": BLANK}
+    ops, operands, value, length = chain.drawn(
+        prompt_id, depth=depth, held_out=held_out, times=TIMES, **signs
     )
-    length = jax.random.randint(k_length, (), 1, depth + 1)
     used = jnp.arange(depth) < length
-    ops = MODULUS + jax.random.randint(k_ops, (depth,), 0, len(OPERATORS))
-    operands = jax.random.randint(k_operands, (depth,), *OPERANDS)
-    ops, operands = (jnp.where(used, x, BLANK) for x in (ops, operands))
-    h = jnp.uint32(0)
-    for token in (*ops, *operands):
-        mixed = (h ^ token.astype(jnp.uint32)) * jnp.uint32(2654435761)
-        h = mixed ^ (mixed >> 15)
-    wanted = 0 if held_out else jax.random.randint(k_class, (), 1, 8)
-    rest = jax.random.randint(k_rest, (), 0, TIMES)
-    value = (wanted - (h % 8).astype(jnp.int32)) % 8 + 8 * rest
     blocks = jnp.full((depth, BLOCK), BLANK).at[:, 0].set(ops).at[:, 1].set(operands)
     tokens = jnp.concatenate([blocks.reshape(-1), value[None], jnp.array([GO])])
     tokens = tokens.astype(jnp.int32)

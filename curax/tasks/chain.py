@@ -134,23 +134,11 @@ def prompts(prompt_id: jax.Array, *, depth: int, held_out: bool) -> Prompts:
 
 
 def _prompt(prompt_id, *, depth, held_out):
-    side = jax.random.key(1 if held_out else 0)
-    k_length, k_ops, k_operands, k_class, k_half = jax.random.split(
-        jax.random.fold_in(side, prompt_id), 5
-    )
-    used = jnp.arange(depth) < jax.random.randint(k_length, (), 1, depth + 1)
-    ops = MODULUS + jax.random.randint(k_ops, (depth,), 0, len(OPERATIONS))
-    ops = jnp.where(used, ops, BLANK)
-    operands = jax.random.randint(k_operands, (depth,), *OPERANDS)
-    operands = jnp.where(used, operands, BLANK)
-    h = jnp.uint32(0)
-    for token in (*ops, *operands):
-        mixed = (h ^ token.astype(jnp.uint32)) * jnp.uint32(2654435761)
-        h = mixed ^ (mixed >> 15)
+    signs = {"first": MODULUS, "blank": BLANK}
     # Values 0..15 hold two of each class modulo 8.
-    wanted = 0 if held_out else jax.random.randint(k_class, (), 1, 8)
-    half = jax.random.randint(k_half, (), 0, 2)
-    value = (wanted - (h % 8).astype(jnp.int32)) % 8 + 8 * half
+    ops, operands, value, _ = drawn(
+        prompt_id, depth=depth, held_out=held_out, times=2, **signs
+    )
     tokens = jnp.concatenate([value[None], ops, operands, jnp.array([GO])])
     tokens = tokens.astype(jnp.int32)
     return Prompts(
@@ -159,6 +147,32 @@ def _prompt(prompt_id, *, depth, held_out):
         id=prompt_id,
         target=run(tokens, jnp.zeros(depth, bool)),
     )
+
+
+def drawn(prompt_id, *, depth, held_out, times, first, blank):
+    """The chain of an id: operators and operands `[depth]`, value and length `[]`.
+
+    Operators are tokens from `first` on, and places without a link are `blank`. A value
+    is one of `times` of its class modulo 8, by which the chain is held out or not.
+    """
+    side = jax.random.key(1 if held_out else 0)
+    k_length, k_ops, k_operands, k_class, k_rest = jax.random.split(
+        jax.random.fold_in(side, prompt_id), 5
+    )
+    length = jax.random.randint(k_length, (), 1, depth + 1)
+    used = jnp.arange(depth) < length
+    ops = first + jax.random.randint(k_ops, (depth,), 0, len(OPERATIONS))
+    ops = jnp.where(used, ops, blank)
+    operands = jax.random.randint(k_operands, (depth,), *OPERANDS)
+    operands = jnp.where(used, operands, blank)
+    h = jnp.uint32(0)
+    for token in (*ops, *operands):
+        mixed = (h ^ token.astype(jnp.uint32)) * jnp.uint32(2654435761)
+        h = mixed ^ (mixed >> 15)
+    wanted = 0 if held_out else jax.random.randint(k_class, (), 1, 8)
+    rest = jax.random.randint(k_rest, (), 0, times)
+    value = (wanted - (h % 8).astype(jnp.int32)) % 8 + 8 * rest
+    return ops, operands, value, length
 
 
 def run(tokens: jax.Array, wrong: jax.Array) -> jax.Array:
