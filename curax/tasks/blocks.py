@@ -1,9 +1,18 @@
-"""Hints before a prompt, as the embedded tasks give them: a block of a fixed width."""
+"""Prompts of embedded tasks, and hints before them: a block of a fixed width."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from curax.types import Contexts, Hinting, Prompts
+
+
+def full(tokens: jax.Array, prompt_id: jax.Array, target: Any) -> Prompts:
+    """Prompts of one length: all of their tokens count."""
+    mask = jnp.ones(tokens.shape, bool)
+    return Prompts(tokens=tokens, mask=mask, id=prompt_id, target=target)
 
 
 def block(
@@ -45,16 +54,20 @@ def before(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> Contexts:
 
 
 def last_in_place(
-    right: jax.Array, counts: jax.Array, tokens: jax.Array, mask: jax.Array
+    solution: Callable[[Prompts], tuple[jax.Array, jax.Array]],
+    prompts: Prompts,
+    tokens: jax.Array,
+    mask: jax.Array,
 ) -> jax.Array:
     """`[B, L]` bool, whether hints hold the last token of a solution at its place.
 
     Args:
-        right: `[B, S]` int32, solutions.
-        counts: `[B, S]` bool, their tokens.
+        solution: of `Hinting`, solutions `[B, S]` and their mask.
+        prompts: B of them.
         tokens: `[B, L, S']` int32, hints.
         mask: `[B, L, S']` bool.
     """
+    right, counts = solution(prompts)
     width = min(right.shape[-1], tokens.shape[-1])
     last = jnp.sum(counts, -1) - 1  # [B]
     same = mask[..., :width] & (tokens[..., :width] == right[:, None, :width])

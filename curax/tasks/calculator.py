@@ -81,7 +81,11 @@ def task(
         pad=PAD,
     )
     behind = partial(hinted, share=hinted_traces, traces=of_teacher)
-    hinting = Hinting(solution=solution, wrap=partial(wrap, depth=depth), leaks=leaks)
+    hinting = Hinting(
+        solution=solution,
+        wrap=partial(blocks.block, sign=HINT, width=depth, blank=BLANK, pad=PAD),
+        leaks=partial(blocks.last_in_place, solution),
+    )
     contexts = partial(blocks.shown, hinting=hinting, share=hinted_traces)
     return Task(
         vocab_size=len(NAMES) if hints else HINT,
@@ -124,8 +128,8 @@ def _prompt(prompt_id, *, depth, held_out):
         prompt_id, depth=depth, held_out=held_out, times=TIMES, **signs
     )
     used = jnp.arange(depth) < length
-    blocks = jnp.full((depth, BLOCK), BLANK).at[:, 0].set(ops).at[:, 1].set(operands)
-    tokens = jnp.concatenate([blocks.reshape(-1), value[None], jnp.array([GO])])
+    links = jnp.full((depth, BLOCK), BLANK).at[:, 0].set(ops).at[:, 1].set(operands)
+    tokens = jnp.concatenate([links.reshape(-1), value[None], jnp.array([GO])])
     tokens = tokens.astype(jnp.int32)
 
     def link(value, item):
@@ -134,18 +138,10 @@ def _prompt(prompt_id, *, depth, held_out):
         return value, None
 
     answer, _ = jax.lax.scan(link, value, (ops, operands, used))
-    return Prompts(
-        tokens=tokens,
-        mask=jnp.ones(tokens.shape, bool),
-        id=prompt_id,
-        target={
-            "ops": ops.astype(jnp.int32),
-            "operands": operands.astype(jnp.int32),
-            "value": value.astype(jnp.int32),
-            "length": length.astype(jnp.int32),
-            "answer": answer.astype(jnp.int32),
-        },
-    )
+    target = {"ops": ops, "operands": operands, "value": value}
+    target |= {"length": length, "answer": answer}
+    target = {name: leaf.astype(jnp.int32) for name, leaf in target.items()}
+    return blocks.full(tokens, prompt_id, target)
 
 
 def result(op: jax.Array, value: jax.Array, operand: jax.Array) -> jax.Array:
@@ -178,13 +174,7 @@ def observe(
         "last": jnp.where(asks, given, state["last"]),
     }
     right = done & (second == state["answer"])
-    seen = Observation(
-        tokens=given[None],
-        length=jnp.int32(1),
-        done=done,
-        reward=right.astype(jnp.float32),
-    )
-    return {**state, **after}, seen
+    return {**state, **after}, episodes.one_token(given, done, right)
 
 
 def measure(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -223,18 +213,6 @@ def solution(prompts: Prompts) -> tuple[jax.Array, jax.Array]:
         return jnp.where(used, jax.lax.scan(link, target["value"], items)[1], PAD), used
 
     return jax.vmap(values)(prompts.target)
-
-
-def wrap(
-    tokens: jax.Array, mask: jax.Array, *, depth: int
-) -> tuple[jax.Array, jax.Array]:
-    """The block of each hint, `[..., depth + 1]`: the token `HINT`, then values."""
-    return blocks.block(tokens, mask, sign=HINT, width=depth, blank=BLANK, pad=PAD)
-
-
-def leaks(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """`[B, L]` bool, whether hints `[B, L, S]` hold the last running value in place."""
-    return blocks.last_in_place(*solution(prompts), tokens, mask)
 
 
 def hinted(

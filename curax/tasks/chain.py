@@ -107,7 +107,7 @@ def hinting(
     return Hinting(
         solution=solution,
         wrap=partial(wrap, depth=depth),
-        leaks=leaks,
+        leaks=partial(blocks.last_in_place, solution),
         writing_contexts=ask,
         parse=partial(read, levels=levels),
         from_file=filed,
@@ -141,12 +141,7 @@ def _prompt(prompt_id, *, depth, held_out):
     )
     tokens = jnp.concatenate([value[None], ops, operands, jnp.array([GO])])
     tokens = tokens.astype(jnp.int32)
-    return Prompts(
-        tokens=tokens,
-        mask=jnp.ones(tokens.shape, bool),
-        id=prompt_id,
-        target=run(tokens, jnp.zeros(depth, bool)),
-    )
+    return blocks.full(tokens, prompt_id, run(tokens, jnp.zeros(depth, bool)))
 
 
 def drawn(prompt_id, *, depth, held_out, times, first, blank):
@@ -228,11 +223,6 @@ def wrap(
 ) -> tuple[jax.Array, jax.Array]:
     """The block of each hint, `[..., depth + 1]`: a sign, then `depth` values."""
     return blocks.block(tokens, mask, sign=sign, width=depth, blank=BLANK, pad=PAD)
-
-
-def leaks(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """`[B, L]` bool, whether hints `[B, L, S]` hold the last running value in place."""
-    return blocks.last_in_place(*solution(prompts), tokens, mask)
 
 
 def ask(prompts: Prompts) -> Contexts:

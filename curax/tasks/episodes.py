@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from curax.types import Environment, Prompts
+from curax.types import Environment, Observation, Prompts
 
 # (key, state of the environment) -> tokens [U] int32 of the next turn, their number []
 Teacher = Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]]
@@ -19,6 +19,16 @@ class Played(NamedTuple):
     tokens: jax.Array  # int32, with observations; `pad` after the end
     mask: jax.Array  # bool, tokens that the teacher wrote
     outcome: jax.Array  # [B] float32, sum of the rewards
+
+
+def one_token(token: jax.Array, done: jax.Array, right: jax.Array) -> Observation:
+    """An observation of one token, whose reward is 1 where the turn was right."""
+    return Observation(
+        tokens=token[None],
+        length=jnp.int32(1),
+        done=done,
+        reward=right.astype(jnp.float32),
+    )
 
 
 def played(

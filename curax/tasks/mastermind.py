@@ -87,8 +87,11 @@ def task(
         for share in (careful, 1.0)
     )
     behind = partial(hinted, share=hinted_traces, traces=some, behind_hints=sure)
+    signs = {"sign": words.hint, "blank": words.blank, "pad": words.pad}
     hinting = Hinting(
-        solution=partial(solution, words), wrap=partial(wrap, words), leaks=leaks
+        solution=partial(solution, words),
+        wrap=partial(blocks.block, width=words.most, **signs),
+        leaks=leaks,
     )
     contexts = partial(blocks.shown, hinting=hinting, share=hinted_traces)
     return Task(
@@ -161,12 +164,7 @@ def prompts(
     code = jnp.argmax(fits, -1)
     answer = jnp.asarray(words.answers)[guess, code] + words.first
     tokens = jnp.stack([guess, answer, jnp.full_like(guess, words.go)], -1)
-    return Prompts(
-        tokens=tokens,
-        mask=jnp.ones(tokens.shape, bool),
-        id=prompt_id,
-        target=fits,
-    )
+    return blocks.full(tokens, prompt_id, fits)
 
 
 def reset(words: Words, key: jax.Array, target: jax.Array) -> dict[str, jax.Array]:
@@ -198,18 +196,13 @@ def observe(
     turns = state["turns"] + 1
     careful = valid & state["fits"][guess]
     right = valid & (guess == state["code"])
-    seen = Observation(
-        tokens=jnp.where(valid, answer + words.first, words.error)[None],
-        length=jnp.int32(1),
-        done=right | (turns == guesses),
-        reward=right.astype(jnp.float32),
-    )
+    said = jnp.where(valid, answer + words.first, words.error)
     return {
         "code": state["code"],
         "fits": jnp.where(valid, state["fits"] & agrees, state["fits"]),
         "turns": turns,
         "careful": state["careful"] + careful.astype(jnp.int32),
-    }, seen
+    }, episodes.one_token(said, right | (turns == guesses), right)
 
 
 def measure(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -236,14 +229,6 @@ def solution(words: Words, prompts: Prompts) -> tuple[jax.Array, jax.Array]:
     count = jnp.sum(prompts.target, -1, keepdims=True)
     mask = jnp.arange(words.most)[None] < count
     return jnp.where(mask, order, words.pad).astype(jnp.int32), mask
-
-
-def wrap(
-    words: Words, tokens: jax.Array, mask: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The block of each hint, `[..., S + 1]`: the token `hint`, then codes."""
-    signs = {"sign": words.hint, "blank": words.blank, "pad": words.pad}
-    return blocks.block(tokens, mask, width=words.most, **signs)
 
 
 def leaks(prompts: Prompts, tokens: jax.Array, mask: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ import numpy as np
 
 from curax.settings.config_types import ConfigError, Count
 from curax.settings.declared import declares
-from curax.tasks import episodes
+from curax.tasks import blocks, episodes
 from curax.types import Environment, Observation, Prompts, Task
 
 MOST = (2, 3, 4)  # m
@@ -100,12 +100,7 @@ def prompts(words: Words, asked: np.ndarray, prompt_id: jax.Array) -> Prompts:
     pair = jnp.asarray(asked)[prompt_id % len(asked)]
     go = jnp.full((*prompt_id.shape, 1), words.go, jnp.int32)
     tokens = jnp.concatenate([pair, go], -1)
-    return Prompts(
-        tokens=tokens,
-        mask=jnp.ones(tokens.shape, bool),
-        id=prompt_id,
-        target=pair,
-    )
+    return blocks.full(tokens, prompt_id, pair)
 
 
 def reset(key: jax.Array, target: jax.Array) -> dict[str, jax.Array]:
@@ -127,19 +122,13 @@ def observe(
     its = jax.random.randint(key, (), 1, jnp.minimum(most, jnp.maximum(left, 1)) + 1)
     after = jnp.maximum(left - its, 0).astype(jnp.int32)
     best = allowed & (left % (most + 1) == 0)
-    seen = Observation(
-        tokens=after[None],
-        length=jnp.int32(1),
-        done=~allowed | (after == 0),
-        reward=won.astype(jnp.float32),
-    )
     return {
         "most": most,
         "pile": after,
         "key": state["key"],
         "turns": state["turns"] + 1,
         "best": state["best"] + best.astype(jnp.int32),
-    }, seen
+    }, episodes.one_token(after, ~allowed | (after == 0), won)
 
 
 def measure(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
