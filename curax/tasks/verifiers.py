@@ -14,7 +14,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -151,7 +150,7 @@ def prompts_of(side: Side, count: int, name: str, deadline: float) -> list[list[
         ValueError: an episode has none.
     """
     rows: list[list[int]] = []
-    told = time.monotonic()
+    progress = file_task.ScanProgress(name)
     while len(rows) < count:
         numbers = range(len(rows), min(len(rows) + AT_ONCE, count))
         episodes = [side.begin(number, 0) for number in numbers]
@@ -168,11 +167,7 @@ def prompts_of(side: Side, count: int, name: str, deadline: float) -> list[list[
                 )
             rows.append(said.tokens)
         side.close([one.name for one in episodes])
-        if time.monotonic() - told > file_task.REPORT_SECONDS:
-            told = time.monotonic()
-            print(
-                f"{name}: {len(rows)} of {count} prompts", file=sys.stderr, flush=True
-            )
+        progress(len(rows), count)
     return rows
 
 

@@ -20,15 +20,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SIDE = Path(__file__).with_name("verifiers_side.py")
+from curax.tasks import verifiers_side
+from curax.tasks.verifiers_side import KEY, POLICY
+
+SIDE = Path(verifiers_side.__file__)
 START = 300.0  # seconds for the process to load what it is to run
 TOLD = 10.0  # seconds in which a request and the line about its episode meet
 LONGEST = 2**20  # tokens that a policy may have in a context, as the client is told
-KEY, POLICY = "CURAX_EPISODES_KEY", "policy"  # as of the other side
 LOCAL = "127.0.0.1,localhost"
 
 
@@ -45,19 +48,16 @@ class Asked:
     def __init__(self, trace: str, tokens: list[int]):
         """Ask; nothing is written yet."""
         self.trace, self.tokens = trace, tokens
-        self._written: list[int] | None = None
-        self._over = threading.Event()
+        self._written = Future[list[int] | None]()
 
     def reply(self, tokens: list[int] | None) -> None:
         """Say what the policy has written, once; None: it will write nothing."""
-        if not self._over.is_set():
-            self._written = tokens
-            self._over.set()
+        with contextlib.suppress(InvalidStateError):
+            self._written.set_result(tokens)
 
     def written(self) -> list[int] | None:
         """What the policy has written, once it has."""
-        self._over.wait()
-        return self._written
+        return self._written.result()
 
 
 class Episode:
