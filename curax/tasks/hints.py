@@ -142,51 +142,6 @@ def hint_request(question: str, solution: str, levels: int) -> tuple[str, str]:
     return system, f"Problem:\n{question}\n\nSolution:\n{solution}"
 
 
-class HintFile:
-    """A file of hints, looked up by the question."""
-
-    def __init__(
-        self,
-        path: str,
-        longest: Callable[[Problem], int],
-        *,
-        levels: int,
-        on_error: str,
-    ):
-        """Scan the file.
-
-        Args:
-            path: file of records with `question` and `hints`, a list of texts by level.
-            longest: tokens of the longest hint of a problem.
-            levels: hints per record, at most.
-            on_error: "raise" at a broken record, or "skip" it.
-
-        Raises:
-            ValueError: no record is usable, or one is broken.
-        """
-        self._levels = levels
-        index = sources.scan(
-            sources.open_records(path),
-            self._hinted,
-            longest,
-            longest=2**31,
-            on_error=on_error,
-        )
-        hints = (problem.hints for problem in index.problems)
-        self._hints = dict(zip(index.digests, hints, strict=True))
-        self.longest, self.broken = index.longest, index.counts["broken"]
-
-    def __call__(self, problem: Problem) -> tuple[str | None, ...]:
-        """The hints of a problem by level; of its own record if not in the file."""
-        return self._hints.get(sources.digest(problem.question), problem.hints)
-
-    def _hinted(self, record: layouts.Record) -> Problem:
-        problem = layouts.fields(record, answer=None, hints="hints")
-        if error := excess_hints(problem, self._levels):
-            raise layouts.LayoutError(error)
-        return problem
-
-
 def excess_hints(problem: Problem, levels: int) -> str | None:
     """Sentence about a problem with more than `levels` hints; None for others."""
     if len(problem.hints) <= levels:
@@ -225,7 +180,8 @@ class HintWriter:
             words: introduction of a hint, with the hint in place of `{hint}`.
             levels: L, levels of hints.
             longest: tokens of a request for hints, at most; longer ones are not made.
-            file: of hints, see `HintFile`; None: those in the problems' own records.
+            file: of records with `question` and `hints`, a list of texts by level;
+                None: the hints are those in the problems' own records.
             on_error: "raise" at a broken record of that file, or "skip" it.
 
         Raises:
@@ -240,12 +196,19 @@ class HintWriter:
         self._format, self._problem, self._count = prompt_format, problem, count
         self._levels, self._longest = levels, longest
         self._before, _, self._behind = words.partition("{hint}")
-        self._file = None
+        self._filed: dict[bytes, tuple[str | None, ...]] = {}  # by digest of a question
+        requests, solutions, hints, broken = [], [], [0], 0
         if file is not None:
-            self._file = HintFile(
-                file, self._longest_hint, levels=levels, on_error=on_error
+            index = sources.scan(
+                sources.open_records(file),
+                self._of_record,
+                self._longest_hint,
+                longest=2**31,
+                on_error=on_error,
             )
-        requests, solutions, hints = [], [], [self._file.longest if self._file else 0]
+            found = (one.hints for one in index.problems)
+            self._filed = dict(zip(index.digests, found, strict=True))
+            hints, broken = [index.longest], index.counts["broken"]
         self._hinted = 0
         for one in map(problem, range(count)):
             requests.append(len(self._request(one)))
@@ -270,8 +233,8 @@ class HintWriter:
             f"{solved} solutions to hint with, {asked} of them short enough to ask for "
             f"hints, {self._hinted} with hints of a file"
         )
-        if self._file and self._file.broken:
-            self.summary += f" ({self._file.broken} broken)"
+        if broken:
+            self.summary += f" ({broken} broken)"
         prompt_format.tail(problem(0))  # raises where the template hides the turn
 
     @property
@@ -361,8 +324,16 @@ class HintWriter:
         ids = self._format.encode_turn(user, system=system)
         return ids if len(ids) <= self._longest else []
 
+    def _of_record(self, record: layouts.Record) -> Problem:
+        """The question and the hints of a record of a file of hints."""
+        problem = layouts.fields(record, answer=None, hints="hints")
+        if error := excess_hints(problem, self._levels):
+            raise layouts.LayoutError(error)
+        return problem
+
     def _hints(self, problem: Problem) -> tuple[str | None, ...]:
-        return self._file(problem) if self._file else problem.hints
+        """The hints of a problem by level; of its own record if in no file."""
+        return self._filed.get(sources.digest(problem.question), problem.hints)
 
     def _longest_hint(self, problem: Problem) -> int:
         if error := excess_hints(problem, self._levels):
