@@ -99,7 +99,9 @@ def test_what_is_held_out_is_never_in_a_training_problem(seed, count, kind):
     made = wp.problem(seed, steps=count, unseen=kind)
     numbers = map(int, re.findall(r"\d+", made.question()))
     assert any(map(wp.is_unseen, numbers)) == (kind == "numbers")
-    assert {form.held_out for form in made.forms} == {kind == "forms"}
+    own = [step.form for step in [*made.steps, *filter(None, [made.aside])]]
+    forms = [made.begins, *own, made.asks]
+    assert {form.held_out for form in forms} == {kind == "forms"}
 
 
 @given(seeds, steps)

@@ -138,17 +138,6 @@ class WordProblem:
     words: Mapping[str, str]
 
     @property
-    def forms(self) -> list[Form]:
-        """The sentences, in the order of the text; a distractor's last."""
-        own = [step.form for step in self.steps if step.sign != "*"]
-        return [
-            self.begins,
-            *own,
-            self.asks,
-            *([self.aside.form] if self.aside else []),
-        ]
-
-    @property
     def numbers(self) -> list[int]:
         """The numbers in the text; a distractor's last."""
         steps = [*self.steps, *([self.aside] if self.aside else [])]
