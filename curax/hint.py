@@ -28,7 +28,6 @@ from curax.types import (
     Float,
     FloatG,
     Hinting,
-    Hints,
     Int,
     Prompts,
 )
@@ -435,44 +434,6 @@ def from_file(
             "it in the task, or choose another source."
         )
     return _of_levels(hinting.from_file(prompts), levels)
-
-
-def ready(
-    hinting: Hinting, prompts: Prompts, tokens: Any, mask: Any, *, width: int
-) -> tuple[Hints, dict[str, Any]]:
-    """Hints as they go into contexts: none that leaks, wrapped, none too long.
-
-    A hint that gives the answer away is dropped, and so is one that is longer than
-    `width` with the words around it: half a hint is another hint. A level that is
-    dropped is missing and can be told from one that never was given.
-
-    Args:
-        hinting: whose `leaks` and `wrap` are asked, in this order.
-        prompts: B prompts.
-        tokens: `[B, L, S]` int32, what a source gave.
-        mask: `[B, L, S]` bool.
-        width: H, tokens of a hint at most, its introduction included; static.
-
-    Returns:
-        Hints of width H, token 0 where their mask is False, and three grids `[B, L]`
-        bool, True on levels without a hint, each with the first reason: "missing",
-        nothing was given; "leaked"; "overlong". Arrays of the kind that came in.
-
-    Raises:
-        AssertionError: while tracing, if the shapes of tokens and mask differ.
-    """
-    chex.assert_equal_shape([tokens, mask])
-    given = mask.any(-1)
-    leaked = given & hinting.leaks(prompts, tokens, mask)
-    tokens, mask = hinting.wrap(tokens, mask)
-    overlong = given & ~leaked & mask[..., width:].any(-1)
-    xp: Any = tokens.__array_namespace__()
-    more = ((0, 0), (0, 0), (0, max(width - tokens.shape[-1], 0)))
-    stays = given & ~leaked & ~overlong
-    mask = xp.pad(mask[..., :width], more) & stays[..., None]
-    tokens = xp.where(mask, xp.pad(tokens[..., :width], more), 0)
-    why = {"missing": ~given, "leaked": leaked, "overlong": overlong}
-    return Hints(tokens=tokens, mask=mask), why
 
 
 # ----- credit of completions drawn with a hint and trained without

@@ -15,18 +15,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammainc, gammaincc
 
 from curax.arrays import checks, masked
-from curax.types import BoolG, BoolY, Float, FloatG, FloatGY, FloatY, Int1, IntG, IntGY
-
-_NODES = 64  # of the integral in `null_chance`; more change its fifth digit at most
-
+from curax.types import BoolG, BoolY, Float, FloatG, FloatGY, FloatY, Int1, IntG
 
 Scores = Annotated[jax.Array, "[F] float"]  # of candidates
 Kept = Annotated[jax.Array, "[F] bool"]
-CandidateIds = Annotated[jax.Array, "[F] int"]
-Ids = Annotated[jax.Array, "[P] int"]
 Scalar = Annotated[jax.Array, "[] float"]
 
 
@@ -143,9 +137,8 @@ def denoised(spread: Spread, mask: BoolY, *, floor: float | jax.Array = 3.0) -> 
     """
     degrees = jnp.maximum(spread.count - 1.0, 1.0)[..., None]
     square = spread.variance * (degrees + 1.0) / degrees
-    order, tokens = _sorted(square, mask)
-    lower, upper = (tokens - 1) // 2, tokens // 2
-    noise = 0.5 * (_at(order, lower) + _at(order, upper))[..., None]
+    lower, upper = middle(square, mask)
+    noise = 0.5 * (lower + upper)[..., None]
     above = square - noise * (1.0 + floor * jnp.sqrt(2.0 / degrees))
     return jnp.where(mask, jnp.maximum(above, 0.0), 0.0)
 
@@ -234,12 +227,12 @@ def certainty(
         level = jnp.asarray(baseline, jnp.float32)
         gap = logp - (level[..., None, :] if shared else level)
 
-    whole = _spread(logp, exists, mask, clip_nats)
+    whole = spread_of(logp, exists, mask, clip_nats)
     if leave_one_out:
 
         def without(one: jax.Array) -> Spread:
             others = exists & ~jnp.broadcast_to(one, exists.shape)
-            return _spread(logp, others, mask, clip_nats)
+            return spread_of(logp, others, mask, clip_nats)
 
         each = jnp.eye(exists.shape[-1], dtype=bool)
         axes = Spread(variance=-2, count=-1)  # pyright: ignore[reportArgumentType]
@@ -272,7 +265,6 @@ def no_thought(
     References:
         arXiv:2506.13351, R3 with a masked baseline; what masks is not published.
     """
-    del pad
     end = jnp.asarray(delimiter, tokens.dtype)
     return tokens.at[:, : end.shape[0]].set(end), jnp.full_like(length, end.shape[0])
 
@@ -384,133 +376,6 @@ def floor(
     return _left(reward, _at_least_two(jnp.asarray(exists)))
 
 
-@checks.contract()
-def worst_rank(rank: IntGY, exists: BoolG, mask: BoolY, *, share: float = 0.2) -> Float:
-    """How hard a prompt is: the worst ranks of the reference, after the best thought.
-
-        min_i mean of the ceil(share T) largest rank_ij,  T tokens of the reference
-
-    Args:
-        rank: `[..., G, Y]` int, place of each reference token among all tokens, sorted
-            by probability: 1 is the likeliest.
-        exists: `[..., G]` bool, completions that are compared.
-        mask: `[..., Y]` bool, tokens of the reference.
-        share: of the reference that is looked at, one token at least; in [0, 1], read
-            to 6 decimals; static.
-
-    Returns:
-        `[...]` float32, at least 1; inf without completions or without a reference.
-
-    Raises:
-        AssertionError: while tracing, if shapes do not fit or dtypes are not (int,
-            bool, bool).
-
-    References:
-        arXiv:2506.13351, the query filter. Its share and its bound are not published.
-    """
-    width = rank.shape[-1]
-    table = jnp.asarray(np.maximum(_parts(share, width, math.ceil), 1))
-    worst = table[jnp.sum(mask, axis=-1)][..., None, None]
-    order = jnp.sort(jnp.where(mask[..., None, :], rank, 0), -1, descending=True)
-    taken = jnp.arange(width).reshape(*(1,) * (rank.ndim - 1), -1) < worst
-    taken = jnp.broadcast_to(taken, rank.shape)
-    hard = masked.mean(order, taken)
-    some = exists & jnp.any(mask, axis=-1, keepdims=True)
-    return jnp.min(hard, axis=-1, where=some, initial=jnp.inf)
-
-
-@checks.contract()
-def flatness(
-    logp: FloatGY, exists: BoolG, mask: BoolY, *, clip_nats: float | jax.Array = 8.0
-) -> Float:
-    """The largest spread of a token: max_j sigma_j. Small where thoughts do not matter.
-
-    Noise alone makes it larger the longer the reference is, by a third from 5 tokens to
-    600 with 16 completions. The standard deviation of R3 and `null_chance` do not.
-
-    Args:
-        logp: as `certainty`.
-        exists: as `certainty`.
-        mask: as `certainty`.
-        clip_nats: as `certainty`.
-
-    Returns:
-        `[...]` float32, nats; 0 with fewer than 2 completions or without a reference.
-
-    Raises:
-        AssertionError: as `certainty`.
-
-    References:
-        arXiv:2506.13351, the query filter.
-    """
-    square = _spread(logp, exists, mask, clip_nats).variance
-    return jnp.sqrt(jnp.max(square, axis=-1, where=mask, initial=0.0))
-
-
-@checks.contract()
-def null_chance(
-    logp: FloatGY, exists: BoolG, mask: BoolY, *, clip_nats: float | jax.Array = 8.0
-) -> Float:
-    """The chance that noise alone makes one token stand out as much as it does.
-
-        P(max_j s_j^2 / s0^2 >= what was seen),  s0^2 the k-th smallest s_j^2,
-        k = ceil(T / 2),  (n - 1) s_j^2 / v ~ chi^2(n - 1), independent, any v
-
-    For an odd number T of tokens s0^2 is their median, for an even one the lower of the
-    two in the middle. The law of the ratio is exact, with s0^2 as random as it is:
-    given s0^2, the T - k variances above it are independent draws of chi^2 above that,
-
-        P(ratio < x) = E[(1 - S(x s0^2) / S(s0^2))^(T - k)],  S(u) = P(chi^2 >= u),
-
-    and F(s0^2) = 1 - S(s0^2) is a draw of Beta(k, T - k + 1); the mean is an integral
-    over log s0^2, by the trapezoid rule. So under noise this is uniform on [0, 1],
-    whatever T and n are. Tokens whose noise differs in size pass for signal.
-
-    Args:
-        logp: as `certainty`.
-        exists: as `certainty`.
-        mask: as `certainty`.
-        clip_nats: as `certainty`.
-
-    Returns:
-        `[...]` float32 in [0, 1]; 1 where there is nothing to compare: with fewer than
-        2 completions or tokens, or without any spread.
-
-    Raises:
-        AssertionError: as `certainty`.
-
-    References:
-        Ours, for the cut by `flatness` in arXiv:2506.13351.
-    """
-    spread = _spread(logp, exists, mask, clip_nats)
-    order, tokens = _sorted(spread.variance, mask)
-    noise = _at(order, (tokens - 1) // 2)
-    largest = jnp.max(spread.variance, axis=-1, where=mask, initial=0.0)
-    able = (tokens > 1) & (spread.count > 1) & (largest > 0)
-    ratio = jnp.where(noise > 0, largest / jnp.where(noise > 0, noise, 1.0), 1.0)
-
-    shape = jnp.where(able, 0.5 * (spread.count - 1.0), 1.0)[..., None]
-    n = jnp.where(able, tokens, 2).astype(jnp.float32)[..., None]
-    k = jnp.ceil(0.5 * n)
-    # log of the median of Gamma(shape), the width of its estimate, and the left tail,
-    # where the density of log s0^2 falls like exp(shape k log s0^2).
-    centre = jnp.log(shape) + 3.0 * jnp.log1p(-1.0 / (9.0 * shape))
-    width = 1.25 / jnp.sqrt(shape * n)
-    low, high = 6.0 * width + 18.0 / (shape * k), 8.0 * width
-    nodes = jnp.linspace(0.0, 1.0, _NODES).reshape(*(1,) * mask[..., 0].ndim, -1)
-    at = centre - low + nodes * (low + high)
-    u, a = jnp.exp(at), jnp.broadcast_to(shape, at.shape)
-    tiny = jnp.finfo(jnp.float32).tiny
-    above = jnp.maximum(gammaincc(a, u), tiny)
-    density = (k - 1.0) * jnp.log(jnp.maximum(gammainc(a, u), tiny))
-    density += (n - k) * jnp.log(above) + a * at - u
-    density = jax.nn.softmax(density, axis=-1)
-    beyond = jnp.minimum(gammaincc(a, ratio[..., None] * u) / above, 1.0)
-    chance = -jnp.sum(density * jnp.expm1((n - k) * jnp.log1p(-beyond)), axis=-1)
-    chance = jnp.where(noise > 0, jnp.clip(chance, 0.0, 1.0), 0.0)
-    return jnp.where(able, chance, 1.0)
-
-
 @checks.contract(ranks="hardest")
 def percentile(
     hard: Scores,
@@ -550,7 +415,7 @@ def percentile(
     """
     known, easy = _known(hard, spread, hardest)
     size = spread.shape[-1]
-    dropped = jnp.asarray(_parts(flattest, size, math.floor))[jnp.sum(known)]
+    dropped = jnp.asarray(parts(flattest, size, math.floor))[jnp.sum(known)]
     order = jnp.argsort(jnp.where(known, spread, -jnp.inf), descending=True)
     place = jnp.argsort(order)
     return known & easy & (place < jnp.sum(known) - dropped), state
@@ -640,55 +505,37 @@ def null_test(
     return known & easy & (null <= level), state
 
 
-@checks.contract()
-def chosen(
-    keep: Kept, before: Ids, ids: CandidateIds, *, count: int, carried: int
-) -> jax.Array:
-    """The prompts of the next pool: candidates that were kept, then some of the last.
-
-    Kept candidates come in their order, and again from the first one where they are too
-    few; if none was kept, all candidates count as kept. Behind them stand the first of
-    the pool before, which were new in it as long as `carried` is at most half of it: no
-    prompt is carried twice in a row.
-
-    Args:
-        keep: `[F]` bool, candidates that stay.
-        before: `[P]` int32, ids of the pool before, P at least `carried`; below 0:
-            there was none, and all are taken of the candidates.
-        ids: `[F]` int32, ids of the candidates, at least one.
-        count: size of the pool; static.
-        carried: how many of them come from the pool before, at most `count`; static.
-
-    Returns:
-        `[count]` int32, ids.
-
-    Raises:
-        AssertionError: while tracing, if shapes, dtypes or counts are not these.
-
-    References:
-        arXiv:2506.13351 carries a tenth of the training set from filter to filter.
-    """
-    chex.assert_scalar_in(carried, 0, min(count, before.shape[0]))
-    taken = keep | ~jnp.any(keep)
-    order = jnp.argsort(~taken)  # stable: those taken stand first, in their order
-    place = jnp.arange(count)
-    new = ids[order[place % jnp.sum(taken)]]
-    if not carried:
-        return new
-    own = place - (count - carried)
-    old = before[jnp.maximum(own, 0)]
-    return jnp.where((own >= 0) & (old >= 0), old, new)
-
-
-def _spread(
+def spread_of(
     logp: jax.Array, exists: jax.Array, mask: jax.Array, clip_nats: float | jax.Array
 ) -> Spread:
+    """The spread of log-probs `[..., G, Y]`; arguments as `certainty`."""
     counts = exists[..., :, None] & mask[..., None, :]
     clipped = jnp.maximum(jnp.asarray(logp, jnp.float32), -clip_nats)
     low, _ = masked.extent(clipped, counts, axis=-2, keepdims=True)
     # Taken from the smallest, equal ones have exactly no variance.
     square = masked.variance(clipped - low, counts, axis=-2)
     return Spread(variance=square, count=masked.total(exists, exists))
+
+
+def middle(values: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`[...]`, the two of the values `[..., Y]` in the middle, the lower one first.
+
+    Both are the median of an odd number of values that count; 0 where none does.
+    """
+    order, count = jnp.sort(jnp.where(mask, values, jnp.inf), -1), jnp.sum(mask, -1)
+
+    def at(place: jax.Array) -> jax.Array:
+        place = jnp.maximum(place, 0)[..., None]
+        found = jnp.take_along_axis(order, place, axis=-1)[..., 0]
+        return jnp.where(jnp.isfinite(found), found, 0.0)
+
+    return at((count - 1) // 2), at(count // 2)
+
+
+def parts(share: float, most: int, rounded: Callable[[float], int]) -> np.ndarray:
+    """`[most + 1]` int32: share n for n = 0 .. most, as decimals make it."""
+    parts = [rounded(round(share * n, 6)) for n in range(most + 1)]
+    return np.asarray(parts, np.int32)
 
 
 def _shares(
@@ -703,30 +550,12 @@ def _shares(
     return given / jnp.where(total > 0, total, 1.0), empty[..., 0]
 
 
-def _sorted(values: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Values in rising order, those that count first, and how many these are."""
-    return jnp.sort(jnp.where(mask, values, jnp.inf), -1), jnp.sum(mask, -1)
-
-
-def _at(order: jax.Array, place: jax.Array) -> jax.Array:
-    """`[...]` the entry at a place, finite also where there is none."""
-    place = jnp.maximum(place, 0)[..., None]
-    found = jnp.take_along_axis(order, place, axis=-1)[..., 0]
-    return jnp.where(jnp.isfinite(found), found, 0.0)
-
-
 def _at_least_two(exists: jax.Array) -> jax.Array:
     return exists & (masked.total(exists, exists, keepdims=True) > 1)
 
 
 def _left(reward: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(exists, jnp.asarray(reward, jnp.float32), 0.0), exists
-
-
-def _parts(share: float, most: int, rounded: Callable[[float], int]) -> np.ndarray:
-    """`[most + 1]` int32: share n for n = 0 .. most, as decimals make it."""
-    parts = [rounded(round(share * n, 6)) for n in range(most + 1)]
-    return np.asarray(parts, np.int32)
 
 
 def _known(

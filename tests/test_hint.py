@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from curax import advantage, hint
+from curax.step.methods import hint_sources
 from curax.types import Hinting, Prompts
 
 gate_of_four = partial(hint.gate_chance, size=4)
@@ -387,8 +388,8 @@ def test_hints_are_wrapped_whole_or_missing(run):
     @run
     def made(prompts):
         tokens, mask = hint.reference_prefix(HINTING, prompts, levels=3, written=None)
-        narrow = hint.ready(HINTING, prompts, tokens, mask, width=4)
-        return narrow, hint.ready(HINTING, prompts, tokens, mask, width=20)
+        narrow = hint_sources.ready(HINTING, prompts, tokens, mask, width=4)
+        return narrow, hint_sources.ready(HINTING, prompts, tokens, mask, width=20)
 
     (narrow, why), (wide, wide_why) = made(prompts)
     assert narrow.tokens.shape == narrow.mask.shape == (4, 3, 4)

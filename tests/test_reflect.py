@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from curax import advantage, reflect
+from curax.step.methods import candidates
 
 NAN = np.float32(np.nan)
 few = settings(max_examples=20)
@@ -148,7 +149,7 @@ def r3(logp, exists, mask):
 
 def together(logp, exists, mask, rank):
     """`[..., G + 1]` what sorts, and what is mapped over completions."""
-    hard = reflect.worst_rank(rank, exists, mask)
+    hard = candidates.worst_rank(rank, exists, mask)
     return jnp.concatenate([r3(logp, exists, mask), hard[..., None]], axis=-1)
 
 
@@ -531,7 +532,7 @@ def test_the_published_ranks_are_as_hard_as_published():
     close(hardness(rank, exists, mask, share=0.1), [40.0, 6.0, 300.0, 6.0])
 
 
-hardness = jax.jit(reflect.worst_rank, static_argnames="share")
+hardness = jax.jit(candidates.worst_rank, static_argnames="share")
 ranks = hnp.arrays(np.int32, (2, 4, 5), elements=st.integers(1, 999))
 
 
@@ -556,10 +557,10 @@ def test_hardness_is_its_definition_and_rises_with_ranks(
 def test_shares_are_those_of_decimals():
     """P8: 0.07 of 100 is 7 and 0.29 is 29, though the product of floats is not."""
     for k in range(101):
-        assert reflect._parts(k / 100, 100, ceil)[100] == k
-        assert reflect._parts(k / 100, 100, floor)[100] == k
-    assert reflect._parts(0.1, 3, ceil).tolist() == [0, 1, 1, 1]
-    assert reflect._parts(0.4, 3, floor).tolist() == [0, 0, 0, 1]
+        assert reflect.parts(k / 100, 100, ceil)[100] == k
+        assert reflect.parts(k / 100, 100, floor)[100] == k
+    assert reflect.parts(0.1, 3, ceil).tolist() == [0, 1, 1, 1]
+    assert reflect.parts(0.4, 3, floor).tolist() == [0, 0, 0, 1]
 
 
 def test_the_largest_sigma_of_noise_grows_with_the_reference():
@@ -570,7 +571,7 @@ def test_the_largest_sigma_of_noise_grows_with_the_reference():
         16: (1.19, 1.34, 1.47, 1.58),
         32: (1.14, 1.23, 1.32, 1.41),
     }
-    x, look = np.linspace(0, 4, 8001), jax.jit(reflect.flatness)
+    x, look = np.linspace(0, 4, 8001), jax.jit(candidates.flatness)
     random, mask = np.random.default_rng(0), np.ones((500, 20), bool)
     for n, means in table.items():
         below = stats.chi2(n - 1).cdf((n - 1) * x**2)
@@ -582,7 +583,7 @@ def test_the_largest_sigma_of_noise_grows_with_the_reference():
         close(got * np.sqrt(n / (n - 1)), want, rtol=0, atol=0.035)
 
 
-chance = jax.jit(partial(reflect.null_chance, clip_nats=100.0))
+chance = jax.jit(partial(candidates.null_chance, clip_nats=100.0))
 
 
 def test_the_chance_under_noise_is_exact_whatever_the_length():
@@ -721,7 +722,7 @@ def test_a_pool_is_its_definition(keep, sizes, any_before):
     assert (got < 100).sum() == len(old)
 
 
-pool = jax.jit(reflect.chosen, static_argnames=("count", "carried"))
+pool = jax.jit(candidates.pool, static_argnames=("count", "carried"))
 
 
 def test_no_prompt_is_carried_twice_in_a_row():
@@ -745,4 +746,4 @@ def test_weights_baselines_and_counts_that_do_not_fit_are_refused():
     ids = np.zeros(3, np.int32)
     for count in (3, 9):
         with pytest.raises(AssertionError):
-            reflect.chosen(ids == 0, ids, ids, count=count, carried=4)
+            candidates.pool(ids == 0, ids, ids, count=count, carried=4)

@@ -47,7 +47,7 @@ from curax.config import (
 from curax.runs import checkpoint
 from curax.settings.config_paths import options
 from curax.step import build, draw, drivers, learn, loops, states
-from curax.step.methods import queries, references
+from curax.step.methods import candidates, queries, references
 from curax.step.step import step as one_step
 from curax.step.types import Ungraded
 from curax.tasks import rationale
@@ -286,7 +286,7 @@ def test_references_are_scored_as_by_a_naive_forward(delimiter):
         wanted, mask = own.task.reference(prompts)  # pyright: ignore[reportOptionalCall]
         thought = references.thoughts(rollouts, delimiter)
         given = wanted[rollouts.prompt], mask[rollouts.prompt]
-        args = own, there, contexts, rollouts.context, rollouts.tokens, thought.length
+        args = own, there, contexts, rollouts.context, rollouts.tokens, thought
         both = [
             references.logprobs(*args, given, ranks=ranks) for ranks in (False, True)
         ]
@@ -300,8 +300,7 @@ def test_references_are_scored_as_by_a_naive_forward(delimiter):
         found, logp, rank = read(broken, scorer, rollouts)
         pairs = zip(np.asarray(rollouts.tokens), np.asarray(rollouts.mask), strict=True)
         thoughts = [thought_of(*pair, delimiter) for pair in pairs]
-        assert found.found.tolist() == [t is not None for t in thoughts]
-        assert found.length.tolist() == [t or 0 for t in thoughts]
+        assert found.tolist() == [t or 0 for t in thoughts]
         given = own.task.reference(sampled(rollouts)[0])  # pyright: ignore[reportOptionalCall]
         want = naive_scores(scorer, rollouts, thoughts, contexts, given)
         close(logp, want[0], rtol=1e-4, atol=1e-5)
@@ -559,7 +558,7 @@ def test_candidates_are_measured_as_by_naive_log_probs():
         close(hard[b], ranks.mean(-1).min())
         deviation = np.maximum(logp[group, :count], -8).std(0)
         close(flat[b], deviation.max(), rtol=1e-4, atol=1e-5)
-        again = reflect.null_chance(
+        again = candidates.null_chance(
             jnp.asarray(logp[group, :count], jnp.float32),
             jnp.ones(len(group), bool),
             jnp.ones(count, bool),

@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from curax import allocate, hint
+from curax import allocate
 from curax.arrays import metrics
 from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
@@ -15,7 +16,7 @@ from curax.settings.config_types import present
 from curax.settings.declared import declared
 from curax.step.draw import plain, settings
 from curax.step.types import Components, Driver, Request
-from curax.types import Contexts, Hints, Prompts, Rollouts, TrainState
+from curax.types import Contexts, Hinting, Hints, Prompts, Rollouts, TrainState
 
 Written = tuple[jax.Array, jax.Array]  # [B, T] int32 tokens and bool mask
 
@@ -146,7 +147,6 @@ def rewrite(
     parts: Components, old: Written, cost: Tally, new: Rollouts
 ) -> tuple[Written, Tally]:
     """Hint texts updated by new ones, and the cost with their tokens."""
-    del parts
     count = old[0].shape[0]
     where = jnp.where(new.exists, new.prompt, count)  # out: dropped
     tokens, mask = old
@@ -183,11 +183,49 @@ def read(
     """
     how, hinting = present(parts.config.hint), present(parts.task.hinting)
     tokens, mask = how.source(hinting, prompts, levels=how.levels, written=written)
-    hints, lost = hint.ready(hinting, prompts, tokens, mask, width=how.width)
+    hints, lost = ready(hinting, prompts, tokens, mask, width=how.width)
     some = jnp.asarray(wanted)[:, None]
     hints = dataclasses.replace(hints, mask=hints.mask & some[..., None])
     counts = {f"hint/{name}": metrics.count(x & some) for name, x in lost.items()}
     return hints, dataclasses.replace(cost, counts=cost.counts | counts)
+
+
+def ready(
+    hinting: Hinting, prompts: Prompts, tokens: Any, mask: Any, *, width: int
+) -> tuple[Hints, dict[str, Any]]:
+    """Hints as they go into contexts: none that leaks, wrapped, none too long.
+
+    A hint that gives the answer away is dropped, and so is one that is longer than
+    `width` with the words around it: half a hint is another hint. A level that is
+    dropped is missing and can be told from one that never was given.
+
+    Args:
+        hinting: whose `leaks` and `wrap` are asked, in this order.
+        prompts: B prompts.
+        tokens: `[B, L, S]` int32, what a source gave.
+        mask: `[B, L, S]` bool.
+        width: H, tokens of a hint at most, its introduction included; static.
+
+    Returns:
+        Hints of width H, token 0 where their mask is False, and three grids `[B, L]`
+        bool, True on levels without a hint, each with the first reason: "missing",
+        nothing was given; "leaked"; "overlong". Arrays of the kind that came in.
+
+    Raises:
+        AssertionError: while tracing, if the shapes of tokens and mask differ.
+    """
+    chex.assert_equal_shape([tokens, mask])
+    given = mask.any(-1)
+    leaked = given & hinting.leaks(prompts, tokens, mask)
+    tokens, mask = hinting.wrap(tokens, mask)
+    overlong = given & ~leaked & mask[..., width:].any(-1)
+    xp: Any = tokens.__array_namespace__()
+    more = ((0, 0), (0, 0), (0, max(width - tokens.shape[-1], 0)))
+    stays = given & ~leaked & ~overlong
+    mask = xp.pad(mask[..., :width], more) & stays[..., None]
+    tokens = xp.where(mask, xp.pad(tokens[..., :width], more), 0)
+    why = {"missing": ~given, "leaked": leaked, "overlong": overlong}
+    return Hints(tokens=tokens, mask=mask), why
 
 
 def zero_tally(levels: int) -> Tally:

@@ -20,6 +20,7 @@ from curax.config import Queries
 from curax.settings.config_types import present
 from curax.step import draw, stages
 from curax.step.methods import references
+from curax.step.methods.candidates import flatness, null_chance, pool, worst_rank
 from curax.step.methods.references import References
 from curax.step.types import (
     Components,
@@ -41,7 +42,6 @@ def rule(parts: Components) -> Queries:
 
 def init(drive: Driver, parts: Components, state: TrainState, what: None) -> Chosen:
     """State of the selection before any candidate was probed."""
-    del drive, state, what
     count = rule(parts).every * parts.config.sampling.prompts
     return Chosen(
         ids=jnp.full(count, -1, jnp.int32),
@@ -62,7 +62,6 @@ def choose(
     drive: Driver, parts: Components, state: TrainState, what: None
 ) -> tuple[TrainState, jax.Array]:
     """The train state, with a new selection where one is due, and the prompts of it."""
-    del what
 
     def due(carry: tuple[jax.Array, Chosen, jax.Array]) -> jax.Array:
         return carry[0]
@@ -70,7 +69,6 @@ def choose(
     def look(
         carry: tuple[jax.Array, Chosen, jax.Array],
     ) -> tuple[jax.Array, Chosen, jax.Array]:
-        del carry
         ids = drive.call(candidates, parts, state)
         found = all_scores(drive, parts, state, ids)
         new, position = drive.call(chosen, parts, state, ids, found)
@@ -130,13 +128,11 @@ def all_scores(
 
 def block(parts: Components, ids: jax.Array, number: jax.Array) -> jax.Array:
     """`[B]` int32, row `number` of the candidates."""
-    del parts
     return ids[number]
 
 
 def put(parts: Components, found: Scores, new: Scores, number: jax.Array) -> Scores:
     """The scores with row `number` set."""
-    del parts
     return tuple(x.at[number].set(y) for x, y in zip(found, new, strict=True))
 
 
@@ -179,7 +175,7 @@ def probe_scores(
     thought = references.thoughts(rollouts, parts.task.delimiter)
     wanted, mask = reference
     own = wanted[rollouts.prompt], mask[rollouts.prompt]
-    given = rollouts.tokens, thought.length, own
+    given = rollouts.tokens, thought, own
     index = grids.index(rollouts, (wanted.shape[0], request.group))
 
     def read(*, ranks):
@@ -187,14 +183,14 @@ def probe_scores(
         return grids.grid(references.logprobs(*args, ranks=ranks), index, fill=0)
 
     logp, rank = read(ranks=False), read(ranks=True)
-    exists = grids.grid(rollouts.exists & thought.found, index, fill=False)
+    exists = grids.grid(rollouts.exists & (thought > 0), index, fill=False)
     exists = reflect.scored(logp, exists, mask)
     clip = {"clip_nats": present(parts.config.reflection).clip_nats}
     length = jnp.sum(rollouts.mask, -1, dtype=jnp.float32)
     return (
-        reflect.worst_rank(rank, exists, mask),
-        reflect.flatness(logp, exists, mask, **clip),
-        reflect.null_chance(logp, exists, mask, **clip),
+        worst_rank(rank, exists, mask),
+        flatness(logp, exists, mask, **clip),
+        null_chance(logp, exists, mask, **clip),
         jnp.sum(grids.grid(length, index, fill=0.0), -1),
     )
 
@@ -216,7 +212,7 @@ def chosen(
         parts.config, "reflection.queries.keep", *scores, before.level
     )
     count = before.ids.shape[0]
-    ids = reflect.chosen(
+    ids = pool(
         keep,
         before.ids,
         every,
@@ -232,7 +228,6 @@ def metrics_of(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Tally:
     """Metrics: share of candidates that were kept, and tokens drawn to probe them."""
-    del drive, drawn
     now: Chosen = state.methods[NAME]
     paid = jnp.where(is_due(parts, state), now.tokens, 0.0)
     return Tally(

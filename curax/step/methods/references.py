@@ -25,6 +25,7 @@ from curax.settings.config_types import present
 from curax.settings.conflicts import Table
 from curax.step import stages
 from curax.step.draw import policy
+from curax.step.methods import candidates
 from curax.step.optimise import settings
 from curax.step.types import (
     Components,
@@ -44,7 +45,6 @@ References = tuple[jax.Array, jax.Array]  # [B, Y] int32 tokens and bool mask
 
 def conflicts(config: Config, task: Task) -> Table:
     """Of a task without reference answers, or without a delimiter before them."""
-    del config
     return [
         (
             task.reference is None or not task.delimiter,
@@ -60,7 +60,6 @@ def conflicts(config: Config, task: Task) -> Table:
 
 def init(drive: Driver, parts: Components, state: TrainState, what: None) -> Any:
     """Parameters of the scorer, a copy of the policy; None: the policy itself."""
-    del drive, what
     if present(parts.config.reflection).scorer_every == 1:
         return None
     return jax.tree.map(jnp.copy, state.params)
@@ -70,7 +69,6 @@ def after_update(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Any:
     """Parameters of the scorer in the next step; None: the policy's."""
-    del drive, drawn
     scorer = state.methods[NAME]
     every = present(parts.config.reflection).scorer_every
     if scorer is None or every == 0:
@@ -82,25 +80,16 @@ def after_update(
 # ----- log-probs of references
 
 
-@flax.struct.dataclass(kw_only=True)
-class Thoughts:
-    """Lengths of the thinking parts of completions."""
-
-    length: jax.Array  # [N] int32 tokens, the delimiter included
-    found: jax.Array  # [N] bool, False: there is no delimiter
-
-
-def thoughts(rollouts: Rollouts, delimiter: tuple[int, ...]) -> Thoughts:
-    """Lengths of the thinking parts, which end with the first delimiter."""
+def thoughts(rollouts: Rollouts, delimiter: tuple[int, ...]) -> jax.Array:
+    """`[N]` int32 tokens of thoughts, their first delimiter included; 0: none."""
     tokens, mask = rollouts.tokens, rollouts.mask
     width, size = tokens.shape[-1], len(delimiter)
     here = jnp.ones((tokens.shape[0], width), bool)
     for k, token in enumerate(delimiter):
         fits = jnp.pad((tokens == token) & mask, ((0, 0), (0, size)))
         here = here & fits[:, k : k + width]
-    found = jnp.any(here, -1)
     length = jnp.argmax(here, -1).astype(jnp.int32) + size
-    return Thoughts(length=jnp.where(found, length, 0), found=found)
+    return jnp.where(jnp.any(here, -1), length, 0)
 
 
 def references_of(parts: Components, prompts: Prompts) -> References:
@@ -227,13 +216,13 @@ def score(
         given = parts, state, contexts, rollouts.context
         return grid(logprobs(*given, tokens, length, own))
 
-    logp = read(rollouts.tokens, thought.length)
-    exists = grid(rollouts.exists & thought.found, fill=False)
+    logp = read(rollouts.tokens, thought)
+    exists = grid(rollouts.exists & (thought > 0), fill=False)
     exists = reflect.scored(logp, exists, mask)
     baseline = None
     if how.baseline:
         sizes = {"delimiter": parts.task.delimiter, "pad": parts.task.pad}
-        baseline = read(*how.baseline(rollouts.tokens, thought.length, **sizes))
+        baseline = read(*how.baseline(rollouts.tokens, thought, **sizes))
     found = reflect.certainty(
         logp,
         exists,
@@ -245,7 +234,7 @@ def score(
     )
     kept = None
     if how.keep:
-        null = reflect.null_chance(logp, exists, mask, clip_nats=how.clip_nats)
+        null = candidates.null_chance(logp, exists, mask, clip_nats=how.clip_nats)
         spread = jnp.max(found.spread, -1, where=mask, initial=0.0)
         # Nothing says how hard a prompt is here, and no state is kept.
         looks = jnp.zeros_like(spread), spread, null, jnp.float32(jnp.nan)
@@ -253,7 +242,7 @@ def score(
         kept = kept & jnp.any(exists, -1)
         exists = exists & kept[:, None]
     reward, rest = found.value, jnp.zeros_like(found.value)
-    answer_tokens = jnp.sum(rollouts.mask, -1, dtype=jnp.int32) - thought.length
+    answer_tokens = jnp.sum(rollouts.mask, -1, dtype=jnp.int32) - thought
     if how.length:
         length = jnp.sum(mask, -1, dtype=jnp.int32)[:, None]
         arrays = grid(answer_tokens, fill=0), length
@@ -278,7 +267,7 @@ def score(
     return outcome, Scored(
         reward=rows(reward),
         rest=rows(rest),
-        thought=thought.length,
+        thought=thought,
         certainty=found,
         reference=wanted,
         reference_mask=mask,
@@ -299,7 +288,6 @@ def credit(
     length reward and rubric alone, centred as the recipe does. With `reflection.direct`
     the reference after the thought is imitated besides.
     """
-    del drive, state
     drawn, given, rows = trains.drawn, trains.given, trains.rows
     how, scored = present(parts.config.reflection), drawn.found[NAME]
     seen, rollouts, some = drawn.groups, drawn.rollouts, jnp.any(trains.mask, -1)
@@ -335,7 +323,6 @@ def metrics_of(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Tally:
     """Metrics: certainty, spread, weights, and lengths of thoughts and answers."""
-    del drive, parts, state
     scored: Scored = drawn.found[NAME]
     seen = drawn.groups
     found, some = scored.certainty, jnp.any(seen.exists, -1)
