@@ -30,7 +30,6 @@ def none(key: jax.Array, reward: FloatG, exists: BoolG) -> BoolG:
     Raises:
         AssertionError: while tracing, if shapes differ or dtypes are not (float, bool).
     """
-    del key
     return exists
 
 

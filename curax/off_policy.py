@@ -83,7 +83,6 @@ def none(logp: FloatT, logp_behaviour: FloatT, mask: BoolT) -> FloatT:
     Raises:
         AssertionError: as `ratio`.
     """
-    del logp, logp_behaviour
     return mask.astype(jnp.float32)
 
 

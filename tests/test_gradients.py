@@ -169,7 +169,7 @@ def test_a_step_departs_from_the_law_by_what_is_added_to_it():
     drawn = driver().call(drawn_with_luck, run, state)
     found = driver().call(law_residual.updates, run, state, drawn)
     each = [np.asarray(x["embed"], np.float64).reshape(-1) for x in found]
-    batch = driver().call(learn.prepared, run, state, drawn).batch
+    *_, batch = driver().call(learn.prepared, run, state, drawn)
     embed, want = np.asarray(state.params["embed"], np.float64), 0.0
     tokens, mask, credit = map(np.asarray, (batch.tokens, batch.mask, batch.credit))
     assert (credit != 0).any()

@@ -334,7 +334,8 @@ def test_old_policy_and_reference_are_cut_like_the_policy():
     @jax.jit
     def batch(state):
         drawn = draw.attempt(drivers.Traced(), parts, state, None)
-        return prepared(parts, state, drawn).batch, drawn.rollouts.logp_policy
+        *_, batch = prepared(parts, state, drawn)
+        return batch, drawn.rollouts.logp_policy
 
     rows, whole = batch(curax.init(parts, 1))
     on = np.asarray(rows.mask)

@@ -109,7 +109,6 @@ class _Module:
 
     def accesses(self, name: str, lines: list[str]) -> Iterator[Access]:
         """Yield what the instructions of a computation move, without what they call."""
-        del lines
         every = self.instructions(name)
         for one in every.values():
             if one.opcode not in RUN and (access := self._access(one, every)).moved:

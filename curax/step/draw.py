@@ -284,7 +284,6 @@ def chunk_plan(parts: Subject, request: Request, number: jax.Array) -> Plan:
     Completions equal the same rows of one draw: their keys are a function of prompt and
     slot.
     """
-    del parts
     plan = present(request.plan)
     size = plan.prompt.shape[0] // request.chunks
     return jax.tree.map(

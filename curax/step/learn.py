@@ -10,7 +10,6 @@ method is named here: methods change credit, batch and metrics through their rec
 import dataclasses
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -34,32 +33,20 @@ from curax.step.types import (
     StepRollouts,
     TrainRows,
 )
-from curax.types import Batch, Contexts, TrainState
-
-
-@flax.struct.dataclass(kw_only=True)
-class Prepared:
-    """The batch of a step, and the credit on the grid that it was made from."""
-
-    seen: Groups
-    reward: jax.Array  # [B, G] float32
-    given: Credit
-    used: jax.Array  # [M] bool, rows that train
-    contexts: Contexts
-    batch: Batch
+from curax.types import Batch, TrainState
 
 
 def learn(
     parts: Components, state: TrainState, drawn: StepRollouts
 ) -> tuple[TrainState, tuple[dict[str, jax.Array], Shown]]:
     """The train state after the update, with metrics and logged completions."""
-    cfg, ready = parts.config, prepared(parts, state, drawn)
-    seen, given, reward = ready.seen, ready.given, ready.reward
-    drive = Traced()
-    params, opt_state, tally = optimise(parts, state, ready.contexts, ready.batch)
+    cfg, seen, drive = parts.config, drawn.groups, Traced()
+    selected, reward, batch = prepared(parts, state, drawn)
+    given, contexts = selected.given, selected.drawn.contexts
+    params, opt_state, tally = optimise(parts, state, contexts, batch)
     tally.means.update(group_metrics(parts, drawn, seen, given))
     tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
-    tally.counts["train/rows"] = metrics.count(ready.used)
+    tally.counts["train/rows"] = metrics.count(selected.rows.used)
     tally = metrics.join(drawn.tally, tally)
     for method in parts.methods:
         if method.metrics:
@@ -90,8 +77,10 @@ def learn_beside(
     return ahead.changed(state), out
 
 
-def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepared:
-    """Credit on the grid and the batch to train on, before any update."""
+def prepared(
+    parts: Components, state: TrainState, drawn: StepRollouts
+) -> tuple[Selection, jax.Array, Batch]:
+    """What trains, the rewards `[B, G]`, and the batch, before any update."""
     cfg, seen = parts.config, drawn.groups
     reward = reward_of(parts, seen)
     given = compute_credit(
@@ -108,14 +97,7 @@ def prepared(parts: Components, state: TrainState, drawn: StepRollouts) -> Prepa
     for method in parts.methods:
         if method.credit:
             trains = method.credit(Traced(), parts, state, trains)
-    return Prepared(
-        seen=seen,
-        reward=reward,
-        given=trains.given,
-        used=rows.used,
-        contexts=trains.drawn.contexts,
-        batch=batch_of(parts, state, trains),
-    )
+    return trains, reward, batch_of(parts, state, trains)
 
 
 def reward_of(parts: Components, seen: Groups) -> jax.Array:

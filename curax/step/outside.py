@@ -28,17 +28,6 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 @flax.struct.dataclass(kw_only=True)
-class Asked:
-    """What the rows of a request are conditioned on, and their seeds."""
-
-    tokens: jax.Array  # [C, P] int32
-    mask: jax.Array  # [C, P] bool
-    context: jax.Array  # [N] int32 in [0, C)
-    seed: jax.Array  # [N] uint32, a function of key, prompt and slot
-    exists: jax.Array  # [N] bool
-
-
-@flax.struct.dataclass(kw_only=True)
 class Given:
     """Completions of an engine; a row without tokens is missing."""
 
@@ -56,22 +45,15 @@ def draws(parts: Subject, request: Request) -> bool:
     return isinstance(request, StepRequest)
 
 
-def asked(parts: Components, request: Request) -> Asked:
-    """What an engine is asked for."""
-    del parts
+def asked(parts: Components, request: Request) -> jax.Array:
+    """`[N]` uint32, seeds of the rows: a function of key, prompt and slot."""
     plan = present(request.plan)
     each = keys.row_keys(request.key, plan.prompt, plan.slot)
-    return Asked(
-        tokens=request.contexts.tokens,
-        mask=request.contexts.mask,
-        context=plan.context,
-        seed=jax.vmap(jax.random.bits)(each),
-        exists=plan.exists,
-    )
+    return jax.vmap(jax.random.bits)(each)
 
 
 def answered(
-    parts: Components, state: TrainState, request: Request, what: Asked
+    parts: Components, state: TrainState, request: Request, seed: jax.Array
 ) -> tuple[Given, Drawn]:
     """Completions of the engine by the parameters of a state, as arrays and as given.
 
@@ -81,12 +63,10 @@ def answered(
         EngineError: the engine draws nothing more.
     """
     version = max(int(state.step) - parts.config.sampling.ahead, 0)
-    what = peers.fetch(what)
-    rows = np.flatnonzero(what.exists)
-    contexts = [t[m].tolist() for t, m in zip(what.tokens, what.mask, strict=True)]
-    asks = [
-        Ask(contexts[what.context[n]], int(what.seed[n]) & 0x7FFFFFFF) for n in rows
-    ]
+    seen, plan, seed = peers.fetch((request.contexts, present(request.plan), seed))
+    rows = np.flatnonzero(plan.exists)
+    contexts = [t[m].tolist() for t, m in zip(seen.tokens, seen.mask, strict=True)]
+    asks = [Ask(contexts[plan.context[n]], int(seed[n]) & 0x7FFFFFFF) for n in rows]
     kept, vocabulary = room.kept_to_train(parts), parts.task.vocab_size
     how = Limits(
         max_tokens=request.how.max_tokens,
@@ -105,7 +85,7 @@ def answered(
         task=parts.task,
     )
     drawn = present(parts.engine).draw(asks, how, source)
-    shape = len(what.exists), how.max_tokens
+    shape = len(seed), how.max_tokens
     tokens = np.full(shape, parts.task.pad, np.int32)
     logp = np.zeros(shape, np.float32)
     finished = np.ones(shape[0], bool)  # what is missing was not cut off
@@ -132,9 +112,9 @@ def grade(parts: Subject, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
     return jnp.where(jnp.any(rollouts.mask, -1), outcome, jnp.nan)
 
 
-def shapes(parts: Components, request: Request, what: Asked) -> Given:
+def shapes(parts: Components, request: Request, seed: jax.Array) -> Given:
     """Shapes of what the engine gives."""
-    rows, steps = what.exists.shape[0], request.how.max_tokens
+    rows, steps = seed.shape[0], request.how.max_tokens
     kept = room.kept_to_train(parts)
     if kept is not None:
         kept = jax.ShapeDtypeStruct((rows, steps, *kept.shape), kept.dtype)

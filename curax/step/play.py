@@ -196,7 +196,6 @@ def so_far(
 
 def answered(parts: Subject, played: Played, given: Given) -> Played:
     """Completions with answers to the turns of live rows behind them."""
-    del parts
     rows, live = played.rollouts, played.live
     number, steps = rows.tokens.shape
     each = jnp.arange(number, dtype=jnp.int32)
@@ -211,7 +210,6 @@ def answered(parts: Subject, played: Played, given: Given) -> Played:
 
 def goes_on(parts: Subject, played: Played) -> jax.Array:
     """`[]` bool: whether any row has another turn."""
-    del parts
     return jnp.any(played.live)
 
 

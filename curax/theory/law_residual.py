@@ -115,14 +115,15 @@ def updates(
     """Updates after each of STAGES but the law, in their order: trees like params."""
     # With log-probs of the old policy, which a ratio over others does without.
     over_old = dataclasses.replace(parts, config=ratio_over_old(parts.config))
-    ready = prepared(over_old, state, drawn)
+    selected, _, batch = prepared(over_old, state, drawn)
+    contexts = selected.drawn.contexts
 
     def made(config: Config) -> tuple[Any, Any, Any]:
         """Parameters, and minus the mean gradient before and after norm clipping."""
         tx = recorded(config, parts.tx, state.opt_state)
         own = dataclasses.replace(state, opt_state=tx.init(state.params))
         less = dataclasses.replace(parts, config=config, tx=tx)
-        params, (_, *sums), _ = optimise(less, own, ready.contexts, ready.batch)
+        params, (_, *sums), _ = optimise(less, own, contexts, batch)
         share = -1.0 / (config.update.minibatches * config.update.epochs)
         grads, clipped = (optax.tree.scale(share, x) for x in sums)
         return params, grads, clipped

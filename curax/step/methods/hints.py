@@ -61,7 +61,6 @@ def conflicts(config: Config, task: Task) -> Table:
 
 def init(drive: Driver, parts: Components, state: TrainState, what: None) -> HintMemory:
     """Initial hint memory: level 0, and no prompt ever hinted."""
-    del drive, state, what
     count = parts.task.num_prompts
     return HintMemory(level=jnp.zeros(count, jnp.int32), hinted=jnp.zeros(count, bool))
 
@@ -107,7 +106,6 @@ def with_hints(
     cost: Tally,
 ) -> StepRequest:
     """The request with hints of these levels in its contexts, and their cost."""
-    del parts
     contexts, level = at_level(request.prompts, hints, level)
     if request.explored:
         cost = metrics.merge(request.explored, cost)
@@ -168,7 +166,6 @@ def begin(
         wanted: `[B]` bool, `collapsed_groups`.
         made: hints of all levels, and metrics of their cost.
     """
-    del parts
     hints, cost = made
     drawn = dataclasses.replace(drawn, tally=metrics.merge(drawn.tally, cost))
     return Search(drawn=drawn, open=wanted, tried=jnp.int32(0), hints=hints)
@@ -283,7 +280,6 @@ def credit(
         `trains` with contexts, log-probs and credit without hints; unchanged if
         `hint.credit` is None.
     """
-    del drive
     how = present(parts.config.hint)
     if how.credit is None:
         return trains
@@ -343,7 +339,6 @@ def after_update(
     A prompt that was not drawn at the level planned for it keeps that level. Of one
     that the step has twice the last group decides.
     """
-    del drive
     how, memory = present(parts.config.hint), state.methods[NAME]
     seen = drawn.groups
     who, level = drawn.prompts.id, memory.level
@@ -409,7 +404,6 @@ def metrics_of(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Tally:
     """Metric: share of prompts that trained with a hint."""
-    del drive, parts, state
     hinted = drawn.level > 0
     share = metrics.mean(hinted, jnp.ones_like(hinted))
     return Tally(means={"hint/hinted_fraction": share}, counts={})

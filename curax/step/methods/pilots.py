@@ -33,7 +33,6 @@ NAME = "pilots"
 
 def init(drive: Driver, parts: Components, state: TrainState, what: None) -> Any:
     """Parameters that draw pilots, a copy of the policy's."""
-    del drive, parts, what
     return jax.tree.map(jnp.copy, state.params)
 
 
@@ -41,7 +40,6 @@ def after_update(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Any:
     """Parameters that draw the pilots of the next step."""
-    del drive, drawn
     due = state.step % present(parts.config.pilot).every == 0
     held = state.methods[NAME]
     return jax.tree.map(lambda old, new: jnp.where(due, new, old), held, state.params)

@@ -35,7 +35,6 @@ class Solved:
 
 def conflicts(config: Config, task: Task) -> Table:
     """Of a policy that is also to write hints."""
-    del task
     return [
         (
             config.hint and config.hint.writing,
@@ -47,7 +46,6 @@ def conflicts(config: Config, task: Task) -> Table:
 
 def init(drive: Driver, parts: Components, state: TrainState, what: None) -> Solved:
     """Memory without any solved prompt."""
-    del drive, state, what
     count, most = parts.task.num_prompts, parts.config.sampling.max_tokens
     return Solved(
         tokens=jnp.zeros((count, most), jnp.int32), length=jnp.zeros(count, jnp.int32)
@@ -58,7 +56,6 @@ def recall(
     parts: Components, state: TrainState, prompts: Prompts
 ) -> tuple[jax.Array, jax.Array]:
     """`[B, T]` int32 tokens and bool mask of the stored completions of prompts."""
-    del parts
     solved: Solved = state.methods[NAME]
     tokens, length = solved.tokens[prompts.id], solved.length[prompts.id]
     place = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None]
@@ -73,7 +70,6 @@ def after_update(
     Right is an outcome above 0.5, with a hint or without. Of a prompt that the step has
     twice the last such group counts.
     """
-    del drive
     solved: Solved = state.methods[NAME]
     seen = drawn.groups
     right = masked.right(seen.outcome, seen.exists)
@@ -96,7 +92,6 @@ def metrics_of(
     drive: Driver, parts: Components, state: TrainState, drawn: StepRollouts
 ) -> Tally:
     """Metric: share of the step's prompts that were solved before it."""
-    del drive, parts
     known = state.methods[NAME].length[drawn.prompts.id] > 0
     share = metrics.mean(known, jnp.ones_like(known))
     return Tally(means={"prefix/known_fraction": share}, counts={})
@@ -138,6 +133,5 @@ def own_prefix(
         `[B, L, T]` int32 tokens, `[B, L, T]` bool mask; a prompt that was never solved
         has no hints.
     """
-    del hinting, prompts
     assert written is not None
     return hint.heads(*written, levels=levels, shares=shares)

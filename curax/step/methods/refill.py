@@ -20,7 +20,6 @@ from curax.types import Task, TrainState
 
 def conflicts(config: Config, task: Task) -> Table:
     """Of groups that cannot be swapped: sizes differ, or there are pilots."""
-    del task
     sizes = config.sampling
     return [
         (

@@ -69,7 +69,6 @@ def credit(
     drive: Driver, parts: Components, state: TrainState, trains: Selection
 ) -> Selection:
     """What trains, with the credit of its turn for each token."""
-    del drive, state
     seen, rollouts, given = trains.drawn.groups, trains.drawn.rollouts, trains.given
     assert rollouts.turns is not None
     turn = number(rollouts, parts.task.end)
