@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from curax.config import ConfigError
-from curax.settings.packages import install
+from curax.settings import errors
+from curax.settings.packages import install, is_installed
 
 GIB = 2**30
 
@@ -29,34 +30,19 @@ class Chip:
 
 
 CHIPS = {
-    "v4": Chip(
-        flops_per_s=275e12,
-        memory_bytes=32 * GIB,
-        bytes_per_s=1200e9,
-        link_bytes_per_s=268e9,
-        axes=3,
-    ),
-    "v5e": Chip(
-        flops_per_s=197e12,
-        memory_bytes=16 * GIB,
-        bytes_per_s=819e9,
-        link_bytes_per_s=200e9,
-        axes=2,
-    ),
-    "v5p": Chip(
-        flops_per_s=459e12,
-        memory_bytes=95 * GIB,
-        bytes_per_s=2765e9,
-        link_bytes_per_s=600e9,
-        axes=3,
-    ),
-    "v6e": Chip(
-        flops_per_s=918e12,
-        memory_bytes=32 * GIB,
-        bytes_per_s=1638e9,
-        link_bytes_per_s=400e9,
-        axes=2,
-    ),
+    name: Chip(
+        flops_per_s=tera_flops * 1e12,
+        memory_bytes=gib * GIB,
+        bytes_per_s=giga_bytes * 1e9,
+        link_bytes_per_s=link_giga_bytes * 1e9,
+        axes=axes,
+    )
+    for name, tera_flops, gib, giga_bytes, link_giga_bytes, axes in (
+        ("v4", 275, 32, 1200, 268, 3),
+        ("v5e", 197, 16, 819, 200, 2),
+        ("v5p", 459, 95, 2765, 600, 3),
+        ("v6e", 918, 32, 1638, 400, 2),
+    )
 }
 INSTALL = (
     "the TPU compiler is not installed, so these are estimates from shapes alone; "
@@ -130,9 +116,7 @@ def lies_on(shape: Sequence[int], place: Topology) -> bool:
 
 def has_compiler(place: Topology) -> bool:
     """Whether programs can be compiled for it: for a TPU libtpu must be installed."""
-    from importlib.util import find_spec
-
-    return place.kind == "cpu" or find_spec("libtpu") is not None
+    return place.kind == "cpu" or is_installed("libtpu")
 
 
 def devices(place: Topology) -> Sequence[Any]:
@@ -159,10 +143,8 @@ def devices(place: Topology) -> Sequence[Any]:
             platform="tpu", topology_name=place.name, **alone
         )
     except Exception as error:  # of several types, by the version of libtpu
-        reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
             f"--topology {place.name} is not known to the TPU compiler "
-            f"({reason[:200]}); "
-            "name a slice that can be had."
+            f"({errors.text(error)[:200]}); name a slice that can be had."
         ) from error
     return found.devices

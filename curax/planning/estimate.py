@@ -60,10 +60,6 @@ class Work:
             "links": moved / chip.link_bytes_per_s,
         }
 
-    def at_least(self, chip: Chip, received: float | None = None) -> float:
-        """Seconds of the slowest resource: a lower bound with all others overlapped."""
-        return max(self.seconds(chip, received).values())
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shapes:

@@ -8,7 +8,6 @@ read nor written, and a loop only passes its arrays on. Inside a kernel (a custo
 operands and results count once: what it skips or reads again the text does not say.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -236,7 +235,7 @@ def size(of_type: str) -> float:
 def entire(of_type: str) -> float:
     """Bytes of the arrays of a type, wherever they lie."""
     return sum(
-        math.prod(int(n) for n in dims.split(",") if n) * hlo.bytes_of(kind)
+        hlo.entries(dims) * hlo.bytes_of(kind)
         for kind, dims, _ in ARRAY.findall(of_type)
     )
 

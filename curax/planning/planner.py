@@ -176,9 +176,7 @@ def divisions(place: Topology) -> Iterator[Sizes]:
         for fsdp in range(1, chips_of // data + 1):
             shape = (data, fsdp, chips_of // (data * fsdp))
             if math.prod(shape) == chips_of and chips.lies_on(shape, place):
-                yield dataclasses.replace(
-                    Sizes(), **dict(zip(AXES, shape, strict=True))
-                )
+                yield Sizes(**dict(zip(AXES, shape, strict=True)))
 
 
 def ranked(
@@ -265,7 +263,8 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
         return one
     most = max(one.total(role) for role in work)
     surely = True if most * MARGIN <= chip.memory_bytes else None
-    took = [work[role].at_least(chip) for role in ("draw", "learn")]
+    # The slowest resource alone: all others overlap with it.
+    took = [max(work[role].seconds(chip).values()) for role in ("draw", "learn")]
     return dataclasses.replace(
         one,
         fits=surely if most <= chip.memory_bytes else False,
