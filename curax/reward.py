@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks
-from curax.settings.config_types import present
+from curax.settings.config_types import is_array, present
 from curax.types import Float, Int, Prompts, Rollouts, Task, Terms
 
 TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
@@ -52,7 +52,7 @@ def of_tokens(
     target = jax.tree.map(lambda leaf: leaf[prompt], prompts.target)
     outcome = present(task.verify)(target, tokens, mask)
     shape, given = prompt.shape, type(outcome).__name__
-    if hasattr(outcome, "dtype") and hasattr(outcome, "shape"):
+    if is_array(outcome):
         if outcome.shape == shape and jnp.issubdtype(outcome.dtype, jnp.floating):
             return outcome.astype(jnp.float32)
         given = f"{outcome.dtype} {list(outcome.shape)}"

@@ -107,8 +107,7 @@ def unbound(function: Any) -> Any:
 
 def full_name(function: Any) -> str:
     """Module and qualified name of a function, without bound options."""
-    if isinstance(function, functools.partial):
-        return full_name(function.func)
+    function = unbound(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     home = named.__module__
     return f"{home}{':' if home.endswith('.py') else '.'}{named.__qualname__}"

@@ -16,6 +16,7 @@ from curax.settings.declared import RIGHT, declared
 from curax.settings.groups import AXES, DASHBOARDS, Fields, Logging, Reflection
 from curax.settings.sizes import (
     declared_option,
+    declaring,
     is_cut_off,
     kept_of,
     largest_group,
@@ -274,7 +275,8 @@ def _completions(config: Fields) -> Table:
         (
             not fits,
             f"sampling.chunks={chunks} must divide the {rows} completions of a step; "
-            f"set sampling.chunks to {fits or _divisor_below(rows, chunks)}.",
+            "set sampling.chunks to "
+            f"{fits or max(n for n in range(1, chunks) if rows % n == 0)}.",
         ),
         (
             rows < 1,
@@ -283,11 +285,6 @@ def _completions(config: Fields) -> Table:
             f"{(rows - 1) // prompts + draws}.",
         ),
     ]
-
-
-def _divisor_below(whole: int, part: int) -> int:
-    """The largest divisor of a whole number that is below another."""
-    return max(n for n in range(1, part) if whole % n == 0)
 
 
 def _stop(config: Fields) -> Table:
@@ -421,10 +418,9 @@ def _said_elsewhere(config: Fields) -> Iterator[str]:
         ),
         "most_draws": (config.sampling.group_size, "the most that a prompt draws"),
     }
-    for name, place in Place(config.correct).walk("correct"):
-        for argument, (right, what) in must.items() if callable(place.value) else ():
-            own = declared(place.value, argument, None)
-            value = option(place.value, own) if own else right
+    for argument, (right, what) in must.items():
+        for name, place, own in declaring(config.correct, argument, "correct"):
+            value = option(place.value, own)
             if isinstance(value, int | float) and value != right:
                 full = f"{name}.{own}"
                 fix = f"set {full} to {right:g}"
@@ -434,9 +430,8 @@ def _said_elsewhere(config: Fields) -> Iterator[str]:
 def _right_twice(config: Fields) -> Iterator[str]:
     """A sentence if two functions would call different completions right."""
     found = {"curax.settings.declared.RIGHT": RIGHT} if config.hint else {}
-    for name, place in Place(config).walk():
-        if callable(place.value) and (own := declared(place.value, "right_above", "")):
-            found[f"{name}.{own}"] = option(place.value, own)
+    for name, place, own in declaring(config, "right_above"):
+        found[f"{name}.{own}"] = option(place.value, own)
     known = {n: x for n, x in found.items() if isinstance(x, int | float)}
     for (one, mine), (other, its) in itertools.pairwise(known.items()):
         if mine != its:
@@ -448,9 +443,8 @@ def _right_twice(config: Fields) -> Iterator[str]:
 
 def _without_method(config: Fields) -> Iterator[str]:
     """Sentences about functions that read what a method keeps, without that method."""
-    for name, place in Place(config).walk():
-        method = declared(place.value, "method", None)
-        if method and method not in map(unbound, config.methods):
+    for name, place, method in declaring(config, "method"):
+        if method not in map(unbound, config.methods):
             keeper = full_name(method)
             yield (
                 f"{name}={place.owner(name)} reads what {keeper} keeps; set methods to "

@@ -12,7 +12,6 @@ Only the standard library is imported.
 import difflib
 import functools
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from curax.settings.config_types import ConfigError
-from curax.settings.packages import missing
+from curax.settings.packages import is_installed, missing
 
 FOLDERS = ("curax.", "curax.verify.", "curax.tasks.", "")  # of modules named shortly
 
@@ -151,11 +150,7 @@ def _module(home: str) -> types.ModuleType:
 
 
 def _exists(module: str) -> bool:
-    try:
-        found = module in sys.modules or importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a part of its name is no package
-        return False
-    return found
+    return module in sys.modules or is_installed(module)
 
 
 @functools.cache

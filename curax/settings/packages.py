@@ -39,10 +39,10 @@ NAMES = {
 
 
 def is_installed(name: str) -> bool:
-    """Whether a package can be imported, without importing it."""
+    """Whether a package or module is there, without importing it."""
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # half imported, or hidden
+    except (ImportError, ValueError):  # half imported, hidden, or of what is no package
         return False
 
 

@@ -3,6 +3,7 @@
 Only the standard library is imported.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from curax.settings.config_paths import Place, option
@@ -11,15 +12,21 @@ from curax.settings.declared import declared
 from curax.settings.groups import Fields
 
 
+def declaring(tree: Any, what: str, name: str = "") -> Iterator[tuple[str, Place, Any]]:
+    """Yield (dotted name, node, property) of the functions that declare a property."""
+    for full, place in Place(tree).walk(name):
+        own = declared(place.value, what, None) if callable(place.value) else None
+        if own is not None:
+            yield full, place, own
+
+
 def least_group(function: Function, name: str) -> tuple[int, str]:
     """Smallest group with a gradient under a stage, and the function that needs it."""
     least, called = 1, ""
-    for _, place in Place(function).walk(name):
-        if callable(place.value):
-            needs = declared(place.value, "least_group", 1)
-            needs = option(place.value, needs) if isinstance(needs, str) else needs
-            if isinstance(needs, int) and needs > least:
-                least, called = needs, place.owner(name)
+    for _, place, needs in declaring(function, "least_group", name):
+        needs = option(place.value, needs) if isinstance(needs, str) else needs
+        if isinstance(needs, int) and needs > least:
+            least, called = needs, place.owner(name)
     return least, called
 
 

@@ -8,7 +8,6 @@ while tracing, at no cost later; `rehearsal` checks values.
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -36,7 +35,8 @@ from curax import (
 from curax.arrays import checks
 from curax.config import Config, ConfigError
 from curax.settings import errors
-from curax.settings.config_paths import Place, full_name
+from curax.settings.config_paths import Place, full_name, unbound
+from curax.settings.config_types import is_array
 from curax.settings.packages import missing
 
 # Of each field a function whose contract is that of all: the simplest.
@@ -143,13 +143,13 @@ def _checked_array(
     field: str, function: Any, value: Any, shape: tuple[int, ...], kind: str
 ) -> jax.Array:
     """The value as an array; a ConfigError unless shape and dtype are as required."""
-    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
+    known = is_array(value)
     if not (
-        is_array
+        known
         and tuple(value.shape) == tuple(shape)
         and jnp.issubdtype(value.dtype, checks.KINDS[kind])
     ):
-        given = f"{value.dtype} {list(value.shape)}" if is_array else _article(value)
+        given = f"{value.dtype} {list(value.shape)}" if known else _article(value)
         raise ConfigError(
             f"{named(field, function)} gives {given}, and {field} must give "
             f"{WORDS.get(kind, kind)} {list(shape)}; mend the function, or name "
@@ -172,7 +172,7 @@ def failure(field: str, function: Any, error: Exception) -> str:
         return f"{named(field, function)}: {said}"
     # Of a function among the options, the line that failed is the line to name.
     for name, place in Place(function).walk(field):
-        inner = place.value.func if isinstance(place.value, partial) else place.value
+        inner = unbound(place.value)
         code = getattr(inspect.unwrap(inner), "__code__", None)
         if code and (code.co_filename, code.co_name) == (last.filename, last.name):
             field, function = name, inner

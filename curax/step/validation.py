@@ -20,8 +20,8 @@ from curax.arrays import masked, turns
 from curax.arrays.keys import stage_key
 from curax.monitors import attempts, diversity
 from curax.monitors.distance import from_base
+from curax.settings import errors
 from curax.settings.declared import RIGHT
-from curax.settings.errors import WorkError
 from curax.step import draw
 from curax.step.types import Components, Driver, Request, Subject
 from curax.types import Model, Prompts, Rollouts, TrainState
@@ -30,7 +30,7 @@ _SHOWN = 60  # characters of a completion in an error
 _opening, _spread = jax.jit(diversity.opening), jax.jit(diversity.spread)
 
 
-class FormatError(WorkError, RuntimeError):
+class FormatError(errors.WorkError, RuntimeError):
     """`evaluation.format` failed on a completion, which the message quotes."""
 
 
@@ -124,10 +124,9 @@ def _form(classify: Callable[[str], Any], text: str) -> int:
     try:
         form = classify(text)
     except Exception as error:
-        why = " ".join(str(error).split()).rstrip(".") or "no message"
         raise FormatError(
-            f"evaluation.format raised {type(error).__name__} ({why}) on the "
-            f"completion {shown}"
+            f"evaluation.format raised {type(error).__name__} ({errors.text(error)}) "
+            f"on the completion {shown}"
         ) from error
     try:
         return operator.index(form)

@@ -8,8 +8,8 @@ progress is, and under which assumptions.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 
 from curax.config import Config, ConfigError, load
 from curax.settings import errors
-from curax.settings.config_paths import full_name
+from curax.settings.config_paths import describe
 from curax.settings.declared import declared
 from curax.settings.machine import cores
 from curax.settings.recipes import recipes
@@ -117,20 +117,10 @@ def _unpredicted(config: Config, references: bool) -> str | None:
 
 def _credit_of(config: Config) -> tuple[Any, ...]:
     """Key of all that a recipe's credit depends on; equal for alike recipes."""
-
-    def written(value: Any) -> Any:
-        if isinstance(value, partial):
-            options = sorted(value.keywords.items())
-            return full_name(value), tuple((k, written(v)) for k, v in options)
-        if isinstance(value, tuple):
-            return tuple(map(written, value))
-        return full_name(value) if callable(value) else repr(value)
-
-    stages_of = ("allocate", "objective", "gate", "downsample", "correct", "advantage")
-    parts = [written(getattr(config, name)) for name in stages_of]
-    parts += [written(config.shape_reward), config.pool_statistics]
-    parts += [sizes.size_of(config), config.memory, repr(config.stop)]
-    return tuple(parts)
+    fields = ("allocate", "objective", "gate", "downsample", "correct", "advantage")
+    fields += ("shape_reward", "pool_statistics", "memory", "stop")
+    written = [repr(describe(getattr(config, name))) for name in fields]
+    return sizes.size_of(config), *written
 
 
 # ----- one size
@@ -148,14 +138,12 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
     guess = size.draws / (2 if config.stop else 1) * (1 + size.attempts) / 2
     spent = (guess + size.pilots) * a + min(size.draws, size.kept) * b
     prompts = max(round(known.budget * (a + b) / spent), 1)
-    sized = sizes.accepted(config, size, min(prompts, known.prompts))
-    if isinstance(sized, str):
-        return sized
     rates = known.population.rates
     p = np.unique(rates)
     p = p if len(p) <= 32 else pass_rates()
-    held, often = _memory(sized, known)
     try:
+        sized = sizes.resized(config, size, min(prompts, known.prompts))
+        held, often = _memory(sized, known)
         with errors.config_errors(sized):
             seen = predict.predict(sized, p, rates, remembered=held, often=often)
     except ConfigError as error:
@@ -286,17 +274,17 @@ def rank(
         for size in _sizes(one, known)
     ]
     rows, refused = [], {}
-    calls = [partial(predicted, among.configs[name], one, known) for name, one in work]
-    found = _in_threads(calls)
-    for done, (at, row) in enumerate(found, 1):
-        name, _ = work[at]
-        if isinstance(row, str):
-            refused.setdefault(name, row)
-        else:
-            uniform = sizes.is_uniform(among.configs[name])
-            rows.append({"recipe": name, "uniform": uniform} | row)
-        if on_progress:
-            on_progress(done, len(work))
+    # Nearly all is compiling, which releases Python's lock.
+    with ThreadPoolExecutor(min(cores(), 4)) as pool:
+        found = pool.map(lambda of: predicted(among.configs[of[0]], of[1], known), work)
+        for done, ((name, _), row) in enumerate(zip(work, found, strict=True), 1):
+            if isinstance(row, str):
+                refused.setdefault(name, row)
+            else:
+                uniform = sizes.is_uniform(among.configs[name])
+                rows.append({"recipe": name, "uniform": uniform} | row)
+            if on_progress:
+                on_progress(done, len(work))
     plain = [row for row in rows if row["uniform"]]
     if not plain:
         name, why = next(iter(refused.items()), ("a baseline", "there is none."))
@@ -362,16 +350,3 @@ def _notes(among: Candidates, known: Known) -> list[str]:
         "asks for another objective on purpose is judged by it all the same."
     )
     return found
-
-
-def _in_threads(calls: Sequence[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
-    """Yield (index, result) of calls as they end; compiling releases Python's lock."""
-    pool = ThreadPoolExecutor(min(cores(), 4))
-    try:
-        at: dict[Future[Any], int] = {
-            pool.submit(call): i for i, call in enumerate(calls)
-        }
-        for future in as_completed(at):
-            yield at[future], future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -84,19 +84,15 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         *tables.table(FLOORS, _named(found["floors"])),
     ]
     if "law" in found:
-        lines += ["", *_law_rows(found["law"])]
+        lines += [
+            "",
+            f"Expected update of {found['law']['repeats']} draws of the next step, "
+            "against sum w(p) grad p and against the row above",
+            *tables.table(LAW, found["law"]["rows"]),
+        ]
     return "\n".join(lines)
 
 
 def _named(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with the words for their keys."""
     return [{"name": WORDS.get(key, key), **row} for key, row in rows.items()]
-
-
-def _law_rows(law: Mapping[str, Any]) -> list[str]:
-    """Lines of a table of `law_residual.residual`: cosine and scale by stage."""
-    return [
-        f"Expected update of {law['repeats']} draws of the next step, against sum "
-        "w(p) grad p and against the row above",
-        *tables.table(LAW, law["rows"]),
-    ]

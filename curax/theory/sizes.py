@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from curax.config import Config, ConfigError, override
-from curax.settings.config_paths import Place
+from curax.config import Config, override
 from curax.settings.declared import declared
-from curax.settings.sizes import kept_of, rows_of
+from curax.settings.sizes import declaring, kept_of, rows_of
 
 
 class Size(NamedTuple):
@@ -67,10 +66,9 @@ def resized(config: Config, size: Size, prompts: int) -> Config:
     if own := declared(config.downsample, "keeps", None):
         values[f"downsample.{own}"] = size.kept
     wanted = {"rows_per_prompt": min(size.draws, size.kept), "most_draws": size.most}
-    for name, place in Place(config.correct).walk("correct"):
-        for what, value in wanted.items() if callable(place.value) else ():
-            if own := declared(place.value, what, None):
-                values[f"{name}.{own}"] = value
+    for what, value in wanted.items():
+        for name, _, own in declaring(config.correct, what, "correct"):
+            values[f"{name}.{own}"] = value
     return override(config, values)
 
 
@@ -97,11 +95,3 @@ def grid(config: Config) -> Iterator[Size]:
         others.append(own._replace(attempts=own.attempts * 2))
     yield own
     yield from (size for size in others if min(size[:3]) > 0)
-
-
-def accepted(config: Config, size: Size, prompts: int) -> Config | str:
-    """The recipe in these sizes, or the sentence by which it refuses them."""
-    try:
-        return resized(config, size, prompts)
-    except ConfigError as error:
-        return str(error)
