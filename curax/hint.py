@@ -21,16 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
-from curax.types import (
-    Bool,
-    BoolG,
-    Contexts,
-    Float,
-    FloatG,
-    Hinting,
-    Int,
-    Prompts,
-)
+from curax.types import Bool, BoolG, Contexts, Float, FloatG, Hinting, Int, Prompts
 
 _CAP_NATS = 20.0  # of the log of a weight: exp(20) is finite, and so are its sums
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax.core.spmd import logical_axis_rules
 
 from curax.arrays import checks, masked, supports
@@ -144,9 +145,8 @@ def gradient(
 
     def norm(row):
         row = jax.tree.map(lambda leaf: leaf[None], row)
-        slopes = jax.tree.leaves(jax.grad(log_prob)(phi, *row))
-        squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in slopes]
-        return jnp.sqrt(sum(squares, jnp.float32(0.0)))
+        slopes = jax.grad(log_prob)(phi, *row)
+        return optax.tree.norm(optax.tree.cast(slopes, jnp.float32))
 
     own = jax.tree.map(lambda leaf: leaf[rollouts.context], contexts)
     rows = rollouts.tokens, rollouts.mask, own, rollouts.support
