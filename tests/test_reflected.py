@@ -805,7 +805,7 @@ def test_groups_that_show_nothing_do_not_train_where_the_step_itself_is_the_look
             built(keep=keep), *args
         )
 
-    (outcome, plain), (left, gated) = jax.device_get(read(rollouts))
+    (outcome, plain, _), (left, gated, _) = jax.device_get(read(rollouts))
     assert plain.kept is None
     # 2 has no reference, 3 has one thought; 4 said the same, and is flattest of 0, 1.
     flat = np.where(plain.certainty.spread.max(-1) > 0, 0, 1)

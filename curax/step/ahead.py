@@ -118,13 +118,14 @@ def whole(used_up: TrainState, kept: TrainState) -> TrainState:
     )
 
 
+KEPT = ("frozen", "reference", "seed")  # what no step changes
+
+
 def changed(state: Any) -> Any:
     """What a step changes of a state with a behaviour, or of its sharding; else all."""
     if state is None or state.behaviour is None:
         return state
-    return dataclasses.replace(
-        state, frozen=None, reference=None, seed=None, behaviour=None
-    )
+    return dataclasses.replace(state, **dict.fromkeys((*KEPT, "behaviour")))
 
 
 def after(before: TrainState, changed: TrainState, then: Behaviour) -> TrainState:
@@ -132,10 +133,5 @@ def after(before: TrainState, changed: TrainState, then: Behaviour) -> TrainStat
 
     `then` is what it draws by, the behaviour of the state before.
     """
-    return dataclasses.replace(
-        changed,
-        frozen=before.frozen,
-        reference=before.reference,
-        seed=before.seed,
-        behaviour=then,
-    )
+    kept = {name: getattr(before, name) for name in KEPT}
+    return dataclasses.replace(changed, behaviour=then, **kept)

@@ -9,24 +9,11 @@ from curax import reward, update
 from curax.config import Config, ConfigError
 from curax.handover import Engine
 from curax.settings import errors
-from curax.settings.config_paths import (
-    Place,
-    full_name,
-    option,
-    unbound,
-    wrong_options,
-)
+from curax.settings.config_paths import Place, full_name, option, unbound, wrong_options
 from curax.settings.conflicts import Table, said
 from curax.settings.declared import declared
 from curax.settings.sizes import checkpoint_of, kept_of, rows_of
-from curax.step.methods import (
-    hints,
-    pilots,
-    prefixes,
-    queries,
-    references,
-    refill,
-)
+from curax.step.methods import hints, pilots, prefixes, queries, references, refill
 from curax.step.types import Components, Method
 from curax.types import Environment, HostEnvironment, Task
 

@@ -9,6 +9,7 @@ outcomes, and equal states after the update.
 
 import dataclasses
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -46,17 +47,9 @@ def merged(parts: Sequence[Verdicts]) -> Verdicts:
     """
     first = parts[0]
     terms = first.terms and {
-        name: _filled([(part.terms or {})[name] for part in parts])
+        name: reduce(np.fmax, [(part.terms or {})[name] for part in parts])
         for name in first.terms
     }
     reasons = dict(item for part in parts for item in part.reasons.items())
-    outcome = _filled([part.outcome for part in parts])
+    outcome = reduce(np.fmax, [part.outcome for part in parts])  # what is not NaN
     return Verdicts(outcome, reasons, first.seconds, terms)
-
-
-def _filled(values: Sequence[np.ndarray]) -> np.ndarray:
-    """`[N]`, of each row the value that is not NaN."""
-    first, *others = values
-    for other in others:
-        first = np.where(np.isnan(first), other, first)
-    return first

@@ -85,24 +85,15 @@ def answered(
         task=parts.task,
     )
     drawn = present(parts.engine).draw(asks, how, source)
-    shape = len(seed), how.max_tokens
-    tokens = np.full(shape, parts.task.pad, np.int32)
-    logp = np.zeros(shape, np.float32)
-    finished = np.ones(shape[0], bool)  # what is missing was not cut off
-    length = np.zeros(shape[0], np.int32)
-    support = None if kept is None else np.zeros((*shape, *kept.shape), kept.dtype)
+    given = blank(parts, request, len(seed), np)
     for n, one in zip(rows, drawn.completions, strict=True):
         if one is not None:
-            length[n] = len(one.tokens)
-            tokens[n, : length[n]] = one.tokens
-            logp[n, : length[n]] = np.minimum(one.logp, 0.0)
-            finished[n] = one.finished
-            if kept is not None and support is not None:
-                support[n, : length[n]] = supports.of_ids(one.kept, kept)
-    mask = np.arange(shape[1]) < length[:, None]
-    given = Given(
-        tokens=tokens, mask=mask, logp=logp, finished=finished, support=support
-    )
+            count = len(one.tokens)
+            given.tokens[n, :count], given.mask[n, :count] = one.tokens, True
+            given.logp[n, :count] = np.minimum(one.logp, 0.0)
+            given.finished[n] = one.finished
+            if kept is not None:
+                given.support[n, :count] = supports.of_ids(one.kept, kept)
     return given, drawn
 
 
@@ -112,20 +103,21 @@ def grade(parts: Subject, prompts: Prompts, rollouts: Rollouts) -> jax.Array:
     return jnp.where(jnp.any(rollouts.mask, -1), outcome, jnp.nan)
 
 
+def blank(parts: Components, request: Request, rows: int, xp: Any) -> Given:
+    """No completion: each of the rows is missing; arrays of numpy or of JAX, `xp`."""
+    shape, kept = (rows, request.how.max_tokens), room.kept_to_train(parts)
+    return Given(
+        tokens=xp.full(shape, parts.task.pad, xp.int32),
+        mask=xp.zeros(shape, bool),
+        logp=xp.zeros(shape, xp.float32),
+        finished=xp.ones(rows, bool),  # what is missing was not cut off
+        support=None if kept is None else xp.zeros((*shape, *kept.shape), kept.dtype),
+    )
+
+
 def shapes(parts: Components, request: Request, seed: jax.Array) -> Given:
     """Shapes of what the engine gives."""
-    rows, steps = seed.shape[0], request.how.max_tokens
-    kept = room.kept_to_train(parts)
-    if kept is not None:
-        kept = jax.ShapeDtypeStruct((rows, steps, *kept.shape), kept.dtype)
-    tokens = jax.ShapeDtypeStruct((rows, steps), jnp.int32)
-    return Given(
-        tokens=tokens,
-        mask=jax.ShapeDtypeStruct((rows, steps), bool),
-        logp=jax.ShapeDtypeStruct((rows, steps), jnp.float32),
-        finished=jax.ShapeDtypeStruct((rows,), bool),
-        support=kept,
-    )
+    return jax.eval_shape(lambda: blank(parts, request, seed.shape[0], jnp))
 
 
 def rollouts(

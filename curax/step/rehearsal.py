@@ -104,9 +104,7 @@ def _check_credit(config: Config) -> None:
         key = jax.random.key(seed)
         keep = stages.called(config, "downsample", key, reward, pool)
         sees = exists if config.pool_statistics else keep
-        found = {
-            "shape_reward": jnp.where(exists, reward, 0.0),
-        }
+        found = {"shape_reward": jnp.where(exists, reward, 0.0)}
         for field, arrays in {
             "correct": (reward, pool, keep),
             "objective": (outcome, exists, history),

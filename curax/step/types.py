@@ -168,7 +168,22 @@ class Graded:
     @property
     def groups(self) -> "Groups":
         """The completions as grids `[B, G]`."""
-        return groups(self.shape, self.rollouts, self.outcome)
+        rollouts, row = self.rollouts, grids.index(self.rollouts, self.shape)
+        outcome = grids.grid(self.outcome, row, fill=jnp.nan)
+        exists = ~jnp.isnan(outcome)
+        length = jnp.sum(rollouts.mask, -1, dtype=jnp.int32)
+        reward, square = rollouts.reward, jnp.sum(rollouts.score_sq_norm, -1)
+        if reward is not None:
+            reward = jnp.where(exists, grids.grid(reward, row, fill=0.0), 0.0)
+        return Groups(
+            row=row,
+            exists=exists,
+            outcome=jnp.where(exists, outcome, 0.0),
+            finished=grids.grid(rollouts.finished, row, fill=False),
+            length=grids.grid(length, row, fill=0),
+            score_sq_norm=grids.grid(square, row, fill=0.0),
+            reward=reward,
+        )
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -205,26 +220,6 @@ class Groups:
 def grid_of(config: Config) -> tuple[int, int]:
     """Shape (B, G) of the grid of completions."""
     return config.sampling.prompts, config.sampling.group_size
-
-
-def groups(shape: tuple[int, int], rollouts: Rollouts, outcome: jax.Array) -> Groups:
-    """Rows `[N]` and their outcomes as grids `[B, G]`."""
-    row = grids.index(rollouts, shape)
-    outcome = grids.grid(outcome, row, fill=jnp.nan)
-    exists = ~jnp.isnan(outcome)
-    length = jnp.sum(rollouts.mask, -1, dtype=jnp.int32)
-    reward = rollouts.reward
-    if reward is not None:
-        reward = jnp.where(exists, grids.grid(reward, row, fill=0.0), 0.0)
-    return Groups(
-        row=row,
-        exists=exists,
-        outcome=jnp.where(exists, outcome, 0.0),
-        finished=grids.grid(rollouts.finished, row, fill=False),
-        length=grids.grid(length, row, fill=0),
-        score_sq_norm=grids.grid(jnp.sum(rollouts.score_sq_norm, -1), row, fill=0.0),
-        reward=reward,
-    )
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -97,18 +97,15 @@ def metrics_of(
     return Tally(means={"prefix/known_fraction": share}, counts={})
 
 
-METHOD = Method(
-    name=NAME,
-    conflicts=conflicts,
-    init=init,
-    after_update=after_update,
-    metrics=metrics_of,
-)
-
-
 def method() -> Method:
     """The method, as `methods` of a config names it."""
-    return METHOD
+    return Method(
+        name=NAME,
+        conflicts=conflicts,
+        init=init,
+        after_update=after_update,
+        metrics=metrics_of,
+    )
 
 
 @declares(method=method, recall=recall)

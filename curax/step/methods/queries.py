@@ -22,13 +22,7 @@ from curax.step import draw, stages
 from curax.step.methods import references
 from curax.step.methods.candidates import flatness, null_chance, pool, worst_rank
 from curax.step.methods.references import References
-from curax.step.types import (
-    Components,
-    Driver,
-    Method,
-    Request,
-    StepRollouts,
-)
+from curax.step.types import Components, Driver, Method, Request, StepRollouts
 from curax.types import Chosen, Prompts, Rollouts, TrainState
 
 NAME = "queries"

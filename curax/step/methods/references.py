@@ -161,9 +161,6 @@ class Scored:
     rest: jax.Array  # [N] float32, of that the part of length reward and rubric
     thought: jax.Array  # [N] int32, tokens up to the end of the delimiter
     certainty: reflect.Certainty  # [B, G]
-    reference: jax.Array  # [B, Y] int32
-    reference_mask: jax.Array  # [B, Y] bool
-    mean_weight: jax.Array  # [B, Y] float32, of each token over the completions
     kept: jax.Array | None = None  # [B] bool, groups that train; None: all
 
 
@@ -174,8 +171,7 @@ def grade(
     request, rollouts = drawn.request, drawn.rollouts
     wanted = drive.call_task(references_of, parts, request.prompts)
     args = state, request.contexts, rollouts, wanted
-    outcome, scored = drive.call(score, parts, *args)
-    reference = scored.reference, scored.reference_mask, scored.mean_weight
+    outcome, scored, reference = drive.call(score, parts, *args)
     rollouts = dataclasses.replace(rollouts, reward=scored.reward)
     more = {"reference": reference, "found": {NAME: scored}}
     return Graded.of(request, rollouts, outcome, **more)
@@ -187,7 +183,7 @@ def score(
     contexts: Contexts,
     rollouts: Rollouts,
     reference: References,
-) -> tuple[jax.Array, Scored]:
+) -> tuple[jax.Array, Scored, tuple[jax.Array, ...]]:
     """Outcomes and rewards of completions by reference answers.
 
         reward = R3 + length_weight * length(answer, reference), then the rubric
@@ -201,7 +197,8 @@ def score(
 
     Returns:
         `[N]` float32 outcomes in [0, 1], exp of the certainty, NaN where there is no
-        thought; the rewards and their components.
+        thought; the rewards and their components; tokens and mask of the references
+        with the mean weight of each token over the completions, `[B, Y]` float32.
     """
     how = present(parts.config.reflection)
     wanted, mask = reference
@@ -264,16 +261,14 @@ def score(
     graded = ~jnp.isnan(grid(outcome, fill=jnp.nan))
     weight = jnp.moveaxis(found.weight, -1, -2)  # [B, Y, G]
     graded = jnp.broadcast_to(graded[:, None], weight.shape)
-    return outcome, Scored(
+    scored = Scored(
         reward=rows(reward),
         rest=rows(rest),
         thought=thought,
         certainty=found,
-        reference=wanted,
-        reference_mask=mask,
-        mean_weight=masked.mean(weight, graded),
         kept=kept,
     )
+    return outcome, scored, (wanted, mask, masked.mean(weight, graded))
 
 
 # ----- what trains
@@ -304,7 +299,7 @@ def credit(
     if isinstance(how.direct, int | float) and how.direct == 0:
         return trains
     prompt, slot = rollouts.prompt[rows.row], rollouts.slot[rows.row]
-    reference, there = scored.reference[prompt], scored.reference_mask[prompt]
+    reference, there = (x[prompt] for x in present(drawn.reference)[:2])
     tokens, mask, columns = grids.append_after(
         rollouts.tokens[rows.row], thought, reference, there
     )

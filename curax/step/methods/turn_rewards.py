@@ -87,9 +87,6 @@ def credit(
     return dataclasses.replace(trains, of_tokens=of_tokens)
 
 
-METHOD = Method(name=NAME, conflicts=conflicts, credit=credit)
-
-
 def method() -> Method:
     """The method, as `methods` of a config names it."""
-    return METHOD
+    return Method(name=NAME, conflicts=conflicts, credit=credit)
