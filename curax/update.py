@@ -179,13 +179,15 @@ def read_tokens(
     params: Any,
     contexts: Contexts,
     prefix: Prefix,
-    tokens: jax.Array,
-    context: jax.Array,
-    support: jax.Array | None,
+    rows: tuple[jax.Array, jax.Array, jax.Array | None],
     line: Line | None,
     settings: Settings,
 ) -> tuple[jax.Array, ...]:
-    """Per-token outputs of a function of `masked`, `[m, t]` each."""
+    """Per-token outputs of a function of `masked`, `[m, t]` each.
+
+    Rows are tokens, contexts of the rows, and kept sets.
+    """
+    tokens, context, support = rows
     features = token_features(model, params, contexts, prefix, tokens, context, line)
     given = tokens, support
     if line is not None:
@@ -200,17 +202,8 @@ def read_tokens(
     )
     if line is None:
         return found
-    rows = jax.vmap(partial(Line.rows, steps=tokens.shape[-1]))
-    return tuple(join_shards(rows(line, x)) for x in found)
-
-
-def completion_logprobs(
-    model, params, contexts, prefix, tokens, context, support, line, settings: Settings
-) -> TokenLogprobs:
-    """Log-probs and entropies of the completions of some rows."""
-    where = model, params, contexts, prefix, tokens, context, support, line, settings
-    logp, entropy = read_tokens(masked.token_logprobs, *where)
-    return TokenLogprobs(logp=logp, entropy=entropy)
+    back = jax.vmap(partial(Line.rows, steps=tokens.shape[-1]))
+    return tuple(join_shards(back(line, x)) for x in found)
 
 
 def logprobs(
@@ -242,11 +235,9 @@ def logprobs(
     prefix = prefill(model, params, contexts)
 
     def read(rows, line):
-        tokens, context, support = rows
-        own = completion_logprobs(
-            model, params, contexts, prefix, tokens, context, support, line, settings
-        )
-        return (), own.logp
+        where = model, params, contexts, prefix, rows, line, settings
+        logp, _ = read_tokens(masked.token_logprobs, *where)
+        return (), logp
 
     rows = tokens, context, support
     return over_rows(model, read, contexts, rows, mask, settings)[1]
@@ -272,18 +263,9 @@ def token_stats(
     prefix = prefill(model, params, contexts)
 
     def read(rows, line):
-        tokens, context, support = rows
+        where = model, params, contexts, prefix, rows, line, settings
         logp, entropy, norm, covariance = read_tokens(
-            masked.token_logprobs_and_moments,
-            model,
-            params,
-            contexts,
-            prefix,
-            tokens,
-            context,
-            support,
-            line,
-            settings,
+            masked.token_logprobs_and_moments, *where
         )
         return (), TokenStats(
             logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
@@ -393,8 +375,10 @@ def gradient(
     prefix = prefill(model, params, contexts)
 
     def loss_of(params, prefix, contexts, still_old, rows, weight, line):
-        given = rows.tokens, rows.context, rows.support, line, settings
-        own = completion_logprobs(model, params, contexts, prefix, *given)
+        given = rows.tokens, rows.context, rows.support
+        where = model, params, contexts, prefix, given, line, settings
+        logp, entropy = read_tokens(masked.token_logprobs, *where)
+        own = TokenLogprobs(logp=logp, entropy=entropy)
         rows = with_old(rows, own.logp, still_old)
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)
