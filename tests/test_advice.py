@@ -238,7 +238,7 @@ def test_scores_as_measured_are_those_near_a_pass_rate():
     prompts = population.Population(
         "here", np.linspace(0.1, 0.9, 40), np.full(40, 4.0), square, square
     )
-    close(population.mean_squares(prompts, np.array([0.1, 0.9])), [2.0, 6.0])
+    close(population.means(prompts, prompts.square, np.array([0.1, 0.9])), [2.0, 6.0])
     found = progress.believed(P, 0.1, 2.0)
     close(found.gradient, 0.2 * P * (1 - P))
     close(found.right, 1.8)

@@ -751,8 +751,8 @@ def test_measured_prompts_are_those_of_the_file(tmp_path):
     close(got.draws, [8, 6])
     assert got.source == str(path)
     # All prompts are near: their lengths are one mean.
-    close(population.mean_lengths(got, np.array([0.1, 0.9])), 84 / 14)
-    assert population.mean_lengths(EVEN, np.array([0.1])) is None
+    close(population.means(got, got.tokens, np.array([0.1, 0.9])), 84 / 14)
+    assert population.means(EVEN, EVEN.tokens, np.array([0.1])) is None
 
 
 def test_lengths_are_those_of_prompts_alike():
@@ -760,7 +760,7 @@ def test_lengths_are_those_of_prompts_alike():
     draws = np.full(400, 4.0)
     prompts = population.Population("here", rates, draws, draws * (20 - 10 * rates))
     p = np.array([0.2, 0.5, 0.7])
-    close(population.mean_lengths(prompts, p), 20 - 10 * p, rtol=1e-3)
+    close(population.means(prompts, prompts.tokens, p), 20 - 10 * p, rtol=1e-3)
 
 
 def test_measured_prompts_say_tokens_and_what_a_memory_holds(tmp_path):

@@ -67,7 +67,7 @@ def _layouts(plan: Plan) -> list[str]:
 
 def gib(size: float) -> str:
     """Bytes in GiB, three digits."""
-    return "-" if math.isnan(size) else f"{size / GIB:.3g}"
+    return digits(size / GIB)
 
 
 def _columns(head: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:

@@ -25,7 +25,7 @@ from curax.settings.recipes import recipes
 from curax.settings.sizes import checkpoint_of
 from curax.theory import predict, progress, sizes, visits
 from curax.theory.moments import rows_per_prompt
-from curax.theory.population import Population, mean_lengths, mean_squares
+from curax.theory.population import Population, means
 from curax.theory.sizes import Size
 from curax.theory.stated_objective import claimed
 from curax.theory.summary import pass_rates
@@ -152,7 +152,8 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
     if not (np.isfinite(seen.noise) & np.isfinite(seen.spread)).all():
         return f"it gives no weight to prompts of p={p[seen.weight == 0][0]:.2g}."
     lengths = np.ones_like(p) * (known.tokens or 1.0)
-    if known.tokens is None and (each := mean_lengths(known.population, p)) is not None:
+    each = means(known.population, known.population.tokens, p)
+    if known.tokens is None and each is not None:
         lengths = each
     drawn = mean(seen.draws) * seen.attempts
     trained = rows_per_prompt(sized) * sized.update.epochs
@@ -198,7 +199,7 @@ def _ratios(
     seen: predict.Prediction, sized: Config, known: Known, share: float
 ) -> dict[str, Any]:
     """Progress at the assumed kappa and rho, and at BELIEFS times both of them."""
-    square = mean_squares(known.population, seen.p)
+    square = means(known.population, known.population.square, seen.p)
     square = 1.0 if square is None else square
     share_of, axes = known.explained, np.full((1, len(seen.p)), known.shared**0.5)
     if known.by_rate:

@@ -149,28 +149,20 @@ def _sample(row: Any) -> tuple[Any, list[float]]:
     return problem, [float(outcome)]
 
 
-def mean_lengths(population: Population, p: np.ndarray) -> np.ndarray | None:
-    """`[R]` mean tokens per completion near each pass rate; None if not known.
+def means(
+    population: Population, sums: np.ndarray | None, p: np.ndarray
+) -> np.ndarray | None:
+    """`[R]` means per completion near each pass rate; None if not known.
 
     The mean is over a tenth of the prompts, 20 at least: those whose pass rates are
     nearest.
 
     Args:
         population: K prompts.
+        sums: `[K]` over the completions of each, as `tokens` and `square`; None: not
+            known.
         p: `[R]` pass rates.
     """
-    return _means(population, population.tokens, p)
-
-
-def mean_squares(population: Population, p: np.ndarray) -> np.ndarray | None:
-    """`[R]` mean squared score norm near each pass rate, as `mean_lengths`."""
-    return _means(population, population.square, p)
-
-
-def _means(
-    population: Population, sums: np.ndarray | None, p: np.ndarray
-) -> np.ndarray | None:
-    """`[R]` means of sums `[K]` per completion near each pass rate."""
     if population.draws is None or sums is None:
         return None
     size = len(population.rates)

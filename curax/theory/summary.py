@@ -14,7 +14,7 @@ from curax.settings.files import json_value
 from curax.settings.sizes import updates_of
 from curax.step import rehearsal
 from curax.theory import hint_levels, predict, remarks, stated_objective
-from curax.theory.population import LIFT, LOWEST, SHOWN, Population, mean_lengths
+from curax.theory.population import LIFT, LOWEST, SHOWN, Population, means
 from curax.theory.predict import Prediction
 from curax.theory.stated_objective import Claim
 
@@ -72,7 +72,7 @@ def summarise(
         notes += remarks.hint_assumptions(config, plain, num_prompts)
     average = partial(plain.mean, population.rates)
     group = max(round(average(plain.draws * plain.attempts)), 2)
-    each = mean_lengths(population, p)
+    each = means(population, population.tokens, p)
     tokens = config.sampling.max_tokens if each is None else each
     columns = _columns(seen, asked, group, tokens)
     name, factor = _nearest(config, seen, claim, reach, group)
