@@ -453,20 +453,16 @@ def test_what_does_not_compile_says_so_where_it_is_called():
             program(1.0)
 
 
+@long
 @pytest.mark.parametrize(
     "words",
     [
         [*COSTS, "update.micro_batches=4"],
-        *(
-            pytest.param(words, marks=long)
-            for words in (
-                ["update.micro_batches=4"],
-                ["update.micro_batches=4", "update.length_buckets=3"],
-                ["update.token_chunk=5"],
-                ["update.tokens_per_micro_batch=12"],
-                ["sampling.slots=3"],
-            )
-        ),
+        ["update.micro_batches=4"],
+        ["update.micro_batches=4", "update.length_buckets=3"],
+        ["update.token_chunk=5"],
+        ["update.tokens_per_micro_batch=12"],
+        ["sampling.slots=3"],
     ],
     ids=str,
 )
