@@ -47,8 +47,9 @@ References:
     arXiv:1812.06162, for 1 / (1 + N / B).
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -121,6 +122,80 @@ def believed(
     return Scores(explained * square * p * (1 - p), varied * wrong, wrong)
 
 
+class Update(NamedTuple):
+    """Moments of the update u of a prompt, by pass rate `[..., R]`."""
+
+    weight: np.ndarray  # w
+    spread: np.ndarray  # variance of the weight, in the units of w^2
+    credit: np.ndarray  # E[sum of c^2]
+    of_right: np.ndarray  # share of it that right ones have
+
+    def square(self, scores: Scores) -> np.ndarray:
+        """`[..., R]` E|u|^2 at these squared norms."""
+        rest = self.of_right * scores.right + (1 - self.of_right) * scores.wrong
+        return scores.gradient * (self.weight**2 + self.spread) + rest * self.credit
+
+
+def update_of(seen: Prediction) -> Update:
+    """Moments of the update of a prompt, as predicted `[R]`."""
+    square = seen.weight**2
+    credit = seen.noise * square / seen.draws
+    return Update(seen.weight, square * seen.spread, credit, seen.of_right)
+
+
+class Pull(NamedTuple):
+    """How the updates of a step move prompts, and how far they agree."""
+
+    moves: np.ndarray  # [..., R] grad p . E u, of every prompt
+    pairs: np.ndarray  # [...] E[u . u'] of two prompts of a step
+    common: np.ndarray  # [A, ...] E[a w h], by which h a is multiplied elsewhere
+
+
+def pull(
+    mean: Callable[[np.ndarray], Any],
+    weight: np.ndarray,
+    h: np.ndarray,
+    axes: np.ndarray,
+    total: float,
+) -> Pull:
+    """Moves of prompts, by updates w grad p of the prompts of a step.
+
+    The mean of the moves is grad J . E g, and that of w times the moves |E g|^2.
+
+    Args:
+        mean: over prompts, of values `[..., R]` by pass rate.
+        weight: `[..., R]` w.
+        h: `[..., R]` |grad p|.
+        axes: `[A, ..., R]` vectors a.
+        total: K.
+    """
+    cosine, along = np.sum(axes**2, 0), weight * h
+    common = np.array([mean(x) for x in axes * along])  # [A, ...]
+    alike = np.sum(common**2, 0)
+    moves = h * np.sum(axes * common[..., None], 0)
+    moves = moves + (1 - cosine) * along * h / total
+    pairs = np.zeros_like(alike)
+    if total > 1:
+        pairs = (alike - mean(cosine * along**2) / total) / (1 - 1 / total)
+    return Pull(moves, pairs, common)
+
+
+def used_places(open_: float, prompts: float, attempts: int) -> tuple[float, float]:
+    """Means of the number of prompts of a step and of its square.
+
+    Args:
+        open_: share of groups that the gate leaves open.
+        prompts: B; a whole number where batches are filled.
+        attempts: batches drawn at most to fill one, by open groups alone.
+    """
+    if attempts == 1:
+        return float(prompts), float(prompts) ** 2
+    # Each place is filled by a group that the gate left open.
+    _, chance = filled_places(open_, int(prompts), attempts)
+    places = np.arange(int(prompts) + 1)
+    return float(chance @ places), float(chance @ places**2)
+
+
 class Progress(NamedTuple):
     """Progress of steps of a recipe, by the number of their prompts."""
 
@@ -157,25 +232,14 @@ def progress(
         attempts: batches drawn at most to fill one, by open groups alone.
         total: K; inf: so many that none counts by itself.
     """
-    w, h = seen.weight, np.sqrt(scores.gradient)
-    cosine = np.sum(axes**2, 0)  # of two prompts alike in p
-    credit = seen.noise * w**2 / seen.draws  # E[sum of c^2]
+    update, h = update_of(seen), np.sqrt(scores.gradient)
     mean = partial(seen.mean, rates)
-    rest = seen.of_right * scores.right + (1 - seen.of_right) * scores.wrong
-    own = mean((w * h) ** 2 * (1 + seen.spread) + rest * credit)
-    best_of, common = (np.array([mean(x) for x in axes * y]) for y in (h, w * h))
-    toward = float(best_of @ common) + mean((1 - cosine) * w * h**2) / total
-    best = float(best_of @ best_of) + mean((1 - cosine) * h**2) / total
-    alike = float(common @ common)
-    still = alike + mean((1 - cosine) * (w * h) ** 2) / total  # |E u|^2
-    pairs = 0.0  # E[u . u'] of two prompts of a step
-    if total > 1:
-        pairs = (alike - mean(cosine * (w * h) ** 2) / total) / (1 - 1 / total)
-    used, squared = float(prompts), float(prompts) ** 2
-    if attempts > 1:  # each place is filled by a group that the gate left open
-        _, chance = filled_places(seen.open, prompts, attempts)
-        places = np.arange(prompts + 1)
-        used, squared = float(chance @ places), float(chance @ places**2)
+    own = mean(update.square(scores))
+    moves, pairs, _ = pull(mean, update.weight, h, axes, total)
+    best = mean(pull(mean, np.ones_like(h), h, axes, total).moves)
+    toward, still = mean(moves), mean(update.weight * moves)  # |E u|^2
+    pairs = float(pairs)
+    used, squared = used_places(seen.open, prompts, attempts)
     part = used / (prompts * seen.open)
     square = used * own / seen.open + (squared - used) * pairs / seen.open**2
     square, toward = square / prompts**2, part * toward
