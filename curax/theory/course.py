@@ -5,9 +5,9 @@ step of B prompts has the direction g of `progress`, and moves every prompt by
 
     eta grad p . E g ,   grad p . E g = h (a . E[a w h]) + (1 - |a|^2) w h^2 / K ,
 
-to first order, and a held-out prompt, which no step trains on, by the first term alone.
-Here that is taken in log-odds, eta grad p . E g / (p (1 - p)), so that p stays in (0, 1).
-The length of a step knows no learning rate. It is one of
+to first order, and a held-out prompt, which no step trains on, by the first term
+alone. Here that is taken in log-odds, by eta grad p . E g / (p (1 - p)), so that p
+stays in (0, 1). The length of a step knows no learning rate. It is one of
 
     best     eta = s grad J . E g / E|g|^2, the best of progress's bound with s = 1 / L
     length   eta = s / sqrt(E|g|^2), steps of one length, as those of Adam are,
@@ -17,9 +17,9 @@ a step costs follows the pass rates too: its draws and rows are those that the r
 makes there. Moments are tabulated by pass rate and interpolated.
 
 Scores are needed at pass rates at which no gradient was measured. Of a softmax the
-gradient of the log-odds is bounded, and in sparse and in dense regimes of the map it was
-measured to be much the same at all pass rates, where kappa goes to 0 with p. So from
-where they are known scores are carried by
+gradient of the log-odds is bounded, and in sparse and in dense regimes of the map it
+was measured to be much the same at all pass rates, where kappa goes to 0 with p. So
+from where they are known scores are carried by
 
     |grad p|^2 = sigma^2 p^2 (1 - p)^2 ,   V_right and V_wrong as they are,
 
@@ -97,7 +97,6 @@ class Recipe(NamedTuple):
     cost: np.ndarray  # [R] of a prompt, in the unit of the budget
     prompts: float  # B of a step
     attempts: int = 1  # batches drawn at most to fill one
-    batches: float = 1.0  # expected ones
     open: float = 1.0  # share of groups that the gate leaves open
 
 
@@ -108,12 +107,12 @@ def of_prediction(
 
     Args:
         seen: its prediction at `[R]` pass rates, with a weight other than 0.
-        cost: `[R]` of a prompt.
+        cost: `[R]` of a prompt, drawn in all batches.
         prompts: B; a whole number where batches are filled.
         attempts: batches drawn at most to fill one, by open groups alone.
     """
     update = progress.update_of(seen)
-    return Recipe(seen.p, update, cost, prompts, attempts, seen.attempts, seen.open)
+    return Recipe(seen.p, update, cost, prompts, attempts, seen.open)
 
 
 class Course(NamedTuple):
@@ -166,7 +165,7 @@ def course(
         square = square / recipe.prompts**2
         part = used / (recipe.prompts * recipe.open)
         toward = part * _mean(pull.moves)
-        count = budget / points / (recipe.prompts * recipe.batches * _mean(cost))
+        count = budget / points / (recipe.prompts * _mean(cost))
         far = np.maximum(toward, 0) if step == "best" else np.sqrt(square)
         eta = scale * far / np.where(square > 0, square, np.inf)
         far = (count * eta * part)[:, None]
@@ -180,6 +179,20 @@ def course(
         done.append(done[-1] + count)
     spent = np.linspace(0, budget, points + 1)
     return Course(spent, np.stack(found), np.stack(done), p)
+
+
+def reaching(ends: np.ndarray, level: float) -> float:
+    """Place, with a fraction, of the first time scale at which a run ends at a level.
+
+    Args:
+        ends: `[N]` pass rates at the ends, by time scale.
+        level: a pass rate; where none gets there, the place is that of the highest.
+    """
+    over = np.flatnonzero(ends >= level)
+    if not len(over) or over[0] == 0:
+        return float(over[0] if len(over) else np.argmax(ends))
+    i = over[0]
+    return float(i - (ends[i] - level) / (ends[i] - ends[i - 1]))
 
 
 def _moved(p: np.ndarray, by: np.ndarray) -> np.ndarray:

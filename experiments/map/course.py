@@ -1,0 +1,189 @@
+"""Predict where recipes end: pass rates followed along the runs of a regime.
+
+Command:  python -m experiments.map.course
+
+Of every recipe at each size among which tuning chooses, the mean held-out pass rate
+where a run has spent the cost of the regime (`curax.theory.course`), the best of them;
+steps of one length. Known is the start: its pass rates, moved in log-odds by one number
+to the mean at which held-out prompts begin, and gradients as measured at the warm start
+of seed 0, or kappa = .3, rho = .02 and right completions that do not vary. The length
+of a step is the one free number, and it is set so that `rloo`, at its best size, ends
+where it was measured to end. All that is thus hindsight of `rloo`, and of a regime that
+was seen.
+
+In `results/REGIME/predicted_by_course.json`, with the least and the most over a tenth
+to ten times rho and sigma^2, the length set anew for each. Where the best `rloo` of no
+length gets as far, it is the length at which it gets furthest.
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from curax import gate
+from curax.config import Config
+from curax.runs.run import set_up_libraries
+from curax.settings.cli import write_file
+from curax.theory import advice, course, predict, sizes
+from curax.theory.course import Gradients, Recipe
+from curax.theory.summary import pass_rates
+from experiments.map import predict as forms
+from experiments.map import regimes, run, show
+
+BINS = 32  # of pass rates
+SCALES = np.geomspace(1e-4, 10, 50)
+FORM = "predicted_by_course"
+Recipes = dict[str, dict[str, Recipe]]  # name -> size -> moments and cost
+
+
+class Start(NamedTuple):
+    """What is known of a regime before any recipe but `rloo` has run."""
+
+    rates: np.ndarray  # [BINS]
+    gradients: Gradients
+    budget: float  # in completions drawn
+    total: float
+    end: float  # where `rloo` was measured to end
+
+
+def moved_to(rates: np.ndarray, mean: float) -> np.ndarray:
+    """Pass rates moved in log-odds by one number, so that they have this mean."""
+    low, high, odds = -9.0, 9.0, course.log_odds(rates)
+    for _ in range(50):
+        by = (low + high) / 2
+        found = 1 / (1 + np.exp(-odds - by))
+        low, high = (by, high) if found.mean() < mean else (low, by)
+    return found
+
+
+def started(regime: str, begin: float, end: float, tokens: float) -> Start:
+    """What is known of a regime, of which held-out prompts begin and `rloo` ends so."""
+    own = json.loads(run.Piece(regime, "start").path.read_text())
+    share = (np.arange(BINS) + 0.5) / BINS
+    rates = np.quantile(forms.population(regime).rates, share, method="inverted_cdf")
+    known = {}
+    if (regimes.RESULTS / regime / "gradients.json").exists():
+        known = forms.measured(regime)
+    if "by_rate" in known:
+        gradients = course.of_rates(known["by_rate"], known["varied"])
+    else:
+        several = "ways" in regimes.REGIMES[regime].task  # right completions
+        gradients = course.of_beliefs(0.3, float(several), 0.02)
+    budget = tokens / own["length_mean"]
+    return Start(moved_to(rates, begin), gradients, budget, own["prompts"], end)
+
+
+def trained(config: Config, seen: predict.Prediction) -> np.ndarray:
+    """`[R]` rows of a prompt that the gate lets train, by pass rate."""
+    if config.gate is gate.accepted:
+        return seen.draws * seen.p
+    if config.gate is gate.zero_variance:
+        return seen.draws * seen.signal
+    kept = sizes.size_of(config)
+    return np.minimum(seen.draws, kept.kept)
+
+
+@cache
+def prompts_of(name: str, label: str, draws: int) -> int:
+    """Prompts of a step of a recipe at a size, as it runs."""
+    own = regimes.RECIPES[name]
+    if own.knob == "allocate.size":
+        return regimes.ROWS // draws
+    return int(own.variants.get(label, {}).get("sampling.prompts", 8))
+
+
+def tabulated(regime: str) -> Recipes:
+    """Moments and cost of the recipes of a regime, by size and pass rate."""
+    known, p = forms.known(regime, "predicted_one_right"), pass_rates()
+    (a, b), found = known.cost, Recipes()
+    for name in regimes.REGIMES[regime].recipes:
+        for label, config, size in forms.tried(name):
+            count = prompts_of(name, label, size.draws)
+            sized = sizes.accepted(config, size, count)
+            if config.hint or config.reflection or isinstance(sized, str):
+                continue
+            rates = known.population.rates
+            seen = predict.predict(sized, p, rates, often=known.visits)
+            made = course.of_prediction(
+                seen, a * seen.draws + b * trained(sized, seen), count
+            )
+            if np.isfinite(np.stack(made.update)).all():
+                found.setdefault(name, {})[label] = made
+    return found
+
+
+def ends(every: Recipes, start: Start, gradients: Gradients) -> dict[str, Any]:
+    """`[sizes, SCALES]` mean pass rates of each recipe at the end, by size."""
+    return {
+        name: np.stack(
+            [
+                course.course(
+                    *(own, start.rates, gradients, SCALES),
+                    **{"budget": start.budget, "total": start.total, "step": "length"},
+                ).mean[-1]
+                for own in by.values()
+            ]
+        )
+        for name, by in every.items()
+    }
+
+
+def calibrated(found: Mapping[str, Any], base: str, end: float) -> dict[str, Any]:
+    """`[sizes]` ends of each recipe where the best of the base ends at `end`.
+
+    The shortest such step; where there is none, the one that gets nearest.
+    """
+    place = course.reaching(found[base].max(0), end)
+    at = np.arange(len(SCALES))
+    return {
+        name: np.array([np.interp(place, at, line) for line in lines])
+        for name, lines in found.items()
+    }
+
+
+def predicted(every: Recipes, start: Start, base: str) -> dict[str, dict[str, Any]]:
+    """Where recipes are predicted to end, as JSON: "progress" is the pass rate."""
+    lines = []
+    for factors in itertools.product(advice.BELIEFS, repeat=2):
+        found = ends(every, start, start.gradients.believed(*factors))
+        lines.append((factors, calibrated(found, base, start.end)))
+    told = {}
+    for name, by in every.items():
+        mine = dict(lines)[1.0, 1.0][name]
+        most = [other[name].max() for _, other in lines]
+        told[name] = {
+            "best": list(by)[int(np.argmax(mine))],
+            "progress": round(float(mine.max()), 4),
+            "low": round(float(min(most)), 4),
+            "high": round(float(max(most)), 4),
+            "sizes": dict(zip(by, mine.round(4).tolist(), strict=True)),
+        }
+    return told
+
+
+def main() -> int:
+    """Exit status 0; what is there is not predicted again."""
+    set_up_libraries()
+    for regime in regimes.SINGLE:
+        path = regimes.RESULTS / regime / f"{FORM}.json"
+        curves = show.curves(regime)
+        if path.exists() or regime == "no_verifier":
+            continue
+        place = show.budget(regime)
+        begin = float(np.mean([curve.rate[0].mean() for curve in curves.values()]))
+        end = float(show.rates_at(curves["rloo"], place).mean())
+        start = started(regime, begin, end, regimes.REGIMES[regime].whole("claim"))
+        told = predicted(tabulated(regime), start, "rloo")
+        write_file(path, (json.dumps(told, indent=1) + "\n").encode())
+        for name, own in told.items():
+            print(f"{regime} {name}: {own['best']} {own['progress']:.3f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
