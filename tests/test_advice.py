@@ -278,6 +278,18 @@ def test_the_command_ranks_recipes_and_writes_what_it_says(three, tmp_path, caps
     assert lines[0] == "Prompts: Beta(2, 3); 500 to train on, 0 visits to each."
     assert lines[-1] == f"Written: {out}"
     assert max(map(len, lines[: lines.index("", 4)])) <= 88
+    ends = {}
+    for row in page["rows"]:
+        ends.setdefault(row["recipe"], row)
+    assert all(
+        row["beside_low"] <= row["beside"] <= row["beside_high"]
+        and 0.4 < row["end"] < 1
+        for row in ends.values()
+    )
+    assert base["beside_low"] == base["beside_high"] == 0
+    told = " ".join(said.out.split())
+    assert "At the end: where a run of 200 steps ends, held out, less where " in told
+    assert "Recipes whose intervals overlap are not told apart." in told
     assert page["caveat"].startswith("Not shown to predict: ")
     assert page["caveat"] in " ".join(said.out.split())
     assert "no prompt comes back: nothing is remembered" in said.out

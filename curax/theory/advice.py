@@ -23,7 +23,7 @@ from curax.settings.declared import declared
 from curax.settings.machine import cores
 from curax.settings.recipes import recipes
 from curax.settings.sizes import checkpoint_of
-from curax.theory import predict, progress, sizes, visits
+from curax.theory import course, predict, progress, sizes, visits
 from curax.theory.moments import rows_per_prompt
 from curax.theory.population import Population, means
 from curax.theory.sizes import Size
@@ -31,6 +31,12 @@ from curax.theory.stated_objective import claimed
 from curax.theory.summary import pass_rates
 
 BELIEFS = (0.1, 1.0, 10.0)  # factors of both beliefs over which a ratio is shown
+# Of a run whose time scale nobody knows: shares of what is unsolved that the baseline
+# solves until it ends; the middle one is shown.
+SOLVED = (0.1, 0.3, 0.6)
+STEPS = 200  # of a run, where nothing says how many
+SCALES = np.geomspace(1e-4, 30, 40)  # lengths of a step that are tried
+BINS = 32  # of pass rates that are followed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +180,13 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
         "exact": not seen.how,
         "visits": often,
         "remark": remark(sized, seen, mean(seen.draws)),
+        "moments": course.of_prediction(
+            seen,
+            (a * seen.draws * seen.attempts * lengths + b * trained * mean(lengths))
+            / (mean(lengths) * (a + b)),
+            max(round(share), 1) if sized.sampling.attempts > 1 else share,
+            sized.sampling.attempts,
+        ),
     } | _ratios(seen, sized, known, share)
 
 
@@ -225,6 +238,62 @@ def _ratios(
         "noise_prompts": own.noise,
         "beliefs": [at(*factors).of(share) for factors in both],
     }
+
+
+def _ends(moments: course.Recipe, known: Known) -> np.ndarray:
+    """`[BELIEFS^2, SCALES]` mean held-out pass rates at which a run ends."""
+    share = (np.arange(BINS) + 0.5) / BINS
+    rates = np.quantile(known.population.rates, share, method="inverted_cdf")
+    if known.by_rate:
+        gradients = course.of_rates(known.by_rate, known.varied)
+    else:
+        beliefs = known.explained, known.varied, known.shared
+        gradients = course.of_beliefs(*beliefs)
+    steps = STEPS if known.steps is None else known.steps
+    options = {"budget": float(steps * known.budget), "total": float(known.prompts)}
+    found = [
+        course.course(
+            *(moments, rates, gradients.believed(*factors), SCALES),
+            **(options | {"step": "length", "points": BINS}),
+        ).mean[-1]
+        for factors in itertools.product(BELIEFS, repeat=2)
+    ]
+    return np.stack(found)
+
+
+def follow(rows: Sequence[dict[str, Any]], known: Known) -> None:
+    """Add where a run ends to the best size of each recipe, beside the baseline.
+
+    "end" is the mean pass rate of held-out prompts where the run of the middle belief
+    ends, whose baseline solves SOLVED[1] of what was unsolved; "beside", "beside_low"
+    and "beside_high" are its difference to the baseline there, and the least and the
+    most over BELIEFS and SOLVED.
+
+    Args:
+        rows: of `rank`, the best first; "moments" are taken off.
+        known: what is known before training.
+    """
+    every = {id(row): row.pop("moments") for row in rows}
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        best.setdefault(row["recipe"], row)
+    base = next(row for row in rows if row["baseline"])
+    other, at = _ends(every[id(base)], known), np.arange(len(SCALES))
+    start = float(known.population.rates.mean())
+    levels = [start + (1 - start) * share for share in SOLVED]
+    places = [[course.reaching(own, level) for level in levels] for own in other]
+
+    def read(ends: np.ndarray) -> np.ndarray:  # [BELIEFS^2, SOLVED]
+        pairs = zip(places, ends, strict=True)
+        return np.array([np.interp(place, at, own) for place, own in pairs])
+
+    beside = read(other)
+    middle = len(places) // 2, len(SOLVED) // 2
+    for row in best.values():
+        own = read(_ends(every[id(row)], known))
+        gap = own - beside
+        row["end"], row["beside"] = float(own[middle]), float(gap[middle])
+        row["beside_low"], row["beside_high"] = float(gap.min()), float(gap.max())
 
 
 def remark(config: Config, seen: predict.Prediction, draws: float) -> str:
@@ -301,6 +370,7 @@ def rank(
         row["gain"], row["baseline"] = row["progress"] / other[0], row is base
         row["gain_low"], row["gain_high"] = min(ratios), max(ratios)
     rows.sort(key=lambda row: (-round(row["gain"], 9), not row["uniform"], row["n"]))
+    follow(rows, known)
     ranked = {row["recipe"] for row in rows}
     skipped = [f"{name}: {why}" for name, why in refused.items() if name not in ranked]
     given = ("prompts", "visits", "cost", "budget", "tokens")
@@ -309,6 +379,8 @@ def rank(
         "population": known.population.source,
         **{name: getattr(known, name) for name in (*given, *beliefs)},
         "by_rate": known.by_rate is not None,
+        "steps": STEPS if known.steps is None else known.steps,
+        "solved": SOLVED,
         "rows": rows,
         "alike": among.alike,
         "caveat": UNSHOWN,

@@ -9,6 +9,7 @@ from curax.settings import tables
 COLUMNS = {
     "gain": "{gain:.2f}x",
     "range": "{gain_low:.2f}-{gain_high:.2f}",
+    "at the end": "{beside_low:+.2f}..{beside_high:+.2f}",
     **{size: f"{{{size}}}" for size in ("prompts", "n", "most", "m", "pilots")},
     "draws": "{draws:.0f}",
     "trained": "{trained:.0f}",
@@ -59,10 +60,26 @@ def table(found: Mapping[str, Any]) -> str:
         "ascent at its best",
         "step size; docs/choose_a_recipe.md has the formula.",
     ]
+    lines += textwrap.wrap(_told(found, list(best.values()), base["recipe"]), 88)
     lines += textwrap.wrap(found["caveat"], 88)
     lines += [f"Note: {text}" for text in found["notes"]]
     lines += [f"Left out: {text}" for text in found["skipped"]]
     return "\n".join(lines)
+
+
+def _told(found: Mapping[str, Any], best: list[Mapping[str, Any]], base: str) -> str:
+    """Text on where runs end: recipes that are told apart from the baseline."""
+    above = [row["recipe"] for row in best if row["beside_low"] > 0]
+    below = [row["recipe"] for row in best if row["beside_high"] < 0]
+    solved = ", ".join(f"{share:.0%}" for share in found["solved"])
+    return (
+        f"At the end: where a run of {found['steps']} steps ends, held out, less where "
+        f"{base} does: the least and the most over the same beliefs, and over steps "
+        f"of a length at which {base} solves {solved} of what is unsolved, for nobody "
+        "knows which. Recipes whose intervals overlap are not told apart. Above "
+        f"{base} whatever is assumed: {', '.join(above) or 'none'}; below it: "
+        f"{', '.join(below) or 'none'}."
+    )
 
 
 def _alike(found: Mapping[str, Any], name: str) -> str:
