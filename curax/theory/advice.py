@@ -180,12 +180,13 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
         "exact": not seen.how,
         "visits": often,
         "remark": remark(sized, seen, mean(seen.draws)),
-        "moments": course.of_prediction(
+        "moments": None
+        if sized.sampling.attempts > 1
+        else course.of_prediction(
             seen,
-            (a * seen.draws * seen.attempts * lengths + b * trained * mean(lengths))
+            (a * seen.draws * lengths + b * trained * mean(lengths))
             / (mean(lengths) * (a + b)),
-            max(round(share), 1) if sized.sampling.attempts > 1 else share,
-            sized.sampling.attempts,
+            share,
         ),
     } | _ratios(seen, sized, known, share)
 
@@ -267,7 +268,8 @@ def follow(rows: Sequence[dict[str, Any]], known: Known) -> None:
     "end" is the mean pass rate of held-out prompts where the run of the middle belief
     ends, whose baseline solves SOLVED[1] of what was unsolved; "beside", "beside_low"
     and "beside_high" are its difference to the baseline there, and the least and the
-    most over BELIEFS and SOLVED.
+    most over BELIEFS and SOLVED. All four are None where batches are filled by drawing
+    again, which is needed more or less often on the way.
 
     Args:
         rows: of `rank`, the best first; "moments" are taken off.
@@ -290,7 +292,11 @@ def follow(rows: Sequence[dict[str, Any]], known: Known) -> None:
     beside = read(other)
     middle = len(places) // 2, len(SOLVED) // 2
     for row in best.values():
-        own = read(_ends(every[id(row)], known))
+        moments = every[id(row)]
+        if moments is None:
+            row |= dict.fromkeys(("end", "beside", "beside_low", "beside_high"))
+            continue
+        own = read(_ends(moments, known))
         gap = own - beside
         row["end"], row["beside"] = float(own[middle]), float(gap[middle])
         row["beside_low"], row["beside_high"] = float(gap.min()), float(gap.max())

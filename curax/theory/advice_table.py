@@ -69,8 +69,9 @@ def table(found: Mapping[str, Any]) -> str:
 
 def _told(found: Mapping[str, Any], best: list[Mapping[str, Any]], base: str) -> str:
     """Text on where runs end: recipes that are told apart from the baseline."""
-    above = [row["recipe"] for row in best if row["beside_low"] > 0]
-    below = [row["recipe"] for row in best if row["beside_high"] < 0]
+    followed = [row for row in best if row["beside"] is not None]
+    above = [row["recipe"] for row in followed if row["beside_low"] > 0]
+    below = [row["recipe"] for row in followed if row["beside_high"] < 0]
     solved = ", ".join(f"{share:.0%}" for share in found["solved"])
     return (
         f"At the end: where a run of {found['steps']} steps ends, held out, less where "
@@ -78,7 +79,8 @@ def _told(found: Mapping[str, Any], best: list[Mapping[str, Any]], base: str) ->
         f"of a length at which {base} solves {solved} of what is unsolved, for nobody "
         "knows which. Recipes whose intervals overlap are not told apart. Above "
         f"{base} whatever is assumed: {', '.join(above) or 'none'}; below it: "
-        f"{', '.join(below) or 'none'}."
+        f"{', '.join(below) or 'none'}. What fills batches by drawing again is not "
+        "followed."
     )
 
 

@@ -27,9 +27,9 @@ sigma and V linear in the log-odds between two such pass rates, and flat outside
 prompt at p = 0 or 1 has no gradient and stays.
 
 Assumptions: those of `progress`, at every step; what a recipe's credit knows of its
-batch or of a memory is as at the first step, and so is the number of closed groups that
-are drawn again; sigma, V and a belong to a pass rate and not to the run that has got
-there; no noise of a step takes back what another made.
+batch or of a memory is as at the first step; no group is drawn again; sigma, V and a
+belong to a pass rate and not to the run that has got there; no noise of a step takes
+back what another made.
 """
 
 from typing import NamedTuple
@@ -96,23 +96,17 @@ class Recipe(NamedTuple):
     update: Update  # [R]
     cost: np.ndarray  # [R] of a prompt, in the unit of the budget
     prompts: float  # B of a step
-    attempts: int = 1  # batches drawn at most to fill one
-    open: float = 1.0  # share of groups that the gate leaves open
 
 
-def of_prediction(
-    seen: Prediction, cost: np.ndarray, prompts: float, attempts: int = 1
-) -> Recipe:
-    """A recipe as predicted.
+def of_prediction(seen: Prediction, cost: np.ndarray, prompts: float) -> Recipe:
+    """A recipe as predicted, which fills no batch by drawing again.
 
     Args:
         seen: its prediction at `[R]` pass rates, with a weight other than 0.
-        cost: `[R]` of a prompt, drawn in all batches.
-        prompts: B; a whole number where batches are filled.
-        attempts: batches drawn at most to fill one, by open groups alone.
+        cost: `[R]` of a prompt.
+        prompts: B.
     """
-    update = progress.update_of(seen)
-    return Recipe(seen.p, update, cost, prompts, attempts, seen.open)
+    return Recipe(seen.p, progress.update_of(seen), cost, prompts)
 
 
 class Course(NamedTuple):
@@ -148,7 +142,6 @@ def course(
         points: stretches of equal cost.
     """
     assert step in STEPS, step
-    used, squared = progress.used_places(recipe.open, recipe.prompts, recipe.attempts)
     scale = np.asarray(scale, float)
     p = np.tile(np.asarray(rates, float), (len(scale), 1))
     unseen = p if np.isfinite(total) else None
@@ -160,15 +153,13 @@ def course(
         scores, axes = gradients.at(p)
         h = np.sqrt(scores.gradient)
         pull = progress.pull(_mean, update.weight, h, axes, total)
-        alone = _mean(update.square(scores)) / recipe.open
-        square = used * alone + (squared - used) * pull.pairs / recipe.open**2
-        square = square / recipe.prompts**2
-        part = used / (recipe.prompts * recipe.open)
-        toward = part * _mean(pull.moves)
+        alone = _mean(update.square(scores))
+        square = alone / recipe.prompts + (1 - 1 / recipe.prompts) * pull.pairs
+        toward = _mean(pull.moves)
         count = budget / points / (recipe.prompts * _mean(cost))
         far = np.maximum(toward, 0) if step == "best" else np.sqrt(square)
         eta = scale * far / np.where(square > 0, square, np.inf)
-        far = (count * eta * part)[:, None]
+        far = (count * eta)[:, None]
         trained = _moved(p, far * pull.moves)
         if unseen is not None:
             scores, axes = gradients.at(unseen)

@@ -180,22 +180,6 @@ def pull(
     return Pull(moves, pairs, common)
 
 
-def used_places(open_: float, prompts: float, attempts: int) -> tuple[float, float]:
-    """Means of the number of prompts of a step and of its square.
-
-    Args:
-        open_: share of groups that the gate leaves open.
-        prompts: B; a whole number where batches are filled.
-        attempts: batches drawn at most to fill one, by open groups alone.
-    """
-    if attempts == 1:
-        return float(prompts), float(prompts) ** 2
-    # Each place is filled by a group that the gate left open.
-    _, chance = filled_places(open_, int(prompts), attempts)
-    places = np.arange(int(prompts) + 1)
-    return float(chance @ places), float(chance @ places**2)
-
-
 class Progress(NamedTuple):
     """Progress of steps of a recipe, by the number of their prompts."""
 
@@ -239,7 +223,11 @@ def progress(
     best = mean(pull(mean, np.ones_like(h), h, axes, total).moves)
     toward, still = mean(moves), mean(update.weight * moves)  # |E u|^2
     pairs = float(pairs)
-    used, squared = used_places(seen.open, prompts, attempts)
+    used, squared = float(prompts), float(prompts) ** 2
+    if attempts > 1:  # each place is filled by a group that the gate left open
+        _, chance = filled_places(seen.open, prompts, attempts)
+        places = np.arange(prompts + 1)
+        used, squared = float(chance @ places), float(chance @ places**2)
     part = used / (prompts * seen.open)
     square = used * own / seen.open + (squared - used) * pairs / seen.open**2
     square, toward = square / prompts**2, part * toward

@@ -270,6 +270,27 @@ def tuning_table() -> str:
     return markdown(head, body)
 
 
+def predicted_table() -> str:
+    """Markdown of where arms are predicted to end, beside where they were measured to.
+
+    And of each regime that was measured Spearman's correlation of both.
+    """
+    body = []
+    for regime in REGIMES:
+        path = run.RESULTS / regime / "predicted.json"
+        told = json.loads(path.read_text()) if path.exists() else {}
+        found = {arm: own.mean() for arm, own in rates(regime, "claim").items()}
+        both = [(own["progress"], found.get(arm, 0)) for arm, own in told.items()]
+        for arm, own in told.items():
+            cell = between((own["progress"], own["low"], own["high"]))
+            there = number(found[arm]) if arm in found else ""
+            body.append([regime, arm.replace("-", " "), own["best"], cell, there])
+        if found and told:
+            rank = stats.spearmanr(*np.array(both).T)[0]
+            body.append([regime, "correlation of ranks", "", "", number(rank, "+", 2)])
+    return markdown(["regime", "arm", "at", "predicted", "measured"], body)
+
+
 def draw(path: Path, every: list[Effect]) -> None:
     """Effects with their intervals, a panel for each regime."""
     names = list(EFFECTS)
@@ -297,7 +318,7 @@ def draw(path: Path, every: list[Effect]) -> None:
 def tables() -> list[str]:
     """All tables of the page."""
     every = effects()
-    found = [weight_table(), tuning_table()]
+    found = [weight_table(), tuning_table(), predicted_table()]
     for kind in KINDS:
         if any(one.kind == kind for one in every):
             found += [arm_table(kind), effect_table(every, kind)]

@@ -37,7 +37,6 @@ from experiments.map import regimes, run, show
 
 BINS = 32  # of pass rates
 SCALES = np.geomspace(1e-4, 10, 50)
-FORM = "predicted_by_course"
 Recipes = dict[str, dict[str, Recipe]]  # name -> size -> moments and cost
 
 
@@ -170,7 +169,7 @@ def main() -> int:
     """Exit status 0; what is there is not predicted again."""
     set_up_libraries()
     for regime in regimes.SINGLE:
-        path = regimes.RESULTS / regime / f"{FORM}.json"
+        path = regimes.RESULTS / regime / f"{forms.BY_COURSE}.json"
         curves = show.curves(regime)
         if path.exists() or regime == "no_verifier":
             continue

@@ -41,7 +41,8 @@ BUDGET = regimes.ROWS
 PROBED, SAMPLES = 512, 64  # prompts and completions of measured gradients
 ASSUMED = {"predicted": 1.0, "predicted_one_right": 0.0}  # file and `--varied`
 BY_COSINE, BY_STEPS = "predicted_by_cosine", "predicted_by_steps"
-FORMS = (*ASSUMED, "predicted_by_rate", BY_COSINE, BY_STEPS)
+BY_COURSE = "predicted_by_course"  # of `experiments.map.course`
+FORMS = (*ASSUMED, "predicted_by_rate", BY_COSINE, BY_STEPS, BY_COURSE)
 
 
 def population(regime: str) -> Population:

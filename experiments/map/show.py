@@ -44,7 +44,11 @@ SEEN = {
     "predicted_by_rate": ("noisy", "dense_fresh", "updates_dear"),
     predict.BY_COSINE: tuple(regimes.SINGLE),
     predict.BY_STEPS: tuple(regimes.SINGLE),
+    predict.BY_COURSE: tuple(regimes.SINGLE),
 }
+
+
+AS_FEW = "by course, recipes of first"
 
 
 class Curve(NamedTuple):
@@ -284,13 +288,14 @@ def table(every: list[list[Judged]]) -> str:
 
 
 def order(
-    regime: str, form: str
+    regime: str, form: str, like: str = ""
 ) -> tuple[list[list[str]], tuple[float, float, float] | None]:
     """Predicted beside measured: rows of a table, and their rank correlation.
 
     Args:
         regime: name of a regime.
         form: of `predict.FORMS`.
+        like: another, by whose recipes alone it is judged.
 
     Returns:
         A row for each recipe that is predicted and measured, the best measured first;
@@ -298,10 +303,10 @@ def order(
         equal cost, with a 95% interval that resamples seeds, the same of all recipes;
         None where fewer than three recipes can be ordered.
     """
-    path = regimes.RESULTS / regime / f"{form}.json"
-    found = curves(regime)
-    told = json.loads(path.read_text()) if path.exists() else {}
+    found, told = curves(regime), _told(regime, form)
     names = [name for name in found if "progress" in told.get(name, {})]
+    if like:
+        names = [name for name in names if name in _told(regime, like)]
     if len(names) < 3:
         return [], None
     place = budget(regime)
@@ -326,21 +331,51 @@ def order(
     return shown, (middle, float(low), float(high))
 
 
+def _told(regime: str, form: str) -> dict[str, Any]:
+    """What a form predicts of the recipes of a regime; empty where it does not."""
+    path = regimes.RESULTS / regime / f"{form}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def ends() -> str:
+    """Markdown of pass rates that the course predicts, beside those measured."""
+    body, errors = [], []
+    for regime in regimes.SINGLE:
+        told, found = _told(regime, predict.BY_COURSE), curves(regime)
+        place = budget(regime)
+        rates = {name: rates_at(found[name], place).mean() for name in told}
+        for name in sorted(told, key=lambda name: -rates[name]):
+            own = told[name]
+            range_ = own["progress"], own["low"], own["high"]
+            cells = own["best"], between(range_), number(rates[name])
+            error = range_[0] - rates[name]
+            body.append([regime, name, *cells, number(error, "+")])
+            errors += [abs(error)] * (name != regimes.BASELINES[0])
+    mean = number(float(np.mean(errors)))
+    body.append(["all but rloo", f"mean of {len(errors)}", "", "", "", mean])
+    return markdown(["regime", "recipe", "at", "predicted", "measured", "error"], body)
+
+
 def predicted() -> str:
-    """Markdown of rank correlations, a form in a column; hindsight is in brackets."""
+    """Markdown of rank correlations, a form in a column; hindsight is in brackets.
+
+    The last one has the recipes of the first form alone.
+    """
     body = []
     for regime in regimes.SINGLE:
         every = {form: order(regime, form) for form in predict.FORMS}
+        every[AS_FEW] = order(regime, predict.BY_COURSE, "predicted")
         most = max(len(rows) for rows, _ in every.values())
         cells = [regime, str(most)]
         for form, (rows, found) in every.items():
             text = between(found, "+", 2) if found else ""
             text += f", of {len(rows)}" if found and len(rows) < most else ""
-            seen = regime in (*ALL_SEEN, *SEEN.get(form, ()))
+            seen = form == AS_FEW or regime in (*ALL_SEEN, *SEEN.get(form, ()))
             cells.append(f"({text})" if text and seen else text)
         if most:
             body.append(cells)
     head = [form.removeprefix("predicted").strip("_") for form in predict.FORMS]
+    head.append(AS_FEW)
     head = [name.replace("_", " ") or "first" for name in head]
     return markdown(["regime", "recipes", *head], body)
 
@@ -460,7 +495,7 @@ def main() -> None:
     both = [order(*key)[0] for key in itertools.product(regimes.SINGLE, predict.FORMS)]
     head = ["form", "regime", "recipe", "measured", "predicted", "best size", "tuned"]
     print(markdown(head, [x for own in both for x in own]), end="\n\n")
-    print(predicted())
+    print(predicted(), ends(), sep="\n\n")
     print(ablated())
     if every:
         draw(HERE / "map.png", every)
