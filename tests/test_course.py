@@ -158,3 +158,24 @@ def test_a_course_is_its_definition(step):
 
 def moved(p, by):
     return 1 / (1 + np.exp(-course.log_odds(p) - by / (p * (1 - p))))
+
+
+def test_the_time_scale_that_reaches_a_level_is_the_first_one():
+    ends = np.array([0.2, 0.3, 0.5, 0.4, 0.6])
+    assert course.reaching(ends, 0.1) == 0
+    close(course.reaching(ends, 0.45), 1.75)
+    assert course.reaching(ends, 0.7) == 4
+
+
+def test_what_is_known_at_some_pass_rates_is_carried_to_others():
+    gradients = known()
+    scores, axes = gradients.at(P)
+    close(scores.gradient, progress.believed(P, 0.3, varied=0.5).gradient)
+    close(axes, AXES)
+    far, _ = gradients.at(np.array([0.001, 0.999]))
+    ends = scores.gradient[[0, -1]] / (P * (1 - P))[[0, -1]] ** 2
+    close(far.gradient / (0.001 * 0.999) ** 2, ends)
+    close(far.wrong, scores.wrong[[0, -1]])
+    less = gradients.believed(100.0, 0.1)
+    close(less.slope, gradients.slope / 10)
+    assert (np.linalg.norm(less.axes, axis=0) <= 1 + 1e-12).all()

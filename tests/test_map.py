@@ -25,6 +25,7 @@ from experiments.factorial import show as effects
 from experiments.lag import late
 from experiments.lag import show as lag
 from experiments.map import ablations, parts, regimes, run, show
+from experiments.map import course as map_course
 from experiments.turns import show as turns
 
 
@@ -206,6 +207,7 @@ def test_the_page_has_the_tables_that_the_results_give(judged):
     for table in (show.table(list(judged.values())), *show.controls()):
         assert table in page
     assert show.predicted() in page
+    assert show.ends() in page
     for regime in regimes.SINGLE:
         whole = regimes.REGIMES[regime].whole("claim") / max(
             regimes.REGIMES[regime].cost
@@ -346,6 +348,18 @@ def test_the_advice_says_how_its_order_fared():
     values = [own[0] for own in found if own]
     ends = " to ".join(show.number(x(values), "+", 1) for x in (min, max))
     assert f"of {ends} with theirs" in advice.UNSHOWN
+
+
+def test_a_course_is_set_by_where_its_baseline_ends():
+    rates = np.array([0.0, 0.1, 0.5, 1.0])
+    close = np.testing.assert_allclose
+    close(map_course.moved_to(rates, 0.6).mean(), 0.6, atol=1e-9)
+    ends = np.array([[0.2, 0.3, 0.5], [0.2, 0.2, 0.3]])
+    found = {"base": np.stack([ends / 4, ends / 2, ends], 1)}
+    found["other"] = found["base"] * 2
+    got = map_course.calibrated(found, "base", 0.4)
+    close(got["base"][:, -1], [0.4, 0.25])
+    close(got["other"], 2 * got["base"])
 
 
 def test_the_page_of_ablations_has_the_figures_that_the_results_give():

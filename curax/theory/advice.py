@@ -251,11 +251,16 @@ def _ends(moments: course.Recipe, known: Known) -> np.ndarray:
         beliefs = known.explained, known.varied, known.shared
         gradients = course.of_beliefs(*beliefs)
     steps = STEPS if known.steps is None else known.steps
-    options = {"budget": float(steps * known.budget), "total": float(known.prompts)}
     found = [
         course.course(
-            *(moments, rates, gradients.believed(*factors), SCALES),
-            **(options | {"step": "length", "points": BINS}),
+            moments,
+            rates,
+            gradients.believed(*factors),
+            SCALES,
+            budget=float(steps * known.budget),
+            total=float(known.prompts),
+            step="length",
+            points=BINS,
         ).mean[-1]
         for factors in itertools.product(BELIEFS, repeat=2)
     ]

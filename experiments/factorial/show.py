@@ -286,8 +286,9 @@ def predicted_table() -> str:
             there = number(found[arm]) if arm in found else ""
             body.append([regime, arm.replace("-", " "), own["best"], cell, there])
         if found and told:
-            rank = stats.spearmanr(*np.array(both).T)[0]
-            body.append([regime, "correlation of ranks", "", "", number(rank, "+", 2)])
+            ranks = np.corrcoef(*stats.rankdata(both, axis=0).T)[0, 1]
+            rank = number(float(ranks), "+", 2)
+            body.append([regime, "correlation of ranks", "", "", rank])
     return markdown(["regime", "arm", "at", "predicted", "measured"], body)
 
 

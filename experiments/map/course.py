@@ -4,12 +4,12 @@ Command:  python -m experiments.map.course
 
 Of every recipe at each size among which tuning chooses, the mean held-out pass rate
 where a run has spent the cost of the regime (`curax.theory.course`), the best of them;
-steps of one length. Known is the start: its pass rates, moved in log-odds by one number
-to the mean at which held-out prompts begin, and gradients as measured at the warm start
-of seed 0, or kappa = .3, rho = .02 and right completions that do not vary. The length
-of a step is the one free number, and it is set so that `rloo`, at its best size, ends
-where it was measured to end. All that is thus hindsight of `rloo`, and of a regime that
-was seen.
+by steps of one length, and in `predicted_by_best_course.json` by the best of a bound.
+Known is the start: its pass rates, moved in log-odds by one number to the mean at which
+held-out prompts begin, and gradients as measured at the warm start of seed 0, or kappa
+= .3, rho = .02 and right completions that do not vary. The time scale of the steps is
+the one free number, and it is set so that `rloo`, at its best size, ends where it was
+measured to end. All that is thus hindsight of `rloo`, and of a regime that was seen.
 
 In `results/REGIME/predicted_by_course.json`, with the least and the most over a tenth
 to ten times rho and sigma^2, the length set anew for each. Where the best `rloo` of no
@@ -36,7 +36,11 @@ from experiments.map import predict as forms
 from experiments.map import regimes, run, show
 
 BINS = 32  # of pass rates
-SCALES = np.geomspace(1e-4, 10, 50)
+SCALES = np.geomspace(
+    1e-4, 10, 50
+)  # time scales that are tried, for steps of one length
+FARTHER = np.geomspace(1e-4, 1e4, 80)  # and for best steps
+QUARTER = course.POINTS // 4
 Recipes = dict[str, dict[str, Recipe]]  # name -> size -> moments and cost
 
 
@@ -52,7 +56,7 @@ class Start(NamedTuple):
 
 def moved_to(rates: np.ndarray, mean: float) -> np.ndarray:
     """Pass rates moved in log-odds by one number, so that they have this mean."""
-    low, high, odds = -9.0, 9.0, course.log_odds(rates)
+    low, high, odds, found = -9.0, 9.0, course.log_odds(rates), rates
     for _ in range(50):
         by = (low + high) / 2
         found = 1 / (1 + np.exp(-odds - by))
@@ -116,15 +120,21 @@ def tabulated(regime: str) -> Recipes:
     return found
 
 
-def ends(every: Recipes, start: Start, gradients: Gradients) -> dict[str, Any]:
-    """`[sizes, SCALES]` mean pass rates of each recipe at the end, by size."""
+def followed(
+    every: Recipes, start: Start, gradients: Gradients, step: str
+) -> dict[str, Any]:
+    """`[sizes, 3, SCALES]` mean pass rates of each recipe, by size.
+
+    At the beginning, after a quarter of the cost and at the end.
+    """
+    scales = SCALES if step == "length" else FARTHER
     return {
         name: np.stack(
             [
                 course.course(
-                    *(own, start.rates, gradients, SCALES),
-                    **{"budget": start.budget, "total": start.total, "step": "length"},
-                ).mean[-1]
+                    *(own, start.rates, gradients, scales),
+                    **{"budget": start.budget, "total": start.total, "step": step},
+                ).mean[[0, QUARTER, -1]]
                 for own in by.values()
             ]
         )
@@ -133,33 +143,39 @@ def ends(every: Recipes, start: Start, gradients: Gradients) -> dict[str, Any]:
 
 
 def calibrated(found: Mapping[str, Any], base: str, end: float) -> dict[str, Any]:
-    """`[sizes]` ends of each recipe where the best of the base ends at `end`.
+    """`[sizes, 3]` of `followed` where the best of the base ends at `end`.
 
     The shortest such step; where there is none, the one that gets nearest.
     """
-    place = course.reaching(found[base].max(0), end)
-    at = np.arange(len(SCALES))
+    place = course.reaching(found[base][:, -1].max(0), end)
+    low = int(place)
+    high = min(low + 1, found[base].shape[-1] - 1)
     return {
-        name: np.array([np.interp(place, at, line) for line in lines])
-        for name, lines in found.items()
+        name: each[..., low] + (place - low) * (each[..., high] - each[..., low])
+        for name, each in found.items()
     }
 
 
-def predicted(every: Recipes, start: Start, base: str) -> dict[str, dict[str, Any]]:
+def predicted(
+    every: Recipes, start: Start, base: str, step: str = "length"
+) -> dict[str, dict[str, Any]]:
     """Where recipes are predicted to end, as JSON: "progress" is the pass rate."""
     lines = []
     for factors in itertools.product(advice.BELIEFS, repeat=2):
-        found = ends(every, start, start.gradients.believed(*factors))
+        found = followed(every, start, start.gradients.believed(*factors), step)
         lines.append((factors, calibrated(found, base, start.end)))
     told = {}
     for name, by in every.items():
-        mine = dict(lines)[1.0, 1.0][name]
-        most = [other[name].max() for _, other in lines]
+        first, quarter, mine = dict(lines)[1.0, 1.0][name].T
+        best = int(np.argmax(mine))
+        most = [other[name][:, -1].max() for _, other in lines]
+        gained = (quarter - first)[best] / (mine - first)[best]
         told[name] = {
-            "best": list(by)[int(np.argmax(mine))],
+            "best": list(by)[best],
             "progress": round(float(mine.max()), 4),
             "low": round(float(min(most)), 4),
             "high": round(float(max(most)), 4),
+            "quarter": round(float(gained), 3),  # of the gain, after that of the cost
             "sizes": dict(zip(by, mine.round(4).tolist(), strict=True)),
         }
     return told
@@ -169,18 +185,22 @@ def main() -> int:
     """Exit status 0; what is there is not predicted again."""
     set_up_libraries()
     for regime in regimes.SINGLE:
-        path = regimes.RESULTS / regime / f"{forms.BY_COURSE}.json"
+        paths = {
+            step: regimes.RESULTS / regime / f"{form}.json"
+            for step, form in (("length", forms.BY_COURSE), ("best", forms.BY_BEST))
+        }
         curves = show.curves(regime)
-        if path.exists() or regime == "no_verifier":
+        if regime == "no_verifier" or all(path.exists() for path in paths.values()):
             continue
-        place = show.budget(regime)
+        place, every = show.budget(regime), tabulated(regime)
         begin = float(np.mean([curve.rate[0].mean() for curve in curves.values()]))
         end = float(show.rates_at(curves["rloo"], place).mean())
         start = started(regime, begin, end, regimes.REGIMES[regime].whole("claim"))
-        told = predicted(tabulated(regime), start, "rloo")
-        write_file(path, (json.dumps(told, indent=1) + "\n").encode())
-        for name, own in told.items():
-            print(f"{regime} {name}: {own['best']} {own['progress']:.3f}", flush=True)
+        for step, path in paths.items():
+            told = predicted(every, start, "rloo", step)
+            write_file(path, (json.dumps(told, indent=1) + "\n").encode())
+            for name, own in told.items():
+                print(f"{step} {regime} {name}: {own['progress']:.3f}", flush=True)
     return 0
 
 

@@ -41,8 +41,9 @@ BUDGET = regimes.ROWS
 PROBED, SAMPLES = 512, 64  # prompts and completions of measured gradients
 ASSUMED = {"predicted": 1.0, "predicted_one_right": 0.0}  # file and `--varied`
 BY_COSINE, BY_STEPS = "predicted_by_cosine", "predicted_by_steps"
-BY_COURSE = "predicted_by_course"  # of `experiments.map.course`
-FORMS = (*ASSUMED, "predicted_by_rate", BY_COSINE, BY_STEPS, BY_COURSE)
+# Of `experiments.map.course`.
+BY_COURSE, BY_BEST = "predicted_by_course", "predicted_by_best_course"
+FORMS = (*ASSUMED, "predicted_by_rate", BY_COSINE, BY_STEPS, BY_COURSE, BY_BEST)
 
 
 def population(regime: str) -> Population:

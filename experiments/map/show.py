@@ -45,6 +45,7 @@ SEEN = {
     predict.BY_COSINE: tuple(regimes.SINGLE),
     predict.BY_STEPS: tuple(regimes.SINGLE),
     predict.BY_COURSE: tuple(regimes.SINGLE),
+    predict.BY_BEST: tuple(regimes.SINGLE),
 }
 
 
@@ -338,22 +339,30 @@ def _told(regime: str, form: str) -> dict[str, Any]:
 
 
 def ends() -> str:
-    """Markdown of pass rates that the course predicts, beside those measured."""
+    """Markdown of pass rates that the course predicts, beside those measured.
+
+    And of the share of what is gained that is by the first quarter of the cost.
+    """
     body, errors = [], []
     for regime in regimes.SINGLE:
         told, found = _told(regime, predict.BY_COURSE), curves(regime)
         place = budget(regime)
         rates = {name: rates_at(found[name], place).mean() for name in told}
+        early = {name: rates_at(found[name], place / 4).mean() for name in told}
         for name in sorted(told, key=lambda name: -rates[name]):
             own = told[name]
             range_ = own["progress"], own["low"], own["high"]
             cells = own["best"], between(range_), number(rates[name])
             error = range_[0] - rates[name]
-            body.append([regime, name, *cells, number(error, "+")])
+            first = found[name].rate[0].mean()
+            gained = (early[name] - first) / (rates[name] - first)
+            parts = f"{own['quarter']:.0%}", f"{gained:.0%}"
+            body.append([regime, name, *cells, number(error, "+"), *parts])
             errors += [abs(error)] * (name != regimes.BASELINES[0])
     mean = number(float(np.mean(errors)))
-    body.append(["all but rloo", f"mean of {len(errors)}", "", "", "", mean])
-    return markdown(["regime", "recipe", "at", "predicted", "measured", "error"], body)
+    body.append(["all but rloo", f"mean of {len(errors)}", *[""] * 3, mean, "", ""])
+    head = ["regime", "recipe", "at", "predicted", "measured", "error"]
+    return markdown([*head, "by the first quarter", "measured"], body)
 
 
 def predicted() -> str:
