@@ -9,7 +9,7 @@ from curax.settings import tables
 COLUMNS = {
     "gain": "{gain:.2f}x",
     "range": "{gain_low:.2f}-{gain_high:.2f}",
-    "at the end": "{beside_low:+.2f}..{beside_high:+.2f}",
+    "at the end": "{apart}",
     **{size: f"{{{size}}}" for size in ("prompts", "n", "most", "m", "pilots")},
     "draws": "{draws:.0f}",
     "trained": "{trained:.0f}",
@@ -34,7 +34,11 @@ def table(found: Mapping[str, Any]) -> str:
     ]
     best: dict[str, Mapping[str, Any]] = {}
     for row in found["rows"]:
-        best.setdefault(row["recipe"], row | {"pilots": row["pilots"] or None})
+        apart = None
+        if row.get("beside") is not None:
+            apart = f"{row['beside_low']:+.2f}..{row['beside_high']:+.2f}"
+        shown = row | {"pilots": row["pilots"] or None, "apart": apart}
+        best.setdefault(row["recipe"], shown)
     head, *rows = tables.table(COLUMNS, best.values(), left=(len(COLUMNS) - 1,))
     lines.append(head)
     for line, (name, row) in zip(rows, best.items(), strict=True):
@@ -76,8 +80,9 @@ def _told(found: Mapping[str, Any], best: list[Mapping[str, Any]], base: str) ->
     return (
         f"At the end: where a run of {found['steps']} steps ends, held out, less where "
         f"{base} does: the least and the most over the same beliefs, and over steps "
-        f"of a length at which {base} solves {solved} of what is unsolved, for nobody "
-        "knows which. Recipes whose intervals overlap are not told apart. Above "
+        f"of a length at which {base} solves {solved} of what is unsolved, or as much "
+        "of it as it gets, for nobody knows which. Recipes whose intervals overlap are "
+        "not told apart. Above "
         f"{base} whatever is assumed: {', '.join(above) or 'none'}; below it: "
         f"{', '.join(below) or 'none'}. What fills batches by drawing again is not "
         "followed."
