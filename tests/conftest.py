@@ -94,10 +94,13 @@ def in_one_context(make):
     """The context of a thread, in which the programs of a file are lowered.
 
     JAX makes one for each program, loads all dialects into it, and keeps it with the
-    trace: a fifth of the time of these tests, and half of their memory.
+    trace: a fifth of the time of these tests, and half of their memory. A program that
+    is compiled while another is lowered has its own.
     """
 
     def context():
+        if mlir.ir.Context.current:  # of what is lowered
+            return make()
         if not hasattr(MADE[0], "context"):
             MADE[0].context = make()
         return MADE[0].context
