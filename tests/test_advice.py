@@ -289,7 +289,7 @@ def test_the_command_ranks_recipes_and_writes_what_it_says(three, tmp_path, caps
     assert base["beside_low"] == base["beside_high"] == 0
     told = " ".join(said.out.split())
     assert "At the end: where a run of 200 steps ends, held out, less where " in told
-    assert "Recipes whose intervals overlap are not told apart." in told
+    assert "so two that overlap may still be in one order throughout; only " in told
     assert page["caveat"].startswith("Not shown to predict: ")
     assert page["caveat"] in " ".join(said.out.split())
     assert "no prompt comes back: nothing is remembered" in said.out

@@ -81,11 +81,12 @@ def _told(found: Mapping[str, Any], best: list[Mapping[str, Any]], base: str) ->
         f"At the end: where a run of {found['steps']} steps ends, held out, less where "
         f"{base} does: the least and the most over the same beliefs, and over steps "
         f"of a length at which {base} solves {solved} of what is unsolved, or as much "
-        "of it as it gets, for nobody knows which. Recipes whose intervals overlap are "
-        "not told apart. Above "
-        f"{base} whatever is assumed: {', '.join(above) or 'none'}; below it: "
-        f"{', '.join(below) or 'none'}. What fills batches by drawing again is not "
-        "followed."
+        "of it as it gets, for nobody knows which. Intervals share their beliefs and "
+        "lengths, so two that overlap may still be in one order throughout; only "
+        f"{base} is compared. Above it at all that were tried: "
+        f"{', '.join(above) or 'none'}; below it: {', '.join(below) or 'none'}. The "
+        "error of the course itself is not in the interval, and on the map was up to "
+        ".25. What fills batches by drawing again is not followed."
     )
 
 
