@@ -422,7 +422,7 @@ COSTS = ("update.length_buckets=3", "update.token_chunk=5", "sampling.slots=3")
 def test_what_is_compiled_side_by_side_is_what_a_run_calls(kind, monkeypatch, caplog):
     # A width of its own, or other tests might have compiled it.
     config = override(TINY, ["model.width=12", "update.minibatches=1"])
-    monkeypatch.setattr(compiling, "cores", lambda: 2)
+    monkeypatch.setattr(compiling, "cores", lambda: 3)
     caplog.set_level(logging.DEBUG, "jax._src.interpreters.pxla")
     loop = kind(build(config))
     with loop.context(), loop.compiling("held-out"):

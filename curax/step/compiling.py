@@ -55,8 +55,12 @@ class Compiler:
 
     @property
     def compiles(self) -> bool:
-        """Whether there are cores for it, and the compiler times nothing."""
-        return cores() > 1 and platform() != "gpu"
+        """Whether there are cores to spare, and the compiler times nothing.
+
+        XLA compiles a program for a CPU in several threads: on two cores nothing was
+        gained by another, and processor time was lost.
+        """
+        return cores() > 2 and platform() != "gpu"
 
     def __call__(self, name: str, program: Program, args: tuple[Any, ...]) -> Any:
         """Shapes and dtypes of the outputs, and that they lie on the device."""
