@@ -406,6 +406,7 @@ class Diary:
     """A loop and a run folder that only write down what they are told."""
 
     platform = "cpu"
+    reason = None
 
     def __init__(self, config: Config):
         self.told: list[tuple] = []
