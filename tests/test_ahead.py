@@ -79,6 +79,7 @@ def at_once():
     return override(AHEAD, ["sampling.ahead=0"])
 
 
+@pytest.mark.long
 def test_nothing_lags_in_the_first_step_and_one_step_in_the_others():
     lags = [(row["sampler/lag_mean"], row["sampler/lag_max"]) for row in reference()[1]]
     assert lags == [(0, 0), *[(1, 1)] * (STEPS - 1)]
@@ -297,6 +298,7 @@ def test_a_run_with_a_draw_ahead_can_be_planned():
     assert apart.work["draw"].received >= apart.held("draw")["what draws ahead"]
 
 
+@pytest.mark.long
 def test_the_library_begins_nothing_that_nobody_asks_for():
     asked = []
 

@@ -145,7 +145,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_impossible_is_drawn_again_and_is_the_same(name):
     """Half of the rows fail at first; what is asked again has the same seed."""
@@ -462,6 +462,7 @@ def test_faults_change_nothing_of_a_run():
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
+@pytest.mark.long
 def test_rounds_of_a_stopping_rule_ask_for_no_more_than_they_open():
     fake = engine_server.Engine()
     with fake.served() as url:

@@ -517,6 +517,7 @@ def drawn_in(batch):
                 yield np.asarray(rows.tokens[n])[np.asarray(rows.mask[n])]
 
 
+@pytest.mark.long
 def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
     place, monkeypatch
 ):
@@ -730,6 +731,7 @@ def test_every_benchmark_has_a_layout_and_options_that_are_accepted(name):
     assert line == f"{name}: {known.source}."
 
 
+@pytest.mark.long
 def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatch):
     saved.patched(monkeypatch)
     there = saved.write(tmp_path / "run", saved.lora)
@@ -1067,6 +1069,7 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(place, tmp_path, wor
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("more", "what"),
     [

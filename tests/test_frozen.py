@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tiny
 
 from curax import rollout, update
@@ -40,6 +41,7 @@ def test_what_comes_second_wins_in_a_join():
     assert got == {"a": {"b": 3, "c": 2}, "d": 4}
 
 
+@pytest.mark.long
 def test_the_bound_model_says_what_the_whole_one_says():
     trained, rest = frozen.split(LORA, params())
     draw = jax.jit(

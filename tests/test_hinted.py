@@ -539,6 +539,7 @@ def hints_of(loop, prompts):
     return np.asarray(made.mask.any(-1)), jax.device_get(lost)
 
 
+@pytest.mark.long
 def test_a_batch_of_mixed_groups_is_that_without_hints():
     """SAGE 1: all right ones too; nothing is drawn again, and nothing differs."""
     loop = scripted()
@@ -731,6 +732,7 @@ def test_hints_written_before_rl_are_those_of_the_first_policy_at_every_visit():
     assert (first.tokens != other.tokens).any()
 
 
+@pytest.mark.long
 def test_what_cannot_be_read_is_written_again_and_all_of_it_is_paid():
     state, wanted = begun(scripted()), jnp.array([True, True, True, False])
     steps = 16

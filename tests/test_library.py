@@ -100,6 +100,7 @@ def test_a_run_is_a_function_of_magnitudes_too(followed):
     assert jax.tree.map(lambda x: x.shape, state) == one
 
 
+@pytest.mark.long
 def test_the_x_ray_as_numbers_is_that_of_the_command(followed):
     del followed  # its programs are compiled
     p = np.array([0.01, 0.5])

@@ -170,6 +170,7 @@ def test_a_verifier_on_the_device_may_grade_prompts_that_the_host_makes():
 PARTS = override(TINY, ["task.on_device=false", "sampling.chunks=4"])
 
 
+@pytest.mark.long
 def test_a_draw_in_parts_gives_what_a_whole_one_gives():
     assert_same(trained(PARTS, loops.Staged), reference())
 

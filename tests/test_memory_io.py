@@ -456,6 +456,7 @@ def test_a_run_of_another_seed_begins_with_it_and_says_what_was_left_out(
     assert told(workdir) == by_key(saved(workdir, 4, *words)) != by_key(middle)
 
 
+@pytest.mark.long
 def test_a_stopped_run_leaves_it_and_goes_on_with_that_of_its_checkpoint(
     tmp_path, first, source, second, signals
 ):

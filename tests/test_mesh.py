@@ -450,7 +450,7 @@ def test_a_token_of_a_sharded_vocabulary_is_drawn_where_its_logits_lie():
         close(got, want, atol=1e-5)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("sizes", "kv_heads", "how"), BOTH)
 def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads, how):
     policy, _, compiled, said = updating(sizes, kv_heads, how)
@@ -480,7 +480,7 @@ def on_one_device(kv_heads):
     return params, jax.jit(partial(differentiate, policy, "rows"))(params, *scored())
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("sizes", "kv_heads", "how"), BOTH)
 def test_loss_and_gradient_are_those_of_one_device(sizes, kv_heads, how):
     _, where, program, _ = updating(sizes, kv_heads, how)

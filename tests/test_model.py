@@ -398,7 +398,7 @@ def test_scanned_layers_are_unrolled_layers(remat):
     jax.tree.map(alike, scanned(params, *at), want)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_remat_keeps_less_and_changes_no_gradient(scan_layers):
     params = stacked(tiny.params()) if scan_layers else tiny.params()

@@ -269,6 +269,7 @@ def test_what_cannot_be_planned_is_told_in_a_sentence(args, says, tmp_path, caps
     assert not list((tmp_path / "plan").iterdir())
 
 
+@pytest.mark.long
 def test_of_a_checkpoint_config_json_is_read_alone(tmp_path, capsys):
     folder = tmp_path / "model"
     args = ["--config", "configs/gsm8k_qwen3_0p6b.py", "--topology", "v5e:2x2"]

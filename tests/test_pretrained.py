@@ -623,6 +623,7 @@ def values(file):
     return load_file(file).values()
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_drawn_from_its_seed(tmp_path):
     for name, options in {
         "a": {},

@@ -522,6 +522,7 @@ def test_who_scores_is_frozen_synced_or_lags():
 # ----- which prompts are worth training on
 
 
+@pytest.mark.long
 def test_candidates_are_measured_as_by_naive_log_probs():
     """The same completions, asked again."""
     how = Queries(every=2, draws=8, keep=reflect.null_test)

@@ -142,7 +142,7 @@ def measured(group, micro=2, chunk=5, policy="plain"):
 # ----- gradients
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @for_every_group
 def test_norms_are_those_of_a_gradient_per_row_of_a_plain_forward(group):
     got = measured(group)  # by the embeddings if nothing is said
@@ -529,6 +529,7 @@ def test_each_of_eight_devices_computes_the_gradients_of_one_row_in_eight():
         assert flops() < 0.15 * alone
 
 
+@pytest.mark.long
 def test_a_model_in_bfloat16_has_norms_in_float32_near_the_exact_ones():
     low = tiny.model(dtype=jnp.bfloat16)
     arguments = tiny.params(), CONTEXTS, rows(), TEMPERATURE

@@ -376,6 +376,7 @@ def test_how_a_completion_begins_is_what_the_policy_says():
     assert len(set(np.asarray(diversity.opening(tokens, mask)).tolist())) == 1
 
 
+@pytest.mark.long
 def test_an_observation_that_says_it_is_longer_than_it_is_is_cut():
     def long(state, tokens, length):
         after, seen = turning.observe(state, tokens, length)

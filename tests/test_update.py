@@ -343,6 +343,7 @@ def test_no_scores_or_mask_of_a_line_by_itself_exist():
     assert max(np.prod(shape) for shape in inside) < 512 * 512
 
 
+@pytest.mark.long
 def test_the_order_of_rows_changes_nothing():
     order = np.random.default_rng(0).permutation(M)
     moved = jax.tree.map(lambda leaf: leaf[order], batch())

@@ -286,6 +286,7 @@ def test_the_distance_is_to_the_kept_policy(monkeypatch):
     assert given[2:] == ("now", "first", "prompts", "rollouts")
 
 
+@pytest.mark.long
 def test_confidence_is_that_of_a_plain_forward():
     """Every completion by itself, in one piece, from the logits of all its tokens."""
     model, temperature = tiny.MODEL, 0.7

@@ -181,6 +181,7 @@ def test_a_request_of_somebody_else_is_refused(sides):
 # ----- completions
 
 
+@pytest.mark.long
 def test_rows_are_what_episodes_have_read_and_those_cut_off_are_closed(sides, tmp_path):
     """By the tiny policy, whose draw has more rows than fit their tokens."""
     contexts = tiny.CONTEXTS
