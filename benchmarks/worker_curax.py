@@ -34,7 +34,7 @@ def main() -> None:
         devices=jax.device_count(),
     )
     loop = loops.Staged(build.build(recipe))
-    with loop.context(), loop.compiling("held-out"):
+    with loop.context():
         state = loop.begin(loop.initial())
         while True:
             state, _, _ = loop.advance(state, 1)

@@ -51,7 +51,7 @@ def own() -> Config:
 def built(make) -> loops.Loop:
     """The loop of a config; its programs are not traced, for none is a step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops.Loop, "rehearse", lambda self, *visit: None)
+        patch.setattr(loops.Loop, "rehearse", lambda self: None)
         return BUILD(make())
 
 

@@ -419,9 +419,6 @@ class Diary:
     def context(self):
         return contextlib.nullcontext()
 
-    def compiling(self, *but):
-        return self.context()
-
     def initial(self):
         return SimpleNamespace(frozen=None)
 
@@ -623,7 +620,7 @@ def original(where: str | None = None, group: str | None = None) -> Any:
 @pytest.fixture(autouse=True)
 def untraced(monkeypatch):
     """Each program is traced here, when it is looked at."""
-    monkeypatch.setattr(loops.Loop, "rehearse", lambda self, *visit: None)
+    monkeypatch.setattr(loops.Loop, "rehearse", lambda self: None)
 
 
 def test_every_field_is_in_the_table():

@@ -1,8 +1,6 @@
 """Both loops are one path: on one device and on eight, whole or in chunks."""
 
-import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -44,7 +42,7 @@ from curax.config import (
 )
 from curax.models import attention, transformer
 from curax.runs.run import make_loop
-from curax.step import compiling, draw, drivers, learn, loops, states
+from curax.step import draw, drivers, learn, loops, states
 from curax.step.build import build
 from curax.step.types import Graded, Method
 from curax.tasks import chain
@@ -416,42 +414,6 @@ def test_eight_devices_give_what_one_gives(kind):
 
 # All at once first, then one by one.
 COSTS = ("update.length_buckets=3", "update.token_chunk=5", "sampling.slots=3")
-
-
-@pytest.mark.first(1)
-@pytest.mark.parametrize("kind", [loops.Staged, loops.Jitted])
-def test_what_is_compiled_side_by_side_is_what_a_run_calls(kind, monkeypatch, caplog):
-    # A width of its own, or other tests might have compiled it.
-    config = override(TINY, ["model.width=12", "update.minibatches=1"])
-    monkeypatch.setattr(compiling, "cores", lambda: 3)
-    caplog.set_level(logging.DEBUG, "jax._src.interpreters.pxla")
-    loop = kind(build(config))
-    with loop.context(), loop.compiling("held-out"):
-        state = loop.initial()
-        state, _ = loop.warm(state, 2)
-        state, rows, _ = loop.advance(loop.begin(state), 1)
-    assert np.isfinite(rows[0]["outcome/mean"])
-    by = {"main": [], "beside": []}
-    for record in caplog.records:
-        if (text := record.getMessage()).startswith("Compiling jit("):
-            own = record.threadName.startswith("compile")
-            name = text.removeprefix("Compiling jit(").partition(")")[0]
-            by["beside" if own else "main"].append(name)
-    assert len({*by["beside"]}) == len(by["beside"]), "each once"
-    assert not {*by["beside"]} & {*by["main"]}, "and by no call"
-    own = {"steps"} if kind is loops.Jitted else {"ask", "draw", "grade", "learn"}
-    assert {*by["beside"]} >= {"initial", "warm_steps", "begin"} | own
-
-
-def test_what_does_not_compile_says_so_where_it_is_called():
-    def wrong(x):
-        raise ValueError("mine")
-
-    program = compiling.Program(wrong)
-    with ThreadPoolExecutor(1) as threads:
-        program.compile_in(threads, (1.0,))
-        with pytest.raises(ValueError, match="mine"):
-            program(1.0)
 
 
 @long

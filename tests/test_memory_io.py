@@ -507,7 +507,7 @@ def test_a_run_killed_before_it_has_left_it_is_not_complete(
 @pytest.fixture
 def untraced(monkeypatch):
     """What is not run need not be traced."""
-    monkeypatch.setattr(loops.Loop, "rehearse", lambda self, *visit: None)
+    monkeypatch.setattr(loops.Loop, "rehearse", lambda self: None)
 
 
 def test_all_seeds_begin_with_it_and_leave_the_sum_of_theirs(

@@ -37,9 +37,6 @@ class Loop:
     def context(self):
         return pytest.MonkeyPatch.context()
 
-    def compiling(self, *but):
-        return self.context()
-
     def whole(self, state):
         return state
 

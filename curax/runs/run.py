@@ -267,8 +267,6 @@ class Run:
             for held in cache.lines(self._loop):
                 self._progress.say(held)
             found = self._restore()
-            done = ("initial", "warm start", "begin") if found else ()
-            self._open.enter_context(self._loop.compiling(*done))
             state = found.state if found else self._start()
             if state is not None:
                 if peers.is_first():

@@ -31,7 +31,6 @@ from curax.processes import peers
 from curax.settings.config_types import present
 from curax.step import ahead, draw, grading, outside, play
 from curax.step import mesh as meshes
-from curax.step.compiling import Program
 from curax.step.types import Components, Graded, Request, Subject, Ungraded
 from curax.types import Behaviour, Prompts, Rollouts, TrainState, Weights
 
@@ -160,7 +159,7 @@ class Hosted:
             bound = partial(function, parts)
             many = self._seeds > 1
             each = jax.vmap(bound, axis_name=SEEDS) if many else bound
-            self._jitted[key] = Program(each, **options)
+            self._jitted[key] = jax.jit(each, **options)
         return self._jitted[key]
 
     def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
@@ -508,8 +507,8 @@ class Abstract(Hosted):
         return finished(self._judged(None, rollouts))
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
-        rows, where = sum(one.shape[0] for one in arrays), arrays[0].sharding
-        return jax.ShapeDtypeStruct((rows,), jnp.float32, sharding=where)
+        rows = sum(one.shape[0] for one in arrays)
+        return jax.ShapeDtypeStruct((rows,), jnp.float32)
 
 
 def finished(value: Any) -> Future:

@@ -8,7 +8,6 @@ verify. All of them call `step.step` with a driver.
 """
 
 import abc
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from curax.arrays import frozen
 from curax.processes import peers
 from curax.step import ahead, drivers, sft, validation
 from curax.step import mesh as meshes
-from curax.step.compiling import Compiler, Program
 from curax.step.states import States, Warm, begin, initial
 from curax.step.step import step
 from curax.step.types import Components, Shown, Subject
@@ -138,7 +136,7 @@ class Loop(States, abc.ABC):
     def __init__(self, parts: Components, settings: Any = None):
         """Jit what a run calls; nothing is compiled yet. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._warm = Program(
+        self._warm = jax.jit(
             self._each(warm_steps, None),
             out_shardings=(self.warm_sharding, None),
             donate_argnums=0,
@@ -179,21 +177,6 @@ class Loop(States, abc.ABC):
                 drive.call(validation.measured, parts, state, *given)
             if parts.config.steps:
                 self._rehearse_step(visit, state)
-
-    @contextlib.contextmanager
-    def compiling(self, *but: str) -> Iterator[None]:
-        """A context in which programs are compiled side by side, before their calls.
-
-        Args:
-            but: names of programs begin with these that are not needed, as `held-out`.
-        """
-        # Of a checkpoint shapes alone are known, and it may lie in several types.
-        but = (*but, "initial") if self.parts.model.load else but
-        with contextlib.closing(Compiler(*but)) as compiler:
-            if compiler.compiles and self.mesh is None:
-                self.rehearse(compiler)
-                compiler.visited()
-            yield
 
     def _rehearse_warm(self, visit, warm):
         """Visit a step of the warm start."""
@@ -275,7 +258,7 @@ class Jitted(Loop):
     def __init__(self, parts: Components, settings: Any = None):
         """Jit a chunk of steps; nothing is compiled yet. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._chunk = Program(
+        self._chunk = jax.jit(
             self._each(steps, None),
             out_shardings=(self.sharding, None),
             donate_argnums=0,
@@ -317,7 +300,7 @@ class Lanes(Jitted):
     def __init__(self, parts: Components, settings: Mapping[str, Sequence[float]]):
         """Jit a chunk of steps of all lanes. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._sampled = Program(self._each(held_out_outcomes))
+        self._sampled = jax.jit(self._each(held_out_outcomes))
         self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
 
     def rehearse(self, visit=drivers.traced, loaded=None):
@@ -346,7 +329,7 @@ class Staged(Loop):
     def __init__(self, parts: Components):
         """Set up the driver and the warm start; nothing is compiled yet."""
         super().__init__(parts)
-        self._warm_once = Program(
+        self._warm_once = jax.jit(
             partial(warm_step, parts),
             out_shardings=(self.warm_sharding, None),
             donate_argnums=0,

@@ -21,7 +21,6 @@ from curax.config import override
 from curax.step import ahead
 from curax.step import mesh as meshes
 from curax.step.build import build
-from curax.step.compiling import Program
 from curax.step.drivers import Traced
 from curax.step.types import Components
 from curax.types import TrainState, Weights
@@ -146,12 +145,12 @@ class States:
                 apart = meshes.shardings_moved(began.behaviour, self.split.draw)
                 self.sharding = dataclasses.replace(began, behaviour=apart)
         self.abstract_warm, self.abstract = warm, state
-        self._initial = Program(
+        self._initial = jax.jit(
             self._each(initial, None),
             out_shardings=self.warm_sharding,
             donate_argnums=() if self.many else 2,
         )
-        self._begin = Program(self._each(begin), out_shardings=began)
+        self._begin = jax.jit(self._each(begin), out_shardings=began)
 
     def context(self):
         """Context that sets the mesh; all programs are traced and run inside it."""
