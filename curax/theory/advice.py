@@ -36,7 +36,7 @@ BELIEFS = (0.1, 1.0, 10.0)  # factors of both beliefs over which a ratio is show
 SOLVED = (0.1, 0.3, 0.6)
 STEPS = 200  # of a run, where nothing says how many
 SCALES = np.geomspace(1e-4, 30, 40)  # lengths of a step that are tried
-BINS = 32  # of pass rates that are followed
+POINTS = 32  # stretches of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +243,7 @@ def _ratios(
 
 def _ends(moments: course.Recipe, known: Known) -> np.ndarray:
     """`[BELIEFS^2, SCALES]` mean held-out pass rates at which a run ends."""
-    share = (np.arange(BINS) + 0.5) / BINS
-    rates = np.quantile(known.population.rates, share, method="inverted_cdf")
+    rates = course.binned(known.population.rates)
     if known.by_rate:
         gradients = course.of_rates(known.by_rate, known.varied)
     else:
@@ -260,7 +259,7 @@ def _ends(moments: course.Recipe, known: Known) -> np.ndarray:
             budget=float(steps * known.budget),
             total=float(known.prompts),
             step="length",
-            points=BINS,
+            points=POINTS,
         ).mean[-1]
         for factors in itertools.product(BELIEFS, repeat=2)
     ]

@@ -43,8 +43,15 @@ from curax.theory.predict import Prediction
 from curax.theory.progress import Scores, Update
 
 POINTS = 120  # stretches of equal cost in which pass rates are held
+BINS = 32  # of pass rates, K'
 MOST = 1.0  # nats by which log-odds may move in a stretch
 STEPS = ("best", "length")
+
+
+def binned(rates: np.ndarray) -> np.ndarray:
+    """`[BINS]` equally likely pass rates that stand for those of all prompts `[K]`."""
+    share = (np.arange(BINS) + 0.5) / BINS
+    return np.quantile(rates, share, method="inverted_cdf")
 
 
 class Gradients(NamedTuple):

@@ -35,10 +35,7 @@ from curax.theory.summary import pass_rates
 from experiments.map import predict as forms
 from experiments.map import regimes, run, show
 
-BINS = 32  # of pass rates
-SCALES = np.geomspace(
-    1e-4, 10, 50
-)  # time scales that are tried, for steps of one length
+SCALES = np.geomspace(1e-4, 10, 50)  # time scales tried for steps of one length
 FARTHER = np.geomspace(1e-4, 1e4, 80)  # and for best steps
 QUARTER = course.POINTS // 4
 Recipes = dict[str, dict[str, Recipe]]  # name -> size -> moments and cost
@@ -47,7 +44,7 @@ Recipes = dict[str, dict[str, Recipe]]  # name -> size -> moments and cost
 class Start(NamedTuple):
     """What is known of a regime before any recipe but `rloo` has run."""
 
-    rates: np.ndarray  # [BINS]
+    rates: np.ndarray  # [course.BINS]
     gradients: Gradients
     budget: float  # in completions drawn
     total: float
@@ -67,8 +64,7 @@ def moved_to(rates: np.ndarray, mean: float) -> np.ndarray:
 def started(regime: str, begin: float, end: float, tokens: float) -> Start:
     """What is known of a regime, of which held-out prompts begin and `rloo` ends so."""
     own = json.loads(run.Piece(regime, "start").path.read_text())
-    share = (np.arange(BINS) + 0.5) / BINS
-    rates = np.quantile(forms.population(regime).rates, share, method="inverted_cdf")
+    rates = course.binned(forms.population(regime).rates)
     known = {}
     if (regimes.RESULTS / regime / "gradients.json").exists():
         known = forms.measured(regime)
