@@ -4,8 +4,10 @@ Slots are simulated that draw completions in turn, of equal or exponentially dis
 lengths. Printed is the share of their own positions that is read and holds no token: of
 rings that grow in stages, of blocks of these that hold tokens of a few slots, and of
 pages that belong to one slot each. The kernel of TPUs reads blocks of one slot. With
---topology a draw of Qwen3-0.6B is compiled, and what a turn moves printed beside what
-it must. Needs libtpu.
+--pages the sampler draws by a policy that reads nothing, in memory for so many rings,
+with rings and with pages, and what it would move with Qwen3-0.6B is printed. With
+--topology a draw of that is compiled, and what a turn moves printed beside what it
+must. Needs libtpu.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from curax.settings.tables import markdown
 
 GIB = 2**30
 CONTEXTS, GROUP, PROMPT, SLOTS = 32, 8, 512, 64  # of `--topology`
+WEIGHTS = 2 * 596_049_920  # bytes of those of Qwen3-0.6B, in bfloat16
 TOKEN = 28 * 2 * 8 * 128 * 2  # bytes of keys and values of a token of Qwen3-0.6B
 DRAWS = ((512, 2048), (2048, 8192))  # mean and longest completions
 
@@ -66,6 +69,96 @@ def simulated(
     return Simulated(time, held, read)
 
 
+class Drawn(NamedTuple):
+    """What one draw took, of a shard."""
+
+    slots: int
+    turns: int
+    rows: float  # at a time, on average
+    again: float  # tokens read for rows that began anew, per token of all
+    read: float  # bytes: weights, keys and values of blocks that hold tokens, prefixes
+
+
+def drawn(mean: float, most: int, groups: int, page: int) -> Drawn:
+    """A draw of exponential lengths in the memory of `SLOTS` rings.
+
+    Args:
+        mean: of the lengths; infinity: all have the longest.
+        most: longest.
+        groups: rows of a prompt.
+        page: columns; 0: slots have rings.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from curax import allocate, rollout
+    from curax.types import Contexts, Model, SharedCache
+
+    turns = []
+
+    def features(params, tokens, positions, seen, cache=None, column=None):
+        del params, positions, column
+        wide = jnp.ones((*tokens.shape, 1))
+        if not isinstance(cache, SharedCache):
+            return wide, ((jnp.ones((len(tokens), 1, PROMPT, 1)),) * 2,)
+        own = jnp.pad(seen[:, PROMPT:], ((0, 0), (0, -seen.shape[1] % parts.BLOCK)))
+        blocks = jnp.sum(own.reshape(len(own), -1, parts.BLOCK).any(-1))
+        held = jnp.zeros(CONTEXTS, bool).at[cache.context].set(True, mode="drop")
+        active = jnp.sum(cache.context < CONTEXTS)
+        row = len(tokens), active, blocks * parts.BLOCK, jnp.sum(held)
+        jax.debug.callback(lambda *row: turns.append(row), *row)
+        return wide, cache
+
+    chance = 1 / mean
+    policy = Model(
+        init=lambda key: {},
+        features=features,
+        head=lambda params: jnp.log(jnp.array([[chance + 1e-30], [1 - chance]])),
+        axes={},
+        shared=True,
+        ragged=lambda columns: True,
+        paged=lambda columns: page,
+    )
+    contexts = Contexts(
+        tokens=jnp.zeros((CONTEXTS, PROMPT), jnp.int32),
+        mask=jnp.ones((CONTEXTS, PROMPT), bool),
+    )
+    how = rollout.Settings(
+        max_tokens=most,
+        end=(0,),
+        pad=1,
+        cache_bytes=8.0 * (SLOTS * most + CONTEXTS * PROMPT),
+    )
+    plan = allocate.plan(jnp.full(CONTEXTS, groups), rows=CONTEXTS * groups)
+    draw = jax.jit(lambda key: rollout.sample(policy, {}, contexts, plan, key, how))
+    rows = jax.device_get(draw(jax.random.key(0)))
+    jax.effects_barrier()
+    slots, active, own, held = np.array(turns, float).T
+    needed = rows.mask.sum() - rows.exists.sum()  # the last of a row is read by none
+    read = len(turns) * WEIGHTS + TOKEN * (own.sum() + PROMPT * held.sum())
+    again = active.sum() / needed - 1
+    return Drawn(int(slots[0]), len(turns), active.mean(), again, read)
+
+
+def print_pages() -> int:
+    """Draws in the memory of `SLOTS` rings, with these and with pages."""
+    head = ["rows, mean of", "way", "slots", "turns", "rows at a time"]
+    head += ["drawn twice", "TiB moved"]
+    rows = []
+    for groups in (8, 64):
+        for mean, most in (*DRAWS, (1024, 2048), (math.inf, 2048)):
+            for way, page in (("rings", 0), ("pages", parts.BLOCK)):
+                found = drawn(mean, most, groups, page)
+                lengths = "all" if mean == math.inf else f"{mean} of"
+                kind = f"{CONTEXTS * groups}, {lengths} {most}"
+                cells = f"{found.rows:.0f}", f"{found.again:.3f}"
+                cells += (f"{found.read / 2**40:.1f}",)
+                rows.append([kind, way, str(found.slots), str(found.turns), *cells])
+                print(*rows[-1], file=sys.stderr)
+    print(markdown(head, rows))
+    return 0
+
+
 def compiled(name: str, most: int) -> tuple[float, float, float]:
     """A draw of Qwen3-0.6B, compiled for a chip.
 
@@ -97,9 +190,12 @@ def main() -> int:
     """Print the tables of docs/benchmarks.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--topology", help="compile for this chip, as v6e:1x1")
-    name = parser.parse_args().topology
-    if name:
-        return print_moved(name)
+    parser.add_argument("--pages", action="store_true", help="draw with pages")
+    chosen = parser.parse_args()
+    if chosen.pages:
+        return print_pages()
+    if chosen.topology:
+        return print_moved(chosen.topology)
     ways = "rings", "blocks", "kernel", "pages"
     draws = (
         (64, 64, 1024, 1024, False),

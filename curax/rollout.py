@@ -12,7 +12,9 @@ them: its row says which prefix it reads. Where `max_tokens` is large the ring b
 with fewer columns and grows, at most twice, when a completion needs more: a token reads
 all there are. So there are up to three `while_loop`s, one after the other, of the same
 table. The ring has all columns from the beginning where the model reads those alone
-that hold tokens (`Model.ragged`).
+that hold tokens (`Model.ragged`). Where memory bounds the number of slots and the model
+reads pages (`Model.paged`), slots share a pool of these in place of rings
+(`arrays/pages.py`), and there are several times as many.
 
 An environment answers turns of the policy (`arrays/turns.py`). Its observation is
 written into the row in one block, and the next tokens of that row are these instead of
@@ -26,70 +28,19 @@ caches: devices exchange activations over `tensor` and a few numbers per row.
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from curax.arrays import cache_sizes, choice, keys, supports
-from curax.arrays.masked import somewhere
 from curax.arrays.queues import Queue
-from curax.arrays.sharding import constrain, platform, shard_rows
-from curax.arrays.turns import Episodes, answered, nothing
+from curax.arrays.sharding import platform, shard_rows
+from curax.arrays.slots import LoopInputs, Prefix, Stopping, drawn
+from curax.arrays.turns import Episodes
 from curax.settings.config_types import present
-from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
-
-
-@flax.struct.dataclass(kw_only=True)
-class Prefix:
-    """Keys, values and last features of the contexts, shared by all their rows."""
-
-    cache: Any  # per layer k, v [C, kv_heads, P, d]
-    last: jax.Array  # [C, D] features of the last token: they predict the first
-
-    def take(self, context: jax.Array) -> "Prefix":
-        """The prefix of each row, `[N, ...]`."""
-        return jax.tree.map(lambda leaf: leaf[context], self)
-
-    def dealt(self, queue: Queue) -> "Prefix":
-        """Prefixes of each shard's block of contexts, `[D, C / blocks, ...]`.
-
-        Shards lie over the data axes of the mesh; heads stay sharded over `tensor`.
-        """
-
-        def leaf(x, *names):
-            x = x.reshape(queue.blocks, 1, -1, *x.shape[1:])
-            x = jnp.broadcast_to(x, (queue.blocks, queue.sharing, *x.shape[2:]))
-            x = x.reshape(queue.shards, *x.shape[2:])
-            return constrain(x, ("rows", None, *names))
-
-        return Prefix(
-            cache=jax.tree.map(lambda x: leaf(x, "heads", None, None), self.cache),
-            last=leaf(self.last, None),
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stopping:
-    """Stopping rule of the sampler: when a prompt needs no more completions.
-
-    All rows of a prompt must have one context.
-
-    Attributes:
-        met: a rule of `stop`, `(outcome [C, G], exists [C, G]) -> [C] bool`.
-        outcome: what the verifier says, `(prompt [K] int32, tokens [K, T] int32,
-            mask [K, T] bool) -> [K] float32`, NaN where it cannot be told.
-        size: completions that a prompt draws between two tests of the rule.
-        most: G.
-    """
-
-    met: Callable[[jax.Array, jax.Array], jax.Array]
-    outcome: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-    size: int
-    most: int
+from curax.types import Contexts, Model, Plan, Rollouts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +56,7 @@ class Settings:
         top_p: keep the smallest set of likeliest tokens with this mass; 1 keeps all.
         slots: completions decoded at a time; 0 means one per row.
         cache_bytes: that keys and values may take of a device; there are only as many
-            slots as it has room for, and other rows wait for one. 0: any.
+            slots or pages as it has room for, and other rows wait for one. 0: any.
         stopping: ends prompts early; None draws all rows of the plan.
         support: note what each token was drawn from; not at temperature 0.
         episodes: answers turns, and says which completions end with theirs; None: a
@@ -218,14 +169,17 @@ def sample(
     slots = min(slots or rows, rows)
     if stopping:  # more than that are never open at a time
         slots = min(slots, groups * stopping.size)
+    room = cache_sizes.Room(slots=slots)
     if bound := how.cache_bytes:
         known = prefix or jax.eval_shape(partial(prefill, model), params, contexts)
-        slots = cache_sizes.with_room(
-            known.cache, contexts, max_tokens, queue, slots, bound=bound
+        room = cache_sizes.with_room(
+            *(known.cache, contexts, max_tokens, queue, slots),
+            bound=bound,
+            page=model.paged(max_tokens) if model.paged else 0,
         )
-    even = slots + -slots % queue.shards
+    even = room.slots + -room.slots % queue.shards
     # Shards may have more rows than slots, so they refill them.
-    refills = bool(stopping) or even < rows or queue.shards > 1
+    refills = bool(stopping or room.pages) or even < rows or queue.shards > 1
     own = plan
     if queue.blocks > 1:
         order = queue.dealt()
@@ -251,6 +205,7 @@ def sample(
         begun=begun,
         max_tokens=max_tokens,
         end=how.end,
+        pad=how.pad,
         choose=partial(
             choice.choose,
             temperature=how.temperature,
@@ -264,323 +219,13 @@ def sample(
         refills=refills,
         sharing=stopping.size if stopping else max(1, rows // groups),
     )
-    table = initial_table(fixed, even if refills else rows, how.pad)
-    columns = cache_sizes.widths(contexts.tokens.shape[1], max_tokens)
-    if model.ragged and model.ragged(max_tokens):
-        columns = (max_tokens,)
-    for width in columns:
-        table = jax.lax.while_loop(
-            partial(goes_on, fixed, width),
-            partial(next_token, fixed, width),
-            widened(width, table),
-        )
+    table = drawn(fixed, even if refills else rows, room)
     # Every row that was opened was drawn: the loop ends when no slot has any left.
     place = jnp.argsort(queue.row) - queue.first[group]
-    drawn = plan.exists & (place < table.opened[group])
-    out = dataclasses.replace(table.out, context=plan.context, exists=drawn)
+    exists = plan.exists & (place < table.opened[group])
+    out = dataclasses.replace(table.out, context=plan.context, exists=exists)
     if how.episodes:
         turns = present(out.turns)
         turns = dataclasses.replace(turns, found=how.episodes.found(table.episode))
         out = dataclasses.replace(out, turns=turns)
     return jax.tree.map(shard_rows, out)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoopInputs:
-    """Constants of the decoding loop: parameters, prefix, queue, keys and options."""
-
-    model: Model
-    params: Any  # as `Model.ready` lays them out
-    head: jax.Array  # [V, D]
-    contexts: Contexts  # [C, P]
-    length: jax.Array  # [C] int32, their tokens
-    plan: Plan  # [N], its contexts as dealt
-    prefix: Prefix  # [D, C / blocks], of the contexts, as dealt
-    queue: Queue
-    row_key: jax.Array  # [N] PRNG keys
-    begun: jax.Array | None  # [N] int32, tokens in front of each row; None: 0
-    max_tokens: int  # T
-    end: tuple[int, ...]  # tokens that end a completion
-    choose: Callable[..., tuple[jax.Array, ...]]  # (keys, logits) -> as `choice.choose`
-    support: jax.ShapeDtypeStruct | None  # of the kept set of a token; None: not noted
-    stopping: Stopping | None
-    episodes: Episodes | None
-    refills: bool  # slots take other rows when theirs have ended
-    sharing: int  # slots that are expected to have one context
-
-    def prefix_of(self, row: jax.Array) -> jax.Array:
-        """`[K]` int32: index in its shard of each slot's prefix, from its row."""
-        return self.plan.context[row] % self.prefix.last.shape[1]
-
-    def first_features(self, row: jax.Array) -> jax.Array:
-        """`[K, D]` features that predict the first tokens of rows `[K]`."""
-        own = self.prefix_of(row).reshape(self.queue.shards, -1)
-        last = jax.vmap(lambda last, own: last[own])(self.prefix.last, own)
-        return last.reshape(-1, last.shape[-1])
-
-    def place(self, table: "Table") -> jax.Array:
-        """`[K]` int32: the token of its completion at which each slot is."""
-        return table.count + (0 if self.begun is None else self.begun[table.row])
-
-    def logits(self, features: jax.Array) -> jax.Array:
-        """`[K, V]` float32 logits of features `[K, D]`."""
-        return jnp.einsum(
-            "nd,vd->nv", features, self.head, preferred_element_type=jnp.float32
-        )
-
-
-@flax.struct.dataclass(kw_only=True)
-class Table:
-    """State of the decoding loop: K slots, and the completions written so far."""
-
-    time: jax.Array  # [] int32, steps of the loop
-    written: jax.Array  # [T] int32, step at which each column was written; at first -T
-    opened: jax.Array  # [C] int32, rows of each group that may be drawn
-    started: jax.Array  # [D, C / blocks] int32, rows that each shard has drawn of them
-    done: jax.Array  # [N] bool, has ended; read by a stopping rule alone
-    outcome: jax.Array  # [N] float32, NaN where not graded
-    row: jax.Array  # [K] int32, the row that a slot works on
-    count: jax.Array  # [K] int32, tokens of that row chosen so far
-    active: jax.Array  # [K] bool, False once the queue has run out
-    features: jax.Array  # [K, D], they predict the next token
-    cache: Any  # per layer k, v [K, kv_heads, W, d], W columns, at most T
-    out: Rollouts  # [N, T]
-    episode: Any = None  # Episode, [N]; None: there is no environment
-
-
-def unwritten(
-    plan: Plan, steps: int, pad: int, kept: jax.ShapeDtypeStruct | None
-) -> Rollouts:
-    """Completions of a plan before their first token; `kept` as of `supports.shape`."""
-    rows = plan.prompt.shape[0]
-    zeros = jnp.zeros((rows, steps), jnp.float32)
-    return Rollouts(
-        tokens=jnp.full((rows, steps), pad, jnp.int32),
-        mask=jnp.zeros((rows, steps), bool),
-        logp_behaviour=zeros,
-        logp_policy=zeros,
-        entropy=zeros,
-        score_sq_norm=zeros,
-        finished=jnp.zeros(rows, bool),
-        prompt=plan.prompt,
-        slot=plan.slot,
-        context=plan.context,
-        exists=plan.exists,
-        support=jnp.zeros((rows, steps, *kept.shape), kept.dtype) if kept else None,
-    )
-
-
-def initial_table(fixed: LoopInputs, slots: int, pad: int) -> Table:
-    """The table before the first token, whose slots hold the first rows.
-
-    Without refills there is a slot for each row.
-    """
-    plan, queue, steps = fixed.plan, fixed.queue, fixed.max_tokens
-    rows, wanted, rule = plan.prompt.shape[0], queue.wanted, fixed.stopping
-    out = unwritten(plan, steps, pad, fixed.support)
-    if fixed.episodes:
-        out = dataclasses.replace(out, turns=nothing(rows, steps))
-    row = queue.row[:slots] if not fixed.refills else jnp.zeros(slots, jnp.int32)
-    table = Table(
-        time=jnp.int32(0),
-        written=jnp.full(steps, -steps, jnp.int32),
-        opened=jnp.minimum(wanted, rule.size) if rule else wanted,
-        started=jnp.zeros_like(queue.of_shards(wanted)),
-        done=jnp.zeros(rows, bool),
-        outcome=jnp.full(rows, jnp.nan, jnp.float32),
-        row=row,
-        count=jnp.zeros(slots, jnp.int32),
-        active=jnp.arange(slots) < (0 if fixed.refills else jnp.sum(wanted)),
-        out=jax.tree.map(shard_rows, out),
-        features=fixed.first_features(row),
-        cache=jax.tree.map(
-            lambda x: jnp.zeros((slots, x.shape[-3], 0, x.shape[-1]), x.dtype),
-            fixed.prefix.cache,
-        ),
-    )
-    if fixed.episodes:
-        episode = fixed.episodes.begin(fixed.row_key, plan.prompt)
-        table = dataclasses.replace(table, episode=episode)
-    return refill(fixed, table) if fixed.refills else table
-
-
-def widened(width: int, table: Table) -> Table:
-    """The table with its cache widened to `width` columns."""
-
-    def leaf(x):
-        wide = jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2]), (0, 0)))
-        return constrain(wide, ("rows", "heads", None, None))
-
-    return dataclasses.replace(table, cache=jax.tree.map(leaf, table.cache))
-
-
-def goes_on(fixed: LoopInputs, width: int, table: Table) -> jax.Array:
-    """`[]` bool: whether some slot is active and none has filled all columns."""
-    if width == fixed.max_tokens:  # which end there
-        return somewhere(table.active)
-    full = table.active & (table.count >= width)
-    return somewhere(table.active) & ~somewhere(full)
-
-
-def next_token(fixed: LoopInputs, width: int, table: Table) -> Table:
-    """The table after one token: every active slot samples it and reads it."""
-    place = fixed.place(table)
-    key = jax.vmap(jax.random.fold_in)(fixed.row_key[table.row], place)
-    token, *measured = fixed.choose(key, fixed.logits(table.features))
-    own = table.active  # slots whose token the policy writes
-    if turns := table.out.turns:
-        read = turns.observed[table.row, table.count]
-        token = jnp.where(read, table.out.tokens[table.row, table.count], token)
-        own = own & ~read
-    stop = jnp.isin(token, jnp.asarray(fixed.end, token.dtype))
-    out = write(table.out, table, own, token, measured, stop)
-    table = dataclasses.replace(table, out=out, count=table.count + 1)
-    if fixed.episodes:
-        table, stop = with_answers(fixed.episodes, table, own & stop)
-    ended = table.active & (stop | (place + 1 == fixed.max_tokens))
-    table = dataclasses.replace(table, active=table.active & ~ended)
-    table = decode(fixed, width, table, token)
-    if fixed.stopping:
-        table = grade(fixed, table, ended)
-    if fixed.refills:
-        table = refill(fixed, table)
-    return dataclasses.replace(table, time=table.time + 1)
-
-
-def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Table:
-    """The table after the model has read the chosen tokens, with one column more.
-
-    The column is the oldest: no slot has as many tokens as there are columns.
-    """
-    contexts, context = fixed.contexts, fixed.plan.context[table.row]
-    column = jnp.argmin(table.written[:width]).astype(jnp.int32)
-    written = table.written.at[column].set(table.time)
-    own = (table.time - written[:width])[None, :] < table.count[:, None]
-    own &= table.active[:, None]  # what is read for others is dropped
-    idle = fixed.prefix.last.shape[1]
-    cache = SharedCache(
-        own=table.cache,
-        prefix=fixed.prefix.cache,
-        context=jnp.where(table.active, fixed.prefix_of(table.row), idle),
-        group=fixed.sharing,
-    )
-    model = fixed.model
-    read = model.features if model.shared else partial(unshared, model)
-    features, cache = read(
-        fixed.params,
-        token[:, None],
-        (fixed.length[context] + table.count - 1)[:, None],
-        jnp.concatenate([contexts.mask[context], own], -1),
-        cache,
-        column,
-    )
-    return dataclasses.replace(
-        table, written=written, features=features[:, 0], cache=cache.own
-    )
-
-
-def unshared(
-    model: Model, params, tokens, positions, seen, cache: SharedCache, column
-) -> tuple[jax.Array, SharedCache]:
-    """`Model.features` for a model without shared prefixes, which are copied by row."""
-    width = 0
-
-    def join(prefix, own):
-        nonlocal width
-        context = cache.context.reshape(prefix.shape[0], -1)
-        taken = jax.vmap(lambda prefix, own: prefix[own])(prefix, context)
-        width = prefix.shape[-2]
-        return jnp.concatenate([taken.reshape(-1, *prefix.shape[2:]), own], -2)
-
-    whole = jax.tree.map(join, cache.prefix, cache.own)
-    features, whole = model.features(
-        params, tokens, positions, seen, whole, width + column
-    )
-    own = jax.tree.map(lambda x: x[:, :, width:], whole)
-    return features, dataclasses.replace(cache, own=own)
-
-
-def with_answers(
-    episodes: Episodes, table: Table, ended: jax.Array
-) -> tuple[Table, jax.Array]:
-    """The table with answers to turns that ended; `[K]` bool, what ends with them."""
-    given = table.row, table.count, ended, somewhere(ended)
-    out, episode, done = answered(episodes, table.out, table.episode, *given)
-    return dataclasses.replace(table, out=out, episode=episode), done
-
-
-def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
-    """The table with ended rows graded, and rounds opened where the rule is not met."""
-    plan, queue, stopping = fixed.plan, fixed.queue, fixed.stopping
-    assert stopping
-    row = jnp.where(ended, table.row, plan.prompt.shape[0])  # out: dropped
-    if turns := table.out.turns:
-        verdict = turns.outcome[table.row]
-    else:
-        prompt, out = plan.prompt[table.row], table.out
-        verdict = stopping.outcome(prompt, out.tokens[table.row], out.mask[table.row])
-    outcome = table.outcome.at[row].set(verdict, mode="drop")
-    done = table.done.at[row].set(True, mode="drop")
-    place = jnp.arange(stopping.most, dtype=jnp.int32)[None]
-    member = queue.at(queue.first[:, None] + place)  # [C, G]
-    ours = done[member] & (place < queue.wanted[:, None])
-    graded = ours & ~jnp.isnan(outcome[member])
-    met = stopping.met(jnp.where(graded, outcome[member], 0.0), graded)
-    whole = jnp.sum(ours, -1, dtype=jnp.int32) == table.opened
-    more = jnp.minimum(table.opened + stopping.size, queue.wanted)
-    return dataclasses.replace(
-        table,
-        outcome=outcome,
-        done=done,
-        opened=jnp.where(whole & ~met, more, table.opened),
-    )
-
-
-def refill(fixed: LoopInputs, table: Table) -> Table:
-    """The table with idle slots filled by the next open rows of their shard's queue."""
-    queue = fixed.queue
-    pending = queue.shares(table.opened) - table.started  # [D, C / blocks]
-    upto = jnp.cumsum(pending, -1)
-    idle = ~table.active.reshape(queue.shards, -1)  # [D, K / D]
-    ticket = jnp.cumsum(idle, -1, dtype=jnp.int32) - 1
-    fresh = idle & (ticket < upto[:, -1:])
-    own = jax.vmap(partial(jnp.searchsorted, side="right"))(upto, ticket)
-    own = jnp.minimum(own.astype(jnp.int32), pending.shape[-1] - 1)
-    pick = partial(jnp.take_along_axis, indices=own, axis=-1)
-    number = pick(table.started - (upto - pending)) + ticket
-    number = number * queue.sharing + pick(queue.turn)
-    place = pick(queue.of_shards(queue.first)) + number
-    started = jax.vmap(lambda started, own, fresh: started.at[own].add(fresh))(
-        table.started, own, fresh.astype(jnp.int32)
-    )
-    new = shard_rows(fresh.reshape(-1))
-    row = jnp.where(new, queue.at(place.reshape(-1)), table.row)
-    return dataclasses.replace(
-        table,
-        started=started,
-        row=row,
-        count=jnp.where(new, 0, table.count),
-        active=table.active | new,
-        features=jnp.where(new[:, None], fixed.first_features(row), table.features),
-    )
-
-
-def write(out: Rollouts, table: Table, own, token, measured, stop) -> Rollouts:
-    """Completions with the token of every slot whose `own` it is, and its log-probs."""
-    row = jnp.where(own, table.row, out.finished.shape[0])  # out: dropped
-    behaviour, policy, entropy, score_sq_norm, *kept = measured
-
-    def put(values, new):
-        return values.at[row, table.count].set(new, mode="drop")
-
-    return dataclasses.replace(
-        out,
-        tokens=put(out.tokens, token),
-        mask=put(out.mask, True),
-        logp_behaviour=put(out.logp_behaviour, behaviour),
-        logp_policy=put(out.logp_policy, policy),
-        entropy=put(out.entropy, entropy),
-        score_sq_norm=put(out.score_sq_norm, score_sq_norm),
-        finished=out.finished.at[row].set(stop, mode="drop"),
-        support=put(out.support, *kept) if kept else None,
-    )

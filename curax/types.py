@@ -272,6 +272,7 @@ class SharedCache:
     prefix: Any  # per layer k, v [D, C, kv_heads, P, d]
     context: jax.Array  # [K] int32 in [0, C), prefix of each slot; C: the slot is idle
     group: int = flax.struct.field(pytree_node=False)  # slots expected to share one
+    pages: Any = None  # arrays.pages.Pages, with own columns before those of `own`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -287,7 +288,8 @@ class Model:
             from `column` on (S is the cache's length). Queries look at the keys `seen`
             names; without a column, of these at their own and those before.
             With `shared` the cache may be a `SharedCache`: `column` is one of the W, S
-            is P + W, and a slot looks at the prefix of its context before its own.
+            is P + W, and a slot looks at the prefix of its context before its own; the
+            columns of its pages, if any, stand behind the W.
         head: `params -> [V, D]`, the matrix that turns features into logits.
         axes: tree like params of logical axis names, one per dimension.
         trained: whether the parameter at a path of keys is trained; None: all are.
@@ -305,6 +307,8 @@ class Model:
             slot's prefix is copied in front of its own columns at every token.
         ragged: whether it reads, here, of so many columns only those that hold tokens,
             so that there may be all of them from the beginning; None: it does not.
+        paged: columns of a page where so many columns may lie in `arrays.pages`, here;
+            0: they are rings. None: always.
     """
 
     init: Callable[[jax.Array], Any]
@@ -317,6 +321,7 @@ class Model:
     packs: Callable[[int, int, int], Any] | None = None
     shared: bool = False
     ragged: Callable[[int], bool] | None = None
+    paged: Callable[[int], int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

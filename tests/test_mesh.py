@@ -1,5 +1,6 @@
 """Meshes: where parameters lie, what cannot be, and that nothing else changes."""
 
+import math
 import re
 from functools import cache, partial
 
@@ -271,7 +272,7 @@ MESHES = {(2, 2, 2): 2, (1, 8, 1): 1, (2, 1, 4): 1, (8, 1, 1): 2}  # to heads of
 
 
 @cache
-def compiled(sizes, kv_heads, *, slots, cut=False, stopping=None):
+def compiled(sizes, kv_heads, *, slots, cut=False, **options):
     """The text of a sampler, compiled for a mesh, and its policy."""
     policy = tiny.model(vocab_size=V, heads=4, kv_heads=kv_heads)
     made = mesh.make(Sizes(**dict(zip(mesh.AXES, sizes, strict=True))))
@@ -279,10 +280,8 @@ def compiled(sizes, kv_heads, *, slots, cut=False, stopping=None):
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     where = mesh.of_params(made, policy.axes, shapes)
 
-    options = {"slots": slots, "stopping": stopping}
-    jitted = jax.jit(
-        partial(drawn, policy, **options), in_shardings=(where, None, None)
-    )
+    draw = partial(drawn, policy, slots=slots, **options)
+    jitted = jax.jit(draw, in_shardings=(where, None, None))
     with mesh.use(made, cut_sampler=cut):
         program = jitted.lower(shapes, ROWS, jax.random.key(0)).compile()
     return policy, where, program
@@ -354,6 +353,33 @@ def test_rounds_that_open_slots_move_no_cache_either(sizes, how, monkeypatch):
     want = jax.jit(partial(drawn, policy, stopping=RULE))(params, ROWS, key)
     assert 8 < want.exists.sum() < 32
     same(program(jax.device_put(params, where), ROWS, key), want)
+
+
+@pytest.mark.first(1)
+@pytest.mark.long
+@pytest.mark.parametrize("stopping", [RULE, None])
+@pytest.mark.parametrize(
+    ("sizes", "kv_heads"), {(2, 2, 2): 2, (2, 1, 4): 1, (3, 1, 1): 2}.items()
+)
+def test_pages_stay_where_they_are_and_change_nothing(sizes, kv_heads, stopping):
+    steps, tokens = 16, 25  # of which rings on a device would hold, one of each
+    one = 4 * 2 * 8 * kv_heads // (sizes[2] if kv_heads % sizes[2] == 0 else 1)
+    shards = sizes[0] * sizes[1]
+    own = len(CONTEXTS.tokens) // math.gcd(len(CONTEXTS.tokens), shards)
+    options = {"stopping": stopping, "max_tokens": steps, "end": (10,)}
+    room = 2.0 * one * (tokens + own * tiny.P)  # of two layers
+    with tiny.in_pages(2):
+        policy, where, program = compiled(
+            sizes, kv_heads, slots=0, cache_bytes=room, **options
+        )
+        assert re.search(r"f32\[1,9,\d,2,8\]", program.as_text())  # nine pages
+        for one in moved(program):
+            assert one.entries <= 12 * V, one
+        params, key = tiny.random_params(policy), jax.random.key(5)
+        got = program(jax.device_put(params, where), ROWS, key)
+    want = jax.jit(partial(drawn, policy, **options))(params, ROWS, key)
+    assert want.mask.sum(-1).max() > tiny.T
+    same(got, want)
 
 
 @pytest.mark.first(1)

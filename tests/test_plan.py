@@ -4,6 +4,8 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import small
@@ -13,6 +15,7 @@ from jax.sharding import AbstractMesh
 from curax import allocate, plan, score
 from curax.config import ConfigError, Mesh, Pilot, load, override
 from curax.planning import chips, estimate, hlo, planner, table
+from curax.runs import cache
 from curax.step import mesh, room
 from curax.types import Rollouts
 
@@ -150,6 +153,24 @@ def test_a_run_says_the_cache_that_is_planned():
         assert less.bytes == got.bytes - token * 7
         memory = estimate.draw(bounded.sizes, cut, cut_sampler=False).memory
         assert less.bytes == memory["cache"] + memory["prefix"]
+
+
+def test_a_run_says_the_pages_that_its_slots_share():
+    config = override(load(small.FILE), ["sampling.slots=6", "sampling.max_tokens=16"])
+    whole = room.cache_size(planner.traced(config).parts, None)
+    assert (whole.slots, whole.pages) == (6, 0)
+    allowed = whole.bytes / 2**30 / 2
+    run = planner.traced(override(config, {"sampling.cache_gib": allowed}))
+    rings = room.cache_size(run.parts, None)
+    with tiny.in_pages(2):
+        got = room.cache_size(run.parts, None)
+        said = cache.line(cast(Any, SimpleNamespace(parts=run.parts, mesh=None)))
+    assert rings.slots < got.slots <= got.wanted == 6
+    token = 2 * run.sizes.layers * run.sizes.keys * run.sizes.item
+    assert allowed * 2**30 - 2 * token < got.bytes <= allowed * 2**30
+    text = f"{got.slots} of 6 slots of 16 tokens, which share {got.pages} pages of 2,"
+    assert said is not None
+    assert text in said
 
 
 def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):

@@ -58,9 +58,10 @@ def libtpu(request):
     return folder
 
 
-def drawn(folder, place, sizes):
+def drawn(folder, place, sizes, **more):
     """Text of the sampler, compiled for a slice."""
-    options = [f"{name}={value}" for name, value in OPTIONS.items()]
+    sampling = {f"sampling.{name}": value for name, value in more.items()}
+    options = [f"{name}={value}" for name, value in (OPTIONS | sampling).items()]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps([place, sizes]), *options],
         env=os.environ
@@ -99,3 +100,35 @@ def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, si
     rings = 2 * rows * heads * COLUMNS * D * 2  # bytes of keys and values of a layer
     assert sorted(x > rings for x in read)[-LAYERS:] == [True] * LAYERS
     assert sum(read) < 1.3 * LAYERS * rings  # once each; and what is put into them
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("place", "sizes"),
+    [("v6e:1x1", {}), ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2})],
+)
+def test_where_memory_bounds_slots_a_tpu_reads_pages_where_they_are(
+    libtpu, place, sizes
+):
+    """No page is copied or gathered; what they hold is read once a token."""
+    from curax.planning import hbm
+
+    tokens = 6 * 1024  # of a device, where rings would have room for six
+    heads = 1 if sizes else KV_HEADS
+    room = tokens * 2 * LAYERS * heads * D * 2 / 2**30
+    text = drawn(
+        *(libtpu, place, sizes),
+        **{"max_tokens": 1024, "slots": 0, "prompts": 8, "cache_gib": room},
+    )
+    head = "(?:1,)?" if heads == 1 else f"{heads},"
+    pool = rf"bf16\[(?:1,)?(\d+),{head}128,{D}\]"
+    (most,) = {int(n) for n in re.findall(rf"{pool}[^\n]* scatter\(", text)}
+    slots = tokens // (1024 // 4 + 3 * 128 // 2)
+    assert tokens // 128 - slots - 2 <= most <= tokens // 128 - slots  # and prefixes
+    assert len(re.findall('%decode_attention.*"tpu_custom_call"', text)) == 2 * LAYERS
+    moves = r"copy|copy-start|all-gather|all-to-all|collective-permute|gather"
+    assert not re.findall(rf"= \(?{pool}[^\n]*? (?:{moves})\(", text)
+    moved = [one for n, one in hbm.of(text).turn for _ in range(int(n))]
+    read = [one.read for one in moved if one.array == f"bf16[{most},{heads},128,{D}]"]
+    whole = 2 * most * heads * 128 * D * 2  # bytes of keys and values of a layer
+    assert whole * LAYERS < sum(read) < 1.1 * whole * LAYERS

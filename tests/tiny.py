@@ -10,7 +10,7 @@ import pytest
 
 from curax import allocate, rollout
 from curax.arrays import masked
-from curax.models import transformer
+from curax.models import parts, transformer
 from curax.types import Contexts, Model
 
 V, P, T = 11, 6, 5
@@ -26,6 +26,16 @@ model = partial(
     mlp_width=24,
 )
 MODEL = model()
+
+
+@contextmanager
+def in_pages(size):
+    """Own columns in pages of so many, read by the kernel of a TPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(parts.BY_PLATFORM, "cpu", parts.of_kernel)
+        patch.setattr(parts, "LEAST", 1)
+        patch.setattr(parts, "BLOCK", size)
+        yield
 
 
 @contextmanager

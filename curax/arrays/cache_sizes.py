@@ -51,6 +51,15 @@ def token_bytes(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Room:
+    """Slots of all devices, and the pages that those of one shard have in common."""
+
+    slots: int  # K
+    page: int = 0  # B, columns of a page and of a slot's block; 0: slots have rings
+    pages: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Places:
     """Sizes of the cache of a draw, for any number of slots."""
 
@@ -95,6 +104,35 @@ class Places:
             )
         return min(most, each * self.shards)
 
+    def room(self, most: int, *, bound: float, token: float, page: int) -> Room:
+        """Slots that fit, with rings or, where there are more of them so, with pages.
+
+        With pages of B columns there are as many as fit if completions have a quarter
+        of the longest length on average, and the pages that are left room for:
+
+            K = min(most, D floor(A / (T / 4 + 3 B / 2)))
+            pages = floor(A / B) - K / D,  A = bound / token - P C / gcd(C, D)
+
+        Args:
+            most: slots that are wanted.
+            bound: bytes of a device; 0: any.
+            token: bytes of a token there.
+            page: B; 0: there are no pages.
+
+        Raises:
+            ConfigError: not even one slot of each shard fits.
+        """
+        rings = self.slots(most, bound=bound, token=token)
+        if not page or rings == most:
+            return Room(slots=rings)
+        free = bound / token - self.tokens(1)[1]
+        each = int(free / (self.steps / 4 + 1.5 * page))
+        slots = min(most, each * self.shards)
+        pages = int(free // page) - -(-slots // self.shards)
+        if slots <= rings or pages <= self.steps // page:
+            return Room(slots=rings)
+        return Room(slots=slots, page=page, pages=pages)
+
 
 def with_room(
     cache: Any,
@@ -104,14 +142,15 @@ def with_room(
     slots: int,
     *,
     bound: float,
-) -> int:
-    """Number of slots, at most `slots`, whose cache fits `bound` bytes of a device.
+    page: int,
+) -> Room:
+    """At most `slots` slots, whose cache fits `bound` bytes of a device.
 
-    The cache is that of the contexts, or its shapes.
+    The cache is that of the contexts, or its shapes; pages are as of `Places.room`.
     """
     groups, prompt = contexts.tokens.shape
     where = Places(
         contexts=groups, prompt=prompt, steps=max_tokens, shards=queue.shards
     )
     token = token_bytes(cache, contexts, partial(shards, "heads"))
-    return where.slots(slots, bound=bound, token=token)
+    return where.room(slots, bound=bound, token=token, page=page)

@@ -1,13 +1,14 @@
 """Rows that wait to be drawn, and the shards of a mesh that they are dealt to."""
 
 import math
+from functools import partial
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from curax.arrays.lines import dealt
-from curax.arrays.sharding import shards
+from curax.arrays.sharding import shard_rows, shards
 from curax.types import Plan
 
 
@@ -82,3 +83,32 @@ class Queue:
         """`[D, C / blocks]` int32: rows a shard draws, of the first `[C]` of groups."""
         whole = self.of_shards(of_groups) - self.turn + self.sharing - 1
         return whole // self.sharing
+
+    def taken(
+        self, opened: jax.Array, started: jax.Array, idle: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The next open rows of each shard's queue, for its idle slots.
+
+        Args:
+            opened: `[C]` int32, rows of each group that may be drawn.
+            started: `[D, C / blocks]` int32, rows that each shard has drawn of them.
+            idle: `[K]` bool.
+
+        Returns:
+            `[K]` int32 rows; `[K]` bool, the slots that take one; what has started.
+        """
+        pending = self.shares(opened) - started
+        upto = jnp.cumsum(pending, -1)
+        idle = idle.reshape(self.shards, -1)  # [D, K / D]
+        ticket = jnp.cumsum(idle, -1, dtype=jnp.int32) - 1
+        fresh = idle & (ticket < upto[:, -1:])
+        own = jax.vmap(partial(jnp.searchsorted, side="right"))(upto, ticket)
+        own = jnp.minimum(own.astype(jnp.int32), pending.shape[-1] - 1)
+        pick = partial(jnp.take_along_axis, indices=own, axis=-1)
+        number = pick(started - (upto - pending)) + ticket
+        number = number * self.sharing + pick(self.turn)
+        place = pick(self.of_shards(self.first)) + number
+        started = jax.vmap(lambda started, own, fresh: started.at[own].add(fresh))(
+            started, own, fresh.astype(jnp.int32)
+        )
+        return self.at(place.reshape(-1)), shard_rows(fresh.reshape(-1)), started

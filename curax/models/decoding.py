@@ -50,6 +50,8 @@ class Layer:
     own: Any  # k, v [K, kv_heads, W, d]
     prefix: Any  # k, v [D, C, kv_heads, P, d]
     tiles: Tiles
+    pool: Any = None  # k, v [D, pages, kv_heads, B, d]; None: there are no pages
+    at: jax.Array | None = None  # [K, M] int32, pages of each slot
 
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array
@@ -60,7 +62,8 @@ class Layer:
             q: `[K, heads, 1, d]`.
             k: `[K, kv_heads, W, d]`, the slots' own, that of this token included.
             v: `[K, kv_heads, W, d]`.
-            seen: `[K, P + W]` bool, keys of the prefix and own ones that are visible.
+            seen: `[K, P + W + M B]` bool, keys of the prefix and own ones that are
+                visible.
 
         Returns:
             `[K, heads, 1, d]`.
@@ -69,15 +72,15 @@ class Layer:
         by_keys = mesh_axes("heads", kv_heads)
         axes = by_keys or mesh_axes("heads", heads)
 
-        def run(q, own, prefix, seen, tiles):
+        def run(q, own, held: tuple[Any, Any], seen, tiles, at):
             if axes and not by_keys:  # copies of all heads of keys, of which it takes
                 first = jax.lax.axis_index(axes) * q.shape[1]
                 of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
                 own = tuple(heads_of(x, of, 1) for x in own)
-                prefix = tuple(heads_of(x, of, 2) for x in prefix)
-            return _attend(q, own, prefix, seen, tiles)
+                held = jax.tree.map(lambda x: heads_of(x, of, 2), held)
+            return _attend(q, own, *held, seen, tiles, at)
 
-        args = q, (k, v), self.prefix, seen, self.tiles
+        args = q, (k, v), (self.prefix, self.pool), seen, self.tiles, self.at
         if not active():
             return run(*args)
         rows, cut = mesh_axes("rows") or None, axes or None
@@ -90,6 +93,7 @@ class Layer:
                 PartitionSpec(rows, None, keys),
                 PartitionSpec(rows),
                 PartitionSpec(rows),
+                PartitionSpec(rows),
             ),
             out_specs=PartitionSpec(rows, cut),
             check_vma=False,
@@ -98,10 +102,13 @@ class Layer:
 
 def layers(cache: SharedCache) -> tuple[Layer, ...]:
     """The cache of each layer, with the tiles that all layers have in common."""
-    tiles = tiles_of(cache)
+    common: dict[str, Any] = {"tiles": tiles_of(cache)}
+    pools: Any = (None,) * len(cache.own)
+    if cache.pages:
+        pools, common["at"] = cache.pages.pool, cache.pages.at
     return tuple(
-        Layer(own=own, prefix=prefix, tiles=tiles)
-        for own, prefix in zip(cache.own, cache.prefix, strict=True)
+        Layer(own=own, prefix=prefix, pool=pool, **common)
+        for own, prefix, pool in zip(cache.own, cache.prefix, pools, strict=True)
     )
 
 
@@ -159,10 +166,10 @@ def heads_of(x: jax.Array, of: jax.Array, axis: int) -> jax.Array:
     return x if x.shape[axis] == 1 else jnp.take(x, of, axis)
 
 
-def _attend(q, own, prefix, seen, tiles: Tiles) -> jax.Array:
+def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     """`Layer.attend` for the slots and heads of one device."""
     (k, v), width = own, prefix[0].shape[-2]
-    theirs, ours = seen[:, :width], seen[:, width:]
+    theirs, ours, before = jnp.split(seen, (width, width + k.shape[2]), 1)
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
@@ -171,11 +178,14 @@ def _attend(q, own, prefix, seen, tiles: Tiles) -> jax.Array:
         here, top, total = read(grouped, k, v, ours)
     else:
         here, top, total = parts.exponentials(grouped, k, ours)
-    if kernel := read is parts.of_kernel:
+    if kernel := read is parts.of_kernel or pool is not None:
         there, high, sum_ = shared.by_kernel(grouped, theirs)
     else:
         there, high, sum_ = shared.exponentials(grouped, theirs)
     high = jnp.where(sum_ > 0, high, parts.LOWEST)  # an idle slot may be in no tile
+    if pool is not None:
+        of_pages = parts.kernel(grouped, pool[0][0], pool[1][0], before, at)
+        there, high, sum_ = parts.joined((there, high, sum_), of_pages)
     most = jnp.maximum(top, high)
     low, up = jnp.exp(top - most), jnp.exp(high - most)
     total = total * low + sum_ * up

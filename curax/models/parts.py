@@ -142,6 +142,15 @@ def added(state: Part, q, k, v, mask: jax.Array) -> Part:
     return out * old + more, new, total * old + jnp.sum(e, -1, keepdims=True)
 
 
+def joined(one: Part, other: Part) -> Part:
+    """Both parts as one: weighted values, maximum and sum of a softmax over both."""
+    (out, top, total), (more, high, sum_) = one, other
+    most = jnp.maximum(top, high)
+    low, up = jnp.exp(top - most), jnp.exp(high - most)
+    out = out * low[..., None] + more * up[..., None]
+    return out, most, total * low + sum_ * up
+
+
 def of_kernel(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part:
     """`of_blocks` by `kernel`."""
     return kernel(q, k, v, seen, jnp.arange(q.shape[0], dtype=jnp.int32))
@@ -153,26 +162,28 @@ def kernel(
 ) -> Part:
     """`of_blocks` by a Pallas kernel for TPUs, which others interpret.
 
-    Row n reads the keys and values of `source[n]`. The grid has a step for each block
-    of `BLOCK` columns in which a row sees a key, one row after the other, and the maps
-    of its operands tell which: no others are fetched.
+    Row n reads the keys and values of `source[n]`, or, one behind the other, the pages
+    `source[n, :]` of `BLOCK` columns. The grid has a step for each block of so many
+    columns in which a row sees a key, one row after the other, and the maps of its
+    operands tell which: no others are fetched.
 
     Args:
         q: `[N, kv_heads, R, d]`.
-        k: `[M, kv_heads, S, d]`.
-        v: `[M, kv_heads, S, d]`.
+        k: `[M, kv_heads, S, d]`; pages: `[M, kv_heads, BLOCK, d]`.
+        v: as k.
         seen: `[N, S]` bool.
-        source: `[N]` int32.
+        source: `[N]` or `[N, S / BLOCK]` int32.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    (rows, kv_heads, queries, d), width = q.shape, k.shape[2]
-    most = -(-width // BLOCK)
+    (rows, kv_heads, queries, d), width = q.shape, seen.shape[1]
+    most, paged = -(-width // BLOCK), source.ndim == 2
     mask = jnp.pad(seen, ((0, 0), (0, most * BLOCK - width)))
     some = mask.reshape(rows, most, BLOCK).any(-1).reshape(-1)
     (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
     count = jnp.maximum(jnp.sum(some, dtype=jnp.int32), 1)  # one without keys: zeros
+    source = source.reshape(-1)[found if paged else found // most]
     parts = math.gcd(kv_heads, cores())  # of the heads, one for each core
     part = kv_heads // parts
 
@@ -199,7 +210,7 @@ def kernel(
         return found[at] // most, i, 0, 0
 
     def of_keys(i, at, found, source):
-        return source[found[at] // most], i, found[at] % most, 0
+        return source[at], i, 0 if paged else found[at] % most, 0
 
     def of_mask(i, at, found, source):
         return found[at] // most, 0, found[at] % most

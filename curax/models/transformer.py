@@ -196,6 +196,7 @@ class Transformer:
             packs=self.packs,
             shared=True,
             ragged=self.ragged,
+            paged=self.paged,
         )
 
     def init(self, key):
@@ -215,6 +216,11 @@ class Transformer:
     def ragged(self, columns):
         """Whether of so many columns those with tokens alone are read."""
         return parts.by_blocks(columns, self.block.head_dim) is not None
+
+    def paged(self, columns):
+        """Columns of a page where the kernel reads so many columns; 0: it does not."""
+        read = parts.by_blocks(columns, self.block.head_dim)
+        return parts.BLOCK if read is parts.of_kernel else 0
 
     def packs(self, tokens, steps, prompt):
         """How rows are packed, for `Model.packs`.

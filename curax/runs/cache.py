@@ -66,9 +66,12 @@ def line(loop: Loop) -> str | None:
     if sizes.cache_gib:
         whole += " that sampling.cache_gib allows"
         slots = f"{found.slots} of {found.wanted} slots"
+    slots += f" of {sizes.max_tokens:,} tokens"
+    if found.pages:
+        slots += f", which share {found.pages} pages of {found.page}"
     return (
-        f"Cache: {words(taken)} of {whole} for {slots} of {sizes.max_tokens:,} tokens, "
-        f"and {found.contexts} prompts of {found.prompt:,}."
+        f"Cache: {words(taken)} of {whole} for {slots}, and {found.contexts} prompts "
+        f"of {found.prompt:,}."
     )
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import rollout
-from curax.arrays import keys, turns
+from curax.arrays import keys, slots, turns
 from curax.arrays.sharding import shard_rows
 from curax.processes import peers
 from curax.reward import NONE, Verdicts
@@ -131,7 +131,7 @@ def begun(parts: Subject, request: Request) -> tuple[Played, jax.Array]:
     """Completions before their first turn; `[N, 2]` uint32, keys of their episodes."""
     plan, how = present(request.plan), request.how
     kept = room.kept_set(parts.model, how)
-    rows = rollout.unwritten(plan, how.max_tokens, how.pad, kept)
+    rows = slots.unwritten(plan, how.max_tokens, how.pad, kept)
     none = turns.nothing(*rows.tokens.shape)
     zero = jnp.zeros(rows.exists.shape, jnp.int32)
     missing = jnp.full(zero.shape, jnp.nan, jnp.float32)

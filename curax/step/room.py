@@ -21,6 +21,8 @@ class CacheSize:
 
     bytes: float  # of one device
     slots: int  # K
+    pages: int  # of all devices; 0: slots have rings
+    page: int  # its columns
     wanted: int  # K without a bound
     contexts: int  # C
     prompt: int  # P, with the widest hint
@@ -61,11 +63,17 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
         shards=cut.get("data", 1) * cut.get("fsdp", 1),
     )
     most = min(sizes.slots or rows, rows)
-    slots = where.slots(most, bound=cache_bytes(parts.config), token=token)
-    own, shared = where.tokens(slots)
+    page = model.paged(sizes.max_tokens) if model.paged else 0
+    bound = cache_bytes(parts.config)
+    found = where.room(most, bound=bound, token=token, page=page)
+    own, shared = where.tokens(found.slots)
+    if found.pages:
+        own = (found.pages + -(-found.slots // where.shards)) * page
     return CacheSize(
         bytes=token * (own + shared),
-        slots=slots,
+        slots=found.slots,
+        pages=found.pages * where.shards,
+        page=page,
         wanted=most,
         contexts=contexts,
         prompt=prompt,
