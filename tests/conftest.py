@@ -166,15 +166,20 @@ def pytest_collection_finish():
 
 MAPS, MEMORY = Path("/proc/self/maps"), Path("/proc/self/statm")
 MANY = 20_000  # pieces of mapped memory; Linux allows a process 65,530
-MUCH = 700_000_000  # bytes; what a file takes, 1.6 GB at most, comes on top
+MUCH = 300_000_000  # bytes; what a file takes, 1.6 GB at most, comes on top
+LEFT = [400_000_000]  # bytes that a process holds where no program is kept
+
+
+def bytes_held() -> int:
+    """Memory of this process."""
+    return int(MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def holds_much() -> bool:
     """Whether this process maps or takes so much that compiled programs have to go."""
     if not MAPS.exists():
         return False
-    pages = int(MEMORY.read_text().split()[1])
-    much = pages * os.sysconf("SC_PAGE_SIZE") > MUCH
+    much = bytes_held() > LEFT[0] + MUCH
     return much or MAPS.read_bytes().count(b"\n") > MANY
 
 
@@ -193,5 +198,7 @@ def few_compiled_programs():
         gc.collect()
         if platform.libc_ver()[0] == "glibc":  # which keeps what was freed
             ctypes.CDLL(None).malloc_trim(0)
-    gc.collect()
+        LEFT[0] = max(LEFT[0], bytes_held())
+    else:
+        gc.collect()
     gc.freeze()
