@@ -14,12 +14,14 @@ import small
 import tiny
 
 from curax.config import Config, override
+from curax.runs import folder
 from curax.tasks import environments
 from curax.types import Environment, Observation, Task
 
 FILE = Path(__file__)
 ROOT = FILE.parents[1]
 SECONDS = 240  # until a process is given up
+folder.LOOKS = float(os.environ.get("LOOKS", folder.LOOKS))
 
 
 def task(

@@ -94,7 +94,7 @@ def test_nothing_lags_in_the_first_step_and_one_step_in_the_others():
 @pytest.mark.parametrize(
     ("config", "alike"),
     [
-        (AHEAD, AHEAD),
+        pytest.param(AHEAD, AHEAD, marks=pytest.mark.long),
         (HOST, AHEAD),
         pytest.param(
             override(HOST, ["sampling.chunks=4"]), AHEAD, marks=pytest.mark.long
@@ -187,6 +187,7 @@ def test_a_state_that_is_read_again_draws_again_what_was_under_way():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.long
 def test_the_next_draw_has_begun_before_this_one_is_graded():
     begun = [threading.Event() for _ in range(STEPS + 1)]
     graded = []
@@ -225,7 +226,7 @@ def test_the_next_draw_has_begun_before_this_one_is_graded():
     assert sum(row["rollout/drawn"] for row in rows) == 16 * STEPS
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("pilots", [False, True])
 def test_memory_is_what_observing_the_present_one_gives(pilots):
     """As if what was drawn had been seen by the memory that it meets."""
@@ -282,6 +283,7 @@ def test_memory_of_a_dry_run_has_the_draw_beside_the_update():
     assert dry_run.beside(loops.Staged(build(at_once())), compiler) == 0
 
 
+@pytest.mark.long
 def test_a_run_with_a_draw_ahead_can_be_planned():
     run = planner.traced(AHEAD)
     assert run.calls[-1].function.__name__ == "learn_beside"

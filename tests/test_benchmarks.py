@@ -22,6 +22,7 @@ TINY = replace(
 )
 
 
+@pytest.mark.long
 @jax.numpy_rank_promotion("allow")
 @jax.numpy_dtype_promotion("standard")
 def test_the_plain_peer_draws_and_trains_one_policy():

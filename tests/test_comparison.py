@@ -161,7 +161,7 @@ QUESTION = Question("r0", (1.0, 3.0), {"tokens": 50_000.0}, None)
 FEW = 200  # resamples are enough for a standard error
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("recipes", "shared"), [(2, True), (2, False), (4, True)])
 def test_equal_recipes_are_hardly_ever_called_unequal(monkeypatch, recipes, shared):
     """A hundred pages; one with any claim on any axis is a false claim."""
@@ -273,6 +273,7 @@ def test_without_matplotlib_the_page_says_that_it_has_no_pictures(
     assert os.listdir(tmp_path) == ["report.html"]
 
 
+@pytest.mark.long
 def test_a_knob_is_shown_where_all_of_its_arms_have_come():
     points = shown().found["sensitivity"]["lr"]["r1"]
     assert [point["value"] for point in points] == [0.01, 0.1, 1.0]

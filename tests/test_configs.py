@@ -183,7 +183,7 @@ def test_a_recipe_of_each_kind_takes_a_step_in_the_tests_that_are_not_long():
     assert set().union(*first) == set().union(*every.values())
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @for_each(one_of_each_first(RECIPES, [p for p in RECIPES if p.stem in FIRST]))
 def test_a_config_takes_a_step(path):
     config = shrunk(load(path))

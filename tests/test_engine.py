@@ -145,7 +145,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_impossible_is_drawn_again_and_is_the_same(name):
     """Half of the rows fail at first; what is asked again has the same seed."""
@@ -170,6 +170,7 @@ UNFIT = {
 }
 
 
+@pytest.mark.long
 def test_kept_sets_come_with_the_log_probs_within_them():
     """Of SGLang, which gives those within all tokens too, they are the same."""
     found = []
@@ -182,6 +183,7 @@ def test_kept_sets_come_with_the_log_probs_within_them():
     assert of(found[0]) != of(right())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", UNFIT)
 def test_kept_sets_that_cannot_be_are_no_completion(name):
     spoilt, said = UNFIT[name]
@@ -192,6 +194,7 @@ def test_kept_sets_that_cannot_be_are_no_completion(name):
     assert re.search(said, drawn.reason)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["NaN", "an error", "another version"])
 def test_what_always_fails_is_missing_and_the_others_are_there(name):
     with started() as (fake, asks, parts):
@@ -238,6 +241,7 @@ def test_an_engine_that_dies_in_the_middle_of_a_draw_is_waited_for_and_loaded_ag
         assert len(set(fake.loads)) == 1
 
 
+@pytest.mark.long
 def test_an_engine_that_comes_back_with_other_parameters_draws_nothing_that_counts():
     """By the route that does not say what drew: it is asked before and afterwards."""
     with started() as (fake, asks, parts):
@@ -336,6 +340,7 @@ def test_an_end_at_the_last_token_is_an_end_whatever_the_engine_says():
     parts.engine.close()
 
 
+@pytest.mark.long
 def test_no_folder_is_left_of_an_engine_that_is_absent_or_closed(tmp_path):
     class Absent(Alone):
         away = 0
@@ -432,7 +437,7 @@ def test_a_run_trains_within_what_its_engine_kept(where):
             assert "sampler/cut_mass" not in row
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("where", [lambda config: config, host], ids=["device", "host"])
 def test_a_completion_that_is_missing_trains_nothing(where):
     """Of the first prompt all are missing: they count as missing outcomes."""
@@ -563,6 +568,7 @@ class Alone(handover.Engine):
         return [handover.Completion([19], [-0.5], True) for _ in asks]
 
 
+@pytest.mark.long
 def test_an_engine_of_ones_own_is_one_function():
     config = override(asking("http://127.0.0.1:1"), {"sampling.engine": Alone})
     _, (row,), (shown,) = advanced(config, 1)

@@ -214,6 +214,7 @@ def by_question(path):
     }
 
 
+@pytest.mark.long
 def test_neither_batch_nor_order_nor_limit_changes_what_is_drawn(place, whole):
     out = place / "turned"
     other = ["--n", str(N), "--max-tokens", "6", "--batch", "3", "--slots", "0"]
@@ -483,6 +484,7 @@ def test_the_majority_counts_answers_that_are_the_same():
     assert measures["pass@1"] == one
 
 
+@pytest.mark.long
 def test_greedy_alone_needs_no_samples(place):
     out = place / "greedy"
     words_ = typed(place, out, data=["aside.jsonl"])
@@ -556,6 +558,7 @@ def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
         assert one["confidence_nats"] == pytest.approx(want, rel=1e-4)
 
 
+@pytest.mark.long
 def test_confidence_changes_neither_what_is_drawn_nor_what_else_is_said(sure, whole):
     rows, old = (lines(out / "aside.jsonl") for out in (sure[0], whole[0]))
     scores = [row.pop("confidence_nats") for row in rows]
@@ -652,6 +655,7 @@ def options(place, *more, data=("aside.jsonl",)) -> Namespace:
     return args
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("more", "begins", "ends"),
     [
@@ -698,6 +702,7 @@ def told(capsys) -> str:
 # ----- runs
 
 
+@pytest.mark.long
 def test_a_benchmark_sets_what_is_not_said(place, tmp_path):
     """Layout, prompt and sampling; what differs from the protocol is told."""
     out = tmp_path / "out"
@@ -837,6 +842,7 @@ def test_a_damaged_row_is_told_with_its_line_and_drops_nothing_behind_it(
         list(file.blocks())
 
 
+@pytest.mark.long
 def test_answers_that_changed_are_refused_and_a_file_that_moved_is_not(
     place, whole, tmp_path
 ):
@@ -883,7 +889,7 @@ def test_weights_that_are_not_finite_are_refused(place, monkeypatch):
     assert not (place / "nan").exists() or not any((place / "nan").glob("*.json*"))
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("cut", [0, 300, 4000, -1, -200])
 def test_what_is_missing_is_done_again_and_no_more(place, whole, cut, monkeypatch):
     out = place / f"cut{cut}"
@@ -950,6 +956,7 @@ def test_a_killed_and_an_interrupted_process_go_on(place, whole):
     assert_same(out, whole[0])
 
 
+@pytest.mark.long
 def test_a_full_disk_stops_it_in_a_sentence_and_nothing_is_lost(place, whole):
     out = place / "full"
     with files_of_at_most(9000):
@@ -1069,7 +1076,7 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(place, tmp_path, wor
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("more", "what"),
     [

@@ -240,6 +240,7 @@ def drip(handler, body, n):
         time.sleep(0.1)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("slow", [hang, drip])
 def test_what_takes_too_long_is_a_timeout_and_the_others_are_graded(slow):
     def of_some(handler, body, n):
@@ -255,6 +256,7 @@ def test_what_takes_too_long_is_a_timeout_and_the_others_are_graded(slow):
     assert [*server.times.values()] == [1, 1, 1, 1]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("failure", ["hangs", "nobody", *FAILURES])
 def test_a_server_that_never_answers_costs_bounded_time_and_requests(failure):
     fail, _ = FAILURES.get(failure, (hang, ""))
@@ -272,6 +274,7 @@ def test_a_server_that_never_answers_costs_bounded_time_and_requests(failure):
     assert len(server.bodies) <= http.LEAST + 4
 
 
+@pytest.mark.long
 def test_a_server_that_answers_most_is_asked_for_all():
     def often(handler, body, n):
         good = int(body["checks"][0]["completion"]) % 3 > 0

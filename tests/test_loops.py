@@ -146,6 +146,7 @@ def test_both_loops_give_the_same_parameters_and_metrics():
     assert_same(trained(TINY, loops.Staged), reference())
 
 
+@long
 def test_a_verifier_on_the_host_gives_what_the_one_on_the_device_gives():
     host = override(TINY, ["task.on_device=false"])
     assert_same(trained(host, loops.Staged), reference())
@@ -206,6 +207,7 @@ def test_prompts_that_the_host_makes_give_what_those_of_the_device_give():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@long
 def test_the_host_verifies_one_part_while_the_next_is_drawn():
     """Each part but the last is done only when the one behind it has been begun."""
     begun = [threading.Event() for _ in range(5)]
@@ -445,6 +447,7 @@ def test_a_second_mini_batch_is_off_policy_and_a_first_is_not():
     assert max(row["kl/behaviour_nats"] for row in reference()[1]) > 1e-6
 
 
+@long
 @pytest.mark.parametrize(
     "gate_", [pytest.param(gate.none, marks=long), gate.zero_variance]
 )
@@ -539,6 +542,7 @@ def test_terms_that_nobody_would_ask_are_refused():
     )
 
 
+@long
 def test_a_missing_outcome_is_neither_right_nor_wrong():
     parts = build(TINY)
     state = states.begin(parts, jax.device_put(warmed(1)))

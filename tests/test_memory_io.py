@@ -149,6 +149,7 @@ def test_a_line_tells_one_prompt_that_was_drawn(path, known):
     )
 
 
+@pytest.mark.long
 @given(memories(), st.permutations(range(N)))
 def test_a_task_with_other_ids_gets_the_same_sums_for_the_same_questions(
     path, known, order
@@ -162,6 +163,7 @@ def test_a_task_with_other_ids_gets_the_same_sums_for_the_same_questions(
     assert got[1:] == (np.sum(known.draws > 0), 0)
 
 
+@pytest.mark.long
 @given(memories())
 def test_lines_of_prompts_that_a_task_lacks_are_left_out_and_counted(path, known):
     memory_io.write(path, task_of(QUESTIONS), known)
@@ -171,6 +173,7 @@ def test_lines_of_prompts_that_a_task_lacks_are_left_out_and_counted(path, known
     assert got[1:] == (drawn.sum(), np.delete(drawn, [2, 3]).sum())
 
 
+@pytest.mark.long
 @given(memories(elements=whole_sums))
 def test_ids_that_ask_the_same_share_their_sums(path, known):
     asked = [QUESTIONS[i] for i in (0, 1, 0, 2, 1, 0, 3)]
@@ -192,6 +195,7 @@ def test_the_sums_of_many_seeds_are_added(path, known):
     np.testing.assert_array_equal(table(got.memory), table(known).sum(1))
 
 
+@pytest.mark.long
 @given(memories(elements=whole_sums), memories(elements=whole_sums))
 def test_files_can_be_joined_end_to_end(path, one, other):
     text = ""
@@ -510,6 +514,7 @@ def untraced(monkeypatch):
     monkeypatch.setattr(loops.Loop, "rehearse", lambda self: None)
 
 
+@pytest.mark.long
 def test_all_seeds_begin_with_it_and_leave_the_sum_of_theirs(
     tmp_path, first, source, monkeypatch, untraced
 ):

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import mutants
+import pytest
 
 MODULE = mutants.ROOT / "curax" / "advantage.py"
 
@@ -52,6 +53,7 @@ def test_a_mutant_that_lives_again_is_told(tmp_path, capsys):
     assert mutants.compare(before, before) == 0
 
 
+@pytest.mark.long
 def test_a_file_of_tests_that_fails_kills(tmp_path):
     path = Path(tmp_path / "test_it.py")
     path.write_text("def test_it():\n    assert False\n")

@@ -108,6 +108,7 @@ def test_a_page_has_the_tables_of_what_was_measured(paper):
         )
 
 
+@pytest.mark.first(3)
 @for_every_paper
 def test_the_arms_of_a_miniature_can_be_run(paper):
     experiment = experiments.load_experiment(folder(paper))
@@ -167,7 +168,7 @@ def programs():
     return {program(load(path)) for path in recipes().values()}
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @for_every_paper
 def test_a_config_takes_a_step(paper):
     """Traced in any case; run where no recipe of configs/ is the same program."""

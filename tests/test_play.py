@@ -123,6 +123,7 @@ def test_rounds_from_the_host_draw_what_the_loop_on_the_device_draws(slots):
 # ----- episodes that end without a word
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("raises", [False, True])
 def test_states_of_completions_that_are_cut_off_are_given_back(raises):
     told, answered = [], {}
@@ -162,9 +163,9 @@ def test_a_row_is_of_one_process_whichever_others_go_on(monkeypatch):
 
 BAD = 7  # target of the prompt whose episodes fail
 ACTS = {
-    "hang": (lambda: time.sleep(60), "timeout"),
     "crash": (lambda: os.kill(os.getpid(), signal.SIGKILL), "crash"),
     "raise": (lambda: 1 // 0, "error: ZeroDivisionError"),
+    "hang": (lambda: time.sleep(60), "timeout"),
     "leave": (lambda: sys.exit(0), "error: SystemExit"),
     "fill": (lambda: bytearray(2**31), "error: MemoryError"),
     "print": (lambda: os.write(1, b"[1, 2, 3]\n") and 1 // 0, "error: Zero"),
@@ -225,7 +226,7 @@ def of_bad(rows):
     return rows.exists & (turning.TARGET[rows.prompt] == BAD) & (rows.turns.count > 0)
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("what", [*ACTS, "large"])
 def test_an_environment_that_fails_costs_the_completions_of_that_turn_alone(what):
     _, reason = ACTS.get(what, (None, "error: a state of"))
@@ -246,6 +247,7 @@ def test_an_environment_that_fails_costs_the_completions_of_that_turn_alone(what
     assert missing == bad.sum()
 
 
+@pytest.mark.long
 def test_what_an_environment_measures_is_declared():
     _, rows, verdicts = drawn_with("measures")
     answered = rows.exists & (rows.turns.count > 0)
@@ -254,6 +256,7 @@ def test_what_an_environment_measures_is_declared():
     assert reason == "error: measures target, and declares nothing"
 
 
+@pytest.mark.long
 def test_an_answer_that_is_too_long_is_cut_where_the_row_ends():
     _, rows, verdicts = drawn_with("long")
     bad = of_bad(rows)
@@ -272,6 +275,7 @@ def lacks():
     return Environment(reset=reset, observe=None)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -351,6 +355,7 @@ def spells():
     return Environment(reset=reset, observe=observe)
 
 
+@pytest.mark.long
 def test_tokens_in_place_of_text_cost_their_completion_alone():
     made = test_file_task.task(environment=spells)
     (said,) = made.environment.answer([Turn(None, 5, 0, [1])])

@@ -149,7 +149,8 @@ def test_a_process_that_is_killed_ends_the_others_in_a_sentence(tmp_path):
 
 
 def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):
-    ends = many.ends(many.start([tmp_path / "0", tmp_path / "1"]))
+    soon = {"LOOKS": "1"}
+    ends = many.ends(many.start([tmp_path / "0", tmp_path / "1"], env=soon))
     for process, (status, _, err) in enumerate(ends):
         place = tmp_path / str(process)
         assert status == 2

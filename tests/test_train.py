@@ -291,6 +291,7 @@ def test_what_a_verifier_cannot_tell_is_null_and_counted(tmp_path):
     assert 0 < max(missing) < 16
 
 
+@long
 def test_a_verifier_that_knows_nothing_stops_a_run_and_its_steps_change_nothing(
     tmp_path, monkeypatch
 ):
@@ -359,6 +360,7 @@ def test_updates_that_are_not_finite_are_skipped_until_there_were_too_many(tmp_p
     assert lines(tmp_path / "run/metrics.jsonl")[-1]["step"] <= metrics[-1]["step"] + 2
 
 
+@long
 def test_a_few_steps_that_are_not_finite_are_let_pass(tmp_path, monkeypatch):
     advance = loops.Jitted.advance
 
@@ -432,7 +434,7 @@ def signals(monkeypatch):
     return when
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("method", "n", "number", "steps"),
     [
@@ -469,6 +471,7 @@ def test_a_run_killed_between_its_rows_and_its_checkpoint_loses_and_doubles_noth
     assert_same_run(workdir, whole[0])
 
 
+@long
 def test_a_finished_run_goes_on_with_more_steps(tmp_path, whole):
     short, long = tmp_path / "short", tmp_path / "long"
     shutil.copytree(whole[0], short)
@@ -521,6 +524,7 @@ def test_a_report_for_which_there_is_no_room_is_told_in_a_sentence(
     assert after.get(page) == before.get(page)
 
 
+@long
 def test_a_finished_run_says_so_and_its_report_is_written_again(
     tmp_path, whole, monkeypatch
 ):
@@ -579,6 +583,7 @@ def spoil(workdir, step):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+@long
 def test_a_truncated_checkpoint_is_told_and_the_one_before_it_used(tmp_path, whole):
     workdir, other = tmp_path / "run", tmp_path / "other"
     for path in (workdir, other):
@@ -615,6 +620,7 @@ def test_where_no_checkpoint_can_be_read_the_run_stops_and_changes_nothing(
     assert (workdir / "metrics.jsonl").read_bytes() == metrics
 
 
+@long
 def test_a_warm_start_goes_on_where_it_was_saved(tmp_path, whole, monkeypatch):
     workdir, done = tmp_path / "run", []
     warm = loops.Loop.warm
@@ -677,22 +683,24 @@ def slow(tmp_path_factory, compiled):
     return workdir
 
 
+@pytest.mark.first(1)
+@pytest.mark.parametrize("times", [1, len(killed.MOMENTS)])
 def test_a_run_killed_at_any_moment_time_and_again_is_the_run_that_was_not(
-    tmp_path, slow
+    tmp_path, slow, times
 ):
-    """Once in each of the moments; `killed.py --times 50` kills more often."""
+    """Once in the first, or each, of the moments; `killed.py` kills more often."""
 
     def finish(workdir, env):
         assert call(workdir, *killed.WORDS[1:], resume=True)[::2] == (0, "")
 
-    moments, times, env = [], len(killed.MOMENTS), environment()
+    moments, env = [], environment()
     for moment, workdir, ended in killed.kill(
         tmp_path, times, seed=0, env=env, finish=finish
     ):
         moments.append(moment)
         if ended:
             assert_same_run(workdir, slow, step=killed.STEPS)
-    assert set(moments) == {*killed.MOMENTS, "end"}
+    assert set(moments) == {*killed.MOMENTS[:times], "end"}
 
 
 @long
@@ -714,7 +722,7 @@ def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, slow):
     assert_same_run(workdir, slow, step=killed.STEPS)
 
 
-@pytest.mark.first(1)
+@long
 @pytest.mark.parametrize(
     ("room", "what", "behind"),
     [
@@ -747,6 +755,7 @@ def test_a_disk_without_room_stops_the_run_in_a_sentence_and_nothing_is_lost(
     assert_same_run(workdir, slow, step=killed.STEPS)
 
 
+@long
 def test_a_run_for_which_there_is_no_memory_stops_in_a_sentence(tmp_path, monkeypatch):
     def full(*_):
         raise MemoryError("a.safetensors has 1.5 GiB")
@@ -770,6 +779,7 @@ def test_a_run_for_which_there_is_no_memory_stops_in_a_sentence(tmp_path, monkey
     )
 
 
+@long
 def test_a_folder_that_is_removed_during_a_run_is_told_and_not_made_again(
     tmp_path, monkeypatch
 ):
@@ -881,6 +891,7 @@ def test_a_folder_that_another_process_writes_is_refused_and_left_alone(whole):
         assert snapshot(workdir) == before
 
 
+@long
 def test_a_folder_of_a_run_killed_before_its_first_write_is_begun(tmp_path):
     (tmp_path / lock.FILE).write_text('{"pid": 1')
     assert call(tmp_path, "stepz=3")[0] == 2

@@ -113,7 +113,7 @@ def nim_by_host(**options):
     return replace(made, on_device=False, environment=world)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(data=2, fsdp=2, tensor=2)])
 def test_a_run_whose_turns_the_host_answers_is_the_same_run(mesh):
     """To the order of sums: what a row holds is read by a pass, not token by token."""

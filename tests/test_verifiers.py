@@ -135,6 +135,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.first(1)
 def test_what_fails_costs_the_completion_of_that_episode_alone(sides):
     acts = {str(n): act for n, act in enumerate([*FAULTS, "none", ""])}
     made = task([[5, 6]] * (len(acts) + 1), acts=acts, deadline=3.0, turns=2)

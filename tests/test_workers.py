@@ -67,13 +67,13 @@ def act(prompt, completion, answer, *, add=0.0):
 
 
 SPOILT = {
-    "sleep": "timeout",
-    "backtrack": "timeout",
     "raise": "error: ValueError: no such thing",
     "leave": "error: SystemExit: 3",
     "segfault": "crash",
     "exit": "crash",
     "hog": "error: MemoryError",
+    "sleep": "timeout",
+    "backtrack": "timeout",
 }
 
 
@@ -111,6 +111,7 @@ def two():
         yield found
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize(("spoil", "reason"), SPOILT.items())
 def test_what_a_check_does_costs_that_check_alone(two, spoil, reason):
     before = two.counts.copy()
@@ -178,6 +179,7 @@ def test_options_are_bound_by_partial():
         assert some.grade([("", "0.25", None)]) == [0.75]
 
 
+@pytest.mark.long
 def test_mathematics_is_graded_in_the_main_thread_of_a_worker():
     grade = partial(graders.mathematics, seconds=0.5)
     with Workers(grade, deadline=30.0) as some:
@@ -195,6 +197,7 @@ def test_mathematics_is_graded_in_the_main_thread_of_a_worker():
         ]
 
 
+@pytest.mark.long
 def test_what_a_grader_loads_is_not_time_of_a_check(own):
     path = Path(own.__file__)
     late = "import time\nplain.start = lambda: time.sleep(2)\n"
@@ -203,6 +206,7 @@ def test_what_a_grader_loads_is_not_time_of_a_check(own):
         assert some.grade([("", "a", "a")]) == [0.5]
 
 
+@pytest.mark.long
 def test_a_task_of_reasoning_gym_is_graded_by_a_worker():
     gym = pytest.importorskip("reasoning_gym")
     entries = list(gym.create_dataset("chain_sum", size=3, seed=1))
@@ -341,6 +345,7 @@ def test_whatever_a_grader_does_to_its_worker_moves_no_outcome(tmp_path, monkeyp
         assert some.grade([("", "0.5", i) for i in range(9)]) == [0.5] * 9
 
 
+@pytest.mark.long
 def test_what_nobody_asked_for_is_of_no_check():
     with Workers(attack, count=1) as some:
         for kind in ("twice", "late"):
@@ -350,6 +355,7 @@ def test_what_nobody_asked_for_is_of_no_check():
             assert some.grade([("", "0.125", kind)]) == [0.125]
 
 
+@pytest.mark.long
 def test_a_worker_that_stopped_reading_is_late():
     with Workers(act, count=1, deadline=1.0) as some:
         pid = round(some.grade([("", "pid", None)])[0] * 2**32)
@@ -600,6 +606,7 @@ def program(tmp_path, do):
     return process, pids
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("do", "number", "status", "traces"),
     [
@@ -852,6 +859,7 @@ def test_numbers_must_be_positive(wrong):
         Workers(act, **wrong)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -885,6 +893,7 @@ def test_a_file_that_fails_in_a_worker_ends_the_call_in_a_sentence(own, line, sa
     assert children() == before
 
 
+@pytest.mark.long
 def test_a_worker_that_never_gets_ready_is_not_waited_for(own, monkeypatch):
     monkeypatch.setattr(workers, "START_SECONDS", 0.2)
     path = Path(own.__file__)

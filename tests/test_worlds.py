@@ -72,6 +72,7 @@ def test_prompts_are_what_an_environment_says_first_of_each_seed():
     assert "No." in said(made, "8", target=7)[1]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -249,6 +250,7 @@ def test_an_episode_of_a_server_is_a_connection(server):
     assert one.found == {}
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [
