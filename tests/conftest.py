@@ -121,11 +121,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("curax")
 
 LONGEST = (
-    *("real", "train", "configs", "pages", "loops", "processes", "fields", "rollout"),
-    *("evaluate", "reflected", "mesh", "downsample", "update", "hinted", "memory_io"),
-    *("xray", "whole_path", "checkpoint", "compare", "law", "score", "allocate"),
-    *("correct", "workers", "modulate", "sources", "model", "objective", "report"),
-    *("predict", "pretrained", "library"),
+    *("real", "train", "processes", "configs", "pages", "loops", "fields", "ahead"),
+    *("evaluate", "engine", "library", "compare", "rollout", "reflected", "mesh"),
+    *("workers", "law", "allocate", "downsample", "update", "hinted", "memory_io"),
+    *("play", "strangers", "xray", "whole_path", "checkpoint", "score", "objective"),
+    *("turning_runs", "correct", "modulate", "sources", "model", "report", "predict"),
+    *("pretrained", "advantage", "export", "reflect", "gradients", "plan"),
 )
 
 
