@@ -115,6 +115,7 @@ def test_the_batch_estimator_is_the_same_however_it_runs():
     )
 
 
+@pytest.mark.first(50)
 @pytest.mark.parametrize("estimate", CENTRED + GUARDED, ids=name)
 @pytest.mark.parametrize("reward", [0.0, 1.0, 1.1, -0.3, 1e6])
 @pytest.mark.parametrize("size", [1, 12, 24])
@@ -130,12 +131,14 @@ def test_rewards_apart_by_rounding_alone_give_exactly_nothing(estimate):
     assert not np.asarray(estimate(reward, np.ones((1, 2), bool))).any()
 
 
+@pytest.mark.first(3)
 @for_every_centred_one
 @given(rewards, existing)
 def test_centred_credit_of_the_batch_adds_up_to_nothing(estimate, reward, exists):
     assert abs(np.sum(jax.jit(estimate)(reward, exists))) < 1e-4
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("estimate", CENTRED, ids=name)
 @given(rewards, existing, st.integers(-8, 8))
 def test_a_common_offset_changes_no_centred_credit(estimate, reward, exists, offset):
@@ -155,6 +158,7 @@ def test_one_right_among_eight_gives_the_published_numbers():
     close(np.mean(half_right**2), 0.694444)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("n", "spike", "with_bessel"),
     [(8, 2.646, 2.475), (16, 3.873, 3.750), (24, 4.796, 4.695), (32, 5.568, 5.480)],

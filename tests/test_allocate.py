@@ -220,6 +220,7 @@ anything = st.builds(
 # ----- what every allocator promises
 
 
+@pytest.mark.first(4)
 @for_every_allocator
 @given(anything)
 def test_the_sum_is_the_budget_and_the_bounds_hold(allocator, d):
@@ -232,6 +233,7 @@ def test_the_sum_is_the_budget_and_the_bounds_hold(allocator, d):
     assert n.max() <= MOST
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("allocator", [allocate.inverse_pass_rate, dynamo_2], ids=name)
 @pytest.mark.parametrize("budget", [0, 1000])
 def test_a_budget_that_the_bounds_exclude_is_clipped(allocator, budget):
@@ -255,6 +257,7 @@ def test_an_allocator_is_its_definition(allocator, seed):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.first(4)
 @for_every_allocator
 @given(seeds, st.permutations(range(B)))
 def test_counts_follow_permutations(allocator, seed, order):
@@ -269,6 +272,7 @@ def test_counts_follow_permutations(allocator, seed, order):
         np.testing.assert_array_equal(got, want[order])
 
 
+@pytest.mark.first(4)
 @for_every_allocator
 @given(seeds, st.sampled_from([2.0**-90, 0.25, 3.0, 2.0**90]))
 def test_a_common_factor_of_norms_and_lengths_changes_nothing(allocator, seed, factor):
@@ -278,6 +282,7 @@ def test_a_common_factor_of_norms_and_lengths_changes_nothing(allocator, seed, f
     np.testing.assert_array_equal(counts_of(allocator, scaled), counts_of(allocator, d))
 
 
+@pytest.mark.first(4)
 @for_every_allocator
 @given(seeds, st.integers(0, B - 1), st.sampled_from([1.001, 1.3, 10.0]))
 def test_more_weight_never_gets_less(allocator, seed, i, factor):
@@ -298,6 +303,7 @@ def test_more_weight_never_gets_less(allocator, seed, i, factor):
             assert counts_of(allocator, more)[i] >= before[i]
 
 
+@pytest.mark.first(4)
 @for_every_allocator
 @given(seeds)
 def test_counts_are_in_the_order_of_the_weights(allocator, seed):
@@ -318,6 +324,7 @@ def test_prompts_that_are_alike_differ_by_one_at_most(allocator):
     assert (np.diff(n) <= 0).all()  # ties go to the smaller index
 
 
+@pytest.mark.first(4)
 @for_every_allocator
 def test_an_allocator_is_the_same_mapped_and_on_eight_devices(allocator):
     mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -352,6 +359,7 @@ def test_weights_that_are_all_zero_fall_back_to_uniform(allocator, nothing):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("least", [-1, 9])
 @pytest.mark.parametrize("allocator", ALLOCATORS[1:], ids=name)
 def test_bounds_that_cross_are_refused(allocator, least):
@@ -393,6 +401,7 @@ def test_a_water_level_is_its_definition(budget, least, most, share):
     close(got, naive_level(np.float64(share), budget, least, most), atol=1e-4)
 
 
+@pytest.mark.first(1)
 @for_all_levels
 @given(shares_)
 def test_rounding_moves_a_level_by_less_than_one(budget, least, most, share):
@@ -408,6 +417,7 @@ def test_rounding_moves_a_level_by_less_than_one(budget, least, most, share):
         assert fraction[up].min() >= fraction[down].max() - 1e-4
 
 
+@pytest.mark.first(1)
 @for_all_levels
 @given(shares_)
 def test_a_share_of_zero_gets_more_than_least_only_behind_all_others(
@@ -419,6 +429,7 @@ def test_a_share_of_zero_gets_more_than_least_only_behind_all_others(
             np.testing.assert_array_equal(n[share > 0], most)
 
 
+@pytest.mark.first(1)
 @for_all_levels
 @given(hnp.arrays(np.float32, B, elements=st.integers(0, 6)))
 def test_greedy_gives_each_completion_to_the_largest_gain(
@@ -430,6 +441,7 @@ def test_greedy_gives_each_completion_to_the_largest_gain(
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("budget", "least", "most"), [(11, 1, 5), (9, 0, 9)])
 @given(hnp.arrays(np.float32, 4, elements=st.sampled_from([0.01, 0.3, 1, 2, 2.5, 9])))
 def test_no_allocation_has_less_variance_than_the_greedy_one(
@@ -470,6 +482,7 @@ def test_weights_beyond_all_bounds_are_still_weights():
         )
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_prompts_get_exactly_their_budget():
     prompts, most = 100_000, 64
     weight = np.random.default_rng(0).lognormal(0, 1, prompts).astype(np.float32)
@@ -510,6 +523,7 @@ def naive_within_tokens(v, c, *, token_budget, budget, least, most):
     return n
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("least", [0, 1])
 @pytest.mark.parametrize(("token_budget", "budget"), [(700, 99), (2000, 40)])
 @given(
@@ -545,6 +559,7 @@ def test_tokens_of_equal_cost_are_shared_as_completions_are():
     np.testing.assert_array_equal(got, greedy(v, 40, 1, 16))
 
 
+@pytest.mark.long
 def test_lengths_beyond_all_bounds_are_never_affordable_and_never_overflow():
     tokens = np.float32([np.nan, np.inf, 3e38, 2**30, 1e9, 5e8, 0, -3])
     for token_budget in (1e12, 1e-20):
@@ -562,6 +577,7 @@ def test_lengths_beyond_all_bounds_are_never_affordable_and_never_overflow():
             )
 
 
+@pytest.mark.long
 def test_sums_of_tokens_neither_wrap_nor_lose_fractions():
     alike = np.ones(B, np.float32)
     # One of them is the whole budget; three overflow an int32.
@@ -647,6 +663,7 @@ def test_rounding_by_remainder_falls_into_the_published_traps():
     assert counts_of(gvm_exact, d, 10, 10).tolist() == [7, 1, 1, 1]
 
 
+@pytest.mark.long
 def test_gvm_counts_in_groups():
     d = difficulty(
         norm=[1, 2, 1.5, 3, 1, 0.7], pass_rate=[0.125, 0.25, 0.5, 0.75, 1, 0]
@@ -707,6 +724,7 @@ def test_dynamo_gives_the_published_counts(solved, want):
     assert counts_of(allocate.dynamo, d, 64, 24).tolist() == want
 
 
+@pytest.mark.long
 def test_dynamo_keeps_the_bounds_where_the_release_breaks_them():
     # Released: [27, 11, 10], above the cap.
     d = difficulty(draws=[0, 100, 100])
@@ -718,6 +736,7 @@ def test_dynamo_keeps_the_bounds_where_the_release_breaks_them():
     assert got.tolist() == [1, 1, 1]
 
 
+@pytest.mark.long
 def test_dynamo_explores_what_was_drawn_too_seldom():
     d = difficulty(draws=[0, 10, 16, 40], solved=[0, 5, 8, 20])
     explore = partial(allocate.dynamo, least=4, initial_budget=20)
@@ -818,6 +837,7 @@ def test_variances_are_their_definitions():
     close(allocate.unbiased_variance(draws, solved), want)
 
 
+@pytest.mark.long
 def test_prompts_right_or_wrong_by_luck_are_not_starved_when_smoothed():
     d = difficulty(draws=[4, 4, 4, 4], solved=[0, 1, 2, 4])
     smoothed = counts_of(allocate.bernoulli, d, 64, 64)
@@ -826,6 +846,7 @@ def test_prompts_right_or_wrong_by_luck_are_not_starved_when_smoothed():
     assert (smoothed[[0, 3]] >= 11).all()
 
 
+@pytest.mark.long
 def test_the_dead_are_skipped_until_something_changes():
     d = difficulty(
         draws=[100, 100, 100, 7, 0, 8],
@@ -963,6 +984,7 @@ def test_shares_by_the_variance_gain_nothing_and_the_floor_rescues_them(
         close(against_uniform(np.sqrt(variance)), 6 * (np.pi / 8) ** 2, rtol=1e-3)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("lengths", [(5, 6), (1, 8)])
 def test_dividing_by_the_deviation_leaves_nothing_for_the_pass_rate_to_say(lengths):
     """L3 of DynaMO: with std-scaled advantages, shares by p (1 - p) are worse than even

@@ -54,7 +54,7 @@ def through_xla(monkeypatch):
     return attention.flash
 
 
-@pytest.mark.first(9)
+@pytest.mark.first(3)
 @pytest.mark.parametrize("length", [3, 5, 6])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("choice", ["plain", "flash"])
@@ -68,7 +68,7 @@ def test_causal_attention_is_its_definition(
         close(got[n], naive(*own), atol=1e-5)
 
 
-@pytest.mark.first(2)
+@pytest.mark.long
 @pytest.mark.parametrize("length", [140, 165])
 @pytest.mark.parametrize(
     ("choice", "lanes"), [("chunked", 128), ("chunked", 32), ("flash_long", 128)]
@@ -126,6 +126,7 @@ def test_in_chunks_neither_scores_nor_a_mask_of_a_long_row_exist():
     assert attention.LONG * 128 <= max(sizes) < attention.LONG**2 / 4
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("choice", ["plain", "flash"])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_attention_that_is_not_causal_sees_all_it_is_shown(
@@ -140,6 +141,7 @@ def test_attention_that_is_not_causal_sees_all_it_is_shown(
         close(got[n], naive(q[n], k[n], v[n], mask), atol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 1), (6, 2), (3, 1)])
 def test_attention_on_gpus_lies_over_the_mesh(heads, kv_heads, monkeypatch):
     attend = through_xla(monkeypatch)
@@ -228,6 +230,7 @@ def test_the_kernel_for_tpus_is_plain_attention_behind_a_padded_prefix():
     against_plain(inputs, mask)
 
 
+@pytest.mark.long
 def test_queries_that_may_look_nowhere_have_no_effect_in_the_kernel_for_tpus():
     (q, k, v, seen), mask = arrays(2, 2, 1, 130, 130, 16)
     seen = seen & (np.arange(130) >= np.array([[5], [129]]))
@@ -236,6 +239,7 @@ def test_queries_that_may_look_nowhere_have_no_effect_in_the_kernel_for_tpus():
     against_plain((q, k, v, seen), mask)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv_heads", [2, 1])
 def test_the_kernel_for_tpus_lies_over_the_mesh(kv_heads):
     inputs, mask = arrays(4, 2, kv_heads, 3, 5, 16)

@@ -275,6 +275,7 @@ def arguments(function, wrong=None, change=None):
     return given
 
 
+@pytest.mark.first(30)
 @pytest.mark.parametrize("function", EVERY, ids=full_name)
 def test_wrong_shapes_and_dtypes_are_refused_by_name(function):
     takes = function.contract.takes

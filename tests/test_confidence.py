@@ -125,6 +125,7 @@ def test_windows_of_long_completions_keep_their_digits():
     close(means[99:], (sums[100:] - sums[:-100]) / 100, rtol=3e-6)
 
 
+@pytest.mark.long
 def test_scores_are_the_same_however_they_run():
     random = np.random.default_rng(0)
     sure = random.random((8, T), np.float32)
@@ -165,6 +166,7 @@ def test_the_vote_is_its_definition(given_, keep):
     assert got.tolist() == want
 
 
+@pytest.mark.long
 def test_a_sure_minority_outvotes_an_unsure_majority():
     answer, weight = np.array([0, 0, 0, 1, 1]), np.array([1.0, 1, 1, 2, 2.5])
     assert confidence.vote(answer, weight).tolist() == [1]

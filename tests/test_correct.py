@@ -200,6 +200,7 @@ def test_the_mean_over_all_subsets_is_the_pool_unless_a_class_is_lost(levels):
             assert fair == np.isclose(plain, whole, rtol=0, atol=1e-9)
 
 
+@pytest.mark.long
 def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
     """L12: by every rule."""
     reward, pool = pools(8)[2:3], np.ones((1, 8), bool)
@@ -275,6 +276,7 @@ def selected(estimate, *, n, m, rule, of_pool, f=objective.linear):
     return np.asarray(credit * prompt_weight(reward, pool, f)) / m
 
 
+@pytest.mark.long
 def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
     """PODS: the published table of weights."""
     grpo = partial(advantage.standardised, eps=0.0)
@@ -299,6 +301,7 @@ def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
     close(effective_weight(pods, 1e-7), 15.49193, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_two_of_six_corrected_weigh_as_the_six_would():
     """L14: a fixed pool."""
     two_of_six = partial(selected, n=6, m=2, of_pool=True)
@@ -383,6 +386,7 @@ SERIES = [
 ]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("keep_all", [True, False])
 @pytest.mark.parametrize(
     ("exit_at", "of_pool"), [((1, 0), 2.2524), ((1, 1), 2.4194)], ids=str
@@ -509,6 +513,7 @@ def credits(exit_at, estimate, rule, f=objective.linear):
     return np.asarray(credit * prompt_weight(labels, pool, f), np.float64) / 4
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("exit_at", PUBLISHED, ids=str)
 def test_weights_at_the_released_defaults_are_those_derived(exit_at):
     """L16: the published tables."""
@@ -605,6 +610,7 @@ def test_the_estimators_of_gvm_follow_the_log_its_truncation_and_the_pass_rate()
     close(trace, (second / p - (centre**2).sum()) / n)
 
 
+@pytest.mark.long
 def test_every_prompt_counts_the_same_however_many_completions_it_was_given():
     """P4, L2 of DynaMO: a bandit of three actions, by enumeration."""
     policies = [np.array([0.3, 0.5, 0.2]), np.array([0.8, 0.15, 0.05])]

@@ -26,6 +26,7 @@ def ids(position, count, num_prompts, seed=0):
 SIZES = [1, 2, 3, 4, 5, 16, 17, 100, 1000]
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_epoch_is_a_permutation(size):
     for epoch in (0, 1, 6):

@@ -72,6 +72,7 @@ def test_prompts_that_are_each_answered_in_one_way_vary_between_alone():
     close([other.within, other.entropy], [np.log(4), np.log(4)])
 
 
+@pytest.mark.long
 def test_the_spread_is_the_same_however_it_runs():
     random = np.random.default_rng(0)
     kind = random.integers(0, 3, (8, B, G)).astype(np.int32)

@@ -134,6 +134,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(("reward", "m", "want", "variance"), TABLE)
 def test_the_published_examples_are_kept(reward, m, want, variance):
     """PODS: the published vectors."""
@@ -164,6 +165,7 @@ KINDS = {
 }
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("m", range(1, 11))
 def test_no_subset_varies_more_than_the_one_kept(m):
     """PODS: brute force over all subsets."""
@@ -225,6 +227,7 @@ def test_variances_of_splits_rise_and_then_fall_by_increments_of_known_sign(m):
         close(np.var(pool[np.argsort(np.argsort(row))][chosen]), v[found], rtol=2e-6)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("m", range(1, 15))
 def test_binary_pools_keep_as_many_of_either_as_there_are(m):
     """PODS: the closed form for pools of up to 14, and half of either is best."""
@@ -270,6 +273,7 @@ def test_the_balanced_choice_is_the_published_one(m, wrong, right, want):
         assert (reward[keep].sum(), np.sum(reward[keep] == 0)) == want
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 6, 7])
 @given(rewards, existing)
 def test_balance_is_its_definition(m, reward, exists):
@@ -311,6 +315,7 @@ def test_a_reward_at_the_threshold_is_wrong():
         assert (lower.sum(), bool(keep[:3].any())) == (2, True)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 6, 7])
 @given(rewards, existing)
 def test_the_largest_rewards_and_the_even_shares_are_their_definitions(
@@ -327,6 +332,7 @@ def test_the_largest_rewards_and_the_even_shares_are_their_definitions(
         np.testing.assert_array_equal(np.sort(reward[b][even[b]]), shares)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("n", "m", "want"),
     [
@@ -409,6 +415,7 @@ EQUALS = [
 ]
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     ("rule", "reward", "classes"), EQUALS, ids=[name(rule) for rule, *_ in EQUALS]
 )
@@ -445,6 +452,7 @@ def test_pools_stored_by_length_are_not_kept_by_length(rule):
         close(lengths.mean(), length[reward == label].mean(), rtol=0, atol=bound)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("n", [12, 24])
 def test_constant_rewards_that_round_keep_a_random_part_and_train_nothing(n):
     draws, m = 2048, n // 3
@@ -456,6 +464,7 @@ def test_constant_rewards_that_round_keep_a_random_part_and_train_nothing(n):
     assert not np.asarray(credit).any()
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("rule", CHOICES, ids=name)
 def test_a_group_of_at_most_m_keeps_all(rule):
     """With m = n a rule is the identity, so that nothing but the group size counts."""
@@ -471,6 +480,7 @@ def test_a_group_of_at_most_m_keeps_all(rule):
     np.testing.assert_array_equal(jax.jit(rule)(KEY, reward, none), none)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("n", "m", "ratios"),
     [
@@ -491,6 +501,7 @@ def test_what_varies_most_weighs_hard_prompts_more_than_the_pool_does(n, m, rati
         close(weight / whole, ratio, rtol=0, atol=6e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
 def test_balance_weighs_both_ends_alike_and_its_correction_gives_the_mean_back(p):
     """L22: ((1-p)^2 + p^2) / (2 p (1-p)) where both are plentiful; then 1 - 1/n."""

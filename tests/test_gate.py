@@ -98,6 +98,7 @@ CENTRED = [
 ]
 
 
+@pytest.mark.first(8)
 @for_every_gate
 @pytest.mark.parametrize("outcome", [0.0, 0.7, 1.0])
 def test_a_group_of_equal_outcomes_trains_nothing(gate_, outcome):

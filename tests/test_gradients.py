@@ -160,6 +160,7 @@ def test_sums_are_those_of_naive_scores_of_a_table(monkeypatch):
 # ----- the law and a real step
 
 
+@pytest.mark.long
 def test_a_step_departs_from_the_law_by_what_is_added_to_it():
     """Of a table, credits are sum c s / M; a constant length and SGD only scale."""
     sgd = partial(optax.sgd, learning_rate=0.5)
@@ -184,6 +185,7 @@ def test_a_step_departs_from_the_law_by_what_is_added_to_it():
     nearly(each[5], want / length / 2)
 
 
+@pytest.mark.long
 def test_scores_of_replayed_draws_are_within_what_was_kept():
     sizes = {"sampling.top_p": 0.7, "sampling.replay_support": True}
     run = replace(parts(), config=override(parts().config, sizes))
@@ -207,7 +209,7 @@ def test_scores_of_replayed_draws_are_within_what_was_kept():
         nearly(np.asarray(got["embed"]).reshape(-1), centred @ scores)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -316,6 +318,7 @@ def test_both_beliefs_are_found_again():
     assert (np.abs(mean - [0.2, 0.3]) < 3 * error + 0.01).all()
 
 
+@pytest.mark.long
 def test_perfect_knowledge_leaves_what_neyman_says():
     """With V known, the oracle is the closed form up to whole numbers and bounds."""
     rng = np.random.default_rng(0)
@@ -418,6 +421,7 @@ def test_cosines_are_means_over_pairs_of_prompts():
         close(got[b, c], np.mean(pairs) / root if known else 0.0, atol=1e-12)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

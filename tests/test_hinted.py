@@ -282,6 +282,7 @@ GROUPS = np.array(
 )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("most", [1.0, 0.5])
 def test_the_search_is_the_algorithm_told_naively(most):
     """SAGE 4, SAGE 8: whole groups, levels in their order, and no more than needed."""
@@ -370,6 +371,7 @@ def test_every_row_and_context_of_a_group_comes_from_the_draw_of_its_level():
         )
 
 
+@pytest.mark.long
 def test_a_pool_that_stopped_early_gives_all_its_places_to_a_longer_one():
     b = int(np.flatnonzero((SAID > 0).all(-1))[0])
     outcome = np.zeros((1, L + 1, B, G), np.float32)
@@ -694,6 +696,7 @@ def written(parts, state, contexts, todo, number):
     return drivers.Traced().draw(parts, writer, request)
 
 
+@pytest.mark.long
 def test_writings_of_different_tries_have_noise_of_their_own():
     """They are not greedy, and a second try is not the first one again."""
     parts = build(WRITER)
@@ -712,6 +715,7 @@ def test_writings_of_different_tries_have_noise_of_their_own():
     assert (jax.random.key_data(other) != jax.random.key_data(key)).any()
 
 
+@pytest.mark.long
 def test_hints_written_before_rl_are_those_of_the_first_policy_at_every_visit():
     how = load(CONFIGS / "sage_offline.py").hint.writing
     config = replace(WRITER, hint=replace(WRITES, writing=replace(how, max_tokens=6)))
@@ -797,6 +801,7 @@ def test_what_there_is_no_hint_of_is_counted_by_its_first_reason():
 # ----- SAGE-light
 
 
+@pytest.mark.long
 def test_the_level_of_a_visit_is_set_by_the_one_before(tmp_path):
     """SAGE 9: and it is saved; a prompt whose hint is missing keeps it."""
     loop = scripted("sage_light")
@@ -912,7 +917,7 @@ def by_hand(recipe):
     return jax.device_get((state.params, state.methods["hints"], state.memory)), rows
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["sage", "sage_light"])
 def test_both_loops_hint_alike(recipe):
     want = in_one_program(recipe)
@@ -931,6 +936,7 @@ def test_pools_that_stop_between_rounds_of_the_host_are_hinted_alike():
     assert all(row["group/draws"] < G for row in want[1])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "config", [shrunk("sage_light"), WRITER], ids=["levels", "writings"]
 )
@@ -956,6 +962,7 @@ def test_a_task_must_be_able_to_hint_as_it_is_asked_to():
         build(replace(WRITER, task=mute))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("where", [False, True])
 def test_levels_that_the_task_has_not_are_told_before_the_run(where):
     """And not when the first group collapses."""

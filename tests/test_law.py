@@ -223,6 +223,7 @@ def table(n):
 for_every_estimator = pytest.mark.parametrize("estimator", table(6))
 
 
+@pytest.mark.first(8)
 @for_every_estimator
 def test_an_estimator_weighs_prompts_by_its_closed_form(estimator):
     """L1: the table of effective weights."""
@@ -250,6 +251,7 @@ def enumerated(config, n, logits, right):
     return chance[actions].prod(-1), c, labels, np.eye(len(logits))[actions] - chance
 
 
+@pytest.mark.first(15)
 @for_every_estimator
 @pytest.mark.parametrize(("actions", "right", "n"), [(3, [1], 5), (4, [0, 2], 3)])
 def test_the_expected_update_is_w_grad_p_and_its_spread_as_derived(
@@ -487,6 +489,7 @@ def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
 SEVEN = composed(7, advantage=advantage.standardised, gate=gate.overlong)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("m", range(2, 8))
 @pytest.mark.parametrize("where", ["drawn", "finished"])
 def test_the_correction_gives_back_the_pool_whatever_was_kept(where, m):
@@ -681,6 +684,7 @@ def pull(config, rows, logp):
     return -np.asarray(grad(jnp.asarray(logp)))
 
 
+@pytest.mark.first(20)
 @pytest.mark.parametrize("recipe", recipes())
 def test_at_ratio_one_every_recipe_is_the_policy_gradient(recipe):
     """L2: up to the weights of tokens."""
@@ -891,6 +895,7 @@ def test_a_docstring_says_what_is_tested(recipe):
     assert STATEMENTS[recipe][0] in " ".join(law.split())
 
 
+@pytest.mark.first(12)
 @of_kind("fixed")
 def test_a_recipe_weighs_prompts_as_its_docstring_says(recipe):
     config = loaded(recipe)
@@ -914,6 +919,7 @@ def padded(n, group):
     return outcome, np.broadcast_to(np.arange(group) < n, outcome.shape)
 
 
+@pytest.mark.first(14)
 @of_kind("allocated")
 @pytest.mark.parametrize("q", [0.07, 0.6])
 def test_given_its_draws_a_prompt_weighs_as_the_docstring_says(recipe, q):
@@ -986,6 +992,7 @@ def by_place(difficulty, *, budget, most):
     return jnp.array([most, budget - most], jnp.int32)
 
 
+@pytest.mark.first(4)
 @of_kind("allocated")
 def test_a_prediction_is_the_mean_over_allocations(recipe):
     """L1: a prompt is either of the two, and has 4 or 2 completions."""
@@ -1007,6 +1014,7 @@ def test_a_prediction_is_the_mean_over_allocations(recipe):
     close(got.draws, 3 + (config.pilot is not None))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "recipe", ["gvm_raft_published", "gvm_grpo_published", "ada_est_hybrid_published"]
 )
@@ -1060,6 +1068,7 @@ def sides(credit, labels, p):
     return np.where(labels == 1, credit / p, -credit / (1 - p)).sum(-1)
 
 
+@pytest.mark.first(2)
 @of_kind("stopped")
 def test_over_the_pools_it_stops_a_recipe_weighs_as_its_docstring_says(recipe):
     """L16, L18, L19: at its own sizes, against the published table as well."""
@@ -1089,6 +1098,7 @@ def test_over_the_pools_it_stops_a_recipe_weighs_as_its_docstring_says(recipe):
     assert not got.how
 
 
+@pytest.mark.first(2)
 @of_kind("stopped")
 def test_every_sequence_of_labels_stops_and_weighs_as_stated(recipe):
     """L15: rounds of 2, at most 3; one each of right and wrong, or one right, stop it.
@@ -1125,7 +1135,7 @@ def test_every_sequence_of_labels_stops_and_weighs_as_stated(recipe):
 # ----- batches
 
 
-@pytest.mark.first(12)
+@pytest.mark.first(4)
 @pytest.mark.parametrize("recipe", recipes())
 def test_a_prompt_weighs_the_same_in_every_batch_unless_statistics_span_it(recipe):
     config = loaded(recipe)

@@ -263,6 +263,7 @@ def simulated(config, rates):
     return run(jax.random.key(0))
 
 
+@pytest.mark.long
 def test_the_search_that_trains_ends_as_predicted():
     """SAGE 3: 8192 prompts are searched; four standard errors, each at most 3%."""
     prompts, group, p = 8192, 5, 0.12

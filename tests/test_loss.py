@@ -77,6 +77,7 @@ test_a_loss_is_its_definition = defined(
 each_advantage = hnp.arrays(np.float32, (3, 4), elements=st.floats(-2, 2, width=32))
 
 
+@pytest.mark.first(3)
 @for_every_loss
 @given(logps, logps, each_advantage, masks)
 def test_the_advantage_of_a_token_is_its_own_or_that_of_its_row(
@@ -128,6 +129,7 @@ def test_on_policy_every_loss_is_the_policy_gradient(loss_):
     close(got, np.where(mask, -advantage[:, None], 0))
 
 
+@pytest.mark.first(3)
 @for_every_loss
 def test_ratios_beyond_all_bounds_leave_loss_and_gradient_finite(loss_):
     logp = np.array([[-200.0, -1e-3], [-200.0, -1e-3]], np.float32)
@@ -137,6 +139,7 @@ def test_ratios_beyond_all_bounds_leave_loss_and_gradient_finite(loss_):
     assert np.isfinite(GRADIENTS[loss_](*arrays)).all()
 
 
+@pytest.mark.first(3)
 @for_every_loss
 def test_a_token_pulls_on_its_own_log_prob_alone(loss_):
     logp, logp_old = -np.random.default_rng(0).random((2, 1, 4), np.float32)
@@ -169,6 +172,7 @@ def gradient_at(loss_, ratio, advantage):
 RATIOS = [0.1, 0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 1.27, 1.29, 2.0, 5.0]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("low", [0.0, 0.2, 1.0])
 def test_raft_plus_plus_is_silent_above_its_upper_bound_and_only_there(low):
     """L3: the slope in the ratio."""
@@ -195,6 +199,7 @@ def test_no_token_falls_silent_under_cispo():
             )
 
 
+@pytest.mark.long
 def test_gspo_has_the_gradient_of_its_sequence_form():
     random = np.random.default_rng(0)
     logp_old = -random.random((16, 5), np.float32)

@@ -34,6 +34,7 @@ def test_a_reduction_is_numpys_over_what_counts(reduce, definition, values, coun
     close(reduce(poisoned, counts), want, atol=1e-5)
 
 
+@pytest.mark.first(5)
 @for_every_reduction
 @pytest.mark.parametrize("axis", [0, -1, (0, 1), None])
 def test_axes_reduce_as_in_numpy(reduce, definition, axis):
@@ -71,6 +72,7 @@ def test_reduced_precision_is_summed_in_float32():
     assert masked.total(ones, ones > 0) == 1000
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("chunk", [0, 3, 8])
 def test_a_rank_counts_the_tokens_that_are_likelier(chunk):
     """Equally likely ones share the best rank; padding of a chunk is no token."""

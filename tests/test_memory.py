@@ -5,6 +5,7 @@ from math import comb
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from contracts import close, is_the_same_however_it_runs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -254,6 +255,7 @@ def test_believed_pass_rates_make_z_a_standard_score():
     close(dead_groups(one, three, draws, draws > 9, most=n)[0][0], want, rtol=0.02)
 
 
+@pytest.mark.long
 def test_the_forecast_is_the_same_however_it_runs():
     random = np.random.default_rng(0)
     counts = random.uniform(0.5, 9, (2, 8, 3)).astype(np.float32)

@@ -306,7 +306,7 @@ def contexts_held(program):
     return max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
 
 
-@pytest.mark.first(2)
+@pytest.mark.long
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
     slots = 8
@@ -318,6 +318,7 @@ def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
     assert contexts_held(program) == own * 4 // sizes[2]
 
 
+@pytest.mark.long
 def test_a_cut_sampler_gathers_layers_at_every_token_and_never_the_head():
     policy, _, program = compiled((2, 2, 2), 2, slots=4, cut=True)
     layers = jax.eval_shape(policy.init, jax.random.key(0))["layers"]
@@ -382,7 +383,7 @@ def test_pages_stay_where_they_are_and_change_nothing(sizes, kv_heads, stopping)
     same(got, want)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads):
     policy, where, program = compiled(sizes, kv_heads, slots=8)
@@ -463,6 +464,7 @@ def updating(sizes, kv_heads, how):
     return policy, where, program, said
 
 
+@pytest.mark.long
 def test_a_token_of_a_sharded_vocabulary_is_drawn_where_its_logits_lie():
     rows, vocabulary, blocks = 8, 4224, 128
     logits = jax.random.normal(jax.random.key(0), (rows, vocabulary))
@@ -521,6 +523,7 @@ def test_loss_and_gradient_are_those_of_one_device(sizes, kv_heads, how):
     jax.tree.map(partial(close, rtol=1e-5, atol=1e-5), got, want)
 
 
+@pytest.mark.long
 def test_micro_batches_follow_from_tokens_and_lie_on_all_shards_of_the_rows():
     few = update.Settings(tokens_per_micro_batch=10)
     assert [few.count(16, steps) for steps in (1, 5, 7, 100)] == [2, 8, 16, 16]

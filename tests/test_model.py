@@ -74,6 +74,7 @@ def test_parameters_keep_their_names_shapes_and_logical_axes():
     assert len(axes) == len(PARAMETERS)
 
 
+@pytest.mark.long
 def test_scanned_layers_have_stacked_parameters_of_the_same_values():
     scanned = tiny.model(scan_layers=True)
     axes = by_name(scanned.axes, is_leaf=lambda node: isinstance(node, tuple))
@@ -83,6 +84,7 @@ def test_scanned_layers_have_stacked_parameters_of_the_same_values():
     jax.tree.map(np.testing.assert_array_equal, stacked(one), many)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_options_add_and_drop_the_parameters_they_name_and_no_others(scan_layers):
     def shapes(**options):
@@ -129,6 +131,7 @@ def test_a_tied_model_reads_logits_off_the_embedding_table():
     assert tiny.MODEL.head(tiny.params()) is tiny.params()["head"]
 
 
+@pytest.mark.long
 def test_initial_parameters_have_the_stated_spread():
     policy = tiny.model(vocab_size=64, width=64, mlp_width=96, heads=8)
     params = by_name(jax.jit(policy.init)(jax.random.key(0)))
@@ -149,6 +152,7 @@ def test_initial_parameters_have_the_stated_spread():
 # ----- adapters, and what parameters are kept in
 
 
+@pytest.mark.long
 def test_an_adapted_model_begins_as_the_base_model():
     adapted = tiny.model(lora_rank=4)
     one, two = (jax.jit(m.init)(jax.random.key(0)) for m in (tiny.MODEL, adapted))
@@ -180,6 +184,7 @@ def test_adapters_alone_are_trained():
     }
 
 
+@pytest.mark.long
 def test_what_adapters_leave_is_held_as_products_read_it_and_no_bit_changes():
     adapted = tiny.model(lora_rank=2, dtype=jnp.bfloat16, qkv_bias=True)
     like = jax.eval_shape(adapted.init, jax.random.key(0))
@@ -206,6 +211,7 @@ def test_what_adapters_leave_is_held_as_products_read_it_and_no_bit_changes():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.long
 def test_parameters_are_kept_in_the_precision_asked_for_and_adapters_in_float32():
     options = {"param_dtype": jnp.bfloat16, "dtype": jnp.bfloat16, "qkv_bias": True}
     low = tiny.model(lora_rank=2, **options)
@@ -298,6 +304,7 @@ SCALING = RopeScaling(
 )
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("options", "scale"),
     [
@@ -383,6 +390,7 @@ def test_no_feature_depends_on_a_later_token(t):
     assert (np.abs(one[:, t:] - two[:, t:]).max(-1) > 1e-3).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["none", "everything"])
 def test_scanned_layers_are_unrolled_layers(remat):
     scanned = jax.jit(tiny.model(scan_layers=True, remat=remat).features)

@@ -377,6 +377,7 @@ def test_softmax_identities():
     close(even, np.zeros((7, 7)))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("sharp", [(1, 6), (2, 8), (6, 6)])
 def test_the_released_change_of_entropy_names_other_tokens(sharp):
     """L8 of DynaMO: 200 completions of 200 tokens, 64 words, all of one credit."""

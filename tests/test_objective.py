@@ -140,6 +140,7 @@ def test_a_weight_is_finite_at_both_ends():
         assert np.isfinite(got).all(), name(weigh)
 
 
+@pytest.mark.first(3)
 @for_every_member
 def test_prompts_without_completions_weigh_nothing(weigh):
     outcome, exists = np.full((2, 3), np.nan, np.float32), np.zeros((2, 3), bool)
@@ -149,6 +150,7 @@ def test_prompts_without_completions_weigh_nothing(weigh):
 # ----- the slope at the pass rate of the draws
 
 
+@pytest.mark.first(3)
 @for_every_objective
 @given(outcomes, existing)
 def test_the_prompt_weight_is_the_slope_at_the_pass_rate(f, outcome, exists):
@@ -191,6 +193,7 @@ def test_any_function_of_the_pass_rate_is_an_objective():
     close(got, np.tile(1 / (1 - np.array([[0.25], [0.5], [0.75]])) ** 2, 4))
 
 
+@pytest.mark.long
 def test_magnitudes_may_be_traced():
     everything, nothing = np.ones((5, 4), bool), np.zeros(5, np.float32)
 
@@ -232,6 +235,7 @@ def test_the_slope_of_the_arcsine_is_the_large_group_limit_of_grpo():
 # ----- objectives
 
 
+@pytest.mark.first(3)
 @for_every_objective
 def test_the_slope_of_an_objective_is_its_derivative(f):
     p = np.array([0.05, 0.3, 0.5, 0.9], np.float32)
@@ -256,6 +260,7 @@ def test_the_truncated_log_has_its_published_value_and_finite_ends():
 # ----- the slope at a pass rate known before
 
 
+@pytest.mark.first(3)
 @for_every_objective
 @given(outcomes, existing, rates)
 def test_the_history_weight_is_the_slope_at_the_history(f, outcome, exists, history):
@@ -275,6 +280,7 @@ def test_the_history_is_held_within_its_bounds():
     close(got[:, 0], [10, 10, 2, 1.25])
 
 
+@pytest.mark.first(4)
 @for_every_objective
 @pytest.mark.parametrize("estimate", [advantage.raw, advantage.leave_one_out])
 def test_draws_weighed_by_history_follow_its_slope_exactly(f, estimate):
@@ -328,6 +334,7 @@ def test_coefficients_are_those_of_the_slope(f):
     close(total, jax.grad(f)(jnp.float32(p)))
 
 
+@pytest.mark.first(2)
 @for_every_series
 @given(outcomes, existing)
 def test_a_series_weighs_by_how_many_of_the_others_are_right(f, outcome, exists):
@@ -369,6 +376,7 @@ def test_right_ones_together_weigh_the_mean_over_all_orders_of_drawing(f):
         close(total[k] / n, float(orders))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("size", [1, 5, 128])
 def test_the_series_of_the_log_is_the_mean_over_the_accepted(size):
     """L17: for the log the right ones together weigh 1."""
@@ -403,6 +411,7 @@ def mean_slope(f, low, high):
     return np.broadcast_to(SLOPES[f](x), x.shape) @ weight / 2
 
 
+@pytest.mark.first(3)
 @for_every_objective
 @given(outcomes, existing)
 def test_bernstein_weighs_by_the_rise_between_two_pass_rates(f, outcome, exists):
@@ -416,6 +425,7 @@ def test_bernstein_weighs_by_the_rise_between_two_pass_rates(f, outcome, exists)
 FINITE = [f for f in SLOPES if f not in (objective.log, objective.logit)]  # at 0, 1
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     ("f", "prior"),
     [
@@ -441,6 +451,7 @@ def test_bernstein_ascends_the_mean_objective_of_n_draws(f, prior):
     close(out[1:], want[1:], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.first(2)
 @for_every_objective
 def test_bernstein_tends_to_the_objective_as_the_group_grows(f):
     errors = []

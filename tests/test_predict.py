@@ -110,6 +110,7 @@ RULES = {
 }
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: name(r) if r else "none")
 @pytest.mark.parametrize(("most", "size"), [(6, 2), (7, 3), (5, 1), (3, 8), (1, 1)])
 def test_states_are_those_of_all_sequences_of_labels(rule, most, size):
@@ -213,7 +214,7 @@ ESTIMATORS = {
 }
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("rule", RULE_TABLES, ids=name)
 def test_adaptive_sampling_is_that_of_the_published_tables(rule, estimator):
@@ -252,6 +253,7 @@ def test_noise_of_plain_groups_is_that_of_the_published_table():
     close(got.noise / got.draws, [0.030, 0.083, 0.030], rtol=0, atol=5.1e-4)
 
 
+@pytest.mark.long
 def test_pods_weighs_prompts_as_in_the_published_table():
     """PODS: the published table of weights."""
     score = {"advantage": partial(advantage.standardised, eps=0.0)}
@@ -364,6 +366,7 @@ GUARDS = {
 }
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("guard", GUARDS)
 def test_any_stages_weigh_as_their_credit_of_every_number_of_right_ones(guard):
     n, p = 6, np.array([0.02, 0.5, 0.9])
@@ -389,6 +392,7 @@ def test_any_stages_weigh_as_their_credit_of_every_number_of_right_ones(guard):
 # ----- lots
 
 
+@pytest.mark.long
 def test_a_random_part_is_as_if_only_that_had_been_drawn():
     part = partial(downsample.random, m=3)
     p = np.array([0.03, 0.4, 0.99])
@@ -528,6 +532,7 @@ def test_a_memory_holds_what_the_run_comes_back_to():
     assert held(21) == (0, 0.0)
 
 
+@pytest.mark.long
 def test_without_a_second_visit_an_allocation_that_remembers_is_uniform():
     def counts(prompts):
         task = partial(chain.task, num_prompts=prompts)
@@ -587,6 +592,7 @@ def test_among_equals_an_allocation_is_uniform_in_the_mean():
         close(found.most.sum(-1), 1)
 
 
+@pytest.mark.long
 def test_an_allocation_is_the_mean_over_all_memories():
     """Of two prompts, three draws remembered of each, in either place of the batch."""
     config = composed(
@@ -623,6 +629,7 @@ def test_an_allocation_is_the_mean_over_all_memories():
     close(found.draws[0], found.most[0] @ np.arange(6))
 
 
+@pytest.mark.long
 def test_an_allocation_that_is_undone_leaves_the_weight_exact():
     config = composed(
         4,

@@ -87,6 +87,7 @@ def test_the_first_right_completion_of_a_group_is_remembered_without_its_end(
     assert 0 < values["prefix/known_fraction"] < 1
 
 
+@pytest.mark.long
 def test_of_a_prompt_that_a_step_has_twice_the_last_right_group_is_remembered(
     parts, state
 ):
@@ -120,6 +121,7 @@ def test_of_a_prompt_that_a_step_has_twice_the_last_right_group_is_remembered(
     assert int(jnp.sum(got.length > 0)) == 2
 
 
+@pytest.mark.long
 def test_hints_are_heads_of_what_is_remembered_and_unsolved_prompts_have_none(
     parts, state
 ):

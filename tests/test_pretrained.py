@@ -89,6 +89,7 @@ GONE = object()
 # ----- reading
 
 
+@pytest.mark.first(3)
 @for_every_family
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_logits_are_those_of_transformers(name, scan_layers):
@@ -104,6 +105,7 @@ def test_logits_are_those_of_transformers(name, scan_layers):
     close(np.where(shown, got, 0), np.where(shown, want["logits"], 0), atol=2e-4)
 
 
+@pytest.mark.first(2)
 @for_every_family
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_what_is_read_has_the_names_shapes_and_precision_of_what_is_drawn(
@@ -477,6 +479,7 @@ def test_weights_in_other_formats_are_left_behind(tmp_path):
     assert got == {"config.json", "model.safetensors", "original", "original/notes.md"}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_adapters_are_merged(scan_layers, tmp_path):
     own, theirs = adapted("qwen3", scan_layers=scan_layers), GOLDEN / "qwen3"
@@ -589,6 +592,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path):
     assert outside == RopeScaling(original_max_position_embeddings=32)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_model_without_a_source_becomes_a_checkpoint(shards, scan_layers, tmp_path):
@@ -607,6 +611,7 @@ def test_a_model_without_a_source_becomes_a_checkpoint(shards, scan_layers, tmp_
     equal(logits(read, drawn, *at), logits(own, drawn, *at))
 
 
+@pytest.mark.long
 def test_files_hold_about_as_much_as_each_other(tmp_path):
     sizes = {str(i): i for i in range(1, 100)}
     inside = tensors.in_files(sizes, 3)

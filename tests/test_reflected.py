@@ -273,7 +273,7 @@ def sigma_weights(logp):
 # ----- the scoring pass
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("delimiter", [(7,), (7, 8)])
 def test_references_are_scored_as_by_a_naive_forward(delimiter):
     """Whatever the lengths of contexts, thoughts and references; ranks likewise."""
@@ -470,6 +470,7 @@ def test_a_log_prob_that_is_not_finite_drops_its_completion_and_no_other():
     assert np.isfinite(got.reward).all()
 
 
+@pytest.mark.long
 def test_a_baseline_of_the_whole_group_cancels_and_one_of_each_completion_does_not():
     """P7: log-probs of the reference behind no thought are the same for the group."""
     rollouts, scorer = rows(), start().methods[references.NAME]

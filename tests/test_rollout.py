@@ -81,6 +81,7 @@ def reordered(tree, order):
 # ----- numbers
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("slots", [0, 3])
 def test_sampler_and_trainer_agree_to_a_ten_thousandth_of_a_nat(slots):
     rows = tiny.drawn(slots)
@@ -93,6 +94,7 @@ def test_sampler_and_trainer_agree_to_a_ten_thousandth_of_a_nat(slots):
     close(rows.entropy, entropy, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_sampler_and_trainer_agree_at_every_temperature():
     rows = truncated()
     want = np.asarray(logprobs(tiny.params(), rows, np.float32(0.7)))
@@ -102,6 +104,7 @@ def test_sampler_and_trainer_agree_at_every_temperature():
     close(rows.entropy, np.where(rows.mask, entropies(logp), 0), rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_in_bfloat16_sampler_and_trainer_differ_by_less_than_a_fiftieth_of_a_nat():
     # Measured: 5e-7 here, 2e-3 over wider random models; one flipped rounding does it.
     low = tiny.model(dtype=jnp.bfloat16)
@@ -150,11 +153,13 @@ def test_rows_that_do_not_exist_draw_nothing(slots):
     assert (rows.tokens == tiny.PAD).all()
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("slots", [3, 7, 9])
 def test_the_number_of_slots_changes_nothing(slots):
     agree(tiny.drawn(slots), tiny.drawn())
 
 
+@pytest.mark.long
 def test_a_bound_of_the_cache_makes_rows_wait_and_changes_nothing():
     token = 2 * 2 * 8 * 4  # two layers, keys and values of one head of 8, float32
     bound = token * (3 * tiny.P + 3 * tiny.T) + token
@@ -209,6 +214,7 @@ def test_a_context_may_serve_several_prompts():
     close(got.logp_policy, np.where(got.mask, want, 0), rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
     shapes, steps = [], []
 
@@ -227,6 +233,7 @@ def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
     agree(rows, tiny.drawn())
 
 
+@pytest.mark.long
 def test_sampling_maps_over_policies_and_keys():
     def draw(params, key):
         sample = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=3))
@@ -256,7 +263,7 @@ def test_a_stage_reads_at_most_three_quarters_of_the_next_and_there_are_three():
     assert cache_sizes.widths(8192, 1024) == (1024,)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [0, 3])
 def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
     slots, monkeypatch
@@ -295,7 +302,7 @@ def ragged(request, monkeypatch):
     return how
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
     for slots in (0, 3):  # all rows at a time, and rings that several use in turn
         draw = jax.jit(
@@ -312,6 +319,7 @@ def test_a_block_is_of_so_many_bytes():
     assert parts.piece(64, 256, 4) == (1, 16)
 
 
+@pytest.mark.first(1)
 def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     """Keys that nobody sees may be anything, even no number."""
     monkeypatch.setattr(parts, "BLOCK", 64)
@@ -342,6 +350,7 @@ def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
 # ----- shards
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(0, 16), min_size=12, max_size=12), st.integers(1, 16))
 def test_shards_have_queues_of_about_equal_length_that_hold_every_row_once(
     counts, shards
@@ -417,7 +426,7 @@ def stopping(size, slots):
     return jax.jit(draw)
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("size", [1, 2, 4, 6])
 @pytest.mark.parametrize("second", [False, True])
 def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(second, size):
@@ -435,6 +444,7 @@ def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(second, size):
         close(got.logp_behaviour[want], whole.logp_behaviour[want], atol=1e-5)
 
 
+@pytest.mark.long
 def test_slots_of_a_prompt_that_stopped_go_to_others_at_once():
     """One slot never idles: as many steps as tokens, and none for rows not drawn."""
     steps = []
@@ -607,7 +617,7 @@ def test_the_inverse_is_its_definition_and_finds_no_place_without_mass(seed, emp
     assert (~near).sum() > 20
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("vocabulary", [4096, 4099])
 def test_tokens_of_a_large_vocabulary_are_drawn_by_their_chances(vocabulary):
     places = np.array([0, 15, 16, 700, 701, vocabulary - 1])
@@ -637,7 +647,7 @@ def inside(jaxpr):
             yield from inside(inner)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [0, 3])
 def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
     many = jax.tree.map(lambda p: jnp.stack([p, 1.5 * p]), tiny.params())
@@ -667,7 +677,7 @@ def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
             assert not caches, chosen
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "options", [{"scan_layers": True}, {"lora_rank": 2}, {"qkv_bias": True}]
@@ -685,6 +695,7 @@ def test_what_is_made_ready_for_decoding_changes_no_bit(dtype, options):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.long
 def test_a_tpu_reads_the_last_token_too_and_finds_the_same(monkeypatch):
     prefix = rollout.prefill(tiny.MODEL, tiny.params(), tiny.CONTEXTS)
     tokens = jnp.arange(3 * tiny.T, dtype=jnp.int32).reshape(3, -1) % tiny.V

@@ -152,6 +152,7 @@ def test_norms_are_those_of_a_gradient_per_row_of_a_plain_forward(group):
     close(got, want)
 
 
+@pytest.mark.long
 def test_the_embeddings_of_a_tied_model_carry_the_gradient_of_its_head_too():
     close(measured("embedding", policy="tied"), naive("embedding", "tied"))
     apart = naive("embedding"), naive("head")
@@ -168,10 +169,12 @@ def test_the_head_of_a_tied_model_is_refused_in_a_sentence():
     )
 
 
+@pytest.mark.long
 def test_the_last_block_of_a_model_that_scans_its_layers_is_the_last_of_the_stack():
     close(measured("last_block", policy="scanned"), naive("last_block"))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_is_chosen_makes_the_whole_parameters_again(group):
     for policy in ("plain", "scanned"):
@@ -184,7 +187,7 @@ def test_what_is_chosen_makes_the_whole_parameters_again(group):
         assert sum(map(int, jax.tree.leaves(off))) == sizes
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("settings", SETTINGS[1:])
 def test_micro_batches_and_chunks_change_nothing(settings):
     close(measured("head", *settings), measured("head", *SETTINGS[0]))
@@ -219,6 +222,7 @@ def dots(group):
     return list(products(jaxpr.jaxpr))
 
 
+@pytest.mark.long
 def test_only_the_gradient_of_what_is_chosen_is_computed():
     gate = N * 16 * 24  # of each row, by a kernel of an MLP; nothing else is as large
     # Twice per kernel, as context and completion are run apart; gate, up and down.
@@ -307,6 +311,7 @@ def test_the_closed_form_is_the_norm_of_a_sum_of_outer_products(
     assert not np.asarray(got)[~mask.any(-1)].any()
 
 
+@pytest.mark.long
 def test_the_closed_form_is_the_same_however_it_runs():
     random = np.random.default_rng(0)
     head = random.normal(size=(V, D)).astype(np.float32)
@@ -487,7 +492,7 @@ def shallow(rule):
     return run, params, jax.jit(run)(params, CONTEXTS, rows(), TEMPERATURE)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @for_every_rule
 def test_seeds_side_by_side_are_seeds_one_by_one(rule):
     run, params, want = shallow(rule)
@@ -501,7 +506,7 @@ def test_seeds_side_by_side_are_seeds_one_by_one(rule):
     close(swapped[1], want[::-1])
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @for_every_rule
 def test_norms_on_eight_devices_are_those_on_one(rule):
     run, params, want = shallow(rule)
@@ -513,6 +518,7 @@ def test_norms_on_eight_devices_are_those_on_one(rule):
     close(jax.device_get(got), want)
 
 
+@pytest.mark.long
 def test_each_of_eight_devices_computes_the_gradients_of_one_row_in_eight():
     _, params, _ = shallow("gradient")
     cube = mesh.make(Sizes(data=8))

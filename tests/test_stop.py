@@ -57,6 +57,7 @@ test_a_rule_counts_what_exists_in_any_order = kept_by_all(
 )
 
 
+@pytest.mark.first(2)
 @for_every_rule
 @given(outcomes, masks, masks)
 def test_what_is_met_stays_met_when_more_is_drawn(rule, outcome, exists, more):
@@ -64,6 +65,7 @@ def test_what_is_met_stays_met_when_more_is_drawn(rule, outcome, exists, more):
     assert (~np.asarray(before) | np.asarray(after)).all()
 
 
+@pytest.mark.first(2)
 @for_every_rule
 @given(outcomes, masks)
 def test_a_rule_reads_the_label_and_nothing_finer(rule, outcome, exists):

@@ -120,6 +120,7 @@ def within(top_k, chunk, columns):
     return read
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(("chunk", "columns"), [(0, 0), (4, 0), (0, 4)])
 @pytest.mark.parametrize("top_k", [0, 2])
 @given(seeds)
@@ -142,6 +143,7 @@ def test_what_is_within_a_kept_set_is_its_definition(top_k, chunk, columns, seed
         close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("chunk", "columns"), [(0, 0), (4, 0), (0, 4)])
 def test_gradients_are_those_with_the_set_held_fixed(chunk, columns):
     random = np.random.default_rng(0)
@@ -223,7 +225,7 @@ def on_one(form):
     return jax.device_get(run(params()))
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @for_every_form
 def test_the_kept_set_is_what_top_k_and_top_p_leave_at_each_token(form):
     rows = on_one(form)[0]
@@ -253,7 +255,7 @@ def test_the_trainer_says_of_a_token_what_it_was_drawn_with(form):
     close(own.logp[rows.mask], rows.logp_behaviour[rows.mask], rtol=0, atol=1e-5)
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @for_every_form
 def test_a_gradient_within_kept_sets_on_eight_devices_is_that_on_one(form):
     """A device has a part of the vocabulary, and of each set what lies in it."""
@@ -266,6 +268,7 @@ def test_a_gradient_within_kept_sets_on_eight_devices_is_that_on_one(form):
     jax.tree.map(partial(close, rtol=1e-4, atol=1e-5), got, on_one(form))
 
 
+@pytest.mark.first(1)
 @for_every_form
 def test_norms_of_scores_are_within_what_was_drawn_from(form):
     rows = jax.tree.map(jnp.asarray, on_one(form)[0])
@@ -316,6 +319,7 @@ def names(rows, start):
     return {name for row in rows for name in row if name.startswith(start)}
 
 
+@pytest.mark.long
 def test_what_is_replayed_needs_no_correction_and_has_no_gap():
     """Replay: with several mini-batches and a KL."""
     rows = reference()[1]
@@ -326,6 +330,7 @@ def test_what_is_replayed_needs_no_correction_and_has_no_gap():
     assert not names(rows, "off_policy/")
 
 
+@pytest.mark.long
 def test_old_policy_and_reference_are_cut_like_the_policy():
     """Replay: before any update all log-probs of a batch are those drawn with."""
     config = replace(replayed(), model=tiny.table, warm_start=None)
@@ -345,6 +350,7 @@ def test_old_policy_and_reference_are_cut_like_the_policy():
     assert (np.asarray(rows.logp_behaviour - whole)[on] > 0.05).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

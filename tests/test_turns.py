@@ -102,6 +102,7 @@ def test_the_trainer_gives_the_log_probs_of_the_sampler(slots):
         assert (getattr(rows, field)[~rows.mask] == 0).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [1, 3])
 def test_slots_refill_while_others_are_in_the_middle_of_a_turn(slots):
     one, two = drawn(slots), drawn()
@@ -113,6 +114,7 @@ def replaced(rows):
     return dataclasses.replace(rows, turns=None)
 
 
+@pytest.mark.long
 def test_rows_are_read_a_token_a_step_whoever_wrote_them():
     """No program of a turn, no slot that waits: steps of one slot are tokens."""
     shapes, steps = [], []
@@ -142,6 +144,7 @@ def test_policies_and_keys_are_mapped_over():
     jax.tree.map(np.testing.assert_array_equal, first.turns, drawn().turns)
 
 
+@pytest.mark.long
 def test_a_stopping_rule_goes_by_what_the_environment_gives():
     """Of the rows that no rule stops, those up to the round that meets it."""
     whole = drawn()
@@ -324,11 +327,13 @@ def refusal(**fields):
     return str(caught.value)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("words", WRONG)
 def test_an_environment_of_other_shapes_is_refused_in_a_sentence(words):
     assert words in refusal(observe=WRONG[words])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("words", WRONG_MEASURES)
 def test_what_measures_no_numbers_is_refused_in_a_sentence(words):
     assert words in refusal(measure=WRONG_MEASURES[words])

@@ -134,6 +134,7 @@ def test_the_gradient_is_that_of_a_naive_loss_over_whole_rows(settings):
         alike(got, naive())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("settings", SETTINGS[:3])
 def test_logprobs_are_those_of_a_naive_forward(settings):
     rows, _ = batch()
@@ -144,6 +145,7 @@ def test_logprobs_are_those_of_a_naive_forward(settings):
     close(np.where(where, got, 0), want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", SETTINGS[1:2])
 def test_a_closer_look_is_that_of_a_naive_forward(settings):
     rows, _ = batch()
@@ -157,6 +159,7 @@ def test_a_closer_look_is_that_of_a_naive_forward(settings):
         close(seen, np.where(rows.mask, want, 0), rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("chunk", "columns"), [(0, 0), (1, 0), (8, 0), (40, 0), (0, 3), (8, 11), (0, 22)]
 )
@@ -180,6 +183,7 @@ def test_moments_of_a_softmax_are_the_same_in_chunks(chunk, columns, sharp):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("columns", [0, 5])
 def test_looking_closer_changes_no_gradient(columns):
     random = np.random.default_rng(1)
@@ -208,6 +212,7 @@ def test_looking_closer_changes_no_gradient(columns):
         jax.tree.map(partial(close, rtol=1e-4), got, want)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("buckets", "cuts"), [(1, [7]), (2, [4, 7]), (3, [2, 4, 7]), (9, [1, 2, 4, 7])]
 )
@@ -260,7 +265,7 @@ def packed(tokens, most):
         return run.lower(tiny.params(), *batch()).compile()
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("tokens", "most"), [(8, 0), (8, 2), (20, 0)])
 def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens, most):
     run, order = packed(tokens, most), np.random.default_rng(0).permutation(M)
@@ -271,6 +276,7 @@ def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens, mo
     alike(masked((value, grads, back)), masked(got))
 
 
+@pytest.mark.long
 def test_packed_logprobs_are_those_of_a_naive_forward():
     rows, _ = batch()
     settings = dataclasses.replace(how(1, 0, 1), tokens_per_micro_batch=6)
@@ -316,6 +322,7 @@ def test_rows_lie_in_one_line_each_and_are_never_cut(steps, tokens):
     assert (int(packing.lines) - 1) * (packing.width - longest) <= full
 
 
+@pytest.mark.long
 def test_rows_are_dealt_to_shards_evenly_and_a_line_has_no_more_than_it_may():
     length = np.random.default_rng(1).geometric(0.02, 61).clip(max=300).astype(np.int32)
     order = np.asarray(lines.dealt(jnp.asarray(length), 4))
@@ -329,6 +336,7 @@ def test_rows_are_dealt_to_shards_evenly_and_a_line_has_no_more_than_it_may():
     assert sorted(row for which in found for row in which if row < 61) == [*range(61)]
 
 
+@pytest.mark.long
 def test_no_scores_or_mask_of_a_line_by_itself_exist():
     settings = update.Settings(tokens_per_micro_batch=1024, token_chunk=64)
     rows, weight = jax.tree.map(
@@ -381,7 +389,7 @@ def shapes(jaxpr):
             yield from shapes(inner)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("chunk", "exists"), [(0, True), (16, False)])
 @pytest.mark.parametrize("closely", [False, True])
 def test_no_array_of_rows_by_tokens_by_vocabulary_exists_in_chunks(
@@ -411,6 +419,7 @@ def ratio_loss(logp, entropy, rows):
     return loss.clipped_ratio(logp, rows.logp_old, rows.credit, rows.mask)
 
 
+@pytest.mark.long
 def test_the_first_ratio_is_exactly_one():
     rows, _ = batch()
     run = compiled(*SETTINGS[1], ratio_loss)

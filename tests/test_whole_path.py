@@ -344,7 +344,7 @@ def expected_change(recipe, chance, change):
     return np.einsum("s,sba->ba", chance, np.float64(change)), want
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(1)
 @for_every_recipe
 def test_the_mean_change_of_the_parameters_is_w_grad_p(recipe):
     """L1, L2, L9, L15, P4: over all draws, to the last digits of float32.
@@ -377,6 +377,7 @@ def test_the_mean_change_of_the_parameters_is_w_grad_p(recipe):
     close(found.change, total, atol=2e-6)
 
 
+@pytest.mark.first(3)
 @for_every_recipe
 def test_what_trains_trains_once_and_with_its_own_credit(recipe):
     """L24: every (prompt, slot) that is kept is one row, and no row stands for two."""
@@ -432,6 +433,7 @@ def test_permuted_prompts_are_permuted_results(recipe):
         close(mean, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("recipe", ["rloo", "neyman", "gvm_raft_exact"])
 def test_a_row_graded_as_another_prompt_is_noticed(recipe):
     """P3: the law fails, and the counts of rows named wrongly do not add up.
@@ -461,6 +463,7 @@ def test_a_row_graded_as_another_prompt_is_noticed(recipe):
     assert (counted(rows.but(prompt=renamed)) != counts).any(-1).all()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("estimate", [advantage.raw, advantage.leave_one_out])
 def test_of_truncated_draws_weights_give_the_part_that_is_inside(estimate):
     """Truncation: w(p) grad pi(right, S) + E[C-] / (1 - p) grad pi(S).
@@ -498,6 +501,7 @@ def test_of_truncated_draws_weights_give_the_part_that_is_inside(estimate):
     assert not found.metrics["off_policy/cut_fraction"].any()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("estimate", [advantage.raw, advantage.leave_one_out])
 def test_of_replayed_draws_the_update_is_w_grad_p_of_what_is_drawn(estimate):
     """Replay: L1 of mu, what is cut off held fixed; nothing is left to correct.
@@ -550,6 +554,7 @@ def pulled(own, rows, found, factor):
     return np.einsum("sm,smp,sma->spa", weight, at, score) / own.parts.train_rows
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("estimate", [advantage.raw, advantage.leave_one_out])
 def test_of_lagging_draws_ratios_give_the_gradient_of_the_policy(estimate):
     """Lag: w(p) grad p of the policy, p the pass rate of what drew; and what is told.
@@ -584,6 +589,7 @@ def test_of_lagging_draws_ratios_give_the_gradient_of_the_policy(estimate):
     assert not told["cut_fraction"].any()
 
 
+@pytest.mark.long
 def test_of_lagging_and_truncated_draws_both_causes_are_told_apart():
     """Lag: log pi - log mu is what truncation does and what is left."""
     cut = replace(tabular("rloo").sampling, top_k=2, off_policy=off_policy.ratio)
@@ -606,6 +612,7 @@ def test_of_lagging_and_truncated_draws_both_causes_are_told_apart():
         close(told[f"off_policy/{cause}perplexity_gap_nats"], gap, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_normalised_weights_are_those_of_all_rows_of_an_update():
     """Lag: w / mean w over the rows that train, in however many micro-batches."""
     rule = partial(off_policy.self_normalised, weigh=off_policy.ratio)
@@ -627,6 +634,7 @@ def test_normalised_weights_are_those_of_all_rows_of_an_update():
     close(own(rows).change, found.change, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_bypass_clips_the_ratio_over_what_was_drawn_from():
     """Decoupled: in the first update already, where decoupled clipping never binds."""
     own, rows, _, found = lagging(
@@ -651,6 +659,7 @@ def test_bypass_clips_the_ratio_over_what_was_drawn_from():
 # ----- what an allocation may change, and what may change it
 
 
+@pytest.mark.long
 def test_the_number_of_updates_does_not_depend_on_the_allocation():
     """L24: nor how many rows train. All completions are right: all have credit."""
     own = Path("gvm_raft_published", update=Update(minibatches=2, epochs=3))
