@@ -143,7 +143,7 @@ def drawn(recipe, total, ways, axes):
     return toward, square.mean(), square.std() / len(square) ** 0.5
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("ways", RIGHT)
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_step_moves_as_far_and_as_straight_as_predicted(recipe, ways):
@@ -194,6 +194,7 @@ def test_more_draws_of_a_prompt_need_fewer_prompts_for_the_same_noise():
         close(found["noise_prompts"], own / common - 1, rtol=0.02)
 
 
+@pytest.mark.long
 def test_down_sampling_gains_as_training_costs_more_than_drawing():
     even = "grpo", of(draws=8, most=8, kept=8)
     kept = "pods_exact", of(draws=8, most=8, kept=4)
@@ -205,6 +206,7 @@ def test_down_sampling_gains_as_training_costs_more_than_drawing():
     assert ratios == sorted(ratios)
 
 
+@pytest.mark.long
 def test_a_memory_of_prompts_that_never_come_back_changes_nothing():
     size = of(draws=4, most=8, kept=8)
     never = row("greso", size)

@@ -324,7 +324,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.first(20)
+@pytest.mark.first(6)
 @pytest.mark.parametrize("part", PARTS)
 def test_no_text_is_slow(part):
     # As LaTeX, some are longer.

@@ -66,6 +66,7 @@ def test_no_question_is_on_both_sides():
     assert len(held) > 0.75 * TASK.num_held_out
 
 
+@pytest.mark.long
 def test_the_two_sides_share_out_all_questions_of_depth_one():
     get = jax.jit(partial(chain.prompts, depth=1), static_argnames="held_out")
     ids = jnp.arange(8000, dtype=jnp.int32)
@@ -193,6 +194,7 @@ def blocks():
     return sign, np.sum(there & (block < chain.MODULUS), -1)
 
 
+@pytest.mark.long
 def test_hints_written_beforehand_are_as_right_as_who_wrote_them_and_stay_so():
     with_file = partial(chain.task, hints=True)
     by = {chance: with_file(hint_errors=(chance,) * 3) for chance in (0.0, 1.0)}
@@ -280,6 +282,7 @@ def test_who_is_asked_for_a_hint_sees_the_solution_as_a_block():
         np.testing.assert_array_equal(block[:BLOCK], want)
 
 
+@pytest.mark.long
 def test_traces_are_shown_with_hints_as_often_as_said():
     contexts, (sign, given) = shown()[0], blocks()
     np.testing.assert_array_equal(contexts.tokens[:, BLOCK:], some().tokens)

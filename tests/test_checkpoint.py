@@ -222,6 +222,7 @@ def over(devices):
     )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("saved", "restored"), [(8, None), (None, 8), (8, 4)])
 def test_a_run_moves_to_another_number_of_devices(opened, saved, restored):
     original = state() if saved is None else jax.device_put(state(), over(saved))
@@ -252,6 +253,7 @@ def spoil(path, number):
         (path / "totals" / "metadata").write_text(told.replace("7", "8"))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("number", range(5))
 def test_a_damaged_checkpoint_is_passed_over_and_kept(opened, tmp_path, number):
     assert opened.newest(like(state())) is None
@@ -273,6 +275,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_kept(opened, tmp_path, number):
     assert_identical(opened.newest(like(state())).state, state(6))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [20, pytest.param(60, marks=pytest.mark.long)])
 def test_a_flipped_bit_is_found_out_or_does_no_harm(opened, tmp_path, times):
     totals = {"update/count": 7}
@@ -311,6 +314,7 @@ def test_where_none_can_be_read_nothing_is_renamed(opened, tmp_path):
     assert opened.newest(like(state())) is None
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("late", [False, True])
 def test_a_disk_without_room_is_told_and_the_checkpoint_before_stays(tmp_path, late):
     opened = checkpoint.Checkpoints(tmp_path / "saved", keep=1)
@@ -363,6 +367,7 @@ def test_a_fingerprint_is_its_definition_however_it_is_sharded():
     assert checkpoint.fingerprint(jax.device_put(state(), over(8))) == want
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, bool])
 def test_a_fingerprint_changes_with_every_bit_and_every_move(dtype):
     values = jax.random.normal(jax.random.key(0), (6, 5)) * 3

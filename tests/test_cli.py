@@ -72,6 +72,7 @@ def chatty(path, end):
     return done.returncode, done.stdout
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("end", "heard"),
     [
@@ -110,6 +111,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("terminal", ["ascii", "ascii:strict", "latin-1"])
 def test_a_path_in_another_script_ends_nothing_where_a_terminal_lacks_it(terminal):
     done = subprocess.run(
@@ -156,6 +158,7 @@ def commanded(error):
     return main([])
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("name", commands.MODULES)
 def test_every_command_line_goes_on(name):
     module = importlib.import_module(f"curax.{name}")

@@ -69,6 +69,7 @@ def installed(tmp_path_factory):
     return run, elsewhere, site
 
 
+@pytest.mark.long
 def test_the_wheel_has_every_module_and_every_recipe(installed):
     _, _, site = installed
     want = {
@@ -255,6 +256,7 @@ def test_a_bug_report_names_versions_devices_and_settings(capsys, monkeypatch):
     assert "cores" in env.processor()
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_field_is_shown_once_with_what_it_means(path):
     config = cf.load(path)

@@ -239,6 +239,7 @@ def test_a_wrong_command_line_is_a_sentence(capsys, words, said):
     assert err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_metric_that_no_recipe_has_is_told_before_anything_is_written(tmp_path):
     experiment = replace(tiny_experiment.get_experiment(), watched=("outcome/maen",))
     arms = experiments.arms(experiment)[:1]

@@ -238,6 +238,7 @@ def full(name: str = "") -> Config:
     )
 
 
+@pytest.mark.first(20)
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_number_out_of_its_range_is_refused_with_the_nearest_in_it(name):
     rule, value, fix = BOUNDS[name]
@@ -783,6 +784,7 @@ def test_config_imports_nothing_but_the_standard_library():
     assert shown.stdout.strip() == "{'curax'}"
 
 
+@pytest.mark.first(15)
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.py")), ids=lambda p: p.stem)
 def test_a_config_is_recalled_from_what_a_run_writes_of_it(path, tmp_path):
     config = cf.load(path)

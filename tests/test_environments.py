@@ -73,6 +73,7 @@ def agrees(rate, chance):
 # ----- all of them
 
 
+@pytest.mark.first(1)
 @for_every_task
 def test_no_question_is_on_both_sides(name):
     train, held = (
@@ -84,6 +85,7 @@ def test_no_question_is_on_both_sides(name):
     assert not train & held
 
 
+@pytest.mark.first(1)
 @for_every_task
 def test_traces_are_turns_of_the_teacher_with_what_was_said_between(name):
     task, made = TASKS[name], played(name)
@@ -161,6 +163,7 @@ def test_a_calculator_answers_questions_and_nothing_else(said):
     assert state["refused"] == (not is_op and not answers)
 
 
+@pytest.mark.long
 def test_the_pass_rate_of_the_impatient_is_known_and_the_patient_never_fail():
     length = prompts("calculator").target["length"]
     for asks in (0.7, 0.3):
@@ -319,6 +322,7 @@ def test_without_hints_a_task_has_none_and_no_token_for_them(name):
     assert TASKS[name].vocab_size <= sign < GIVEN[name].vocab_size
 
 
+@pytest.mark.first(1)
 @for_hinted_tasks
 def test_a_quarter_of_the_traces_follow_the_beginning_of_a_solution(name):
     contexts, _, (right, counts) = shown(name)

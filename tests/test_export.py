@@ -89,7 +89,7 @@ def of_folder(path):
     return said(model, model.load(None))
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "step"), [((), 5), (("--step", "best"), 2)])
 def test_adapters_are_merged_into_a_checkpoint_like_the_first(
     tmp_path, runs, words, step
@@ -132,7 +132,7 @@ def test_a_folder_may_be_called_by_bytes_that_are_no_text(tmp_path, runs):
     assert "# new?\n" in (new / "README.md").read_text("utf-8")
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_model_of_ones_own_becomes_a_checkpoint_of_its_architecture(
     tmp_path, runs, dtype
@@ -304,6 +304,7 @@ def test_a_damaged_checkpoint_is_told_and_the_others_are_named(tmp_path, runs):
     assert main(tmp_path / "run", tmp_path / "new", "--step", "2")[0] == 0
 
 
+@pytest.mark.long
 def test_another_base_than_the_run_had_is_refused(tmp_path):
     changed = saved.write(tmp_path / "run", saved.lora, off=1)
     source = real.checkpoint(small=True)

@@ -631,7 +631,7 @@ def test_every_field_is_in_the_table():
         assert inside == {name for name in fields if name.startswith(f"{group}.")}
 
 
-@pytest.mark.first(2)
+@pytest.mark.long
 @by_place(MORE_FIELDS)
 def test_a_field_of_an_alternative_changes_what_it_is_for(name):
     (value, where), group = MORE_FIELDS[name], name.partition(".")[0]
@@ -647,7 +647,7 @@ def test_the_same_config_is_the_same_everywhere():
             assert again.look(where) == original(where, group)
 
 
-@pytest.mark.first(8)
+@pytest.mark.first(4)
 @by_place(FIELDS)
 def test_a_field_changes_what_it_is_for(name):
     value, where = FIELDS[name]

@@ -99,6 +99,7 @@ def test_prompts_can_be_plain_or_have_a_system_turn_and_a_template():
     assert asked(told, 0).startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>")
 
 
+@pytest.mark.long
 def test_the_template_is_told_whether_to_think(tmp_path):
     byte_pairs.tokenizer(tmp_path, ["2 + 2 = 4"], vocab_size=300)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -175,6 +176,7 @@ def test_a_solution_that_is_too_long_is_not_imitated_and_not_cut(tmp_path):
         task(tmp_path, max_trace_tokens=shortest - 1)
 
 
+@pytest.mark.long
 def test_a_trace_may_be_written_from_the_answer_too():
     made = task(trace="{solution}; \\boxed{{answer}}", max_trace_tokens=32)
     tokens, mask = made.traces(None, made.prompts(np.int32([0])))
@@ -389,6 +391,7 @@ WRONG = {
 }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_weighted_grader_whose_options_do_not_fit_is_refused(wrong):
     with pytest.raises(

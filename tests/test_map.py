@@ -29,6 +29,7 @@ from experiments.map import course as map_course
 from experiments.turns import show as turns
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("regime", regimes.REGIMES)
 def test_the_recipes_of_a_regime_load_and_have_fifteen_trials_each(regime):
     about, keys = regimes.REGIMES[regime], set()
@@ -72,6 +73,7 @@ def test_a_regime_is_an_experiment_once_it_is_tuned(tmp_path, monkeypatch):
     assert experiments.setting_of(arm.config, regimes.RATE) == 1e-3
 
 
+@pytest.mark.long
 def test_the_settings_of_a_piece_are_lanes_of_one_program():
     chunk = regimes.REGIMES["sparse"].chunks("rloo")[0]
     small = {"warm_start": None, "seeds": 2, "logging.every": 1}
@@ -119,6 +121,7 @@ def test_rounds_of_a_traced_size_end_where_those_of_the_rule_do():
         np.testing.assert_array_equal(*ends)
 
 
+@pytest.mark.long
 def test_a_value_in_any_of_its_ways_is_right_and_all_are_taught():
     task = parts.task(ways=4, errors=(0.0, 0.0, 0.0))
     made = task.prompts(jnp.arange(64, dtype=jnp.int32))
@@ -131,7 +134,7 @@ def test_a_value_in_any_of_its_ways_is_right_and_all_are_taught():
     assert float(task.verify(made.target, off, mask).max()) == 0
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("arm", factorial.ARMS)
 def test_arms_of_the_factorial_weigh_a_prompt_alike_whatever_trains(arm):
     """The credit is the only difference where it is named, by w(p) at each n."""
@@ -148,6 +151,7 @@ def test_arms_of_the_factorial_weigh_a_prompt_alike_whatever_trains(arm):
     assert experiments.setting_of(made.config, factorial.knob(arm)) == 4
 
 
+@pytest.mark.long
 def test_a_verifier_errs_in_training_alone_and_hard_prompts_have_their_share():
     task = parts.task(hard=0.2, accepted=0.05, num_prompts=2000)
     ids = jnp.arange(2000, dtype=jnp.int32)
@@ -202,6 +206,7 @@ def test_runs_go_on_until_all_have_spent_the_whole_cost():
     assert run.history(Lanes(), 0, 1, "x", whole=40.0, steps=2)["steps"] == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_the_page_has_the_tables_that_the_results_give(judged):
     page = (run.Path(regimes.__file__).parent / "README.md").read_text()
     for table in (show.table(list(judged.values())), *show.controls()):
@@ -225,6 +230,7 @@ def test_the_page_of_lags_has_the_tables_that_the_results_give():
     assert all(table in text for table in tables)
 
 
+@pytest.mark.long
 def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
     text, tables = page("experiments/factorial/README.md", whole=True), effects.tables()
     assert [table for table in tables if table not in text] == []
@@ -293,6 +299,7 @@ def ends(values, sign=""):
     return " to ".join(show.number(x, sign) for x in (min(values), max(values)))
 
 
+@pytest.mark.long
 def test_sentences_about_the_map_say_what_the_results_give(judged):
     """What README, the map and other pages say of right completions and of drawing."""
     readme, map_page = page("README.md"), page("experiments/map/README.md")
@@ -373,6 +380,7 @@ def test_the_page_of_ablations_has_the_figures_that_the_results_give():
     assert re.findall(figure, text) == wanted
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ablations.ABLATIONS)
 def test_arms_of_an_ablation_load_and_differences_name_them(name):
     own = ablations.ABLATIONS[name]

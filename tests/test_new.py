@@ -32,6 +32,7 @@ def same(one, other):
     )
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("recipe", SHIPPED)
 def test_a_new_recipe_is_the_one_it_was_made_from_with_all_that_is_said_in_it(recipe):
     config, text = written("--from", recipe)

@@ -267,6 +267,7 @@ def site(tmp_path_factory, compiled) -> Iterator[Site]:  # noqa: F811
             sys.modules.pop(name, None)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[long] * (name in LONG)) for name in NAMES]
 )
@@ -398,7 +399,7 @@ def told() -> list[tuple[str, ...]]:
     return [tuple(cell.strip() for cell in row.split("|")[1:-1]) for row in rows]
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("row", told(), ids=lambda row: f"{row[0]} {row[1]}")
 def test_the_x_ray_says_of_a_recipe_what_the_page_says(row):
     recipe, beta, *numbers = row

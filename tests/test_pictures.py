@@ -43,7 +43,11 @@ def panels(name, run, style=drawing.LIGHT):
 
 @for_every_picture
 @pytest.mark.parametrize(
-    ("seeds", "steps", "style"), [(1, 1, drawing.DARK), (3, 40, drawing.LIGHT)]
+    ("seeds", "steps", "style"),
+    [
+        (1, 1, drawing.DARK),
+        pytest.param(3, 40, drawing.LIGHT, marks=pytest.mark.long),
+    ],
 )
 def test_every_picture_is_a_png_of_its_size_in_both_styles(name, seeds, steps, style):
     png = drawing.png(BY_NAME[name], a_run(seeds, steps), style)
@@ -53,6 +57,7 @@ def test_every_picture_is_a_png_of_its_size_in_both_styles(name, seeds, steps, s
     assert int.from_bytes(png[20:24]) == 432
 
 
+@pytest.mark.first(3)
 @for_every_picture
 def test_equal_numbers_give_equal_bytes_and_leave_the_settings_alone(name):
     before = dict(matplotlib.rcParams)
@@ -205,6 +210,7 @@ def test_the_frontier_goes_through_the_corners_of_the_evaluations():
     assert high > 0.4
 
 
+@pytest.mark.first(5)
 @for_every_picture
 def test_every_axis_is_named_and_no_legend_leaves_its_panel(name):
     axes = panels(name, a_run(3, 5))

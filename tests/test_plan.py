@@ -132,6 +132,7 @@ def test_without_a_mesh_all_that_divide_are_ranked_and_nothing_is_compiled(
     assert (tmp_path / "plan" / "plan.txt").read_text() in out + "\n"
 
 
+@pytest.mark.long
 def test_a_run_says_the_cache_that_is_planned():
     config = override(load(small.FILE), ["sampling.slots=6", "sampling.max_tokens=7"])
     run = planner.traced(config)
@@ -173,6 +174,7 @@ def test_a_run_says_the_pages_that_its_slots_share():
     assert text in said
 
 
+@pytest.mark.long
 def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
     mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
     status, page = planned(tmp_path, "--topology", "cpu:8", "--set", *mesh)
@@ -205,6 +207,7 @@ def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
     assert "No limit is known for a CPU" in out
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
@@ -274,6 +277,7 @@ def test_programs_of_methods_are_compiled_and_told_by_their_names():
     assert json.loads(json.dumps(table.page(found), allow_nan=False))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -55,6 +55,7 @@ def test_prompts_are_those_of_chains_and_the_target_is_the_last_value():
         np.testing.assert_array_equal(got.target, values)
 
 
+@pytest.mark.long
 def test_a_trace_thinks_as_the_teacher_of_chains_and_answers_what_it_ended_with():
     prompts, (tokens, mask), _ = some()
     k_errors = jax.random.split(jax.random.key(0), 3)[0]

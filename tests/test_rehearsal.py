@@ -241,6 +241,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("case", BROKEN)
 def test_neither_training_nor_the_xray_accepts_what_breaks_a_promise(case):
     changed, says = BROKEN[case]

@@ -218,6 +218,7 @@ def test_the_numbers_on_the_page_are_those_of_the_rows(tmp_path):
     assert f"<tr><th>loss/mean</th>{cells}</tr>" in text
 
 
+@pytest.mark.first(1)
 @few
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_what_was_measured_stands_beside_what_was_predicted(tmp_path, seeds):
@@ -415,6 +416,7 @@ def test_every_setting_is_listed_under_its_dotted_name(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_an_unfinished_run_says_so_and_shows_what_there_is(tmp_path):
     rows = write(tmp_path, steps=50, done=13)
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -427,6 +429,7 @@ def test_an_unfinished_run_says_so_and_shows_what_there_is(tmp_path):
     assert (tmp_path / "histogram.png").exists()
 
 
+@pytest.mark.long
 def test_a_run_before_its_first_step_has_a_page(tmp_path):
     rows = write(tmp_path, done=0)
     (tmp_path / "rollouts.jsonl").unlink()
@@ -478,6 +481,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.first(2)
 @few
 @pytest.mark.parametrize("words", CHANGES)
 def test_words_follow_the_interval_over_the_prompts(tmp_path, words):
@@ -630,6 +634,7 @@ def test_a_long_completion_keeps_its_beginning_and_its_end(tmp_path):
     )
 
 
+@pytest.mark.long
 @few
 def test_a_page_is_the_same_when_written_again(tmp_path):
     write(tmp_path, seeds=3)
@@ -651,6 +656,7 @@ def test_a_broken_run_is_one_sentence_and_status_2(tmp_path, capsys):
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.long
 def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
     write(tmp_path, steps=2, done=2)
     program = (
@@ -749,6 +755,7 @@ def test_a_served_page_follows_the_files_and_writes_nothing(tmp_path, serve):
     assert get("/version", name="localhost")[0] == 200
 
 
+@pytest.mark.long
 @few
 def test_runs_stand_side_by_side_and_each_has_its_page(tmp_path, serve):
     rows = write(tmp_path / "one", seeds=3)
@@ -775,6 +782,7 @@ def test_runs_stand_side_by_side_and_each_has_its_page(tmp_path, serve):
     assert get("/3/")[0] == 404
 
 
+@pytest.mark.long
 @few
 def test_a_name_of_any_bytes_has_its_pages(tmp_path, serve):
     runs = [tmp_path / name for name in ("a$x_{$b", "b\udcff", "_c\n")]

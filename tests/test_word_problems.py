@@ -136,6 +136,7 @@ def rates(count):
     return np.array(found)
 
 
+@pytest.mark.long
 def test_the_teacher_is_right_the_less_often_the_more_steps_there_are():
     means = [rates(count).mean() for count in (1, 2, 3)]
     assert means[0] > means[1] + 0.1 > means[2] + 0.15

@@ -78,7 +78,7 @@ def at(found, p, name):
 # ----- every recipe
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("recipe", one_of_each_first(RECIPES))
 def test_every_recipe_can_be_looked_at(recipe):
     found = of(recipe)
@@ -141,6 +141,7 @@ def stated():
         found[name] = words, dict(zip(rates, cells, strict=True))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("recipe", ["own_prefix", "sage_light"])
 def test_visits_with_a_hint_are_in_the_row_of_their_recipe(recipe):
     words, _ = stated()[recipe]
@@ -166,6 +167,7 @@ def test_the_table_of_recipes_has_every_recipe():
         assert not any(numbers.values())
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "recipe", one_of_each_first([r for r in RECIPES if r != "quickstart"])
 )
@@ -251,6 +253,7 @@ UNTOLD = {
 }
 
 
+@pytest.mark.long
 def test_neyman_lowers_the_variance_of_a_batch_and_not_that_of_every_draw():
     """As its docstring says; all lengths and norms alike."""
 
@@ -283,6 +286,7 @@ TOLD = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("recipe", TOLD)
 def test_what_a_published_recipe_does_instead_is_told(recipe):
     told = " ".join(about_the_objective(of(recipe)))
@@ -295,7 +299,7 @@ def test_what_a_published_recipe_does_instead_is_told(recipe):
 EXACT = [r for r in RECIPES if r.endswith("_exact") and r != "sage_exact"]
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("recipe", EXACT)
 def test_of_exact_recipes_no_such_thing_is_told(recipe):
     stages = {}
@@ -309,6 +313,7 @@ def test_of_exact_recipes_no_such_thing_is_told(recipe):
         assert found["nearest_factor"] == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.long
 def test_names_are_given_to_what_recipes_follow():
     for recipe, says in {
         "pods_exact": "follows GRPO of 32 draws",
@@ -393,6 +398,7 @@ def even(outcome, exists, history):
     return jnp.where(exists, 1.0, 0.0)
 
 
+@pytest.mark.long
 def test_an_objective_without_f_is_not_guessed():
     found = summary.summarise(replace(PLAIN, objective=even), EVEN)
     assert found["claim"] == "nothing"
@@ -405,6 +411,7 @@ def test_an_objective_without_f_is_not_guessed():
     assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
 
 
+@pytest.mark.long
 def test_what_is_pushed_the_wrong_way_is_told():
     def backwards(reward, exists):
         return -advantage.group_mean(reward, exists)
@@ -419,6 +426,7 @@ def test_what_is_pushed_the_wrong_way_is_told():
     table.table("mine", found)
 
 
+@pytest.mark.long
 def test_a_recipe_that_trains_nothing_is_looked_at_all_the_same():
     def nothing(reward, exists):
         return jnp.zeros_like(reward)
@@ -436,6 +444,7 @@ def test_a_recipe_that_trains_nothing_is_looked_at_all_the_same():
         assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
 
 
+@pytest.mark.long
 def test_the_published_factor_of_the_balanced_rule_is_told():
     """b = 9.5 of the reference, in pools so large that both are plentiful."""
     config = load(CONFIGS / "ada_seq_balanced_published.py")
@@ -521,6 +530,7 @@ NOT_KNOWN = "How many prompts the task has is not known, for its files are not t
 NONE_BACK = "No prompt comes back within the run, which takes"
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("prompts", "number", "steps", "says"),
     [
@@ -610,6 +620,7 @@ def hinted(**options):
     return config, found, of
 
 
+@pytest.mark.long
 def test_hints_are_told_level_by_level():
     config, found, of = hinted()
     by, said = columns(found), found["hints"]
@@ -652,6 +663,7 @@ def test_hints_are_told_level_by_level():
     assert xray_picture.picture("mine", found) != xray_picture.picture("mine", plain)
 
 
+@pytest.mark.long
 def test_what_hinted_groups_train_instead_is_told():
     config, found, of = hinted(credit=hint.sequence_weighted, most=1.0)
     close(columns(found)["weight"], of["weight"].sum(0))
@@ -669,6 +681,7 @@ def test_what_hinted_groups_train_instead_is_told():
     assert "  -  - " in table.table("mine", found)
 
 
+@pytest.mark.long
 def test_levels_that_visits_set_are_told_with_where_they_end():
     config, found, of = hinted(controller=hint.hysteresis)
     by = columns(found)
@@ -763,6 +776,7 @@ def test_lengths_are_those_of_prompts_alike():
     close(population.means(prompts, prompts.tokens, p), 20 - 10 * p, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_measured_prompts_say_tokens_and_what_a_memory_holds(tmp_path):
     rows = [row(20, 4 * k, 100 - 10 * k) for k in range(6)]
     prompts = population.of_memory(lines(tmp_path / "memory.jsonl", rows))
@@ -814,6 +828,7 @@ def test_the_command_leaves_a_table_a_picture_and_json(recipe, tmp_path, capsys)
     assert (out / "xray.png").read_bytes() == png
 
 
+@pytest.mark.long
 def test_nothing_is_written_that_nobody_asked_for(
     recipe, tmp_path, monkeypatch, capsys
 ):
@@ -908,6 +923,7 @@ def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path, c
     assert not list(tmp_path.glob("*/xray.*"))
 
 
+@pytest.mark.long
 def test_what_cannot_be_written_leaves_what_was_there(recipe, tmp_path, monkeypatch):
     out = tmp_path / "out"
     assert call("--config", recipe, "--out", out) == 0
