@@ -306,7 +306,7 @@ def contexts_held(program):
     return max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
 
 
-@pytest.mark.long
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("sizes", "kv_heads"), MESHES.items())
 def test_no_token_moves_parameters_or_caches_between_devices(sizes, kv_heads):
     slots = 8

@@ -722,7 +722,7 @@ def test_an_interrupted_process_saves_and_says_how_to_go_on(tmp_path, slow):
     assert_same_run(workdir, slow, step=killed.STEPS)
 
 
-@long
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("room", "what", "behind"),
     [

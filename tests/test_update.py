@@ -419,7 +419,6 @@ def ratio_loss(logp, entropy, rows):
     return loss.clipped_ratio(logp, rows.logp_old, rows.credit, rows.mask)
 
 
-@pytest.mark.long
 def test_the_first_ratio_is_exactly_one():
     rows, _ = batch()
     run = compiled(*SETTINGS[1], ratio_loss)
