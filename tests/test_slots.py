@@ -50,6 +50,7 @@ def drawn(policy, tokens=0):
     return jax.device_get(draw(tiny.params(), tiny.CONTEXTS, PLAN, jax.random.key(3)))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("tokens", "slots"), [(25, 3), (48, 6)])
 def test_slots_that_share_pages_draw_what_each_would_in_a_ring(tokens, slots, turns):
     """Where rings would have room for one, or three; some rows begin anew."""
@@ -63,6 +64,7 @@ def test_slots_that_share_pages_draw_what_each_would_in_a_ring(tokens, slots, tu
     assert 0 < anew.sum() < want.exists.sum()
 
 
+@pytest.mark.long
 def test_policies_with_pages_are_mapped_over(turns):
     want = drawn(tiny.MODEL)
     how = tiny.settings(max_tokens=STEPS, end=(10,), cache_bytes=bound(48))
