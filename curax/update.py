@@ -32,6 +32,7 @@ from curax.arrays.sharding import (
     constrain,
     on_copies,
     over_copies,
+    own_of_copies,
     shard_rows,
     shards,
     spread,
@@ -425,9 +426,7 @@ def gradient(
             (loss, grads, pulled), own = over_rows(
                 model, partial(pull, known), contexts, rows, batch.mask, settings
             )
-        pulled = over_copies(
-            partial(jax.lax.psum_scatter, scatter_dimension=0, tiled=True), pulled
-        )
+        pulled = own_of_copies(pulled)
         pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
         grads = pull_back(model, params, own_contexts, pulled, grads, batch, settings)
         return over_copies(jax.lax.psum, (loss, grads)), own

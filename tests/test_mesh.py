@@ -56,9 +56,9 @@ def params():
     shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
 
     def leaf(shape):
-        return jnp.asarray(0.3 * random.normal(size=shape.shape), jnp.float32)
+        return np.asarray(0.3 * random.normal(size=shape.shape), np.float32)
 
-    return jax.tree.map(leaf, shapes)
+    return jax.tree.map(leaf, shapes)  # of numpy: the first who asks may be traced
 
 
 def by_name(tree):
@@ -455,10 +455,11 @@ def updating(sizes, kv_heads, how):
     name = "jax_persistent_cache_min_compile_time_secs"
     kept = getattr(jax.config, name)
     jax.config.update(name, 1e9)
+    rows = scored()  # on no mesh
     try:
         columns = 48 if how == "pieces" else 0
         with mesh.use(made), hlo.compiler_log() as said, tiny.in_pieces(columns):
-            program = jitted.lower(shapes, *scored()).compile()
+            program = jitted.lower(shapes, *rows).compile()
     finally:
         jax.config.update(name, kept)
     return policy, where, program, said

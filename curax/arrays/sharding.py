@@ -236,6 +236,24 @@ def over_copies(reduce: Callable[[Any, Any], Any], tree: Any) -> Any:
     return jax.tree.map(lambda x: reduce(x, axes), tree)
 
 
+def own_of_copies(tree: Any) -> Any:
+    """Leaves `[N, ...]` summed over the replicas of `on_copies`: the rows of each.
+
+    A sum of all, and a part of it: compiled, `lax.psum_scatter` would gather what lies
+    over the other axes first.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if not axes:
+        return tree
+    size, index = jax.lax.axis_size(axes), jax.lax.axis_index(axes)
+
+    def leaf(x):
+        rows = x.shape[0] // size
+        return jax.lax.dynamic_slice_in_dim(jax.lax.psum(x, axes), index * rows, rows)
+
+    return jax.tree.map(leaf, tree)
+
+
 def bytes_on_device(tree: Any, where: Any = None) -> int:
     """Bytes of one device's shards of arrays or of their shapes.
 

@@ -345,7 +345,8 @@ def learn(
         memory={
             "gradients": 2.0 * trained,
             "activations": at_once * (kept + 3 * inner),
-            "prefix": prompts * token * (sizes.item + FLOAT32),
+            # A copy of the parameters adds up gradients of the contexts of all.
+            "prefix": prompts * token * (sizes.item + cut.data * FLOAT32),
             "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
             # Of all that were drawn, and of those that train once more.
