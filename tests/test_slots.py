@@ -10,12 +10,14 @@ import pytest
 import test_rollout
 import tiny
 import turning
+from contracts import close
 from hypothesis import given
 from hypothesis import strategies as st
 
 from curax import allocate, rollout
 from curax.arrays import cache_sizes
 from curax.arrays.pages import Pages
+from curax.models import parts
 
 STEPS, TOKEN = 16, 2 * 2 * 8 * 4  # bytes of a token: k and v of two layers
 PREFIXES = 3 * tiny.P
@@ -93,8 +95,22 @@ def test_an_environment_forgets_what_begins_anew(turns):
 
 # ----- who has which
 
-K, HELD, POOL, SIZE, LIMIT = 4, 3, 7, 2, 3
-turned, room, seen = map(jax.jit, (Pages.turned, Pages.room, Pages.seen))
+K, HELD, POOL, SIZE, LIMIT = 5, 3, 6, 2, 4
+turned, room, seen, begun = map(
+    jax.jit, (Pages.turned, Pages.room, Pages.seen, Pages.begun)
+)
+
+
+@jax.jit
+def joined(q, k, v):
+    """The first four keys and the others, joined."""
+
+    def part(cut):
+        visible = jnp.ones((1, k[..., cut, :].shape[2]), bool)
+        e, top, total = parts.exponentials(q, k[..., cut, :], visible)
+        return parts.mixed(e, jnp.ones_like(top), v[..., cut, :]), top, total
+
+    return parts.joined(part(slice(None, 4)), part(slice(4, None)))
 
 
 @st.composite
@@ -105,8 +121,7 @@ def states(draw):
     active = np.array(draw(st.lists(st.booleans(), min_size=K, max_size=K)))
     count = np.zeros(K, np.int32)
     for k in range(K):
-        most = min(HELD - 1, len(order))
-        held[k] = draw(st.integers(0, most))
+        held[k] = draw(st.integers(0, min(HELD - 1, len(order))))
         at[k, : held[k]], order = order[: held[k]], order[held[k] :]
         count[k] = SIZE * held[k] + draw(st.integers(0, 1))
     waits = ~active & draw(st.booleans())
@@ -159,6 +174,29 @@ def test_slots_begin_where_pages_are_left_and_first_those_that_wait(state):
         assert not may[~who].any()
 
 
+@given(states(), st.integers(0, 2**K - 1))
+def test_a_slot_that_begins_has_no_pages_and_waits_no_more(state, which):
+    at, held, waits, _, _ = state
+    new = (which >> np.arange(K)) % 2 == 1
+    got = jax.device_get(begun(of(at, held, waits), new))
+    np.testing.assert_array_equal(got.held, np.where(new, 0, held))
+    np.testing.assert_array_equal(got.waits, waits & ~new)
+
+
+@given(st.floats(-300, 300))
+def test_parts_of_a_softmax_are_joined_however_far_apart(away):
+    """Weighted values over both, of scores of which neither part need matter."""
+    random = np.random.default_rng(0)
+    q, k, v = (random.normal(size=(1, 2, n, 8)).astype(np.float32) for n in (3, 6, 6))
+    k[..., 4:, :] += np.float32(away) * q[..., :1, :] / np.sum(q[..., :1, :] ** 2)
+    out, top, total = jax.device_get(joined(q, k, v))
+    scores = np.einsum("...rd,...sd->...rs", q.astype(float), k) / 8**0.5
+    want = np.exp(scores - scores.max(-1, keepdims=True))
+    close(top, scores.max(-1), rtol=1e-5, atol=1e-5)
+    close(total, want.sum(-1), rtol=1e-3)
+    close(out, want @ v, rtol=1e-3, atol=1e-3)
+
+
 @given(st.integers(1, 9), st.integers(0, 7))
 def test_a_slot_sees_the_tokens_of_its_row_and_no_others(count, start):
     """What its block holds of the time before is in a page, or another row's."""
@@ -183,14 +221,14 @@ def test_there_are_slots_for_completions_of_a_quarter_of_the_longest():
     for tokens, most, slots, pages in (
         (32 * 2048, 1000, 2 * 93, 512 - 93),
         (32 * 2048, 70, 70, 512 - 35),
-        (2048 + 256, 1000, 2 * 3, 18 - 3 + 2),
+        (2048 + 512, 1000, 2 * 3, 20 - 3),
     ):
         bound = 8.0 * (tokens + 2 * 256)
         room = where.room(most, bound=bound, token=8.0, page=128)
-        if tokens > 4096:
-            assert room == cache_sizes.Room(slots=slots, page=128, pages=pages)
+        assert room == cache_sizes.Room(slots=slots, page=128, pages=pages)
         assert room.slots // 2 * 128 + room.pages * room.page <= tokens
-    rings = where.room(1000, bound=8.0 * (2048 + 2 * 256), token=8.0, page=128)
-    assert rings == cache_sizes.Room(slots=2)  # the longest would have no room
+    less = 8.0 * (2048 + 384 + 2 * 256)  # the longest would have too few pages
+    rings = where.room(1000, bound=less, token=8.0, page=128)
+    assert rings == cache_sizes.Room(slots=2)
     few = where.room(64, bound=8.0 * (32 * 2048 + 512), token=8.0, page=128)
     assert few == cache_sizes.Room(slots=64)  # there is a ring for each

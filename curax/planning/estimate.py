@@ -329,12 +329,17 @@ def learn(
     received += (tokens + prompts) * sums * sizes.layers * (6 if remat else 4)
     token = 2 * sizes.layers * sizes.keys / cut.heads
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
-    kept = sizes.layers * sizes.width * sizes.item if remat else sizes.layers * inner
+    # What is kept between layers, of rows, and of contexts and gradients as much again.
+    kept = sizes.layers * (4 * sizes.width * sizes.item if remat else inner)
     of_logits = min(at_once, how.token_chunk or at_once)
     logits = of_logits * sizes.vocab * FLOAT32 / tensor
     if in_pieces:
         logits = min(at_once * sizes.vocab * FLOAT32 / tensor, masked.PIECE)
+    # A copy of the parameters adds up gradients of the contexts of all copies; where
+    # its rows lie on several shards, each micro-batch gives those of all anew.
+    sums_held = cut.data + (cut.fsdp > 1)
     trained = state["parameters"] if parts.model.trained is None else 0.0
+    cast = sizes.item if trained and sizes.item < FLOAT32 else 0
     return Work(
         flops=passes * flops / tensor,
         read=passes * times * gathers * matrices
@@ -344,9 +349,9 @@ def learn(
         turns=micro,
         memory={
             "gradients": 2.0 * trained,
+            "weights as they are read": sizes.products * cast / tensor / cut.fsdp,
             "activations": at_once * (kept + 3 * inner),
-            # A copy of the parameters adds up gradients of the contexts of all.
-            "prefix": prompts * token * (sizes.item + cut.data * FLOAT32),
+            "prefix": prompts * token * (sizes.item + sums_held * FLOAT32),
             "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
             # Of all that were drawn, and of those that train once more.
