@@ -11,7 +11,7 @@ import test_rollout
 import tiny
 import turning
 from contracts import close
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curax import allocate, rollout
@@ -162,6 +162,7 @@ def test_a_full_block_goes_into_a_page_or_its_row_begins_anew(state):
             assert (pool[got.at[k, held[k]]] == k + 1).all()
 
 
+@settings(max_examples=300)
 @given(states())
 def test_slots_begin_where_pages_are_left_and_first_those_that_wait(state):
     at, held, waits, _, active = state
