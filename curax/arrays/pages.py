@@ -44,7 +44,6 @@ class Pages:
             size: B.
             most: M.
         """
-
         shards = jax.tree.leaves(cache)[0].shape[0]
 
         def leaf(x):

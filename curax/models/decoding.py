@@ -173,12 +173,12 @@ def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
-    read = parts.by_blocks(*k.shape[2:])
+    read = parts.of_kernel if pool is not None else parts.by_blocks(*k.shape[2:])
     if read:
         here, top, total = read(grouped, k, v, ours)
     else:
         here, top, total = parts.exponentials(grouped, k, ours)
-    if kernel := read is parts.of_kernel or pool is not None:
+    if kernel := read is parts.of_kernel:
         there, high, sum_ = shared.by_kernel(grouped, theirs)
     else:
         there, high, sum_ = shared.exponentials(grouped, theirs)

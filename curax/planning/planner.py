@@ -23,7 +23,7 @@ from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
 
 COMPILED = 3  # meshes that are compiled at most, until one fits
-MARGIN = 2.0  # of memory over an estimate that surely fits; 1.24 to 1.63 were compiled
+MARGIN = 2.0  # of memory over an estimate that surely fits; .85 to 1.66 were compiled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
