@@ -234,6 +234,11 @@ def entropies(regime: str, kind: str) -> dict[str, float]:
     return found
 
 
+def tuned() -> list[str]:
+    """Regimes in which all arms are."""
+    return [r for r in REGIMES if all(Piece(r, "tune", a).path.exists() for a in ARMS)]
+
+
 def weight_table() -> str:
     """Markdown of w(p) of the arms at the n that tuning took, and what wrong ones get.
 
@@ -241,8 +246,7 @@ def weight_table() -> str:
     """
     p, body = np.array(RATES), []
     for arm in ARMS:
-        there = [r for r in REGIMES if Piece(r, "tune", arm).path.exists()]
-        for n in sorted({int(run.chosen(r, arm).value or 0) for r in there}):
+        for n in sorted({int(run.chosen(r, arm).value or 0) for r in tuned()}):
             seen = predict.predict(run.plain(arm, n), p, p)
             cells = [f"{w:.3g}" for w in seen.weight]
             wrong = [f"{1 - seen.of_right[RATES.index(x)]:.0%}" for x in (0.05, 0.5)]
@@ -256,10 +260,8 @@ def tuning_table() -> str:
     head = ["regime", "arm", *(f"n = {n:g}" for n in run.SIZES)]
     head += [f"{rate:.0e}".replace("e-0", "e-") for rate in run.RATES]
     body = []
-    for regime in REGIMES:
+    for regime in tuned():
         for arm in ARMS:
-            if not Piece(regime, "tune", arm).path.exists():
-                continue
             tried = run.trials(regime, arm)
             by = [
                 max(r for s, r in tried if s[place] == value)
