@@ -234,7 +234,7 @@ def entropies(regime: str, kind: str) -> dict[str, float]:
     return found
 
 
-def measured() -> list[str]:
+def whole_regimes() -> list[str]:
     """Regimes in which all arms were run; of others the page says nothing yet."""
     return [r for r in REGIMES if all(Piece(r, "claim", a).path.exists() for a in ARMS)]
 
@@ -246,7 +246,7 @@ def weight_table() -> str:
     """
     p, body = np.array(RATES), []
     for arm in ARMS:
-        for n in sorted({int(run.chosen(r, arm).value or 0) for r in measured()}):
+        for n in sorted({int(run.chosen(r, arm).value or 0) for r in whole_regimes()}):
             seen = predict.predict(run.plain(arm, n), p, p)
             cells = [f"{w:.3g}" for w in seen.weight]
             wrong = [f"{1 - seen.of_right[RATES.index(x)]:.0%}" for x in (0.05, 0.5)]
@@ -260,7 +260,7 @@ def tuning_table() -> str:
     head = ["regime", "arm", *(f"n = {n:g}" for n in run.SIZES)]
     head += [f"{rate:.0e}".replace("e-0", "e-") for rate in run.RATES]
     body = []
-    for regime in measured():
+    for regime in whole_regimes():
         for arm in ARMS:
             tried = run.trials(regime, arm)
             by = [
