@@ -25,16 +25,16 @@ PLAN = allocate.plan(jnp.array([9, 3, 8]), rows=22)  # two rows do not exist
 
 
 @pytest.fixture
-def turns(monkeypatch):
+def flushes(monkeypatch):
     """Of each block: slots that worked at its end, and those that begin anew."""
-    seen, turned = [], Pages.turned
+    seen, flushed = [], Pages.flushed
 
     def spy(self, blocks, count, active):
-        pages, anew = turned(self, blocks, count, active)
+        pages, anew = flushed(self, blocks, count, active)
         jax.debug.callback(lambda *both: seen.append(both), active, anew)
         return pages, anew
 
-    monkeypatch.setattr(Pages, "turned", spy)
+    monkeypatch.setattr(Pages, "flushed", spy)
     with tiny.in_pages(2):
         yield seen
 
@@ -54,20 +54,20 @@ def drawn(policy, tokens=0):
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize(("tokens", "slots"), [(25, 3), (48, 6)])
-def test_slots_that_share_pages_draw_what_each_would_in_a_ring(tokens, slots, turns):
+def test_slots_that_share_pages_draw_what_each_would_in_a_ring(tokens, slots, flushes):
     """Where rings would have room for one, or three; some rows begin anew."""
     want = drawn(tiny.MODEL)
-    assert not turns
+    assert not flushes
     got = drawn(tiny.MODEL, tokens)
     jax.effects_barrier()
     test_rollout.agree(got, want)
-    active, anew = np.swapaxes(turns, 0, 1)
+    active, anew = np.swapaxes(flushes, 0, 1)
     assert active.shape[1] == active.sum(1).max() == slots
     assert 0 < anew.sum() < want.exists.sum()
 
 
 @pytest.mark.long
-def test_policies_with_pages_are_mapped_over(turns):
+def test_policies_with_pages_are_mapped_over(flushes):
     want = drawn(tiny.MODEL)
     how = tiny.settings(max_tokens=STEPS, end=(10,), cache_bytes=bound(48))
 
@@ -80,7 +80,7 @@ def test_policies_with_pages_are_mapped_over(turns):
     test_rollout.agree(jax.tree.map(lambda leaf: leaf[1], got), want)
 
 
-def test_an_environment_forgets_what_begins_anew(turns):
+def test_an_environment_forgets_what_begins_anew(flushes):
     def draw(room):
         made = turning.sampler(cache_bytes=room)
         key = jax.random.key(1)
@@ -88,7 +88,7 @@ def test_an_environment_forgets_what_begins_anew(turns):
 
     want, got = draw(0.0), draw(bound(20))
     jax.effects_barrier()
-    assert np.sum([anew for _, anew in turns])
+    assert np.sum([anew for _, anew in flushes])
     jax.tree.map(np.testing.assert_array_equal, got.turns, want.turns)
     test_rollout.agree(*(dataclasses.replace(x, turns=None) for x in (got, want)))
 
@@ -96,8 +96,8 @@ def test_an_environment_forgets_what_begins_anew(turns):
 # ----- who has which
 
 K, HELD, POOL, SIZE, LIMIT = 5, 3, 6, 2, 4
-turned, room, seen, begun = map(
-    jax.jit, (Pages.turned, Pages.room, Pages.seen, Pages.begun)
+flushed, room, seen, begun = map(
+    jax.jit, (Pages.flushed, Pages.room, Pages.seen, Pages.begun)
 )
 
 
@@ -140,7 +140,7 @@ def test_a_full_block_goes_into_a_page_or_its_row_begins_anew(state):
     at, held, waits, count, active = state
     blocks = np.broadcast_to(1.0 + np.arange(K)[:, None], (K, SIZE))
     blocks = blocks.reshape(K, 1, SIZE, 1)
-    got, anew = jax.device_get(turned(of(at, held, waits), blocks, count, active))
+    got, anew = jax.device_get(flushed(of(at, held, waits), blocks, count, active))
     left, want = POOL, np.zeros(K, bool)
     for k in sorted(range(K), key=lambda k: -count[k]):  # the longest first
         cost = held[k] + 1 if active[k] and count[k] else 0

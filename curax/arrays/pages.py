@@ -6,10 +6,11 @@ slots write together, as they write rings. When it is full, at the same token fo
 each slot puts its block into a page of a pool. So a token writes at one index, pages
 are taken once in a block of tokens, and as many slots work as pages allow.
 
-A row that no page is left for gives its own back and begins anew when there is room:
-rows with the fewest tokens first, so that the longest always goes on. Its keys are
-functions of its tokens' places, so it draws what it had drawn, up to rounding. From
-then on no more rows work at a time than went on, and one more after each block.
+A row that no page is left for is preempted: it gives its own back and begins anew when
+there is room. Rows with the fewest tokens are first, so that the longest always goes
+on. The keys of a row are functions of its tokens' places, so it draws what it had
+drawn, up to rounding. From then on no more rows work at a time than went on, and one
+more after each block.
 """
 
 import dataclasses
@@ -105,7 +106,7 @@ class Pages:
         held, waits = jnp.where(new, 0, self.held), self.waits & ~new
         return dataclasses.replace(self, held=held, waits=waits)
 
-    def turned(
+    def flushed(
         self, blocks: Any, count: jax.Array, active: jax.Array
     ) -> tuple["Pages", jax.Array]:
         """Pages when all blocks are full, and the rows for which there are none.

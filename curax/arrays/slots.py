@@ -155,7 +155,7 @@ def unwritten(
     )
 
 
-def begun(fixed: LoopInputs) -> tuple[Rollouts, Any]:
+def blank(fixed: LoopInputs) -> tuple[Rollouts, Any]:
     """Completions and their episodes before the first token."""
     plan, steps, episode = fixed.plan, fixed.max_tokens, None
     out = unwritten(plan, steps, fixed.pad, fixed.support)
@@ -172,7 +172,7 @@ def initial_table(fixed: LoopInputs, slots: int, room: cache_sizes.Room) -> Tabl
     """
     queue, steps, rule = fixed.queue, fixed.max_tokens, fixed.stopping
     rows, wanted = fixed.plan.prompt.shape[0], queue.wanted
-    out, episode = begun(fixed)
+    out, episode = blank(fixed)
     row = queue.row[:slots] if not fixed.refills else jnp.zeros(slots, jnp.int32)
     table = Table(
         time=jnp.int32(0),
@@ -242,19 +242,19 @@ def by_pages(fixed: LoopInputs, table: Table) -> Table:
             partial(next_token, fixed, size),
             table,
         )
-        return turned(fixed, dataclasses.replace(table, time=until))
+        return flushed(fixed, dataclasses.replace(table, time=until))
 
     return jax.lax.while_loop(
         lambda table: somewhere(table.active | present(table.pages).waits), block, table
     )
 
 
-def turned(fixed: LoopInputs, table: Table) -> Table:
+def flushed(fixed: LoopInputs, table: Table) -> Table:
     """The table when blocks are full: in pages, or their rows begin anew.
 
     What these had drawn is forgotten.
     """
-    pages, waits = present(table.pages).turned(table.cache, table.count, table.active)
+    pages, waits = present(table.pages).flushed(table.cache, table.count, table.active)
     row = jnp.where(waits, table.row, fixed.plan.prompt.shape[0])  # out: dropped
     anew = jnp.zeros_like(fixed.plan.exists).at[row].set(True, mode="drop")
 
@@ -262,7 +262,7 @@ def turned(fixed: LoopInputs, table: Table) -> Table:
         return jnp.where(anew.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
 
     written = table.out, table.episode
-    out, episode = jax.tree.map(forgotten, written, begun(fixed))
+    out, episode = jax.tree.map(forgotten, written, blank(fixed))
     active = table.active & ~waits
     table = dataclasses.replace(
         table, pages=pages, active=active, out=out, episode=episode
