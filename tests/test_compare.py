@@ -17,8 +17,8 @@ import pytest
 import tiny_experiment
 
 from curax import compare
+from curax.comparison import analysis, comparison, programs, runner
 from curax.comparison import experiment as experiments
-from curax.comparison import programs, runner
 from curax.config import override
 from curax.step import loops
 from curax.step.build import build
@@ -182,6 +182,113 @@ def test_another_experiment_is_refused_and_arms_may_be_added(whole):
             check(changed, experiments.arms(changed))
 
 
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A comparison that tunes two magnitudes: its experiment, its folder, the run."""
+    experiment = replace(
+        tiny_experiment.get_experiment(),
+        sweep={},
+        tune={
+            "optimizer.learning_rate": (0.003, 0.03),
+            "sampling.temperature": (1.0, 0.5),
+        },
+        tuning_seeds=3,
+        tokens=40,
+    )
+    workdir = tmp_path_factory.mktemp("compare") / "tuned"
+    run = partial(
+        *(comparison.compare, experiment, experiments.arms(experiment), workdir),
+        cost=(1.0, 3.0),
+        name="tuned",
+    )
+    run()
+    return experiment, workdir, run
+
+
+def test_each_recipe_takes_the_best_of_its_trials_and_runs_by_fresh_seeds(tuned):
+    experiment, workdir, _ = tuned
+    found = json.loads((workdir / "results.json").read_text())
+    assert [arm["name"] for arm in found["arms"]] == ["plain", "centred"]
+    # Of each recipe one program of its trials, and one of what they took.
+    each = [json.loads(path.read_text()) for path in (workdir / "arms").iterdir()]
+    assert sorted(len(own["arms"]) for own in each) == [1, 1, 4, 4]
+    assert sorted(own["lanes"] for own in each) == [2, 2, 12, 12]
+    done, arms = runner.finished(workdir), experiments.arms(experiment)
+    trials = experiments.trials(experiment, arms)
+    assert {(arm.config.seed, arm.config.seeds) for arm in arms} == {(3, SEEDS)}
+    assert {(arm.config.seed, arm.config.seeds) for arm in trials} == {(3 + SEEDS, 3)}
+    for name in experiment.recipes:
+        own = found["tuned"][name]
+        tried = [arm for arm in trials if arm.recipe == name]
+        assert [dict(arm.changed) for arm in tried] == [
+            trial["settings"] for trial in own["trials"]
+        ]
+        for arm, trial in zip(tried, own["trials"], strict=True):
+            history = done[arm.name]
+            drawn, rate = (np.transpose(history[x]) for x in ("drawn", "rate"))
+            ends = map(np.interp, [own["place"]] * 3, drawn, rate)
+            assert trial["rate"] == pytest.approx(np.mean(list(ends)))
+        rates = [trial["rate"] for trial in own["trials"]]
+        assert own["taken"] == int(np.argmax(rates))
+        assert own["axis"] == "tokens"
+        assert own["place"] <= experiment.tokens
+    page = (workdir / "report.html").read_text()
+    assert "Tuned beforehand" in page
+    assert "optimizer.learning_rate" in page
+
+
+def test_an_arm_that_was_tuned_is_what_its_setting_gives_without_tuning(
+    tuned, tmp_path
+):
+    experiment, workdir, _ = tuned
+    found = json.loads((workdir / "results.json").read_text())
+    own = found["tuned"]["plain"]
+    plain = replace(
+        experiment,
+        recipes={"plain": experiment.recipes["plain"]},
+        common=own["trials"][own["taken"]]["settings"],
+        tune={},
+    )
+    comparison.compare(
+        *(plain, experiments.arms(plain), tmp_path), cost=(1.0, 3.0), name="plain"
+    )
+    assert histories(tmp_path)["plain"] == histories(workdir)["plain"]
+
+
+def test_a_tuned_comparison_goes_on_and_refuses_other_trials(tuned):
+    experiment, workdir, run = tuned
+    before = histories(workdir)
+    for path in (workdir / "arms").iterdir():
+        if "(trial)" not in path.read_text():
+            path.unlink()
+    run()
+    assert histories(workdir) == before
+    more = replace(experiment, tune={"sampling.group_size": (2,)})
+    with pytest.raises(experiments.ConfigError, match=r"comparison with tune\."):
+        runner.check(workdir, more, experiments.arms(more))
+
+
+def test_trials_that_differ_by_a_count_are_programs_of_their_own():
+    rates, sizes = (0.003, 0.03), (2, 4)
+    tune = {"optimizer.learning_rate": rates, "sampling.group_size": sizes}
+    experiment = replace(tiny_experiment.get_experiment(), sweep={}, tune=tune)
+    trials = experiments.trials(experiment, experiments.arms(experiment)[:1])
+    found = programs.sweeps(trials, experiment)
+    assert [sweep.name for sweep in found] == [
+        f"plain sampling.group_size={n} (trial)" for n in sizes
+    ]
+    for sweep in found:
+        assert sweep.settings == ("optimizer.learning_rate",)
+        lanes = programs.lanes(sweep).magnitudes["optimizer.learning_rate"]
+        np.testing.assert_allclose(lanes, np.repeat(rates, 4))
+
+
+def test_where_an_end_of_what_was_tried_is_taken_it_is_said():
+    trials = [{"settings": {"a": a, "b": "x"}, "rate": 0.0} for a in (1, 2, 3)]
+    said = [analysis.ends_taken({"trials": trials, "taken": i}) for i in range(3)]
+    assert said == [["a"], [], ["a"]]
+
+
 HEAD = "from curax.comparison.experiment import Experiment\ndef get_experiment():\n"
 WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
 
@@ -195,6 +302,13 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         (WHOLE + ", sweep={'loss.high': (0.3, 0.3)}", "two arms of one name"),
         (WHOLE + ", sweep={'loss.high': 0.3}", "is no list of values"),
         (WHOLE + ", sweep={'steps': (1, 2)}", "sets steps, which is decided by steps"),
+        (WHOLE + ", tune={'loss.hihg': (0.3,)}", "recipe a: loss.hihg=0.3: loss"),
+        (WHOLE + ", tune={'loss.high': 0.3}", "tune['loss.high']=0.3 is no list"),
+        (WHOLE + ", tune={'seeds': (1, 2)}", "tune sets seeds, which is decided by"),
+        (
+            WHOLE + ", tune={'loss.high': (0.3,)}, sweep={'loss.high': (0.2,)}",
+            "loss.high is swept and tuned",
+        ),
         (WHOLE + ", seeds=0", "seeds=0 must be at least 1; set seeds to 1."),
         (WHOLE + ", baseline='b'", "baseline='b' is none of the recipes"),
         (WHOLE + ", cost=(0.0, 0.0)", "makes everything free"),

@@ -119,6 +119,32 @@ def _places(entries: Any, axis: str, question: Question) -> dict[str, float]:
     return {condition: min(budget, *own) for condition, own in ends.items()}
 
 
+def trial_rates(
+    histories: Sequence[History], budgets: Mapping[str, float]
+) -> tuple[str, float, list[float]]:
+    """Axis and place at which trials of a recipe are compared, and their mean rates.
+
+    The axis is the first of the budgets; the place is the budget, or where a run ended
+    before it the furthest that all have come.
+    """
+    axis = next(iter(budgets))
+    question = Question("", (1.0, 0.0), budgets)
+    entries = [Entry("", "", None, {"": history}, {}) for history in histories]
+    places = {axis: _places(entries, axis, question)}
+    rates = [np.mean(values_at(x, axis, 1.0, places, question)) for x in entries]
+    return axis, places[axis][""], [float(rate) for rate in rates]
+
+
+def ends_taken(tuned: Mapping[str, Any]) -> list[str]:
+    """Settings of which tuning took the highest or lowest: beyond may be better."""
+    found, trials = [], tuned["trials"]
+    for name, value in trials[tuned["taken"]]["settings"].items():
+        tried = {trial["settings"][name] for trial in trials}
+        if len(tried) > 1 and all(isinstance(x, int | float) for x in tried):
+            found += [name] * (value in (min(tried), max(tried)))
+    return found
+
+
 def values_at(
     entry: Entry, axis: str, share: Any, places: Any, question: Question
 ) -> list[np.ndarray]:

@@ -47,11 +47,12 @@ def compare(
         runner.check(workdir, experiment, arms)
         work = runner.Comparison(experiment, arms, workdir)
         with Progress(Console(highlight=False)) as progress:
-            histories = work.run(measures=cost is None, progress=progress)
+            ran = work.run(measures=cost is None, progress=progress)
         measured = {} if cost else reading.read_json(workdir / runner.COST)
         prices = cost or (measured["drawn_s"], measured["trained_s"])
-        shown = results(experiment, arms, histories, prices)
+        shown = results(experiment, ran.arms, ran.histories, prices)
         found = {"name": name, "measured": measured or None, **shown.found}
+        found |= {"tuned": ran.tuned} if ran.tuned else {}
         write_file(workdir / RESULTS, files.json_bytes(found))
         path = page.write(workdir, shown._replace(found=found))
     claims = analysis.claims(found) or ["No difference that the intervals show."]
@@ -67,7 +68,7 @@ def entries(
         found.setdefault(arm.label, []).append(arm)
     return [
         analysis.Entry(
-            *(each[0].recipe, each[0].setting, each[0].value),
+            *(each[0].recipe, *each[0].swept),
             {a.condition: analysis.history_of(histories[a.name]) for a in each},
             {a.condition: warm_key(experiment, a) for a in each},
             own={n: setting_of(each[0].config, n) for n in experiment.sweep},
@@ -83,11 +84,10 @@ def results(
     prices: tuple[float, float],
 ) -> figures.Shown:
     """Results of the arms with their histories, in the form of results.json."""
-    budgets = {"tokens": experiment.tokens, "updates": experiment.updates}
     question = analysis.Question(
         baseline=experiment.against,
         prices=prices,
-        budgets={axis: most for axis, most in budgets.items() if most},
+        budgets=experiment.budgets,
         threshold=experiment.threshold,
     )
     compared = entries(experiment, arms, histories)
@@ -103,8 +103,8 @@ def results(
             "name": arm.name,
             "recipe": arm.recipe,
             "condition": arm.condition,
-            "setting": arm.setting,
-            "value": arm.value if isinstance(arm.value, str | int | float) else None,
+            "setting": arm.swept[0],
+            "value": arm.settings.get(arm.swept[0]),
         }
         for arm in arms
     ]

@@ -1,13 +1,14 @@
 """Experiments: which recipes run, under which settings, and how long.
 
 An experiment is a Python file with `get_experiment()`. Each recipe runs as it is, and
-once more for every value of every swept setting, the others as they are. Nothing here
-imports JAX.
+once more for every value of every swept setting, the others as they are. Where settings
+are tuned, each first takes the best of the same trials. Nothing here imports JAX.
 """
 
 import ast
 import difflib
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,9 @@ class Experiment:
     common: Mapping[str, Any] = field(default_factory=dict)  # changes of all recipes
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # setting ->
     # values, each tried alone
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # setting ->
+    # values; each recipe takes the best of all combinations, by seeds of their own
+    tuning_seeds: Count = 4  # runs of a combination, with the seeds behind `seeds`
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name ->
     # changes, such as easy and hard prompts; each recipe runs under all of them
     warm_start: Mapping[str, Any] = field(default_factory=dict)  # changes for the warm
@@ -85,6 +89,8 @@ class Experiment:
             )
         if not (self.tokens or self.updates):
             yield "neither tokens nor updates is set; set tokens=100_000, for example."
+        for name in self.sweep.keys() & self.tune.keys():
+            yield f"{name} is swept and tuned; leave it out of sweep or of tune."
         if self.cost and not sum(self.cost) > 0:
             yield "cost=(0, 0) makes everything free; set it to (1, 1), for example."
         for where, changes in self._changes():
@@ -97,11 +103,18 @@ class Experiment:
     def _changes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield (field, changes by dotted name) of every field that changes configs."""
         yield from (("common", self.common), ("sweep", self.sweep))
+        yield "tune", self.tune
         yield "warm_start", self.warm_start
         yield from ((f"conditions[{n!r}]", c) for n, c in self.conditions.items())
         for name, recipe in self.recipes.items():
             if isinstance(recipe, tuple):
                 yield f"recipes[{name!r}]", recipe[1]
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        """What every run gets at least, by axis; the first is what tuning goes by."""
+        both = {"tokens": self.tokens, "updates": self.updates}
+        return {axis: most for axis, most in both.items() if most}
 
     @property
     def against(self) -> str:
@@ -115,18 +128,32 @@ class Arm(NamedTuple):
     recipe: str
     condition: str  # "" where an experiment has none
     config: Config
-    setting: str = ""  # the swept one; "": the recipe as it is
-    value: Any = None  # of the swept setting
+    changed: tuple[tuple[str, Any], ...] = ()  # (setting, value), swept or tried
+    trial: bool = False  # of tuning
+
+    @property
+    def swept(self) -> tuple[str, Any]:
+        """Swept setting and its value; ("", None): the recipe as it is."""
+        return self.changed[0] if self.changed else ("", None)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Changed settings as JSON values; what is neither number nor text, as text."""
+        return {
+            name: value if isinstance(value, str | int | float) else str(value)
+            for name, value in self.changed
+        }
 
     @property
     def label(self) -> str:
-        """Recipe and swept value, as `grpo loss.high=0.3`."""
-        return f"{self.recipe} {self.setting}={self.value}".removesuffix(" =None")
+        """Recipe and changed values, as `grpo loss.high=0.3`."""
+        return " ".join([self.recipe, *(f"{name}={x}" for name, x in self.changed)])
 
     @property
     def name(self) -> str:
         """The label with the condition, as `grpo @ hard`: no other arm has it."""
-        return f"{self.label} @ {self.condition}" if self.condition else self.label
+        found = f"{self.label} @ {self.condition}" if self.condition else self.label
+        return f"{found} (trial)" if self.trial else found
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -170,7 +197,7 @@ def arms(experiment: Experiment) -> list[Arm]:
             found.append(base)
             for setting, values in experiment.sweep.items():
                 found += _swept(base, setting, values)
-    for arm in found:
+    for arm in (*found, *trials(experiment, found)):
         for wrong in _unfit(arm):
             raise ConfigError(f"{arm.name}: {wrong}")
     return found
@@ -196,23 +223,70 @@ def _swept(arm: Arm, setting: str, values: Any) -> Iterator[Arm]:
     Raises:
         ConfigError: no such setting, a wrong value, or a value that is there twice.
     """
+    for value in _values("sweep", setting, values):
+        found = _changed(arm, ((setting, value),))
+        if describe(found.config) != describe(arm.config):
+            yield found
+
+
+def _values(kind: str, setting: str, values: Any) -> Sequence[Any]:
+    """The values of a swept or tuned setting.
+
+    Raises:
+        ConfigError: they are no list, or one is there twice.
+    """
     if not isinstance(values, list | tuple) or not values:
         raise ConfigError(
-            f"sweep[{setting!r}]={values!r} is no list of values; write (1, 2), for "
+            f"{kind}[{setting!r}]={values!r} is no list of values; write (1, 2), for "
             "example."
         )
     for i, value in enumerate(values):
-        try:
-            config = override(arm.config, {setting: value})
-        except ConfigError as error:
-            raise ConfigError(f"recipe {arm.recipe}: {error}") from error
         if value in values[:i]:
             raise ConfigError(
-                f"sweep[{setting!r}] has {value} twice, and so two arms of one name; "
+                f"{kind}[{setting!r}] has {value} twice, and so two arms of one name; "
                 "leave one out."
             )
-        if describe(config) != describe(arm.config):
-            yield arm._replace(config=config, setting=setting, value=value)
+    return values
+
+
+def _changed(arm: Arm, changed: tuple[tuple[str, Any], ...]) -> Arm:
+    """An arm with further settings changed."""
+    try:
+        config = override(arm.config, dict(changed))
+    except ConfigError as error:
+        raise ConfigError(f"recipe {arm.recipe}: {error}") from error
+    return arm._replace(config=config, changed=(*arm.changed, *changed))
+
+
+def trials(experiment: Experiment, arms: Sequence[Arm]) -> list[Arm]:
+    """Arms of tuning: each recipe under each condition, at every combination.
+
+    Raises:
+        ConfigError: no such setting, a wrong value, or a value that is there twice.
+    """
+    if not experiment.tune:
+        return []
+    every = [
+        [(name, value) for value in _values("tune", name, values)]
+        for name, values in experiment.tune.items()
+    ]
+    found = []
+    for arm in arms:
+        if not arm.changed:
+            own = {"seed": arm.config.seed + experiment.seeds}
+            own["seeds"] = experiment.tuning_seeds
+            base = arm._replace(config=override(arm.config, own), trial=True)
+            found += [_changed(base, changed) for changed in itertools.product(*every)]
+    return found
+
+
+def settled(arms: Sequence[Arm], taken: Sequence[Arm]) -> list[Arm]:
+    """Arms at what tuning took: a trial for each recipe under each condition."""
+    best = {(trial.recipe, trial.condition): trial.changed for trial in taken}
+    return [
+        arm._replace(config=override(arm.config, dict(best[arm.recipe, arm.condition])))
+        for arm in arms
+    ]
 
 
 def setting_of(config: Config, name: str) -> Any:
@@ -259,6 +333,9 @@ def budget(experiment: Experiment) -> dict[str, Any]:
     """Fields of an experiment that set lengths and evaluations of its runs, as JSON."""
     names = ("seeds", "tokens", "updates", "steps", "every")
     found = {name: getattr(experiment, name) for name in names}
+    if experiment.tune:
+        found["tuning_seeds"] = experiment.tuning_seeds
+        found["tune"] = {name: repr(values) for name, values in experiment.tune.items()}
     return found | {
         "watched": list(experiment.watched),
         "warm_start": {name: repr(x) for name, x in experiment.warm_start.items()},

@@ -37,6 +37,7 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
         threshold=f"{found.get('threshold') or 0:.0%}",
         waits=list(_waits(found)),
         wait_head=["recipe", "runs there", *AXES.values()],
+        tuned=list(_tuned(found)),
         arms=list(_arm_rows(found)),
         about=f"curax {found['curax']}, JAX {found['jax']}, {found['device']}",
         **pictures,
@@ -140,6 +141,20 @@ def _waits(found: Mapping[str, Any]) -> Iterator[list[str]]:
             times = (found["waits"][axis][condition][name] for axis in AXES)
             reached = f"{seen['reached']} of {seen['runs']}"
             yield [label, reached, *map(analysis.wait_text, times)]
+
+
+def _tuned(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Rows of what tuning took for each recipe; none where nothing was tuned."""
+    for name, own in found.get("tuned", {}).items():
+        tried = [(_settings(trial), trial["rate"]) for trial in own["trials"]]
+        others = "; ".join(f"{text}: {rate:.3f}" for text, rate in tried)
+        taken = own["trials"][own["taken"]]
+        ends = ", ".join(analysis.ends_taken(own))
+        yield [name, _settings(taken), f"{taken['rate']:.3f}", others, ends]
+
+
+def _settings(trial: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in trial["settings"].items())
 
 
 def _arm_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -38,9 +38,10 @@ class Sweep(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Recipe and condition; the name of the arm where there is one."""
-        first = self.arms[0]
-        return first.name if len(self.arms) == 1 else first._replace(setting="").name
+        """Recipe, condition and what is the same in all arms: of one arm its name."""
+        first, *others = self.arms
+        same = [x for x in first.changed if all(x in arm.changed for arm in others)]
+        return first._replace(changed=tuple(same)).name
 
     @property
     def key(self) -> str:
@@ -57,21 +58,23 @@ def sweeps(pending: Sequence[Arm], experiment: Experiment) -> list[Sweep]:
     """
     found: dict[Any, Sweep] = {}
     known: dict[Any, bool] = {}
+
+    def traced(arm: Arm, setting: str, value: Any) -> bool:
+        at = arm.recipe, arm.condition, setting
+        if at not in known:
+            values = (setting_of(arm.config, setting), value)
+            values += tuple({**experiment.sweep, **experiment.tune}[setting])
+            known[at] = _is_magnitude(arm.config, setting, values)
+        return known[at]
+
     for arm in pending:
-        where, traced = (arm.recipe, arm.condition), False
-        if arm.setting:
-            at = *where, arm.setting
-            if at not in known:
-                values = (setting_of(arm.config, arm.setting), arm.value)
-                values += tuple(experiment.sweep[arm.setting])
-                known[at] = _is_magnitude(arm.config, arm.setting, values)
-            traced = known[at]
         _check(arm)
-        alone = arm.setting and not traced
-        key = (*where, arm.name) if alone else where
+        alone = [(name, x) for name, x in arm.changed if not traced(arm, name, x)]
+        key = arm.recipe, arm.condition, arm.trial, repr(alone)
         before = found.get(key, Sweep((), ()))
-        more = (arm.setting,) if traced and arm.setting not in before.settings else ()
-        found[key] = Sweep((*before.arms, arm), (*before.settings, *more))
+        settings = dict.fromkeys(before.settings)
+        settings |= {change[0]: None for change in arm.changed if change not in alone}
+        found[key] = Sweep((*before.arms, arm), tuple(settings))
     return list(found.values())
 
 

@@ -18,13 +18,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from curax.comparison import programs
-from curax.comparison.experiment import Arm, Experiment, budget, warm_config, warm_key
+from curax.comparison import analysis, programs
+from curax.comparison.experiment import (
+    Arm,
+    Experiment,
+    budget,
+    settled,
+    trials,
+    warm_config,
+    warm_key,
+)
 from curax.comparison.programs import Sweep
 from curax.config import Config, ConfigError
 from curax.runs import checkpoint, reading
@@ -74,7 +82,8 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
 
 def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
     """Budget and configs that determine the histories of a comparison, as JSON."""
-    described = {arm.name: describe(arm.config) for arm in arms}
+    every = (*arms, *trials(experiment, arms))
+    described = {arm.name: describe(arm.config) for arm in every}
     return {"budget": budget(experiment), "arms": described}
 
 
@@ -84,6 +93,14 @@ def finished(workdir: Path) -> dict[str, Any]:
     for path in sorted((workdir / ARMS).glob("*.json")):
         found |= reading.read_json(path).get("arms", {})
     return found
+
+
+class Ran(NamedTuple):
+    """What a comparison ran, at its end."""
+
+    arms: Sequence[Arm]  # at what tuning took
+    histories: Mapping[str, Any]  # by the name of the arm
+    tuned: Mapping[str, Any]  # by recipe and condition: all trials, and the one taken
 
 
 class Comparison:
@@ -97,15 +114,26 @@ class Comparison:
         """
         self._experiment, self._arms, self._workdir = experiment, arms, workdir
         self._done = finished(workdir)
-        pending = [arm for arm in arms if arm.name not in self._done]
         self._warm: dict[str, loops.Jitted] = {}
         self._states: dict[str, Any] = {}  # of the last warm start, on the host
-        self._programs: list[tuple[Sweep, loops.Lanes]] = []
-        for sweep in programs.sweeps(pending, experiment):
-            self._warm_loop(sweep.arms[0])
-            self._programs.append((sweep, programs.lanes(sweep)))
+        self._trials = trials(experiment, arms)
+        # Where settings are tuned, arms are traced when it is known what they take.
+        self._programs = self._traced(self._trials or arms)
         if not self._done:
             self._check_watched()
+
+    def _pending(self, arms: Sequence[Arm]) -> list[Sweep]:
+        """Sweeps of the arms that are not finished."""
+        left = [arm for arm in arms if arm.name not in self._done]
+        return programs.sweeps(left, self._experiment)
+
+    def _traced(self, arms: Sequence[Arm]) -> list[tuple[Sweep, loops.Lanes]]:
+        """Programs of the arms that are not finished."""
+        found = []
+        for sweep in self._pending(arms):
+            self._warm_loop(sweep.arms[0])
+            found.append((sweep, programs.lanes(sweep)))
+        return found
 
     def _check_watched(self) -> None:
         """Check that each metric in `watched` is one of some recipe.
@@ -122,21 +150,35 @@ class Comparison:
                     f"mean {near[0]!r}?"
                 )
 
-    def run(self, *, measures: bool, progress: Progress) -> dict[str, Any]:
-        """Run the remaining programs, and return the histories of all arms by name.
+    def run(self, *, measures: bool, progress: Progress) -> "Ran":
+        """Run the remaining programs, trials before the arms that take the best.
 
         Args:
             measures: measure the cost of a token, if the folder does not know it.
             progress: display, entered.
         """
-        named = about(self._experiment, self._arms)
-        write_file(self._workdir / ABOUT, files.json_bytes(named))
+        experiment, arms = self._experiment, self._arms
+        write_file(self._workdir / ABOUT, files.json_bytes(about(experiment, arms)))
         (self._workdir / ARMS).mkdir(exist_ok=True)
         if measures and not (self._workdir / COST).exists():
             self._measure(progress)
-        start = time.monotonic()
-        for number, (sweep, lanes) in enumerate(self._programs):
-            clock = _Clock(start, number, len(self._programs))
+        start, tuned, before = time.monotonic(), {}, 0
+        if self._trials:
+            before = len(self._programs)
+            self._run_all(start, 0, before + len(self._pending(arms)), progress)
+            taken, tuned = self._taken()
+            arms = settled(arms, taken)
+            self._programs = self._traced(arms)
+        self._run_all(start, before, before + len(self._programs), progress)
+        shutil.rmtree(self._workdir / RUNNING, ignore_errors=True)
+        return Ran(arms, {arm.name: self._done[arm.name] for arm in arms}, tuned)
+
+    def _run_all(
+        self, start: float, begun: int, total: int, progress: Progress
+    ) -> None:
+        """Run programs, of which `begun` of `total` went before, and write each."""
+        for number, (sweep, lanes) in enumerate(self._programs, begun):
+            clock = _Clock(start, number, total)
             history = self._run(sweep, lanes, progress, clock)
             found = {
                 "device": jax.devices()[0].device_kind,
@@ -148,8 +190,27 @@ class Comparison:
             write_file(path, (json.dumps(found) + "\n").encode())
             shutil.rmtree(self._workdir / RUNNING / sweep.key, ignore_errors=True)
             self._done |= found["arms"]
-        shutil.rmtree(self._workdir / RUNNING, ignore_errors=True)
-        return {arm.name: self._done[arm.name] for arm in self._arms}
+
+    def _taken(self) -> tuple[list[Arm], dict[str, Any]]:
+        """The best trial of each recipe and condition, and all of them as JSON."""
+        groups: dict[str, list[Arm]] = {}
+        for trial in self._trials:
+            name = trial._replace(changed=(), trial=False).name
+            groups.setdefault(name, []).append(trial)
+        taken, found = [], {}
+        for name, own in groups.items():
+            histories = [analysis.history_of(self._done[x.name]) for x in own]
+            axis, place, rates = analysis.trial_rates(
+                histories, self._experiment.budgets
+            )
+            best = int(np.argmax(rates))  # the first of equals
+            tried = [
+                {"settings": trial.settings, "rate": rate}
+                for trial, rate in zip(own, rates, strict=True)
+            ]
+            taken.append(own[best])
+            found[name] = {"axis": axis, "place": place, "trials": tried, "taken": best}
+        return taken, found
 
     # ----- warm starts
 

@@ -193,10 +193,7 @@ def measure(piece: Piece) -> None:
         settings = [Setting("", n, rate) for n in SIZES for rate in RATES]
     else:
         seeds, settings = SEEDS, [chosen(regime, arm)]
-    lanes = [
-        lane(regime, arm, setting, kind)._replace(setting=f"trial{i}", value=i)
-        for i, setting in enumerate(settings)
-    ]
+    lanes = [lane(regime, arm, setting, kind) for setting in settings]
     sweep = programs.Sweep(tuple(lanes), (knob(arm), regimes.RATE))
     found = run.history(
         *(programs.lanes(sweep), run.warmed(regime, seeds)),

@@ -292,10 +292,6 @@ def measure(name: str, which: str) -> None:
         stage, seeds, rates = "tune", TUNING, own.rates
         first = next(iter(own.arms))
         lanes = [arm(name, first, rate, stage) for rate in rates]
-        lanes = [
-            one._replace(setting=regimes.RATE, value=rate)
-            for one, rate in zip(lanes, rates, strict=True)
-        ]
     else:
         stage, seeds, rates = "claim", SEEDS, (rate_of(name),)
         lanes = [arm(name, which, *rates)]

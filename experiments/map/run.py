@@ -176,12 +176,7 @@ def warmed(regime: str, seeds: tuple[int, ...]) -> Any:
 
 
 def _lanes(regime: str, recipe: str, settings: list[Setting], stage: str):
-    arms = [
-        regimes.arm(regime, recipe, setting, stage)._replace(
-            setting=f"trial{i}", value=i
-        )
-        for i, setting in enumerate(settings)
-    ]
+    arms = [regimes.arm(regime, recipe, setting, stage) for setting in settings]
     sweep = programs.Sweep(tuple(arms), RECIPES[recipe].magnitudes)
     return programs.lanes(sweep)
 
