@@ -397,6 +397,13 @@ OTHERS = {  # of experiments/factorial, which the map has nothing of
         times=0.5,
         recipes=BASELINES,
     ),
+    "sparse_wide": replace(
+        SINGLE["sparse"],
+        says="as sparse, by a model of twice the width and a warm start of its own",
+        changes={"model.width": 128},
+        recipes=BASELINES,
+        long=(),
+    ),
 }
 MAPPED = SINGLE | TURNS
 REGIMES = MAPPED | OTHERS
