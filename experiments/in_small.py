@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from curax.comparison import statistics
 from curax.comparison.analysis import AXES
 from curax.runs.reading import count_text
 from curax.settings.cli import write_file
@@ -21,6 +22,7 @@ from experiments.map.show import markdown
 HERE = Path(__file__).parent
 BEGIN = "<!-- tables: python -m experiments.in_small -->"
 END = "<!-- end of the tables -->"
+CONTROL = "raft_plus_plus"  # right completions alone, of a fixed n
 
 
 def number(value: float, *, signed: bool = False) -> str:
@@ -36,15 +38,39 @@ def interval(found: Sequence[float], *, signed: bool = False) -> str:
     return f"{middle} [{low}, {high}]"
 
 
+def controlled(found: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Gaps of the same seed to RAFT++ at equal tokens, with Holm's intervals over them.
+
+    Of no arm where it is the baseline, or none of the arms.
+    """
+    own = {
+        name: [np.array(seen["tokens"]["values"][""], float)]
+        for name, seen in found["recipes"].items()
+    }
+    if CONTROL not in own or found["baseline"] == CONTROL:
+        return {}
+    base = own.pop(CONTROL)
+    gaps = {name: statistics.gap(x, base, paired=True) for name, x in own.items()}
+    levels = statistics.holm([float(gap.p_value()) for gap in gaps.values()])
+    return {
+        name: [float(x) for x in (gap.value, *gap.interval(level))]
+        for (name, gap), level in zip(gaps.items(), levels, strict=True)
+    }
+
+
 def rates(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Rows of pass rates at equal tokens, and of gaps to the baseline on each axis."""
+    """Rows of pass rates at equal tokens, and of gaps to the baseline on each axis.
+
+    And at equal tokens to RAFT++, the control, where that is another arm.
+    """
     ends = {axis: found["places"][axis][""] for axis in AXES}
     base = found["baseline"]
     head = ["arm", f"held out at {count_text(ends['tokens'])} tokens"]
     head += [f"gap to `{base}`, tokens", f"gap, {ends['updates']:.0f} updates"]
     drawn, trained = found["prices"]
     head += [f"gap, cost {count_text(ends['cost'])} (1 : {trained / drawn:.2g})"]
-    yield head
+    control = controlled(found)
+    yield head + [f"gap to `{CONTROL}`, tokens"] * bool(control)
     for name, own in found["recipes"].items():
         line = [f"`{name}`", interval(own["tokens"]["rate"])]
         for axis in AXES:
@@ -54,7 +80,22 @@ def rates(found: Mapping[str, Any]) -> Iterator[list[str]]:
                 if gap
                 else ""
             )
+        if control:
+            line.append(interval(control[name], signed=True) if name in control else "")
         yield line
+
+
+def trials(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Rows of mean rates of each trial of tuning; the one that was taken is bold."""
+    tuned = found.get("tuned", {})
+    for name, own in tuned.items():
+        tried = own["trials"]
+        if name == next(iter(tuned)):
+            places = [" ".join(map(str, trial["settings"].values())) for trial in tried]
+            yield [f"arm, at {' and '.join(tried[0]['settings'])}", *places]
+        cells = [number(trial["rate"]) for trial in tried]
+        cells[own["taken"]] = f"**{cells[own['taken']]}**"
+        yield [f"`{name}`", *cells]
 
 
 def significant(value: float) -> str:
@@ -94,8 +135,9 @@ def watched(found: Mapping[str, Any]) -> Iterator[list[str]]:
 
 def tables(found: Mapping[str, Any]) -> str:
     """Markdown between the marks of a page."""
-    every = [list(rates(found)), list(watched(found))]
-    return "\n\n".join([BEGIN, *(markdown(x[0], x[1:]) for x in every), END])
+    every = (list(rows(found)) for rows in (rates, watched, trials))
+    shown = [markdown(rows[0], rows[1:]) for rows in every if rows]
+    return "\n\n".join([BEGIN, *shown, END])
 
 
 def main() -> None:
