@@ -75,6 +75,22 @@ def test_collectives_are_counted_as_often_as_their_computation_runs():
 
 
 @pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ("[4,16]<=[16,4]T(1,0)", 16),
+        ("{{0,1,2},{3,4,5}}", 3),
+        ("mesh['axis_0'=16,'axis_1'=4] {'axis_0'}", 16),
+        ("mesh['axis_0'=2,'axis_1'=4,'axis_2'=3] {'axis_0','axis_1'}", 8),
+        ("mesh['axis_0'=8,'axis_1'=3] {'axis_0':(2)4}", 4),
+    ],
+)
+def test_groups_of_devices_are_read_however_they_are_written(groups, devices):
+    text = f"%x = f32[8] all-gather(%y), replica_groups={groups}, dimensions={{0}}"
+    (found,) = hlo.collectives([text])
+    assert found.received == 32 * (devices - 1) / devices
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
         ("v9:2x2", "v9 is none of v4, v5e, v5p, v6e, cpu"),

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import re
 import subprocess
@@ -26,6 +27,33 @@ texts, counted = [], programs.hbm.of
 programs.hbm.of = lambda text: texts.append(text) or counted(text)
 report, _ = programs.planned(run.parts, on, where, run.calls[0], quick=True)
 print(json.dumps([report.name, report.refusal, *texts]))
+"""
+HEAD = """
+import json
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from curax.arrays import masked
+from curax.config import Mesh
+from curax.planning import chips
+from curax.step import mesh
+
+here = chips.devices(chips.topology("v5e:2x2"))
+on = mesh.make(Mesh(data=1, fsdp=2, tensor=2), here)
+
+def loss(head, features, tokens):
+    cast = head.astype(jnp.bfloat16)
+    return sum(x.sum() for x in masked.token_logprobs(features, cast, tokens))
+
+def shaped(shape, dtype, spec):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(on, spec))
+
+with mesh.use(on):
+    args = (
+        shaped((75_968, 256), jnp.float32, P("tensor", "fsdp")),
+        shaped((8, 64, 256), jnp.bfloat16, P("fsdp")),
+        shaped((8, 64), jnp.int32, P("fsdp")),
+    )
+    print(json.dumps(jax.jit(jax.grad(loss)).lower(*args).compile().as_text()))
 """
 LAYERS, SLOTS, COLUMNS, KV_HEADS, D = 2, 16, 384, 2, 128
 OPTIONS = {
@@ -62,8 +90,15 @@ def drawn(folder, place, sizes, **more):
     """Text of the sampler, compiled for a slice."""
     sampling = {f"sampling.{name}": value for name, value in more.items()}
     options = [f"{name}={value}" for name, value in (OPTIONS | sampling).items()]
+    name, refusal, *texts = said(folder, CHILD, json.dumps([place, sizes]), *options)
+    assert (name, refusal) == ("draw", None)
+    return texts[0]
+
+
+def said(folder, code, *words):
+    """JSON that a process prints which has the compiler."""
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps([place, sizes]), *options],
+        [sys.executable, "-c", code, *words],
         env=os.environ
         | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}
         | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},  # a run beside it may compile too
@@ -72,9 +107,7 @@ def drawn(folder, place, sizes, **more):
         capture_output=True,
         text=True,
     )
-    name, refusal, *texts = json.loads(done.stdout.splitlines()[-1])
-    assert (name, refusal) == ("draw", None)
-    return texts[0]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.long
@@ -100,6 +133,10 @@ def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, si
     rings = 2 * rows * heads * COLUMNS * D * 2  # bytes of keys and values of a layer
     assert sorted(x > rings for x in read)[-LAYERS:] == [True] * LAYERS
     assert sum(read) < 1.3 * LAYERS * rings  # once each; and what is put into them
+    # Weights are gathered once they are cast.
+    gathers = re.findall(r"= (\w+)\[([\d,]+)\][^=\n]* all-gather\(", text)
+    wide = [dtype for dtype, shape in gathers if math.prod(eval(shape + ",")) > 4096]
+    assert set(wide) == ({"bf16"} if sizes else set())
 
 
 @pytest.mark.long
@@ -133,3 +170,12 @@ def test_where_memory_bounds_slots_a_tpu_reads_pages_where_they_are(
     read = [one.read for one in moved if one.array == f"bf16[{most},{heads},128,{D}]"]
     whole = 2 * most * heads * 128 * D * 2  # bytes of keys and values of a layer
     assert whole * LAYERS < sum(read) < 1.1 * whole * LAYERS
+
+
+@pytest.mark.long
+def test_the_gradient_of_the_head_is_scattered_and_never_whole(libtpu):
+    """Pieces of the vocabulary that do not fill it made a TPU sum it whole."""
+    text = said(libtpu, HEAD)
+    sums = re.findall(r"= \w+\[([\d,]+)\][^=\n]* (all-reduce|reduce-scatter)\(", text)
+    wide = {name for shape, name in sums if math.prod(eval(shape + ",")) > 75_968}
+    assert "all-reduce-scatter" in text or wide == {"reduce-scatter"}

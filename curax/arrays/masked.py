@@ -295,6 +295,8 @@ def _row_sums_backward(options, saved, slopes):
                 whole, places.embed, scatter_dimension=1, tiled=True
             )
             others = tuple(axis for axis in others if axis not in places.embed)
+        # Cut before, a TPU would sum all of it everywhere, and take a part.
+        whole = whole[: head.shape[0]]
         return own, jax.lax.psum(whole, others) if others else whole
 
     rows, whole, part = places.rows, places.whole, places.part
@@ -335,7 +337,10 @@ def _read_pieces(options, features, head, tokens, support, temperature):
 
 
 def _pull_pieces(options, features, head, tokens, support, temperature, top, slopes):
-    """Gradients of features and head, in float32, by pieces of the vocabulary."""
+    """Gradients of features and head, in float32, by pieces of the vocabulary.
+
+    That of the head has the rows by which the last piece is filled up.
+    """
     wide = features.astype(jnp.float32)
 
     def add(own, piece):
@@ -348,7 +353,7 @@ def _pull_pieces(options, features, head, tokens, support, temperature, top, slo
         return own + more, whole.astype(jnp.float32)
 
     own, parts = jax.lax.scan(add, jnp.zeros_like(wide), _pieces(options, head))
-    return own, parts.reshape(-1, head.shape[1])[: head.shape[0]]
+    return own, parts.reshape(-1, head.shape[1])
 
 
 class _Piece(NamedTuple):

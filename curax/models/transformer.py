@@ -325,9 +325,11 @@ class Transformer:
 
         def lay(path, leaf, names):
             own = "sampled" if path[0].key == "layers" else None
-            names = tuple(own if name == "embed" else name for name in names)
-            cast = leaf.astype(self.block.dtype) if path[-1].key in CAST else leaf
-            return constrain(cast, names)
+            whole = tuple(own if name == "embed" else name for name in names)
+            if path[-1].key not in CAST:
+                return constrain(leaf, whole)
+            # Cast where they lie, or they would be gathered in their own precision.
+            return constrain(constrain(leaf.astype(self.block.dtype), names), whole)
 
         # The compiler may not move this into the loop that reads them.
         params = jax.lax.optimization_barrier(

@@ -329,6 +329,9 @@ def learn(
     sums = 2 * (tensor - 1) / tensor * sizes.width * sizes.item
     received += (tokens + prompts) * sums * sizes.layers * (6 if remat else 4)
     token = 2 * sizes.layers * sizes.keys / cut.heads
+    # Each micro-batch gathers all contexts of a copy, and sums their gradients.
+    whole = prompts * cut.fsdp * token * sizes.item
+    received += parts_of * (gathers + 1) * whole * apart
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
     # What is kept between layers, of rows, and of contexts and gradients as much again.
     kept = sizes.layers * (4 * sizes.width * sizes.item if remat else inner)
@@ -341,6 +344,8 @@ def learn(
     sums_held = cut.data + (cut.fsdp > 1)
     trained = state["parameters"] if parts.model.trained is None else 0.0
     cast = sizes.item if trained and sizes.item < FLOAT32 else 0
+    # The head is whole along `fsdp`, and its gradient until devices have added it up.
+    of_head = (FLOAT32 if trained else 0) + (sizes.item if cut.fsdp > 1 else 0)
     return Work(
         flops=passes * flops / tensor,
         read=passes * times * gathers * matrices
@@ -351,6 +356,7 @@ def learn(
         memory={
             "gradients": 2.0 * trained,
             "weights as they are read": sizes.products * cast / tensor / cut.fsdp,
+            "head": head * of_head / tensor,
             "activations": at_once * (kept + 3 * inner),
             "prefix": prompts * token * (sizes.item + sums_held * FLOAT32),
             "logits": 2.0 * logits,

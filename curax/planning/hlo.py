@@ -26,6 +26,8 @@ CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.\
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 HEAD = re.compile(r"(?:ENTRY )?%?([\w.\-]+) (?:\(.*)?.*\{$")
 IN_TURN = re.compile(r"replica_groups=\[(\d+),(\d+)\]")  # groups, devices of each
+# Sizes of the axes of a mesh, and those along which a group lies, some in part.
+ALONG = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 
 
@@ -121,6 +123,10 @@ def group_size(line: str) -> int:
     """Number of devices in one group of a collective; 2 where the text names none."""
     if found := IN_TURN.search(line):
         return int(found[2])
+    if found := ALONG.search(line):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", found[1]))
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
     if found := LISTED.search(line):
         return found[1].count(",") + 1
     return 2
