@@ -283,6 +283,43 @@ def test_trials_that_differ_by_a_count_are_programs_of_their_own():
         np.testing.assert_allclose(lanes, np.repeat(rates, 4))
 
 
+def test_what_is_swept_is_swept_around_what_tuning_took():
+    tune = {"optimizer.learning_rate": (0.003, 0.03)}
+    sweep = {"sampling.temperature": (0.5,)}
+    experiment = replace(tiny_experiment.get_experiment(), sweep=sweep, tune=tune)
+    arms = experiments.arms(experiment)
+    trials = experiments.trials(experiment, arms)
+    assert len(trials) == 2 * len(experiment.recipes)
+    taken = [trials[1], trials[2]]  # of plain the higher, of centred the lower
+    found = {
+        arm.name: [experiments.setting_of(arm.config, name) for name in (*tune, *sweep)]
+        for arm in experiments.settled(arms, taken)
+    }
+    assert found == {
+        "plain": [0.03, 1.0],
+        "plain sampling.temperature=0.5": [0.03, 0.5],
+        "centred": [0.003, 1.0],
+        "centred sampling.temperature=0.5": [0.003, 0.5],
+    }
+
+
+def test_trials_are_compared_where_all_their_runs_have_come():
+    def history(rates, updates):
+        spent = np.array(updates, float)
+        return analysis.History(np.array(rates), spent * 9, spent, spent)
+
+    slow = history([[0.0, 0.0], [0.4, 0.2], [0.9, 0.9]], [[0, 0], [2, 2], [4, 3]])
+    fast = history([[0.0, 0.0], [0.5, 0.1]], [[0, 0], [5, 8]])
+    axis, place, rates = analysis.trial_rates([slow, fast], {"updates": 6})
+    assert (axis, place) == ("updates", 3)
+    want = [(0.65 + 0.9) / 2, (0.5 * 3 / 5 + 0.1 * 3 / 8) / 2]
+    np.testing.assert_allclose(rates, want)
+    budgets = {"tokens": 18, "updates": 6}
+    axis, place, rates = analysis.trial_rates([slow, fast], budgets)
+    assert (axis, place) == ("tokens", 18)
+    np.testing.assert_allclose(rates[0], 0.3)
+
+
 def test_where_an_end_of_what_was_tried_is_taken_it_is_said():
     trials = [{"settings": {"a": a, "b": "x"}, "rate": 0.0} for a in (1, 2, 3)]
     said = [analysis.ends_taken({"trials": trials, "taken": i}) for i in range(3)]
