@@ -21,10 +21,10 @@ LOG = partial(objective.series, coefficients=objective.log_coefficients)
 FIXED = {"sampling.prompts": 16, "sampling.group_size": 4}
 
 
-def one_by_one(most: int) -> dict:
+def one_by_one(most: int, prompts: int) -> dict:
     """Draws until one is right, at most so many; without bias, whatever stopped."""
     return {
-        "sampling.prompts": 32,
+        "sampling.prompts": prompts,
         "sampling.group_size": most,
         "stop": Stop(rule=stop.positives, round_size=1),
         "correct": partial(correct.control_variate, rows=most, limit=most),
@@ -38,8 +38,8 @@ def get_experiment() -> Experiment:
     recipes = {
         "log_4": ("rloo", FIXED | {"objective": LOG}),
         "est_4": ("ada_est_exact", regimes.SHARED),
-        "seq_4": ("rloo", one_by_one(4)),
-        "seq_32": ("rloo", one_by_one(32)),
+        "seq_4": ("rloo", one_by_one(4, 32)),
+        "seq_32": ("rloo", one_by_one(32, 8)),
         "rloo": ("rloo", FIXED),
         "right_only": (
             "rloo",
