@@ -238,6 +238,8 @@ def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
     said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", text + row)
     assert [gap for gap in said if gap not in "".join(tables)] == []
     assert f"All {len(effects.effects())}, at both" in text
+    whole = (effects.HERE / "README.md").read_text()
+    assert effects.renewed(whole, tables) == whole
 
 
 def test_effects_are_differences_of_means_over_the_other_choices():

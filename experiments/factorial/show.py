@@ -1,4 +1,4 @@
-"""Tables and picture of what is measured of the factorial.
+"""Tables and picture of what is measured of the factorial, in its page.
 
 Command:  python -m experiments.factorial.show
 
@@ -24,6 +24,7 @@ from scipy import stats
 
 from curax.comparison import statistics
 from curax.runs.drawing import LIGHT, canvas
+from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from curax.theory import predict
 from experiments.factorial import run
@@ -329,9 +330,25 @@ def tables() -> list[str]:
     return found
 
 
+def renewed(page: str, tables: Iterable[str]) -> str:
+    """A page with its tables renewed: each stands where one of its head stood.
+
+    Of tables with one head the first of the page is the first of those given.
+    """
+    begun: dict[str, int] = {}
+    for table in tables:
+        head = table.partition("\n")[0]
+        at = page.index(head, begun.get(head, 0))
+        end = page.find("\n\n", at)
+        page = page[:at] + table.rstrip("\n") + page[end:]
+        begun[head] = at + len(head)
+    return page
+
+
 def main() -> None:
-    """Print the tables; draw the picture."""
-    print(*tables(), sep="\n\n")
+    """Renew the tables of the page; draw the picture."""
+    page = HERE / "README.md"
+    write_file(page, renewed(page.read_text("utf-8"), tables()).encode())
     if every := effects():
         draw(HERE / "effects.png", every)
 
