@@ -322,8 +322,14 @@ def test_trials_are_compared_where_all_their_runs_have_come():
 
 def test_where_an_end_of_what_was_tried_is_taken_it_is_said():
     trials = [{"settings": {"a": a, "b": "x"}, "rate": 0.0} for a in (1, 2, 3)]
-    said = [analysis.ends_taken({"trials": trials, "taken": i}) for i in range(3)]
-    assert said == [["a"], [], ["a"]]
+    tuned = [{"trials": trials, "taken": i} for i in range(3)]
+    assert list(map(analysis.ends_taken, tuned)) == [["a"], [], ["a"]]
+    assert analysis.tuned_texts({}) == []
+    found = {"tuned": {"x": tuned[1], "y": tuned[2]}}
+    assert analysis.tuned_texts(found) == [
+        "x was tuned to a=2 b=x.",
+        "y was tuned to a=3 b=x, an end of what was tried of a.",
+    ]
 
 
 HEAD = "from curax.comparison.experiment import Experiment\ndef get_experiment():\n"

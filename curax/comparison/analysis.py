@@ -289,6 +289,22 @@ def _sensitivity(
 # ----- words
 
 
+def settings_text(trial: Mapping[str, Any]) -> str:
+    """Settings of a trial, as `optimizer.learning_rate=0.001`."""
+    return " ".join(f"{name}={value}" for name, value in trial["settings"].items())
+
+
+def tuned_texts(found: Mapping[str, Any]) -> list[str]:
+    """Sentences on what tuning took, from results of a comparison; none untuned."""
+    said = []
+    for name, own in found.get("tuned", {}).items():
+        taken = settings_text(own["trials"][own["taken"]])
+        ends = " and ".join(ends_taken(own))
+        beyond = f", an end of what was tried of {ends}" if ends else ""
+        said.append(f"{name} was tuned to {taken}{beyond}.")
+    return said
+
+
 def sentence(name: str, baseline: str, axis: str, gap: Mapping[str, Any]) -> str:
     """Sentence on a gap: above or below only where its interval excludes 0.
 

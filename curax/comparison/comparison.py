@@ -56,7 +56,7 @@ def compare(
         write_file(workdir / RESULTS, files.json_bytes(found))
         path = page.write(workdir, shown._replace(found=found))
     claims = analysis.claims(found) or ["No difference that the intervals show."]
-    return "\n".join([*claims, f"Report: {path}"])
+    return "\n".join([*analysis.tuned_texts(found), *claims, f"Report: {path}"])
 
 
 def entries(

@@ -146,15 +146,11 @@ def _waits(found: Mapping[str, Any]) -> Iterator[list[str]]:
 def _tuned(found: Mapping[str, Any]) -> Iterator[list[str]]:
     """Rows of what tuning took for each recipe; none where nothing was tuned."""
     for name, own in found.get("tuned", {}).items():
-        tried = [(_settings(trial), trial["rate"]) for trial in own["trials"]]
-        others = "; ".join(f"{text}: {rate:.3f}" for text, rate in tried)
-        taken = own["trials"][own["taken"]]
+        texts = [analysis.settings_text(trial) for trial in own["trials"]]
+        rates = [f"{trial['rate']:.3f}" for trial in own["trials"]]
+        tried = "; ".join(map(": ".join, zip(texts, rates, strict=True)))
         ends = ", ".join(analysis.ends_taken(own))
-        yield [name, _settings(taken), f"{taken['rate']:.3f}", others, ends]
-
-
-def _settings(trial: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in trial["settings"].items())
+        yield [name, texts[own["taken"]], rates[own["taken"]], tried, ends]
 
 
 def _arm_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
