@@ -1,9 +1,9 @@
-"""Tables of what the miniatures of the papers measured.
+"""Tables of what the miniatures of the papers, and other comparisons, measured.
 
 Command:  python -m experiments.in_small
 
-Reads `results.json` of each paper's folder, as `python -m curax.compare` wrote it, and
-writes its tables into the page of the folder, between two marks.
+Reads `results.json` of each folder whose page has two marks, as `python -m
+curax.compare` wrote it, and writes its tables between them.
 """
 
 import json
@@ -140,17 +140,19 @@ def tables(found: Mapping[str, Any]) -> str:
     return "\n\n".join([BEGIN, *shown, END])
 
 
+def pages() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Pages that have tables of this kind, each with the results beside it."""
+    for page in sorted(HERE.glob("*/README.md")):
+        if BEGIN in page.read_text("utf-8"):
+            yield page, json.loads((page.parent / "results.json").read_text())
+
+
 def main() -> None:
-    """Write the tables of all papers that were measured."""
-    for path in sorted(HERE.glob("*/paper.toml")):
-        results, page = path.parent / "results.json", path.parent / "README.md"
-        if not results.exists():
-            continue
-        text = page.read_text("utf-8")
-        head, _, rest = text.partition(BEGIN)
+    """Write the tables of all that was measured."""
+    for page, found in pages():
+        head, _, rest = page.read_text("utf-8").partition(BEGIN)
         _, _, tail = rest.partition(END)
-        new = head + tables(json.loads(results.read_text())) + tail
-        write_file(page, new.encode())
+        write_file(page, (head + tables(found) + tail).encode())
 
 
 if __name__ == "__main__":
