@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import math
 import os
 import re
 import subprocess
@@ -122,7 +121,7 @@ def said(folder, code, *words):
 )
 def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, sizes):
     """No whole ring or prefix is read, copied or gathered besides."""
-    from curax.planning import hbm
+    from curax.planning import hbm, hlo
 
     text = drawn(libtpu, place, sizes)
     assert len(re.findall('%decode_attention.*"tpu_custom_call"', text)) == 2 * LAYERS
@@ -135,8 +134,8 @@ def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, si
     assert sum(read) < 1.3 * LAYERS * rings  # once each; and what is put into them
     # Weights are gathered once they are cast.
     gathers = re.findall(r"= (\w+)\[([\d,]+)\][^=\n]* all-gather\(", text)
-    wide = [dtype for dtype, shape in gathers if math.prod(eval(shape + ",")) > 4096]
-    assert set(wide) == ({"bf16"} if sizes else set())
+    wide = {dtype for dtype, shape in gathers if hlo.entries(shape) > 4096}
+    assert wide == ({"bf16"} if sizes else set())
 
 
 @pytest.mark.long
@@ -175,7 +174,8 @@ def test_where_memory_bounds_slots_a_tpu_reads_pages_where_they_are(
 @pytest.mark.long
 def test_the_gradient_of_the_head_is_scattered_and_never_whole(libtpu):
     """Pieces of the vocabulary that do not fill it made a TPU sum it whole."""
-    text = said(libtpu, HEAD)
-    sums = re.findall(r"= \w+\[([\d,]+)\][^=\n]* (all-reduce|reduce-scatter)\(", text)
-    wide = {name for shape, name in sums if math.prod(eval(shape + ",")) > 75_968}
-    assert "all-reduce-scatter" in text or wide == {"reduce-scatter"}
+    from curax.planning import hlo
+
+    found = hlo.collectives(said(libtpu, HEAD).splitlines())
+    wide = {one.kind for one in found if one.entries > 75_968}
+    assert wide == {"all-gather", "reduce-scatter"}

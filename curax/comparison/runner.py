@@ -150,7 +150,7 @@ class Comparison:
                     f"mean {near[0]!r}?"
                 )
 
-    def run(self, *, measures: bool, progress: Progress) -> "Ran":
+    def run(self, *, measures: bool, progress: Progress) -> Ran:
         """Run the remaining programs, trials before the arms that take the best.
 
         Args:
