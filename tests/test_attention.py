@@ -344,7 +344,7 @@ def test_how_rows_are_packed_follows_from_the_platform_and_the_prompt(monkeypatc
     assert policy.packs(1024, 32768, 1024) == Lines(32768, 8, 1)
     assert policy.packs(4096, 2000, 1025) is None  # one row would fill a line
     monkeypatch.setattr(attention, "platform", lambda: "gpu")
-    monkeypatch.setattr(attention, "_has_cudnn", lambda: True)
+    monkeypatch.setattr(attention, "ampere", lambda: True)
     low = transformer.model(vocab_size=8, head_dim=64, dtype="bfloat16")
     assert policy.packs(4096, 2000, 512) == Lines(4096)  # float32: no kernel
     assert low.packs

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 from functools import cache, partial
+from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from contracts import close
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from curax import allocate, rollout, stop, update
 from curax.arrays import cache_sizes, choice, queues
@@ -291,23 +294,27 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
         assert steps == [1, 2, 4, 4, 5]
 
 
-@pytest.fixture(params=["blocks", "kernel"])
+@pytest.fixture(params=["blocks", "mosaic", "triton"])
 def ragged(request, monkeypatch):
-    """Blocks of two columns, read by the loop of a CPU and by the kernel of a TPU."""
-    how = getattr(parts, f"of_{request.param}")
+    """Blocks of two columns, read by the loop of a CPU or by a kernel, interpreted."""
+    how, read = parts.of_blocks, mock.Mock(called=True)
+    if request.param != "blocks":
+        how, read = parts.of_kernel, mock.Mock(wraps=getattr(parts, request.param))
+        monkeypatch.setattr(parts, "by_kernel", lambda: read)
     monkeypatch.setitem(parts.BY_PLATFORM, "cpu", how)
     monkeypatch.setattr(parts, "LEAST", 1)
     monkeypatch.setattr(parts, "BLOCK", 2)
+    monkeypatch.setattr(parts, "TILE", 2)
     monkeypatch.setattr(parts, "piece", lambda *_: (4, 2))
-    return how
+    yield lambda *given: how(*given)  # or programs of others would be taken
+    assert read.called
 
 
 @pytest.mark.long
 def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
     for slots in (0, 3):  # all rows at a time, and rings that several use in turn
-        draw = jax.jit(
-            partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
-        )
+        sample = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
+        draw = jax.jit(lambda *given, sample=sample: sample(*given))
         rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
         agree(rows, tiny.drawn())
 
@@ -322,7 +329,8 @@ def test_a_block_is_of_so_many_bytes():
 @pytest.mark.first(1)
 def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     """Keys that nobody sees may be anything, even no number."""
-    monkeypatch.setattr(parts, "BLOCK", 64)
+    for name in ("BLOCK", "TILE"):
+        monkeypatch.setattr(parts, name, 64)
     monkeypatch.setattr(parts, "piece", lambda *_: (4, 64))
     random = np.random.default_rng(0)
     q, k, v = (
@@ -345,6 +353,44 @@ def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
         *(jnp.stack([x, x]) for x in (q, k, v, jnp.asarray(seen)))
     )
     close(batched[0][1], run(q, k, v, jnp.asarray(seen))[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend")
+@pytest.mark.parametrize(
+    ("paged", "queries", "width"), [(False, 2, 300), (False, 96, 32), (True, 7, 256)]
+)
+def test_the_kernel_of_gpus_is_lowered_where_there_is_none(paged, queries, width):
+    array = jax.ShapeDtypeStruct
+    device = AbstractDevice("NVIDIA H100", num_cores=None, platform="gpu")
+    keys = array((9, 2, parts.BLOCK if paged else width, 64), jnp.bfloat16)
+    q, seen = array((4, 2, queries, 64), keys.dtype), array((4, width), bool)
+    source = array((4, width // parts.BLOCK) if paged else (4,), jnp.int32)
+    with use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
+        traced = jax.jit(parts.kernel).trace(q, keys, keys, seen, source)
+        assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+    ("platform", "d", "chip", "read"),
+    [
+        ("gpu", 64, "8.0", "of_kernel"),
+        ("gpu", 64, "7.5", None),
+        ("gpu", 64, "gfx942", None),
+        ("gpu", 96, "9.0", None),
+        ("gpu", 8, "9.0", None),
+        ("tpu", 128, "", "of_kernel"),
+        ("tpu", 64, "", None),
+        ("cpu", 8, "", "of_blocks"),
+    ],
+)
+def test_columns_are_read_by_blocks_where_a_head_fits(
+    platform, d, chip, read, monkeypatch
+):
+    device = SimpleNamespace(compute_capability=chip)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(parts, "platform", lambda: platform)
+    assert parts.by_blocks(255, d) is None
+    assert parts.by_blocks(256, d) is (read and getattr(parts, read))
 
 
 # ----- shards

@@ -32,6 +32,12 @@ def cores() -> int:
     return (platform() == "tpu" and getattr(device, "num_cores", None)) or 1
 
 
+def ampere() -> bool:
+    """Whether devices of this process are NVIDIA GPUs, of Ampere's kind or later."""
+    chip = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    return chip[:1].isdigit() and float(chip) >= 8  # AMD's begin with letters
+
+
 def active() -> bool:
     """Whether arrays are sharded: inside of `curax.step.mesh.use`, over a mesh."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -17,7 +17,13 @@ import jax.numpy as jnp
 from flax.core.spmd import get_logical_axis_rules
 from jax.sharding import PartitionSpec
 
-from curax.arrays.sharding import mesh_axes, over_seeds, platform, shards
+from curax.arrays.sharding import (
+    ampere,
+    mesh_axes,
+    over_seeds,
+    platform,
+    shards,
+)
 
 LANES = 128  # lanes of a TPU, of which blocks of tokens are multiples
 GROUPS = 4  # of chunks of causal queries, by the keys that they read
@@ -42,7 +48,7 @@ def choose(queries: int, d: int, dtype: Any) -> Callable[..., jax.Array]:
     # The compiler places rows that are mapped over: no kernel may assume where.
     mapped = not jax.sharding.get_abstract_mesh().empty and not get_logical_axis_rules()
     shaped = queries > 1 and d % 8 == 0 and d <= 128
-    if kind == "gpu" and half and shaped and not mapped and _has_cudnn():
+    if kind == "gpu" and half and shaped and not mapped and ampere():
         return flash_long if queries >= LONG or over_seeds() else flash
     if queries >= LANES and kind == "tpu" and not mapped and d % 64 == 0:
         return splash
@@ -345,9 +351,3 @@ def _in_lanes(length: int) -> int:
 def _block(length: int) -> int:
     """The largest block size that divides the number of tokens."""
     return next(size for size in (512, 256, LANES) if length % size == 0)
-
-
-def _has_cudnn() -> bool:
-    """Whether the devices of this process support the kernels of `flash`."""
-    chip = getattr(jax.local_devices()[0], "compute_capability", "")
-    return str(chip)[:1].isdigit() and float(chip) >= 8  # AMD's begin with letters

@@ -2,21 +2,27 @@
 
 With l = q k^T / sqrt(d), m and z = sum_s e^(l_s - m) the maximum and sum over the keys
 of a part, `decoding` joins parts by their m and z. Where there are many columns, only
-blocks of them that hold a token are read, by a loop on a CPU and a kernel on a TPU.
+blocks of them that hold a token are read, by a loop on a CPU and kernels elsewhere.
 There e^(l_s - m) is rounded to the precision of v, with the running m.
 """
 
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
 
-from curax.arrays.sharding import active, cores, platform
+from curax.arrays.sharding import active, ampere, cores, platform
 
 LEAST = 256  # fewest columns that are read in blocks
 PIECE = 2**19  # bytes of keys in a block of a CPU: copied by several threads, cached
-BLOCK = 128  # columns of a block of a TPU, and size of a head that fits its lanes
+BLOCK = (
+    128  # columns of a page and of a TPU's block; size of a head that fits its lanes
+)
+TILE = 64  # columns of a block of a GPU, and most queries of a program there
+PROGRAMS = 1024  # of a GPU, so that all its processors have some
+TRITON = "jax.experimental.pallas.triton"  # to be removed, says JAX 0.12
 LOWEST = float(jnp.finfo(jnp.float32).min)
 TINY = 1e-30  # sum where no key is visible, in place of 0
 
@@ -61,14 +67,16 @@ def _scores(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
 def by_blocks(width: int, d: int) -> Callable[..., Part] | None:
     """How blocks of so many columns are read, as `of_blocks`; None: all are read.
 
-    Not where the compiler places slots, as those of seeds over a mesh, and on a TPU not
-    where a head does not fit its lanes, so that the kernel's operands would be padded.
+    Not where the compiler places slots, as those of seeds over a mesh, nor by a kernel
+    for whose products a head is too small: on a TPU it fills lanes, on a GPU, from
+    Ampere on and with a JAX that has Triton, it has a power of two features, from 16.
     """
     placed = jax.sharding.get_abstract_mesh().empty or active()
-    read = BY_PLATFORM.get(platform())
-    if width < LEAST or not placed or (read is of_kernel and d % BLOCK):
-        return None
-    return read
+    fits = {
+        "gpu": ampere() and find_spec(TRITON) and d >= 16 and d & (d - 1) == 0,
+        "tpu": d % BLOCK == 0,
+    }.get(platform(), True)
+    return BY_PLATFORM.get(platform()) if width >= LEAST and placed and fits else None
 
 
 def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
@@ -156,31 +164,50 @@ def of_kernel(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part
     return kernel(q, k, v, seen, jnp.arange(q.shape[0], dtype=jnp.int32))
 
 
-@jax.custom_batching.sequential_vmap
 def kernel(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, source: jax.Array
 ) -> Part:
-    """`of_blocks` by a Pallas kernel for TPUs, which others interpret.
+    """`of_blocks` by a Pallas kernel of the platform, which others interpret.
 
     Row n reads the keys and values of `source[n]`, or, one behind the other, the pages
-    `source[n, :]` of `BLOCK` columns. The grid has a step for each block of so many
-    columns in which a row sees a key, one row after the other, and the maps of its
-    operands tell which: no others are fetched.
+    `source[n, :]`, and of these the blocks of columns in which it sees a key.
 
     Args:
         q: `[N, kv_heads, R, d]`.
-        k: `[M, kv_heads, S, d]`; pages: `[M, kv_heads, BLOCK, d]`.
+        k: `[M, kv_heads, S, d]`; pages: `[M, kv_heads, B, d]`.
         v: as k.
         seen: `[N, S]` bool.
-        source: `[N]` or `[N, S / BLOCK]` int32.
+        source: `[N]` or `[N, S / B]` int32.
+    """
+    return by_kernel()(q, k, v, seen, source)
+
+
+def by_kernel() -> Callable[..., Part]:
+    """The kernel of the platform that is traced for."""
+    return triton if platform() == "gpu" else mosaic
+
+
+def blocks_seen(seen: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """`seen` `[N, S]` cut to blocks of `size`, filled up: `[N, b, size]`, `[N, b]`."""
+    padded = jnp.pad(seen, ((0, 0), (0, -seen.shape[1] % size)))
+    blocks = padded.reshape(seen.shape[0], -1, size)
+    return blocks, blocks.any(-1)
+
+
+@jax.custom_batching.sequential_vmap
+def mosaic(q, k, v, seen, source) -> Part:
+    """`kernel` for TPUs, whose pages have `BLOCK` columns.
+
+    The grid has a step for each block of so many columns in which a row sees a key, one
+    row after the other, and the maps of its operands tell which: no others are fetched.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
     (rows, kv_heads, queries, d), width = q.shape, seen.shape[1]
-    most, paged = -(-width // BLOCK), source.ndim == 2
-    mask = jnp.pad(seen, ((0, 0), (0, most * BLOCK - width)))
-    some = mask.reshape(rows, most, BLOCK).any(-1).reshape(-1)
+    mask, some = blocks_seen(seen, BLOCK)
+    most, paged = some.shape[1], source.ndim == 2
+    mask, some = mask.reshape(rows, -1), some.reshape(-1)
     (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
     count = jnp.maximum(jnp.sum(some, dtype=jnp.int32), 1)  # one without keys: zeros
     source = source.reshape(-1)[found if paged else found // most]
@@ -250,5 +277,87 @@ def kernel(
     )
 
 
+def triton(q, k, v, seen, source) -> Part:
+    """`kernel` for GPUs, by Triton.
+
+    A program has a row, a head of keys and at most `TILE` of its queries, and reads
+    `TILE` columns at a time, from a list of those blocks in which the row sees a key.
+    Where that makes few programs several share the list, and their parts are joined.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton as gpu
+
+    (rows, kv_heads, queries, d), width = q.shape, seen.shape[1]
+    page = k.shape[2] if (paged := source.ndim == 2) else width
+    block = min(TILE, page) if paged else TILE
+    mask, some = blocks_seen(seen, block)
+    rank = jnp.cumsum(some, -1, dtype=jnp.int32)
+    at = jnp.arange(most := some.shape[1], dtype=jnp.int32)
+    nth = some[:, None] & (rank[:, None] == (at[:, None] + 1)[None])
+    found = jnp.sum(jnp.where(nth, at[None, None], 0), -1, dtype=jnp.int32)
+    count = rank[:, -1]
+    size = min(TILE, max(16, 2 ** (queries - 1).bit_length()))
+    chunks = -(-queries // size)
+    shares = min(-(-PROGRAMS // (rows * kv_heads * chunks)), max(1, most // 2))
+
+    def step(count, found, source, q, k, v, mask, out, top, total):
+        row, head, part = (pl.program_id(i) for i in range(3))
+        part %= shares
+        line = pl.program_id(2) // shares * size + jnp.arange(size)
+        line = (line < queries)[:, None]
+        mine = gpu.load(q, mask=line, other=0.0)
+        first, last = (count[row] * i // shares for i in (part, part + 1))
+
+        def add(i, state):
+            start = found[row, i] * block
+            place = pl.ds(start % page, block)
+            of = source[row, start // page] if paged else source[row]
+            inside = (start + jnp.arange(block) < width)[:, None]
+            keys, values = (
+                gpu.load(x.at[of, head, place], mask=inside, other=0.0) for x in (k, v)
+            )
+            visible = mask[row, pl.ds(start, block)] != 0
+            return added(state, mine, keys, values, visible[None])
+
+        none = jnp.zeros((size, 1), jnp.float32)
+        state = jnp.zeros((size, d), jnp.float32), none + LOWEST, none
+        state = jax.lax.fori_loop(first, last, add, state)
+        for into, x in zip((out, top, total), state, strict=True):
+            gpu.store(into, x, mask=line)
+
+    def of_lines(row, head, part):
+        return row, head, part // shares, 0
+
+    def of_part(row, head, part):
+        return part % shares, *of_lines(row, head, part)
+
+    whole, sizes = pl.BlockSpec(), (d, 1, 1)
+    out, top, total = pl.pallas_call(
+        step,
+        grid=(rows, kv_heads, chunks * shares),
+        in_specs=[
+            *[whole] * 3,
+            pl.BlockSpec((None, None, size, d), of_lines),
+            *[whole] * 3,
+        ],
+        out_specs=[pl.BlockSpec((None, None, None, size, n), of_part) for n in sizes],
+        out_shape=[
+            jax.ShapeDtypeStruct((shares, rows, kv_heads, queries, n), jnp.float32)
+            for n in sizes
+        ],
+        compiler_params=gpu.CompilerParams(num_warps=4, num_stages=2),
+        interpret=platform() != "gpu",
+        name="decode_attention",
+    )(count, found, source, q, k, v, mask.reshape(rows, -1).astype(jnp.int8))
+    most = jnp.max(top, 0, keepdims=True)
+    scale = jnp.exp(top - most)
+    out, total = jnp.sum(out * scale, 0), jnp.sum(total * scale, 0)
+    return out, most[0, ..., 0], jnp.maximum(total[..., 0], TINY)
+
+
 # How columns are read by blocks, on the platforms where they are.
-BY_PLATFORM: dict[str, Callable[..., Part]] = {"cpu": of_blocks, "tpu": of_kernel}
+BY_PLATFORM: dict[str, Callable[..., Part]] = {
+    "cpu": of_blocks,
+    "gpu": of_kernel,
+    "tpu": of_kernel,
+}
