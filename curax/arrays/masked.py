@@ -271,14 +271,11 @@ def _row_sums_backward(options, saved, slopes):
         def pull(part):
             features, tokens, support, top, slopes = part
 
-            def sums(wide, head):
-                z = _logits(wide.astype(features.dtype), head, temperature)
+            def sums(z):
                 z = _kept(z, tokens - first, support, first)
                 return _sums_below(z, top, tokens - first, options.squares)
 
-            wide = features.astype(jnp.float32)
-            own, whole = jax.vjp(sums, wide, head)[1](slopes)
-            return own, whole.astype(jnp.float32)
+            return _pulled(sums, slopes, features, head, temperature)
 
         if options.columns:
             own, whole = _pull_pieces(
@@ -321,7 +318,8 @@ def _read_pieces(options, features, head, tokens, support, temperature):
         return tuple(x * y for x, y in zip(state[1:], powers, strict=False))
 
     def add(state, piece):
-        z, column = _piece_logits(features, piece, tokens, support, temperature)
+        z = _logits(features, piece.head, temperature)
+        z, column = _of_piece(z, piece, tokens, support)
         top = jnp.maximum(state[0], jnp.max(z, -1))
         more = _sums_below(z, top, column, options.squares)
         pairs = zip(scaled(state, top), more, strict=True)
@@ -341,19 +339,29 @@ def _pull_pieces(options, features, head, tokens, support, temperature, top, slo
 
     That of the head has the rows by which the last piece is filled up.
     """
-    wide = features.astype(jnp.float32)
 
     def add(own, piece):
-        def sums(wide, head):
-            narrow, part = wide.astype(features.dtype), piece._replace(head=head)
-            z, column = _piece_logits(narrow, part, tokens, support, temperature)
+        def sums(z):
+            z, column = _of_piece(z, piece, tokens, support)
             return _sums_below(z, top, column, options.squares)
 
-        more, whole = jax.vjp(sums, wide, piece.head)[1](slopes)
-        return own + more, whole.astype(jnp.float32)
+        more, whole = _pulled(sums, slopes, features, piece.head, temperature)
+        return own + more, whole
 
-    own, parts = jax.lax.scan(add, jnp.zeros_like(wide), _pieces(options, head))
+    start = jnp.zeros(features.shape, jnp.float32)
+    own, parts = jax.lax.scan(add, start, _pieces(options, head))
     return own, parts.reshape(-1, head.shape[1])
+
+
+def _pulled(sums, slopes, features, head, temperature):
+    """Gradients of features and head, in float32, from those of sums of the logits.
+
+    Products are made in the precision of the head, as those of the logits are.
+    """
+    pull = jax.vjp(sums, _logits(features, head, temperature))[1]
+    dz = (pull(slopes)[0] / temperature).astype(head.dtype)
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    return product("...v,vd->...d", dz, head), product("...v,...d->vd", dz, features)
 
 
 class _Piece(NamedTuple):
@@ -377,12 +385,11 @@ def _pieces(options, head) -> _Piece:
     )
 
 
-def _piece_logits(features, piece, tokens, support, temperature):
-    """Logits of a piece, and the column of each token in it, which may be none."""
+def _of_piece(z, piece, tokens, support):
+    """Logits z of a piece, and the column of each token in it, which may be none."""
     column = tokens - piece.first
     # What fills a shard's last piece up stands where tokens of the next shard would.
     column = jnp.where(column < jnp.sum(piece.real), column, -1)
-    z = _logits(features, piece.head, temperature)
     z = jnp.where(piece.real, z, -jnp.inf)
     return _kept(z, column, support, piece.first), column
 
