@@ -2,7 +2,9 @@
 
 Draws of random Qwen3-style decoders of 4.1 M parameters in float32 over contexts that
 `--group` completions share. Seconds are those of the processor and of the clock, the
-least of some draws in turn.
+least of some draws in turn. `--size` draws from the shape of a Qwen3 in bfloat16, and
+`--by` says how columns are held and read: in rings, all of them; in rings, blocks that
+hold tokens, by the platform's kernel; or also in pages, where memory bounds slots.
 
 With `--data N` nothing runs: a draw of two layers of the width of Qwen3-0.6B, 256 rows
 in 64 slots, is compiled from shapes for N devices of the host along `mesh.data`, and
@@ -10,6 +12,7 @@ what a device receives by collectives is read from the program.
 """
 
 import argparse
+import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -19,14 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.workload import EMBEDDING_STD, QWEN3
 from curax import allocate, rollout
 from curax.config import Mesh as Sizes
-from curax.models import transformer
+from curax.models import parts, transformer
 from curax.planning import hlo
 from curax.step import mesh
-from curax.types import Contexts
+from curax.types import Contexts, Model
 
 VOCAB, GROUP = 512, 8
+SHAPE = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab_size")
 POLICY = partial(
     transformer.model,
     vocab_size=VOCAB,
@@ -39,27 +44,58 @@ POLICY = partial(
 )
 
 
-def draws(context: int, tokens: int, *, groups: int, group: int, slots: int, mean: int):
+def policy_of(size: str | None) -> Model:
+    """A small policy, or one of the shape of a Qwen3, with about equal logits."""
+    if not size:
+        return POLICY()
+    shape = {name: getattr(QWEN3[size](), name) for name in SHAPE}
+    of = {"dtype": "bfloat16", "param_dtype": "bfloat16", "scan_layers": True}
+    return transformer.model(**shape, **of, tied=True, embedding_std=EMBEDDING_STD)
+
+
+def draws(
+    context: int,
+    tokens: int,
+    *,
+    size: str | None,
+    by: str,
+    cache_gib: float,
+    groups: int,
+    group: int,
+    slots: int,
+    mean: int,
+):
     """A compiled draw of a policy, its arguments, and the seconds to compile it.
 
     Args:
         context: P.
         tokens: T.
+        size: of `QWEN3`; None: a small policy.
+        by: `rings`, `kernel` or `pages`.
+        cache_gib: bound of keys and values; 0: none.
         groups: contexts.
         group: completions of each.
         slots: completions decoded at a time; 0: all.
         mean: length of completions, about, geometrically distributed; 0: all take T.
     """
-    policy = POLICY()
+    policy = policy_of(size)
+    if by == "rings":
+        parts.BY_PLATFORM.clear()
+    elif by == "kernel":
+        policy = dataclasses.replace(policy, paged=None)
     params = jax.jit(policy.init)(jax.random.key(0))
-    params["head"] = params["head"] * 0.01  # tokens are about equally likely
+    vocab = params["embed"].shape[0]
+    if "head" in params:
+        params["head"] = params["head"] * 0.01  # tokens are about equally likely
     seen = Contexts(
-        tokens=jax.random.randint(jax.random.key(1), (groups, context), 0, VOCAB),
+        tokens=jax.random.randint(jax.random.key(1), (groups, context), 0, vocab),
         mask=jnp.ones((groups, context), bool),
     )
     plan = allocate.plan(jnp.full(groups, group), rows=group * groups)
-    end = tuple(range(max(1, VOCAB // mean))) if mean else ()
-    how = rollout.Settings(max_tokens=tokens, end=end, pad=0, slots=slots)
+    end = tuple(range(max(1, vocab // mean))) if mean else ()
+    how = rollout.Settings(
+        max_tokens=tokens, end=end, pad=0, slots=slots, cache_bytes=cache_gib * 2**30
+    )
     args = params, seen, plan, jax.random.key(2)
     start = time.monotonic()
     jitted = jax.jit(partial(rollout.sample, policy, how=how))
@@ -116,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--mean", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--size", choices=QWEN3)
+    parser.add_argument("--by", default="pages", choices=("rings", "kernel", "pages"))
+    parser.add_argument("--cache-gib", type=float, default=0.0)
     parser.add_argument("--data", type=int, help="compile for so many devices instead")
     args = parser.parse_args(argv)
     if args.data:
@@ -127,17 +166,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def print_costs(args: argparse.Namespace) -> None:
     """Print a line for each number of tokens."""
-    names = ("groups", "group", "slots", "mean")
+    names = ("size", "by", "cache_gib", "groups", "group", "slots", "mean")
     sizes = {name: getattr(args, name) for name in names}
     made = {n: draws(args.context, n, **sizes) for n in args.tokens}
     taken = {n: [] for n in made}
-    longest = {}
+    longest, count = {}, {}
     for _ in range(args.repeats):
         for n, (program, inputs, _) in made.items():
             wall, own = time.monotonic(), time.process_time()
             rows = jax.block_until_ready(program(*inputs))
             taken[n].append((time.process_time() - own, time.monotonic() - wall))
-            longest[n] = int(np.asarray(rows.mask).sum(-1).max())
+            length = np.asarray(rows.mask).sum(-1)
+            longest[n], count[n] = int(length.max()), int(length.sum())
     for n, (program, _, compiling) in made.items():
         own, wall = (min(each) for each in zip(*taken[n], strict=True))
         analysis = program.memory_analysis()
@@ -145,8 +185,8 @@ def print_costs(args: argparse.Namespace) -> None:
         memory = analysis.temp_size_in_bytes / 2**20
         print(
             f"{args.context} + {n} tokens, {args.groups} x {args.group} rows, longest "
-            f"{longest[n]}: {own:.2f} processor s, {wall:.2f} s; temporaries "
-            f"{memory:.0f} MiB; compiled in {compiling:.1f} s"
+            f"{longest[n]}, all {count[n]}: {own:.2f} processor s, {wall:.2f} s; "
+            f"temporaries {memory:.0f} MiB; compiled in {compiling:.1f} s"
         )
 
 

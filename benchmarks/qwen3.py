@@ -1,4 +1,4 @@
-"""python -m benchmarks.qwen3: steps of a policy of the shape of Qwen3-0.6B or 1.7B.
+"""python -m benchmarks.qwen3: steps of a policy of the shape of Qwen3-0.6B, 1.7B or 8B.
 
 Random parameters, random prompts, a reward that costs nothing: what is measured is the
 sampler and the update, at the real vocabulary of 151,936, beside the limits of the
@@ -49,6 +49,7 @@ def measured(work: Workload, how: argparse.Namespace) -> dict[str, Any]:
     chunk = how.token_chunk
     recipe = config(work, micro_batches=how.micro_batches, token_chunk=chunk)
     options = {"scan_layers": True, "remat": True, "dtype": how.dtype}
+    options["lora_rank"] = how.lora_rank
     own = override(recipe, {f"model.{name}": value for name, value in options.items()})
     shrunk = {"size": 2**16, "width": 64} if how.shrunken else {}
     most = limits.measured(how.dtype, **shrunk)
@@ -99,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--token-chunk", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--layers", type=int, help="fewer than the size has")
+    parser.add_argument("--lora-rank", type=int, default=0, help="0: trained whole")
     parser.add_argument("--steps", type=int, default=3, help="measured")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument(
@@ -108,13 +110,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     argv = sys.argv[1:] if argv is None else argv
     how = parser.parse_args(argv)
-    names = ("prompts", "group_size", "prompt_tokens", "max_tokens", "layers")
+    names = ("prompts", "group_size", "prompt_tokens", "max_tokens")
     sizes = {name: getattr(how, name) for name in names}
+    sizes |= {"layers": how.layers} if how.layers else {}
     work = QWEN3[how.size](**sizes, slots=sizes["prompts"] * sizes["group_size"])
     if how.shrunken:
         work = replace(work, **SMALL)
-    more = ("size", "micro_batches", "token_chunk", "steps", "dtype")
-    found = sizes | {name: getattr(how, name) for name in more}
+    more = ("size", "micro_batches", "token_chunk", "steps", "dtype", "lora_rank")
+    found = (
+        sizes | {"layers": work.layers} | {name: getattr(how, name) for name in more}
+    )
     found |= measured(work, how)
     print(json.dumps(found, indent=1))
     about = {

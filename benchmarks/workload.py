@@ -123,6 +123,10 @@ WORKLOADS = {
 QWEN3 = {
     "qwen3-0.6b": partial(_qwen3, name="qwen3-0.6b", width=1024, mlp_width=3072),
     "qwen3-1.7b": partial(_qwen3, name="qwen3-1.7b", width=2048, mlp_width=6144),
+    # Its own head is not tied to the embeddings.
+    "qwen3-8b": partial(
+        _qwen3, name="qwen3-8b", width=4096, layers=36, heads=32, mlp_width=12288
+    ),
 }
 
 
