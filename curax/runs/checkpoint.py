@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from curax.arrays.sharding import platform
@@ -376,29 +377,24 @@ def fingerprint(tree: Any, *, by_value: bool = False) -> int:
     Integer sums are exact, so the order of summation does not matter. By value numbers
     are alike in float32 and in half precision.
     """
-    places: dict[Any, dict[int, Any]] = {}
+    parts = []
     for number, leaf in enumerate(jax.tree.leaves(tree), 1):
-        places.setdefault(_mesh_of(leaf), {})[number] = leaf
-    total = 0
-    for mesh, leaves in places.items():
-        with _on(mesh):
-            total += int(_hash(tuple(leaves), by_value, *leaves.values()))
-    return total % 2**32
+        with _on(_mesh_of(leaf)):
+            parts.append(_hash(np.uint32(number), leaf, by_value=by_value))
+    return sum(map(int, parts)) % 2**32
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _hash(numbers: tuple[int, ...], by_value: bool, *leaves: jax.Array) -> jax.Array:
-    """`[]` uint32, the part of these leaves in the fingerprint."""
-    total = jnp.uint32(0)
-    for number, leaf in zip(numbers, leaves, strict=True):
-        if by_value and jnp.issubdtype(leaf.dtype, jnp.floating):
-            leaf = leaf.astype(jnp.float32)
-        place = jnp.full(leaf.shape, number, jnp.uint32)
-        for axis in range(leaf.ndim):
-            here = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
-            place = _mix(place) + here
-        total = total + jnp.sum(_mix(_bits(leaf) ^ _mix(place)), dtype=jnp.uint32)
-    return total
+# A program for each shape: one for all leaves would take seconds to compile.
+@partial(jax.jit, static_argnames="by_value")
+def _hash(number: jax.Array, leaf: jax.Array, *, by_value: bool) -> jax.Array:
+    """`[]` uint32, the part of a leaf in the fingerprint."""
+    if by_value and jnp.issubdtype(leaf.dtype, jnp.floating):
+        leaf = leaf.astype(jnp.float32)
+    place = jnp.full(leaf.shape, number, jnp.uint32)
+    for axis in range(leaf.ndim):
+        here = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+        place = _mix(place) + here
+    return jnp.sum(_mix(_bits(leaf) ^ _mix(place)), dtype=jnp.uint32)
 
 
 def _mesh_of(leaf: Any) -> Any:
