@@ -391,6 +391,8 @@ def test_columns_are_read_by_blocks_where_a_head_fits(
     monkeypatch.setattr(parts, "platform", lambda: platform)
     assert parts.by_blocks(255, d) is None
     assert parts.by_blocks(256, d) is (read and getattr(parts, read))
+    monkeypatch.setattr(parts, "TRITON", "jax.experimental.pallas.gone")
+    assert (parts.by_blocks(256, d) is None) == (platform == "gpu" or not read)
 
 
 # ----- shards

@@ -1,6 +1,7 @@
 """One update: its gradient, by a naive loss; what changes nothing; what is skipped."""
 
 import dataclasses
+import re
 from functools import cache, partial
 
 import jax
@@ -210,6 +211,33 @@ def test_looking_closer_changes_no_gradient(columns):
         with tiny.in_pieces(columns):
             got = total(closely, number)
         jax.tree.map(partial(close, rtol=1e-4), got, want)
+
+
+@pytest.mark.parametrize("columns", [0, 5])
+def test_in_half_precision_gradients_of_the_head_are_products_of_it(columns):
+    """And as near to those of float32 as its rounding lets them be."""
+    random = np.random.default_rng(1)
+    features, head = (
+        jnp.asarray(random.normal(size=(n, 16)), jnp.bfloat16) for n in (8, 22)
+    )
+    token, weight = random.integers(0, 22, 8), np.float32(random.normal(size=8))
+
+    def loss(features, head):
+        return jnp.sum(
+            weight * reductions.token_logprobs(features, head, token, chunk=4)[0]
+        )
+
+    with tiny.in_pieces(columns):
+        lowered = jax.jit(jax.grad(loss, (0, 1))).lower(features, head)
+    products = re.findall(r"dot_general .*: \((.*)\) ->", lowered.as_text())
+    assert len(products) == 4  # logits, twice; and each gradient
+    assert all(one.count("bf16>") == 2 for one in products)
+    whole = features.astype(jnp.float32), head.astype(jnp.float32)
+    for got, want in zip(
+        lowered.compile()(features, head), jax.grad(loss, (0, 1))(*whole), strict=True
+    ):
+        error = jnp.linalg.norm(got.astype(jnp.float32) - want)
+        assert error < 0.005 * jnp.linalg.norm(want)
 
 
 @pytest.mark.first(2)
