@@ -28,7 +28,7 @@ from curax.settings.packages import install
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 # Options of benchmarks.qwen3.
 SIZES = {"prompts": 32, "group_size": 16, "prompt_tokens": 256, "max_tokens": 512}
-CHUNK = 2048  # tokens whose logits exist at a time: 512 take a tenth longer to update
+CHUNK = 2048  # tokens whose logits exist at a time: 512 take 4 % longer to update
 SHRUNKEN = {"prompts": 2, "group_size": 2, "prompt_tokens": 4, "max_tokens": 4}
 
 

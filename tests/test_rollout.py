@@ -371,28 +371,31 @@ def test_the_kernel_of_gpus_is_lowered_where_there_is_none(paged, queries, width
 
 
 @pytest.mark.parametrize(
-    ("platform", "d", "chip", "read"),
+    ("platform", "d", "item", "chip", "read"),
     [
-        ("gpu", 64, "8.0", "of_kernel"),
-        ("gpu", 64, "7.5", None),
-        ("gpu", 64, "gfx942", None),
-        ("gpu", 96, "9.0", None),
-        ("gpu", 8, "9.0", None),
-        ("tpu", 128, "", "of_kernel"),
-        ("tpu", 64, "", None),
-        ("cpu", 8, "", "of_blocks"),
+        ("gpu", 64, 2, "8.0", "of_kernel"),
+        ("gpu", 64, 2, "7.5", None),
+        ("gpu", 64, 2, "gfx942", None),
+        ("gpu", 96, 2, "9.0", None),
+        ("gpu", 8, 2, "9.0", None),
+        ("gpu", 128, 2, "8.6", "of_kernel"),
+        ("gpu", 128, 4, "8.6", None),
+        ("gpu", 256, 2, "9.0", None),
+        ("tpu", 128, 2, "", "of_kernel"),
+        ("tpu", 64, 2, "", None),
+        ("cpu", 8, 2, "", "of_blocks"),
     ],
 )
 def test_columns_are_read_by_blocks_where_a_head_fits(
-    platform, d, chip, read, monkeypatch
+    platform, d, item, chip, read, monkeypatch
 ):
     device = SimpleNamespace(compute_capability=chip)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
     monkeypatch.setattr(parts, "platform", lambda: platform)
-    assert parts.by_blocks(255, d) is None
-    assert parts.by_blocks(256, d) is (read and getattr(parts, read))
+    assert parts.by_blocks(255, d, item) is None
+    assert parts.by_blocks(256, d, item) is (read and getattr(parts, read))
     monkeypatch.setattr(parts, "TRITON", "jax.experimental.pallas.gone")
-    assert (parts.by_blocks(256, d) is None) == (platform == "gpu" or not read)
+    assert (parts.by_blocks(256, d, item) is None) == (platform == "gpu" or not read)
 
 
 # ----- shards

@@ -22,6 +22,7 @@ BLOCK = (
 )
 TILE = 64  # columns of a block of a GPU, and most queries of a program there
 PROGRAMS = 1024  # of a GPU, so that all its processors have some
+ROOM = 256  # most bytes of a head there, or shared memory would not do
 TRITON = "jax.experimental.pallas.triton"  # to be removed, says JAX 0.12
 LOWEST = float(jnp.finfo(jnp.float32).min)
 TINY = 1e-30  # sum where no key is visible, in place of 0
@@ -64,16 +65,23 @@ def _scores(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
     return jnp.where(seen, scores * q.shape[-1] ** -0.5, LOWEST)
 
 
-def by_blocks(width: int, d: int) -> Callable[..., Part] | None:
+def by_blocks(width: int, d: int, item: int) -> Callable[..., Part] | None:
     """How blocks of so many columns are read, as `of_blocks`; None: all are read.
 
+    Heads have d entries of `item` bytes.
+
     Not where the compiler places slots, as those of seeds over a mesh, nor by a kernel
-    for whose products a head is too small: on a TPU it fills lanes, on a GPU, from
-    Ampere on and with a JAX that has Triton, it has a power of two features, from 16.
+    for which a head is too small or large: on a TPU it fills lanes, on a GPU, from
+    Ampere on and with a JAX that has Triton, it has a power of two entries, from 16
+    to `ROOM` bytes.
     """
     placed = jax.sharding.get_abstract_mesh().empty or active()
     fits = {
-        "gpu": ampere() and find_spec(TRITON) and d >= 16 and d & (d - 1) == 0,
+        "gpu": ampere()
+        and find_spec(TRITON)
+        and d >= 16
+        and d & (d - 1) == 0
+        and d * item <= ROOM,
         "tpu": d % BLOCK == 0,
     }.get(platform(), True)
     return BY_PLATFORM.get(platform()) if width >= LEAST and placed and fits else None
@@ -289,7 +297,7 @@ def triton(q, k, v, seen, source) -> Part:
 
     (rows, kv_heads, queries, d), width = q.shape, seen.shape[1]
     page = k.shape[2] if (paged := source.ndim == 2) else width
-    block = min(TILE, page) if paged else TILE
+    block = math.gcd(TILE, page) if paged else TILE
     mask, some = blocks_seen(seen, block)
     rank = jnp.cumsum(some, -1, dtype=jnp.int32)
     at = jnp.arange(most := some.shape[1], dtype=jnp.int32)

@@ -215,12 +215,16 @@ class Transformer:
 
     def ragged(self, columns):
         """Whether of so many columns those with tokens alone are read."""
-        return parts.by_blocks(columns, self.block.head_dim) is not None
+        return self.read_by(columns) is not None
 
     def paged(self, columns):
         """Columns of a page where the kernel reads so many columns; 0: it does not."""
-        read = parts.by_blocks(columns, self.block.head_dim)
-        return parts.BLOCK if read is parts.of_kernel else 0
+        return parts.BLOCK if self.read_by(columns) is parts.of_kernel else 0
+
+    def read_by(self, columns):
+        """How decoding reads blocks of so many columns, as `parts.by_blocks`."""
+        block = self.block
+        return parts.by_blocks(columns, block.head_dim, block.dtype.itemsize)
 
     def packs(self, tokens, steps, prompt):
         """How rows are packed, for `Model.packs`.
