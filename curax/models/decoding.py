@@ -173,11 +173,10 @@ def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
-    read = (
-        parts.of_kernel
-        if pool is not None
-        else parts.by_blocks(*k.shape[2:], k.dtype.itemsize)
-    )
+    *_, columns, d = k.shape
+    read = parts.by_blocks(columns, d, k.dtype.itemsize)
+    if pool is not None:
+        read = parts.of_kernel
     if read:
         here, top, total = read(grouped, k, v, ours)
     else:

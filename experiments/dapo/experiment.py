@@ -14,12 +14,17 @@ def get_experiment() -> Experiment:
     return Experiment(
         recipes={
             "grpo": ("grpo", {"kl": None}),
+            "raft_plus_plus": (
+                "raft_plus_plus",
+                {"sampling.prompts": 16, "sampling.group_size": 8},
+            ),
             "dapo": ("dapo", {"sampling.prompts": 8}),
             "no_refill": ("dapo", {"sampling.attempts": 1}),
             "no_price": ("dapo", {"sampling.prompts": 8, "shape_reward": None}),
         },
         common={"update.minibatches": 1},
-        seeds=8,
+        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3)},
+        seeds=16,
         tokens=120_000,
         steps=480,
         threshold=0.7,
