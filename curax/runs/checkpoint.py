@@ -9,7 +9,6 @@ import contextlib
 import copy
 import dataclasses
 import errno
-import gc
 import json
 import logging
 import math
@@ -34,6 +33,7 @@ from curax.settings.cli import still_there
 from curax.settings.config_paths import ConfigError, changes
 from curax.settings.errors import WorkError
 
+_ORBAX = Path(ocp.__file__).parent
 _score = itemgetter("score")  # of the metrics of a checkpoint
 UNREADABLE = ".unreadable"  # suffix of a damaged checkpoint that was renamed
 
@@ -451,27 +451,23 @@ def _attempt(function: Callable, *args: Any, **named: Any) -> tuple[Any, str]:
     try:
         return function(*args, **named), ""
     except Exception as error:
-        reason = system_reason(error)
-        if isinstance(error, DamagedError):  # of our own: nothing is left behind
-            return None, reason
-    # Tasks that orbax leaves behind would print warnings when they are collected.
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    gc.collect()
-    sys.unraisablehook = hook
-    return None, reason
+        return None, system_reason(error)
 
 
 class _UnraisableHook:
-    """An unraisable hook that drops "Event loop is closed".
+    """An unraisable hook that drops what failed orbax reads and writes leave behind.
 
-    Threads of failed orbax reads and writes raise it at any later time.
+    At any later time their threads raise "Event loop is closed", and their coroutines,
+    which nobody awaits any more, raise when they are collected.
     """
 
     def __init__(self, before: Callable):
         self._before = before
 
     def __call__(self, unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        code = getattr(unraisable.object, "cr_code", None)
+        of_orbax = code and Path(code.co_filename).is_relative_to(_ORBAX)
+        if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
             self._before(unraisable)
 
 
