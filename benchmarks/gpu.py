@@ -121,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     python = peers.ENVIRONMENTS / "trl" / "bin" / "python"
-    add("--sizes", default="qwen3-0.6b,qwen3-1.7b", help="default: %(default)s")
+    some = f"some of {', '.join(QWEN3)}; default: %(default)s"
+    add("--sizes", default="qwen3-0.6b,qwen3-1.7b", help=some)
     add("--steps", type=int, default=3, help="measured, after one that compiles")
     add("--shrunken", action="store_true", help="tiny shapes, on any device: a try")
     add("--trl", type=Path, default=python, metavar="PYTHON", help="of trl")

@@ -112,14 +112,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     how = parser.parse_args(argv)
     names = ("prompts", "group_size", "prompt_tokens", "max_tokens")
     sizes = {name: getattr(how, name) for name in names}
-    sizes |= {"layers": how.layers} if how.layers else {}
+    if how.layers:
+        sizes["layers"] = how.layers
     work = QWEN3[how.size](**sizes, slots=sizes["prompts"] * sizes["group_size"])
     if how.shrunken:
         work = replace(work, **SMALL)
     more = ("size", "micro_batches", "token_chunk", "steps", "dtype", "lora_rank")
-    found = (
-        sizes | {"layers": work.layers} | {name: getattr(how, name) for name in more}
-    )
+    found = {**sizes, "layers": work.layers}
+    found |= {name: getattr(how, name) for name in more}
     found |= measured(work, how)
     print(json.dumps(found, indent=1))
     about = {

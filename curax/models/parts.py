@@ -17,9 +17,7 @@ from curax.arrays.sharding import active, ampere, cores, platform
 
 LEAST = 256  # fewest columns that are read in blocks
 PIECE = 2**19  # bytes of keys in a block of a CPU: copied by several threads, cached
-BLOCK = (
-    128  # columns of a page and of a TPU's block; size of a head that fits its lanes
-)
+BLOCK = 128  # columns of a page and of a TPU's block; a head that fills its lanes
 TILE = 64  # columns of a block of a GPU, and most queries of a program there
 PROGRAMS = 1024  # of a GPU, so that all its processors have some
 ROOM = 256  # most bytes of a head there, or shared memory would not do
@@ -299,11 +297,11 @@ def triton(q, k, v, seen, source) -> Part:
     page = k.shape[2] if (paged := source.ndim == 2) else width
     block = math.gcd(TILE, page) if paged else TILE
     mask, some = blocks_seen(seen, block)
-    rank = jnp.cumsum(some, -1, dtype=jnp.int32)
+    rank = jnp.cumsum(some, -1, dtype=jnp.int32)  # [N, b]
     at = jnp.arange(most := some.shape[1], dtype=jnp.int32)
-    nth = some[:, None] & (rank[:, None] == (at[:, None] + 1)[None])
+    nth = some[:, None] & (rank[:, None] == (at[:, None] + 1)[None])  # [N, b, b]
     found = jnp.sum(jnp.where(nth, at[None, None], 0), -1, dtype=jnp.int32)
-    count = rank[:, -1]
+    count = rank[:, -1]  # [N], the blocks that a row reads, listed in found [N, b]
     size = min(TILE, max(16, 2 ** (queries - 1).bit_length()))
     chunks = -(-queries // size)
     shares = min(-(-PROGRAMS // (rows * kv_heads * chunks)), max(1, most // 2))
@@ -313,7 +311,7 @@ def triton(q, k, v, seen, source) -> Part:
         part %= shares
         line = pl.program_id(2) // shares * size + jnp.arange(size)
         line = (line < queries)[:, None]
-        mine = gpu.load(q, mask=line, other=0.0)
+        mine = gpu.load(q, mask=line, other=0.0)  # [size, d]
         first, last = (count[row] * i // shares for i in (part, part + 1))
 
         def add(i, state):
@@ -321,7 +319,7 @@ def triton(q, k, v, seen, source) -> Part:
             place = pl.ds(start % page, block)
             of = source[row, start // page] if paged else source[row]
             inside = (start + jnp.arange(block) < width)[:, None]
-            keys, values = (
+            keys, values = (  # [block, d]
                 gpu.load(x.at[of, head, place], mask=inside, other=0.0) for x in (k, v)
             )
             visible = mask[row, pl.ds(start, block)] != 0
