@@ -3,7 +3,8 @@
 Command:  python -m curax.compare experiments/dapo
 
 8 completions of 16 prompts, 8 of 8 where closed groups are replaced, one update per
-batch. Each of the others is `dapo` without one part.
+batch. `no_refill` is `dapo` of 16 prompts drawn once, `no_price` is it without its
+price on length.
 """
 
 from curax.comparison.experiment import Experiment
