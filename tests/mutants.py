@@ -7,12 +7,15 @@
 A mutant turns a comparison, moves a constant, flips a sign or drops a line. It is tried
 in a copy of the tree, by the files of tests that cover its line, until one fails: the
 file named after the module first, then the quickest. Both parts go on where they were
-stopped, after `--minutes` at the latest; what they know is kept under `--out`, in files
-of JSON. Tests may be pruned where `compare` says that no fewer mutants are killed.
+stopped, after `--minutes` at the latest, `--jobs` at a time; what they know is kept
+under `--out`, in files of JSON. A file of tests that fails in a copy as it is says
+nothing of mutants and is left out. Tests may be pruned where `compare` says that no
+fewer mutants are killed.
 """
 
 import argparse
 import ast
+import contextlib
 import copy
 import json
 import os
@@ -22,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,44 +112,66 @@ def pytest(cwd: Path, file: str, *before: str, most: float | None = None) -> int
     return run.returncode
 
 
-def cover(out: Path, until: float) -> None:
-    """Write which lines of curax each file of tests runs, and its seconds."""
-    from coverage import CoverageData
-
-    for file in sorted((ROOT / "tests").glob("test_*.py")):
-        record = out / "covered" / f"{file.stem}.json"
-        if record.exists():
-            continue
-        if time.monotonic() > until:
-            print("Out of time; the same command goes on.")
-            return
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            kept = Path(folder) / "data"
-            args = ("-m", "coverage", "run", "--source=curax", f"--data-file={kept}")
-            status = pytest(ROOT, f"tests/{file.name}", *args)
-            data = CoverageData(str(kept))
-            data.read()
-            lines = {
-                str(Path(name).relative_to(ROOT)): sorted(data.lines(name) or ())
-                for name in data.measured_files()
-            }
-        seconds = round(time.monotonic() - began, 1)
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps({"seconds": seconds, "lines": lines}))
-        print(f"{file.stem}: {seconds} s, exit status {status}", flush=True)
-
-
-def attempt(mutant: dict, files: list[str], seconds: dict[str, float]) -> str | None:
-    """The file of tests that notices the mutant; None: none does."""
+@contextlib.contextmanager
+def copied_tree() -> Iterator[Path]:
+    """A copy of the tree, without its history."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
+        tree = Path(folder) / "tree"
+        leave = shutil.ignore_patterns("__pycache__")
         for name in COPIED:
-            leave = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, tree / name, ignore=leave)
         for path in ROOT.iterdir():
             if path.is_file():
                 shutil.copy(path, tree)
+        yield tree
+
+
+def each(jobs: int, until: float, call: Callable, items: Iterable) -> None:
+    """Call for each item, `jobs` at a time, none after the time is over."""
+
+    def in_time(item: Any) -> bool:
+        if time.monotonic() > until:
+            return False
+        call(item)
+        return True
+
+    with ThreadPoolExecutor(jobs) as pool:
+        if not all([*pool.map(in_time, items)]):
+            print("Out of time; the same command goes on.")
+
+
+def cover(out: Path, jobs: int, until: float) -> None:
+    """Write which lines of curax each file of tests runs, its seconds and status."""
+    from coverage import CoverageData
+
+    records = out / "covered"
+    records.mkdir(parents=True, exist_ok=True)
+
+    def one(file: Path) -> None:
+        began = time.monotonic()
+        with copied_tree() as tree:
+            kept = tree / "covered.data"
+            args = ("-m", "coverage", "run", "--source=curax", f"--data-file={kept}")
+            status = pytest(tree, f"tests/{file.name}", *args)
+            data = CoverageData(str(kept))
+            data.read()
+            lines = {
+                str(Path(name).relative_to(tree)): sorted(data.lines(name) or ())
+                for name in data.measured_files()
+            }
+        seconds = round(time.monotonic() - began, 1)
+        found = {"seconds": seconds, "status": status, "lines": lines}
+        (records / f"{file.stem}.json").write_text(json.dumps(found))
+        print(f"{file.stem}: {seconds} s, exit status {status}", flush=True)
+
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    left = [x for x in files if not (records / f"{x.stem}.json").exists()]
+    each(jobs, until, one, left)
+
+
+def attempt(mutant: dict, files: list[str], seconds: dict[str, float]) -> str | None:
+    """The file of tests that notices the mutant; None: none does."""
+    with copied_tree() as tree:
         (tree / mutant["file"]).write_text(text_of(mutant))
         for file in files:
             if pytest(tree, f"tests/{file}.py", most=60 + 3 * seconds[file]) != 0:
@@ -153,11 +179,12 @@ def attempt(mutant: dict, files: list[str], seconds: dict[str, float]) -> str | 
     return None
 
 
-def try_all(out: Path, count: int, seed: int, until: float) -> None:
-    """Try mutants that were not tried yet, and append what became of each."""
+def try_all(out: Path, count: int, seed: int, jobs: int, until: float) -> None:
+    """Try mutants that were not tried yet, and write what became of each."""
     found = {
-        path.stem: json.loads(path.read_text())
+        path.stem: record
         for path in sorted((out / "covered").glob("*.json"))
+        if not (record := json.loads(path.read_text()))["status"]
     }
     seconds = {file: record["seconds"] for file, record in found.items()}
     covered: dict[str, set[int]] = {}
@@ -166,10 +193,9 @@ def try_all(out: Path, count: int, seed: int, until: float) -> None:
             covered.setdefault(name, set()).update(lines)
     results = out / f"mutants-{seed}.json"
     tried = json.loads(results.read_text()) if results.exists() else []
-    for mutant in chosen(count, seed, covered)[len(tried) :]:
-        if time.monotonic() > until:
-            print("Out of time; the same command goes on.")
-            return
+    before = {(row["file"], *row["bytes"]) for row in tried}
+
+    def one(mutant: dict) -> None:
         module = f"test_{Path(mutant['file']).stem}"
         files = sorted(
             (
@@ -184,6 +210,10 @@ def try_all(out: Path, count: int, seed: int, until: float) -> None:
         results.write_text(json.dumps(tried, indent=1))
         place = f"{mutant['file']}:{mutant['line']}"
         print(f"{place} {mutant['mutation']}: {by or 'LIVES'}", flush=True)
+
+    mutants = chosen(count, seed, covered)
+    left = [x for x in mutants if (x["file"], *x["bytes"]) not in before]
+    each(jobs, until, one, left)
     killed = sum(bool(row["killed_by"]) for row in tried)
     print(f"{killed} of {len(tried)} mutants are killed.")
 
@@ -213,13 +243,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--jobs", type=int, default=1, help="that run at once")
     parser.add_argument("--out", type=Path, default=ROOT / ".mutants", metavar="DIR")
     args = parser.parse_args()
     until = time.monotonic() + 60 * args.minutes
     if args.action == "cover":
-        cover(args.out, until)
+        cover(args.out, args.jobs, until)
     elif args.action == "try":
-        try_all(args.out, args.count, args.seed, until)
+        try_all(args.out, args.count, args.seed, args.jobs, until)
     else:
         return compare(*args.files)
     return 0
