@@ -20,9 +20,10 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
-from curax.arrays.lines import Line, Lines, Visible
+from curax.arrays.lines import Homes, Line, Lines, Visible
 from curax.arrays.micro_batches import (
     added,
+    ends,
     join_shards,
     over_lines,
     over_micro_batches,
@@ -31,6 +32,7 @@ from curax.arrays.micro_batches import (
 from curax.arrays.sharding import (
     constrain,
     on_copies,
+    on_shards,
     over_copies,
     own_of_copies,
     shard_rows,
@@ -43,6 +45,8 @@ from curax.types import Batch, Contexts, Model, Rollouts
 
 TOKENS = 2**13  # of completions whose confidence is computed at a time
 ENTRIES = 2**26  # of logits that exist at a time
+AT_HOME = 4  # contexts of a shard at least, or shards differ in tokens by too much
+PLACES = 4  # of rows at home at most, for each row
 TokenLoss = Callable[[jax.Array, jax.Array, Batch], jax.Array]
 
 
@@ -56,6 +60,8 @@ class Settings:
     tokens_per_micro_batch: int = flax.struct.field(pytree_node=False, default=0)
     length_buckets: int = flax.struct.field(pytree_node=False, default=1)
     token_chunk: int = flax.struct.field(pytree_node=False, default=0)  # 0: all
+    # Rows of a context at most; 0: any number, so that rows lie anywhere on a mesh.
+    rows_per_context: int = flax.struct.field(pytree_node=False, default=0)
 
     def count(self, rows: int, steps: int) -> int:
         """Micro-batches of `[rows, steps]` tokens; each spreads over all shards."""
@@ -95,6 +101,8 @@ def over_rows(
     rows: Any,
     mask: jax.Array,
     settings: Settings,
+    *,
+    at_home: bool = False,
 ) -> tuple[Any, Any]:
     """Outputs of a function on packed lines if the model packs, else on micro-batches.
 
@@ -105,9 +113,10 @@ def over_rows(
         rows: as `over_micro_batches`.
         mask: likewise.
         settings: of micro-batches and length buckets.
+        at_home: whether rows and contexts are those of `homes`.
     """
     if how := packing(model, contexts, mask, settings):
-        return over_lines(function, rows, mask, how)
+        return over_lines(function, rows, mask, how._replace(at_home=at_home))
     return over_micro_batches(
         lambda rows: function(rows, None),
         rows,
@@ -127,6 +136,50 @@ def packing(
     return model.packs(tokens, mask.shape[-1], contexts.mask.shape[-1])
 
 
+def homes(
+    model: Model,
+    contexts: Contexts,
+    mask: jax.Array,
+    context: jax.Array,
+    settings: Settings,
+) -> Homes | None:
+    """Contexts dealt to shards with their rows; None: rows read contexts of any shard.
+
+    Where rows are packed and there are `places` for them.
+    """
+    sizes = contexts.mask.shape[0], shards("rows"), settings.rows_per_context
+    rows = places(mask.shape[0], *sizes)
+    if not rows or not packing(model, contexts, mask, settings):
+        return None
+    return Homes.of(ends(mask), context, contexts=sizes[0], shards=sizes[1], rows=rows)
+
+
+def places(rows: int, contexts: int, parts: int, rows_per_context: int) -> int:
+    """Places for rows on each shard where all lie with their contexts; 0: they do not.
+
+    They do on a mesh over whose shards the contexts divide, `AT_HOME` or more to each,
+    unless places for the most rows of them would be more than `PLACES` times the rows.
+
+    Args:
+        rows: M.
+        contexts: C.
+        parts: shards of rows.
+        rows_per_context: at most; 0: any number.
+    """
+    each = min(rows, contexts // parts * rows_per_context)
+    fits = contexts % parts == 0 and each * parts <= PLACES * rows
+    return each if parts > 1 and contexts >= AT_HOME * parts and fits else 0
+
+
+def move_home(
+    found: Homes, contexts: Contexts, context: jax.Array, rows: Any
+) -> tuple[Contexts, jax.Array, Any]:
+    """Contexts `[C, P]`, the context of each row, and rows `[D K, ...]`, as dealt."""
+    contexts = jax.tree.map(lambda x: shard_rows(x[found.context]), contexts)
+    place = jnp.argsort(found.context).astype(jnp.int32)[context]
+    return contexts, *jax.tree.map(shard_rows, found.there((place, rows)))
+
+
 def token_features(
     model: Model,
     params: Any,
@@ -144,18 +197,29 @@ def token_features(
     if line is None:
         own = prefix.take(context)
         return extend(model, params, own, contexts.mask[context], tokens)
-    # A line reads contexts of any shard: each layer gathers its own, not before.
+    # Where a line reads contexts of any shard each layer gathers its own, not before.
     cache = jax.tree.map(
         lambda x: constrain(x, ("rows", "heads", None, None)), prefix.cache
     )
     own = context.reshape(line.start.shape)
     visible = Visible(
-        row=line.row, place=line.place, contexts=own, seen=contexts.mask, tile=line.tile
+        row=line.row,
+        place=line.place,
+        contexts=own,
+        seen=contexts.mask,
+        tile=line.tile,
+        at_home=line.at_home,
     )
     of_tile = visible.context
     place = jnp.arange(line.tile, dtype=jnp.int32)[None, None]
     place = place + line.place[..., None] * line.tile
-    length = jnp.sum(contexts.mask, -1, dtype=jnp.int32)[of_tile]
+
+    def taken(x):  # [D, U, ...] of the context of each tile, from [C, ...]
+        if line.at_home:
+            return on_shards(lambda x, at: x[at % len(x)], x, of_tile)
+        return constrain(x, (None,) * x.ndim)[of_tile]
+
+    length = taken(jnp.sum(contexts.mask, -1, dtype=jnp.int32))
     features, _ = model.features(
         params,
         laid(line, jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))),
@@ -163,7 +227,7 @@ def token_features(
         visible,
         cache,
     )
-    first = constrain(prefix.last, (None, None))[of_tile][:, :, None]
+    first = taken(prefix.last)[:, :, None]
     apart = features.reshape(*place.shape, -1)
     return jnp.where((place == 0)[..., None], first, apart).reshape(features.shape)
 
@@ -207,6 +271,34 @@ def read_tokens(
     return tuple(join_shards(back(line, x)) for x in found)
 
 
+def over_all(
+    read: Callable[..., tuple[jax.Array, ...]],
+    model: Model,
+    params: Any,
+    contexts: Contexts,
+    rows: tuple[jax.Array, jax.Array, jax.Array | None],
+    mask: jax.Array,
+    settings: Settings,
+) -> tuple[jax.Array, ...]:
+    """`read_tokens` of all rows, micro-batch by micro-batch, `[M, T]` each."""
+    tokens, context, support = rows
+    found = homes(model, contexts, mask, context, settings)
+    everything = tokens, mask, support
+    if found:
+        contexts, context, everything = move_home(found, contexts, context, everything)
+    tokens, mask, support = everything
+    prefix = prefill(model, params, contexts)
+
+    def of(rows, line):
+        where = model, params, contexts, prefix, rows, line, settings
+        return (), read_tokens(read, *where)
+
+    given = tokens, context, support
+    at_home = found is not None
+    _, out = over_rows(model, of, contexts, given, mask, settings, at_home=at_home)
+    return found.back(out, len(rows[0])) if found else out
+
+
 def logprobs(
     model: Model,
     params: Any,
@@ -233,15 +325,12 @@ def logprobs(
     Returns:
         `[M, T]` float32, nats; anything finite where `mask` is False.
     """
-    prefix = prefill(model, params, contexts)
 
-    def read(rows, line):
-        where = model, params, contexts, prefix, rows, line, settings
-        logp, _ = read_tokens(masked.token_logprobs, *where)
-        return (), logp
+    def read(*args, **options):
+        return masked.token_logprobs(*args, **options)[:1]
 
     rows = tokens, context, support
-    return over_rows(model, read, contexts, rows, mask, settings)[1]
+    return over_all(read, model, params, contexts, rows, mask, settings)[0]
 
 
 def token_stats(
@@ -261,19 +350,14 @@ def token_stats(
     Returns:
         What the policy says of each token; anything finite where `mask` is False.
     """
-    prefix = prefill(model, params, contexts)
-
-    def read(rows, line):
-        where = model, params, contexts, prefix, rows, line, settings
-        logp, entropy, norm, covariance = read_tokens(
-            masked.token_logprobs_and_moments, *where
-        )
-        return (), TokenStats(
-            logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
-        )
-
     rows = tokens, context, support
-    return over_rows(model, read, contexts, rows, mask, settings)[1]
+    logp, entropy, norm, covariance = over_all(
+        masked.token_logprobs_and_moments,
+        *(model, params, contexts, rows, mask, settings),
+    )
+    return TokenStats(
+        logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
+    )
 
 
 def confidences(
@@ -373,6 +457,13 @@ def gradient(
         The loss, `[]` float32; its gradient, like params; what the policy says of the
         tokens, without a gradient.
     """
+    rows = len(batch.tokens)
+    found = homes(model, contexts, batch.mask, batch.context, settings)
+    if found:
+        contexts, context, (batch, weight) = move_home(
+            found, contexts, batch.context, (batch, weight)
+        )
+        batch = dataclasses.replace(batch, context=context)
     prefix = prefill(model, params, contexts)
 
     def loss_of(params, prefix, contexts, still_old, rows, weight, line):
@@ -407,9 +498,13 @@ def gradient(
         return *added(sums, more), pulled
 
     def of_copy(known, of_own):
-        params, prefix, *_ = known
-        own_contexts, rows = of_own
-        batch = rows[0]
+        (params, still_old, *every), (own_contexts, rows, *ours) = known, of_own
+        prefix, contexts = every or ours
+        batch, weight = rows
+        if ours:  # of this copy
+            own = batch.context % len(own_contexts.mask)
+            rows = dataclasses.replace(batch, context=own), weight
+        known = params, prefix, contexts, still_old
         how = packing(model, contexts, batch.mask, settings)
         # With few rows of a line, gradients of all contexts would be most of what it
         # writes. On a mesh its rows' contexts lie anywhere.
@@ -418,21 +513,31 @@ def gradient(
                 partial(pull_line, known),
                 rows,
                 batch.mask,
-                how,
+                how._replace(at_home=bool(ours)),
                 like=(jnp.float32(0), like_params(model, params), prefix),
                 add=add_line,
             )
         else:
             (loss, grads, pulled), own = over_rows(
-                model, partial(pull, known), contexts, rows, batch.mask, settings
+                model,
+                partial(pull, known),
+                *(contexts, rows, batch.mask, settings),
+                at_home=bool(ours),
             )
-        pulled = own_of_copies(pulled)
+        if not ours:
+            pulled = own_of_copies(pulled)
         pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
         grads = pull_back(model, params, own_contexts, pulled, grads, batch, settings)
         return over_copies(jax.lax.psum, (loss, grads)), own
 
-    known = params, prefix, contexts, jnp.asarray(still_old)
-    (loss, grads), own = on_copies(of_copy, known, (contexts, (batch, weight)))
+    known, own = (params, jnp.asarray(still_old)), (contexts, (batch, weight))
+    if found:
+        own = *own, prefix, contexts
+    else:
+        known = *known, prefix, contexts
+    (loss, grads), own = on_copies(of_copy, known, own)
+    if found:
+        own, loss = found.back(own, rows), jnp.where(found.whole, loss, jnp.nan)
     return loss, grads, own
 
 

@@ -14,7 +14,7 @@ import tiny
 from contracts import close
 
 from curax import allocate, loss, memory, rollout, update
-from curax.arrays import choice
+from curax.arrays import choice, lines, micro_batches
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
 from curax.models import decoding, parts
@@ -401,6 +401,9 @@ SCORED = {
     "rows": update.Settings(micro_batches=2, token_chunk=4),
     "lines": update.Settings(tokens_per_micro_batch=10, token_chunk=4),
     "pieces": update.Settings(tokens_per_micro_batch=10),  # of the vocabulary
+    "home": update.Settings(
+        tokens_per_micro_batch=10, token_chunk=4, rows_per_context=2
+    ),
 }
 BOTH = [(*one, how) for one in UPDATES.items() for how in SCORED]
 
@@ -458,7 +461,13 @@ def updating(sizes, kv_heads, how):
     rows = scored()  # on no mesh
     try:
         columns = 48 if how == "pieces" else 0
-        with mesh.use(made), hlo.compiler_log() as said, tiny.in_pieces(columns):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            mesh.use(made),
+            hlo.compiler_log() as said,
+            tiny.in_pieces(columns),
+        ):
+            patch.setattr(update, "AT_HOME", 2)
             program = jitted.lower(shapes, *rows).compile()
     finally:
         jax.config.update(name, kept)
@@ -499,6 +508,46 @@ def test_an_update_gathers_the_head_once_and_its_gradient_never(sizes, kv_heads,
         assert not set(sums) & set(in_loops(program))
     remade = [line for line in said if "full rematerialization" in line]
     assert not remade
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("sizes", "kv_heads"), UPDATES.items())
+def test_contexts_that_lie_with_their_rows_are_not_gathered(sizes, kv_heads):
+    shards = sizes[-1] if kv_heads % sizes[-1] == 0 else 1
+    keys = CONTEXTS.tokens.size * kv_heads // shards * 8
+    moved = {}
+    for how in ("lines", "home"):
+        program = updating(sizes, kv_heads, how)[2].as_text() or ""
+        moved[how] = [one for one in in_loops(program) if one.entries == keys]
+    assert moved["lines"]
+    assert not moved["home"]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_rows_of_a_shard_stay_on_it_line_by_line(together):
+    random, shape = np.random.default_rng(0), (4, 6, 5)
+    length = random.integers(0, 6, shape[:2])
+    mask = jnp.asarray(np.arange(5) < length[..., None]).reshape(24, 5)
+    shard = jnp.repeat(jnp.arange(4, dtype=jnp.int32), 6)
+    said = jnp.asarray(random.normal(size=(24, 5)), jnp.float32)
+
+    def function(rows, line):
+        said, mask, shard = rows
+        own = shard.reshape(4, -1)
+        kept = jnp.where(mask, said, 0)
+        strays = jnp.sum((own != jnp.arange(4)[:, None]) & (own > 0))
+        return (jnp.sum(kept), strays), kept
+
+    def run(said, mask):
+        how = lines.Lines(8, together=together, at_home=True)
+        rows = said, mask, shard
+        return micro_batches.over_lines(function, rows, mask, how)
+
+    with mesh.use(cube()):
+        (total, strays), own = jax.jit(run)(said, mask)
+    assert strays == 0
+    close(total, np.sum(np.where(mask, said, 0)), rtol=1e-5)
+    np.testing.assert_array_equal(own, np.where(mask, said, 0))
 
 
 @cache

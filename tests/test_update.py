@@ -364,6 +364,30 @@ def test_rows_are_dealt_to_shards_evenly_and_a_line_has_no_more_than_it_may():
     assert sorted(row for which in found for row in which if row < 61) == [*range(61)]
 
 
+def test_rows_lie_where_their_context_does_and_shards_have_about_as_many_tokens():
+    random = np.random.default_rng(1)
+    length = random.geometric(0.02, 96).clip(max=300).astype(np.int32)
+    context = random.permutation(np.repeat(np.arange(16, dtype=np.int32), 6))
+    length[::7] = 0
+    of = partial(lines.Homes.of, contexts=16, shards=4)
+    found = of(jnp.asarray(length), jnp.asarray(context), rows=24)
+    rows = np.asarray(found.row).reshape(4, 24)
+    own = np.asarray(found.context).reshape(4, 4)
+    assert sorted(own.reshape(-1)) == [*range(16)]
+    for here, contexts in zip(rows, own, strict=True):
+        assert set(context[here[here < 96]]) <= set(contexts)
+    assert sorted(rows[rows < 96]) == [*np.flatnonzero(length)]
+    tokens = np.append(length, 0)[rows].sum(1)
+    assert tokens.max() - tokens.min() <= np.bincount(context, length).max()
+    said = jnp.asarray(random.normal(size=(96, 3)), jnp.float32)
+    back = found.back(found.there(said), 96)
+    np.testing.assert_array_equal(back, np.where(length[:, None] > 0, said, 0))
+    few = of(jnp.asarray(length), jnp.asarray(context), rows=8)
+    assert found.whole
+    assert not few.whole  # nothing is lost unseen
+    assert np.isnan(few.back(few.there(said), 96)).all()
+
+
 @pytest.mark.long
 def test_no_scores_or_mask_of_a_line_by_itself_exist():
     settings = update.Settings(tokens_per_micro_batch=1024, token_chunk=64)

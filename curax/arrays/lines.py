@@ -24,6 +24,8 @@ class Line:
     start: jax.Array  # [R] int32, first tile of each row
     count: jax.Array  # [R] int32, its tiles, 0: there is no such row
     tile: int = flax.struct.field(pytree_node=False)  # B
+    # Whether contexts of its rows lie on its shard, as of `Homes`.
+    at_home: bool = flax.struct.field(pytree_node=False, default=False)
 
     def tiles(self, rows: jax.Array) -> jax.Array:
         """`[U B, ...]` of each token in the order of the line, from `[R, T, ...]`."""
@@ -56,6 +58,7 @@ class Visible:
     contexts: jax.Array  # [D, R] int32 in [0, C), of the rows
     seen: jax.Array  # [C, P] bool, tokens of the contexts
     tile: int = flax.struct.field(pytree_node=False)  # B
+    at_home: bool = flax.struct.field(pytree_node=False, default=False)  # as of `Line`
 
     @property
     def context(self) -> jax.Array:
@@ -70,6 +73,7 @@ class Lines(NamedTuple):
     tokens: int  # per line, approximately
     rows: int = 0  # per line at most; 0: as many as fit
     together: int = 1  # lines of each shard that are computed at a time
+    at_home: bool = False  # rows are those of each shard in turn, as of `Homes`
 
 
 def dealt(length: jax.Array, shards: int) -> jax.Array:
@@ -88,6 +92,79 @@ def dealt(length: jax.Array, shards: int) -> jax.Array:
     laps = order.reshape(-1, shards)
     back = jnp.arange(laps.shape[0])[:, None] % 2 == 1
     return jnp.where(back, laps[:, ::-1], laps).T
+
+
+@flax.struct.dataclass(kw_only=True)
+class Homes:
+    """The shard of each context, on which its rows lie too.
+
+    Each of D shards has C / D contexts. Those with most tokens of rows are dealt first,
+    each to the shard that has fewest tokens so far.
+    """
+
+    context: jax.Array  # [C] int32, those of shard d are C / D from d C / D on
+    row: jax.Array  # [D K] int32 in [0, M], rows of each shard in turn; M: none
+    whole: jax.Array  # [] bool, every row with tokens has a place
+
+    @classmethod
+    def of(
+        cls,
+        length: jax.Array,
+        context: jax.Array,
+        *,
+        contexts: int,
+        shards: int,
+        rows: int,
+    ) -> "Homes":
+        """Homes of rows.
+
+        Args:
+            length: `[M]` int32, tokens of each row; without any it needs no place.
+            context: `[M]` int32 in [0, C), of each row.
+            contexts: C, a multiple of D.
+            shards: D.
+            rows: K, places of a shard.
+        """
+        tokens = jnp.zeros(contexts, jnp.int32).at[context].add(length)
+
+        def deal(state, tokens):
+            left, load = state
+            shard = jnp.argmin(jnp.where(left > 0, load, jnp.iinfo(load.dtype).max))
+            return (left.at[shard].add(-1), load.at[shard].add(tokens)), shard
+
+        first = jnp.argsort(-tokens)
+        start = jnp.full(shards, contexts // shards), jnp.zeros(shards, jnp.int32)
+        _, shard = jax.lax.scan(deal, start, tokens[first])
+        order = first[jnp.argsort(shard)].astype(jnp.int32)
+        home = jnp.argsort(order)[context] // (contexts // shards)
+        home = jnp.where(length > 0, home, shards)
+        sort = jnp.argsort(home).astype(jnp.int32)
+        edges = jnp.searchsorted(home[sort], jnp.arange(shards + 1))
+        place = edges[:-1, None] + jnp.arange(rows)[None]
+        own = sort.at[place].get(mode="fill", fill_value=length.shape[0])
+        row = jnp.where(place < edges[1:, None], own, length.shape[0])
+        whole = jnp.max(edges[1:] - edges[:-1]) <= rows
+        return cls(context=order, row=row.reshape(-1), whole=whole)
+
+    def there(self, tree: Any) -> Any:
+        """Leaves `[D K, ...]` of rows `[M, ...]`; of no row: 0."""
+        return jax.tree.map(
+            lambda x: x.at[self.row].get(mode="fill", fill_value=0), tree
+        )
+
+    def back(self, tree: Any, rows: int) -> Any:
+        """Float leaves `[M, ...]` from those of `there`; of rows without a place: 0.
+
+        NaN everywhere where a row with tokens has none, so that nothing is lost unseen.
+        """
+        count = self.row.shape[0]
+        place = jnp.full(rows, count).at[self.row].set(jnp.arange(count), mode="drop")
+
+        def leaf(x: jax.Array) -> jax.Array:
+            x = x.at[place].get(mode="fill", fill_value=0)
+            return jnp.where(self.whole, x, jnp.full_like(x, jnp.nan))
+
+        return jax.tree.map(leaf, tree)
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -4,6 +4,7 @@ Sums add up and outputs per token come back in the order of the rows, so that th
 does not depend on how many rows, or which, are worked on together.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays.lines import Line, Lines, Packing, dealt
-from curax.arrays.sharding import over_copies, shard_rows, shards
+from curax.arrays.sharding import on_shards, over_copies, shard_rows, shards
 
 
 def split(tree: Any, count: int) -> Any:
@@ -135,6 +136,7 @@ def over_lines(
         rows: as `over_micro_batches`.
         mask: as `over_micro_batches`.
         how: sizes of lines; several of a shard at a time count as those of more shards.
+            At home, rows are K of each shard, and stay on it.
         like: tree of the sums, if it is not that of the function.
         add: of the sums and what the function says of one line.
 
@@ -143,14 +145,20 @@ def over_lines(
     """
     function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
     (count, steps), last = mask.shape, ends(mask)
-    heaps = shards("rows") * min(how.together, -(-count // shards("rows")))
-    order = dealt(last, heaps) if heaps > 1 else jnp.arange(count)[None]
+    each = min(how.together, -(-count // shards("rows")))  # heaps of a shard
+    # Those of all rows, or of each shard's own.
+    wholes, each = (shards("rows"), each) if how.at_home else (1, each * shards("rows"))
 
     def pick(x, which):  # rows that are none are 0: without a mask, and without weight
         return x.at[which].get(mode="fill", fill_value=0)
 
+    of_each = on_shards if how.at_home else lambda call, *rows: call(*rows)
+    order = of_each(partial(dealt, shards=each), last)  # [D each, ...]
+
     def deal(x):  # [M, ...] -> [D, M / D, ...]
-        return shard_rows(pick(x, order)) if heaps > 1 else x[None]
+        if each == 1:
+            return shard_rows(x.reshape(wholes, -1, *x.shape[1:]))
+        return shard_rows(of_each(pick, x, order))
 
     last, rows = jax.tree.map(deal, (last, rows))
     of = partial(Packing.of, steps=steps, tokens=how.tokens, rows=how.rows)
@@ -158,6 +166,7 @@ def over_lines(
 
     def read(number):
         which, line = jax.vmap(lambda packing: packing.at(number))(packing)
+        line = dataclasses.replace(line, at_home=how.at_home)
         own = jax.tree.map(lambda x: join_shards(jax.vmap(pick)(x, which)), rows)
         total, own = function(own, line)
         return which, total, own
@@ -182,9 +191,12 @@ def over_lines(
     )
     most = over_copies(jax.lax.pmax, jnp.max(packing.lines))
     total, own = jax.lax.fori_loop(0, most, next_line, start)
-    if heaps > 1:
-        back = jnp.argsort(order.reshape(-1))[:count]
-        return total, jax.tree.map(lambda x: join_shards(x)[back], own)
+    if each > 1:
+
+        def back(x, order):
+            return x[jnp.argsort(order.reshape(-1))[: count // wholes]]
+
+        return total, jax.tree.map(lambda x: of_each(back, join_shards(x), order), own)
     return total, jax.tree.map(join_shards, own)
 
 

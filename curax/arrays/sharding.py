@@ -194,6 +194,16 @@ def rows_of(table: jax.Array, index: jax.Array, dtype: Any) -> jax.Array:
     return padded_rows(partial(run, table), index)
 
 
+def on_shards(function: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
+    """Output of a function of each shard's rows, which lie on their shard again."""
+    axes = mesh_axes("rows")
+    if not axes:
+        return function(*rows)
+    of_rows = PartitionSpec(axes)
+    run = jax.shard_map(function, in_specs=of_rows, out_specs=of_rows, check_vma=False)
+    return run(*rows)
+
+
 def padded_rows(function: Callable[..., Any], *rows: jax.Array) -> Any:
     """Output of a function of arrays `[N, ...]`, padded to divide over their shards."""
     count = rows[0].shape[0]

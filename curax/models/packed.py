@@ -12,8 +12,9 @@ One loop goes over tiles of the contexts, another over those of the own row, bac
 the query's; sums and maximum are kept in float32. Both loops end at the longest
 context or row present, and neither scores nor a mask of the whole line ever exist.
 
-On a mesh each device has the line of its shard and its heads. It reads the contexts of
-all shards, one layer's at a time; nothing else passes between devices.
+On a mesh each device has the line of its shard and its heads. Where contexts lie with
+their rows nothing passes between devices; else each reads the contexts of all shards,
+one layer's at a time.
 """
 
 import dataclasses
@@ -60,6 +61,9 @@ def attend(
             first = jax.lax.axis_index(axes) * q.shape[1]
             of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
             k, v, *prefix = (heads_of(x, of, 1) for x in (k, v, *prefix))
+        if lines.at_home:
+            own = lines.contexts % prefix[0].shape[0]
+            lines = dataclasses.replace(lines, contexts=own)
         return (segments if by_kernel else _attend_line)(q, k, v, prefix, lines)
 
     args = q, k, v, prefix, lines
@@ -68,12 +72,13 @@ def attend(
     rows, keys = mesh_axes("rows") or None, by_keys or None
     query = PartitionSpec(rows, axes or None)
     own, line = PartitionSpec(rows, keys), PartitionSpec(rows)
+    shared = rows if lines.at_home else None
     return jax.shard_map(
         run,
         in_specs=(
-            *(query, own, own, PartitionSpec(None, keys)),
+            *(query, own, own, PartitionSpec(shared, keys)),
             dataclasses.replace(
-                lines, row=line, place=line, contexts=line, seen=PartitionSpec()
+                lines, row=line, place=line, contexts=line, seen=PartitionSpec(shared)
             ),
         ),
         out_specs=query,

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
-from curax import rollout
+from curax import rollout, update
 from curax.arrays import cache_sizes, frozen, masked
 from curax.arrays.sharding import bytes_on_device
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
-from curax.settings.sizes import cache_bytes, declared_option
+from curax.settings.sizes import cache_bytes, declared_option, kept_of
 from curax.step import room
 from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
@@ -329,9 +329,13 @@ def learn(
     sums = 2 * (tensor - 1) / tensor * sizes.width * sizes.item
     received += (tokens + prompts) * sums * sizes.layers * (6 if remat else 4)
     token = 2 * sizes.layers * sizes.keys / cut.heads
-    # Each micro-batch gathers all contexts of a copy, and sums their gradients.
-    whole = prompts * cut.fsdp * token * sizes.item
-    received += parts_of * (gathers + 1) * whole * apart
+    kept = kept_of(parts.config) if how.tokens_per_micro_batch else 0
+    of_update = sizes.trained // how.minibatches
+    at_home = update.places(of_update, sizes.contexts, cut.rows, kept)
+    if not at_home:
+        # Each micro-batch gathers all contexts of a copy, and sums their gradients.
+        whole = prompts * cut.fsdp * token * sizes.item
+        received += parts_of * (gathers + 1) * whole * apart
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
     # What is kept between layers, of rows, and of contexts and gradients as much again.
     kept = sizes.layers * (4 * sizes.width * sizes.item if remat else inner)
@@ -339,9 +343,10 @@ def learn(
     logits = of_logits * sizes.vocab * FLOAT32 / tensor
     if in_pieces:
         logits = min(at_once * sizes.vocab * FLOAT32 / tensor, masked.PIECE)
-    # A copy of the parameters adds up gradients of the contexts of all copies; where
-    # its rows lie on several shards, each micro-batch gives those of all anew.
-    sums_held = cut.data + (cut.fsdp > 1)
+    # A copy of the parameters adds up gradients of the contexts of all copies, unless
+    # these lie with their rows; where rows lie on several shards of it, each
+    # micro-batch gives them anew.
+    sums_held = (1 if at_home else cut.data) + (cut.fsdp > 1)
     trained = state["parameters"] if parts.model.trained is None else 0.0
     cast = sizes.item if trained and sizes.item < FLOAT32 else 0
     # The head is whole along `fsdp`, and its gradient until devices have added it up.

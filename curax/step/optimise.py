@@ -19,7 +19,13 @@ from curax.config import Config
 from curax.monitors import mismatch
 from curax.settings.config_types import present
 from curax.settings.declared import declared
-from curax.settings.sizes import causes, corrects_sampling, declared_option, ratio_per
+from curax.settings.sizes import (
+    causes,
+    corrects_sampling,
+    declared_option,
+    kept_of,
+    ratio_per,
+)
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.sft import imitating
@@ -35,6 +41,7 @@ def settings(config: Config) -> update.Settings:
         tokens_per_micro_batch=config.update.tokens_per_micro_batch,
         length_buckets=config.update.length_buckets,
         token_chunk=config.update.token_chunk,
+        rows_per_context=kept_of(config),
     )
 
 

@@ -89,6 +89,7 @@ def update(
             tokens_per_micro_batch=how.tokens_per_micro_batch,
             length_buckets=how.length_buckets,
             token_chunk=how.token_chunk,
+            rows_per_context=1,
         ),
         still_old=True,
     )
