@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -203,6 +204,17 @@ def tuned(tmp_path_factory):
     )
     run()
     return experiment, workdir, run
+
+
+def test_results_name_the_devices_that_ran_the_programs(tuned, tmp_path):
+    experiment, workdir, run = tuned
+    copied = shutil.copytree(workdir, tmp_path / "copied")
+    path, *_ = sorted((copied / "arms").iterdir())
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "NVIDIA"'))
+    arms = experiments.arms(experiment)
+    comparison.compare(experiment, arms, copied, **run.keywords)
+    found = json.loads((copied / "results.json").read_text())
+    assert (found["device"], found["jax"]) == ("NVIDIA, cpu", jax.__version__)
 
 
 def test_each_recipe_takes_the_best_of_its_trials_and_runs_by_fresh_seeds(tuned):

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 
 from curax import __version__
@@ -50,7 +49,7 @@ def compare(
             ran = work.run(measures=cost is None, progress=progress)
         measured = {} if cost else reading.read_json(workdir / runner.COST)
         prices = cost or (measured["drawn_s"], measured["trained_s"])
-        shown = results(experiment, ran.arms, ran.histories, prices)
+        shown = results(experiment, ran, prices)
         found = {"name": name, "measured": measured or None, **shown.found}
         found |= {"tuned": ran.tuned} if ran.tuned else {}
         write_file(workdir / RESULTS, files.json_bytes(found))
@@ -78,10 +77,7 @@ def entries(
 
 
 def results(
-    experiment: Experiment,
-    arms: Sequence[Arm],
-    histories: Mapping[str, Any],
-    prices: tuple[float, float],
+    experiment: Experiment, ran: runner.Ran, prices: tuple[float, float]
 ) -> figures.Shown:
     """Results of the arms with their histories, in the form of results.json."""
     question = analysis.Question(
@@ -90,14 +86,9 @@ def results(
         budgets=experiment.budgets,
         threshold=experiment.threshold,
     )
-    compared = entries(experiment, arms, histories)
+    compared = entries(experiment, ran.arms, ran.histories)
     found = analysis.analyse(compared, question)
-    about = {
-        "seeds": experiment.seeds,
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "curax": __version__,
-    }
+    about = {"seeds": experiment.seeds, **ran.on, "curax": __version__}
     listed = [
         {
             "name": arm.name,
@@ -106,7 +97,7 @@ def results(
             "setting": arm.swept[0],
             "value": arm.settings.get(arm.swept[0]),
         }
-        for arm in arms
+        for arm in ran.arms
     ]
-    both = about | found | {"arms": listed, "histories": dict(histories)}
+    both = about | found | {"arms": listed, "histories": dict(ran.histories)}
     return figures.Shown(both, compared, question)

@@ -95,12 +95,22 @@ def finished(workdir: Path) -> dict[str, Any]:
     return found
 
 
+def ran_on(workdir: Path) -> dict[str, str]:
+    """Kind of device and version of JAX of the finished programs, each named once."""
+    every = [reading.read_json(path) for path in (workdir / ARMS).glob("*.json")]
+    return {
+        name: ", ".join(sorted({found[name] for found in every}))
+        for name in ("device", "jax")
+    }
+
+
 class Ran(NamedTuple):
     """What a comparison ran, at its end."""
 
     arms: Sequence[Arm]  # at what tuning took
     histories: Mapping[str, Any]  # by the name of the arm
     tuned: Mapping[str, Any]  # by recipe and condition: all trials, and the one taken
+    on: Mapping[str, str]  # kind of device and version of JAX, of every program
 
 
 class Comparison:
@@ -171,7 +181,8 @@ class Comparison:
             self._programs = self._traced(arms)
         self._run_all(start, before, before + len(self._programs), progress)
         shutil.rmtree(self._workdir / RUNNING, ignore_errors=True)
-        return Ran(arms, {arm.name: self._done[arm.name] for arm in arms}, tuned)
+        histories = {arm.name: self._done[arm.name] for arm in arms}
+        return Ran(arms, histories, tuned, ran_on(self._workdir))
 
     def _run_all(
         self, start: float, begun: int, total: int, progress: Progress
