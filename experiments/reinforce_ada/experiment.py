@@ -3,8 +3,9 @@
 Command:  python -m curax.compare experiments/reinforce_ada
 
 All are sized to draw about 128 completions per update. `grpo_16` has the pool of 16
-that the paper compares with; `ada_seq_positive_accepted` and the exact ones are what
-follows log p of 32 or of 4 draws.
+that the paper compares with, and so has RAFT++, the control;
+`ada_seq_positive_accepted` and the exact ones are what follows log p of 32 or of 4
+draws.
 """
 
 from curax.comparison.experiment import Experiment
@@ -20,6 +21,7 @@ def get_experiment() -> Experiment:
         recipes={
             "grpo_4": ("grpo", pools[4] | {"kl": None}),
             "grpo_16": ("grpo", pools[16] | {"kl": None}),
+            "raft_plus_plus": ("raft_plus_plus", pools[16]),
             "ada_seq_positive_published": ("ada_seq_positive_published", few),
             "ada_seq_positive_accepted": ("ada_seq_positive_accepted", few),
             "ada_seq_balanced_published": ("ada_seq_balanced_published", few),
@@ -30,7 +32,8 @@ def get_experiment() -> Experiment:
         # 16 of 512 prompts per update come back after 32, so a memory has use.
         common={"update.minibatches": 1, "task.num_prompts": 512},
         warm_start={"task.num_prompts": 1 << 14},
-        seeds=8,
+        tune={"optimizer.learning_rate": (3e-4, 1e-3, 3e-3)},
+        seeds=16,
         tokens=120_000,
         steps=480,
         threshold=0.7,

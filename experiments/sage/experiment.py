@@ -17,6 +17,10 @@ def get_experiment() -> Experiment:
     return Experiment(
         recipes={
             "grpo": ("sage", {"hint": None}),
+            "raft_plus_plus": (
+                "raft_plus_plus",
+                {"sampling.prompts": 16, "sampling.group_size": 8},
+            ),
             "sage": "sage",
             "sage_self": "sage_self",
             "sage_offline": "sage_offline",
@@ -30,7 +34,8 @@ def get_experiment() -> Experiment:
             "task.hint_errors": (0.01, 0.08, 0.19),
         },
         warm_start={"task.num_prompts": 1 << 14},
-        seeds=8,
+        tune={"optimizer.learning_rate": (3e-4, 1e-3, 3e-3)},
+        seeds=16,
         tokens=120_000,
         steps=480,
         threshold=0.7,
