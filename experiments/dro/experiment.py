@@ -4,9 +4,10 @@ Command:  python -m curax.compare experiments/dro
 
 `aggregate` weighs all tokens of a reference alike; `published` by their deviation, with
 its filter; `dro` above the noise, with a look at prompts beforehand; `dro_in_step`
-without one. The control alone asks the verifier, which grades held-out completions of
-all. Task, model and warm start are those of the map's regime without a verifier, in
-which a verifier gains .24.
+without one, but a filter in each step, and `dro_in_step_sigma` by deviation with that
+filter. `verifier` and RAFT++, the controls, alone ask the verifier, which grades
+held-out completions of all. Task, model and warm start are those of the map's regime
+without a verifier, in which a verifier gains .24.
 """
 
 from dataclasses import replace
@@ -28,8 +29,18 @@ def get_experiment() -> Experiment:
             "dro_published": "dro_published",
             "dro": dro,
             "dro_in_step": "dro_in_step",
+            "dro_in_step_sigma": (
+                "dro_in_step",
+                {
+                    "reflection.weights": reflect.sigma,
+                    "reflection.leave_one_out": False,
+                },
+            ),
             "verifier": replace(
                 dro, reflection=None, advantage=partial(advantage.standardised)
+            ),
+            "raft_plus_plus": replace(
+                load("raft_plus_plus"), task=dro.task, sampling=dro.sampling
             ),
         },
         common={
@@ -40,13 +51,13 @@ def get_experiment() -> Experiment:
             "warm_start.rows": 64,
             "warm_start.optimizer.learning_rate.peak": 1e-2,
             "warm_start.optimizer.learning_rate.steps": 1200,
-            "optimizer.learning_rate": 1e-3,
             "update.minibatches": 1,
             "sampling.prompts": 4,
             "sampling.max_tokens": 11,
             "evaluation.samples": 4,
         },
-        seeds=8,
+        tune={"optimizer.learning_rate": (3e-4, 1e-3, 3e-3)},
+        seeds=16,
         tokens=200_000,
         steps=400,
         watched=("rollout/length_tokens",),
