@@ -26,9 +26,14 @@ CONTROL = "raft_plus_plus"  # right completions alone, of a fixed n
 
 
 def number(value: float, *, signed: bool = False) -> str:
-    """Three digits after the point, without a zero before it."""
-    value = round(value, 3) + 0.0  # no -.000
-    text = f"{value:{'+' if signed else ''}.3f}"
+    """Three digits after the point, without a zero before it.
+
+    Four where three are zeros and there is a sign: it says whether an interval shows.
+    """
+    digits = 4 if signed and round(value, 3) == 0 else 3
+    value = round(value, digits) + 0.0  # no -.000
+    digits = digits if value else 3
+    text = f"{value:{'+' if signed else ''}.{digits}f}"
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
 
 
