@@ -45,8 +45,8 @@ from curax.types import Batch, Contexts, Model, Rollouts
 
 TOKENS = 2**13  # of completions whose confidence is computed at a time
 ENTRIES = 2**26  # of logits that exist at a time
-AT_HOME = 4  # contexts of a shard at least, or shards differ in tokens by too much
-PLACES = 4  # of rows at home at most, for each row
+AT_HOME = 8  # contexts of a shard at least, or shards differ in tokens by too much
+PLACES = 2  # of rows at home at most, for each row; for more, groups are too unequal
 TokenLoss = Callable[[jax.Array, jax.Array, Batch], jax.Array]
 
 
@@ -60,7 +60,8 @@ class Settings:
     tokens_per_micro_batch: int = flax.struct.field(pytree_node=False, default=0)
     length_buckets: int = flax.struct.field(pytree_node=False, default=1)
     token_chunk: int = flax.struct.field(pytree_node=False, default=0)  # 0: all
-    # Rows of a context at most; 0: any number, so that rows lie anywhere on a mesh.
+    # Rows of a context at most, else nothing but NaN comes back; 0: any number, so that
+    # rows lie anywhere on a mesh.
     rows_per_context: int = flax.struct.field(pytree_node=False, default=0)
 
     def count(self, rows: int, steps: int) -> int:
@@ -141,15 +142,18 @@ def homes(
     contexts: Contexts,
     mask: jax.Array,
     context: jax.Array,
+    support: jax.Array | None,
     settings: Settings,
 ) -> Homes | None:
     """Contexts dealt to shards with their rows; None: rows read contexts of any shard.
 
-    Where rows are packed and there are `places` for them.
+    Where rows are packed and there are `places` for them, and without kept sets, which
+    are much to move.
     """
     sizes = contexts.mask.shape[0], shards("rows"), settings.rows_per_context
     rows = places(mask.shape[0], *sizes)
-    if not rows or not packing(model, contexts, mask, settings):
+    packs = packing(model, contexts, mask, settings)
+    if not rows or not packs or support is not None:
         return None
     return Homes.of(ends(mask), context, contexts=sizes[0], shards=sizes[1], rows=rows)
 
@@ -282,11 +286,10 @@ def over_all(
 ) -> tuple[jax.Array, ...]:
     """`read_tokens` of all rows, micro-batch by micro-batch, `[M, T]` each."""
     tokens, context, support = rows
-    found = homes(model, contexts, mask, context, settings)
-    everything = tokens, mask, support
+    found = homes(model, contexts, mask, context, support, settings)
     if found:
-        contexts, context, everything = move_home(found, contexts, context, everything)
-    tokens, mask, support = everything
+        here = tokens, mask
+        contexts, context, (tokens, mask) = move_home(found, contexts, context, here)
     prefix = prefill(model, params, contexts)
 
     def of(rows, line):
@@ -458,7 +461,8 @@ def gradient(
         tokens, without a gradient.
     """
     rows = len(batch.tokens)
-    found = homes(model, contexts, batch.mask, batch.context, settings)
+    where = contexts, batch.mask, batch.context, batch.support
+    found = homes(model, *where, settings)
     if found:
         contexts, context, (batch, weight) = move_home(
             found, contexts, batch.context, (batch, weight)

@@ -32,11 +32,13 @@ from curax import (
     objective,
     off_policy,
     reflect,
+    update,
 )
 from curax.config import (
     Config,
     ConfigError,
     Logging,
+    Mesh,
     Queries,
     Reflection,
     Sampling,
@@ -44,6 +46,7 @@ from curax.config import (
     load,
     override,
 )
+from curax.models import transformer
 from curax.runs import checkpoint
 from curax.settings.config_paths import options
 from curax.step import build, draw, drivers, learn, loops, states
@@ -855,3 +858,29 @@ def test_the_recipe_as_published_takes_a_step():
     assert row["update/nonfinite"] == 0
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, before.params)
     assert min(jax.tree.leaves(moved)) > 0
+
+
+@pytest.mark.long
+def test_references_of_all_draws_are_scored_on_a_mesh_where_few_of_them_train():
+    def first(mesh):
+        config = replace(
+            CONFIG,
+            task=rationale.task,
+            model=partial(transformer.model, width=16, layers=1, heads=2, kv_heads=1),
+            sampling=replace(CONFIG.sampling, prompts=4, max_tokens=22),
+            update=replace(CONFIG.update, tokens_per_micro_batch=64),
+            gate=gate.none,
+            downsample=partial(downsample.random, m=2),
+            mesh=mesh,
+        )
+        loop = loops.Jitted(build.build(config))
+        with loop.context():
+            _, (row,), _ = loop.advance(loop.begin(loop.initial()), 1)
+        return {name: float(np.mean(value)) for name, value in row.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update, "AT_HOME", 1)
+        got, want = first(Mesh(data=2)), first(Mesh())
+    assert want["train/rows"]
+    for name in ("train/rows", "reward/mean", "group/signal_fraction", "gradient/norm"):
+        assert got[name] == pytest.approx(want[name], rel=1e-3)

@@ -329,7 +329,11 @@ def learn(
     sums = 2 * (tensor - 1) / tensor * sizes.width * sizes.item
     received += (tokens + prompts) * sums * sizes.layers * (6 if remat else 4)
     token = 2 * sizes.layers * sizes.keys / cut.heads
-    kept = kept_of(parts.config) if how.tokens_per_micro_batch else 0
+    # On TPUs lines have two rows at least, as `Model.packs` has it.
+    packs = how.tokens_per_micro_batch and not (
+        in_pieces and 2 * sizes.prompt > sizes.steps
+    )
+    kept = kept_of(parts.config) if packs and not sizes.kept else 0
     of_update = sizes.trained // how.minibatches
     at_home = update.places(of_update, sizes.contexts, cut.rows, kept)
     if not at_home:

@@ -23,7 +23,7 @@ from curax.settings.sizes import needs_old_first
 from curax.step import ahead, stages
 from curax.step.draw import in_turn, policy
 from curax.step.drivers import Traced
-from curax.step.optimise import optimise, settings
+from curax.step.optimise import optimise, settings_of_trained
 from curax.step.types import (
     Components,
     Credit,
@@ -184,7 +184,9 @@ def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
     def logprobs(params):
         model = policy(parts, state)
         return update.logprobs(
-            model, params, drawn.contexts, tokens, mask, context, settings(cfg), support
+            *(model, params, drawn.contexts, tokens, mask, context),
+            settings_of_trained(cfg),
+            support,
         )
 
     drawn_from, logp_policy = rollouts.logp_behaviour, rollouts.logp_policy

@@ -41,8 +41,12 @@ def settings(config: Config) -> update.Settings:
         tokens_per_micro_batch=config.update.tokens_per_micro_batch,
         length_buckets=config.update.length_buckets,
         token_chunk=config.update.token_chunk,
-        rows_per_context=kept_of(config),
     )
+
+
+def settings_of_trained(config: Config) -> update.Settings:
+    """`settings` of rows that train alone, of which a context has m at most."""
+    return dataclasses.replace(settings(config), rows_per_context=kept_of(config))
 
 
 def token_loss(config: Config) -> update.TokenLoss:
@@ -123,7 +127,7 @@ def optimise(
             part,
             stages.called(cfg, "aggregate", part.mask),
             token_loss(cfg),
-            settings(cfg),
+            settings_of_trained(cfg),
             still_old=number == 0,
         )
         if part.imitated is not None:
@@ -158,7 +162,7 @@ def tokens_of(
         rows.tokens,
         rows.mask,
         rows.context,
-        settings(parts.config),
+        settings_of_trained(parts.config),
         rows.support,
     )
     rows = update.with_old(rows, seen.logp, first)

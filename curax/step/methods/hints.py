@@ -26,7 +26,7 @@ from curax.settings.conflicts import Table
 from curax.step import draw, stages
 from curax.step.methods import hint_sources
 from curax.step.methods.hint_sources import zero_tally
-from curax.step.optimise import settings
+from curax.step.optimise import settings_of_trained
 from curax.step.types import (
     Components,
     Driver,
@@ -293,7 +293,7 @@ def credit(
         rollouts.tokens[rows.row],
         mask,
         rollouts.context[rows.row],
-        settings(parts.config),
+        settings_of_trained(parts.config),
         trains.support,
     )
     hinted = drawn.level > 0
