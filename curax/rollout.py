@@ -35,12 +35,17 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import cache_sizes, choice, keys, supports
+from curax.arrays.micro_batches import over_micro_batches
 from curax.arrays.queues import Queue
 from curax.arrays.sharding import platform, shard_rows
 from curax.arrays.slots import LoopInputs, Prefix, Stopping, drawn
 from curax.arrays.turns import Episodes
+from curax.monitors import confidence
 from curax.settings.config_types import present
 from curax.types import Contexts, Model, Plan, Rollouts
+
+TOKENS = 2**13  # of completions whose confidence is computed at a time
+ENTRIES = 2**26  # of logits that exist at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,3 +234,59 @@ def sample(
         turns = dataclasses.replace(turns, found=how.episodes.found(table.episode))
         out = dataclasses.replace(out, turns=turns)
     return jax.tree.map(shard_rows, out)
+
+
+def confidences(
+    model: Model,
+    params: Any,
+    contexts: Contexts,
+    rollouts: Rollouts,
+    *,
+    temperature: float | jax.Array,
+    k: int,
+    window: int,
+    prefix: Prefix | None = None,
+) -> confidence.Scores:
+    """Confidence scores of completions, from another forward pass of the policy.
+
+    Some rows at a time, and of these some tokens, so that logits of all of them never
+    exist together.
+
+    Args:
+        model: the policy.
+        params: its parameters.
+        contexts: `[C, P]`.
+        rollouts: `[N, T]` completions.
+        temperature: that they were drawn at, 1 for greedy ones.
+        k: likeliest tokens.
+        window: tokens of a window, and of the tail.
+        prefix: `prefill` of the contexts, if it is known already.
+
+    Returns:
+        `[N]` each.
+    """
+    if prefix is None:
+        prefix = prefill(model, params, contexts)
+    head = model.head(params)
+    count, steps = rollouts.tokens.shape
+    fewest = min(count, -(-count * steps // TOKENS))
+    pieces = next(n for n in range(fewest, count + 1) if count % n == 0)
+
+    def of(features: jax.Array) -> jax.Array:
+        logits = jnp.einsum(
+            "d,vd->v", features, head, preferred_element_type=jnp.float32
+        )
+        return confidence.of_tokens(logits / temperature, k=k)
+
+    def read(rows: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], jax.Array]:
+        tokens, context = rows
+        features = extend(
+            model, params, prefix.take(context), contexts.mask[context], tokens
+        )
+        flat = features.reshape(-1, features.shape[-1])
+        at_once = max(1, min(flat.shape[0], ENTRIES // head.shape[0]))
+        return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
+
+    rows = rollouts.tokens, rollouts.context
+    _, sure = over_micro_batches(read, rows, rollouts.mask, count=pieces)
+    return confidence.scores(sure, rollouts.mask, window=window, tail=window)

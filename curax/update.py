@@ -20,7 +20,7 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked
-from curax.arrays.lines import Homes, Line, Lines, Visible
+from curax.arrays.lines import Homes, Line, Lines, Visible, places
 from curax.arrays.micro_batches import (
     added,
     ends,
@@ -39,14 +39,9 @@ from curax.arrays.sharding import (
     shards,
     spread,
 )
-from curax.monitors import confidence
 from curax.rollout import Prefix, extend, prefill
-from curax.types import Batch, Contexts, Model, Rollouts
+from curax.types import Batch, Contexts, Model
 
-TOKENS = 2**13  # of completions whose confidence is computed at a time
-ENTRIES = 2**26  # of logits that exist at a time
-AT_HOME = 8  # contexts of a shard at least, or shards differ in tokens by too much
-PLACES = 2  # of rows at home at most, for each row; for more, groups are too unequal
 TokenLoss = Callable[[jax.Array, jax.Array, Batch], jax.Array]
 
 
@@ -158,32 +153,6 @@ def homes(
     return Homes.of(ends(mask), context, contexts=sizes[0], shards=sizes[1], rows=rows)
 
 
-def places(rows: int, contexts: int, parts: int, rows_per_context: int) -> int:
-    """Places for rows on each shard where all lie with their contexts; 0: they do not.
-
-    They do on a mesh over whose shards the contexts divide, `AT_HOME` or more to each,
-    unless places for the most rows of them would be more than `PLACES` times the rows.
-
-    Args:
-        rows: M.
-        contexts: C.
-        parts: shards of rows.
-        rows_per_context: at most; 0: any number.
-    """
-    each = min(rows, contexts // parts * rows_per_context)
-    fits = contexts % parts == 0 and each * parts <= PLACES * rows
-    return each if parts > 1 and contexts >= AT_HOME * parts and fits else 0
-
-
-def move_home(
-    found: Homes, contexts: Contexts, context: jax.Array, rows: Any
-) -> tuple[Contexts, jax.Array, Any]:
-    """Contexts `[C, P]`, the context of each row, and rows `[D K, ...]`, as dealt."""
-    contexts = jax.tree.map(lambda x: shard_rows(x[found.context]), contexts)
-    place = jnp.argsort(found.context).astype(jnp.int32)[context]
-    return contexts, *jax.tree.map(shard_rows, found.there((place, rows)))
-
-
 def token_features(
     model: Model,
     params: Any,
@@ -289,7 +258,7 @@ def over_all(
     found = homes(model, contexts, mask, context, support, settings)
     if found:
         here = tokens, mask
-        contexts, context, (tokens, mask) = move_home(found, contexts, context, here)
+        contexts, context, (tokens, mask) = found.moved(contexts, context, here)
     prefix = prefill(model, params, contexts)
 
     def of(rows, line):
@@ -363,62 +332,6 @@ def token_stats(
     )
 
 
-def confidences(
-    model: Model,
-    params: Any,
-    contexts: Contexts,
-    rollouts: Rollouts,
-    *,
-    temperature: float | jax.Array,
-    k: int,
-    window: int,
-    prefix: Prefix | None = None,
-) -> confidence.Scores:
-    """Confidence scores of completions, from another forward pass of the policy.
-
-    Some rows at a time, and of these some tokens, so that logits of all of them never
-    exist together.
-
-    Args:
-        model: the policy.
-        params: its parameters.
-        contexts: `[C, P]`.
-        rollouts: `[N, T]` completions.
-        temperature: that they were drawn at, 1 for greedy ones.
-        k: likeliest tokens.
-        window: tokens of a window, and of the tail.
-        prefix: `prefill` of the contexts, if it is known already.
-
-    Returns:
-        `[N]` each.
-    """
-    if prefix is None:
-        prefix = prefill(model, params, contexts)
-    head = model.head(params)
-    count, steps = rollouts.tokens.shape
-    fewest = min(count, -(-count * steps // TOKENS))
-    pieces = next(n for n in range(fewest, count + 1) if count % n == 0)
-
-    def of(features: jax.Array) -> jax.Array:
-        logits = jnp.einsum(
-            "d,vd->v", features, head, preferred_element_type=jnp.float32
-        )
-        return confidence.of_tokens(logits / temperature, k=k)
-
-    def read(rows: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], jax.Array]:
-        tokens, context = rows
-        features = extend(
-            model, params, prefix.take(context), contexts.mask[context], tokens
-        )
-        flat = features.reshape(-1, features.shape[-1])
-        at_once = max(1, min(flat.shape[0], ENTRIES // head.shape[0]))
-        return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
-
-    rows = rollouts.tokens, rollouts.context
-    _, sure = over_micro_batches(read, rows, rollouts.mask, count=pieces)
-    return confidence.scores(sure, rollouts.mask, window=window, tail=window)
-
-
 def with_old(rows: Batch, logp: jax.Array, still_old: bool | jax.Array) -> Batch:
     """The rows with old log-probs; while the policy is still old, its own ones.
 
@@ -464,8 +377,9 @@ def gradient(
     where = contexts, batch.mask, batch.context, batch.support
     found = homes(model, *where, settings)
     if found:
-        contexts, context, (batch, weight) = move_home(
-            found, contexts, batch.context, (batch, weight)
+        rows_of = batch, weight
+        contexts, context, (batch, weight) = found.moved(
+            contexts, batch.context, rows_of
         )
         batch = dataclasses.replace(batch, context=context)
     prefix = prefill(model, params, contexts)

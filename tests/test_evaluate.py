@@ -28,7 +28,7 @@ import saved
 import small
 from test_folder import files_of_at_most
 
-from curax import demo, evaluate, update
+from curax import demo, evaluate, rollout
 from curax.config import ConfigError
 from curax.evaluation import benchmarks, results, runner, samples, setup
 from curax.models import pretrained, prompt_form
@@ -524,8 +524,8 @@ def test_confidence_is_that_of_the_policy_at_the_temperature_drawn_with(
     place, monkeypatch
 ):
     # A row at a time, and of it five tokens and then one.
-    monkeypatch.setattr(update, "TOKENS", 10)
-    monkeypatch.setattr(update, "ENTRIES", 5 * VOCABULARY)
+    monkeypatch.setattr(rollout, "TOKENS", 10)
+    monkeypatch.setattr(rollout, "ENTRIES", 5 * VOCABULARY)
     args = options(place, *CONFIDENT, "--temperature", 0.5)
     with contextlib.ExitStack() as opened:
         made = setup.prepare(args, opened)

@@ -56,8 +56,9 @@ MAY_IMPORT = {
     },
 }
 BETWEEN_STAGES = {
+    "rollout": {"monitors"},
     "score": {"rollout"},
-    "update": {"rollout", "monitors"},
+    "update": {"rollout"},
 }
 COMMANDS_BESIDE = {
     "export": {"models", "hub"},

@@ -467,7 +467,7 @@ def updating(sizes, kv_heads, how):
             hlo.compiler_log() as said,
             tiny.in_pieces(columns),
         ):
-            patch.setattr(update, "AT_HOME", 2)
+            patch.setattr(lines, "AT_HOME", 2)
             program = jitted.lower(shapes, *rows).compile()
     finally:
         jax.config.update(name, kept)

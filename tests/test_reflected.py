@@ -32,8 +32,8 @@ from curax import (
     objective,
     off_policy,
     reflect,
-    update,
 )
+from curax.arrays import lines
 from curax.config import (
     Config,
     ConfigError,
@@ -879,7 +879,7 @@ def test_references_of_all_draws_are_scored_on_a_mesh_where_few_of_them_train():
         return {name: float(np.mean(value)) for name, value in row.items()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "AT_HOME", 1)
+        patch.setattr(lines, "AT_HOME", 1)
         got, want = first(Mesh(data=2)), first(Mesh())
     assert want["train/rows"]
     for name in ("train/rows", "reward/mean", "group/signal_fraction", "gradient/norm"):

@@ -12,7 +12,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from curax.arrays.sharding import shard_rows
+
 TILE = 32  # tokens; half a tile of each row is padding
+AT_HOME = 8  # contexts of a shard at least, or shards differ in tokens by too much
+PLACES = 2  # of rows at home at most, for each row; for more, groups are too unequal
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -152,6 +156,14 @@ class Homes:
             lambda x: x.at[self.row].get(mode="fill", fill_value=0), tree
         )
 
+    def moved(
+        self, contexts: Any, context: jax.Array, rows: Any
+    ) -> tuple[Any, jax.Array, Any]:
+        """Contexts `[C, ...]`, that of each row, and rows `[D K, ...]`, as dealt."""
+        contexts = jax.tree.map(lambda x: shard_rows(x[self.context]), contexts)
+        place = jnp.argsort(self.context).astype(jnp.int32)[context]
+        return contexts, *jax.tree.map(shard_rows, self.there((place, rows)))
+
     def back(self, tree: Any, rows: int) -> Any:
         """Float leaves `[M, ...]` from those of `there`; of rows without a place: 0.
 
@@ -165,6 +177,23 @@ class Homes:
             return jnp.where(self.whole, x, jnp.full_like(x, jnp.nan))
 
         return jax.tree.map(leaf, tree)
+
+
+def places(rows: int, contexts: int, parts: int, rows_per_context: int) -> int:
+    """Places for rows on each shard where all lie with their contexts; 0: they do not.
+
+    They do on a mesh over whose shards the contexts divide, `AT_HOME` or more to each,
+    unless places for the most rows of them would be more than `PLACES` times the rows.
+
+    Args:
+        rows: M.
+        contexts: C.
+        parts: shards of rows.
+        rows_per_context: at most; 0: any number.
+    """
+    each = min(rows, contexts // parts * rows_per_context)
+    fits = contexts % parts == 0 and each * parts <= PLACES * rows
+    return each if parts > 1 and contexts >= AT_HOME * parts and fits else 0
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import rollout, update
+from curax import rollout
 from curax.arrays.keys import stage_key
 from curax.config import ConfigError
 from curax.evaluation.questions import Questions
@@ -255,7 +255,7 @@ def confidences(
     parts: Examined, state: Weights, request: Request, rollouts: Rollouts
 ) -> Any:
     """`[N]` confidence scores of completions, at the temperature drawn with."""
-    return update.confidences(
+    return rollout.confidences(
         draw.policy(parts, state),
         state.params,
         request.contexts,

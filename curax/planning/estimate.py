@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
-from curax import rollout, update
-from curax.arrays import cache_sizes, frozen, masked
+from curax import rollout
+from curax.arrays import cache_sizes, frozen, lines, masked
 from curax.arrays.sharding import bytes_on_device
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
@@ -335,7 +335,7 @@ def learn(
     )
     kept = kept_of(parts.config) if packs and not sizes.kept else 0
     of_update = sizes.trained // how.minibatches
-    at_home = update.places(of_update, sizes.contexts, cut.rows, kept)
+    at_home = lines.places(of_update, sizes.contexts, cut.rows, kept)
     if not at_home:
         # Each micro-batch gathers all contexts of a copy, and sums their gradients.
         whole = prompts * cut.fsdp * token * sizes.item

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax import hint, update
+from curax import hint, rollout, update
 from curax.arrays import masked, turns
 from curax.arrays.keys import stage_key
 from curax.monitors import attempts, diversity
@@ -216,7 +216,7 @@ def confidence(
         By name, `[]` float32 nats, of `curax.monitors.confidence.scores`.
     """
     how = parts.config.evaluation
-    found = update.confidences(
+    found = rollout.confidences(
         model,
         params,
         hint.none(prompts),
