@@ -145,12 +145,12 @@ def homes(
     Where rows are packed and there are `places` for them, and without kept sets, which
     are much to move.
     """
-    sizes = contexts.mask.shape[0], shards("rows"), settings.rows_per_context
-    rows = places(mask.shape[0], *sizes)
+    count, parts = len(contexts.mask), shards("rows")
+    rows = places(len(mask), count, parts, settings.rows_per_context)
     packs = packing(model, contexts, mask, settings)
     if not rows or not packs or support is not None:
         return None
-    return Homes.of(ends(mask), context, contexts=sizes[0], shards=sizes[1], rows=rows)
+    return Homes.of(ends(mask), context, contexts=count, shards=parts, rows=rows)
 
 
 def token_features(
@@ -373,14 +373,12 @@ def gradient(
         The loss, `[]` float32; its gradient, like params; what the policy says of the
         tokens, without a gradient.
     """
-    rows = len(batch.tokens)
-    where = contexts, batch.mask, batch.context, batch.support
-    found = homes(model, *where, settings)
+    count, context = len(batch.tokens), batch.context
+    found = homes(model, contexts, batch.mask, context, batch.support, settings)
+    at_home = found is not None
     if found:
-        rows_of = batch, weight
-        contexts, context, (batch, weight) = found.moved(
-            contexts, batch.context, rows_of
-        )
+        weighed = batch, weight
+        contexts, context, (batch, weight) = found.moved(contexts, context, weighed)
         batch = dataclasses.replace(batch, context=context)
     prefix = prefill(model, params, contexts)
 
@@ -416,22 +414,22 @@ def gradient(
         return *added(sums, more), pulled
 
     def of_copy(known, of_own):
-        (params, still_old, *every), (own_contexts, rows, *ours) = known, of_own
-        prefix, contexts = every or ours
+        (params, still_old, shared), (own_contexts, rows, apart) = known, of_own
+        prefix, contexts = apart or shared
         batch, weight = rows
-        if ours:  # of this copy
+        if at_home:  # contexts are those of this copy
             own = batch.context % len(own_contexts.mask)
             rows = dataclasses.replace(batch, context=own), weight
         known = params, prefix, contexts, still_old
         how = packing(model, contexts, batch.mask, settings)
         # With few rows of a line, gradients of all contexts would be most of what it
-        # writes. On a mesh its rows' contexts lie anywhere.
+        # writes. Where rows lie on several shards, contexts do too.
         if how and how.rows and shards("rows") == 1:
             (loss, grads, pulled), own = over_lines(
                 partial(pull_line, known),
                 rows,
                 batch.mask,
-                how._replace(at_home=bool(ours)),
+                how._replace(at_home=at_home),
                 like=(jnp.float32(0), like_params(model, params), prefix),
                 add=add_line,
             )
@@ -440,22 +438,21 @@ def gradient(
                 model,
                 partial(pull, known),
                 *(contexts, rows, batch.mask, settings),
-                at_home=bool(ours),
+                at_home=at_home,
             )
-        if not ours:
+        if not at_home:
             pulled = own_of_copies(pulled)
         pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
         grads = pull_back(model, params, own_contexts, pulled, grads, batch, settings)
         return over_copies(jax.lax.psum, (loss, grads)), own
 
-    known, own = (params, jnp.asarray(still_old)), (contexts, (batch, weight))
-    if found:
-        own = *own, prefix, contexts
-    else:
-        known = *known, prefix, contexts
+    read = prefix, contexts  # by the rows of a copy: its own, or those of all
+    shared, apart = ((), read) if at_home else (read, ())
+    known = params, jnp.asarray(still_old), shared
+    own = contexts, (batch, weight), apart
     (loss, grads), own = on_copies(of_copy, known, own)
     if found:
-        own, loss = found.back(own, rows), jnp.where(found.whole, loss, jnp.nan)
+        own, loss = found.back(own, count), jnp.where(found.whole, loss, jnp.nan)
     return loss, grads, own
 
 

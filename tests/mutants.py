@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -193,6 +194,7 @@ def try_all(out: Path, count: int, seed: int, jobs: int, until: float) -> None:
             covered.setdefault(name, set()).update(lines)
     results = out / f"mutants-{seed}.json"
     tried = json.loads(results.read_text()) if results.exists() else []
+    writing = threading.Lock()
     before = {(row["file"], *row["bytes"]) for row in tried}
 
     def one(mutant: dict) -> None:
@@ -206,8 +208,9 @@ def try_all(out: Path, count: int, seed: int, jobs: int, until: float) -> None:
             key=lambda file: (file != module, seconds[file]),
         )
         by = attempt(mutant, files, seconds)
-        tried.append({**mutant, "killed_by": by})
-        results.write_text(json.dumps(tried, indent=1))
+        with writing:
+            tried.append({**mutant, "killed_by": by})
+            results.write_text(json.dumps(tried, indent=1))
         place = f"{mutant['file']}:{mutant['line']}"
         print(f"{place} {mutant['mutation']}: {by or 'LIVES'}", flush=True)
 

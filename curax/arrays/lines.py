@@ -3,7 +3,7 @@
 A line is U tiles of B tokens. A row fills whole tiles, one after the other, and is
 never cut; rows of a line are about equally long. Only lines that hold rows are
 computed. On a mesh each shard of the rows has lines of its own, and computes them in
-parallel with the other shards.
+parallel with the other shards; where it can be, it has their contexts too (`Homes`).
 """
 
 from typing import Any, NamedTuple
@@ -80,6 +80,11 @@ class Lines(NamedTuple):
     at_home: bool = False  # rows are those of each shard in turn, as of `Homes`
 
 
+def picked(x: jax.Array, which: jax.Array) -> jax.Array:
+    """Rows of `[M, ...]` by index in [0, M]; M is none, of which all is 0."""
+    return x.at[which].get(mode="fill", fill_value=0)
+
+
 def dealt(length: jax.Array, shards: int) -> jax.Array:
     """`[D, M / D]` int32 indices of each shard's rows, in [0, M); M: no row.
 
@@ -152,9 +157,7 @@ class Homes:
 
     def there(self, tree: Any) -> Any:
         """Leaves `[D K, ...]` of rows `[M, ...]`; of no row: 0."""
-        return jax.tree.map(
-            lambda x: x.at[self.row].get(mode="fill", fill_value=0), tree
-        )
+        return jax.tree.map(lambda x: picked(x, self.row), tree)
 
     def moved(
         self, contexts: Any, context: jax.Array, rows: Any
@@ -173,8 +176,9 @@ class Homes:
         place = jnp.full(rows, count).at[self.row].set(jnp.arange(count), mode="drop")
 
         def leaf(x: jax.Array) -> jax.Array:
-            x = x.at[place].get(mode="fill", fill_value=0)
-            return jnp.where(self.whole, x, jnp.full_like(x, jnp.nan))
+            return jnp.where(
+                self.whole, picked(x, place), jnp.asarray(jnp.nan, x.dtype)
+            )
 
         return jax.tree.map(leaf, tree)
 

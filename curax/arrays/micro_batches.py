@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from curax.arrays.lines import Line, Lines, Packing, dealt
+from curax.arrays.lines import Line, Lines, Packing, dealt, picked
 from curax.arrays.sharding import on_shards, over_copies, shard_rows, shards
 
 
@@ -149,16 +149,13 @@ def over_lines(
     # Those of all rows, or of each shard's own.
     wholes, each = (shards("rows"), each) if how.at_home else (1, each * shards("rows"))
 
-    def pick(x, which):  # rows that are none are 0: without a mask, and without weight
-        return x.at[which].get(mode="fill", fill_value=0)
-
     of_each = on_shards if how.at_home else lambda call, *rows: call(*rows)
     order = of_each(partial(dealt, shards=each), last)  # [D each, ...]
 
     def deal(x):  # [M, ...] -> [D, M / D, ...]
         if each == 1:
             return shard_rows(x.reshape(wholes, -1, *x.shape[1:]))
-        return shard_rows(of_each(pick, x, order))
+        return shard_rows(of_each(picked, x, order))
 
     last, rows = jax.tree.map(deal, (last, rows))
     of = partial(Packing.of, steps=steps, tokens=how.tokens, rows=how.rows)
@@ -167,7 +164,7 @@ def over_lines(
     def read(number):
         which, line = jax.vmap(lambda packing: packing.at(number))(packing)
         line = dataclasses.replace(line, at_home=how.at_home)
-        own = jax.tree.map(lambda x: join_shards(jax.vmap(pick)(x, which)), rows)
+        own = jax.tree.map(lambda x: join_shards(jax.vmap(picked)(x, which)), rows)
         total, own = function(own, line)
         return which, total, own
 
