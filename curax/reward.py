@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -87,6 +87,20 @@ class Verdicts(NamedTuple):
             return f"{term or 'it'} gave None or NaN" if kind == NONE else reason
         return None
 
+    def at(self, rows: np.ndarray, count: int) -> "Verdicts":
+        """The same as that of some of `count` rows; the others have none."""
+
+        def placed(values: np.ndarray) -> np.ndarray:
+            found = np.full(count, np.nan)
+            found[rows] = values
+            return found
+
+        return self._replace(
+            outcome=placed(self.outcome),
+            reasons={int(rows[n]): why for n, why in self.reasons.items()},
+            terms=self.terms and {name: placed(x) for name, x in self.terms.items()},
+        )
+
     def reward(self, weights: Mapping[str, float]) -> np.ndarray:
         """`[N]` float, weighted sum of the terms; the outcome where there are none."""
         if self.terms is None:
@@ -123,7 +137,7 @@ def on_host(
         it raised or returned no number, `timeout`, `crash` and what else a task may
         say.
     """
-    start, rows = time.perf_counter(), np.flatnonzero(rollouts.exists)
+    rows = np.flatnonzero(rollouts.exists)
     targets = [
         jax.tree.map(lambda leaf, n=n: leaf[rollouts.prompt[n]], prompts.target)
         for n in rows
@@ -131,6 +145,20 @@ def on_host(
     completions = [
         np.asarray(rollouts.tokens[n])[np.asarray(rollouts.mask[n])] for n in rows
     ]
+    own = of_completions(task, targets, completions, terms=terms)
+    return own.at(rows, len(rollouts.prompt))
+
+
+def of_completions(
+    task: Task,
+    targets: Sequence[Any],
+    completions: Sequence[np.ndarray],
+    *,
+    terms: bool = False,
+) -> Verdicts:
+    """What a Python verifier says of completions without padding; see `on_host`."""
+    start = time.perf_counter()
+    targets, completions = [*targets], [*completions]
     by_term: Mapping[str, Any] = {}
     if terms and task.terms:
         by_term = task.terms.verify_all(targets, completions)
@@ -142,18 +170,16 @@ def on_host(
     else:
         pairs = zip(targets, completions, strict=True)
         results = [_one(task, target, tokens) for target, tokens in pairs]
-    outcome = np.full(rollouts.prompt.shape, np.nan)
+    outcome = np.full(len(completions), np.nan)
     reasons: dict[int, str] = {}
-    for n, result in zip(rows.tolist(), results, strict=True):
+    for n, result in enumerate(results):
         if isinstance(result, str):
             reasons[n] = result
         elif _is_missing(result):
             reasons[n] = NONE
         else:
             outcome[n] = result
-    found = {
-        name: _where_known(outcome, rows, values) for name, values in by_term.items()
-    }
+    found = {name: _where_known(outcome, values) for name, values in by_term.items()}
     return Verdicts(outcome, reasons, time.perf_counter() - start, found or None)
 
 
@@ -172,13 +198,11 @@ def _outcome(terms: Terms, given: Mapping[str, float | str | None]) -> Any:
     return given[terms.outcome]
 
 
-def _where_known(outcome: np.ndarray, rows: np.ndarray, values: Any) -> np.ndarray:
-    """`[N]` values of these rows, NaN where there is no outcome."""
-    found = np.full_like(outcome, np.nan)
-    for n, value in zip(rows, values, strict=True):
-        if not np.isnan(outcome[n]):
-            found[n] = value
-    return found
+def _where_known(outcome: np.ndarray, values: Sequence[Any]) -> np.ndarray:
+    """`[n]` float values of a term, NaN where there is no outcome."""
+    missing = np.isnan(outcome)
+    every = zip(values, missing, strict=True)
+    return np.array([np.nan if gone else value for value, gone in every], float)
 
 
 def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_experiment
+import words
 
 from curax import compare
 from curax.comparison import analysis, comparison, programs, runner
@@ -35,6 +36,44 @@ def whole(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("compare") / "whole"
     assert compare.main([str(FILE), "--workdir", str(workdir)]) == 0
     return workdir
+
+
+ON_HOST = """
+import dataclasses
+import tiny_experiment
+from curax.types import Terms
+
+def terms(**options):
+    made = tiny_experiment.small.get_config().task()
+    return dataclasses.replace(
+        made, terms=Terms(weights={}, outcome="right", verify_all=dict), on_device=False
+    )
+
+ON_HOST = {"task.on_device": False}
+
+def get_experiment():
+    own = tiny_experiment.get_experiment()
+    name, *_ = own.recipes
+    recipes = {name: own.recipes[name]}
+    return dataclasses.replace(own, recipes=recipes, sweep={}, common=ON_HOST)
+"""
+OF_FILES = """
+from functools import partial
+import tiny_experiment, tiny
+from dataclasses import replace
+from curax.config import override
+from curax.tasks import file_task
+from curax.verify import graders
+
+def get_experiment():
+    own = tiny_experiment.get_experiment()
+    task = partial(
+        file_task.task, tokenizer="{folder}/tokenizer", train="{folder}/train.jsonl",
+        held_out="{folder}/test.jsonl", grader=graders.numbers, workers=1,
+    )
+    config = replace(own.recipes["plain"], task=task, warm_start=None)
+    return replace(own, recipes={{"plain": config}}, sweep={{}}, steps=2)
+"""
 
 
 def histories(workdir):
@@ -417,19 +456,46 @@ def test_a_metric_that_no_recipe_has_is_told_before_anything_is_written(tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_task_whose_prompts_the_host_reads_is_refused():
-    experiment = tiny_experiment.get_experiment()
-    arm = experiments.arms(experiment)[0]
-    built = replace(arm.config.task(), in_files=True)
-    arm = arm._replace(config=replace(arm.config, task=lambda: built))
-    with pytest.raises(experiments.ConfigError, match="prompts of its task are read"):
-        programs.sweeps([arm], experiment)
-
-
-def test_a_task_of_the_host_is_refused_before_anything_is_written(tmp_path, capsys):
+def test_a_task_of_the_host_stands_side_by_side_as_one_of_the_device(whole, tmp_path):
+    """Its verifier is Python: the same histories, bit for bit."""
     path = tmp_path / "host.py"
-    host = WHOLE + ", common={'task.on_device': False}, seeds=1"
-    path.write_text(f"{HEAD}    return Experiment({host})\n")
+    path.write_text(ON_HOST)
+    workdir = tmp_path / "runs"
+    words = [str(path), "--workdir", str(workdir), "--cost", "1:3"]
+    assert compare.main(words) == 0
+    (there,) = {name for name in histories(workdir)}
+    assert histories(workdir)[there] == histories(whole)[there]
+
+
+def test_a_task_that_programs_cannot_call_is_refused_and_nothing_written(
+    tmp_path, capsys
+):
+    path = tmp_path / "host.py"
+    path.write_text(ON_HOST.replace('"task.on_device": False', '"task": terms'))
     assert compare.main([str(path), "--workdir", str(tmp_path / "runs")]) == 2
-    assert "verified on the host" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("curax.compare: its reward has several terms, which")
+    assert said.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.long
+def test_a_comparison_does_not_go_on_with_another_file(
+    tmp_path, capsys, monkeypatch
+):
+    folder = tmp_path / "words"
+    shutil.copytree(words.folder(), folder)
+    path = tmp_path / "files.py"
+    path.write_text(OF_FILES.format(folder=folder))
+    how = [str(path), "--workdir", str(tmp_path / "runs"), "--cost", "1:3"]
+    assert compare.main(how) == 0
+    assert compare.main(how) == 0
+    file = folder / "train.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[1:]))
+    monkeypatch.setattr(programs, "_tasks", {})  # as another process
+    capsys.readouterr()
+    assert compare.main(how) == 2
+    said = capsys.readouterr().err
+    assert "holds runs of plain on other questions than those of its task now" in said
+    assert said.count("\n") == 1

@@ -15,10 +15,13 @@ import jax.numpy as jnp
 from curax.comparison.experiment import Arm, Experiment, digest, setting_of
 from curax.config import Config, ConfigError, override
 from curax.settings import errors
-from curax.settings.config_paths import describe
-from curax.step import drivers, loops, states, validation
-from curax.step.build import build
+from curax.settings.config_paths import describe, unbound
+from curax.settings.sizes import checkpoint_of
+from curax.step import callbacks, drivers, loops, states, validation
+from curax.step.build import build, task_of
 from curax.step.step import step
+from curax.step.types import Components
+from curax.types import Task
 
 # What is counted of each step, by the name of its metric.
 COUNTED = {
@@ -28,6 +31,7 @@ COUNTED = {
 }
 # Fields below which no value is a magnitude of RL.
 STATIC = ("task", "model", "warm_start", "evaluation", "logging", "mesh", "seed")
+_tasks: dict[tuple[Any, str], Task] = {}  # of this process, by function and options
 
 
 class Sweep(NamedTuple):
@@ -54,7 +58,7 @@ def sweeps(pending: Sequence[Arm], experiment: Experiment) -> list[Sweep]:
     """The fewest sweeps that run some arms, in order of their first arms.
 
     Raises:
-        ConfigError: a task is verified on the host, or a stage cannot work.
+        ConfigError: programs cannot call a task, or a stage cannot work.
     """
     found: dict[Any, Sweep] = {}
     known: dict[Any, bool] = {}
@@ -79,23 +83,35 @@ def sweeps(pending: Sequence[Arm], experiment: Experiment) -> list[Sweep]:
 
 
 def _check(arm: Arm) -> None:
-    """Check that an arm's components fit together, and that its task is in JAX alone.
+    """Check that an arm's components fit together, and that programs can call its task.
 
     Raises:
         ConfigError: they do not.
     """
     with errors.config_errors(arm.config):
-        parts = build(replace(arm.config, seeds=1))
-    if not parts.task.on_device:
-        raise ConfigError(
-            f"{arm.name}: its task is verified on the host, which grades one run at a "
-            "time; name a task whose verifier is a JAX function, such as chain.task."
-        )
-    if parts.task.in_files:
-        raise ConfigError(
-            f"{arm.name}: the prompts of its task are read by the host, for one run at "
-            "a time; name a task whose prompts are a JAX function, such as chain.task."
-        )
+        built(replace(arm.config, seeds=1))
+
+
+def built(config: Config) -> Components:
+    """Components of runs side by side.
+
+    Raises:
+        ValueError: a combination is impossible, or programs cannot call the task.
+    """
+    return build(config, task_inside(config))
+
+
+def task_inside(config: Config) -> Task:
+    """The config's task, of functions that programs can call; a file is read once.
+
+    Raises:
+        ValueError: they cannot call it.
+    """
+    own = describe({"task": config.task, "path": checkpoint_of(config)})
+    key = unbound(config.task), repr(own)
+    if key not in _tasks:
+        _tasks[key] = callbacks.inside(task_of(config))
+    return _tasks[key]
 
 
 def _is_magnitude(config: Config, name: str, values: Sequence[Any]) -> bool:
@@ -106,7 +122,7 @@ def _is_magnitude(config: Config, name: str, values: Sequence[Any]) -> bool:
         return False
 
     def probe(value):
-        parts = build(override(config, {name: value}))
+        parts = built(override(config, {name: value}))
         state = states.begin(parts, states.initial(parts, jnp.uint32(0)))
         drive = drivers.Traced()
         asked = validation.requests(drive, parts, state.seed)[0]
@@ -132,7 +148,7 @@ def lanes(sweep: Sweep) -> loops.Lanes:
         for name in sweep.settings
     }
     with errors.config_errors(config):
-        found = loops.Lanes(build(config), settings)
+        found = loops.Lanes(built(config), settings)
         found.rehearse()
     return found
 

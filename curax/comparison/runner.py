@@ -78,13 +78,19 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
                 f"--workdir {workdir} holds runs of {name} with {setting}={was}, and "
                 f"it is {new} now; {fix}"
             )
+        if old.get("read", {}).get(name, now["read"][name]) != now["read"][name]:
+            raise ConfigError(
+                f"--workdir {workdir} holds runs of {name} on other questions than "
+                f"those of its task now; bring the file back, or name another --workdir."
+            )
 
 
 def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
-    """Budget and configs that determine the histories of a comparison, as JSON."""
+    """Budget, configs and digests of the questions that histories follow from."""
     every = (*arms, *trials(experiment, arms))
     described = {arm.name: describe(arm.config) for arm in every}
-    return {"budget": budget(experiment), "arms": described}
+    read = {arm.name: programs.task_inside(arm.config).fingerprint for arm in every}
+    return {"budget": budget(experiment), "arms": described, "read": read}
 
 
 def finished(workdir: Path) -> dict[str, Any]:
@@ -230,7 +236,7 @@ class Comparison:
         key = warm_key(self._experiment, arm)
         if key not in self._warm:
             config = warm_config(self._experiment, arm)
-            self._warm[key] = loops.Jitted(build(config))
+            self._warm[key] = loops.Jitted(programs.built(config))
         return self._warm[key]
 
     def _warmed(self, arm: Arm, progress: Progress) -> Any:

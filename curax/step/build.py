@@ -18,13 +18,17 @@ from curax.step.types import Components, Method
 from curax.types import Environment, HostEnvironment, Task
 
 
-def build(config: Config) -> Components:
+def build(config: Config, task: Task | None = None) -> Components:
     """Components of a run: its config with task, model, optimizer and methods called.
+
+    Args:
+        config: of the run.
+        task: in place of what the config's gives; None: that.
 
     Raises:
         ValueError: if a combination is impossible, in a sentence.
     """
-    task, methods = task_of(config), methods_of(config)
+    task, methods = task or task_of(config), methods_of(config)
     for sentence in _clashes(config, methods):
         raise ValueError(sentence)
     for method in methods:

@@ -211,4 +211,4 @@ class States:
         """The components of a run, those of its lane where there are magnitudes."""
         if not magnitudes:
             return self.parts
-        return build(override(self.parts.config, magnitudes))
+        return build(override(self.parts.config, magnitudes), self.parts.task)
