@@ -1,7 +1,6 @@
 """Tasks of the host that programs call: as they are called from outside, and mapped."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import test_text_hints
 
 from curax import reward
 from curax.step import callbacks
-from curax.tasks import environments, mastermind
+from curax.tasks import mastermind
 from curax.types import HostEnvironment, Terms
 
 B = 3  # prompts of a lane, of LANES
@@ -96,12 +95,10 @@ def test_a_program_asks_the_grader_of_the_host(inside, outside):
     mask[1, -1] = False  # there is no such row
     target = np.stack([prompts.target] * LANES)
     found = jax.jit(jax.vmap(inside.verify))(target, tokens, mask)
-    asked = [[t[m] for t, m in zip(*lane, strict=True)] for lane in zip(tokens, mask)]
+    lanes = zip(tokens, mask, strict=True)
+    asked = [[t[m] for t, m in zip(*lane, strict=True)] for lane in lanes]
     each = np.stack(
-        [
-            reward.of_completions(outside, prompts.target, lane).outcome
-            for lane in asked
-        ]
+        [reward.of_completions(outside, prompts.target, lane).outcome for lane in asked]
     )
     each[1, -1] = np.nan
     np.testing.assert_array_equal(found, each.astype(np.float32))

@@ -463,7 +463,7 @@ def test_a_task_of_the_host_stands_side_by_side_as_one_of_the_device(whole, tmp_
     workdir = tmp_path / "runs"
     words = [str(path), "--workdir", str(workdir), "--cost", "1:3"]
     assert compare.main(words) == 0
-    (there,) = {name for name in histories(workdir)}
+    (there,) = histories(workdir)
     assert histories(workdir)[there] == histories(whole)[there]
 
 
@@ -480,9 +480,7 @@ def test_a_task_that_programs_cannot_call_is_refused_and_nothing_written(
 
 
 @pytest.mark.long
-def test_a_comparison_does_not_go_on_with_another_file(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_comparison_does_not_go_on_with_another_file(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "words"
     shutil.copytree(words.folder(), folder)
     path = tmp_path / "files.py"

@@ -81,7 +81,7 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
         if old.get("read", {}).get(name, now["read"][name]) != now["read"][name]:
             raise ConfigError(
                 f"--workdir {workdir} holds runs of {name} on other questions than "
-                f"those of its task now; bring the file back, or name another --workdir."
+                f"those of its task now; {fix}"
             )
 
 
