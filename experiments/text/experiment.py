@@ -44,7 +44,7 @@ PAPERS = {
 def in_text(recipe: Config, changes: dict[str, Any]) -> Config:
     """A recipe on word problems, from a checkpoint, with sizes of this page."""
     model = partial(pretrained.model, path=f"runs/text/{next(iter(REGIMES))}")
-    return override(in_words(recipe, model=model), changes)
+    return override(in_words(recipe, model=model, warm_start=None), changes)
 
 
 def recipes() -> dict[str, Config]:
