@@ -89,6 +89,21 @@ def test_every_order_of_the_steps_is_a_right_solution(seed, count, kind):
         assert graders.numbers("", said, str(made.answer())) == 1
 
 
+@given(seeds, steps, unseen)
+def test_an_answer_in_words_is_graded_as_its_number(seed, count, kind):
+    made = wp.problem(seed, steps=count, unseen=kind)
+    plain, spoken = (
+        wp.taught(made, seed, sentences=sentences) for sentences in (False, True)
+    )
+    *lines, last = plain.split("\n")
+    assert spoken.split("\n")[:-1] == lines
+    assert spoken.split("\n")[-1] == f"So {made.sentence(int(last[5:]))}"
+    for number in (made.answer(), made.answer() + 1):
+        said = f"3 + 4 = 7\nSo {made.sentence(number)}"
+        right = graders.numbers("", said, str(made.answer()))
+        assert right == (number == made.answer())
+
+
 def test_some_problems_have_solutions_of_several_kinds():
     made = [wp.problem(seed, steps=3) for seed in range(100)]
     assert sum(len([*one.orders()]) > 1 for one in made) > 50
@@ -211,9 +226,30 @@ def test_a_task_grades_as_files_do_and_imitates_the_teacher(task):
     assert not shown & {task.decode(r) for r in np.where(held.mask, held.tokens, 0)}
 
 
+def test_references_are_answers_in_words_behind_the_end_of_a_thought():
+    task = wp.task(size=60, num_held_out=10, workers=1, sentences=True)
+    prompts = task.prompts(np.arange(20, dtype=np.int32))
+    tokens, mask = present(task.reference)(prompts)
+    said = [task.decode(row[kept]) for row, kept in zip(tokens, mask, strict=True)]
+    verify = present(task.verify_all)
+    rows = [row[kept] for row, kept in zip(tokens, mask, strict=True)]
+    assert {*verify([*prompts.target], rows)} == {1.0}
+    traces, there = present(task.traces)(None, prompts)
+    ends = task.delimiter
+    for answer, row, kept in zip(said, traces, there, strict=True):
+        assert re.fullmatch(r" (there are|[A-Z]\w+ has) \d+ \w+( in each)?\..*", answer)
+        own = row[kept].tolist()
+        at = [i for i in range(len(own)) if tuple(own[i : i + len(ends)]) == ends]
+        assert len(at) == 1
+        thought, behind = own[: at[0]], own[at[0] + len(ends) :]
+        assert "=" in task.decode(thought)
+        assert re.sub(r"\d+", "", task.decode(behind)) == re.sub(r"\d+", "", answer)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"hints": True, "sentences": True}, "set one of them to False"),
         ({"most_steps": 4}, "task.most_steps=4 must be at least task.least_steps=1 "),
         ({"least_steps": 3, "most_steps": 2}, "most_steps=2 must be at least .*=3 and"),
         ({"unseen": "words"}, "unseen='words' must be one of problems, forms, numbers"),

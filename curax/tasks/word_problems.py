@@ -11,7 +11,7 @@ checkpoints; only the English is small.
 import itertools
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -102,6 +102,7 @@ EACH = (
     Form("How many {thing} are in each share?", 0),
     Form("How many {thing} are there in each?", 0, held_out=True),
 )
+SO = "So"  # before an answer that is a sentence
 TAKEN_FOR = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a sign is misread as
 FORGETS = 0.1  # the last of several steps
 SLIP, CARRY_SLIP = 0.03, 0.12  # of a sum or product; where a digit is carried
@@ -174,6 +175,12 @@ class WordProblem:
         """The right answer."""
         return results(self.first, self.steps)[-1]
 
+    def sentence(self, number: int) -> str:
+        """An answer in words, as it follows others: `Ann has 14 coins.`"""
+        shared = self.steps[-1].sign == "/"
+        form = "there are {n} {thing} in each." if shared else "{name} has {n} {thing}."
+        return form.format(n=number, **self.words)
+
 
 def results(first: int, steps: Sequence[Step]) -> list[int]:
     """What there is after each step; -1 for a quotient that is no integer."""
@@ -192,7 +199,10 @@ def applied(now: int, sign: str, number: int) -> int:
 
 
 def solution(
-    first: int, steps: Sequence[Step], said: Sequence[int] | None = None
+    first: int,
+    steps: Sequence[Step],
+    said: Sequence[int] | None = None,
+    sentence: Callable[[int], str] | None = None,
 ) -> str:
     """The worked solution that takes these steps: a line for each, and the answer.
 
@@ -202,13 +212,15 @@ def solution(
         first: number that the steps begin from.
         steps: in the order in which they are taken.
         said: what is said to come out of each; None: what does.
+        sentence: the answer in words, behind `SO`; None: the number, behind `####`.
     """
     said = results(first, steps) if said is None else said
     lines = []
     for now, step, result in zip([first, *said[:-1]], steps, said, strict=True):
         sides = [step.number, now] if step.sign == "*" else [now, step.number]
         lines.append(f"{sides[0]} {step.sign} {sides[1]} = {result}")
-    return "\n".join([*lines, f"#### {said[-1]}"])
+    last = f"{SO} {sentence(said[-1])}" if sentence else f"#### {said[-1]}"
+    return "\n".join([*lines, last])
 
 
 def is_unseen(number: int) -> bool:
@@ -271,7 +283,7 @@ def _attempt(
     )
 
 
-def taught(word_problem: WordProblem, seed: int) -> str:
+def taught(word_problem: WordProblem, seed: int, *, sentences: bool = False) -> str:
     """The worked solution that the teacher writes, mostly wrong.
 
     The teacher is distracted, takes the wrong operation, forgets the last step and
@@ -282,6 +294,7 @@ def taught(word_problem: WordProblem, seed: int) -> str:
     Args:
         word_problem: to solve.
         seed: of what goes wrong.
+        sentences: whether the answer is one, or a number.
     """
     made = random.Random(f"teacher {seed}")
     steps = [*made.choice([*word_problem.orders()])]
@@ -301,7 +314,8 @@ def taught(word_problem: WordProblem, seed: int) -> str:
         if made.random() < (CARRY_SLIP if carries(before, step) else SLIP):
             now = abs(now + made.choice((-10, -1, 1, 10)))
         said.append(now)
-    return solution(word_problem.first, steps, said)
+    words = word_problem.sentence if sentences else None
+    return solution(word_problem.first, steps, said, words)
 
 
 def carries(now: int, step: Step) -> bool:
@@ -318,6 +332,7 @@ def records(
     most_steps: int = MOST_STEPS,
     distractors: float = 0.5,
     unseen: str | None = None,
+    sentences: bool = False,
 ) -> Iterator[dict[str, str]]:
     """Problems as records of a file, with as many of each number of steps.
 
@@ -328,10 +343,11 @@ def records(
         most_steps: likewise.
         distractors: as `problem`, and so is `unseen`.
         unseen: what training problems never have.
+        sentences: whether answers of the teacher are sentences, or numbers.
 
     Yields:
-        Question, answer, solution, which is right, `taught`, the teacher's, and level,
-        the number of steps.
+        Question, answer, solution, which is right, `taught`, the teacher's, level, the
+        number of steps, and the answer as a sentence.
     """
     for i in range(seed, seed + count):
         steps = least_steps + i % (most_steps - least_steps + 1)
@@ -340,8 +356,9 @@ def records(
             "question": made.question(),
             "answer": str(made.answer()),
             "solution": solution(made.first, made.steps),
-            "taught": taught(made, i),
+            "taught": taught(made, i, sentences=sentences),
             "level": str(steps),
+            "sentence": made.sentence(made.answer()),
         }
 
 
@@ -377,6 +394,7 @@ def task(
     distractors: Fraction = 0.5,
     unseen: str = UNSEEN[0],
     hints: bool = False,
+    sentences: bool = False,
     max_prompt_tokens: Count = MAX_PROMPT_TOKENS,
     max_trace_tokens: Count = MAX_TRACE_TOKENS,
     workers: Count = 2,
@@ -400,6 +418,8 @@ def task(
         unseen: what only held-out problems have: `problems`, nothing but that they are
             others; `forms`, their sentences; `numbers`, one of their numbers or more.
         hints: prompts can be hinted, by right solutions.
+        sentences: answers are sentences, as `Ann has 14 coins.`, behind the word `So`,
+            which ends a thought; the right ones are references.
         max_prompt_tokens: longer prompts are left out and counted.
         max_trace_tokens: longer solutions are not imitated.
         workers: processes that grade.
@@ -416,17 +436,27 @@ def task(
         )
     if unseen not in UNSEEN:
         raise ValueError(f"task.unseen={unseen!r} must be one of {', '.join(UNSEEN)}.")
+    if sentences and hints:
+        raise ValueError(
+            "task.hints=True are solutions whose answers are numbers, which are not "
+            "those of task.sentences=True; set one of them to False."
+        )
     prompt_format = PromptFormat(
-        tokenizer=text.load(tokenizer) if tokenizer else own_tokenizer()
+        tokenizer=text.load(tokenizer) if tokenizer else own_tokenizer(),
+        reference=" {solution}" if sentences else None,
     )
     steps = {"least_steps": least_steps, "most_steps": most_steps}
-    made = partial(records, distractors=distractors, **steps)
+    made = partial(records, distractors=distractors, sentences=sentences, **steps)
     learnt = [*made(size, seed=seed)]
     asked = [*made(num_held_out, seed=seed + size, unseen=unseen)]
     training, testing = file_task.generated(
         in_memory("word problems", learnt),
         in_memory("word problems, held out", asked),
-        layout=partial(layouts.fields, solution="solution", level="level"),
+        layout=partial(
+            layouts.fields,
+            solution="sentence" if sentences else "solution",
+            level="level",
+        ),
         prompt_format=prompt_format,
         longest=max_prompt_tokens,
     )
@@ -453,4 +483,5 @@ def task(
         max_trace_tokens=max_trace_tokens,
         teacher=lambda problem: solved[problem.question],
         hint_writer=writer,
+        delimiter=SO if sentences else "",
     ).task()
