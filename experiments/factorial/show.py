@@ -86,11 +86,11 @@ def rates(regime: str, kind: str) -> dict[str, np.ndarray]:
 
 def effect(found: dict[str, np.ndarray], choices: tuple[int, ...]) -> np.ndarray | None:
     """`[R]` of each seed; None where a choice was not varied."""
-    made, total = MADE, np.zeros(len(run.SEEDS))
     if any(len({arm.split("-")[i] for arm in found}) < 2 for i in choices):
         return None
+    total: Any = 0
     for arm, own in found.items():
-        signs = [1 if arm.split("-")[i] == made[i] else -1 for i in choices]
+        signs = [1 if arm.split("-")[i] == MADE[i] else -1 for i in choices]
         total += np.prod(signs) * own
     return total * 2 ** len(choices) / len(found)
 

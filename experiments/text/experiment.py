@@ -24,6 +24,24 @@ REGIMES = {
     "mixed": {},
     "solved": {"task.most_steps": 2, "task.distractors": 0.0},
 }
+COMMON = {
+    "update.minibatches": 1,
+    "update.tokens_per_micro_batch": 1024,
+    "task.size": 6000,
+    "evaluation.prompts": 128,
+    "evaluation.samples": 2,
+    "evaluation.k": 1,
+}
+HOW: dict[str, Any] = {
+    "tune": {"optimizer.learning_rate": RATES},
+    "tuning_seeds": 2,
+    "seeds": 8,
+    "tokens": 64_000,
+    "steps": 400,
+    "every": 10,
+    "cost": (1.0, 0.0),
+    "watched": ("policy/entropy_nats",),
+}
 PAPERS = {
     "pods_exact": {
         "sampling.prompts": 4,
@@ -61,24 +79,10 @@ def get_experiment() -> Experiment:
     """All of them in three regimes, each rate tuned, at equal tokens drawn."""
     return Experiment(
         recipes=recipes(),
-        common={
-            "update.minibatches": 1,
-            "update.tokens_per_micro_batch": 1024,
-            "task.size": 6000,
-            "evaluation.prompts": 128,
-            "evaluation.samples": 2,
-            "evaluation.k": 1,
-        },
+        common=COMMON,
         conditions={
             name: {"model.path": f"runs/text/{name}", **task}
             for name, task in REGIMES.items()
         },
-        tune={"optimizer.learning_rate": RATES},
-        tuning_seeds=2,
-        seeds=8,
-        tokens=64_000,
-        steps=400,
-        every=10,
-        cost=(1.0, 0.0),
-        watched=("policy/entropy_nats",),
+        **HOW,
     )

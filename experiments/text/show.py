@@ -1,0 +1,205 @@
+"""Tables of the arms on text, in their page, and the order of arms beside chains.
+
+Command:  python -m experiments.text.show
+
+Of every seed, where each run has drawn as many tokens. Gaps are of the same seed, of
+means, and so are effects, as those of `experiments.factorial.show`; all their
+t-intervals are widened by Holm's procedure over the page. A rank correlation is of
+means of arms, text beside chains; its interval resamples the seeds of both sides.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from curax.comparison import analysis, runner, statistics
+from curax.comparison.experiment import Arm, arms, trials
+from curax.settings.cli import write_file
+from curax.settings.tables import markdown
+from experiments.factorial import show as chains
+from experiments.factorial.run import ARMS, EFFECTS
+from experiments.map.show import between, number, plus_minus
+from experiments.text.experiment import REGIMES, get_experiment
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"  # --workdir of the comparison, whose arms are kept
+BASE, CONTROL = "centred-fixed-one", "right-fixed-one"
+RATE = "optimizer.learning_rate"
+LIKE = {"sparse": ("sparse",), "mixed": ("sparse", "bimodal"), "solved": ("bimodal",)}
+RESAMPLES = 2000
+
+
+class Difference(NamedTuple):
+    """A gap or an effect in a regime."""
+
+    regime: str
+    name: str
+    of_seed: np.ndarray  # [R]
+    level: float = 0.95  # of Holm's procedure, over all of the page
+
+    @property
+    def p(self) -> float:
+        """Of a t-test, by itself."""
+        return float(stats.ttest_1samp(self.of_seed, 0).pvalue)
+
+    @property
+    def told(self) -> str:
+        """The mean with half of its interval, bold where that leaves out 0."""
+        quantile = stats.t.ppf((1 + self.level) / 2, len(self.of_seed) - 1)
+        mean, half = self.of_seed.mean(), quantile * stats.sem(self.of_seed)
+        said = plus_minus((mean, half))
+        return f"**{said}**" if abs(mean) > half else said
+
+
+@cache
+def experiment() -> tuple[Any, list[Arm], list[Arm], dict[str, Any]]:
+    """The experiment, its arms, their trials, and the histories of what has run."""
+    made = get_experiment()
+    own = arms(made)
+    return made, own, trials(made, own), runner.finished(RESULTS)
+
+
+def of_arm(name: str, regime: str, what: str) -> np.ndarray:
+    """`[R]` values of an arm where each run has drawn the tokens of the budget."""
+    made, _, _, found = experiment()
+    own = found[f"{name} @ {regime}"]
+    if what in made.watched:
+        values = np.array(own["watched"][what], float)
+    else:
+        values = np.array(own[what], float)
+    drawn = np.array(own["drawn"], float)[-len(values) :]
+    return statistics.at(drawn, values, made.tokens)
+
+
+def rates(regime: str) -> dict[str, np.ndarray]:
+    """`[R]` held-out pass rates of each arm of a regime that has run."""
+    made, _, _, found = experiment()
+    names = [name for name in made.recipes if f"{name} @ {regime}" in found]
+    return {name: of_arm(name, regime, "rate") for name in names}
+
+
+def tried(name: str, regime: str) -> list[tuple[float, float]]:
+    """Learning rates that tuning tried of an arm, and the mean rates that it saw."""
+    made, _, every, found = experiment()
+    own = [x for x in every if (x.recipe, x.condition) == (name, regime)]
+    histories = [analysis.history_of(found[x.name]) for x in own]
+    seen = analysis.trial_rates(histories, made.budgets)[2]
+    return [(dict(x.changed)[RATE], y) for x, y in zip(own, seen, strict=True)]
+
+
+def differences() -> list[Difference]:
+    """Gaps to the baseline and to the control, and effects, of all regimes."""
+    found = []
+    for regime in REGIMES:
+        own = rates(regime)
+        for than in (BASE, CONTROL):
+            for name in own if than in own else ():
+                if name not in (than, BASE):
+                    gap = own[name] - own[than]
+                    found.append(Difference(regime, f"{name} {than}", gap))
+        eight = {name: own[name] for name in ARMS if name in own}
+        for name, choices in EFFECTS.items() if len(eight) == len(ARMS) else ():
+            effect = chains.effect(eight, choices)
+            assert effect is not None
+            found.append(Difference(regime, name, effect))
+    levels = statistics.holm([one.p for one in found])
+    return [one._replace(level=x) for one, x in zip(found, levels, strict=True)]
+
+
+def arm_table(regime: str, every: list[Difference]) -> str:
+    """Markdown of the arms of a regime, in the order of the experiment."""
+    gaps = {one.name: one.told for one in every if one.regime == regime}
+    head = [regime, "rate", "mean", "interquartile mean", f"less {BASE}"]
+    head += [f"less {CONTROL}", "updates", "entropy"]
+    body = []
+    for name, own in rates(regime).items():
+        best = max(tried(name, regime), key=lambda trial: trial[1])[0]
+        middle = statistics.center([own])
+        ends = [float(x) for x in (middle.value, *middle.interval())]
+        body.append(
+            [
+                *(name, f"{best:.0e}".replace("e-0", "e-"), number(own.mean())),
+                between((ends[0], ends[1], ends[2])),
+                *(gaps.get(f"{name} {than}", "") for than in (BASE, CONTROL)),
+                f"{of_arm(name, regime, 'updates').mean():.0f}",
+                number(of_arm(name, regime, "policy/entropy_nats").mean()),
+            ]
+        )
+    return markdown(head, body)
+
+
+def effect_table(every: list[Difference]) -> str:
+    """Markdown of the effects of the three choices."""
+    own = {(one.regime, one.name): one.told for one in every}
+    body = [
+        [name, *(own.get((regime, name), "") for regime in REGIMES)] for name in EFFECTS
+    ]
+    return markdown(["effect", *REGIMES], body)
+
+
+def correlation(regime: str) -> tuple[float, float, float] | None:
+    """Spearman's of the eight arms beside those of chains; None where some are not run.
+
+    Where two regimes of chains are named it is with the mean of both ranks.
+    """
+    own = rates(regime)
+    if not set(ARMS) <= set(own):
+        return None
+    rng = np.random.default_rng(0)
+
+    def ranks(found: dict[str, np.ndarray]) -> np.ndarray:  # [arms, 1 + resamples]
+        each = np.array([found[name] for name in ARMS])
+        rows = rng.integers(0, each.shape[1], (RESAMPLES, each.shape[1]))
+        means = each[:, np.concatenate([[np.arange(each.shape[1])], rows])].mean(-1)
+        return stats.rankdata(means, axis=0)
+
+    theirs = sum(ranks(chains.rates(like, "claim")) for like in LIKE[regime])
+    ours, theirs = ranks(own), stats.rankdata(theirs, axis=0)
+    found = [np.corrcoef(x, y)[0, 1] for x, y in zip(ours.T, theirs.T, strict=True)]
+    low, high = np.quantile(found[1:], (0.025, 0.975))
+    return float(found[0]), float(low), float(high)
+
+
+def order_table() -> str:
+    """Markdown of the rank correlations, regime by regime."""
+    body = []
+    for regime, like in LIKE.items():
+        if found := correlation(regime):
+            body.append([regime, " and ".join(like), between(found, digits=2)])
+    return markdown(["order on text", "on chains", "Spearman"], body)
+
+
+def tuning_table() -> str:
+    """Markdown of what tuning saw; what it took is bold."""
+    made = experiment()[0]
+    body = []
+    for regime in REGIMES:
+        for name in rates(regime):
+            seen = tried(name, regime)
+            cells = [number(rate) for _, rate in seen]
+            best = int(np.argmax([rate for _, rate in seen]))
+            cells[best] = f"**{cells[best]}**"
+            body.append([regime, name, *cells])
+    values = [f"{x:.0e}".replace("e-0", "e-") for x in made.tune[RATE]]
+    return markdown(["tuning", "arm", *values], body)
+
+
+def tables() -> list[str]:
+    """Markdown of all tables that have a row."""
+    every = differences()
+    found = [arm_table(regime, every) for regime in REGIMES if rates(regime)]
+    return [*found, effect_table(every), order_table(), tuning_table()]
+
+
+def main() -> None:
+    """Renew the tables of the page."""
+    page = HERE / "README.md"
+    found = chains.renewed(page.read_text("utf-8"), tables())
+    write_file(page, found.encode())
+
+
+if __name__ == "__main__":
+    main()
