@@ -379,7 +379,8 @@ def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
         verdict = turns.outcome[table.row]
     else:
         prompt, out = plan.prompt[table.row], table.out
-        verdict = stopping.outcome(prompt, out.tokens[table.row], out.mask[table.row])
+        written = out.mask[table.row] & ended[:, None]  # nothing to ask of the others
+        verdict = stopping.outcome(prompt, out.tokens[table.row], written)
     outcome = table.outcome.at[row].set(verdict, mode="drop")
     done = table.done.at[row].set(True, mode="drop")
     place = jnp.arange(stopping.most, dtype=jnp.int32)[None]
