@@ -497,20 +497,28 @@ def test_a_prompt_stops_after_the_round_in_which_its_rule_is_met(second, size):
 
 @pytest.mark.long
 def test_slots_of_a_prompt_that_stopped_go_to_others_at_once():
-    """One slot never idles: as many steps as tokens, and none for rows not drawn."""
-    steps = []
+    """One slot never idles: as many steps as tokens, and none for rows not drawn.
+
+    Lanes of one program ask a verifier at every token: of what has ended alone.
+    """
+    steps, asked = [], []
 
     def spy(params, tokens, *rest):
         jax.debug.callback(lambda: steps.append(tokens.shape))
         return SHALLOW.features(params, tokens, *rest)
 
+    def of(prompt, tokens, mask):
+        jax.debug.callback(lambda mask: asked.append(mask.any(-1).sum()), mask)
+        return says(prompt, tokens, mask)
+
     spied = dataclasses.replace(SHALLOW, features=spy)
-    stopping = rollout.Stopping(met=stop.positives, outcome=says, size=1, most=MOST)
+    stopping = rollout.Stopping(met=stop.positives, outcome=of, size=1, most=MOST)
     options = {"slots": 1, "stopping": stopping}
     draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(**options)))
     rows = draw(unstopped()[0], tiny.CONTEXTS, ALL, SOME_STOP)
     jax.effects_barrier()
     assert steps.count((1, 1)) == rows.mask.sum()
+    assert sum(asked) == rows.exists.sum()
 
 
 def test_the_norm_of_the_score_in_the_logits_is_its_definition():
