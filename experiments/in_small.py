@@ -7,7 +7,7 @@ curax.compare` wrote it, and writes its tables between them.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +138,17 @@ def watched(found: Mapping[str, Any]) -> Iterator[list[str]]:
         yield line
 
 
-def tables(found: Mapping[str, Any]) -> str:
-    """Markdown between the marks of a page."""
+def tables(found: Mapping[str, Any]) -> list[str]:
+    """Markdown of what was measured, between the marks of a page."""
     every = (list(rows(found)) for rows in (rates, watched, trials))
-    shown = [markdown(rows[0], rows[1:]) for rows in every if rows]
-    return "\n\n".join([BEGIN, *shown, END])
+    return [markdown(rows[0], rows[1:]) for rows in every if rows]
+
+
+def renewed(page: str, shown: Iterable[str], begin: str = BEGIN) -> str:
+    """A page with other tables between its marks."""
+    head, _, rest = page.partition(begin)
+    _, _, tail = rest.partition(END)
+    return head + "\n\n".join([begin, *shown, END]) + tail
 
 
 def pages() -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -155,9 +161,7 @@ def pages() -> Iterator[tuple[Path, dict[str, Any]]]:
 def main() -> None:
     """Write the tables of all that was measured."""
     for page, found in pages():
-        head, _, rest = page.read_text("utf-8").partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        write_file(page, (head + tables(found) + tail).encode())
+        write_file(page, renewed(page.read_text("utf-8"), tables(found)).encode())
 
 
 if __name__ == "__main__":

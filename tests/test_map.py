@@ -20,12 +20,14 @@ from curax.step.build import build
 from curax.tasks import chain
 from curax.theory import advice, predict
 from curax.types import Difficulty
+from experiments import in_small
 from experiments.factorial import run as factorial
 from experiments.factorial import show as effects
 from experiments.lag import late
 from experiments.lag import show as lag
 from experiments.map import ablations, parts, regimes, run, show
 from experiments.map import course as map_course
+from experiments.text import show as in_text
 from experiments.turns import show as turns
 
 
@@ -240,6 +242,17 @@ def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
     assert f"All {len(effects.effects())}, at both" in text
     whole = (effects.HERE / "README.md").read_text()
     assert effects.renewed(whole, tables) == whole
+
+
+@pytest.mark.long
+def test_the_page_of_text_has_the_tables_that_the_results_give():
+    text, tables = page("experiments/text/README.md", whole=True), in_text.tables()
+    said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", " ".join(text.split()))
+    assert [gap for gap in said if gap not in "".join(tables)] == []
+    assert f"all {len(in_text.differences())} gaps and effects" in " ".join(
+        text.split()
+    )
+    assert in_small.renewed(text, tables, in_text.BEGIN) == text
 
 
 def test_effects_are_differences_of_means_over_the_other_choices():

@@ -97,7 +97,8 @@ def test_pages_have_the_tables_of_what_was_compared():
     every = dict(in_small.pages())
     assert {folder(paper) / "README.md" for paper in PAPERS} <= set(every)
     for page, found in every.items():
-        assert in_small.tables(found) in page.read_text()
+        text = page.read_text()
+        assert in_small.renewed(text, in_small.tables(found)) == text
         assert "**Not run.**" not in page.read_text()
         said = experiments.load_experiment(page.parent).recipes
         assert list(found["recipes"]) == list(said)

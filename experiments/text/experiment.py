@@ -55,7 +55,7 @@ PAPERS = {
         "shape_reward": None,
     },
     "gvm_raft_exact": {"sampling.prompts": 8, "sampling.budget": 96},
-    "sage_light": {"sampling.prompts": 16, "sampling.group_size": 4},
+    "sage": {"sampling.prompts": 16, "sampling.group_size": 4},
 }
 
 

@@ -19,6 +19,7 @@ from curax.comparison import analysis, runner, statistics
 from curax.comparison.experiment import Arm, arms, trials
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
+from experiments import in_small
 from experiments.factorial import show as chains
 from experiments.factorial.run import ARMS, EFFECTS
 from experiments.map.show import between, number, plus_minus
@@ -30,6 +31,7 @@ BASE, CONTROL = "centred-fixed-one", "right-fixed-one"
 RATE = "optimizer.learning_rate"
 LIKE = {"sparse": ("sparse",), "mixed": ("sparse", "bimodal"), "solved": ("bimodal",)}
 RESAMPLES = 2000
+BEGIN = "<!-- tables: python -m experiments.text.show -->"
 
 
 class Difference(NamedTuple):
@@ -75,10 +77,16 @@ def of_arm(name: str, regime: str, what: str) -> np.ndarray:
 
 
 def rates(regime: str) -> dict[str, np.ndarray]:
-    """`[R]` held-out pass rates of each arm of a regime that has run."""
+    """`[R]` held-out pass rates of each arm that has run; none before all eight."""
     made, _, _, found = experiment()
     names = [name for name in made.recipes if f"{name} @ {regime}" in found]
-    return {name: of_arm(name, regime, "rate") for name in names}
+    there = names if set(ARMS) <= set(names) else []
+    return {name: of_arm(name, regime, "rate") for name in there}
+
+
+def whole() -> list[str]:
+    """Regimes of which all eight arms have run; of others the page says nothing yet."""
+    return [regime for regime in REGIMES if rates(regime)]
 
 
 def tried(name: str, regime: str) -> list[tuple[float, float]]:
@@ -93,15 +101,15 @@ def tried(name: str, regime: str) -> list[tuple[float, float]]:
 def differences() -> list[Difference]:
     """Gaps to the baseline and to the control, and effects, of all regimes."""
     found = []
-    for regime in REGIMES:
+    for regime in whole():
         own = rates(regime)
         for than in (BASE, CONTROL):
-            for name in own if than in own else ():
+            for name in own:
                 if name not in (than, BASE):
                     gap = own[name] - own[than]
                     found.append(Difference(regime, f"{name} {than}", gap))
-        eight = {name: own[name] for name in ARMS if name in own}
-        for name, choices in EFFECTS.items() if len(eight) == len(ARMS) else ():
+        eight = {name: own[name] for name in ARMS}
+        for name, choices in EFFECTS.items():
             effect = chains.effect(eight, choices)
             assert effect is not None
             found.append(Difference(regime, name, effect))
@@ -134,20 +142,16 @@ def arm_table(regime: str, every: list[Difference]) -> str:
 def effect_table(every: list[Difference]) -> str:
     """Markdown of the effects of the three choices."""
     own = {(one.regime, one.name): one.told for one in every}
-    body = [
-        [name, *(own.get((regime, name), "") for regime in REGIMES)] for name in EFFECTS
-    ]
-    return markdown(["effect", *REGIMES], body)
+    body = [[name, *(own[regime, name] for regime in whole())] for name in EFFECTS]
+    return markdown(["effect", *whole()], body)
 
 
-def correlation(regime: str) -> tuple[float, float, float] | None:
-    """Spearman's of the eight arms beside those of chains; None where some are not run.
+def correlation(regime: str) -> tuple[float, float, float]:
+    """Spearman's rank correlation of the eight arms beside those of chains.
 
     Where two regimes of chains are named it is with the mean of both ranks.
     """
     own = rates(regime)
-    if not set(ARMS) <= set(own):
-        return None
     rng = np.random.default_rng(0)
 
     def ranks(found: dict[str, np.ndarray]) -> np.ndarray:  # [arms, 1 + resamples]
@@ -165,10 +169,10 @@ def correlation(regime: str) -> tuple[float, float, float] | None:
 
 def order_table() -> str:
     """Markdown of the rank correlations, regime by regime."""
-    body = []
-    for regime, like in LIKE.items():
-        if found := correlation(regime):
-            body.append([regime, " and ".join(like), between(found, digits=2)])
+    body = [
+        [regime, " and ".join(LIKE[regime]), between(correlation(regime), digits=2)]
+        for regime in whole()
+    ]
     return markdown(["order on text", "on chains", "Spearman"], body)
 
 
@@ -176,7 +180,7 @@ def tuning_table() -> str:
     """Markdown of what tuning saw; what it took is bold."""
     made = experiment()[0]
     body = []
-    for regime in REGIMES:
+    for regime in whole():
         for name in rates(regime):
             seen = tried(name, regime)
             cells = [number(rate) for _, rate in seen]
@@ -188,16 +192,16 @@ def tuning_table() -> str:
 
 
 def tables() -> list[str]:
-    """Markdown of all tables that have a row."""
+    """Markdown of all tables."""
     every = differences()
-    found = [arm_table(regime, every) for regime in REGIMES if rates(regime)]
+    found = [arm_table(regime, every) for regime in whole()]
     return [*found, effect_table(every), order_table(), tuning_table()]
 
 
 def main() -> None:
     """Renew the tables of the page."""
     page = HERE / "README.md"
-    found = chains.renewed(page.read_text("utf-8"), tables())
+    found = in_small.renewed(page.read_text("utf-8"), tables(), BEGIN)
     write_file(page, found.encode())
 
 
