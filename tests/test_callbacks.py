@@ -71,6 +71,15 @@ def test_a_program_reads_what_the_host_knows_of_prompts(inside, outside, of):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(constant))
 
 
+def test_contexts_of_traces_are_read_without_a_key(outside):
+    contexts = outside.hinting.writing_contexts
+    told = dataclasses.replace(outside, trace_contexts=lambda _, asked: contexts(asked))
+    made, number = callbacks.inside(told), ids(outside)
+    key = jax.random.key(0)
+    mapped = jax.jit(jax.vmap(lambda n: made.trace_contexts(key, made.prompts(n))))
+    same(mapped(number), [contexts(outside.prompts(lane)) for lane in number])
+
+
 def test_a_program_hints_as_the_host_does(inside, outside):
     def hinted(task, prompts):
         tokens, mask = task.hinting.solution(prompts)
@@ -136,11 +145,11 @@ def test_what_needs_nothing_of_the_host_stays():
     [
         (
             {"environment": HostEnvironment(answer=list, measures=())},
-            "its environment is asked from the host, one run at a time",
+            "task.environment is asked from the host, for one run at a time",
         ),
         (
             {"terms": Terms(weights={}, outcome="right", verify_all=dict)},
-            "its reward has several terms",
+            "the reward of the task has several terms",
         ),
     ],
 )

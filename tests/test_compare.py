@@ -474,7 +474,7 @@ def test_a_task_that_programs_cannot_call_is_refused_and_nothing_written(
     path.write_text(ON_HOST.replace('"task.on_device": False', '"task": terms'))
     assert compare.main([str(path), "--workdir", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("curax.compare: its reward has several terms, which")
+    assert said.startswith("curax.compare: the reward of the task has several terms")
     assert said.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import reward
+from curax.settings.config_types import present
 from curax.types import Task
 
 
@@ -35,20 +36,20 @@ def inside(task: Task) -> Task:
     """
     if task.environment is not None and not task.on_device:
         raise ValueError(
-            "its environment is asked from the host, one run at a time; name a task "
-            "whose environment is a JAX function, such as calculator.task."
+            "task.environment is asked from the host, for one run at a time; name a "
+            "task whose environment is a JAX function, such as calculator.task."
         )
     if task.terms:
         raise ValueError(
-            "its reward has several terms, which the host grades for one run at a time;"
-            " set task.grader to one of them."
+            "the reward of the task has several terms, which the host grades for one "
+            "run at a time; set task.grader to one of them."
         )
     changes: dict[str, Any] = {"on_device": True, "in_files": False}
     if task.in_files:
-        called = ("prompts", "held_out", "reference", "trace_contexts")
-        changes |= {name: _called(getattr(task, name)) for name in called}
-        if traces := _called(task.traces and partial(task.traces, None)):
-            changes["traces"] = lambda _, prompts: traces(prompts)
+        for name in ("prompts", "held_out", "reference"):
+            changes[name] = _called(getattr(task, name))
+        for name in ("traces", "trace_contexts"):
+            changes[name] = _without_key(getattr(task, name))
         if task.hinting:
             every = [field.name for field in dataclasses.fields(task.hinting)]
             functions = {name: _called(getattr(task.hinting, name)) for name in every}
@@ -66,6 +67,14 @@ def _outcomes(task: Task, target: Any, tokens: Any, mask: Any) -> Any:
     said = reward.of_completions(task, targets, [tokens[n][mask[n]] for n in rows])
     said.log()
     return said.at(rows, len(tokens)).outcome.astype(np.float32)
+
+
+def _without_key(function: Callable | None) -> Callable | None:
+    """As `_called`, of a function whose first argument is a key."""
+    if function is None:
+        return None
+    called = present(_called(partial(function, None)))
+    return lambda _, prompts: called(prompts)
 
 
 def _called(function: Callable | None) -> Callable | None:
