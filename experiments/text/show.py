@@ -117,11 +117,31 @@ def differences() -> list[Difference]:
     return [one._replace(level=x) for one, x in zip(found, levels, strict=True)]
 
 
+def at_updates(name: str, than: str, regime: str) -> str:
+    """Gap of two arms where each seed has made as many updates of both.
+
+    That is the fewer of the two at equal tokens. With half of its 95 % interval, which
+    is none of the family.
+    """
+    found = experiment()[-1]
+    fewer = np.min([of_arm(one, regime, "updates") for one in (name, than)], 0)
+    ours, other = (
+        np.array(
+            [
+                np.interp(n, *(np.array(own[x], float)[:, i] for x in chains.UPDATED))
+                for i, n in enumerate(fewer)
+            ]
+        )
+        for own in (found[f"{one} @ {regime}"] for one in (name, than))
+    )
+    return Difference(regime, name, ours - other).told.strip("*")
+
+
 def arm_table(regime: str, every: list[Difference]) -> str:
     """Markdown of the arms of a regime, in the order of the experiment."""
     gaps = {one.name: one.told for one in every if one.regime == regime}
     head = [regime, "rate", "mean", "interquartile mean", f"less {BASE}"]
-    head += [f"less {CONTROL}", "updates", "entropy"]
+    head += [f"less {CONTROL}", "updates", "trained", "entropy"]
     body = []
     for name, own in rates(regime).items():
         best = max(tried(name, regime), key=lambda trial: trial[1])[0]
@@ -133,9 +153,34 @@ def arm_table(regime: str, every: list[Difference]) -> str:
                 between((ends[0], ends[1], ends[2])),
                 *(gaps.get(f"{name} {than}", "") for than in (BASE, CONTROL)),
                 f"{of_arm(name, regime, 'updates').mean():.0f}",
+                number(of_arm(name, regime, "trained").mean() / experiment()[0].tokens),
                 number(of_arm(name, regime, "policy/entropy_nats").mean()),
             ]
         )
+    return markdown(head, body)
+
+
+def updates_table() -> str:
+    """Markdown of the gaps at as many updates."""
+    body = [
+        [regime, name, *("" if x == name else at_updates(name, x, regime) for x in two)]
+        for two in [(BASE, CONTROL)]
+        for regime in whole()
+        for name in rates(regime)
+    ]
+    head = ["at as many updates", "arm", f"less {BASE}", f"less {CONTROL}"]
+    return markdown(head, body)
+
+
+def twin_table() -> str:
+    """Markdown of each choice at each combination of the others; none of the family."""
+    body = []
+    for regime in whole():
+        for name, pair in chains.twins(ARMS).items():
+            gap = np.subtract(*(rates(regime)[arm] for arm in pair))
+            told = Difference(regime, name, gap).told.strip("*")
+            body.append([regime, *name.split(", "), told, at_updates(*pair, regime)])
+    head = ["twins", "choice", "at", "equal tokens", "as many updates"]
     return markdown(head, body)
 
 
@@ -195,7 +240,8 @@ def tables() -> list[str]:
     """Markdown of all tables."""
     every = differences()
     found = [arm_table(regime, every) for regime in whole()]
-    return [*found, effect_table(every), order_table(), tuning_table()]
+    apart = [updates_table(), twin_table(), order_table(), tuning_table()]
+    return [*found, effect_table(every), *apart]
 
 
 def main() -> None:
