@@ -497,3 +497,7 @@ def test_a_comparison_does_not_go_on_with_another_file(tmp_path, capsys, monkeyp
     said = capsys.readouterr().err
     assert "holds runs of plain on other questions than those of its task now" in said
     assert said.count("\n") == 1
+    file.unlink()
+    monkeypatch.setattr(programs, "_tasks", {})
+    assert compare.main(how) == 2
+    assert re.fullmatch(r"curax.compare: .*train\.jsonl.*\n", capsys.readouterr().err)

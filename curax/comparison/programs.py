@@ -96,7 +96,8 @@ def built(config: Config) -> Components:
     """Components of runs side by side.
 
     Raises:
-        ValueError: a combination is impossible, or programs cannot call the task.
+        ValueError: a combination is impossible.
+        ConfigError: the task cannot be made, or programs cannot call it.
     """
     return build(config, task_inside(config))
 
@@ -105,12 +106,13 @@ def task_inside(config: Config) -> Task:
     """The config's task, of functions that programs can call; a file is read once.
 
     Raises:
-        ValueError: they cannot call it.
+        ConfigError: it cannot be made, or they cannot call it.
     """
     own = describe({"task": config.task, "path": checkpoint_of(config)})
     key = unbound(config.task), repr(own)
     if key not in _tasks:
-        _tasks[key] = callbacks.inside(task_of(config))
+        with errors.config_errors(config):
+            _tasks[key] = callbacks.inside(task_of(config))
     return _tasks[key]
 
 

@@ -15,7 +15,7 @@ those of t, over seeds, widened by Holm's procedure over all effects of the page
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,12 +118,23 @@ def apart(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def by_updates(regime: str, kind: str, arm: str, twin: str) -> tuple[float, float]:
     """Gap of an arm and its twin where each seed has made as many updates of both.
 
-    That is the fewer of the two at equal tokens. With half of its 95 % interval, which
-    is none of the family.
+    With half of its 95 % interval, which is none of the family.
     """
     both = [read(regime, kind, one) for one in (arm, twin)]
     place = run.tokens(regime, kind)
-    fewer = np.min([run.ends(own, place, "updates") for own in both], 0)
+    gap = at_updates(both, [run.ends(own, place, "updates") for own in both])
+    half = stats.t.ppf(0.975, len(gap) - 1) * stats.sem(gap)
+    return float(gap.mean()), float(half)
+
+
+def at_updates(both: Sequence[Mapping[str, Any]], made: Sequence[Any]) -> np.ndarray:
+    """`[R]` gaps of two histories where each seed has made as many updates of both.
+
+    Args:
+        both: histories of two arms, with the same seeds.
+        made: `[R]` updates of each at equal tokens; the fewer are the place.
+    """
+    fewer = np.min(made, 0)
     ours, other = (
         np.array(
             [
@@ -133,9 +144,7 @@ def by_updates(regime: str, kind: str, arm: str, twin: str) -> tuple[float, floa
         )
         for own in both
     )
-    gap = ours - other
-    half = stats.t.ppf(0.975, len(gap) - 1) * stats.sem(gap)
-    return float(gap.mean()), float(half)
+    return ours - other
 
 
 def effects() -> list[Effect]:

@@ -118,23 +118,12 @@ def differences() -> list[Difference]:
 
 
 def at_updates(name: str, than: str, regime: str) -> str:
-    """Gap of two arms where each seed has made as many updates of both.
-
-    That is the fewer of the two at equal tokens. With half of its 95 % interval, which
-    is none of the family.
-    """
+    """Gap of two arms at as many updates of both, with half of its 95 % interval."""
     found = experiment()[-1]
-    fewer = np.min([of_arm(one, regime, "updates") for one in (name, than)], 0)
-    ours, other = (
-        np.array(
-            [
-                np.interp(n, *(np.array(own[x], float)[:, i] for x in chains.UPDATED))
-                for i, n in enumerate(fewer)
-            ]
-        )
-        for own in (found[f"{one} @ {regime}"] for one in (name, than))
-    )
-    return Difference(regime, name, ours - other).told.strip("*")
+    both = [found[f"{one} @ {regime}"] for one in (name, than)]
+    made = [of_arm(one, regime, "updates") for one in (name, than)]
+    gap = chains.at_updates(both, made)
+    return Difference(regime, name, gap).told.strip("*")
 
 
 def arm_table(regime: str, every: list[Difference]) -> str:
