@@ -47,8 +47,13 @@ class Effect(NamedTuple):
     kind: str  # claim or long
     name: str
     of_seed: np.ndarray  # [R]
-    p: float  # of a t-test, by itself
-    level: float  # of Holm's procedure, over all effects of the page
+    level: float = 0.95  # of Holm's procedure, over all effects of the page
+
+    @property
+    def p(self) -> float:
+        """Of a t-test, by itself."""
+        t = abs(self.of_seed.mean()) / stats.sem(self.of_seed)
+        return float(2 * stats.t.sf(t, len(self.of_seed) - 1))
 
     @property
     def mean(self) -> tuple[float, float]:
@@ -123,8 +128,7 @@ def by_updates(regime: str, kind: str, arm: str, twin: str) -> tuple[float, floa
     both = [read(regime, kind, one) for one in (arm, twin)]
     place = run.tokens(regime, kind)
     gap = at_updates(both, [run.ends(own, place, "updates") for own in both])
-    half = stats.t.ppf(0.975, len(gap) - 1) * stats.sem(gap)
-    return float(gap.mean()), float(half)
+    return Effect(regime, kind, arm, gap).mean
 
 
 def at_updates(both: Sequence[Mapping[str, Any]], made: Sequence[Any]) -> np.ndarray:
@@ -156,9 +160,12 @@ def effects() -> list[Effect]:
             every = {name: effect(own, choices) for name, choices in EFFECTS.items()}
             for name, gap in (every | apart(own)).items():
                 if gap is not None:
-                    t = abs(gap.mean()) / stats.sem(gap)
-                    p = float(2 * stats.t.sf(t, len(gap) - 1))
-                    found.append(Effect(regime, kind, name, gap, p, 0.95))
+                    found.append(Effect(regime, kind, name, gap))
+    return family(found)
+
+
+def family(found: list[Effect]) -> list[Effect]:
+    """The same, each at the level that Holm's procedure gives it among them."""
     levels = statistics.holm([one.p for one in found])
     return [one._replace(level=x) for one, x in zip(found, levels, strict=True)]
 

@@ -10,7 +10,7 @@ means of arms, text beside chains; its interval resamples the seeds of both side
 
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -22,6 +22,7 @@ from curax.settings.tables import markdown
 from experiments import in_small
 from experiments.factorial import show as chains
 from experiments.factorial.run import ARMS, EFFECTS
+from experiments.factorial.show import Effect
 from experiments.map.show import between, number, plus_minus
 from experiments.text.experiment import REGIMES, get_experiment
 
@@ -32,28 +33,6 @@ RATE = "optimizer.learning_rate"
 LIKE = {"sparse": ("sparse",), "mixed": ("sparse", "bimodal"), "solved": ("bimodal",)}
 RESAMPLES = 2000
 BEGIN = "<!-- tables: python -m experiments.text.show -->"
-
-
-class Difference(NamedTuple):
-    """A gap or an effect in a regime."""
-
-    regime: str
-    name: str
-    of_seed: np.ndarray  # [R]
-    level: float = 0.95  # of Holm's procedure, over all of the page
-
-    @property
-    def p(self) -> float:
-        """Of a t-test, by itself."""
-        return float(stats.ttest_1samp(self.of_seed, 0).pvalue)
-
-    @property
-    def told(self) -> str:
-        """The mean with half of its interval, bold where that leaves out 0."""
-        quantile = stats.t.ppf((1 + self.level) / 2, len(self.of_seed) - 1)
-        mean, half = self.of_seed.mean(), quantile * stats.sem(self.of_seed)
-        said = plus_minus((mean, half))
-        return f"**{said}**" if abs(mean) > half else said
 
 
 @cache
@@ -98,7 +77,7 @@ def tried(name: str, regime: str) -> list[tuple[float, float]]:
     return [(dict(x.changed)[RATE], y) for x, y in zip(own, seen, strict=True)]
 
 
-def differences() -> list[Difference]:
+def differences() -> list[Effect]:
     """Gaps to the baseline and to the control, and effects, of all regimes."""
     found = []
     for regime in whole():
@@ -107,14 +86,13 @@ def differences() -> list[Difference]:
             for name in own:
                 if name not in (than, BASE):
                     gap = own[name] - own[than]
-                    found.append(Difference(regime, f"{name} {than}", gap))
+                    found.append(Effect(regime, "claim", f"{name} {than}", gap))
         eight = {name: own[name] for name in ARMS}
         for name, choices in EFFECTS.items():
             effect = chains.effect(eight, choices)
             assert effect is not None
-            found.append(Difference(regime, name, effect))
-    levels = statistics.holm([one.p for one in found])
-    return [one._replace(level=x) for one, x in zip(found, levels, strict=True)]
+            found.append(Effect(regime, "claim", name, effect))
+    return chains.family(found)
 
 
 def at_updates(name: str, than: str, regime: str) -> str:
@@ -123,12 +101,12 @@ def at_updates(name: str, than: str, regime: str) -> str:
     both = [found[f"{one} @ {regime}"] for one in (name, than)]
     made = [of_arm(one, regime, "updates") for one in (name, than)]
     gap = chains.at_updates(both, made)
-    return Difference(regime, name, gap).told.strip("*")
+    return plus_minus(Effect(regime, "claim", name, gap).mean)
 
 
-def arm_table(regime: str, every: list[Difference]) -> str:
+def arm_table(regime: str, every: list[Effect]) -> str:
     """Markdown of the arms of a regime, in the order of the experiment."""
-    gaps = {one.name: one.told for one in every if one.regime == regime}
+    gaps = {one.name: chains.told(one) for one in every if one.regime == regime}
     head = [regime, "rate", "mean", "interquartile mean", f"less {BASE}"]
     head += [f"less {CONTROL}", "updates", "trained", "entropy"]
     body = []
@@ -167,15 +145,15 @@ def twin_table() -> str:
     for regime in whole():
         for name, pair in chains.twins(ARMS).items():
             gap = np.subtract(*(rates(regime)[arm] for arm in pair))
-            told = Difference(regime, name, gap).told.strip("*")
+            told = plus_minus(Effect(regime, "claim", name, gap).mean)
             body.append([regime, *name.split(", "), told, at_updates(*pair, regime)])
     head = ["twins", "choice", "at", "equal tokens", "as many updates"]
     return markdown(head, body)
 
 
-def effect_table(every: list[Difference]) -> str:
+def effect_table(every: list[Effect]) -> str:
     """Markdown of the effects of the three choices."""
-    own = {(one.regime, one.name): one.told for one in every}
+    own = {(one.regime, one.name): chains.told(one) for one in every}
     body = [[name, *(own[regime, name] for regime in whole())] for name in EFFECTS]
     return markdown(["effect", *whole()], body)
 
