@@ -1,8 +1,6 @@
 """Functions of a recipe, for notebooks and for loops of one's own.
 
 `curax` exports these names: `curax.build(curax.load("grpo"))`. They are for one device.
-`run` is for tasks whose verifier and prompts are JAX functions; `init` and `train_step`
-take those too that the host reads and grades.
 
 `sample`, `forward_backward`, `optim_step` and `compute_logprobs` are what a step is
 made of, for loops that are no recipe: pure functions of a state, to be jitted together.
@@ -26,7 +24,7 @@ from curax.models import written
 from curax.settings import errors
 from curax.settings.config_paths import full_name
 from curax.step import build as builder
-from curax.step import draw, drivers, loops, optimise
+from curax.step import callbacks, draw, drivers, loops, optimise
 from curax.step import mesh as meshes
 from curax.step.step import step
 from curax.step.types import Components
@@ -97,7 +95,8 @@ def run(
     """A whole run, warm start included, as a pure function of its seed.
 
     jit it, and vmap it over seeds; or build `parts` inside the traced function, from a
-    config with traced magnitudes, and vmap it over these.
+    config with traced magnitudes, and vmap it over these. Where the host reads or
+    grades the task, the program calls back for it, as `step.callbacks` says.
 
     Args:
         parts: of the run.
@@ -107,17 +106,17 @@ def run(
         The state after `config.steps` steps; metrics of each, `[steps]` float32.
 
     Raises:
-        ConfigError: the host reads or grades the task, or the run is for several
-            devices.
+        ConfigError: an engine draws, a program cannot call the task, or the run is for
+            several devices.
     """
     _check_devices(parts)
-    if _is_hosted(parts):
-        what = "verified" if not parts.task.on_device else "read"
-        what = "drawn" if parts.engine else what
+    if parts.engine:
         raise ConfigError(
-            f"the task is {what} by the host, which no compiled run can call; make "
+            "sampling.engine draws for the task, which no compiled run can call; make "
             "single steps by curax.train_step, or train with python -m curax.train."
         )
+    with errors.config_errors(parts.config):
+        parts = dataclasses.replace(parts, task=callbacks.inside(parts.task))
     return loops.run(parts, jnp.asarray(seed, jnp.uint32), _loaded(parts))
 
 

@@ -4,6 +4,11 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from curax.config import Config, load, override
 from curax.settings.config_types import Count
@@ -61,3 +66,21 @@ def task(
 def get_config() -> Config:
     config = override(load(QUICKSTART), SIZES.split())
     return replace(config, task=partial(task))
+
+
+def of_host(made: Task, **changes: Any) -> Task:
+    """The task with prompts and traces as numpy arrays, made outside of any program."""
+
+    def table(make, count):
+        rows = jax.device_get(jax.jit(make)(jnp.arange(count, dtype=jnp.int32)))
+        return lambda ids: jax.tree.map(lambda leaf: leaf[np.asarray(ids)], rows)
+
+    traces = made.traces and jax.jit(made.traces)
+    return replace(
+        made,
+        prompts=table(made.prompts, made.num_prompts),
+        held_out=table(made.held_out, made.num_held_out),
+        traces=traces and (lambda *args: jax.device_get(traces(*args))),
+        in_files=True,
+        **changes,
+    )

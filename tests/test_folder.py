@@ -443,7 +443,7 @@ def test_what_only_the_system_knows_is_said_when_the_folder_is_made():
 
 
 def test_questions_for_which_there_is_no_room_are_told_as_the_folder_is(tmp_path):
-    built = dataclasses.replace(chain.task(depth=1), in_files=True)
+    built = dataclasses.replace(chain.task(depth=1), fingerprint=7)
     with files_of_at_most(20), pytest.raises(ConfigError) as caught:
         folder.write_questions(tmp_path, built)
     assert str(caught.value) == (
@@ -455,10 +455,10 @@ def test_questions_for_which_there_is_no_room_are_told_as_the_folder_is(tmp_path
 
 
 def test_other_questions_than_those_of_the_run_are_refused(tmp_path):
-    built = dataclasses.replace(chain.task(depth=1), in_files=True)
+    built = dataclasses.replace(chain.task(depth=1), fingerprint=7)
     folder.write_questions(tmp_path, built)
     with pytest.raises(ConfigError) as caught:
-        folder.check_questions(tmp_path, dataclasses.replace(built, fingerprint="x"))
+        folder.check_questions(tmp_path, dataclasses.replace(built, fingerprint=8))
     assert str(caught.value) == (
         "--resume: the questions, answers or solutions in the files of the task are "
         f"not those in {tmp_path / folder.QUESTIONS} that the run began with; bring "

@@ -112,21 +112,9 @@ def test_the_x_ray_as_numbers_is_that_of_the_command(followed):
 
 
 def host_task(*, files, **options):
-    """The task of `small`, graded in Python; its prompts are made by numpy if so."""
+    """The task of `small`, graded in Python; its prompts are numpy arrays if so."""
     made = small.task(**options, on_device=False)
-    if not files:
-        return made
-
-    def read(make):
-        return lambda *args: jax.device_get(make(*args))
-
-    return replace(
-        made,
-        prompts=read(made.prompts),
-        held_out=read(made.held_out),
-        traces=read(made.traces),
-        in_files=True,
-    )
+    return small.of_host(made) if files else made
 
 
 @pytest.mark.long
@@ -159,16 +147,24 @@ def test_a_task_that_is_graded_in_python_takes_steps_too(files):
     assert int(states[0].seed) == 5
 
 
-def test_what_needs_a_host_is_refused_in_a_sentence():
-    host = small.get_config()
-    host = curax.build(override(host, {"task.on_device": False}))
+@pytest.mark.long
+def test_a_run_calls_back_for_a_task_that_the_host_reads_and_grades():
+    config = replace(small.get_config(), warm_start=None)
+    tasks = config.task, partial(host_task, files=True)
+    each = [curax.build(replace(config, task=task)) for task in tasks]
+    two = np.arange(2, dtype=np.uint32)
+    device, host = (jax.jit(jax.vmap(partial(curax.run, x)))(two) for x in each)
+    jax.tree.map(np.testing.assert_array_equal, host, device)
+
+
+def test_what_no_program_can_call_is_refused_in_a_sentence():
     meshed = curax.build(override(small.get_config(), {"mesh.data": 2}))
     built = curax.build(small.get_config())
-    in_files = replace(built, task=replace(built.task, in_files=True))
-    with pytest.raises(ConfigError, match=r"verified by the host.*curax\.train\.$"):
-        curax.run(host)
-    with pytest.raises(ConfigError, match=r"^the task is read by the host.*train\.$"):
-        curax.run(in_files)
+    with pytest.raises(ConfigError, match=r"^sampling\.engine draws.*curax\.train\.$"):
+        curax.run(replace(built, engine=object()))
+    terms = replace(built.task, on_device=False, terms=object())
+    with pytest.raises(ConfigError, match=r"set task\.grader to one of them\.$"):
+        curax.run(replace(built, task=terms))
     for call in (curax.init, curax.train_step, curax.run):
         with pytest.raises(ConfigError, match=r"mesh\.data, .* to 1"):
             call(meshed)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small
 
 from curax import (
     advantage,
@@ -29,7 +30,6 @@ from curax import (
 from curax.config import (
     KL,
     Config,
-    ConfigError,
     Evaluation,
     Logging,
     Mesh,
@@ -158,12 +158,15 @@ def test_a_verifier_on_the_device_may_grade_prompts_that_the_host_makes():
     loop = make_loop(config)
     assert isinstance(loop, loops.Staged)
     assert_same(trained(config, type(loop)), reference())
-    with pytest.raises(ConfigError) as caught:
-        make_loop(replace(config, seeds=2))
-    assert str(caught.value) == (
-        "seeds=2 cannot run side by side on a task whose prompts the host reads; set "
-        "seeds to 1."
-    )
+
+
+@pytest.mark.long
+def test_seeds_side_by_side_call_back_for_prompts_and_outcomes():
+    config = replace(TINY, seeds=2, warm_start=None)
+    host = replace(config, task=partial(in_files, **TINY.task.keywords))
+    assert isinstance(make_loop(host), loops.Jitted)
+    got, want = (trained(each, loops.Jitted) for each in (host, config))
+    assert_same(got, want, tolerance=0)
 
 
 PARTS = override(TINY, ["task.on_device=false", "sampling.chunks=4"])
@@ -175,20 +178,7 @@ def test_a_draw_in_parts_gives_what_a_whole_one_gives():
 
 
 def in_files(*, on_device=False, **options):
-    """The same questions, as numpy arrays made outside of any program."""
-    device = chain.task(**options, on_device=on_device)
-    traces = jax.jit(device.traces)
-
-    def on_host(make):
-        return lambda ids: jax.device_get(jax.jit(make)(jnp.asarray(ids)))
-
-    return replace(
-        device,
-        prompts=on_host(device.prompts),
-        held_out=on_host(device.held_out),
-        traces=lambda key, prompts: jax.device_get(traces(key, prompts)),
-        in_files=True,
-    )
+    return small.of_host(chain.task(**options, on_device=on_device))
 
 
 @pytest.mark.long

@@ -841,8 +841,6 @@ BAD = {
     "task.num_held_out to 1.",
     f"{SMALL} --set evaluation.prompts=33": "evaluation.prompts=33 are more than "
     "the task holds out; set evaluation.prompts to at most 32.",
-    f"{SMALL} --set task.on_device=false seeds=2": "seeds=2 cannot run side by side on "
-    "a task that is verified on the host; set seeds to 1.",
     f"{SMALL} --set mesh.data=64": "mesh.data=64 x mesh.fsdp=1 x mesh.tensor=1 takes "
     "64 devices; set them so that their product is at most the 8 that are here.",
     "--config {small} --workdir {file}": "--workdir {file}: {file} is a file; name a "

@@ -81,9 +81,11 @@ def test_forms_are_counted_by_prompt_and_in_all_from_the_first_four_tokens():
 
 
 def test_of_many_seeds_each_has_its_own_forms():
-    got = validation.formats(parts(), rows([OPENING, np.arange(8)]))
+    asked = parts(states=lambda text: text[0] == "1")
+    got = validation.formats(asked, rows([OPENING, np.arange(8)]))
+    assert len(set(got["format/no_answer_fraction"])) == 2
     for i, opening in enumerate((OPENING, np.arange(8))):
-        own = validation.formats(parts(), rows(opening))
+        own = validation.formats(asked, rows(opening))
         same({name: value[i] for name, value in got.items()}, own)
 
 

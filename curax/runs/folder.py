@@ -249,7 +249,7 @@ def check_questions(workdir: Path, task: Task) -> None:
     """
     path = workdir / QUESTIONS
     if (
-        task.in_files
+        task.fingerprint
         and path.exists()
         and reading.read_json(path).get("mark") != task.fingerprint
     ):
@@ -267,7 +267,7 @@ def write_questions(workdir: Path, task: Task) -> None:
         ConfigError: the folder cannot be written.
     """
     path = workdir / QUESTIONS
-    if task.in_files and not path.exists():
+    if task.fingerprint and not path.exists():
         sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
         page = {"mark": task.fingerprint, **sizes, "told": task.summary}
         with written_to(f"--workdir {workdir}", "another folder"):

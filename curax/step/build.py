@@ -13,6 +13,7 @@ from curax.settings.config_paths import Place, full_name, option, unbound, wrong
 from curax.settings.conflicts import Table, said
 from curax.settings.declared import declared
 from curax.settings.sizes import checkpoint_of, kept_of, rows_of
+from curax.step import callbacks
 from curax.step.methods import hints, pilots, prefixes, queries, references, refill
 from curax.step.types import Components, Method
 from curax.types import Environment, HostEnvironment, Task
@@ -23,12 +24,15 @@ def build(config: Config, task: Task | None = None) -> Components:
 
     Args:
         config: of the run.
-        task: in place of what the config's gives; None: that.
+        task: in place of what the config's gives; None: that, of functions that
+            programs can call where several seeds run side by side.
 
     Raises:
         ValueError: if a combination is impossible, in a sentence.
     """
     task, methods = task or task_of(config), methods_of(config)
+    if config.seeds > 1:
+        task = callbacks.inside(task)
     for sentence in _clashes(config, methods):
         raise ValueError(sentence)
     for method in methods:
@@ -272,16 +276,6 @@ def _lacks(config: Config, task: Task) -> Iterator[str]:
         yield (
             f"sampling.chunks={chunks} lets the host verify beside the device, and "
             "this task is verified on the device; set sampling.chunks to 1."
-        )
-    if config.seeds > 1 and not task.on_device:
-        yield (
-            f"seeds={config.seeds} cannot run side by side on a task that is verified "
-            "on the host; set seeds to 1."
-        )
-    elif config.seeds > 1 and task.in_files:
-        yield (
-            f"seeds={config.seeds} cannot run side by side on a task whose prompts the "
-            "host reads; set seeds to 1."
         )
     if config.evaluation.prompts > task.num_held_out:
         yield (

@@ -8,7 +8,7 @@ the confidence of the policy in them, and its KL to the policy at the start of R
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from curax.settings import errors
 from curax.settings.declared import RIGHT
 from curax.step import draw
 from curax.step.types import Components, Driver, Request, Subject
-from curax.types import Model, Prompts, Rollouts, TrainState
+from curax.types import Model, Prompts, Rollouts, Task, TrainState
 
 _SHOWN = 60  # characters of a completion in an error
 _opening, _spread = jax.jit(diversity.opening), jax.jit(diversity.spread)
@@ -96,10 +96,9 @@ def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
         tokens, mask = turns.in_front(tokens, mask)
     kind = np.asarray(_opening(tokens, mask))
     if classify:
-        tokens, mask = np.asarray(rollouts.tokens), np.asarray(rollouts.written)
         kind, known = np.zeros_like(kind), {}
-        for place in zip(*np.nonzero(np.asarray(rollouts.exists)), strict=True):
-            form = _form(classify, task.decode(tokens[place][mask[place]]))
+        for place, text in _texts(task, rollouts):
+            form = _form(classify, text)
             kind[place] = known.setdefault(form, len(known))  # of any size: equality
     shape = (*kind.shape[:-1], parts.config.evaluation.prompts, -1)
     exists = np.asarray(rollouts.exists).reshape(shape)
@@ -111,11 +110,19 @@ def formats(parts: Components, rollouts: Rollouts) -> dict[str, np.ndarray]:
         "format/within_prompt_nats": found.within,
     }
     if task.states:
-        told = rollouts.tokens, rollouts.written, rollouts.exists
-        rows = zip(*(np.asarray(x) for x in told), strict=True)
-        said = [task.states(task.decode(t[m])) for t, m, exists in rows if exists]
-        names["format/no_answer_fraction"] = np.float32(1 - np.mean(said))
+        said = np.full(kind.shape, np.nan)
+        for place, text in _texts(task, rollouts):
+            said[place] = task.states(text)
+        answered = np.nanmean(said, -1)
+        names["format/no_answer_fraction"] = np.float32(1 - answered)
     return jax.device_get(names)
+
+
+def _texts(task: Task, rollouts: Rollouts) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Where a completion exists, and what the policy wrote in it."""
+    tokens, written = np.asarray(rollouts.tokens), np.asarray(rollouts.written)
+    for place in zip(*np.nonzero(np.asarray(rollouts.exists)), strict=True):
+        yield place, task.decode(tokens[place][written[place]])
 
 
 def _form(classify: Callable[[str], Any], text: str) -> int:
