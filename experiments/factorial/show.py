@@ -142,8 +142,10 @@ def at_updates(both: Sequence[Mapping[str, Any]], made: Sequence[Any]) -> np.nda
     ours, other = (
         np.array(
             [
-                np.interp(n, *(np.array(own[x], float)[:, i] for x in UPDATED))
-                for i, n in enumerate(fewer)
+                np.interp(n, at, rate)
+                for n, at, rate in zip(
+                    fewer, *(np.array(own[x], float).T for x in UPDATED), strict=True
+                )
             ]
         )
         for own in both

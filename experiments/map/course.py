@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curax import gate
-from curax.config import Config
+from curax.config import Config, ConfigError
 from curax.runs.run import set_up_libraries
 from curax.settings.cli import write_file
 from curax.theory import advice, course, predict, sizes
@@ -103,8 +103,11 @@ def tabulated(regime: str) -> Recipes:
     for name in regimes.REGIMES[regime].recipes:
         for label, config, size in forms.tried(name):
             count = prompts_of(name, label, size.draws)
-            sized = sizes.accepted(config, size, count)
-            if config.hint or config.reflection or isinstance(sized, str):
+            if config.hint or config.reflection:
+                continue
+            try:
+                sized = sizes.resized(config, size, count)
+            except ConfigError:  # the recipe does not take it
                 continue
             rates = known.population.rates
             seen = predict.predict(sized, p, rates, often=known.visits)
