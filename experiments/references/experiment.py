@@ -1,6 +1,6 @@
 """DRO on word problems whose references are sentences, beside the verifier.
 
-Command:  python -m curax.compare experiments/text/references.py
+Command:  python -m curax.compare experiments/references
 
 A thought ends with the word `So`; what follows is an answer in words, of which one
 number depends on the thought. The start is made as README.md says.
