@@ -16,8 +16,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import small
 from run_files import assert_same_run
@@ -58,12 +59,17 @@ def saving(workdir: Path) -> bool:
     return any(next((workdir / name).glob(UNFINISHED), None) for name in places)
 
 
+def after(seconds: float) -> Iterator[bool]:
+    """Whether so much time has passed, asked again and again."""
+    end = time.monotonic() + seconds
+    while True:
+        yield time.monotonic() > end
+
+
 def ready(workdir: Path, moment: str, chance: random.Random) -> Iterator[bool]:
     """Whether the moment has come, asked again and again."""
     if moment == "starting":
-        end = time.monotonic() + chance.uniform(0, 5)
-        while True:
-            yield time.monotonic() > end
+        yield from after(chance.uniform(0, 5))
     if moment == "warm start":
         there = workdir / folder.WARM
         wanted = rows(there) + chance.randint(1, 6)
@@ -82,17 +88,27 @@ def ready(workdir: Path, moment: str, chance: random.Random) -> Iterator[bool]:
         yield rows(there) >= before + wanted
 
 
+def wait(
+    come: Iterator[bool],
+    moment: str,
+    chance: random.Random,
+    processes: Sequence[subprocess.Popen],
+) -> None:
+    """Until the moment has come, or a process has ended."""
+    for now in come:
+        if now or any(process.poll() is not None for process in processes):
+            break
+        time.sleep(0.001)
+    if moment == "step":
+        time.sleep(chance.uniform(0, 0.1))
+
+
 def kill_once(
     workdir: Path, moment: str, chance: random.Random, env: dict[str, str]
 ) -> bool:
     """Go on until the moment, then kill; False if the run came to its end before."""
     process = start(workdir, env)
-    for come in ready(workdir, moment, chance):
-        if come or process.poll() is not None:
-            break
-        time.sleep(0.001)
-    if moment == "step":
-        time.sleep(chance.uniform(0, 0.1))
+    wait(ready(workdir, moment, chance), moment, chance, [process])
     process.kill()
     out, err = process.communicate()
     assert process.returncode in (0, -9), (process.returncode, out, err)
@@ -114,8 +130,10 @@ def kill(
     seed: int,
     env: dict[str, str],
     finish: Callable[[Path, dict[str, str]], None] = finish,
-) -> Iterator[tuple[str, Path, bool]]:
-    """Kill processes; after each, the moment, the run, and whether it is at its end.
+    once: Callable[..., Any] = kill_once,
+    moments: Sequence[str] = MOMENTS,
+) -> Iterator[tuple[str, Path, Any]]:
+    """Kill processes; after each, the moment, the run, and what `once` gave.
 
     Args:
         place: folder for the runs.
@@ -123,23 +141,25 @@ def kill(
         seed: of the moments.
         env: environment of the processes.
         finish: lets a run come to its end; where not said, another process does.
+        once: kills one, as `kill_once`.
+        moments: of which each comes as often as may be.
 
     Yields:
-        What happened; a run at its end waits to be compared.
+        What happened; where nothing was killed, a run at its end waits to be compared.
     """
     chance, number, done = random.Random(seed), 0, Counter()
     while done.total() < times:
-        workdir, alive = place / f"killed-{number}", True
-        while done.total() < times and alive:
+        workdir, killed = place / f"killed-{number}", True
+        while done.total() < times and killed:
             begun = rows(workdir / folder.METRICS) > 0
-            moments = [m for m in MOMENTS if not (begun and m == "warm start")]
-            moment = min(moments, key=lambda m: done[m])  # each as often as may be
-            alive = kill_once(workdir, moment, chance, env)
-            done[moment] += alive
-            yield moment, workdir, not alive
-        if alive:
+            left = [m for m in moments if not (begun and m == "warm start")]
+            moment = min(left, key=lambda m: done[m])
+            killed = once(workdir, moment, chance, env)
+            done[moment] += bool(killed)
+            yield moment, workdir, killed
+        if killed:
             finish(workdir, env)
-            yield "end", workdir, True
+            yield "end", workdir, None
         number += 1
 
 
@@ -157,14 +177,14 @@ def main() -> None:
         place = Path(name)
         env = {"XDG_CACHE_HOME": str(place / "cache")}
         finish(place / "whole", env)
-        for moment, workdir, ended in kill(place, args.times, seed=args.seed, env=env):
-            if ended:
+        for moment, workdir, killed in kill(place, args.times, seed=args.seed, env=env):
+            if killed:
+                counts[moment] += 1
+                print(f"{counts.total()}: killed in {moment}", flush=True)
+            else:
                 assert_same_run(workdir, place / "whole", step=STEPS, config=config)
                 compared += 1
                 print(f"{workdir.name}: the same, bit for bit", flush=True)
-            else:
-                counts[moment] += 1
-                print(f"{counts.total()}: killed in {moment}", flush=True)
     told = ", ".join(f"{count} in {moment}" for moment, count in counts.items())
     print(
         f"{counts.total()} kills ({told}); {compared} runs came to their end, all with "

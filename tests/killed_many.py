@@ -13,10 +13,12 @@ import argparse
 import contextlib
 import random
 import re
+import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,15 +54,11 @@ def ready(workdir: Path, moment: str, chance: random.Random) -> Iterator[bool]:
     """Whether the moment has come, asked again and again."""
     began, held = time.time(), workdir / lock.FILE
     if moment == "starting":
-        end = time.monotonic() + chance.uniform(0, 8)
-        while True:
-            yield time.monotonic() > end
+        yield from killed.after(chance.uniform(0, 8))
     while not (held.exists() and held.stat().st_mtime > began):
         yield False
     if moment == "compiling":
-        end = time.monotonic() + chance.uniform(0, 5)
-        while True:
-            yield time.monotonic() > end
+        yield from killed.after(chance.uniform(0, 5))
     if moment != "saving":
         yield from killed.ready(workdir, moment, chance)
     places = (folder.CHECKPOINTS, folder.WARM_CHECKPOINTS)
@@ -70,29 +68,24 @@ def ready(workdir: Path, moment: str, chance: random.Random) -> Iterator[bool]:
             yield any(path.stat().st_mtime > began for path in found)
 
 
+def start(count: int, workdir: Path, env: dict[str, str]) -> list[subprocess.Popen]:
+    """Processes that begin a run, or go on with it."""
+    resume = (workdir / folder.CONFIG).exists()
+    return many.start([workdir] * count, *WORDS, resume=resume, env=env)
+
+
 def kill_once(
-    workdir: Path,
-    count: int,
-    moment: str,
-    chance: random.Random,
-    env: dict[str, str],
-    words: tuple[str, ...] = WORDS,
+    count: int, workdir: Path, moment: str, chance: random.Random, env: dict[str, str]
 ) -> Kill | None:
     """Go on until the moment, then kill one; None if the run came to its end before."""
-    resume = (workdir / folder.CONFIG).exists()
-    processes = many.start([workdir] * count, *words, resume=resume, env=env)
-    for come in ready(workdir, moment, chance):
-        if come or any(process.poll() is not None for process in processes):
-            break
-        time.sleep(0.001)
-    if moment == "step":
-        time.sleep(chance.uniform(0, 0.1))
+    processes = start(count, workdir, env)
+    killed.wait(ready(workdir, moment, chance), moment, chance, processes)
     victim = chance.randrange(count)
     alive = all(process.poll() is None for process in processes)
     processes[victim].kill()
-    start = time.monotonic()
+    begun = time.monotonic()
     ends = many.ends(processes, MOST if alive else many.SECONDS)
-    seconds = time.monotonic() - start
+    seconds = time.monotonic() - begun
     if ends[victim][0] != -9 or not alive:
         assert all(status == 0 for status, *_ in ends), ends
         return None
@@ -102,18 +95,9 @@ def kill_once(
     return Kill(moment, victim, seconds, told)
 
 
-def finish(
-    workdir: Path,
-    count: int,
-    env: dict[str, str],
-    words: tuple[str, ...] = WORDS,
-    devices: int = 1,
-) -> None:
+def finish(count: int, workdir: Path, env: dict[str, str]) -> None:
     """Let a run come to its end."""
-    resume = (workdir / folder.CONFIG).exists()
-    workdirs = [workdir] * count
-    started = many.start(workdirs, *words, resume=resume, env=env, devices=devices)
-    ends = many.ends(started)
+    ends = many.ends(start(count, workdir, env))
     assert all((status, err) == (0, "") for status, _, err in ends), ends
 
 
@@ -124,29 +108,27 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    chance, kills, compared = random.Random(args.seed), [], 0
+    kills, compared = list[Kill](), 0
     config = override(load(many.FILE), list(WORDS))
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         env = {"XDG_CACHE_HOME": str(place / "cache")}
-        finish(place / "whole", args.processes, env)
-        while len(kills) < args.times:
-            workdir, found = place / f"killed-{compared}", None
-            while len(kills) < args.times:
-                begun = killed.rows(workdir / folder.METRICS) > 0
-                done = Counter(kill.moment for kill in kills)
-                moments = [m for m in MOMENTS if not (begun and m == "warm start")]
-                moment = min(moments, key=lambda m: done[m])
-                found = kill_once(workdir, args.processes, moment, chance, env)
-                if found is None:
-                    break
+        finish(args.processes, place / "whole", env)
+        for _, workdir, found in killed.kill(
+            *(place, args.times),
+            seed=args.seed,
+            env=env,
+            finish=partial(finish, args.processes),
+            once=partial(kill_once, args.processes),
+            moments=MOMENTS,
+        ):
+            if found:
                 kills.append(found)
                 print(f"{len(kills)}: {found}", flush=True)
-            if found is not None:
-                finish(workdir, args.processes, env)
-            assert_same_run(workdir, place / "whole", step=STEPS, config=config)
-            compared += 1
-            print(f"{workdir.name}: the same, bit for bit", flush=True)
+            else:
+                assert_same_run(workdir, place / "whole", step=STEPS, config=config)
+                compared += 1
+                print(f"{workdir.name}: the same, bit for bit", flush=True)
     told = ", ".join(
         f"{n} in {moment}" for moment, n in Counter(k.moment for k in kills).items()
     )

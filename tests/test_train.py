@@ -694,11 +694,11 @@ def test_a_run_killed_at_any_moment_time_and_again_is_the_run_that_was_not(
         assert call(workdir, *killed.WORDS[1:], resume=True)[::2] == (0, "")
 
     moments, env = [], environment()
-    for moment, workdir, ended in killed.kill(
+    for moment, workdir, stopped in killed.kill(
         tmp_path, times, seed=0, env=env, finish=finish
     ):
         moments.append(moment)
-        if ended:
+        if not stopped:
             assert_same_run(workdir, slow, step=killed.STEPS)
     assert set(moments) == {*killed.MOMENTS[:times], "end"}
 
