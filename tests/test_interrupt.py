@@ -22,44 +22,45 @@ with Interrupt(lambda again: print(again, flush=True)):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_leaves_at_once_whatever_the_main_thread_does(number):
+def deaf(before="") -> subprocess.Popen:
+    """The process of `DEAF`, with some code in front of it."""
     root = str(Path(__file__).parents[1])
-    with subprocess.Popen(
-        [sys.executable, "-c", DEAF],
+    return subprocess.Popen(
+        [sys.executable, "-c", before + DEAF],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": root},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    )
+
+
+def line(process) -> str:
+    return process.stdout.readline().rstrip("\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_leaves_at_once_whatever_the_main_thread_does(number):
+    with deaf() as process:
+        assert line(process) == "ready"
         process.send_signal(number)
-        assert process.stdout.readline() == "False\n"
+        assert line(process) == "False"
         assert process.poll() is None
         process.send_signal(number)
-        assert process.stdout.readline() == "True\n"
+        assert line(process) == "True"
         assert process.wait(10) == 128 + number
 
 
 def test_a_terminal_that_is_closed_asks_once_however_often_it_does():
-    root = str(Path(__file__).parents[1])
-    listening = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)" + DEAF
-    with subprocess.Popen(
-        [sys.executable, "-c", listening],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": root},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    listens = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+    with deaf(listens) as process:
+        assert line(process) == "ready"
         process.send_signal(signal.SIGHUP)
-        assert process.stdout.readline() == "False\n"
+        assert line(process) == "False"
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
             process.send_signal(number)
             time.sleep(0.05)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "True\n"
+        assert line(process) == "True"
         assert process.wait(10) == 128 + signal.SIGTERM
 
 
