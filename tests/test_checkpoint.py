@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from outputs import message
 from test_folder import files_of_at_most
 
 from curax.runs import alarms, checkpoint
@@ -306,9 +307,8 @@ def test_where_none_can_be_read_nothing_is_renamed(opened, tmp_path):
     opened.wait()
     for step in (3, 5):
         spoil(tmp_path / "saved" / str(step), 2)
-    with pytest.raises(checkpoint.DamagedError) as caught:
-        opened.newest(like(state()))
-    assert re.fullmatch(rf"{tmp_path}/saved/5 \(\w+\)", str(caught.value))
+    said = message(checkpoint.DamagedError, opened.newest, like(state()))
+    assert re.fullmatch(rf"{tmp_path}/saved/5 \(\w+\)", said)
     assert there(tmp_path) == {3, 5}
     opened.clear()
     assert opened.newest(like(state())) is None

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny_experiment
 import words
+from outputs import refusal
 
 from curax import compare
 from curax.comparison import analysis, comparison, programs, runner
@@ -415,15 +416,12 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         ("recipe={'a': 'grpo'}, steps=1", "unexpected keyword argument 'recipe'"),
     ],
 )
-def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, capsys, text, said):
+def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, text, said):
     path, workdir = tmp_path / "bad.py", tmp_path / "runs"
     path.write_text(f"{HEAD}    return Experiment({text})\n")
-    assert compare.main([str(path), "--workdir", str(workdir)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
+    err = refusal(compare.main, path, "--workdir", workdir)
     assert err.startswith("curax.compare: ")
     assert said in err
-    assert err.count("\n") == 1
     assert not workdir.exists()
 
 
@@ -439,12 +437,9 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, capsys, text, said
         ([str(ROOT / "configs" / "grpo.py")], "define one that returns an Experiment"),
     ],
 )
-def test_a_wrong_command_line_is_a_sentence(capsys, words, said):
+def test_a_wrong_command_line_is_a_sentence(words, said):
     words = [str(FILE), *words] if words[0] == "--cost" else words
-    assert compare.main(words) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
+    assert said in refusal(compare.main, *words)
 
 
 @pytest.mark.long
@@ -467,22 +462,17 @@ def test_a_task_of_the_host_stands_side_by_side_as_one_of_the_device(whole, tmp_
     assert histories(workdir)[there] == histories(whole)[there]
 
 
-def test_a_task_that_programs_cannot_call_is_refused_and_nothing_written(
-    tmp_path, capsys
-):
+def test_a_task_that_programs_cannot_call_is_refused_and_nothing_written(tmp_path):
     path = tmp_path / "host.py"
     path.write_text(ON_HOST.replace('"task.on_device": False', '"task": terms'))
-    assert compare.main([str(path), "--workdir", str(tmp_path / "runs")]) == 2
-    said = capsys.readouterr().err
+    said = refusal(compare.main, path, "--workdir", tmp_path / "runs")
     assert said.startswith("curax.compare: the reward of the task has several terms")
-    assert said.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.long
-def test_a_comparison_does_not_go_on_with_another_file(tmp_path, capsys, monkeypatch):
-    folder = tmp_path / "words"
-    shutil.copytree(words.folder(), folder)
+def test_a_comparison_does_not_go_on_with_another_file(tmp_path, monkeypatch):
+    folder = shutil.copytree(words.folder(), tmp_path / "words")
     path = tmp_path / "files.py"
     path.write_text(OF_FILES.format(folder=folder))
     how = [str(path), "--workdir", str(tmp_path / "runs"), "--cost", "1:3"]
@@ -492,12 +482,9 @@ def test_a_comparison_does_not_go_on_with_another_file(tmp_path, capsys, monkeyp
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[1:]))
     monkeypatch.setattr(programs, "_tasks", {})  # as another process
-    capsys.readouterr()
-    assert compare.main(how) == 2
-    said = capsys.readouterr().err
+    said = refusal(compare.main, *how)
     assert "holds runs of plain on other questions than those of its task now" in said
-    assert said.count("\n") == 1
     file.unlink()
     monkeypatch.setattr(programs, "_tasks", {})
-    assert compare.main(how) == 2
-    assert re.fullmatch(r"curax.compare: .*train\.jsonl.*\n", capsys.readouterr().err)
+    said = refusal(compare.main, *how)
+    assert re.fullmatch(r"curax.compare: .*train\.jsonl.*\n", said)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outputs import message
 
 from curax import config as cf
 from curax.config import (
@@ -36,6 +37,7 @@ from curax.settings.packages import install
 
 RECIPES = Path(__file__).parents[1] / "configs"
 HERE = __name__  # what a function defined below is called by
+error_of = partial(message, ConfigError)
 
 
 def plain(*arrays):
@@ -114,12 +116,6 @@ def make(**changed: Any) -> Config:
         "downsample": partial(largest, m=4),
     }
     return Config(**(fields | changed))
-
-
-def error_of(function, *args) -> str:
-    with pytest.raises(ConfigError) as caught:
-        function(*args)
-    return str(caught.value)
 
 
 def test_the_defaults_are_those_of_the_design():
@@ -307,6 +303,8 @@ CONFLICTS = {
         "update": Update(tokens_per_micro_batch=64),
         "warm_start": WarmStart(steps=1, rows=64, micro_batches=4, optimizer=plain),
     },
+    "mesh.data=-1 and mesh.fsdp=-1 cannot both be what the others leave; set mesh.data "
+    "to 1.": {"mesh": Mesh(data=-1, fsdp=-1)},
     "seeds=2 cannot run side by side with staged=True; "
     "set seeds to 1 or staged to False.": {"seeds": 2, "staged": True},
     f"downsample.m is not set, but {HERE}.largest needs it; "
@@ -765,14 +763,6 @@ def test_what_a_bias_is_answered_by_is_what_set_takes():
         assert bool(fixed.off_policy) != fixed.replay_support
 
 
-def test_at_most_one_axis_of_the_mesh_takes_what_is_left():
-    config = make(mesh=Mesh(fsdp=-1))
-    assert error_of(cf.override, config, ["mesh.data=-1"]) == (
-        "mesh.data=-1 and mesh.fsdp=-1 cannot both be what the others leave; set "
-        "mesh.data to 1."
-    )
-
-
 def test_config_imports_nothing_but_the_standard_library():
     code = (
         f"import sys; sys.path.insert(0, {str(Path(cf.__file__).parents[1])!r}); "
@@ -800,11 +790,11 @@ def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot be read .*; name the folder of a"):
         cf.recalled(path)
     path.write_text('{"task": {"function": "nowhere.task"}}')
-    with pytest.raises(ConfigError) as caught:
-        cf.recalled(path)
-    said = "task: nowhere.task cannot be imported because there is no module nowhere, "
-    said += "nor a file nowhere.py here; write MODULE:FUNCTION or FILE.py:FUNCTION."
-    assert str(caught.value) == f"{path}: {said}"
+    assert error_of(cf.recalled, path) == (
+        f"{path}: task: nowhere.task cannot be imported because there is no module "
+        "nowhere, nor a file nowhere.py here; write MODULE:FUNCTION or "
+        "FILE.py:FUNCTION."
+    )
 
 
 PRICE = ("max_tokens", "margin")  # options of the shaped reward

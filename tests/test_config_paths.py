@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import optax
 import pytest
 from hypothesis import given
+from outputs import message
 
 from curax.settings import config_paths as paths
 from curax.settings.config_paths import ConfigError, Place
 from curax.settings.config_types import Count, Function, Positive, Share
 
 HERE = __name__  # what a function defined below is called by
+error_of = partial(message, ConfigError)
 
 
 def task(*, depth: Count = 3, name: str = "sums", hard: bool = False):
@@ -129,12 +131,6 @@ def assigned(*assignments: str) -> Tree:
 def leaves(tree: Any) -> dict[str, Any]:
     shown = {name: value for name, _, value in paths.changes({}, paths.describe(tree))}
     return {name: shown.get(name) for name in paths.fields_of(tree)}
-
-
-def error_of(function, *args) -> str:
-    with pytest.raises(ConfigError) as caught:
-        function(*args)
-    return str(caught.value)
 
 
 def expected(words: str, now: Any, example: str) -> str:

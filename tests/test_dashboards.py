@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import small
+from outputs import message
 
 from curax.config import ConfigError, load, override
 from curax.runs import dashboards, folder
@@ -187,9 +188,7 @@ def test_one_that_fails_is_left_with_one_warning(tmp_path, board):
 def test_a_missing_package_is_named_before_the_run_begins(monkeypatch):
     for name in ("wandb", "trackio", "mlflow"):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(ConfigError) as caught:
-            dashboards.check(["tensorboard", name])
-        assert str(caught.value) == (
+        assert message(ConfigError, dashboards.check, ["tensorboard", name]) == (
             f"logging.dashboards: for {name}, the package {name} is not installed; run "
             f"{install(name)}."
         )

@@ -2,9 +2,11 @@
 
 import re
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
+from outputs import refusal
 from test_folder import lines
 
 from curax import demo
@@ -63,17 +65,10 @@ def test_no_question_is_held_out_and_trained_and_half_the_solutions_are_wrong(ma
 
 
 def test_what_cannot_be_written_is_told_in_a_sentence_and_leaves_nothing(
-    made, tmp_path, capsys, monkeypatch
+    made, tmp_path, monkeypatch
 ):
-    def said(out):
-        assert demo.main([str(out)]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        return err
-
-    before = contents(made)
-    exists = f"curax.demo: {made} exists already; name a new folder.\n"
-    assert said(made) == exists
+    said, before = partial(refusal, demo.main), contents(made)
+    assert said(made) == f"curax.demo: {made} exists already; name a new folder.\n"
     assert contents(made) == before
     below = made / "words.py" / "demo"
     assert said(below).startswith(f"curax.demo: {below} cannot be written (")

@@ -1,7 +1,6 @@
 """The evaluation of a policy: what is drawn, what is said of it, and going on."""
 
 import contextlib
-import io
 import json
 import os
 import pkgutil
@@ -26,7 +25,8 @@ import pytest
 import real
 import saved
 import small
-from test_folder import files_of_at_most
+from outputs import message, printed
+from test_folder import files_of_at_most, lines
 
 from curax import demo, evaluate, rollout
 from curax.config import ConfigError
@@ -68,6 +68,7 @@ N, PROBLEMS = 4, 10
 VOCABULARY = 384  # rows of the head of the small checkpoint
 CONFIDENT = ("--confidence", 5, "--window", 3)
 SAMPLING = ["--n", str(N), "--max-tokens", "6", "--batch", "4", "--slots", "6"]
+main = partial(printed, evaluate.main)
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +89,6 @@ def place(tmp_path_factory):
         yield path
 
 
-def main(*argv) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = evaluate.main([str(word) for word in argv])
-    return status, out.getvalue(), err.getvalue()
-
-
 def typed(place, out, *more, data=("math.jsonl", "aside.jsonl"), sampling=SAMPLING):
     """The words of an evaluation of the small checkpoint."""
     files = [str(place / name) for name in data]
@@ -110,10 +104,6 @@ def whole(place):
     status, said, err = main(*typed(place, out))
     assert (status, err) == (0, "")
     return out, said
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def saved_results(out):
@@ -206,12 +196,9 @@ def by_question(path):
     """The block of each problem, without its number."""
     found = {}
     for row in lines(path):
-        number = row.pop("problem")
-        found.setdefault(row["question"], []).append(row | {"number": number})
-    return {
-        question: [{k: v for k, v in row.items() if k != "number"} for row in block]
-        for question, block in found.items()
-    }
+        del row["problem"]
+        found.setdefault(row["question"], []).append(row)
+    return found
 
 
 @pytest.mark.long
@@ -349,10 +336,10 @@ class Ticks:
         self.rows += rows
 
 
-def a_row(problem, reason=None, *, outcome=1.0, greedy=False):
-    told = {"problem": problem, "reason": reason, "greedy": greedy, "slot": 0}
-    told |= {"length_tokens": 25}
-    return told | {"outcome": None if reason else outcome}
+def a_row(problem, reason=None, *, outcome=1.0, **more):
+    told = {"problem": problem, "reason": reason, "greedy": False, "slot": 0}
+    told |= {"outcome": None if reason else outcome, "answer": None, "finished": True}
+    return told | {"length_tokens": 25, "level": None, "subject": None} | more
 
 
 def test_speed_leaves_compiling_out(monkeypatch):
@@ -386,9 +373,7 @@ def test_without_any_outcome_it_stops_with_the_commonest_reason(
     there = Ticks(monkeypatch)
     written = runner.GradedWriter(there, 0, there)
     missing = [a_row(0, reason)] * 9 + [a_row(1, "other")] * 7
-    with pytest.raises(runner.NoOutcomeError) as stopped:
-        written.add(missing, last=False)
-    assert str(stopped.value) == (
+    assert message(runner.NoOutcomeError, written.add, missing, last=False) == (
         "math.jsonl: none of the first 16 completions has an outcome, 9 for this "
         f"reason: {reason}; {fix}"
     )
@@ -440,12 +425,8 @@ def test_a_grader_that_fails_stops_it_and_mended_goes_on(place, monkeypatch, tmp
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_table_with_few_outcomes_begins_with_that(greedy):
-    like = {"length_tokens": 1, "finished": True, "answer": None}
-    like |= {"level": None, "subject": None}
-    blocks = [
-        [a_row(i, None if i == 2 else "timeout", greedy=greedy) | like]
-        for i in range(3)
-    ]
+    reasons = ["timeout", "timeout", None]
+    blocks = [[a_row(i, why, greedy=greedy)] for i, why in enumerate(reasons)]
     found = results.summary(results.collect(blocks, int(not greedy)), [], seed=0)
     assert (found["completions"], found["missing"]) == (3, {"timeout": 2})
     told = results.table("x", found).splitlines()
@@ -471,9 +452,7 @@ def test_a_tally_of_nothing_is_no_error():
 
 def test_the_majority_counts_answers_that_are_the_same():
     said = [("0.5", 1.0), ("1/2", 1.0), ("3", 0.0), ("4", 0.0)]
-    like = {"greedy": False, "length_tokens": 1, "finished": True, "reason": None}
-    like |= {"level": None, "subject": None}
-    block = [{**like, "answer": answer, "outcome": outcome} for answer, outcome in said]
+    block = [a_row(0, answer=answer, outcome=outcome) for answer, outcome in said]
     measures = results.summary(results.collect([block], 4), [1, 2, 4], seed=0)[
         "measures"
     ]
@@ -580,10 +559,7 @@ def test_confidence_changes_neither_what_is_drawn_nor_what_else_is_said(sure, wh
 
 @pytest.mark.long
 def test_an_evaluation_with_confidence_goes_on_and_is_not_mixed(place, sure):
-    out = place / "sure_cut"
-    out.mkdir()
-    for file in sure[0].iterdir():
-        (out / file.name).write_bytes(file.read_bytes())
+    out = shutil.copytree(sure[0], place / "sure_cut")
     data = (out / "aside.jsonl").read_bytes()
     (out / "aside.jsonl").write_bytes(data[: len(data) // 2])
     again = [str(out) if word == str(sure[0]) else word for word in sure[2]]
@@ -598,10 +574,8 @@ def test_sure_completions_outvote_a_majority():
     # Answer, outcome, and two scores.
     said = [("1", 0.0, 1.0, 3.0), ("1", 0.0, 1.5, 3.0), ("2", 1.0, 4.0, 4.0)]
     said += [(None, 0.0, 5.0, 5.0)]
-    like = {"greedy": False, "length_tokens": 1, "finished": True, "reason": None}
-    like |= {"level": "1", "subject": None}
     block = [
-        {**like, "answer": answer, "outcome": outcome}
+        a_row(0, answer=answer, outcome=outcome, level="1")
         | {"confidence_nats": {"mean": one, "tail": 1 / one, "bottom": other}}
         for answer, outcome, one, other in said
     ]
@@ -813,29 +787,19 @@ def test_a_damaged_row_is_told_with_its_line_and_drops_nothing_behind_it(
 ):
     spec: Any = SimpleNamespace(completions=[(False, 0), (False, 1)])
     path, digests = tmp_path / "x.jsonl", [b"a", b"b"]
-    like = {"level": None, "subject": None, "answer": "1", "outcome": 1.0}
-    like |= {
-        "text": "",
-        "reason": None,
-        "length_tokens": 3,
-        "finished": True,
-        "greedy": False,
-    }
     rows = [
-        {**like, "problem": i, "digest": digest.hex(), "slot": slot}
+        a_row(i, answer="1", text="", digest=digest.hex(), slot=slot)
         for i, digest in enumerate(digests)
         for slot in range(2)
     ]
     file = samples.SamplesFile(path, digests, spec)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    demo.write_lines(path, rows)
     assert len(list(file.blocks())) == 2
     changed = WRONG_ROWS[said]
     rows[1] = {} if changed is None else rows[1] | changed
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    demo.write_lines(path, rows)
     before = path.read_bytes()
-    with pytest.raises(ConfigError) as caught:
-        file.open()
-    assert str(caught.value).startswith(f"{path}:2: {said}")
+    assert message(ConfigError, file.open).startswith(f"{path}:2: {said}")
     assert path.read_bytes() == before
     path.write_bytes(before[:-5])  # of a process that was killed
     with pytest.raises(ConfigError):
@@ -846,8 +810,8 @@ def test_a_damaged_row_is_told_with_its_line_and_drops_nothing_behind_it(
 def test_answers_that_changed_are_refused_and_a_file_that_moved_is_not(
     place, whole, tmp_path
 ):
-    out, data = place / "changed", tmp_path / "aside.jsonl"
-    shutil.copytree(whole[0], out)
+    out = shutil.copytree(whole[0], place / "changed")
+    data = tmp_path / "aside.jsonl"
     rows = lines(place / "aside.jsonl")
     demo.write_lines(data, rows)
     moved = typed(place, out)
@@ -892,10 +856,7 @@ def test_weights_that_are_not_finite_are_refused(place, monkeypatch):
 @pytest.mark.first(1)
 @pytest.mark.parametrize("cut", [0, 300, 4000, -1, -200])
 def test_what_is_missing_is_done_again_and_no_more(place, whole, cut, monkeypatch):
-    out = place / f"cut{cut}"
-    out.mkdir()
-    for file in whole[0].iterdir():
-        (out / file.name).write_bytes(file.read_bytes())
+    out = shutil.copytree(whole[0], place / f"cut{cut}")
     data = (out / "math.jsonl").read_bytes()
     (out / "math.jsonl").write_bytes(data[:cut])
     kept = data[:cut].count(b"\n") // (N + 1)
@@ -912,8 +873,7 @@ def test_what_is_missing_is_done_again_and_no_more(place, whole, cut, monkeypatc
 
 
 def test_a_line_that_was_changed_stops_an_evaluation_and_changes_nothing(place, whole):
-    out = place / "line"
-    shutil.copytree(whole[0], out)
+    out = shutil.copytree(whole[0], place / "line")
     rows = (out / "math.jsonl").read_text().splitlines(keepends=True)
     rows[7] = rows[7].replace('"slot": 1', '"slot": 3')
     (out / "math.jsonl").write_text("".join(rows))

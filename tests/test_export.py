@@ -1,13 +1,11 @@
 """Runs written as checkpoints: the policy is the same, and nothing is half written."""
 
-import contextlib
-import io
 import json
 import re
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import jax
 import numpy as np
@@ -16,6 +14,7 @@ import real
 import saved
 import small
 import tiny
+from outputs import printed, snapshot
 
 from curax import export
 from curax.arrays import frozen
@@ -27,18 +26,11 @@ from curax.settings import lock
 from curax.step import loops
 from curax.tasks import text
 
-ROOT = Path(__file__).parents[1]
 OWN = ("--config", str(small.FILE))
 # Of the prompts that the run with adapters trains on.
 FORM = {"template": "Q: {question}", "system": None, "chat": True, "thinking": None}
 TOKENS = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
-
-
-def main(*argv) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = export.main([str(word) for word in argv])
-    return status, out.getvalue(), err.getvalue()
+main = partial(printed, export.main)
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +54,6 @@ def test_to_load_a_policy_builds_no_loop(runs, monkeypatch):
 @pytest.fixture(autouse=True)
 def once(monkeypatch):
     saved.patched(monkeypatch)
-
-
-def snapshot(path: Path):
-    """Names, times and bytes of all that is in a folder."""
-    return {
-        file: (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
-        for file in path.rglob("*")
-    }
 
 
 def said(model, params):
@@ -237,8 +221,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
 
 
 def test_reading_a_run_that_goes_on_changes_nothing_in_it(tmp_path, runs):
-    busy = tmp_path / "busy"
-    shutil.copytree(runs["lora"], busy)
+    busy = shutil.copytree(runs["lora"], tmp_path / "busy")
     saving = busy / folder.CHECKPOINTS / "9.orbax-checkpoint-tmp"
     saving.mkdir()
     before = snapshot(busy)

@@ -7,11 +7,13 @@ import re
 import resource
 import struct
 import sys
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from outputs import message
 from small import get_config
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -108,10 +110,9 @@ def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
 def refused(path, **how) -> str:
     """Why a file is not opened; it stays as it is."""
     before = path.read_bytes()
-    with pytest.raises(reading.DamagedError) as caught:
-        appended(path, **how)
+    said = message(reading.DamagedError, appended, path, **how)
     assert path.read_bytes() == before
-    return str(caught.value)
+    return said
 
 
 WRONG = ['{"step": 1, "lo', "5", "null", "[]", '{"a": 1}', '{"step": "2"}', "\xff"]
@@ -182,12 +183,9 @@ def test_rows_for_which_there_is_no_room_are_not_written_at_all(tmp_path):
     path = tmp_path / "rows.jsonl"
     file = appended(path, upto=-1)
     file.write(FOUR[:2])
-    with (
-        files_of_at_most(path.stat().st_size + 40),
-        pytest.raises(NotWrittenError) as caught,
-    ):
-        file.write(FOUR[2:])
-    assert str(caught.value) == f"{path} cannot be written (File too large)"
+    with files_of_at_most(path.stat().st_size + 40):
+        said = message(NotWrittenError, file.write, FOUR[2:])
+    assert said == f"{path} cannot be written (File too large)"
     assert lines(path) == FOUR[:2]
     file.write(FOUR[2:])
     file.close()
@@ -377,9 +375,7 @@ def test_what_cannot_be_written_at_the_end_is_told_and_all_is_closed(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(dashboards.TensorBoard, "close", full)
-    with pytest.raises(NotWrittenError) as caught:
-        files.close()
-    assert str(caught.value) == (
+    assert message(NotWrittenError, files.close) == (
         f"{tmp_path / 'tensorboard'} cannot be written (No space left on device)"
     )
     assert all(rows._file.closed for rows in files._rows)
@@ -388,16 +384,12 @@ def test_what_cannot_be_written_at_the_end_is_told_and_all_is_closed(
 # What is refused before anything is written
 
 
-def error_of(workdir, config=CONFIG, *, resume=False) -> str:
-    with pytest.raises(ConfigError) as caught:
-        folder.check(workdir, config, resume=resume)
-    return str(caught.value)
+def error_of(workdir, config=CONFIG, *, resume=False, recipe="") -> str:
+    how = {"resume": resume, "recipe": recipe}
+    return message(ConfigError, folder.check, workdir, config, **how)
 
 
-def no_place(workdir) -> str:
-    with pytest.raises(ConfigError) as caught:
-        folder.check_writable(workdir)
-    return str(caught.value)
+no_place = partial(message, ConfigError, folder.check_writable)
 
 
 def test_a_new_folder_and_an_empty_one_are_let_pass_and_left_alone(tmp_path):
@@ -434,9 +426,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_only_the_system_knows_is_said_when_the_folder_is_made():
-    with pytest.raises(ConfigError) as caught:
-        folder.make(folder.Path("/proc/run"), CONFIG)
-    assert str(caught.value) == (
+    assert message(ConfigError, folder.make, folder.Path("/proc/run"), CONFIG) == (
         "--workdir /proc/run cannot be written (No such file or directory); name "
         "another folder."
     )
@@ -444,9 +434,9 @@ def test_what_only_the_system_knows_is_said_when_the_folder_is_made():
 
 def test_questions_for_which_there_is_no_room_are_told_as_the_folder_is(tmp_path):
     built = dataclasses.replace(chain.task(depth=1), fingerprint=7)
-    with files_of_at_most(20), pytest.raises(ConfigError) as caught:
-        folder.write_questions(tmp_path, built)
-    assert str(caught.value) == (
+    with files_of_at_most(20):
+        said = message(ConfigError, folder.write_questions, tmp_path, built)
+    assert said == (
         f"--workdir {tmp_path} cannot be written (File too large); name another folder."
     )
     assert not list(tmp_path.iterdir())
@@ -457,9 +447,8 @@ def test_questions_for_which_there_is_no_room_are_told_as_the_folder_is(tmp_path
 def test_other_questions_than_those_of_the_run_are_refused(tmp_path):
     built = dataclasses.replace(chain.task(depth=1), fingerprint=7)
     folder.write_questions(tmp_path, built)
-    with pytest.raises(ConfigError) as caught:
-        folder.check_questions(tmp_path, dataclasses.replace(built, fingerprint=8))
-    assert str(caught.value) == (
+    other = dataclasses.replace(built, fingerprint=8)
+    assert message(ConfigError, folder.check_questions, tmp_path, other) == (
         "--resume: the questions, answers or solutions in the files of the task are "
         f"not those in {tmp_path / folder.QUESTIONS} that the run began with; bring "
         "these back, or name another --workdir."
@@ -472,13 +461,6 @@ def test_a_folder_with_a_run_is_not_begun_anew(tmp_path, name):
     assert error_of(tmp_path) == (
         f"--workdir {tmp_path} holds {name} of a run already; add --resume to go on "
         "with that run, or name another folder."
-    )
-
-
-def test_without_a_run_there_is_nothing_to_resume(tmp_path):
-    assert error_of(tmp_path, resume=True) == (
-        f"--workdir {tmp_path} holds no config.json, so no run to resume; leave "
-        "--resume out to start one, or name the folder of a run."
     )
 
 
@@ -549,8 +531,8 @@ def test_the_config_of_a_run_is_read_by_its_file_under_another_name(tmp_path):
     folder.make(tmp_path, load(old))
     old.rename(new)
     del sys.modules["config_before"]
-    with pytest.raises(ConfigError, match=r"name that file with --config\.$"):
-        policies.run_config(tmp_path)
+    said = message(ConfigError, policies.run_config, tmp_path)
+    assert said.endswith("name that file with --config.")
     got = policies.run_config(tmp_path, file=str(new))
     assert got.gate is sys.modules["config_after"].keep_all  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -586,18 +568,22 @@ def test_a_run_that_is_resumed_by_another_recipe_is_told_both(tmp_path):
         f"{tmp_path}/config.json; a run keeps its config, so set seed back or name "
         "another --workdir.",
     }.items():
-        with pytest.raises(ConfigError) as caught:
-            folder.check(tmp_path, other, resume=True, recipe=recipe)
-        assert str(caught.value) == said
+        assert error_of(tmp_path, other, resume=True, recipe=recipe) == said
     folder.check(tmp_path, CONFIG, resume=True, recipe="dapo")  # the same by any name
 
 
-@pytest.mark.parametrize("text", ["5", "null", "[]", "[" * 99_999])
-def test_a_config_that_is_no_object_is_not_resumed(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        *((text, "not a JSON object") for text in ("5", "null", "[]", "[" * 99_999)),
+        ('{"steps": ', "not JSON"),
+    ],
+)
+def test_a_config_that_is_no_object_is_not_resumed(tmp_path, text, what):
     (tmp_path / "config.json").write_text(text)
     assert error_of(tmp_path, resume=True) == (
-        f"{tmp_path / 'config.json'}:1: not a JSON object; the run cannot be resumed, "
-        "name another --workdir."
+        f"{tmp_path / 'config.json'}:1: {what}; the run cannot be resumed, name "
+        "another --workdir."
     )
 
 
@@ -628,9 +614,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, name, make, kin
         reading.read(tmp_path)
 
     for use in (resumed, read) if name != folder.QUESTIONS else (resumed,):
-        with pytest.raises((reading.DamagedError, ConfigError)) as caught:
-            use()
-        said = str(caught.value)
+        said = message((reading.DamagedError, ConfigError), use)
         assert said.startswith(f"{tmp_path / name}: it is a {kind}, not a file"), said
 
 
@@ -648,14 +632,6 @@ def test_a_value_of_another_type_is_told_as_such(tmp_path):
     path.write_text(path.read_text().replace('"seed": 3', '"seed": "3"'))
     assert error_of(tmp_path, resume=True).startswith(
         f"--resume: seed=3 differs from '3' in {path}; "
-    )
-
-
-def test_a_config_that_cannot_be_read_is_not_resumed(tmp_path):
-    (tmp_path / "config.json").write_text('{"steps": ')
-    assert error_of(tmp_path, resume=True) == (
-        f"{tmp_path / 'config.json'}:1: not JSON; the run cannot be resumed, name "
-        "another --workdir."
     )
 
 

@@ -20,6 +20,7 @@ import test_train
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from outputs import message
 from run_files import assert_same_run, state
 from test_folder import files_of_at_most, lines
 from test_train import call
@@ -261,9 +262,10 @@ def test_a_file_for_which_there_is_no_room_is_told_and_the_old_one_stays(tmp_pat
     path, task = tmp_path / "memory.jsonl", task_of(QUESTIONS)
     memory_io.write(path, task, memory_of(np.ones((4, N))))
     before = path.read_bytes()
-    with files_of_at_most(200), pytest.raises(NotWrittenError) as caught:
-        memory_io.write(path, task, memory_of(np.full((4, N), 2.0)))
-    assert str(caught.value) == f"{path} cannot be written (File too large)"
+    other = memory_of(np.full((4, N), 2.0))
+    with files_of_at_most(200):
+        said = message(NotWrittenError, memory_io.write, path, task, other)
+    assert said == f"{path} cannot be written (File too large)"
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == before
 
@@ -302,10 +304,9 @@ def test_a_bad_line_is_told_in_a_sentence(tmp_path, line):
     path = tmp_path / "memory.jsonl"
     good = json.dumps(GOOD)
     path.write_bytes(f"{good}\n\n{line}\n{good}\n".encode("latin1"))
-    with pytest.raises(ConfigError) as caught:
-        memory_io.read(path, task_of(QUESTIONS))
-    want = f"memory.load={path}:3: {WRONG[line]}; mend or delete this line."
-    assert str(caught.value) == want
+    assert message(ConfigError, memory_io.read, path, task_of(QUESTIONS)) == (
+        f"memory.load={path}:3: {WRONG[line]}; mend or delete this line."
+    )
     path.write_text(f"{good}\n\n{good}")
     assert memory_io.read(path, task_of(QUESTIONS))[1:] == (2, 2)
 
@@ -313,22 +314,18 @@ def test_a_bad_line_is_told_in_a_sentence(tmp_path, line):
 def test_a_long_value_is_told_in_part(tmp_path):
     path = tmp_path / "memory.jsonl"
     path.write_text(json.dumps(GOOD | {"draws": [0] * 999}))
-    with pytest.raises(ConfigError) as caught:
-        memory_io.read(path, task_of(QUESTIONS))
-    assert len(str(caught.value)) < len(str(path)) + 150
+    said = message(ConfigError, memory_io.read, path, task_of(QUESTIONS))
+    assert len(said) < len(str(path)) + 150
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "", "memory.jsonl/x"])
 def test_a_file_that_is_not_there_is_told_in_a_sentence(tmp_path, name):
     (tmp_path / "memory.jsonl").write_text("")
     path = tmp_path / name
-    with pytest.raises(ConfigError) as caught:
-        memory_io.read(path, task_of(QUESTIONS))
-    start = f"memory.load={path} cannot be read: "
-    assert str(caught.value).startswith(start)
-    why = str(caught.value).removeprefix(start)
-    assert why in {
-        f"{reason}; name the memory.jsonl of a run, or set memory.load to none."
+    said = message(ConfigError, memory_io.read, path, task_of(QUESTIONS))
+    assert said in {
+        f"memory.load={path} cannot be read: {reason}; name the memory.jsonl of a run, "
+        "or set memory.load to none."
         for reason in ("No such file or directory", "Is a directory", "Not a directory")
     }
 
@@ -492,8 +489,7 @@ def test_a_stopped_run_leaves_it_and_goes_on_with_that_of_its_checkpoint(
 def test_a_run_killed_before_it_has_left_it_is_not_complete(
     tmp_path, first, monkeypatch
 ):
-    workdir = tmp_path / "run"
-    shutil.copytree(first, workdir)
+    workdir = shutil.copytree(first, tmp_path / "run")
     shutil.rmtree(workdir / folder.CHECKPOINTS / "4")
     (workdir / folder.MEMORY).unlink()
 

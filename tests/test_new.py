@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from outputs import refusal
 from test_foreign import CONVERTED
 
 from curax import config as cf
@@ -145,27 +146,21 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_bad_input_is_a_sentence_and_leaves_nothing(words, capsys):
+def test_bad_input_is_a_sentence_and_leaves_nothing(words):
     begin = "import curax\nfrom pathlib import Path\ndef get_config():\n"
     two = "    if not curax:\n        return 3\n    return curax.load('rloo')\n"
     Path("own.py").write_text(begin + two)
     own = "    return curax.load(Path(__file__).with_name('near.py'))\n"
     Path("beside.py").write_text(begin + own)
     Path("near.py").write_text(begin + "    return curax.load('rloo')\n")
-    assert new.main(words.split()) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"curax.new: {BAD[words]}")
-    assert {path.name for path in Path().iterdir()} == {
-        "own.py",
-        "beside.py",
-        "near.py",
-    }
+    said = refusal(new.main, *words.split())
+    assert said.startswith(f"curax.new: {BAD[words]}")
+    names = {path.name for path in Path().iterdir()}
+    assert names == {"own.py", "beside.py", "near.py"}
 
 
-def test_a_file_that_is_there_is_not_written_over(capsys):
+def test_a_file_that_is_there_is_not_written_over():
     Path("configs").mkdir()
     Path("configs/mine.py").symlink_to("nowhere")
-    assert new.main(["mine", "--from", "rloo"]) == 2
     said = "curax.new: configs/mine.py is there; take another name, or remove it.\n"
-    assert capsys.readouterr().err == said
+    assert refusal(new.main, "mine", "--from", "rloo") == said

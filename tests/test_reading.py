@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import scipy.stats
+from outputs import message
 
 from curax.runs import reading
 
@@ -134,24 +135,17 @@ def test_a_file_that_no_run_writes_is_named_with_its_line(
 ):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     (tmp_path / name).write_text(text, encoding="latin-1")
-    with pytest.raises(reading.DamagedError) as error:
-        reading.read(tmp_path)
-    assert str(error.value) == f"{tmp_path / name}{sentence}"
+    said = message(reading.DamagedError, reading.read, tmp_path)
+    assert said == f"{tmp_path / name}{sentence}"
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(reading.DamagedError) as error:
-        reading.read(tmp_path / "x")
-    assert (
-        str(error.value)
-        == f"{tmp_path / 'x'}: no such folder; give the folder of a run."
-    )
-    with pytest.raises(reading.DamagedError) as error:
-        reading.read(tmp_path)
-    assert (
-        str(error.value)
-        == f"{tmp_path}: no metrics.jsonl in it; give the folder of a run."
-    )
+    for path, what in (
+        (tmp_path / "x", "no such folder"),
+        (tmp_path, "no metrics.jsonl in it"),
+    ):
+        said = message(reading.DamagedError, reading.read, path)
+        assert said == f"{path}: {what}; give the folder of a run."
 
 
 def test_column_leaves_out_steps_without_a_value_and_marks_seeds_without_one():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small
+from outputs import message
 
 from curax.runs import checkpoint, ending, folder, reading, run
 from curax.runs.compile_times import CompileTimes
@@ -122,19 +123,15 @@ def test_a_step_that_breaks_a_promise_ends_the_run_in_a_sentence(
             state, rows, shown = super().advance(state, times)
             return state, [*rows[:-1], rows[-1] | {metric: 68.0}], shown
 
-    loop: Any = Breaking(*[4.0] * 9)
-    with pytest.raises(run.RunError) as caught:
-        follow(tmp_path, loop, monkeypatch)
-    assert str(caught.value).startswith(says)
-    assert str(caught.value).endswith(", and start anew in another --workdir.")
+    said = message(run.RunError, follow, tmp_path, Breaking(*[4.0] * 9), monkeypatch)
+    assert said.startswith(says)
+    assert said.endswith(", and start anew in another --workdir.")
 
 
 def test_a_format_that_fails_ends_the_run_in_a_sentence(tmp_path, monkeypatch):
     what = "evaluation.format gave 1.0, which is no integer, for the completion '2'"
-    loop: Any = Loop(validation.FormatError(what))
-    with pytest.raises(run.RunError) as caught:
-        follow(tmp_path, loop, monkeypatch)
-    assert str(caught.value) == (
+    loop = Loop(validation.FormatError(what))
+    assert message(run.RunError, follow, tmp_path, loop, monkeypatch) == (
         f"{what}; mend that and go on with --resume: there is no checkpoint yet, so it "
         "will start again."
     )
@@ -218,9 +215,8 @@ def test_a_warm_start_without_a_finite_loss_stops_the_run(tmp_path, monkeypatch)
         return loop
 
     nan = float("nan")
-    with pytest.raises(run.RunError) as caught:
-        follow(tmp_path, warmed(1.0, *[nan] * 9), monkeypatch)
-    assert str(caught.value) == (
+    late = warmed(1.0, *[nan] * 9)
+    assert message(run.RunError, follow, tmp_path, late, monkeypatch) == (
         "the loss of the warm start is not finite at step 6, as in all of the last 5 "
         "steps, so the run stops; start anew with a lower "
         "warm_start.optimizer.learning_rate, or from another checkpoint if the weights "
@@ -237,18 +233,14 @@ MISSING = {"outcome/missing": 4.0, "rollout/drawn": 4.0} | DEAD
 def test_a_verifier_that_never_knows_stops_the_run(tmp_path, monkeypatch):
     loop = Loop(4.0, 3.0, 3.0, 3.0, steps=9)
     loop.row, loop.reason = MISSING, "error: ValueError: cannot\ntell."
-    with pytest.raises(run.RunError) as caught:
-        follow(tmp_path, loop, monkeypatch)
-    assert str(caught.value) == (
+    assert message(run.RunError, follow, tmp_path, loop, monkeypatch) == (
         "the verifier gave no outcome for any completion in the last 5 steps up to "
         "step 5 (error: ValueError: cannot tell), so the run stops, saved as step 6; "
         "mend the verifier and go on with --resume."
     )
     loop = Loop(4.0)
     loop.rates, loop.reason = np.full(1, np.nan), "it gave None or NaN"
-    with pytest.raises(run.RunError) as caught:
-        follow(tmp_path / "other", loop, monkeypatch)
-    assert str(caught.value) == (
+    assert message(run.RunError, follow, tmp_path / "other", loop, monkeypatch) == (
         "the verifier gave no outcome for any held-out completion (it gave None or "
         "NaN), so the run stops before its first step; mend the verifier and go on "
         "with --resume."
@@ -267,9 +259,7 @@ def test_what_is_removed_during_a_run_is_told(tmp_path, monkeypatch, gone):
         return advance(state, times)
 
     monkeypatch.setattr(loop, "advance", removing)
-    with pytest.raises(run.RunError) as caught:
-        follow(workdir, loop, monkeypatch)
-    assert str(caught.value) == (
+    assert message(run.RunError, follow, workdir, loop, monkeypatch) == (
         f"{workdir / gone} was removed or renamed while the run wrote to it, so the "
         "run stops; bring it back and go on with --resume, or start anew in another "
         "--workdir."
@@ -301,9 +291,7 @@ def no_package():
 
 def test_a_task_that_needs_what_is_not_installed_gets_the_line_that_installs_it():
     config = replace(small.get_config(), task=no_package)
-    with pytest.raises(run.ConfigError) as caught:
-        run.make_loop(config)
-    assert str(caught.value) == (
+    assert message(run.ConfigError, run.make_loop, config) == (
         "the package sklearn_x is not installed; run pip install sklearn_x, or put its "
         "folder on PYTHONPATH if it is yours."
     )

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kinds import one_of_each_first
+from outputs import refusal
 from test_law import pods, recipes
 
 from curax import (
     advantage,
     correct,
+    demo,
     downsample,
     hint,
     objective,
@@ -741,11 +743,6 @@ def test_believed_prompts_may_be_nearly_all_solved_or_hopeless():
     close(population.of_beta(1, 1, 4).rates, [0.125, 0.375, 0.625, 0.875])
 
 
-def lines(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def row(draws, solved, tokens, **more):
     return {
         "prompt": "0" * 32,
@@ -757,7 +754,7 @@ def row(draws, solved, tokens, **more):
 
 def test_measured_prompts_are_those_of_the_file(tmp_path):
     rows = [row(8.0, 0, 24.0, square=3.0), row(0, 0, 0), row(6, 6.0, 60)]
-    path = lines(tmp_path / "memory.jsonl", rows)
+    path = demo.write_lines(tmp_path / "memory.jsonl", rows)
     path.write_text("\n" + path.read_text() + "\n")
     got = population.of_memory(path)
     close(got.rates, [0.1, 7 / 8])
@@ -779,7 +776,7 @@ def test_lengths_are_those_of_prompts_alike():
 @pytest.mark.long
 def test_measured_prompts_say_tokens_and_what_a_memory_holds(tmp_path):
     rows = [row(20, 4 * k, 100 - 10 * k) for k in range(6)]
-    prompts = population.of_memory(lines(tmp_path / "memory.jsonl", rows))
+    prompts = population.of_memory(demo.write_lines(tmp_path / "memory.jsonl", rows))
     config = override(
         load(CONFIGS / "neyman.py"), {"sampling.prompts": 2, "sampling.budget": 16}
     )
@@ -870,7 +867,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_bad_input_is_one_sentence_and_leaves_nothing(
-    case, recipe, tmp_path, monkeypatch, capsys
+    case, recipe, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     for name, text in {
@@ -885,41 +882,34 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     before = sorted(tmp_path.rglob("*"))
     argv, says = WRONG[case]
     given = ["--config", "mine.py"] if says else []
-    assert call(*given, *argv) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("curax.xray: ")
-    assert (says or "no recipe is named; name one, such as grpo.") in said.err
-    assert said.err.count("\n") == 1
-    assert said.err.endswith(".\n")
+    said = refusal(xray.main, *given, *argv)
+    assert said.startswith("curax.xray: ")
+    assert (says or "no recipe is named; name one, such as grpo.") in said
+    assert said.endswith(".\n")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path, capsys):
-    assert call("--config", tmp_path / "min.py", "--out", tmp_path / "a") == 2
-    assert "did you mean mine.py?" in capsys.readouterr().err
+def test_a_recipe_that_is_not_there_or_fails_is_one_sentence(recipe, tmp_path):
+    said = refusal(xray.main, "--config", tmp_path / "min.py", "--out", tmp_path / "a")
+    assert "did you mean mine.py?" in said
+    refused = partial(refusal, xray.main, "--config", recipe, "--out", tmp_path / "b")
     text = recipe.read_text()
     recipe.write_text(
         text.replace("advantage.leave_one_out", "lambda r, e: r.reshape(7, 7)")
     )
-    assert call("--config", recipe, "--out", tmp_path / "b") == 2
-    said = capsys.readouterr().err
-    assert f"{recipe}:" in said
-    assert said.count("\n") == 1
+    assert f"{recipe}:" in refused()
     recipe.write_text(
         text.replace("advantage.leave_one_out", "lambda r, e: __import__('nowhere')")
     )
-    assert call("--config", recipe, "--out", tmp_path / "b") == 2
     said = "curax.xray: the package nowhere is not installed; run pip install nowhere, "
-    assert capsys.readouterr().err.startswith(said)
+    assert refused().startswith(said)
     recipe.write_text(
         text.replace("import advantage", "import allocate, correct, advantage")
         .replace("embedded(", "embedded(allocate=allocate.gvm, correct=correct.none,")
         .replace("group_size=4", "group_size=4, budget=6")
     )
-    out = ["--out", tmp_path / "c"]
-    assert call("--config", recipe, *out, "--set", "allocate.unit=4") == 2
-    assert "unit=4 does not divide budget=6" in capsys.readouterr().err
+    said = refused("--set", "allocate.unit=4")
+    assert "unit=4 does not divide budget=6" in said
     assert not list(tmp_path.glob("*/xray.*"))
 
 
