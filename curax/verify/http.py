@@ -22,7 +22,7 @@ from curax.settings.config_types import Count, Natural, Positive
 from curax.settings.declared import declares
 from curax.settings.packages import install, is_installed
 from curax.verify.serve import Verdict, error_line, printable, short, verdict_of
-from curax.verify.workers import Check
+from curax.verify.workers import Check, Pool
 
 if TYPE_CHECKING:
     import httpx
@@ -240,7 +240,7 @@ class Client:
         return printable(short(reason))
 
 
-class Requests(Client):
+class Requests(Client, Pool):
     """A pool that grades by requests to a server, without processes."""
 
     def __init__(
@@ -269,15 +269,6 @@ class Requests(Client):
             raise ValueError(f"{name} has batch={batch}; raise it above 0.")
         self._body, self._read, self._batch = body, read, batch
         self._lock = threading.Lock()
-
-    def __enter__(self) -> "Requests":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is left open between batches."""
 
     def grade(self, checks: Sequence[Check]) -> list[Verdict]:
         """The verdict of each check, in order, as `Workers.grade`.

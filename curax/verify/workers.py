@@ -21,9 +21,9 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from curax.settings.config_paths import options, unbound
 from curax.settings.declared import declared
@@ -53,9 +53,11 @@ REMEMBERED = 2**14  # checks that have ended a worker
 class Pool(Protocol):
     """What grades batches of checks: worker processes, or what a grader declares."""
 
-    def __enter__(self) -> "Pool": ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Free what it holds; a later call would take it again."""
@@ -246,7 +248,7 @@ def _end(workers: list[Worker], lock: threading.Lock) -> None:
         _kill_all(workers)
 
 
-class Workers:
+class Workers(Pool):
     """A pool of worker processes that serve a function; a context manager.
 
     Mostly a grader, whose checks they grade.
@@ -283,7 +285,6 @@ class Workers:
         for name, value in numbers.items():
             if not value > 0:
                 raise ValueError(f"{name}={value} must be positive; raise it.")
-        self.counts: Counter[str] = Counter()  # graded, timeout, crash, error, none
         self._source, self._kind = source_of(served, kind.service), kind
         self._count, self._deadline, self._memory_mb = count, deadline, memory_mb
         self._lock = threading.Lock()
@@ -296,12 +297,6 @@ class Workers:
         # By the digest of a check: how it ended a worker, how many times in a row.
         self._fatal: dict[bytes, tuple[str, int]] = {}
         weakref.finalize(self, _end, self._workers, self._lock)
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the processes; a later call would start new ones."""
@@ -362,12 +357,7 @@ class Workers:
             self._waiting, self._again = deque(rest), set()
             if self._waiting:
                 self._until(lambda: len(self._verdicts) == len(self._checks))
-            verdicts = [self._verdicts[n] for n in order]
-        self.counts.update(
-            verdict.partition(":")[0] if isinstance(verdict, str) else "graded"
-            for verdict in verdicts
-        )
-        return verdicts
+            return [self._verdicts[n] for n in order]
 
     def _until(self, done: Callable[[], bool]) -> None:
         self._crashed = 0
