@@ -51,7 +51,7 @@ class Questions:
 
 
 def of_file(
-    side: file_task.ProblemSet,
+    side: sources.ProblemSet,
     form: PromptFormat,
     name: str,
     workers: Pool | None,
@@ -79,7 +79,7 @@ def of_file(
     ).task()
 
     def metadata(number: int) -> dict[str, str | None]:
-        problem = side.problem(number)
+        problem = side.problems[number]
         return {
             "question": problem.question,
             "gold": problem.answer,
@@ -91,7 +91,7 @@ def of_file(
         name=name,
         task=task,
         digests=side.digests,
-        contents=side.contents.tobytes(),
+        contents=side.contents,
         left_out={k: n for k, n in side.counts.items() if k != "read"},
         text=lambda tokens: form.tokenizer.decode(tokens.tolist()),
         metadata=metadata,
@@ -133,7 +133,7 @@ def _held_out(task: Task, numbers: Sequence[int]) -> Prompts:
 
 def held_out_problems(
     options: Mapping[str, Any], form: PromptFormat
-) -> file_task.ProblemSet:
+) -> sources.ProblemSet:
     """The held-out problems of a run of `file_task.task`.
 
     Args:
@@ -141,7 +141,7 @@ def held_out_problems(
         form: prompt form.
     """
     side = partial(
-        file_task.ProblemSet,
+        file_task.usable,
         prompt_format=form,
         longest=options["max_prompt_tokens"],
         on_error=options["on_error"],

@@ -17,7 +17,7 @@ from curax.runs.reading import count_text, duration_text, finite_mean, plural
 from curax.settings import tables
 from curax.settings.declared import RIGHT
 from curax.settings.files import json_value
-from curax.tasks.file_task import left_out
+from curax.tasks.sources import left_out
 from curax.verify import answers, graders
 
 FEW = 3  # smallest k of maj@k; below it the majority is the mean outcome

@@ -234,7 +234,7 @@ def _file_questions(
         "grader", graders.mathematics
     )
     longest = _first_given(args.max_prompt_tokens, known.get("max_prompt_tokens"), 1024)
-    sides: dict[str, tuple[str, file_task.ProblemSet]] = {}
+    sides: dict[str, tuple[str, sources.ProblemSet]] = {}
     for path in args.data:
         path = hub.pinned(path, "dataset")
         of_hub = hub.parsed(path, "dataset")
@@ -245,7 +245,7 @@ def _file_questions(
             name, count = f"{stem}-{count + 1}", count + 1
         try:
             records = sources.open_records(path, split="test")
-            side = file_task.ProblemSet(
+            side = file_task.usable(
                 records, layout, form, longest=longest, on_error=args.on_error
             )
         except ValueError as error:

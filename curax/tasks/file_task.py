@@ -7,7 +7,6 @@ long and, on request, broken records are left out and counted. Of the others the
 are kept, which are tokenised when they are needed.
 """
 
-import copy
 import dataclasses
 import sys
 import time
@@ -32,100 +31,13 @@ from curax.tasks import environments, layouts, sources, text
 from curax.tasks.hints import WORDS, HintWriter
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
+from curax.tasks.sources import ProblemSet
 from curax.types import Answer, HostEnvironment, Prompts, Task, Terms, Turn
 from curax.verify import graders
 from curax.verify.workers import Pool, pool
 
 ANSWER_TOKENS = 512  # of an environment, at most
 REPORT_SECONDS = 5.0  # between two lines about a slow scan
-LEFT_OUT = {  # why problems are left out, by the name of their count
-    "duplicate": "asked before",
-    "too_long": "too long",
-    "broken": "broken",
-    "held_out": "held out",
-}
-
-
-class ProblemSet:
-    """The usable problems of one file, numbered from 0 in the order of the file.
-
-    Attributes:
-        digests: n digests of the questions.
-        contents: `[n]` uint32, checksums of question, answer and all else.
-        counts: records read and left out, by reason.
-        longest: tokens of the longest prompt.
-    """
-
-    def __init__(
-        self,
-        records: sources.Records,
-        layout: layouts.Layout,
-        prompt_format: PromptFormat,
-        *,
-        longest: int,
-        on_error: str,
-    ):
-        """Scan the file; `layouts.detect` is resolved to one layout for all of it.
-
-        Raises:
-            ValueError: no record is usable, or one is broken and `on_error` is "raise".
-        """
-        self._records = records
-
-        def length(problem: Problem) -> int:
-            if not prompt_format.may_fit(problem.question, longest):
-                return longest + 1
-            return len(prompt_format.prompt(problem))
-
-        index = sources.scan(
-            records,
-            sources.resolved_layout(records, layout),
-            length,
-            longest=longest,
-            on_error=on_error,
-            progress=ScanProgress(records.name),
-        )
-        self._problems, self.digests = index.problems, index.digests
-        self.contents = np.array([*map(sources.content, index.problems)], np.uint32)
-        self.counts, self.longest = index.counts, index.longest
-
-    def __len__(self) -> int:
-        return len(self._problems)
-
-    def problem(self, number: int) -> Problem:
-        """The problem with a number."""
-        return self._problems[number]
-
-    def subset(self, numbers: Sequence[int], **counts: int) -> "ProblemSet":
-        """The problems with these numbers, numbered anew; `counts` are added."""
-        subset = copy.copy(self)
-        subset._problems = [self._problems[i] for i in numbers]
-        subset.digests = [self.digests[i] for i in numbers]
-        subset.contents = self.contents[np.asarray(numbers, np.int64)]
-        subset.counts = self.counts | counts
-        return subset
-
-    def warn_of_changes(self) -> None:
-        """Print a warning if the file changed since it was read, once a change."""
-        if self._records.changed():
-            print(
-                f"Warning: {self._records.name} is not what it was when this run read "
-                "it, and the run goes on with what it read; bring that back, or the "
-                "run cannot be resumed.",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def summary(self) -> str:
-        """File name, number of problems and what was left out, as one phrase."""
-        found = f"{self._records.name}: {len(self)} of {self.counts['read']} problems"
-        out = left_out(self.counts)
-        return f"{found} ({out})" if out else found
-
-
-def left_out(counts: Mapping[str, int]) -> str:
-    """How many problems are left out for which reason, as "2 broken"; maybe empty."""
-    return ", ".join(f"{counts[k]} {LEFT_OUT[k]}" for k in LEFT_OUT if counts.get(k))
 
 
 class ScanProgress:
@@ -144,6 +56,37 @@ class ScanProgress:
         if time.monotonic() - self._last > REPORT_SECONDS:
             self._last = time.monotonic()
             print(f"{self._name}: {done} of {total} read", file=sys.stderr, flush=True)
+
+
+def usable(
+    records: sources.Records,
+    layout: layouts.Layout,
+    prompt_format: PromptFormat,
+    *,
+    longest: int,
+    on_error: str,
+) -> ProblemSet:
+    """The usable problems of a file, whose prompts have at most `longest` tokens.
+
+    `layouts.detect` is resolved to one layout for all of it.
+
+    Raises:
+        ValueError: no record is usable, or one is broken and `on_error` is "raise".
+    """
+
+    def length(problem: Problem) -> int:
+        if not prompt_format.may_fit(problem.question, longest):
+            return longest + 1
+        return len(prompt_format.prompt(problem))
+
+    return sources.scan(
+        records,
+        sources.resolved_layout(records, layout),
+        length,
+        longest=longest,
+        on_error=on_error,
+        progress=ScanProgress(records.name),
+    )
 
 
 @declares(
@@ -253,25 +196,24 @@ def task(
         trace=trace,
         reference=reference,
     )
-    problem_set = partial(
-        ProblemSet,
+    read = partial(
+        usable,
         prompt_format=prompt_format,
         longest=max_prompt_tokens,
         on_error=on_error,
     )
-    training = problem_set(sources.open_records(train), layout)
+    training = read(sources.open_records(train), layout)
     if held_out is None:
         training, testing = split_by_digest(training, num_held_out)
     else:
         records = sources.open_records(held_out, split="test")
-        testing = problem_set(records, held_out_layout or layout)
+        testing = read(records, held_out_layout or layout)
         training, testing = without_overlap(training, testing, num_held_out)
     writer = None
     if hints:
         writer = HintWriter(
             prompt_format,
-            training.problem,
-            len(training),
+            training.problems,
             words=hint_words,
             levels=hint_levels,
             longest=max_hint_prompt_tokens,
@@ -363,12 +305,14 @@ def generated(
     Raises:
         ValueError: no problem is usable, or none is left to train on.
     """
-    how: dict[str, Any] = {"longest": longest, "on_error": "raise"}
-    learnt, asked = (
-        ProblemSet(records, layout, prompt_format, **how)
-        for records in (training, testing)
+    read = partial(
+        usable,
+        layout=layout,
+        prompt_format=prompt_format,
+        longest=longest,
+        on_error="raise",
     )
-    return without_overlap(learnt, asked, 0)
+    return without_overlap(read(training), read(testing), 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -449,7 +393,7 @@ class FileTask:
             fingerprint=zlib.crc32(
                 b"".join(
                     [*training.digests, b"|", *testing.digests]
-                    + [side.contents.tobytes() for side in (training, testing)]
+                    + [side.contents for side in (training, testing)]
                 )
             ),
         )
@@ -529,8 +473,8 @@ class FileTask:
     def _problem(self, target: Any) -> Problem:
         number, first = int(target), len(self.training)
         if number < first:
-            return self.training.problem(number)
-        return self.testing.problem(number - first)
+            return self.training.problems[number]
+        return self.testing.problems[number - first]
 
     def _trace_ids(self, problem: Problem) -> list[int]:
         """The ids of the completion to imitate; empty where there is none."""
@@ -544,7 +488,7 @@ class FileTask:
         Raises:
             ValueError: no problem has one.
         """
-        every = map(self._problem, range(len(self.training) + len(self.testing)))
+        every = [*self.training.problems, *self.testing.problems]
         longest = max(len(self.format.reference_ids(problem)) for problem in every)
         if longest == 0:
             raise ValueError(
@@ -562,8 +506,7 @@ class FileTask:
         training, most = self.training, self.max_trace_tokens
         summary = f"{training.summary()}; held out: {self.testing.summary()}"
         if most:
-            every = map(training.problem, range(len(training)))
-            lengths = [len(self._trace_ids(problem)) for problem in every]
+            lengths = [len(self._trace_ids(problem)) for problem in training.problems]
             some = sum(0 < length <= most for length in lengths)
             if not some:
                 raise ValueError(

@@ -11,7 +11,7 @@ References:
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -155,31 +155,29 @@ def excess_hints(problem: Problem, levels: int) -> str | None:
 class HintWriter:
     """The functions of `types.Hinting` for the problems of a task, of numpy arrays.
 
-    The target of a prompt is the number of its problem; problems from `count` on are
-    held out and have no hints.
+    The target of a prompt is the number of its problem; problems behind those to train
+    on are held out and have no hints.
     """
 
     def __init__(
         self,
         prompt_format: PromptFormat,
-        problem: Callable[[int], Problem],
-        count: int,
+        problems: Sequence[Problem],
         *,
-        words: str,
-        levels: int,
         longest: int,
-        file: str | None,
-        on_error: str,
+        words: str = WORDS,
+        levels: int = 3,
+        file: str | None = None,
+        on_error: str = "raise",
     ):
         """Measure the longest request, solution and hint of all training problems.
 
         Args:
             prompt_format: of prompts.
-            problem: number to `Problem`.
-            count: problems to train on.
+            problems: to train on.
+            longest: tokens of a request for hints, at most; longer ones are not made.
             words: introduction of a hint, with the hint in place of `{hint}`.
             levels: L, levels of hints.
-            longest: tokens of a request for hints, at most; longer ones are not made.
             file: of records with `question` and `hints`, a list of texts by level;
                 None: the hints are those in the problems' own records.
             on_error: "raise" at a broken record of that file, or "skip" it.
@@ -193,7 +191,7 @@ class HintWriter:
                 f"task.hint_words={words!r} does not say where the hint stands; put "
                 "{hint} into it."
             )
-        self._format, self._problem, self._count = prompt_format, problem, count
+        self._format, self._training, count = prompt_format, problems, len(problems)
         self._levels, self._longest = levels, longest
         self._before, _, self._behind = words.partition("{hint}")
         self._filed: dict[bytes, tuple[str | None, ...]] = {}  # by digest of a question
@@ -210,7 +208,7 @@ class HintWriter:
             self._filed = dict(zip(index.digests, found, strict=True))
             hints, broken = [index.longest], index.counts["broken"]
         self._hinted = 0
-        for one in map(problem, range(count)):
+        for one in problems:
             requests.append(len(self._request(one)))
             solutions.append(len(self._ids(one.solution)))
             hints.append(self._longest_hint(one))
@@ -235,7 +233,7 @@ class HintWriter:
         )
         if broken:
             self.summary += f" ({broken} broken)"
-        prompt_format.tail(problem(0))  # raises where the template hides the turn
+        prompt_format.tail(problems[0])  # raises where the template hides the turn
 
     @property
     def hinting(self) -> Hinting:
@@ -307,8 +305,8 @@ class HintWriter:
 
     def _problems(self, prompts: Prompts) -> list[Problem | None]:
         """The problem of each prompt, None for held-out ones."""
-        targets = map(int, np.asarray(prompts.target))
-        return [self._problem(i) if i < self._count else None for i in targets]
+        targets, some = map(int, np.asarray(prompts.target)), self._training
+        return [some[i] if i < len(some) else None for i in targets]
 
     def _ids(self, text: str | None) -> list[int]:
         return self._format.tokenizer.encode(text or "", begins=False)

@@ -10,9 +10,11 @@ import hashlib
 import re
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from curax import hub
 from curax.settings import machine
@@ -32,6 +34,12 @@ from curax.tasks.records import (
 _SAMPLE = 256  # records that determine the layout of a file
 _NAMED = 10  # broken records of a file that are named
 _SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
+LEFT_OUT = {  # why problems are left out, by the name of their count
+    "duplicate": "asked before",
+    "too_long": "too long",
+    "broken": "broken",
+    "held_out": "held out",
+}
 
 
 def open_records(path: str | Path, *, split: str = "train") -> Records:
@@ -122,13 +130,61 @@ def resolved_layout(records: Records, layout: Layout) -> Layout:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Index:
-    """The usable problems of a file, in its order, and counts of its records."""
+class ProblemSet:
+    """The usable problems of one file, numbered from 0 in the order of the file.
 
+    Attributes:
+        records: of the file.
+        problems: n problems.
+        longest: tokens of the longest prompt.
+        digests: n digests of the questions, by `digest`.
+        counts: records read and left out, by reason.
+    """
+
+    records: Records
     problems: list[Problem]
-    longest: int  # tokens of the longest prompt among them
-    digests: list[bytes]  # of the questions, by `digest`
-    counts: dict[str, int]  # of records: read, duplicate, too_long, broken
+    longest: int
+    digests: list[bytes]
+    counts: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    @property
+    def contents(self) -> bytes:
+        """Checksums of the problems, four bytes each, by `content`."""
+        return np.array([*map(content, self.problems)], np.uint32).tobytes()
+
+    def subset(self, numbers: Sequence[int], **counts: int) -> "ProblemSet":
+        """The problems with these numbers, numbered anew; `counts` are added."""
+        return dataclasses.replace(
+            self,
+            problems=[self.problems[i] for i in numbers],
+            digests=[self.digests[i] for i in numbers],
+            counts=self.counts | counts,
+        )
+
+    def warn_of_changes(self) -> None:
+        """Print a warning if the file changed since it was read, once a change."""
+        if self.records.changed():
+            print(
+                f"Warning: {self.records.name} is not what it was when this run read "
+                "it, and the run goes on with what it read; bring that back, or the "
+                "run cannot be resumed.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def summary(self) -> str:
+        """File name, number of problems and what was left out, as one phrase."""
+        found = f"{self.records.name}: {len(self)} of {self.counts['read']} problems"
+        out = left_out(self.counts)
+        return f"{found} ({out})" if out else found
+
+
+def left_out(counts: Mapping[str, int]) -> str:
+    """How many problems are left out for which reason, as "2 broken"; maybe empty."""
+    return ", ".join(f"{counts[k]} {LEFT_OUT[k]}" for k in LEFT_OUT if counts.get(k))
 
 
 def digest(question: str) -> bytes:
@@ -150,7 +206,7 @@ def scan(
     longest: int,
     on_error: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Index:
+) -> ProblemSet:
     """The usable problems of a file, found in one pass over it.
 
     Of records with the same question the first is kept, whatever the answers of the
@@ -209,7 +265,7 @@ def scan(
         raise _joined(broken, counts)
     if not problems:
         raise _nothing_left(records, counts, longest)
-    return Index(problems, top, digests, counts)
+    return ProblemSet(records, problems, top, digests, counts)
 
 
 def _problem(

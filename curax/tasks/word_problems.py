@@ -26,7 +26,7 @@ from curax.settings.config_types import (
 )
 from curax.settings.declared import declares
 from curax.tasks import byte_pairs, file_task, layouts, text
-from curax.tasks.hints import WORDS, HintWriter
+from curax.tasks.hints import HintWriter
 from curax.tasks.prompt_format import PromptFormat
 from curax.tasks.records import in_memory
 from curax.types import Task
@@ -463,16 +463,8 @@ def task(
     solved = {record["question"]: record["taught"] for record in learnt}
     writer = None
     if hints:
-        writer = HintWriter(
-            prompt_format,
-            training.problem,
-            len(training),
-            words=WORDS,
-            levels=3,
-            longest=2 * max_prompt_tokens,
-            file=None,
-            on_error="raise",
-        )
+        longest = 2 * max_prompt_tokens
+        writer = HintWriter(prompt_format, training.problems, longest=longest)
     return file_task.FileTask(
         format=prompt_format,
         training=training,
