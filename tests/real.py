@@ -7,7 +7,6 @@ import words
 
 from curax import demo
 from curax.config import Config, load, override
-from curax.tasks import text
 
 FILE = Path(__file__)
 SMALL = {"width": 32, "mlp_width": 48}
@@ -19,10 +18,9 @@ def checkpoint(architecture="Qwen3ForCausalLM", *, small=False):
     there = words.folder() / f"{architecture}{'-small' * small}"
     if there.exists():
         return there
-    spoken = text.load(words.folder() / "tokenizer")
     sizes = {"tied": architecture.startswith("Qwen3")}
     sizes |= SMALL if small else {}
-    demo.write_model(there, spoken, architecture=architecture, **sizes)
+    demo.write_model(there, words.tokenizer(), architecture=architecture, **sizes)
     return there
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import small
 import words
+from words import asked, tokenizer
 
 from curax import demo
 from curax.config import ConfigError
@@ -22,21 +23,11 @@ from curax.step.build import task_of
 from curax.tasks import byte_pairs, file_task, text
 from curax.verify import graders
 
-
-def default(there=None):
-    there = there or words.folder()
-    return {
-        "train": str(there / "train.jsonl"),
-        "held_out": str(there / "test.jsonl"),
-        "grader": graders.numbers,
-        "max_prompt_tokens": 64,
-        "workers": 1,
-    }
+USUAL = {"grader": graders.numbers, "max_prompt_tokens": 64}
 
 
 def task(there=None, **options):
-    spoken = {"tokenizer": str(words.folder() / "tokenizer")}
-    return file_task.task(**default(there) | spoken | options)
+    return file_task.task(**words.files(there) | USUAL | options)
 
 
 @cache
@@ -44,20 +35,9 @@ def usual():
     return task(max_trace_tokens=16)
 
 
-@cache
-def tokenizer():
-    return text.load(words.folder() / "tokenizer")
-
-
 def read(name):
     path = words.folder() / name
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def asked(prompts, i):
-    """The text of a prompt, control tokens included."""
-    tokens = np.asarray(prompts.tokens[i])[np.asarray(prompts.mask[i])]
-    return tokenizer().decode(tokens, control=True)
 
 
 @pytest.mark.parametrize("side", ["train", "test"])
@@ -72,7 +52,7 @@ def test_a_prompt_is_a_line_of_the_file_in_the_chat_template(side):
             f"<|im_start|>user\n{records[number]['question']}<|im_end|>\n"
             "<|im_start|>assistant\n"
         )
-        assert asked(prompts, i) == want
+        assert asked(prompts)[i] == want
         # Padding is on the left.
         assert (np.diff(prompts.mask[i].astype(int)) >= 0).all()
         assert prompts.mask[i, -1]
@@ -94,9 +74,10 @@ def test_prompts_can_be_plain_or_have_a_system_turn_and_a_template():
     plain = task(chat=False, system="Add.", template="Q: {question} {x} \\boxed{}\nA:")
     question = read("train.jsonl")[0]["question"]
     want = f"Add.\n\nQ: {question} {{x}} \\boxed{{}}\nA:"
-    assert asked(plain.prompts(np.int32([0])), 0) == want
+    assert asked(plain.prompts(np.int32([0]))) == [want]
     told = task(system="Add.").prompts(np.int32([0]))
-    assert asked(told, 0).startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>")
+    (shown,) = asked(told)
+    assert shown.startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>")
 
 
 @pytest.mark.long
@@ -119,8 +100,7 @@ def test_no_question_is_on_both_sides(tmp_path):
     made = task(tmp_path)
     assert (made.num_prompts, made.num_held_out) == (28, 12)
     assert "28 of 31 problems (1 asked before, 2 held out)" in made.summary
-    left = [asked(made.prompts(np.int32([i])), 0) for i in range(28)]
-    held = [asked(made.held_out(np.int32([i])), 0) for i in range(12)]
+    left, held = asked(made.prompts(np.arange(28))), asked(made.held_out(np.arange(12)))
     assert len({" ".join(q.split()) for q in left + held}) == 40
     # Those of the file that are not asked are not trained on either.
     fewer = task(tmp_path, num_held_out=5)
@@ -137,10 +117,8 @@ def test_without_a_second_file_some_are_held_out_whatever_their_order(tmp_path):
         demo.write_lines(tmp_path / name / "train.jsonl", records)
         made = task(tmp_path / name, held_out=None, num_held_out=7)
         assert (made.num_prompts, made.num_held_out) == (43, 7)
-        held = made.held_out(np.arange(7))
-        left = made.prompts(np.arange(43))
-        sides.append({asked(held, i) for i in range(7)})
-        assert not sides[-1] & {asked(left, i) for i in range(43)}
+        sides.append({*asked(made.held_out(np.arange(7)))})
+        assert not sides[-1] & {*asked(made.prompts(np.arange(43)))}
     assert sides[0] == sides[1]
     default = task(tmp_path / "a", held_out=None)
     assert default.num_held_out == 5
@@ -428,10 +406,10 @@ def test_a_layout_is_decided_for_a_file_and_told_by_line_where_it_is_not_kept(tm
 
 
 def test_the_tokenizer_may_be_that_of_the_model():
-    folder = str(words.folder() / "tokenizer")
+    given = words.files() | USUAL
     config = SimpleNamespace(
-        task=partial(file_task.task, **default()),
-        model=partial(pretrained.model, path=folder),
+        model=partial(pretrained.model, path=given.pop("tokenizer")),
+        task=partial(file_task.task, **given),
     )
     assert task_of(config).vocab_size == tokenizer().size  # pyright: ignore[reportArgumentType]
     config.model = lambda: None

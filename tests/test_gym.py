@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import words
+from words import asked, tokenizer
 
 from curax import config as cf
 from curax import train
 from curax.settings import config_paths
 from curax.settings.config_paths import options, unbound
 from curax.step import build
-from curax.tasks import gym, text
+from curax.tasks import gym
 
 ROOT = Path(__file__).parents[1]
 TOKENIZER = str(words.folder() / "tokenizer")
@@ -31,18 +32,12 @@ def task(**options):
     return gym.task(**default | options)
 
 
-def asked(made, prompts):
-    spoken = text.load(words.folder() / "tokenizer")
-    rows = zip(prompts.tokens, prompts.mask, strict=True)
-    return [spoken.decode(tokens[mask], control=True) for tokens, mask in rows]
-
-
 def test_problems_are_the_same_for_a_seed_and_on_one_side_alone():
     made, again, other = task(), task(), task(seed=7)
-    left = asked(made, made.prompts(np.arange(made.num_prompts)))
-    held = asked(made, made.held_out(np.arange(made.num_held_out)))
-    assert left == asked(again, again.prompts(np.arange(again.num_prompts)))
-    assert left != asked(other, other.prompts(np.arange(other.num_prompts)))
+    left = asked(made.prompts(np.arange(made.num_prompts)))
+    held = asked(made.held_out(np.arange(made.num_held_out)))
+    assert left == asked(again.prompts(np.arange(again.num_prompts)))
+    assert left != asked(other.prompts(np.arange(other.num_prompts)))
     assert not {*left} & {*held}
     assert len({*left}) == made.num_prompts
     assert "<answer></answer>" in left[0]
@@ -53,15 +48,14 @@ def test_problems_are_the_same_for_a_seed_and_on_one_side_alone():
 def test_an_outcome_is_what_the_verifier_of_the_task_says():
     made = task()
     prompts = made.prompts(np.int32([0, 1]))
-    spoken = text.load(words.folder() / "tokenizer")
     # "... State the final answer to the following arithmetic problem: 1 + 2 = ?"
     sums = [
         eval(question.split("problem: ")[1].split("=")[0])
-        for question in asked(made, prompts)
+        for question in asked(prompts)
     ]
     said = [f"I add. <answer>{total}</answer>" for total in sums]
     wrong = [f"<answer>{total + 1}</answer>" for total in sums]
-    completions = [spoken.encode(words_) for words_ in [*said, *wrong]]
+    completions = [tokenizer().encode(words_) for words_ in [*said, *wrong]]
     got = made.verify_all([*prompts.target] * 2, completions)
     assert got[:2] == [1.0, 1.0]
     assert all(outcome < 0.5 for outcome in got[2:])

@@ -20,7 +20,7 @@ from test_real import FEW
 from curax import train
 from curax.settings import packages
 from curax.settings.config_paths import describe
-from curax.tasks import file_task, text
+from curax.tasks import file_task
 from curax.verify import graders, http
 from curax.verify.workers import pool
 
@@ -377,18 +377,6 @@ def test_a_token_that_is_missing_or_none_is_told_before_a_run(monkeypatch, token
 # ----- in a task and in a run
 
 
-def options(**more):
-    folder = words.folder()
-    files = {"train": folder / "train.jsonl", "held_out": folder / "test.jsonl"}
-    return {
-        **{name: str(path) for name, path in files.items()},
-        "tokenizer": str(folder / "tokenizer"),
-        "max_prompt_tokens": 64,
-        "workers": 1,
-        **more,
-    }
-
-
 def has_an_even_length(handler, body, n):
     """Right are completions of an even number of characters; one in four is missing."""
     lengths = [len(check["completion"]) for check in body["checks"]]
@@ -407,9 +395,9 @@ def test_a_term_of_a_weighted_grader_may_ask_a_server():
             weights={"right": 1.0, "even": 0.5},
             outcome="right",
         )
-        made = file_task.task(**options(grader=grader))
+        made = file_task.task(**words.files(), max_prompt_tokens=64, grader=grader)
         made.start()
-        said = [np.int32(text.load(words.folder() / "tokenizer").encode("7 + 7 = 14"))]
+        said = [np.int32(words.tokenizer().encode("7 + 7 = 14"))]
         target = [made.prompts(np.int32([0])).target[0]]
         terms = made.terms.verify_all(target, said)
     assert terms == {"right": [0.0], "even": [1.0]}

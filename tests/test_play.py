@@ -24,6 +24,7 @@ import test_turns
 import tiny
 import turning
 from contracts import close
+from words import tokenizer
 
 from curax.step import drivers, play
 from curax.step.types import Request, Subject
@@ -320,7 +321,7 @@ def test_answers_are_turns_of_the_user_in_the_template_of_a_chat(tries):
     assert made.verify is made.verify_all is None
     world = made.environment
     assert world.measures == ("tries",)
-    spoken = test_file_task.tokenizer()
+    spoken = tokenizer()
     target = np.int32(0)
     problem = test_file_task.read("train.jsonl")[0]
     wrong, right = (
@@ -366,6 +367,6 @@ def test_tokens_in_place_of_text_cost_their_completion_alone():
 
 def test_without_a_chat_answers_are_plain_text(tries):
     made = test_file_task.task(environment=tries.environment, chat=False)
-    spoken = test_file_task.tokenizer()
+    spoken = tokenizer()
     (said,) = made.environment.answer([Turn(None, 5, 0, spoken.encode("It is 99."))])
     assert spoken.decode(said.tokens) == "Less."

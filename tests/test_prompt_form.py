@@ -16,7 +16,7 @@ from curax.models import prompt_form
 from curax.runs import run
 from curax.settings.config_paths import options
 from curax.settings.declared import declares
-from curax.tasks import layouts, text
+from curax.tasks import layouts
 from curax.tasks.prompt_format import PromptFormat
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -28,8 +28,8 @@ def form(config: str) -> PromptFormat:
     """The form of a config's task, with the tokenizer of the word problems."""
     named = options(load(CONFIGS / f"{config}.py").task)
     names = ("chat", "system", "template", "thinking", "trace")
-    spoken = text.load(words.folder() / "tokenizer")
-    return PromptFormat(tokenizer=spoken, **{name: named[name] for name in names})
+    given = {name: named[name] for name in names}
+    return PromptFormat(tokenizer=words.tokenizer(), **given)
 
 
 def test_supervised_training_and_rl_ask_gsm8k_alike():
@@ -80,10 +80,9 @@ def test_a_departure_names_what_differs_and_nothing_else(tmp_path):
 
 
 def test_without_turns_nobody_is_told_to_think():
-    spoken = text.load(words.folder() / "tokenizer")
-    plain = PromptFormat(tokenizer=spoken, chat=False, thinking=True).description
-    assert plain == FORM | {"chat": False, "thinking": None}
-    assert json.loads(json.dumps(plain)) == plain
+    plain = PromptFormat(tokenizer=words.tokenizer(), chat=False, thinking=True)
+    assert plain.description == FORM | {"chat": False, "thinking": None}
+    assert json.loads(json.dumps(plain.description)) == plain.description
 
 
 @declares(checkpoint="path")

@@ -62,12 +62,15 @@ def use(folder):
 # ----- changes of a folder
 
 
-def sets(file, **changes):
-    def change(folder):
-        content = json.loads((folder / file).read_text()) | changes
-        (folder / file).write_text(json.dumps(content))
+def change(act):
+    """A maker of changes: it takes what `act` takes, but for the folder."""
+    return lambda *args, **named: lambda folder: act(folder, *args, **named)
 
-    return change
+
+@change
+def sets(folder, file, **changes):
+    content = json.loads((folder / file).read_text()) | changes
+    (folder / file).write_text(json.dumps(content))
 
 
 def config(**changes):
@@ -84,12 +87,10 @@ def llama3(**changes):
     return rope(rope_type="llama3", **(own | window | changes))
 
 
-def says(file, content):
-    def change(folder):
-        data = content if isinstance(content, bytes) else content.encode()
-        (folder / file).write_bytes(data)
-
-    return change
+@change
+def says(folder, file, content):
+    data = content if isinstance(content, bytes) else content.encode()
+    (folder / file).write_bytes(data)
 
 
 def field(name, text):
@@ -97,67 +98,53 @@ def field(name, text):
     return says(CONFIG, f'{{"architectures": ["Qwen3ForCausalLM"], "{name}": {text}}}')
 
 
-def is_pipe(file):
-    def change(folder):
-        (folder / file).unlink(missing_ok=True)
-        os.mkfifo(folder / file)
-
-    return change
+@change
+def is_pipe(folder, file):
+    (folder / file).unlink(missing_ok=True)
+    os.mkfifo(folder / file)
 
 
-def is_folder(file):
-    def change(folder):
-        (folder / file).unlink(missing_ok=True)
-        (folder / file).mkdir()
-
-    return change
+@change
+def is_folder(folder, file):
+    (folder / file).unlink(missing_ok=True)
+    (folder / file).mkdir()
 
 
-def is_link(file, to):
-    def change(folder):
-        (folder / file).unlink(missing_ok=True)
-        (folder / file).symlink_to(to)
-
-    return change
+@change
+def is_link(folder, file, to):
+    (folder / file).unlink(missing_ok=True)
+    (folder / file).symlink_to(to)
 
 
-def is_sparse(file, size):
+@change
+def is_sparse(folder, file, size):
     """Many bytes that take no room."""
-
-    def change(folder):
-        with open(folder / file, "wb") as opened:
-            opened.truncate(size)
-
-    return change
+    with open(folder / file, "wb") as opened:
+        opened.truncate(size)
 
 
-def places(**changes):
-    def change(folder):
-        index = json.loads((folder / tensors.INDEX).read_text())
-        index["weight_map"] |= changes
-        (folder / tensors.INDEX).write_text(json.dumps(index))
-
-    return change
+@change
+def places(folder, **changes):
+    index = json.loads((folder / tensors.INDEX).read_text())
+    index["weight_map"] |= changes
+    (folder / tensors.INDEX).write_text(json.dumps(index))
 
 
 def place(file):
     return places(**{EMBED: file})
 
 
-def head(change_of):
+@change
+def head(folder, change_of):
     """The first file with another header."""
-
-    def change(folder):
-        file = folder / FIRST
-        begin, entries = tensors.header(file)
-        entries.pop("__metadata__", None)
-        said = change_of(entries)
-        said = said if isinstance(said, str) else json.dumps(said)
-        rest = file.read_bytes()[len(begin) :]
-        data = said.encode()
-        file.write_bytes(len(data).to_bytes(8, "little") + data + rest)
-
-    return change
+    file = folder / FIRST
+    begin, entries = tensors.header(file)
+    entries.pop("__metadata__", None)
+    said = change_of(entries)
+    said = said if isinstance(said, str) else json.dumps(said)
+    rest = file.read_bytes()[len(begin) :]
+    data = said.encode()
+    file.write_bytes(len(data).to_bytes(8, "little") + data + rest)
 
 
 def offsets(shift):
@@ -169,21 +156,17 @@ def offsets(shift):
     return of
 
 
-def cut(file, count):
-    def change(folder):
-        whole = (folder / file).read_bytes()
-        (folder / file).write_bytes(whole[:count])
-
-    return change
+@change
+def cut(folder, file, count):
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole[:count])
 
 
-def tensor(name, value):
-    def change(folder):
-        inside = load_file(folder / FIRST)
-        assert name in inside
-        save_file(inside | {name: value}, folder / FIRST)
-
-    return change
+@change
+def tensor(folder, name, value):
+    inside = load_file(folder / FIRST)
+    assert name in inside
+    save_file(inside | {name: value}, folder / FIRST)
 
 
 def both(folder):
@@ -220,36 +203,29 @@ def chat(template):
     return sets(WORDS, chat_template=template)
 
 
-def grows(text, times, *, part="normalizer"):
+@change
+def grows(folder, text, times, *, part="normalizer"):
     """A tokenizer that makes a thousand of each such text, and of each of these."""
-
-    def change(folder):
-        own = json.loads((folder / TOKENIZER).read_text())[part]
-        rule = {"type": "Replace", "pattern": {"String": text}, "content": text * 1000}
-        every = [own] * bool(own) + [rule] * times
-        steps = {"type": "Sequence", f"{part}s": every}
-        sets(TOKENIZER, **{part: steps})(folder)
-
-    return change
+    own = json.loads((folder / TOKENIZER).read_text())[part]
+    rule = {"type": "Replace", "pattern": {"String": text}, "content": text * 1000}
+    every = [own] * bool(own) + [rule] * times
+    steps = {"type": "Sequence", f"{part}s": every}
+    sets(TOKENIZER, **{part: steps})(folder)
 
 
-def pieces(**changes):
+@change
+def pieces(folder, *, later=None, **changes):
     """A sentencepiece model with a config of added tokens."""
+    from sentencepiece import sentencepiece_model_pb2 as proto
 
-    def change(folder):
-        from sentencepiece import sentencepiece_model_pb2 as proto
-
-        model = proto.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
-        for piece, kind in (("<unk>", 2), ("a", 1), ("b", 1)):
-            model.pieces.add(piece=piece, score=0.0, type=kind)
-        (folder / TOKENIZER).unlink()
-        (folder / "tokenizer.model").write_bytes(model.SerializeToString())
-        later = changes.pop("later", None)
-        (folder / WORDS).write_text(json.dumps(changes))
-        if later is not None:
-            (folder / "added_tokens.json").write_text(json.dumps(later))
-
-    return change
+    model = proto.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+    for piece, kind in (("<unk>", 2), ("a", 1), ("b", 1)):
+        model.pieces.add(piece=piece, score=0.0, type=kind)
+    (folder / TOKENIZER).unlink()
+    (folder / "tokenizer.model").write_bytes(model.SerializeToString())
+    (folder / WORDS).write_text(json.dumps(changes))
+    if later is not None:
+        (folder / "added_tokens.json").write_text(json.dumps(later))
 
 
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ import words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_text import get, tricky  # noqa: F401, get as a fixture
+from words import tokenizer
 
 from curax import demo
 from curax.tasks import (
@@ -48,24 +48,11 @@ def layout(record):
     return layouts.fields(record, **names)
 
 
-@cache
-def tokenizer():
-    return text.load(words.folder() / "tokenizer")
-
-
 def task(folder, records=RECORDS, **options):
     demo.write_lines(folder / "train.jsonl", records)
     demo.write_lines(folder / "test.jsonl", TEST)
-    usual = {
-        "tokenizer": str(words.folder() / "tokenizer"),
-        "train": str(folder / "train.jsonl"),
-        "held_out": str(folder / "test.jsonl"),
-        "layout": layout,
-        "grader": graders.numbers,
-        "max_prompt_tokens": 512,
-        "workers": 1,
-        "hints": True,
-    }
+    usual = words.files(folder) | {"layout": layout, "grader": graders.numbers}
+    usual |= {"max_prompt_tokens": 512, "hints": True}
     return file_task.task(**usual | options)
 
 

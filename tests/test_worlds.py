@@ -10,8 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 import words
+from words import asked, tokenizer
 
-from curax.tasks import gymnasium, openenv, text, worlds
+from curax.tasks import gymnasium, openenv, worlds
 from curax.types import Environment, Observation, Turn
 
 TOKENIZER = str(words.folder() / "tokenizer")
@@ -27,15 +28,9 @@ def task(environment, **options):
     return worlds.task(environment=environment, **usual | {"deadline": 60.0} | options)
 
 
-def asked(made, prompts):
-    spoken = text.load(words.folder() / "tokenizer")
-    rows = zip(prompts.tokens, prompts.mask, strict=True)
-    return [spoken.decode(tokens[mask], control=True) for tokens, mask in rows]
-
-
 def said(made, turn, target=0, state=None):
     """What the environment of a task says to a turn, as text."""
-    spoken = text.load(words.folder() / "tokenizer")
+    spoken = tokenizer()
     own = [*spoken.encode(turn), spoken.end[-1]]
     (one,) = made.environment.answer([Turn(state, 5, np.int32(target), own)])
     return one, one if isinstance(one, str) else spoken.decode(one.tokens, control=True)
@@ -62,9 +57,7 @@ def test_prompts_are_what_an_environment_says_first_of_each_seed():
     assert (made.num_prompts, made.num_held_out, made.verify) == (5, 3, None)
     train, held_out = made.prompts(np.arange(5)), made.held_out(np.arange(3))
     assert [*train.target, *held_out.target] == [*range(7, 15)]
-    for n, shown in zip(
-        range(7, 15), asked(made, train) + asked(made, held_out), strict=True
-    ):
+    for n, shown in zip(range(7, 15), asked(train) + asked(held_out), strict=True):
         assert shown == (
             f"<|im_start|>user\nFind {n}.<|im_end|>\n<|im_start|>assistant\n"
         )
@@ -91,7 +84,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(options, words):
 
 def test_a_lake_is_crossed_by_words():
     made = task(partial(gymnasium.environment, **LAKE, rules="Go to G."))
-    (shown, *_) = asked(made, made.prompts(np.arange(1)))
+    (shown, *_) = asked(made.prompts(np.arange(1)))
     assert "Go to G.\n[S]FFF\nFHFH\nFFFH\nHFFG" in shown
     state = None
     for place, turn in enumerate(("Right? No, down", "down", "right", "right", "down")):
@@ -234,9 +227,7 @@ def by_openenv(url, timeout=1.0, **options):
 
 def test_an_episode_of_a_server_is_a_connection(server):
     made = by_openenv(server)
-    assert [
-        "Count to 1." in shown for shown in asked(made, made.prompts(np.arange(5)))
-    ] == [
+    assert ["Count to 1." in shown for shown in asked(made.prompts(np.arange(5)))] == [
         True,
         *[False] * 4,
     ]
@@ -290,7 +281,7 @@ def test_episodes_that_were_cut_off_are_closed(server):
 
 def test_many_episodes_are_asked_at_the_same_time(server):
     """Eight of them are answered when all have been asked, not one before."""
-    spoken = text.load(words.folder() / "tokenizer")
+    spoken = tokenizer()
     turns = [Turn(None, n, np.int32(4), spoken.encode("1")) for n in range(40)]
     meet = [t._replace(tokens=spoken.encode("meet")) for t in turns[:8]]
     found = by_openenv(server, timeout=30.0).environment.answer([*turns, *meet])

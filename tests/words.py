@@ -6,7 +6,10 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+import numpy as np
+
 from curax import demo
+from curax.tasks import text
 
 
 @cache
@@ -16,3 +19,25 @@ def folder():
     atexit.register(shutil.rmtree, there, ignore_errors=True)
     demo.write_problems(there)
     return there
+
+
+@cache
+def tokenizer():
+    return text.load(folder() / "tokenizer")
+
+
+def asked(prompts):
+    """The texts of prompts, control tokens included."""
+    rows = zip(np.asarray(prompts.tokens), np.asarray(prompts.mask), strict=True)
+    return [tokenizer().decode(tokens[mask], control=True) for tokens, mask in rows]
+
+
+def files(there=None):
+    """Options of a task: the problems of a folder, the tokenizer, one process."""
+    there = there or folder()
+    return {
+        "train": str(there / "train.jsonl"),
+        "held_out": str(there / "test.jsonl"),
+        "tokenizer": str(folder() / "tokenizer"),
+        "workers": 1,
+    }
