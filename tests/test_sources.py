@@ -1,12 +1,12 @@
 """Data files: every record with its place, the scan by its definition, errors."""
 
-import functools
 import gc
 import json
 import os
 import re
 import sys
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,16 @@ def found(opened):
 
 def places(opened):
     return [place for place, _ in opened.each()]
+
+
+def raised(error, function, *args, **options) -> str:
+    """What the error says that a call ends with."""
+    with pytest.raises(error) as caught:
+        function(*args, **options)
+    return str(caught.value)
+
+
+error_of = partial(raised, SourceError, sources.open_records)
 
 
 def by_question(rows):
@@ -222,9 +232,7 @@ def test_a_line_that_is_no_object_is_named_with_what_it_is(
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + line + behind)
     opened = sources.open_records(path)
-    with pytest.raises(RecordError) as caught:
-        list(opened)
-    assert str(caught.value) == (
+    assert raised(RecordError, list, opened) == (
         f"{path}:3: not a JSON object ({said}); mend or delete this line, {SKIP}"
     )
     first, _, *others = found(opened)
@@ -270,18 +278,6 @@ def test_nested_rows_come_as_lists_and_dicts(tmp_path):
     assert list(sources.open_records(path)) == [row]
 
 
-def test_files_of_a_split_are_told_by_their_names(tmp_path):
-    for name, row in (("train-0", 0), ("train-1", 1), ("test-0", 2), ("validation", 3)):
-        parquet(tmp_path / f"{name}.parquet", [ROWS[row]])
-    for split, rows in (("train", [0, 1]), ("test", [2]), ("validation", [3])):
-        opened = sources.open_records(tmp_path, split=split)
-        assert list(opened) == [ROWS[i] for i in rows]
-    assert error_of(tmp_path, split="dev") == (
-        f"{tmp_path} has no split dev, only test, train, validation; name another "
-        "folder, or a file."
-    )
-
-
 def not_text(path):
     """Parquet that says it holds text, with a row that is none."""
     column = pa.array([b"Add.", b"\xff", b"So."]).view(pa.string())
@@ -292,9 +288,7 @@ def not_text(path):
 def test_a_row_that_is_not_text_is_broken_and_the_others_are_not(tmp_path):
     path = not_text(tmp_path / "a.parquet")
     opened = sources.open_records(path)
-    with pytest.raises(RecordError) as caught:
-        list(opened)
-    assert str(caught.value) == (
+    assert raised(RecordError, list, opened) == (
         f"{path}, row 1: not text ('utf-8' codec can't decode byte 0xff in position 0: "
         f"invalid start byte); mend or delete this row, {SKIP}"
     )
@@ -347,12 +341,6 @@ def test_bytes_that_are_not_text_are_a_broken_record():
 
 
 # What cannot be opened
-
-
-def error_of(path, **options) -> str:
-    with pytest.raises(SourceError) as caught:
-        sources.open_records(path, **options)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv", "*.parquet", "a/b"])
@@ -425,13 +413,19 @@ def test_the_place_of_a_line_is_its_file_and_its_number_in_it(tmp_path):
     assert places(opened) == want
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_files_of_a_split_are_told_by_their_names_whatever_their_kind(tmp_path, kind):
-    write = {"jsonl": json_lines, "parquet": parquet}[kind]
-    for name, row in (("train-0", 0), ("train-1", 1), ("test-0", 2)):
+@pytest.mark.parametrize("write", [json_lines, parquet])
+def test_files_of_a_split_are_told_by_their_names_whatever_their_kind(tmp_path, write):
+    kind = {json_lines: "jsonl", parquet: "parquet"}[write]
+    for name, row in (("train-0", 0), ("train-1", 1), ("test-0", 2), ("validation", 3)):
         write(tmp_path / f"{name}.{kind}", [ROWS[row]])
     assert list(sources.open_records(tmp_path)) == ROWS[:2]
-    assert list(sources.open_records(tmp_path, split="test")) == [ROWS[2]]
+    for split, rows in (("train", [0, 1]), ("test", [2]), ("validation", [3])):
+        opened = sources.open_records(tmp_path, split=split)
+        assert list(opened) == [ROWS[i] for i in rows]
+    assert error_of(tmp_path, split="dev") == (
+        f"{tmp_path} has no split dev, only test, train, validation; name another "
+        "folder, or a file."
+    )
 
 
 def test_files_without_any_record_are_named_by_their_pattern(tmp_path):
@@ -626,26 +620,23 @@ def broken_file(path):
 def test_the_first_broken_record_is_raised_with_its_place(tmp_path):
     path = tmp_path / "a.jsonl"
     opened = broken_file(path)
-    with pytest.raises(LayoutError) as caught:
-        scan(opened)
-    assert str(caught.value) == (
+    assert raised(LayoutError, scan, opened) == (
         f"{path}:3: answer is missing, the record has the keys question; mend the "
         "record, name its fields with layouts.fields, or --set task.on_error=skip. "
         f"2 of 4 records are broken, also\n{path}:4: not a JSON object (Expecting "
         "value at column 13)"
     )
-    with pytest.raises(RecordError) as caught:
-        scan(opened, functools.partial(layouts.fields, answer=None))
-    assert str(caught.value).startswith(f"{path}:4: not a JSON object (Expecting value")
+    said = raised(RecordError, scan, opened, partial(layouts.fields, answer=None))
+    assert said.startswith(f"{path}:4: not a JSON object (Expecting value")
 
 
 def test_of_many_broken_records_ten_are_named_and_all_counted(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text((json.dumps(ROWS[0]) + "\n{\n") * 12)
-    measured = []
-    with pytest.raises(RecordError) as caught:
-        scan(sources.open_records(path), measure=lambda p: measured.append(p) or 1)
-    first, *others, last = str(caught.value).splitlines()
+    opened, measured = sources.open_records(path), []
+    told = {"measure": lambda problem: measured.append(problem) or 1}
+    said = raised(RecordError, scan, opened, **told)
+    first, *others, last = said.splitlines()
     assert first.startswith(f"{path}:2: not a JSON object (")
     assert first.endswith("skip. 12 of 24 records are broken, also")
     assert [line.partition(": ")[0] for line in others] == [
@@ -694,9 +685,7 @@ def test_a_record_that_is_not_laid_out_as_its_file_is_told_by_its_line(
     path = json_lines(tmp_path / "a.jsonl", rows)
     opened = sources.open_records(path)
     layout = sources.resolved_layout(opened, layouts.detect)
-    with pytest.raises(LayoutError) as caught:
-        scan(opened, layout)
-    assert str(caught.value) == (
+    assert raised(LayoutError, scan, opened, layout) == (
         f"{path}:{line}: {said}; mend the record, name its fields with "
         f"layouts.fields, {SKIP}"
     )
@@ -729,9 +718,8 @@ def test_what_a_layout_of_ones_own_raises_is_said_with_the_place(opened):
     def own(record):
         return Problem(record["what"])
 
-    with pytest.raises(LayoutError) as caught:
-        scan(opened, own)
-    assert str(caught.value).partition(" 23 of 23 records are broken")[0] == (
+    said = raised(LayoutError, scan, opened, own)
+    assert said.partition(" 23 of 23 records are broken")[0] == (
         f"{places(opened)[0]}: the layout failed (KeyError: 'what'); mend it or the "
         "record, or --set task.on_error=skip."
     )
@@ -764,9 +752,8 @@ def test_a_file_that_breaks_under_the_scan_is_named(tmp_path):
 )
 def test_if_nothing_is_left_it_is_said_why(tmp_path, options, counted, fix):
     path = json_lines(tmp_path / "a.jsonl", [*ROWS[:3], ROWS[1]])
-    with pytest.raises(SourceError) as caught:
-        scan(sources.open_records(path), on_error="skip", **options)
-    assert str(caught.value) == (
+    opened = sources.open_records(path)
+    assert raised(SourceError, scan, opened, on_error="skip", **options) == (
         f"{path} has 4 records and none is left: {counted}; {fix}."
     )
 
@@ -795,9 +782,7 @@ def test_problems_that_take_half_the_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "memory", lambda: 2 * 20_000 * 10)
     assert len(scan(opened).problems) == 9
     monkeypatch.setattr(machine, "memory", lambda: 2 * 20_000 * 5)
-    with pytest.raises(SourceError) as caught:
-        scan(opened)
-    assert str(caught.value) == (
+    assert raised(SourceError, scan, opened) == (
         f"the first 5 problems of {tmp_path / 'a.jsonl'} take half the memory of this "
         "machine; name fewer files, or fields of them with layouts.fields."
     )
