@@ -9,14 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from curax.handover import (
-    AbsentError,
-    Ask,
-    Completion,
-    Engine,
-    EngineError,
-    Limits,
-)
+from curax.handover import AbsentError, Ask, Completion, Engine, EngineError, Limits
 from curax.settings.config_types import Count, Natural, Positive
 from curax.settings.groups import Fields
 from curax.verify.http import Client, MissingError

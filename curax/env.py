@@ -25,8 +25,7 @@ GIB = 2**30
 def parser() -> Parser:
     """Argument parser of `curax env`."""
     return Parser(
-        "env",
-        description="Print versions, devices and settings, for a bug report.",
+        "env", description="Print versions, devices and settings, for a bug report."
     )
 
 

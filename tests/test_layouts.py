@@ -476,10 +476,7 @@ def test_a_question_with_a_plain_answer_is_read_by_the_names_of_its_fields():
             {"problem": "Add.", "level": 5},
             "answer and solution are missing, the record has the keys problem, level",
         ),
-        (
-            {"prompt": "Add."},
-            "reward_model is missing, the record has the keys prompt",
-        ),
+        ({"prompt": "Add."}, "reward_model is missing, the record has the keys prompt"),
     ],
 )
 def test_a_question_without_what_belongs_to_it_is_said_to_lack_it(record, said):

@@ -530,10 +530,7 @@ FOLDERS = {
     "a wide middle": (chat("{{ 'a' | center(2000000000) }}"), MEMORY),
     "a wide left": (chat("{{ 'a'.ljust(2000000000) }}"), MEMORY),
     "a wide indent": (chat("{{ messages | tojson(indent=2000000000) }}"), MEMORY),
-    "replacements": (
-        chat("{{ ('a' * 99999) | replace('a', 'b' * 99999) }}"),
-        MEMORY,
-    ),
+    "replacements": (chat("{{ ('a' * 99999) | replace('a', 'b' * 99999) }}"), MEMORY),
     "much output": (
         chat("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}"),
         "more than 1048576 characters",

@@ -62,14 +62,7 @@ def words_and_bytes(path, *, before, opening="<s> $A"):
     from tokenizers import pre_tokenizers as pre
 
     vocab = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-    vocab += [
-        SPACE,
-        *"abcdehkinrst<>/",
-        "th",
-        "in",
-        f"{SPACE}th",
-        "in</s>",
-    ]
+    vocab += [SPACE, *"abcdehkinrst<>/", "th", "in", f"{SPACE}th", "in</s>"]
     core = Tokenizer(
         models.BPE(
             {word: i for i, word in enumerate(vocab)},
@@ -81,10 +74,7 @@ def words_and_bytes(path, *, before, opening="<s> $A"):
     )
     core.add_special_tokens(vocab[:3])
     if before == "prepend":
-        steps = [
-            normalizers.Prepend(SPACE),
-            normalizers.Replace(" ", SPACE),
-        ]
+        steps = [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
         core.normalizer = normalizers.Sequence(steps)
     else:
         core.pre_tokenizer = pre.Sequence(
@@ -263,10 +253,7 @@ def test_but_for_a_first_space_that_some_tokenizers_take_for_theirs(get, kind, s
 @pytest.mark.parametrize("kind", [chatml, thinking, pieces])
 @given(said=tricky, more=tricky)
 def test_a_chat_reads_as_the_template_has_it(get, kind, said, more):
-    said, more = (
-        said.replace(SPACE, ""),
-        more.replace(SPACE, ""),
-    )
+    said, more = said.replace(SPACE, ""), more.replace(SPACE, "")
     tokenizer = get(kind)
     messages = [{"role": "system", "content": said}, {"role": "user", "content": more}]
     assert tokenizer.decode(tokenizer.chat(messages), control=True) == (

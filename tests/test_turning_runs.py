@@ -12,15 +12,7 @@ import test_loops
 from contracts import close
 
 from curax import hint, off_policy, stop
-from curax.config import (
-    ConfigError,
-    Evaluation,
-    Hint,
-    Mesh,
-    Pilot,
-    Stop,
-    override,
-)
+from curax.config import ConfigError, Evaluation, Hint, Mesh, Pilot, Stop, override
 from curax.runs.folder import completion_rows
 from curax.step import loops
 from curax.step.build import build

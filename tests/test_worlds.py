@@ -182,10 +182,8 @@ def served(connection):
                 continue
             count += 1
             right = act == str(count)
-            seen, reward = (
-                {"prompt": f"{count} of {seed}."},
-                1 / seed if right else None,
-            )
+            seen = {"prompt": f"{count} of {seed}."}
+            reward = 1 / seed if right else None
             done = count == seed
         data = {"observation": seen, "reward": reward, "done": done}
         connection.send(json.dumps({"type": "observation", "data": data}))

@@ -54,10 +54,8 @@ def from_base(logp: FloatMT, logp_base: FloatMT, mask: BoolMT) -> dict[str, jax.
     tokens, metrics = jnp.sum(length, -1), {}
     for name, estimate in ESTIMATORS.items():
         sums = masked.total(estimate(logp, logp_base), mask)
-        mean, ratio = (
-            masked.total(sums, some) / count,
-            masked.total(sums, some) / tokens,
-        )
+        whole = masked.total(sums, some)
+        mean, ratio = whole / count, whole / tokens
         for unit, value, rest, per in (
             ("token", ratio, sums - ratio[..., None] * length, tokens / count),
             ("completion", mean, sums - mean[..., None], jnp.ones_like(count)),

@@ -352,11 +352,8 @@ class FileTask:
 
     def task(self) -> Task:
         """The task."""
-        tokenizer, training, testing = (
-            self.format.tokenizer,
-            self.training,
-            self.testing,
-        )
+        tokenizer = self.format.tokenizer
+        training, testing = self.training, self.testing
         writer, summary, references = self.hint_writer, self._summary(), None
         if self.format.reference is not None:
             references = partial(self.references, width=self._longest_answer())

@@ -202,7 +202,5 @@ def environment(
         return lambda every: list(threads.map(function, every))
 
     return HostEnvironment(
-        answer=each(answered),
-        openings=each(opening),
-        closed=each(Episode.close),
+        answer=each(answered), openings=each(opening), closed=each(Episode.close)
     )

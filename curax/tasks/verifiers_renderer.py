@@ -7,15 +7,9 @@ is encoded again may be other tokens, which the policy never drew.
 
 from typing import Any
 
-from renderers.base import (  # pyright: ignore[reportMissingImports]
-    RenderedTokens,
-)
-from renderers.configs import (  # pyright: ignore[reportMissingImports]
-    DefaultRendererConfig,
-)
-from renderers.default import (  # pyright: ignore[reportMissingImports]
-    DefaultRenderer,
-)
+from renderers.base import RenderedTokens  # pyright: ignore[reportMissingImports]
+from renderers.configs import DefaultRendererConfig  # pyright: ignore[reportMissingImports]
+from renderers.default import DefaultRenderer  # pyright: ignore[reportMissingImports]
 
 BEFORE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
 

@@ -17,13 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from curax.settings.config_types import (
-    CheckpointPath,
-    Count,
-    Fraction,
-    Positive,
-    Seed,
-)
+from curax.settings.config_types import CheckpointPath, Count, Fraction, Positive, Seed
 from curax.settings.declared import declares
 from curax.tasks import byte_pairs, file_task, layouts, text
 from curax.tasks.hints import HintWriter
