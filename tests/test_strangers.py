@@ -593,8 +593,9 @@ NASTY += [[1], ["a"], {}, {"a": {}}, [None], "\ud800", "x" * 999]
 def test_no_value_of_any_field_is_more_than_a_sentence(name, tmp_path):
     golden = json.loads((GOLDEN / name / CONFIG).read_text())
     rope = golden.get("rope_parameters") or {"rope_type": "default"}
-    more = [*families.INERT, *families.SIZES.values(), "sliding_window", "layer_types"]
-    more += ["use_sliding_window", "max_window_layers", "rope_scaling", "rope_theta"]
+    more = [*families.INERT, *(field for field, _ in families.SIZES.values())]
+    more += ["sliding_window", "layer_types", "use_sliding_window"]
+    more += ["max_window_layers", "rope_scaling", "rope_theta"]
     ropes = dict.fromkeys([*rope, *families.SCALING, "type", "partial_rotary_factor"])
     changed = [golden | {field: x} for field in {*golden, *more} for x in NASTY]
     changed += [

@@ -27,24 +27,15 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, qkv_bias=False),
     "LlamaForCausalLM": Family("llama", qk_norm=False, qkv_bias=False),
 }
+# By option its field, and the largest accepted size: ten times the largest published.
 SIZES = {
-    "vocab_size": "vocab_size",
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "mlp_width": "intermediate_size",
-}
-# The largest accepted sizes, ten times the largest published ones.
-MAX_SIZES = {
-    "vocab_size": 2**24,
-    "hidden_size": 2**20,
-    "num_hidden_layers": 2**10,
-    "num_attention_heads": 2**14,
-    "num_key_value_heads": 2**14,
-    "head_dim": 2**14,
-    "intermediate_size": 2**22,
+    "vocab_size": ("vocab_size", 2**24),
+    "width": ("hidden_size", 2**20),
+    "layers": ("num_hidden_layers", 2**10),
+    "heads": ("num_attention_heads", 2**14),
+    "kv_heads": ("num_key_value_heads", 2**14),
+    "head_dim": ("head_dim", 2**14),
+    "mlp_width": ("intermediate_size", 2**22),
 }
 # Accepted ranges: float32 can compute with these numbers.
 EPS, THETA, FACTOR = (1e-20, 0.1), (1.0, 1e15), (1e-6, 1e6)
@@ -145,7 +136,7 @@ def written(
         "architectures": found,
         "model_type": family.model_type,
         "hidden_act": "silu",
-        **{field: options[name] for name, field in SIZES.items()},
+        **{field: options[name] for name, (field, _) in SIZES.items()},
         "max_position_embeddings": max_positions,
         "rms_norm_eps": options["norm_eps"],
         "tie_word_embeddings": options["tied"],
@@ -212,9 +203,9 @@ class Fields(NamedTuple):
         if type(heads) is int and type(width) is int and heads > 0:
             absent["head_dim"] = 128 if family.qk_norm else width // heads
         found = {}
-        for name, field in SIZES.items():
+        for name, (field, most) in SIZES.items():
             size = absent.get(field) if get(field) is None else get(field)
-            found[name] = self.integer(field, size, MAX_SIZES[field])
+            found[name] = self.integer(field, size, most)
         return found
 
     def rope(self) -> dict[str, Any]:
