@@ -36,19 +36,8 @@ def one(value: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def merge(a: Tally, b: Tally) -> Tally:
     """Sum of two tallies; a metric that one lacks counts as 0 there."""
-    means = {
-        name: (one[0] + two[0], one[1] + two[1])
-        for name, one, two in _both(a.means, b.means, (jnp.float32(0),) * 2)
-    }
-    counts = {
-        name: one + two for name, one, two in _both(a.counts, b.counts, jnp.float32(0))
-    }
-    return Tally(means=means, counts=counts)
-
-
-def _both(a: dict, b: dict, nothing: Any) -> list[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) of all names; `nothing` where one lacks it."""
-    return [(name, a.get(name, nothing), b.get(name, nothing)) for name in a | b]
+    nothing = jax.tree.map(jnp.zeros_like, join(a, b))
+    return jax.tree.map(jnp.add, join(nothing, a), join(nothing, b))
 
 
 def join(a: Tally, b: Tally) -> Tally:
