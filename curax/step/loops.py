@@ -127,6 +127,21 @@ def held_out_outcomes(
     return graded.rollouts, graded.outcome
 
 
+def donating(function: Callable, sharding: Any) -> Any:
+    """The jitted function, whose first argument is donated: a state.
+
+    Args:
+        function: `(state, ...) -> (state, out)`.
+        sharding: of the state that it gives; None: on one device.
+    """
+    return jax.jit(
+        function,
+        out_shardings=(sharding, None),
+        donate_argnums=0,
+        compiler_options=meshes.compiler_options(sharding),
+    )
+
+
 class Loop(States, abc.ABC):
     """A run driven from the host; with several seeds all values have a seed axis.
 
@@ -136,12 +151,7 @@ class Loop(States, abc.ABC):
     def __init__(self, parts: Components, settings: Any = None):
         """Jit what a run calls; nothing is compiled yet. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._warm = jax.jit(
-            self._each(warm_steps, None),
-            out_shardings=(self.warm_sharding, None),
-            donate_argnums=0,
-            compiler_options=meshes.compiler_options(self.warm_sharding),
-        )
+        self._warm = donating(self._each(warm_steps, None), self.warm_sharding)
         changed, seeds = ahead.changed(self.sharding), parts.config.seeds
         what = changed, seeds, self.drawing, self.split
         self._drive = drivers.Hosted(*what)
@@ -258,12 +268,7 @@ class Jitted(Loop):
     def __init__(self, parts: Components, settings: Any = None):
         """Jit a chunk of steps; nothing is compiled yet. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._chunk = jax.jit(
-            self._each(steps, None),
-            out_shardings=(self.sharding, None),
-            donate_argnums=0,
-            compiler_options=meshes.compiler_options(self.sharding),
-        )
+        self._chunk = donating(self._each(steps, None), self.sharding)
 
     def _rehearse_step(self, visit, state):
         return visit("steps", self._chunk, (state, self.magnitudes, 1))
@@ -329,12 +334,7 @@ class Staged(Loop):
     def __init__(self, parts: Components):
         """Set up the driver and the warm start; nothing is compiled yet."""
         super().__init__(parts)
-        self._warm_once = jax.jit(
-            partial(warm_step, parts),
-            out_shardings=(self.warm_sharding, None),
-            donate_argnums=0,
-            compiler_options=meshes.compiler_options(self.warm_sharding),
-        )
+        self._warm_once = donating(partial(warm_step, parts), self.warm_sharding)
 
     def _rehearse_warm(self, visit, warm):
         if not self.parts.task.in_files:
