@@ -11,7 +11,7 @@ respect to their keys and values is summed over the rows, then pulled back.
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -71,16 +71,14 @@ class Settings:
         return self.tokens_per_micro_batch * shards("rows")
 
 
-@flax.struct.dataclass(kw_only=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Log-prob and entropy of the policy at each token of a batch."""
 
     logp: jax.Array  # [M, T] float32, nats, of the token taken
     entropy: jax.Array  # [M, T] float32, nats
 
 
-@flax.struct.dataclass(kw_only=True)
-class TokenStats:
+class TokenStats(NamedTuple):
     """Log-prob, entropy, score norm and covariance of the policy at each token."""
 
     logp: jax.Array  # [M, T] float32, nats, of the token taken
@@ -322,14 +320,8 @@ def token_stats(
     Returns:
         What the policy says of each token; anything finite where `mask` is False.
     """
-    rows = tokens, context, support
-    logp, entropy, norm, covariance = over_all(
-        masked.token_logprobs_and_moments,
-        *(model, params, contexts, rows, mask, settings),
-    )
-    return TokenStats(
-        logp=logp, entropy=entropy, score_sq_norm=norm, entropy_logp_cov=covariance
-    )
+    rows, read = (tokens, context, support), masked.token_logprobs_and_moments
+    return TokenStats(*over_all(read, model, params, contexts, rows, mask, settings))
 
 
 def with_old(rows: Batch, logp: jax.Array, still_old: bool | jax.Array) -> Batch:
@@ -385,8 +377,7 @@ def gradient(
     def loss_of(params, prefix, contexts, still_old, rows, weight, line):
         given = rows.tokens, rows.context, rows.support
         where = model, params, contexts, prefix, given, line, settings
-        logp, entropy = read_tokens(masked.token_logprobs, *where)
-        own = TokenLogprobs(logp=logp, entropy=entropy)
+        own = TokenLogprobs(*read_tokens(masked.token_logprobs, *where))
         rows = with_old(rows, own.logp, still_old)
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)

@@ -169,11 +169,8 @@ def tokens_of(
     return Tokens(
         mask=rows.mask,
         credit=rows.credit,
-        logp=seen.logp,
         logp_old=ratio_base(parts.config, rows),
-        entropy=seen.entropy,
-        score_sq_norm=seen.score_sq_norm,
-        entropy_logp_cov=seen.entropy_logp_cov,
+        **seen._asdict(),
     )
 
 
