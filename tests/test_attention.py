@@ -16,8 +16,6 @@ from curax.config import Mesh
 from curax.models import attention, packed, transformer
 from curax.step import mesh as meshes
 
-splash = partial(attention.splash, interpret=True)
-
 
 def naive(q, k, v, mask):
     """One query of one head at a time; q `[heads, Q, d]`, k and v `[kv_heads, S, d]`"""
@@ -216,7 +214,7 @@ def against_plain(inputs, mask, within=None):
 
     (_, want), gradient = both(attention.plain)
     with meshes.use(within):
-        (_, got), slopes = both(splash)
+        (_, got), slopes = both(attention.splash)
     assert np.isfinite(got).all()
     close(np.where(shown, got, 0), np.where(shown, want, 0), atol=2e-5)
     for one, other in zip(slopes, gradient, strict=True):
@@ -374,7 +372,7 @@ def test_the_kernel_of_lines_and_the_loops_over_tiles_agree_and_so_do_gradients(
     weight = real * random.normal(size=q.shape).astype(np.float32)
 
     def by_kernel(q, own, prefix):
-        return packed.segments(q, *own, prefix, lines, interpret=True)
+        return packed.segments(q, *own, prefix, lines)
 
     def by_loops(q, own, prefix):  # a line at a time
         parts = (

@@ -216,33 +216,20 @@ def flash_long(
 
 
 def splash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    seen: jax.Array,
-    *,
-    causal: bool,
-    interpret: bool = False,
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, *, causal: bool
 ) -> jax.Array:
     """Splash attention for TPUs: no scores, no mask, no work above the diagonal.
 
-    Rows and heads are sharded over the mesh, if there is one. Arguments and result as
-    `plain`, but a query without visible keys gets a mean of some of v.
-
-    Args:
-        q: `[N, heads, Q, d]`.
-        k: `[N, kv_heads, S, d]`.
-        v: `[N, kv_heads, S, d]`.
-        seen: `[N, S]` bool, the visible keys.
-        causal: whether a query sees keys up to its own alone.
-        interpret: interpret the kernel, on any device; slow.
+    Rows and heads are sharded over the mesh, if there is one. Others interpret the
+    kernel, which is slow. Arguments and result as `plain`, but a query without visible
+    keys gets a mean of some of v.
     """
 
     # A query sees the keys of its segment: all are in 1, invisible keys in 0.
     def run(q, k, v, seen):
         ours = jnp.ones((q.shape[0], q.shape[2]), jnp.int32)
         theirs = seen.astype(jnp.int32)
-        return segmented(q, k, v, ours, theirs, causal=causal, interpret=interpret)
+        return segmented(q, k, v, ours, theirs, causal=causal)
 
     return _over_mesh(run, q, k, v, seen)
 
@@ -255,7 +242,6 @@ def segmented(
     theirs: jax.Array,
     *,
     causal: bool = True,
-    interpret: bool = False,
 ) -> jax.Array:
     """`splash` on one device, in which queries see the keys of their own segment.
 
@@ -266,7 +252,6 @@ def segmented(
         ours: `[N, Q]` int32, segments of the queries.
         theirs: `[N, S]` int32, segments of the keys; what pads them is in 0.
         causal: as `splash`.
-        interpret: as `splash`.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
@@ -293,7 +278,7 @@ def segmented(
         head_shards=1,
         q_seq_shards=1,
         block_sizes=blocks,
-        interpret=interpret,
+        interpret=platform() != "tpu",
     )
     segments = kernels.SegmentIds(
         jnp.pad(ours, ((0, 0), (0, rows - queries)), mode="edge"),

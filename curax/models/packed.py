@@ -87,13 +87,7 @@ def attend(
 
 
 def segments(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    prefix: Any,
-    lines: Visible,
-    *,
-    interpret: bool = False,
+    q: jax.Array, k: jax.Array, v: jax.Array, prefix: Any, lines: Visible
 ) -> jax.Array:
     """`attend` on one device by a TPU kernel with segments.
 
@@ -106,7 +100,6 @@ def segments(
         v: as `attend`.
         prefix: as `attend`.
         lines: as `attend`.
-        interpret: interpret the kernel, on any device; slow.
     """
     count, rows = lines.contexts.shape
 
@@ -121,14 +114,9 @@ def segments(
     own = jnp.where(first.reshape(ours.shape), 0, ours)
     each = jnp.arange(1, rows + 1, dtype=jnp.int32)[None, :, None]
     theirs = jnp.where(lines.seen[lines.contexts], each, 0).reshape(count, -1)
-    return attention.segmented(
-        q,
-        joined(prefix[0], k),
-        joined(prefix[1], v),
-        ours,
-        jnp.concatenate([theirs, own], 1),
-        interpret=interpret,
-    )
+    theirs = jnp.concatenate([theirs, own], 1)
+    keys, values = joined(prefix[0], k), joined(prefix[1], v)
+    return attention.segmented(q, keys, values, ours, theirs)
 
 
 @flax.struct.dataclass
