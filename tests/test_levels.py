@@ -16,9 +16,10 @@ from test_law import PLAIN
 
 from curax import advantage, hint, stop
 from curax import memory as memories
+from curax.arrays.metrics import Tally
 from curax.config import Hint, Sampling, Stop, Update
 from curax.step import learn
-from curax.step.methods import hint_sources, hints, prefixes
+from curax.step.methods import hints, prefixes
 from curax.step.types import Graded, StepRollouts, grid_of
 from curax.theory import expect, hint_levels, outcome_states, predict
 from curax.types import Contexts, Difficulty, Hints, Prompts, Rollouts
@@ -236,15 +237,14 @@ def simulated(config, rates):
             level=none,
             memory=memories.forget(prompts),
             attempts=jnp.int32(1),
-            tally=hint_sources.zero_tally(how.levels),
+            tally=Tally(means={}, counts={}),
             found={},
             shape=(prompts, group),
         )
         every = jnp.ones((prompts, how.levels, 1), bool)
         made = Hints(tokens=every.astype(jnp.int32), mask=every)
         wanted = hints.collapsed_groups(parts, first)
-        cost = hint_sources.zero_tally(how.levels)
-        search = hints.begin(parts, first, wanted, (made, cost))
+        search = hints.begin(parts, first, wanted, (made, first.tally))
         for level in range(1, how.levels + 1):
             now = hints.ask(parts, state, search)
             key_ = jax.random.fold_in(key, level)

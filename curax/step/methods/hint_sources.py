@@ -45,7 +45,9 @@ def make(
     how = present(parts.config.hint)
     recall = declared(how.source, "recall", None)
     written = drive.call(recall, parts, state, prompts) if recall else None
-    cost = zero_tally(how.levels)
+    nothing = jnp.float32(0)  # under each name that the carry of `write` has
+    counts = {"rollout/tokens": nothing, "hint/written_tokens": nothing}
+    cost = Tally(means={}, counts=counts)
     if how.writing:
         written, cost = write(drive, parts, state, prompts, wanted, cost)
     return drive.call_task(read, parts, prompts, wanted, written, cost)
@@ -226,15 +228,3 @@ def ready(
     tokens = xp.where(mask, xp.pad(tokens[..., :width], more), 0)
     why = {"missing": ~given, "leaked": leaked, "overlong": overlong}
     return Hints(tokens=tokens, mask=mask), why
-
-
-def zero_tally(levels: int) -> Tally:
-    """Metrics of hints, all zero, so that the carry of a loop has every name."""
-    zero = jnp.float32(0)
-    names = ["rollout/drawn", "rollout/tokens"]
-    names += ["outcome/missing", "outcome/out_of_range"]
-    names += [f"hint/{x}" for x in ("written_tokens", "leaked", "overlong", "missing")]
-    for k in range(1, levels + 1):
-        names += [f"hint/asked_{k}", f"hint/opened_{k}"]
-    counts = {name: jnp.zeros_like(zero) for name in names}
-    return Tally(means={"hint/pass_rate": (zero, zero)}, counts=counts)

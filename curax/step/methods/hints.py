@@ -25,7 +25,6 @@ from curax.settings.config_types import present
 from curax.settings.conflicts import Table
 from curax.step import draw, stages
 from curax.step.methods import hint_sources
-from curax.step.methods.hint_sources import zero_tally
 from curax.step.optimise import settings_of_trained
 from curax.step.types import (
     Components,
@@ -389,15 +388,12 @@ def level_metrics(
     seen: Groups,
 ) -> Tally:
     """Metrics by level: pass rate with hints, and counts of groups asked and opened."""
-    levels = present(parts.config.hint).levels
-    tally = zero_tally(levels)
-    rate = metrics.mean(seen.outcome, seen.exists & asked[:, None])
-    tally.means["hint/pass_rate"] = rate
-    for k in range(1, levels + 1):
+    rate, counts = metrics.mean(seen.outcome, seen.exists & asked[:, None]), {}
+    for k in range(1, present(parts.config.hint).levels + 1):
         mine = asked & (level == k)
-        tally.counts[f"hint/asked_{k}"] = metrics.count(mine)
-        tally.counts[f"hint/opened_{k}"] = metrics.count(mine & opens)
-    return tally
+        counts[f"hint/asked_{k}"] = metrics.count(mine)
+        counts[f"hint/opened_{k}"] = metrics.count(mine & opens)
+    return Tally(means={"hint/pass_rate": rate}, counts=counts)
 
 
 def metrics_of(
