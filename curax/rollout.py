@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from curax.arrays import cache_sizes, choice, keys, supports
 from curax.arrays.micro_batches import over_micro_batches
 from curax.arrays.queues import Queue
-from curax.arrays.sharding import platform, shard_rows
+from curax.arrays.sharding import platform, shard_rows, shards
 from curax.arrays.slots import LoopInputs, Prefix, Stopping, drawn
 from curax.arrays.turns import Episodes
 from curax.monitors import confidence
@@ -177,11 +177,15 @@ def sample(
     room = cache_sizes.Room(slots=slots)
     if bound := how.cache_bytes:
         known = prefix or jax.eval_shape(partial(prefill, model), params, contexts)
-        room = cache_sizes.with_room(
-            *(known.cache, contexts, max_tokens, queue, slots),
-            bound=bound,
-            page=model.paged(max_tokens) if model.paged else 0,
+        where = cache_sizes.Places(
+            contexts=groups,
+            prompt=contexts.tokens.shape[1],
+            steps=max_tokens,
+            shards=queue.shards,
         )
+        token = cache_sizes.token_bytes(known.cache, contexts, partial(shards, "heads"))
+        page = model.paged(max_tokens) if model.paged else 0
+        room = where.room(slots, bound=bound, token=token, page=page)
     even = room.slots + -room.slots % queue.shards
     # Shards may have more rows than slots, so they refill them.
     refills = bool(stopping or room.pages) or even < rows or queue.shards > 1

@@ -3,13 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 
-from curax.arrays.queues import Queue
-from curax.arrays.sharding import shards
 from curax.settings.config_paths import ConfigError
 from curax.types import Contexts
 
@@ -132,25 +129,3 @@ class Places:
         if slots <= rings or pages <= self.steps // page:
             return Room(slots=rings)
         return Room(slots=slots, page=page, pages=pages)
-
-
-def with_room(
-    cache: Any,
-    contexts: Contexts,
-    max_tokens: int,
-    queue: Queue,
-    slots: int,
-    *,
-    bound: float,
-    page: int,
-) -> Room:
-    """At most `slots` slots, whose cache fits `bound` bytes of a device.
-
-    The cache is that of the contexts, or its shapes; pages are as of `Places.room`.
-    """
-    groups, prompt = contexts.tokens.shape
-    where = Places(
-        contexts=groups, prompt=prompt, steps=max_tokens, shards=queue.shards
-    )
-    token = token_bytes(cache, contexts, partial(shards, "heads"))
-    return where.room(slots, bound=bound, token=token, page=page)
