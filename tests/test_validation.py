@@ -220,11 +220,14 @@ def test_the_distance_is_zero_at_the_start_and_else_that_of_a_plain_forward():
         target=None,
     )
     drawn: Any = SimpleNamespace(tokens=tokens(), mask=MASK, context=CONTEXT)
+    own = parts()
+    own.config = replace(own.config, evaluation=Evaluation(distance=True))
 
     @jax.jit
     @jax.vmap
     def measure(params, base):
-        return validation.distance(parts(), tiny.MODEL, params, base, prompts, drawn)
+        state: Any = SimpleNamespace(params=params, reference=base, frozen=None)
+        return validation.measured(own, state, prompts, drawn)
 
     def both(*seeds):
         return jax.tree.map(lambda *x: jnp.stack(x), *seeds)
@@ -271,23 +274,6 @@ def test_the_policy_that_rl_starts_from_is_kept_where_it_is_needed(changed, kept
         close(state.reference["w"], params["w"])
 
 
-def test_the_distance_is_to_the_kept_policy(monkeypatch):
-    told = []
-
-    def distance(*given):
-        told.append(given)
-        return {}
-
-    monkeypatch.setattr(validation, "distance", distance)
-    config = SimpleNamespace(evaluation=Evaluation(distance=True))
-    own: Any = SimpleNamespace(model=tiny.MODEL, config=config)
-    state: Any = SimpleNamespace(frozen=None, params="now", reference="first")
-    unread: Any = ("prompts", "rollouts")
-    validation.measured(own, state, *unread)
-    (given,) = told
-    assert given[2:] == ("now", "first", "prompts", "rollouts")
-
-
 @pytest.mark.long
 def test_confidence_is_that_of_a_plain_forward():
     """Every completion by itself, in one piece, from the logits of all its tokens."""
@@ -314,7 +300,12 @@ def test_confidence_is_that_of_a_plain_forward():
         evaluation=replace(own.config.evaluation, confidence=2, window=2),
         sampling=replace(own.config.sampling, temperature=temperature),
     )
-    measure = jax.jit(lambda p: validation.confidence(own, model, p, prompts, said))
+
+    @jax.jit
+    def measure(params):
+        state: Any = SimpleNamespace(params=params, frozen=None)
+        return validation.measured(own, state, prompts, said)
+
     got = measure(params)
     want: dict[str, list[float]] = {name: [] for name in got}
     forward = jax.jit(model.features)

@@ -24,7 +24,7 @@ from curax.settings import errors
 from curax.settings.declared import RIGHT
 from curax.step import draw
 from curax.step.types import Components, Driver, Request, Subject
-from curax.types import Model, Prompts, Rollouts, Task, TrainState
+from curax.types import Prompts, Rollouts, Task, TrainState
 
 _SHOWN = 60  # characters of a completion in an error
 _opening, _spread = jax.jit(diversity.opening), jax.jit(diversity.spread)
@@ -158,36 +158,21 @@ def measured(
     Returns:
         By name, `[]` float32.
     """
-    how, model, found = parts.config.evaluation, draw.policy(parts, state), {}
-    if how.distance:
-        given = state.params, state.reference, prompts, rollouts
-        found |= distance(parts, model, *given)
-    if how.confidence:
-        found |= confidence(parts, model, state.params, prompts, rollouts)
-    return found
+    how, given = parts.config.evaluation, (parts, state, prompts, rollouts)
+    found = distance(*given) if how.distance else {}
+    return found | (confidence(*given) if how.confidence else {})
 
 
 def distance(
-    parts: Components,
-    model: Model,
-    params: Any,
-    base: Any,
-    prompts: Prompts,
-    rollouts: Rollouts,
+    parts: Components, state: TrainState, prompts: Prompts, rollouts: Rollouts
 ) -> dict[str, jax.Array]:
-    """KL of the policy to a base policy on held-out completions, by three estimators.
+    """KL of the policy to that at the start of RL, on held-out completions.
 
-    Args:
-        parts: components of the run.
-        model: the policy.
-        params: its trained parameters.
-        base: trained parameters of the base policy.
-        prompts: held-out prompts.
-        rollouts: completions of them, sampled at a temperature.
+    By three estimators. Arguments as `measured`.
 
     Returns:
-        By name, `[]` float32, of `distance.from_base`, under that temperature;
-        top_k and top_p are ignored, as they are in training.
+        By name, `[]` float32, of `distance.from_base`, under the temperature of the
+        samples; top_k and top_p are ignored, as they are in training.
     """
     count = rollouts.tokens.shape[0]
     least = min(count, -(-count // parts.train_rows))
@@ -198,34 +183,30 @@ def distance(
         tokens_per_micro_batch=parts.config.update.tokens_per_micro_batch,
         token_chunk=parts.config.update.token_chunk,
     )
+    model, contexts = draw.policy(parts, state), hint.none(prompts)
     rows = rollouts.tokens, rollouts.mask, rollouts.context
-
-    def logprobs(params):
-        return update.logprobs(model, params, hint.none(prompts), *rows, how)
-
-    found = from_base(logprobs(params), logprobs(base), rollouts.mask)
+    logp, logp_base = (
+        update.logprobs(model, params, contexts, *rows, how)
+        for params in (state.params, state.reference)
+    )
+    found = from_base(logp, logp_base, rollouts.mask)
     return {f"distance/{name.replace('/', '_')}": x for name, x in found.items()}
 
 
 def confidence(
-    parts: Components, model: Model, params: Any, prompts: Prompts, rollouts: Rollouts
+    parts: Components, state: TrainState, prompts: Prompts, rollouts: Rollouts
 ) -> dict[str, jax.Array]:
     """Mean confidence scores of the policy on held-out completions.
 
-    Args:
-        parts: components of the run.
-        model: the policy.
-        params: its trained parameters.
-        prompts: held-out prompts.
-        rollouts: completions of them, sampled at a temperature.
+    Arguments as `measured`.
 
     Returns:
         By name, `[]` float32 nats, of `curax.monitors.confidence.scores`.
     """
     how = parts.config.evaluation
     found = rollout.confidences(
-        model,
-        params,
+        draw.policy(parts, state),
+        state.params,
         hint.none(prompts),
         rollouts,
         temperature=parts.config.sampling.temperature,
