@@ -186,6 +186,18 @@ def pools(n):
     return np.float32(np.arange(n) < np.arange(n + 1)[:, None])
 
 
+def binomial(n, p):
+    """`[..., n + 1]`: how likely 0 to n right ones are among n draws at rate p."""
+    k, p = np.arange(n + 1), np.asarray(p, float)[..., None]
+    return np.array([float(comb(n, i)) for i in k]) * p**k * (1 - p) ** (n - k)
+
+
+def sides(credit, labels, p):
+    """`[...]`: C+ / p - C- / (1 - p) of groups, whose mean over draws is the weight."""
+    credit = np.asarray(credit, np.float64)
+    return np.where(labels == 1, credit / p, -credit / (1 - p)).sum(-1)
+
+
 def effective_weight(credit, p):
     """w with E[sum_j c_j grad log pi(y_j)] = w(p) grad p, for n draws at pass rate p.
 
@@ -196,7 +208,4 @@ def effective_weight(credit, p):
         p: pass rate in (0, 1).
     """
     n = credit.shape[-1]
-    k = np.arange(n + 1)
-    chance = np.array([comb(n, i) for i in k]) * p**k * (1 - p) ** (n - k)
-    sides = np.where(pools(n) == 1, credit / p, -credit / (1 - p))
-    return chance @ sides.astype(np.float64).sum(-1)
+    return binomial(n, p) @ sides(credit, pools(n), p)

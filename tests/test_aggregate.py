@@ -77,33 +77,3 @@ def test_the_losses_of_micro_batches_add_up(rule):
 
     parts = np.concatenate([step(slice(i, i + 2)) for i in range(0, 8, 2)])
     close(parts, step(slice(0, 8)))
-
-
-def gradient(rule, lengths):
-    """Gradient of the weighted loss of three rows, in the log-probs."""
-    mask = np.arange(6) < np.array(lengths)[:, None]
-    logp, credit = np.full((3, 6), -0.5, np.float32), np.float32([2.0, -1.0, 0.5])
-
-    def total(logp):
-        return jnp.sum(
-            rule(mask) * loss.clipped_ratio(logp, logp * 0 - 0.5, credit, mask)
-        )
-
-    return np.asarray(jax.grad(total)(logp)), mask, credit
-
-
-def test_a_constant_length_gives_the_score_of_the_whole_sequence():
-    """L2: at ratio 1."""
-    got, mask, credit = gradient(ten_tokens, [2, 4, 3])
-    close(got, np.where(mask, -credit[:, None] / (3 * 10), 0))
-
-
-@pytest.mark.parametrize("change", [[6, 4, 3], [0, 4, 3]], ids=["longer", "dropped"])
-def test_only_a_constant_length_leaves_the_other_rows_alone(change):
-    """L2: when another row is longer, or dropped."""
-    for rule in DEFINITIONS:
-        before, after = (gradient(rule, rows)[0][1:] for rows in ([2, 4, 3], change))
-        alone = rule is ten_tokens or (
-            rule is aggregate.sequence_mean and min(change) > 0
-        )
-        assert np.allclose(before, after, rtol=1e-6) == alone

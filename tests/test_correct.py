@@ -2,7 +2,6 @@
 
 from functools import cache, partial
 from itertools import product
-from math import comb
 
 import jax
 import numpy as np
@@ -16,6 +15,7 @@ from contracts import (
     ignores_absent_entries,
     name,
     pools,
+    sides,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,45 +200,6 @@ def test_the_mean_over_all_subsets_is_the_pool_unless_a_class_is_lost(levels):
             assert fair == np.isclose(plain, whole, rtol=0, atol=1e-9)
 
 
-@pytest.mark.long
-def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
-    """L12: by every rule."""
-    reward, pool = pools(8)[2:3], np.ones((1, 8), bool)
-    keep = np.asarray(best(4)(KEY, reward, pool))
-    order = np.argsort(-reward[keep], kind="stable")  # right ones first
-
-    def credit(f, rule, estimate=advantage.group_mean):
-        weight = prompt_weight(reward, pool, f)
-        grid = estimate(reward, pool) * weight * rule(reward, pool, keep)
-        return np.asarray(grid)[keep][order]
-
-    def two_of_each(right, wrong):
-        return [right, right, wrong, wrong]
-
-    ht = correct.horvitz_thompson
-    close(ht(reward, pool, keep)[keep][order], two_of_each(0.5, 1.5))
-    close(credit(objective.linear, correct.none), two_of_each(0.75, -0.25))
-    close(credit(objective.log, correct.none), two_of_each(3, -1))
-    close(credit(objective.linear, ht), two_of_each(0.375, -0.375))
-    unbiased = credit(objective.linear, ht, advantage.leave_one_out)
-    close(unbiased, two_of_each(0.428571, -0.428571))
-    close(credit(objective.log, ht), two_of_each(1.5, -1.5))
-    published = correct.inverse_pass_rate
-    close(credit(objective.linear, published), two_of_each(3, -1))
-    close(
-        credit(objective.linear, partial(published, power=0.5)),
-        two_of_each(1.5, -0.5),
-    )
-    mean = partial(correct.accepted_mean, rows=4)
-    control = partial(correct.control_variate, rows=4, limit=32)
-    for estimate in (advantage.raw, advantage.signed):
-        close(credit(objective.linear, mean, estimate), two_of_each(2, 0))
-    signed = credit(objective.linear, control, advantage.signed)
-    close(signed, two_of_each(1.875, -0.375))
-    without = credit(objective.linear, partial(control, strength=0.0), advantage.signed)
-    close(without, two_of_each(2, 0))
-
-
 def test_pools_of_one_class_have_credit_under_the_control_variate_alone():
     """L12: where exactness requires it."""
     reward, pool, kept = np.zeros((3, 32), np.float32), np.ones((3, 32), bool), 4
@@ -274,50 +235,6 @@ def selected(estimate, *, n, m, rule, of_pool, f=objective.linear):
     keep = best(m)(KEY, reward, pool)
     credit = estimate(reward, pool if of_pool else keep) * rule(reward, pool, keep)
     return np.asarray(credit * prompt_weight(reward, pool, f)) / m
-
-
-@pytest.mark.long
-def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
-    """PODS: the published table of weights."""
-    grpo = partial(advantage.standardised, eps=0.0)
-    whole = grpo(pools(64), np.ones((65, 64), bool)) / 64
-    wide = partial(selected, grpo, n=64, m=16)
-    pods = wide(rule=correct.none, of_pool=False)
-    mixed = wide(rule=correct.none, of_pool=True)
-    exact = wide(rule=correct.horvitz_thompson, of_pool=True)
-    table = {
-        0.001: (7.798, 15.203, 31.169),
-        0.01: (6.736, 12.983, 26.738),
-        0.05: (4.336, 7.803, 16.637),
-        0.1: (3.255, 5.205, 11.405),
-        0.2: (2.469, 3.121, 5.393),
-        0.3: (2.162, 2.381, 3.060),
-        0.5: (1.984, 2.000, 2.016),
-    }
-    for p, want in table.items():
-        got = [effective_weight(credit, p) for credit in (whole, pods, mixed)]
-        close(got, want, rtol=0, atol=6e-4)
-        close(effective_weight(exact, p), got[0])
-    close(effective_weight(pods, 1e-7), 15.49193, rtol=1e-4)
-
-
-@pytest.mark.long
-def test_two_of_six_corrected_weigh_as_the_six_would():
-    """L14: a fixed pool."""
-    two_of_six = partial(selected, n=6, m=2, of_pool=True)
-    ht, log = correct.horvitz_thompson, objective.log
-    corrected = two_of_six(advantage.group_mean, rule=ht, f=log)
-    linear = two_of_six(advantage.leave_one_out, rule=ht)
-    published = two_of_six(advantage.group_mean, rule=correct.inverse_pass_rate)
-    close(published, two_of_six(advantage.group_mean, rule=correct.none, f=log))
-    mean = two_of_six(advantage.raw, rule=partial(correct.accepted_mean, rows=2))
-    for p in (0.1, 0.3134797966, 0.5, 0.9):
-        close(effective_weight(corrected, p), (1 - (1 - p) ** 5) / p)
-        close(effective_weight(linear, p), 1.0)
-        close(effective_weight(mean, p), (1 - (1 - p) ** 6) / p)
-        for limit in (5, 6):
-            log_weight = (1 - (1 - p) ** limit) / p
-            assert abs(effective_weight(published, p) / log_weight - 1) > 0.01
 
 
 def test_five_right_of_eight_kept_two_and_two_weigh_as_published():
@@ -358,20 +275,10 @@ def stopped(labels, per_round, exit_at):
     return pool
 
 
-def first_of_each(labels, pool, right=1, wrong=1):
-    """As many of each class, those drawn first."""
-    keep = np.zeros_like(pool)
-    for side, most in [(1, right), (0, wrong)]:
-        own = pool & (labels == side)
-        most = np.reshape(most, (-1, 1))
-        keep |= own & (own.cumsum(-1) <= most)
-    return keep
-
-
-def sides(credit, labels, p):
-    """C+ / p - C- / (1 - p), whose mean over draws is the weight."""
-    c = np.asarray(credit, np.float64)
-    return np.where(labels == 1, c / p, -c / (1 - p)).sum(-1)
+def first_of_each(labels, pool):
+    """One of each class, the first that was drawn."""
+    both = pool & (labels == 1), pool & (labels == 0)
+    return np.logical_or(*(own & (own.cumsum(-1) <= 1) for own in both))
 
 
 ALL_SIX = np.float32(list(product([0, 1], repeat=6)))
@@ -412,17 +319,17 @@ def test_under_early_stopping_only_some_rules_are_exact(exit_at, of_pool, keep_a
         return w
 
     control = partial(correct.control_variate, rows=rows, limit=6)
+    mean = (correct.horvitz_thompson, partial(correct.per_prompt, rows=rows))
+    mean = partial(correct.every, rules=mean)
     exact = [
+        weigh(advantage.raw, mean, objective.log),
         weigh(advantage.raw, partial(correct.accepted_mean, rows=rows)),
         *(
             weigh(advantage.signed, partial(control, strength=strength))
             for strength in (0.0, 1.0, 1.7)
         ),
     ]
-    mean = (correct.horvitz_thompson, partial(correct.per_prompt, rows=rows))
-    pooled = weigh(
-        advantage.group_mean, partial(correct.every, rules=mean), objective.log
-    )
+    pooled = weigh(advantage.group_mean, mean, objective.log)
     for w in exact:
         close(w(PUBLISHED_P), LOG_OF_SIX)
         close([w(p) for p in RATES], [(1 - (1 - p) ** 6) / p for p in RATES])
@@ -452,113 +359,6 @@ def test_a_first_success_past_the_limit_weighs_nothing():
     pool[1, 0] = False
     log = partial(correct.first_success, coefficients=objective.log_coefficients)
     close(log(reward, pool, pool, rows=2, limit=3), [[0] * 4, [0, 0, 1, 1]])
-
-
-# Draws in rounds of 8 up to 32, of which four are kept: the published sampling.
-PUBLISHED = {  # p: E[N], and weights as released, as written, of the pool, exact
-    (2, 2): {
-        0.01: (31.700, 7.5225, 204.555, 26.6472, 27.5020),
-        0.05: (27.315, 5.8570, 96.7469, 15.5783, 16.1258),
-        0.10: (20.962, 3.9464, 41.3601, 9.2615, 9.6566),
-        0.25: (11.520, 1.6205, 7.2916, 3.8195, 3.9996),
-        0.50: (8.567, 1, 2.2419, 2.0000, 2.0000),
-        0.75: (11.520, 1.6205, 2.2995, 1.5133, 1.3333),
-        0.90: (20.962, 3.9464, 4.6168, 1.4681, 1.1111),
-        0.95: (27.315, 5.8570, 6.4752, 1.3962, 1.0526),
-        0.99: (31.700, 7.5225, 7.9005, 1.1326, 1.0101),
-    },
-    (1, 0): {
-        0.01: (28.479, 6.6109, 125.052, 25.8185, 27.5020),
-        0.05: (19.164, 4.2673, 60.3271, 15.3414, 16.1258),
-        0.10: (13.564, 2.8023, 27.9310, 9.2885, 9.6566),
-        0.50: (8.031, 0.9726, 2.2597, 1.9961, 2.0000),
-        0.90: (8.000, 1.5795, 1.9782, 1.1111, 1.1111),
-    },
-}
-
-
-def ends(p, exit_at):
-    """Chances of (drawn, right) when the draws stop, by dynamic programming."""
-    binomial = [comb(8, k) * p**k * (1 - p) ** (8 - k) for k in range(9)]
-    active, done = {(0, 0): 1.0}, {}
-    while active:
-        after = {}
-        for (n, k), chance in active.items():
-            for more, share in enumerate(binomial):
-                state = n + 8, k + more
-                right, wrong = state[1], state[0] - state[1]
-                left = right >= exit_at[0] and wrong >= exit_at[1]
-                into = done if left or state[0] == 32 else after
-                into[state] = into.get(state, 0.0) + chance * share
-        active = after
-    return done
-
-
-@cache
-def released(exit_at):
-    """Ends of the draws, and labels, pool and what is kept of each `[ends, 32]`."""
-    at = sorted(ends(0.5, exit_at))
-    n, k = np.array(at).T[..., None]
-    pool, labels = np.arange(32) < n, np.float32(np.arange(32) < k)
-    right = np.minimum(2, k)
-    wrong = np.minimum(4 - right, n - k)
-    keep = first_of_each(labels, pool, np.minimum(4 - wrong, k), wrong)
-    assert (keep.sum(-1) == 4).all()
-    return at, labels, pool, keep
-
-
-def credits(exit_at, estimate, rule, f=objective.linear):
-    _, labels, pool, keep = released(exit_at)
-    credit = estimate(labels, pool) * rule(labels, pool, keep)
-    return np.asarray(credit * prompt_weight(labels, pool, f), np.float64) / 4
-
-
-@pytest.mark.first(1)
-@pytest.mark.parametrize("exit_at", PUBLISHED, ids=str)
-def test_weights_at_the_released_defaults_are_those_derived(exit_at):
-    """L16: the published tables."""
-    at, labels, *_ = released(exit_at)
-    control = partial(correct.control_variate, rows=4, limit=32)
-    mean, ht = advantage.group_mean, correct.horvitz_thompson
-    columns = [
-        (credits(exit_at, advantage.raw, correct.expansion) * 4, 5e-4),
-        (credits(exit_at, mean, correct.none), 5e-5),
-        (credits(exit_at, mean, correct.inverse_pass_rate), 5e-4),
-        (credits(exit_at, mean, ht, objective.log), 5e-5),
-        (credits(exit_at, advantage.signed, control), 5e-5),
-    ]
-    accepted = partial(correct.accepted_mean, rows=4)
-    positives = credits(exit_at, advantage.raw, accepted)
-    for p, want in PUBLISHED[exit_at].items():
-        ended = ends(p, exit_at)
-        chance = np.array([ended[state] for state in at])
-        for (credit, digits), expected in zip(columns, want, strict=True):
-            got = chance @ sides(credit, labels, p)
-            close(got, expected, rtol=2e-6, atol=digits)
-        close(chance @ sides(positives, labels, p), (1 - (1 - p) ** 32) / p)
-
-
-def test_the_strength_of_the_control_variate_moves_noise_and_nothing_else():
-    """L15b: the published noise."""
-    table = {  # relative noise for strengths of 0, 1, 32 / E[N], 3
-        0.1: (0.0058, 0.0071, 0.0094, 0.0218),
-        0.5: (0.1250, 0.0968, 0.0734, 0.0720),
-        0.9: (0.3816, 0.1026, 0.0785, 0.4612),
-    }
-    at, labels, *_ = released((2, 2))
-    for p, want in table.items():
-        ended = ends(p, (2, 2))
-        chance = np.array([ended[state] for state in at])
-        drawn = chance @ np.array(at)[:, 0]
-        for strength, noise in zip((0.0, 1.0, 32 / drawn, 3.0), want, strict=True):
-            rule = partial(
-                correct.control_variate, rows=4, limit=32, strength=float(strength)
-            )
-            credit = credits((2, 2), advantage.signed, rule)
-            w = chance @ sides(credit, labels, p)
-            close(w, (1 - (1 - p) ** 32) / p)
-            square = chance @ (credit**2).sum(-1)
-            close(square / w**2, noise, rtol=0, atol=6e-5)
 
 
 # ----- draws whose number was allotted before

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from curax import advantage, correct, downsample
+from curax import advantage, downsample
 
 KEY = jax.random.key(0)
 max_variance_3 = partial(downsample.max_variance, m=3)
@@ -499,20 +499,6 @@ def test_what_varies_most_weighs_hard_prompts_more_than_the_pool_does(n, m, rati
         weight = effective_weight(np.asarray(grpo(reward, keep)) / m, p)
         whole = effective_weight(np.asarray(grpo(reward, pool)) / n, p)
         close(weight / whole, ratio, rtol=0, atol=6e-4)
-
-
-@pytest.mark.first(1)
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-def test_balance_weighs_both_ends_alike_and_its_correction_gives_the_mean_back(p):
-    """L22: ((1-p)^2 + p^2) / (2 p (1-p)) where both are plentiful; then 1 - 1/n."""
-    n, m = 128, 4
-    reward, pool = pools(n), np.ones((n + 1, n), bool)
-    keep = compiled(downsample.balanced, m=m)(KEY, reward, pool)
-    credit = np.where(keep, advantage.group_mean(reward, pool), 0.0) / m
-    published = ((1 - p) ** 2 + p**2) / (2 * p * (1 - p))
-    close(effective_weight(credit, p), published, rtol=1e-4)
-    undo = correct.horvitz_thompson(reward, pool, keep)
-    close(effective_weight(credit * undo, p), 1 - 1 / n)
 
 
 @pytest.mark.parametrize("rule", CHOICES, ids=name)

@@ -1,12 +1,12 @@
 """Gates: definitions, what they never do, and the weights they leave."""
 
 from functools import partial
-from math import comb
 
 import numpy as np
 import pytest
 from contracts import (
     are_the_same_however_they_run,
+    binomial,
     close,
     defined,
     effective_weight,
@@ -137,8 +137,8 @@ def test_hopeless_prompts_weigh_nothing_once_several_must_be_right(least):
     credit = np.where(open_, advantage.leave_one_out(pools(n), every), 0.0) / n
     for p in (0.001, 0.1, 0.5, 0.9):
         # All but the two completions whose pair of labels is (right, wrong).
-        others = [comb(n - 2, k) * p**k * (1 - p) ** (n - 2 - k) for k in range(n - 1)]
-        close(effective_weight(credit, p), sum(others[least - 1 :]), rtol=1e-5)
+        others = binomial(n - 2, p)
+        close(effective_weight(credit, p), others[least - 1 :].sum(), rtol=1e-5)
     tiny = [effective_weight(credit, p) for p in (1e-4, 2e-4)]
     close(tiny[1] / tiny[0], 2 ** (least - 1), rtol=2e-3)
 
@@ -156,7 +156,7 @@ def test_the_energy_of_groups_is_estimated_as_stated_and_gates_as_it_weighs(weig
     np.testing.assert_array_equal(open_.all(-1), (energy >= least) & (q % 1 > 0))
     credit = np.where(open_, advantage.leave_one_out(pools(n), every), 0.0) / n
     for p in (0.05, 0.3, 0.9):
-        chance = np.array([comb(n, i) * p**i * (1 - p) ** (n - i) for i in k])
+        chance = binomial(n, p)
         close(chance @ (q * (1 - q)), (1 - 1 / n) * p * (1 - p))
         # c(k) = k (n - k) / (n (n - 1)) of leave one out.
         centred = k * (n - k) / (n * (n - 1)) * open_.all(-1)
@@ -167,38 +167,3 @@ def test_no_gates_at_all_let_everything_through():
     exists = np.array([[True, False, True]])
     outcome = np.zeros((1, 3), np.float32)
     np.testing.assert_array_equal(gate.every(outcome, exists, exists, gates=()), exists)
-
-
-@pytest.mark.parametrize(
-    ("n", "weights"),
-    [(4, (1.1425, 1.27, 1.5625, 1.75)), (8, (1.301663, 1.521703, 1.866455, 1.984375))],
-)
-def test_reinforce_rej_weighs_prompts_as_derived(n, weights):
-    """L4: signed, and with 0 and 1 as released."""
-    every = np.ones((n + 1, n), bool)
-    mixed = gate.zero_variance(pools(n), every, every)
-    for p, weight in zip((0.05, 0.1, 0.25, 0.5), weights, strict=True):
-        credit = np.where(mixed, advantage.signed(pools(n), every), 0.0) / n
-        close(effective_weight(credit, p), weight)
-        close(effective_weight(credit, 1 - p), weight)
-        released = np.where(mixed, advantage.raw(pools(n), every), 0.0) / n
-        close(effective_weight(released, p), 1 - p ** (n - 1))
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropping_one_kind_of_dead_group_weighs_as_derived(p):
-    """L1: signs, without all-wrong or all-right groups."""
-    n, credit = 4, advantage.signed(pools(4), np.ones((5, 4), bool)) / 4
-    without_all_wrong = np.where(np.arange(5)[:, None] > 0, credit, 0.0)
-    without_all_right = np.where(np.arange(5)[:, None] < n, credit, 0.0)
-    close(effective_weight(without_all_wrong, p), 2 - (1 - p) ** (n - 1))
-    close(effective_weight(without_all_right, p), 2 - p ** (n - 1))
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_the_mean_over_accepted_completions_ascends_the_truncated_log(p):
-    """L1: RAFT, a mean over the accepted."""
-    n, every = 5, np.ones((6, 5), bool)
-    accepted = np.asarray(gate.accepted(pools(n), every, every))
-    credit = accepted / np.maximum(accepted.sum(-1, keepdims=True), 1)
-    close(effective_weight(credit, p), (1 - (1 - p) ** n) / p)

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contracts import close
-from test_law import STATEMENTS, sides
+from contracts import close, sides
+from test_law import STATEMENTS
 
 from curax import hint, rollout, update
 from curax import memory as memories

@@ -13,7 +13,6 @@ import ast
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
-from math import comb
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +20,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contracts import close, effective_weight, pools
-from test_correct import PUBLISHED
+from contracts import binomial, close, effective_weight, pools, sides
+from test_stop import PUBLISHED
 
-from curax import advantage, aggregate, correct, downsample, gate, loss, objective
+from curax import (
+    advantage,
+    aggregate,
+    correct,
+    downsample,
+    gate,
+    loss,
+    objective,
+    stop,
+)
 from curax.config import Sampling, Update, load, override
 from curax.settings.config_paths import option
 from curax.step import learn, optimise
@@ -122,9 +130,7 @@ def counted(config):
 
 def expected(n, p, value):
     """E[value(k)], k ~ Binomial(n, p)."""
-    k = np.arange(n + 1)
-    chance = np.array([float(comb(n, i)) for i in k]) * p**k * (1 - p) ** (n - k)
-    return chance @ np.array([value(i) for i in range(n + 1)], float)
+    return binomial(n, p) @ np.array([value(i) for i in range(n + 1)], float)
 
 
 def deviation(q):
@@ -390,8 +396,7 @@ def test_the_advantage_energy_is_w_p_times_the_variance_less_a_covariance(estima
         jnp.float32(c), jnp.asarray(outcome), jnp.ones((n + 1, n), bool)
     )
     for p in RATES:
-        k = np.arange(n + 1)
-        chance = np.array([comb(n, i) for i in k]) * p**k * (1 - p) ** (n - k)
+        chance = binomial(n, p)
         exact = w(p) * p * (1 - p)
         close(chance @ (c * (outcome - p)).sum(-1), exact)
         bias = chance @ (c.sum(-1) * (q - p))
@@ -435,29 +440,16 @@ def test_an_objective_weighs_prompts_by_its_own_finite_sum(f, n):
 # ----- selection
 
 
-def test_down_sampling_keeps_both_classes_as_evenly_as_it_can():
-    """L11."""
-    splits = {
-        4: {(0, 8): (0, 4), (1, 7): (1, 3), (2, 6): (2, 2), (3, 5): (2, 2)}
-        | {(5, 3): (2, 2), (7, 1): (3, 1), (8, 0): (4, 0)},
-        5: {(4, 4): (2, 3), (7, 1): (4, 1)},
-    }
-    for m, cases in splits.items():
-        config = composed(8, downsample=partial(downsample.max_variance, m=m))
-        keep, _ = by_count(config)
-        for (right, _), kept in cases.items():
-            among = keep[right]
-            assert (among[:right].sum(), among[right:].sum()) == kept
-
-
 def test_an_even_choice_weighs_both_ends_up_as_much_and_the_middle_not_at_all():
     """L22: the balance factor, whose integral is log(p / (1 - p)) / 2 - p."""
     even = partial(downsample.balanced, m=4)
     config = composed(256, downsample=even)
-    rates = np.array([0.05, 0.1, 0.5])
+    rates = np.array([0.05, 0.1, 0.3, 0.5])
     factor = weight(config, rates)
-    close(factor, [9.526316, 4.555556, 1.0], rtol=1e-3)
+    close(factor, [9.526316, 4.555556, 1.380952, 1.0], rtol=1e-4)
     close(weight(config, 1 - rates), factor, rtol=1e-4)
+    undone = replace(config, correct=correct.horvitz_thompson)
+    close(weight(undone, [*rates, 0.9]), 1 - 1 / 256)
 
     def integral(p):
         return np.log(p / (1 - p)) / 2 - p
@@ -467,23 +459,37 @@ def test_an_even_choice_weighs_both_ends_up_as_much_and_the_middle_not_at_all():
 
 def test_two_right_of_eight_kept_two_and_two_give_the_published_advantages():
     """L12."""
-    log = partial(objective.prompt_weight, f=objective.log)
-    ht = correct.horvitz_thompson
+    log = {"objective": partial(objective.prompt_weight, f=objective.log)}
+    ht, published = correct.horvitz_thompson, correct.inverse_pass_rate
+    raw, signed = {"advantage": advantage.raw}, {"advantage": advantage.signed}
+    mean = {"correct": partial(correct.accepted_mean, rows=4)}
+    control = partial(correct.control_variate, rows=4, limit=32)
     vectors = [
         ({}, (0.75, -0.25)),
-        ({"objective": log}, (3, -1)),
+        (log, (3, -1)),
         ({"correct": ht}, (0.375, -0.375)),
         ({"correct": ht, "advantage": advantage.leave_one_out}, (0.428571, -0.428571)),
-        ({"correct": ht, "objective": log}, (1.5, -1.5)),
+        ({"correct": ht} | log, (1.5, -1.5)),
+        ({"correct": published}, (3, -1)),
+        ({"correct": partial(published, power=0.5)}, (1.5, -0.5)),
+        (mean | raw, (2, 0)),
+        (mean | signed, (2, 0)),
+        ({"correct": control} | signed, (1.875, -0.375)),
+        ({"correct": partial(control, strength=0.0)} | signed, (2, 0)),
     ]
+    best = partial(downsample.max_variance, m=4)
+    outcome, exists = (grid[:, None] for grid in padded(8, 32))
     for stages, (right, wrong) in vectors:
-        best = partial(downsample.max_variance, m=4)
-        keep, credit = by_count(composed(8, downsample=best, **stages))
+        given = assigned(composed(32, downsample=best, **stages), outcome, exists)
+        keep, credit = (grid[:, 0] for grid in given)
         assert keep[2, :2].all()
         close(credit[2, :2], right)
         close(credit[2, 2:][keep[2, 2:]], wrong)
-        assert not credit[[0, -1]].any()
         assert not credit[~keep].any()
+        if "advantage" not in stages or stages["correct"] is ht:  # centred on the group
+            assert not credit[[0, -1]].any()
+    omega = np.asarray(ht(outcome[:, 0], exists[:, 0], keep))
+    close(omega[2][keep[2]], [0.5, 0.5, 1.5, 1.5])
 
 
 SEVEN = composed(7, advantage=advantage.standardised, gate=gate.overlong)
@@ -558,15 +564,32 @@ def test_two_of_six_corrected_weigh_as_the_six_would():
     two_of_six = partial(composed, 6, downsample=best)
     unbiased = two_of_six(correct=ht, advantage=advantage.leave_one_out)
     corrected = two_of_six(correct=ht, objective=log)
-    published = two_of_six(objective=log)
+    published = two_of_six(correct=correct.inverse_pass_rate)
+    close(by_count(published)[1], by_count(two_of_six(objective=log))[1])
+    mean = partial(correct.accepted_mean, rows=2)
+    right_ones = two_of_six(advantage=advantage.raw, correct=mean)
     positives = composed(6, gate=gate.accepted, advantage=advantage.raw, objective=log)
     for p in (0.1, 0.3134797966, 0.5, 0.9):
+        close(weight(right_ones, p), (1 - (1 - p) ** 6) / p)
         close(weight(corrected, p), (1 - (1 - p) ** 5) / p)
         close(weight(unbiased, p), 1.0)
         close(weight(positives, p), (1 - (1 - p) ** 6) / p)
         for limit in (5, 6):
             log_weight = (1 - (1 - p) ** limit) / p
             assert abs(weight(published, p)[0] / log_weight - 1) > 0.01
+
+
+# w(p) of groups of 16, of 64, and of 16 of 64 kept: as released, by statistics of the
+# pool, and those corrected.
+OF_PODS = {
+    0.001: (3.859, 7.798, 15.203, 31.169, 7.798),
+    0.01: (3.733, 6.736, 12.983, 26.738, 6.736),
+    0.05: (3.267, 4.336, 7.803, 16.637, 4.336),
+    0.1: (2.848, 3.255, 5.205, 11.405, 3.255),
+    0.2: (2.346, 2.469, 3.121, 5.393, 2.469),
+    0.3: (2.092, 2.162, 2.381, 3.060, 2.162),
+    0.5: (1.934, 1.984, 2.000, 2.016, 1.984),
+}
 
 
 def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
@@ -581,18 +604,9 @@ def test_pods_weighs_prompts_as_derived_and_the_correction_gives_grpo_back():
         wide(),
         wide(correct=correct.horvitz_thompson),
     ]
-    table = {
-        0.001: (3.859, 7.798, 15.203, 31.169, 7.798),
-        0.01: (3.733, 6.736, 12.983, 26.738, 6.736),
-        0.05: (3.267, 4.336, 7.803, 16.637, 4.336),
-        0.1: (2.848, 3.255, 5.205, 11.405, 3.255),
-        0.2: (2.346, 2.469, 3.121, 5.393, 2.469),
-        0.3: (2.092, 2.162, 2.381, 3.060, 2.162),
-        0.5: (1.934, 1.984, 2.000, 2.016, 1.984),
-    }
-    rates = list(table)
+    rates = list(OF_PODS)
     got = np.transpose([weight(config, rates) for config in columns])
-    close(got, list(table.values()), rtol=0, atol=6e-4)
+    close(got, list(OF_PODS.values()), rtol=0, atol=6e-4)
     mirrored = np.transpose([weight(config, 1 - np.array(rates)) for config in columns])
     close(mirrored, got, rtol=1e-4)
     close(got[:, 4], got[:, 1])
@@ -610,11 +624,8 @@ def test_batch_statistics_keep_the_direction_and_tie_the_weight_to_the_batch():
         """w of either of two prompts with pass rates p, three completions each."""
         outcome = np.stack([pools(3)[list(pair)] for pair in product(k, k)])
         credit = coefficients(config, outcome)
-        chance = [[comb(3, i) * q**i * (1 - q) ** (3 - i) for i in k] for q in p]
-        joint = np.outer(*chance).reshape(-1)
-        sides = np.where(outcome == 1, credit, 0), np.where(outcome == 0, credit, 0)
-        right, wrong = (joint @ side.sum(-1) for side in sides)
-        return right / p - wrong / (1 - np.array(p))
+        joint = np.outer(*binomial(3, p)).reshape(-1)
+        return joint @ sides(credit, outcome, np.array(p)[:, None])
 
     first = [weights((0.3, other))[0] for other in (0.2, 0.5, 0.9)]
     assert np.ptp(first) > 0.01 * np.mean(first)
@@ -644,15 +655,8 @@ def test_batch_statistics_weigh_all_prompts_of_a_large_batch_alike():
     outcome = np.stack([pools(half)[list(pair)].reshape(-1, 1) for pair in pairs])
     credit = assigned(config, outcome)[1].reshape(-1, 2, half)
     grid = outcome.reshape(-1, 2, half)
-    k = np.arange(half + 1)
-    binomial = [np.array([float(comb(half, i)) for i in k]) for _ in rates]
-    chance = [
-        c * q**k * (1 - q) ** (half - k) for c, q in zip(binomial, rates, strict=True)
-    ]
-    joint = np.outer(*chance).reshape(-1)
-    right = joint @ np.where(grid == 1, credit, 0.0).mean(-1)
-    wrong = joint @ np.where(grid == 0, credit, 0.0).mean(-1)
-    got = right / rates - wrong / (1 - rates)
+    joint = np.outer(*binomial(half, rates)).reshape(-1)
+    got = joint @ sides(credit / half, grid, rates[:, None])
     close(got, 1 / deviation(0.5), rtol=2 / 128)
 
 
@@ -1050,22 +1054,17 @@ def stops(config):
 def ended(config, p):
     """Chances of (drawn, right) when the draws stop: round by round, by convolution."""
     size, done = config.stop.round_size, stops(config)
-    binomial = [comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(size + 1)]
+    of_round = binomial(size, p)
     active, ends = {(0, 0): 1.0}, {}
     while active:
         after = {}
         for (n, k), chance in active.items():
-            for more, share in enumerate(binomial):
+            for more, share in enumerate(of_round):
                 pool = n + size, k + more
                 into = ends if done[pool] else after
                 into[pool] = into.get(pool, 0.0) + chance * share
         active = after
     return ends
-
-
-def sides(credit, labels, p):
-    """`[S]`, C+ / p - C- / (1 - p)."""
-    return np.where(labels == 1, credit / p, -credit / (1 - p)).sum(-1)
 
 
 @pytest.mark.first(2)
@@ -1086,14 +1085,14 @@ def test_over_the_pools_it_stops_a_recipe_weighs_as_its_docstring_says(recipe):
 
     close([weigh(p) for p in RATES], [stated(recipe, config, p) for p in RATES])
 
-    table = PUBLISHED[(2, 2) if option(config.stop.rule, "wrong") else (1, 0)]
-    column = {"published": 1, "text": 2}.get(recipe.rpartition("_")[2], 4)
-    want = [row[column] for row in table.values()]
-    close([weigh(p) for p in table], want, rtol=2e-6, atol=5e-5)
+    rule = stop.balanced if option(config.stop.rule, "wrong") else stop.positives
+    p, draws, *columns = np.array(PUBLISHED[rule], float).T
+    want = columns[{"published": 3, "text": 4}.get(recipe.rpartition("_")[2], 6)]
+    close([weigh(rate) for rate in p], want, rtol=2e-6, atol=5e-5)
     # Predicted by other means, and how much is drawn.
-    got = predict.predict(config, np.array(list(table)), np.array([0.1, 0.9]))
+    got = predict.predict(config, p, np.array([0.1, 0.9]))
     close(got.weight, want, rtol=2e-6, atol=5e-5)
-    close(got.draws, [row[0] for row in table.values()], rtol=0, atol=5e-4)
+    close(got.draws, draws, rtol=0, atol=5e-4)
     assert not got.half.any()
     assert not got.how
 

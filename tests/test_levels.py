@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import comb
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contracts import close
+from contracts import binomial, close
 from test_law import PLAIN
 
 from curax import advantage, hint, stop
@@ -72,8 +71,7 @@ def test_the_published_example_has_its_coefficients():
     close(hints.weight[0], 1.7057, rtol=3e-3)
     q = np.arange(5) / 4
     for row, p in enumerate((0.07, 0.4)):
-        mass = [comb(4, k) * p**k * (1 - p) ** (4 - k) for k in range(5)]
-        want = mass @ np.sqrt(q * (1 - q)) / (p * (1 - p))
+        want = binomial(4, p) @ np.sqrt(q * (1 - q)) / (p * (1 - p))
         close(hints.weight[row], want * (0.93**4 if row else 1))
     # Without hints it is as before, and draws and signal follow.
     close(found.weight, hints.weight[0])
@@ -343,10 +341,6 @@ def test_credit_of_groups_that_are_drawn_again_is_lost():
 # ----- levels set between visits
 
 
-def binomial(n, p):
-    return [comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
-
-
 def states(rates, group):
     """Chances `[L + 1, R, S]` of whole groups, R once more as their population."""
     which, chance = outcome_states.states(rates.reshape(-1), most=group, first=False)
@@ -358,7 +352,7 @@ def test_moves_are_those_of_the_published_table():
     """SAGE 9: at level 1 of 3, groups of 8."""
     rates = np.array([[0.3], [0.3], [0.4], [0.5]])
     which, chance = states(rates, 8)
-    mass = np.array(binomial(8, 0.3))
+    mass = binomial(8, 0.3)
     for rule, wants in {
         hint.paper: (0, mass[3:].sum(), mass[:3].sum()),
         partial(hint.hysteresis, low=0.1, high=0.35): (
@@ -369,7 +363,7 @@ def test_moves_are_those_of_the_published_table():
         got = hint_levels.moves(how, which, chance, group=8)
         close(got[0, 1], [*wants, 0])
         close(got.sum(-1), 1, rtol=1e-12)
-        top = np.array(binomial(8, 0.5))[:3].sum() if rule is hint.paper else None
+        top = binomial(8, 0.5)[:3].sum() if rule is hint.paper else None
         if top is not None:
             close(got[0, 3], [0, 0, 0, 1])
             close(got[0, 2], [0, 0, 1 - sum(binomial(8, 0.4)[:3]),

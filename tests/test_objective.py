@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from contracts import (
     are_the_same_however_they_run,
+    binomial,
     by_member,
     close,
     effective_weight,
@@ -294,24 +295,6 @@ def test_draws_weighed_by_history_follow_its_slope_exactly(f, estimate):
             close(effective_weight(credit, p), SLOPES[f](history))
 
 
-def test_the_pass_rate_of_a_small_pilot_overstates_and_loses_the_log():
-    table = {
-        0.05: (0.123, 0.366, 0.837),
-        0.1: (0.375, 0.848, 1.249),
-        0.3: (1.142, 1.210, 1.091),
-    }
-    for p, want in table.items():
-        got = []
-        for n in (8, 16, 32):
-            k = np.arange(n + 1)
-            one = np.zeros((n + 1, 1), np.float32)
-            pilot = (k / n).astype(np.float32)
-            weight = objective.history_weight(one, one == 0, pilot, f=objective.log)
-            binomial = np.array([comb(n, i) for i in k]) * p**k * (1 - p) ** (n - k)
-            got.append(p * binomial @ np.asarray(weight, np.float64)[:, 0])
-        close(got, want, rtol=0, atol=6e-4)
-
-
 # ----- series
 
 
@@ -442,8 +425,7 @@ def test_bernstein_ascends_the_mean_objective_of_n_draws(f, prior):
     want = []
     for n, value in enumerate(values, 1):
         k = np.arange(n + 1)
-        chance = np.array([comb(n, i) for i in k]) * p**k * (1 - p) ** (n - k)
-        slope = (chance * (k / p - (n - k) / (1 - p))) @ value[: n + 1]
+        slope = (binomial(n, RATES) * (k / p - (n - k) / (1 - p))) @ value[: n + 1]
         want.append((1 + (a + b) / n) * slope)
     weigh = partial(SMOOTH[f], prior=prior)
     close(reached(weigh), want, rtol=2e-5, atol=2e-5)

@@ -3,16 +3,17 @@
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import comb
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contracts import effective_weight, name, pools
+from contracts import binomial, effective_weight, name, pools, sides
 from hypothesis import given
 from hypothesis import strategies as st
+from test_law import OF_PODS
+from test_stop import PUBLISHED, printed
 
 from curax import (
     advantage,
@@ -158,41 +159,31 @@ def test_what_is_shown_has_the_state():
 
 # ----- tables of the reference
 
-BALANCED = """
-.01 31.700 .2750 .0112 7.5225 204.555 26.6472 27.5020
-.05 27.315 .8063 .0663 5.8570 96.7469 15.5783 16.1258
-.10 20.962 .9657 .1321 3.9464 41.3601 9.2615 9.6566
-.25 11.520 .9999 .2837 1.6205 7.2916 3.8195 3.9996
-.50 8.567 1 .5 1 2.2419 2.0000 2.0000
-.75 11.520 .9999 .7163 1.6205 2.2995 1.5133 1.3333
-.90 20.962 .9657 .8679 3.9464 4.6168 1.4681 1.1111
-.95 27.315 .8063 .9337 5.8570 6.4752 1.3962 1.0526
-.99 31.700 .2750 .9888 7.5225 7.9005 1.1326 1.0101
-"""
-POSITIVE = """
-.01 28.479 .2750 .0194 6.6109 125.052 25.8185 27.5020
-.05 19.164 .8063 .0776 4.2673 60.3271 15.3414 16.1258
-.10 13.564 .9657 .1297 2.8023 27.9310 9.2885 9.6566
-.50 8.031 .9961 .5010 .9726 2.2597 1.9961 2.0000
-.90 8.000 .5695 .9000 1.5795 1.9782 1.1111 1.1111
-"""
-RULE_TABLES = {stop.balanced: BALANCED, stop.positives: POSITIVE}
 # Stages, the column of their weight, and their noise at p = .1, .5 and .9 under the
 # balanced rule.
 ESTIMATORS = {
-    "code": ({}, 4, (0.006, 0.068, 0.006)),
-    "paper": ({"correct": correct.inverse_pass_rate}, 5, None),
+    "code": ({}, 5, (0.006, 0.068, 0.006)),
+    "paper": ({"correct": correct.inverse_pass_rate}, 6, None),
     "pool": (
         {"correct": correct.horvitz_thompson, "objective": log_weight},
-        6,
+        7,
         (0.009, 0.068, 0.012),
+    ),
+    "right ones": (
+        {
+            "advantage": advantage.raw,
+            "correct": correct.horvitz_thompson,
+            "objective": log_weight,
+        },
+        8,
+        (0.0058, 0.1250, 0.3816),
     ),
     "mean": (
         {
             "advantage": advantage.raw,
             "correct": partial(correct.accepted_mean, rows=4),
         },
-        7,
+        8,
         (0.0058, 0.1250, 0.3816),
     ),
     "variate": (
@@ -200,51 +191,63 @@ ESTIMATORS = {
             "advantage": advantage.signed,
             "correct": partial(correct.control_variate, rows=4, limit=32),
         },
-        7,
+        8,
         (0.0071, 0.0968, 0.1026),
-    ),
-    "variate 3": (
-        {
-            "advantage": advantage.signed,
-            "correct": partial(correct.control_variate, rows=4, limit=32, strength=3.0),
-        },
-        7,
-        (0.0218, 0.0720, 0.4612),
     ),
 }
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("rule", RULE_TABLES, ids=name)
-def test_adaptive_sampling_is_that_of_the_published_tables(rule, estimator):
-    """L15b, L16."""
-    stages, column, noise = ESTIMATORS[estimator]
-    rows = RULE_TABLES[rule].split("\n")[1:-1]
-    table = np.array([row.split() for row in rows], float)
-    p = table[:, 0]
-    config = composed(
+def adaptive(rule, **stages):
+    """Rounds of 8, at most 32 draws of which four train: the published settings."""
+    return composed(
         16,
         32,
         stop=Stop(rule=rule, round_size=8),
         downsample=partial(downsample.balanced, m=4),
         **stages,
     )
-    got = exact(config, p)
-    # The reference has five or six digits.
-    close(got.weight, table[:, column], rtol=3e-6, atol=5.1e-5)
-    close(got.draws, table[:, 1], rtol=0, atol=5.1e-4)
-    close(got.rate, table[:, 3], rtol=0, atol=5.1e-5)
-    if not estimator.startswith("variate"):  # these have signal in dead pools
-        mixed = table[:, 2]
-        if estimator == "mean":
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("rule", PUBLISHED, ids=name)
+def test_adaptive_sampling_is_that_of_the_published_tables(rule, estimator):
+    """L15b, L16."""
+    stages, column, noise = ESTIMATORS[estimator]
+    p, draws, _, mixed, rate, *_ = np.array(PUBLISHED[rule], float).T
+    got = exact(adaptive(rule, **stages), p)
+    for weight, row in zip(got.weight, PUBLISHED[rule], strict=True):
+        printed(weight, row[column])
+    close(got.draws, draws, rtol=0, atol=5.1e-4)
+    close(got.rate, rate, rtol=0, atol=5.1e-5)
+    if estimator != "variate":  # which has signal in dead pools
+        if estimator in ("right ones", "mean"):
             mixed = 1 - (1 - p) ** 32
         close(got.signal, mixed, rtol=0, atol=5.1e-5)
     close(got.most[:, 32], 1)
     if rule is stop.balanced and noise:
         at = [np.flatnonzero(p == rate)[0] for rate in (0.1, 0.5, 0.9)]
-        digits = 5.1e-4 if max(noise) < 0.07 else 5.1e-5
-        close((got.noise / got.draws)[at], noise, rtol=0, atol=digits)
+        digits = 5e-4 if max(noise) < 0.07 else 5e-5
+        close((got.noise / got.draws)[at], noise, rtol=1e-6, atol=digits)
+
+
+def test_the_strength_of_the_control_variate_moves_noise_and_nothing_else():
+    """L15b: the published noise."""
+    p = np.array([0.1, 0.5, 0.9])
+    drawn = exact(adaptive(stop.balanced), p).draws
+    for strength, want in {
+        0.0: (0.0058, 0.1250, 0.3816),
+        1.0: (0.0071, 0.0968, 0.1026),
+        3.0: (0.0218, 0.0720, 0.4612),
+        None: (0.0094, 0.0734, 0.0785),  # 32 / E[draws], of each pass rate its own
+    }.items():
+        for i, noise in enumerate(want):
+            own = 32 / drawn[i] if strength is None else strength
+            rule = partial(correct.control_variate, rows=4, limit=32, strength=own)
+            stages = {"advantage": advantage.signed, "correct": rule}
+            got = exact(adaptive(stop.balanced, **stages), p[i])
+            close(got.weight, (1 - (1 - p[i]) ** 32) / p[i])
+            close(got.noise / got.draws, noise, rtol=0, atol=6e-5)
 
 
 def test_noise_of_plain_groups_is_that_of_the_published_table():
@@ -265,19 +268,10 @@ def test_pods_weighs_prompts_as_in_the_published_table():
         composed(2, 64, **score, **best),
         composed(2, 64, **score, **best, correct=correct.horvitz_thompson),
     ]
-    table = {
-        0.001: (3.859, 7.798, 15.203, 31.169, 7.798),
-        0.01: (3.733, 6.736, 12.983, 26.738, 6.736),
-        0.05: (3.267, 4.336, 7.803, 16.637, 4.336),
-        0.1: (2.848, 3.255, 5.205, 11.405, 3.255),
-        0.2: (2.346, 2.469, 3.121, 5.393, 2.469),
-        0.3: (2.092, 2.162, 2.381, 3.060, 2.162),
-        0.5: (1.934, 1.984, 2.000, 2.016, 1.984),
-    }
-    p = np.array(list(table))
+    p = np.array(list(OF_PODS))
     found = [exact(config, np.concatenate([p, 1 - p])) for config in columns]
     got = np.transpose([one.weight for one in found])
-    close(got[: len(p)], list(table.values()), rtol=0, atol=6e-4)
+    close(got[: len(p)], list(OF_PODS.values()), rtol=0, atol=6e-4)
     close(got[len(p) :], got[: len(p)], rtol=1e-4)
     gates = np.transpose([one.signal for one in found])
     for n, column in zip([16, 64, 64, 64, 64], gates.T, strict=True):
@@ -565,8 +559,7 @@ def test_the_memory_is_summed_over_what_it_may_hold():
     config = composed(2, 2, steps=1, advantage=advantage.raw, objective=halves)
     got = exact(config, [0.3, 0.6], remembered=5.0)
     p = got.p
-    want = sum(comb(5, k) * p**k * (1 - p) ** (5 - k) for k in (3, 4, 5))
-    close(got.weight, want)
+    close(got.weight, binomial(5, p)[:, 3:].sum(-1))
     assert got.known == 5.0
 
 
@@ -614,14 +607,11 @@ def test_an_allocation_is_the_mean_over_all_memories():
         )
     )
     counts = np.asarray(known(cases))
-    ways = np.array([comb(3, k) for k in range(4)])
     chance = np.zeros(6)
     for other in others:
         for place in (0, 1):
             rates = (p, other) if place == 0 else (other, p)
-            mass = [ways * q ** np.arange(4) * (1 - q) ** np.arange(3, -1, -1)
-                    for q in rates]  # fmt: skip
-            likely = np.outer(*mass).reshape(-1) / 4
+            likely = np.outer(*binomial(3, rates)).reshape(-1) / 4
             np.add.at(chance, counts[:, place], likely)
     found = seen(config, p, population=np.array(others))
     covers(found, chance @ np.arange(6) / 3)
@@ -660,10 +650,7 @@ def test_statistics_that_span_a_large_batch_are_averaged_over():
     config = load(CONFIGS / "reinforce_plus_plus.py")
     k = np.arange(129)
     for p in (0.3, 0.5):
-        chance = (
-            np.array([float(comb(128, i)) for i in k]) * p**k * (1 - p) ** (128 - k)
-        )
-        want = chance @ np.sqrt(k / 128 * (1 - k / 128)) / (p * (1 - p))
+        want = binomial(128, p) @ np.sqrt(k / 128 * (1 - k / 128)) / (p * (1 - p))
         found = seen(config, p, population=np.array([p]))
         assert found.how == ("the rest of a batch, which statistics span",)
         # The statistics of a large batch hardly differ: neither does this.
@@ -690,8 +677,8 @@ def every_pair(config, p, others, ends=None):
     for other in others:
         rates = np.array([p, other])[:, None]
         chance = np.where(labels == 1, rates, 1 - rates).prod((-2, -1))
-        sides = np.where(labels == 1, credited / p, -credited / (1 - p))[:, 0].sum(-1)
-        total += chance @ sides / moments.rows_per_prompt(config) / len(others)
+        own = sides(credited[:, 0], labels[:, 0], p)
+        total += chance @ own / moments.rows_per_prompt(config) / len(others)
     return total
 
 
