@@ -8,8 +8,6 @@ draws while the other trains (`mesh.draw_share`).
 """
 
 import argparse
-import datetime
-import json
 import os
 import statistics
 import time
@@ -97,7 +95,6 @@ def measure(repeats: int, *, halves: bool) -> dict[str, Any]:
             load = machine.Load()
             took, rows = steps(n, repeats)
             step = statistics.median(took)
-            others = load.others()
             found[f"{name}, {n}"] = {
                 "verifier": name,
                 "sleeps_s": seconds,
@@ -106,8 +103,7 @@ def measure(repeats: int, *, halves: bool) -> dict[str, Any]:
                 "all_s": took,
                 "hidden": statistics.median(r["time/hidden_fraction"] for r in rows),
                 "idle": max(1 - (draw + update) / step, 0.0),
-                "others": others,
-                "disturbed": others > machine.QUIET,
+                **load.told(),
             }
     return {"draw_s": draw, "update_s": update, "points": found}
 
@@ -125,14 +121,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.halves:  # before jax begins
         two = "--xla_force_host_platform_device_count=2"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {two}"
-    results: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": machine.commit(),
-        "command": f"python -m benchmarks.ahead --repeats {args.repeats}"
-        + " --halves" * args.halves,
-        "machine": machine.describe(),
-        **measure(args.repeats, halves=args.halves),
-    }
+    command = f"python -m benchmarks.ahead --repeats {args.repeats}"
+    results = machine.about(command + " --halves" * args.halves)
+    results |= measure(args.repeats, halves=args.halves)
     print(f"a draw {results['draw_s']:.2f} s, an update {results['update_s']:.2f} s")
     for name, one in results["points"].items():
         mark = "  disturbed" if one["disturbed"] else ""
@@ -141,9 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{one['idle']:5.0%} idle{mark}",
             flush=True,
         )
-    args.out.mkdir(parents=True, exist_ok=True)
     name = "ahead_halves.json" if args.halves else "ahead.json"
-    (args.out / name).write_text(json.dumps(results, indent=1) + "\n")
+    machine.write(args.out / name, results)
 
 
 if __name__ == "__main__":

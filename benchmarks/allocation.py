@@ -5,8 +5,6 @@ prompts have been seen up to 40 times and differ in pass rate, norm and length.
 """
 
 import argparse
-import datetime
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -75,13 +73,11 @@ def measure(prompts: int, repeats: int) -> list[dict[str, Any]]:
         run = jax.jit(partial(allocate, budget=MEAN * prompts, most=MOST))
         load, start = machine.Load(), time.perf_counter()
         compiled = run.lower(known).compile()
-        compile_s, seconds = time.perf_counter() - start, []
+        compile_s = time.perf_counter() - start
         counts = jax.block_until_ready(compiled(known))
-        for _ in range(repeats):
-            start = time.perf_counter()
-            jax.block_until_ready(compiled(known))
-            seconds.append(time.perf_counter() - start)
-        others = load.others()
+        seconds = machine.repeated(
+            lambda rule=compiled: jax.block_until_ready(rule(known)), repeats
+        )
         found.append(
             {
                 "allocator": name,
@@ -89,8 +85,7 @@ def measure(prompts: int, repeats: int) -> list[dict[str, Any]]:
                 "completions": int(counts.sum()),
                 "compile_s": compile_s,
                 "run_ms": 1e3 * statistics.median(seconds),
-                "others": others,
-                "disturbed": others > machine.QUIET,
+                **load.told(),
             }
         )
     return found
@@ -115,17 +110,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     points, numbers = [], [int(text) for text in args.prompts.split(",")]
     for number in numbers:
         points += measure(number, args.repeats)
-    results = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": machine.commit(),
-        "command": f"python -m benchmarks.allocation --prompts {args.prompts} "
-        f"--repeats {args.repeats}",
-        "machine": machine.describe(),
-        "versions": {"jax": jax.__version__},
-        "points": points,
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "allocation.json").write_text(json.dumps(results, indent=1) + "\n")
+    results = machine.about(
+        f"python -m benchmarks.allocation --prompts {args.prompts} "
+        f"--repeats {args.repeats}"
+    )
+    results |= {"versions": {"jax": jax.__version__}, "points": points}
+    machine.write(args.out / "allocation.json", results)
     rows = [["milliseconds, prompts", *(f"{n:,}" for n in numbers)]]
     for name in dict.fromkeys(point["allocator"] for point in points):
         own = [point["run_ms"] for point in points if point["allocator"] == name]

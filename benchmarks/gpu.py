@@ -7,7 +7,6 @@ the same process measured, and memory. trl is measured where its environment is 
 """
 
 import argparse
-import datetime
 import json
 import shlex
 import statistics
@@ -141,16 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             except peers.FailedError as failure:
                 notes.append(f"{size}: {failure}")
                 print(notes[-1], file=sys.stderr, flush=True)
-    found = {
-        "date": datetime.date.today().isoformat(),
-        "commit": machine.commit(),
-        "machine": machine.describe(),
-        "command": shlex.join(["python", "-m", "benchmarks.gpu", *argv]),
-        "points": points,
-        "notes": notes,
-    }
-    how.out.parent.mkdir(parents=True, exist_ok=True)
-    how.out.write_text(json.dumps(found, indent=1) + "\n")
+    found = machine.about(shlex.join(["python", "-m", "benchmarks.gpu", *argv]))
+    found |= {"points": points, "notes": notes}
+    machine.write(how.out, found)
     print(of_real(found))
     return 0 if points else 1
 

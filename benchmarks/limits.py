@@ -5,11 +5,11 @@ matrices are multiplied.
 """
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.workload import Workload
 
 REPEATS = 3  # the best counts
@@ -54,13 +54,11 @@ def _quickest(function: Callable[[], Any]) -> float:
     """Seconds, after a call that compiles."""
     import jax
 
-    jax.block_until_ready(function())
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
+    def call() -> None:
         jax.block_until_ready(function())
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+
+    call()
+    return min(machine.repeated(call, REPEATS))
 
 
 def forward_flops(work: Workload, tokens: float) -> float:

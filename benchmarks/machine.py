@@ -1,12 +1,16 @@
 """The machine, and who else is using it. Standard library only; reads Linux's /proc."""
 
+import datetime
+import json
 import os
 import platform
 import re
 import resource
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 QUIET = 0.2  # cores that others may take before a measurement counts as disturbed
@@ -40,6 +44,32 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + "+" * bool(
         git("status", "--porcelain", "--", "curax")
     )
+
+
+def about(command: str) -> dict[str, Any]:
+    """When, of which commit, by which command and where something is measured."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
+        "command": command,
+        "machine": describe(),
+    }
+
+
+def write(file: Path, results: object) -> None:
+    """Results as JSON; the folder of the file is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def repeated(function: Callable[[], Any], times: int) -> list[float]:
+    """Seconds of each call."""
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def busy_s() -> float:
@@ -107,6 +137,11 @@ class Load:
         """Cores taken by others since the start."""
         busy, own = busy_s() - self._busy, self._own_s() - self._own
         return max(busy - own, 0.0) / (time.perf_counter() - self._start)
+
+    def told(self) -> dict[str, Any]:
+        """Cores taken by others, and whether these disturbed what was measured."""
+        others = self.others()
+        return {"others": others, "disturbed": others > QUIET}
 
     def _own_s(self) -> float:
         if self._pid is not None:

@@ -6,7 +6,6 @@ took meanwhile; where that was more than 0.2 it counts as disturbed and is repea
 """
 
 import argparse
-import datetime
 import json
 import os
 import re
@@ -98,8 +97,7 @@ class Process:
         with suppress(BrokenPipeError):  # then the answer says why
             print("go", file=self._process.stdin, flush=True)
         answer = self._answer()
-        others = load.others()
-        return answer | {"others": others, "disturbed": others > machine.QUIET}
+        return answer | load.told()
 
     def stop(self) -> None:
         """End it: the end of its input, then force."""
@@ -273,8 +271,7 @@ def timed() -> Iterator[dict[str, Any]]:
     load, begin, one = machine.Load(), time.perf_counter(), {}
     yield one
     one["seconds"] = time.perf_counter() - begin
-    one["others"] = load.others()
-    one["disturbed"] = one["others"] > machine.QUIET
+    one |= load.told()
 
 
 def quickstart(cache: str) -> dict[str, Any]:
@@ -308,12 +305,12 @@ def quickstart(cache: str) -> dict[str, Any]:
             if done and int(done[1]):
                 seen["steps_s"] = time.perf_counter() - begin
                 break
-        others = load.others()
+        told = load.told()
         process.kill()
         process.wait()
     if "steps_s" not in seen:
         raise RuntimeError("The quickstart ended before it showed progress.")
-    return seen | {"others": others, "disturbed": others > machine.QUIET}
+    return seen | told
 
 
 # ----- the command
@@ -377,12 +374,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     file = args.out / show.PEERS[bool(machine.describe()["avx512"])]
     results = json.loads(file.read_text()) if file.exists() else {}
     for work in args.workloads.split(","):
-        about = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "commit": machine.commit(),
-            "command": f"python -m benchmarks.peers {' '.join(options)}",
-            "machine": machine.describe(),
-        }
+        about = machine.about(f"python -m benchmarks.peers {' '.join(options)}")
         if work == START:
             found = waits(args.cold)
         else:
@@ -398,8 +390,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             about["parameters"] = WORKLOADS[work].parameters
             about["limits"] = limits_here()
         results[work] = about | {"found": found}
-        args.out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(results, indent=1) + "\n")
+        machine.write(file, results)
     print("\n" + show.tables(results))
 
 

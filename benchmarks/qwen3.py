@@ -6,7 +6,6 @@ device in the same process. `python -m benchmarks.gpu` is made of it.
 """
 
 import argparse
-import datetime
 import json
 import shlex
 import statistics
@@ -122,14 +121,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     found |= {name: getattr(how, name) for name in more}
     found |= measured(work, how)
     print(json.dumps(found, indent=1))
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "commit": machine.commit(),
-        "machine": machine.describe(),
-        "command": shlex.join(["python", "-m", "benchmarks.qwen3", *argv]),
-        "points": [found],
-    }
-    how.out.write_text(json.dumps(about, indent=1) + "\n")
+    about = machine.about(shlex.join(["python", "-m", "benchmarks.qwen3", *argv]))
+    machine.write(how.out, about | {"points": [found]})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ points take seconds.
 
 import argparse
 import dataclasses
-import datetime
 import json
 import statistics
 import subprocess
@@ -170,11 +169,9 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
     found = {"planned_mib": bytes_ / 2**20, "before_mib": before}
     if bytes_ > 0.6 * machine.available_bytes():
         return found | {"failure": "not run: it would not fit into memory."}
-    seconds = []
-    for _ in range(1 + REPEATS):
-        start = time.perf_counter()
-        jax.block_until_ready(update(state, completions))
-        seconds.append(time.perf_counter() - start)
+    seconds = machine.repeated(
+        lambda: jax.block_until_ready(update(state, completions)), 1 + REPEATS
+    )
     return found | {"update_s": statistics.median(seconds[1:])}
 
 
@@ -190,11 +187,8 @@ def run_of_seeds(seeds: int) -> dict[str, Any]:
     short = {"steps": STEPS, "warm_start.steps": STEPS}
     built = build.build(override(recipe, short))
     run = jax.jit(jax.vmap(partial(loops.run, built)))
-    numbers, seconds = jnp.arange(seeds, dtype=jnp.uint32), []
-    for _ in range(1 + REPEATS):
-        start = time.perf_counter()
-        jax.block_until_ready(run(numbers))
-        seconds.append(time.perf_counter() - start)
+    numbers = jnp.arange(seeds, dtype=jnp.uint32)
+    seconds = machine.repeated(lambda: jax.block_until_ready(run(numbers)), 1 + REPEATS)
     return {"first_s": seconds[0], "run_s": statistics.median(seconds[1:])}
 
 
@@ -227,8 +221,7 @@ def in_process(axis: str, point: dict[str, int], limit: float) -> dict[str, Any]
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [""])[-1]
         found = {"failure": machine.without_paths(f"status {error.returncode}: {last}")}
-    others = load.others()
-    return point | found | {"others": others, "disturbed": others > machine.QUIET}
+    return point | found | load.told()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -250,15 +243,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     file, start = args.out / "scaling.json", time.perf_counter()
     results = json.loads(file.read_text()) if file.exists() else {}
     plan = list(points(axes))
-    args.out.mkdir(parents=True, exist_ok=True)
+    command = f"python -m benchmarks.scaling --axes {args.axes}"
     for axis in axes:
-        results[axis] = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "commit": machine.commit(),
-            "command": f"python -m benchmarks.scaling --axes {args.axes}",
-            "machine": machine.describe(),
-            "points": [],
-        }
+        results[axis] = machine.about(command) | {"points": []}
     for number, (axis, point) in enumerate(plan, 1):
         found = in_process(axis, point, args.limit)
         results[axis]["points"].append(found)
@@ -268,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{point['x']}  {shown} {found.get('failure', '')}",
             flush=True,
         )
-        file.write_text(json.dumps(results, indent=1) + "\n")
+        machine.write(file, results)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ completions. Medians of a few repeats, after one that compiles, all in one proce
 """
 
 import argparse
-import datetime
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -87,18 +85,13 @@ def timed(
 
     start = time.perf_counter()
     result = jax.block_until_ready(function(*args))
-    first_s, seconds, load = time.perf_counter() - start, [], machine.Load()
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        seconds.append(time.perf_counter() - start)
-    others = load.others()
+    first_s, load = time.perf_counter() - start, machine.Load()
+    seconds = machine.repeated(lambda: jax.block_until_ready(function(*args)), repeats)
     return {
         "seconds": statistics.median(seconds),
         "all_seconds": seconds,
         "first_s": first_s,
-        "others": others,
-        "disturbed": others > machine.QUIET,
+        **load.told(),
     }, result
 
 
@@ -113,14 +106,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--repeats", type=int, default=5, help="of each (default: %(default)s)")
     add("--out", type=Path, default=Path("benchmarks/results"), help="folder")
     args = parser.parse_args(argv)
-    results: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": machine.commit(),
-        "command": "python -m benchmarks.score_norm "
-        f"--workload {args.workload} --rows {args.rows} --repeats {args.repeats}",
-        "machine": machine.describe(),
-        "points": {},
-    }
+    results = machine.about(
+        "python -m benchmarks.score_norm "
+        f"--workload {args.workload} --rows {args.rows} --repeats {args.repeats}"
+    )
+    results["points"] = {}
     for name, found in measure(CHOICES[args.workload], args.rows, args.repeats):
         results["points"][name] = found
         mark = "  disturbed" if found["disturbed"] else ""
@@ -128,9 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{name:24s}{found['seconds']:9.4f} s {found['ratio']:8.3f} x{mark}",
             flush=True,
         )
-    args.out.mkdir(parents=True, exist_ok=True)
     results["peak_rss_mib"] = machine.peak_rss_mib()
-    (args.out / "score_norm.json").write_text(json.dumps(results, indent=1) + "\n")
+    machine.write(args.out / "score_norm.json", results)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ with honest ones among them.
 """
 
 import argparse
-import datetime
-import json
 import os
 import random
 import time
@@ -145,18 +143,10 @@ def timed(
     function: Callable[[], list[Any]], count: int, repeats: int
 ) -> tuple[list[Any], dict[str, Any]]:
     """What a function returned, and checks per second, the best of a few repeats."""
-    seconds, load, result = [], machine.Load(os.getpid()), []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = function()
-        seconds.append(time.perf_counter() - start)
-    others = load.others()
-    return result, {
-        "per_second": count / min(seconds),
-        "all_seconds": seconds,
-        "others": others,
-        "disturbed": others > machine.QUIET,
-    }
+    load, results = machine.Load(os.getpid()), []
+    seconds = machine.repeated(lambda: results.append(function()), repeats)
+    rate = {"per_second": count / min(seconds), "all_seconds": seconds}
+    return results[-1], rate | load.told()
 
 
 def _agree(verdicts: Sequence[Verdict], worth: Sequence[float]) -> str:
@@ -176,14 +166,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--hostile", type=int, default=5, help="of each kind (default: %(default)s)")
     add("--out", type=Path, default=Path("benchmarks/results"), help="folder")
     args = parser.parse_args(argv)
-    results: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": machine.commit(),
-        "command": "python -m benchmarks.verifier "
-        f"--checks {args.checks} --repeats {args.repeats} --hostile {args.hostile}",
-        "machine": machine.describe(),
-        "points": measure(args.checks, args.repeats, args.deadline),
-    }
+    results = machine.about(
+        "python -m benchmarks.verifier "
+        f"--checks {args.checks} --repeats {args.repeats} --hostile {args.hostile}"
+    )
+    results["points"] = measure(args.checks, args.repeats, args.deadline)
     for name, found in results["points"].items():
         mark = "  disturbed" if found["disturbed"] else ""
         print(f"{name:28s}{found['per_second']:9.0f} checks/s{mark}", flush=True)
@@ -194,8 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         told = ", ".join(f"{count} {said}" for said, count in found.items())
         print(f"  {kind:26s}{told}")
     print(f"load average {os.getloadavg()[0]:.1f}")
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "verifier.json").write_text(json.dumps(results, indent=1) + "\n")
+    machine.write(args.out / "verifier.json", results)
 
 
 if __name__ == "__main__":
