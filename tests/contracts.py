@@ -19,6 +19,16 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+equal = partial(jax.tree.map, np.testing.assert_array_equal)  # of trees
+
+
+def same_rows(got, want, rtol=1e-3, atol=1e-4):
+    """The same metrics of the same steps, but for what says how long these took."""
+    for mine, theirs in zip(got, want, strict=True):
+        for metric in theirs:
+            if not metric.startswith("time/"):
+                pair = mine[metric], theirs[metric]
+                close(*pair, rtol=rtol, atol=atol, err_msg=metric)
 
 
 def name(function) -> str:
@@ -177,6 +187,23 @@ def kept_by_all(
         for axis in axes:
             order = data.draw(st.permutations(range(where.shape[axis])))
             follow_permutations(members, *arrays, order=order, axis=axis)
+
+    return test
+
+
+def run_alike(members, *drawn):
+    """Test that all members are the same however they run, with eight rows.
+
+    Args:
+        members: functions.
+        *drawn: strategies of their arrays, of at least three rows.
+    """
+
+    @settings(max_examples=3)
+    @given(st.tuples(*[st.tuples(*drawn)] * 3))
+    def test(parts):
+        arrays = (np.concatenate(each)[:8] for each in zip(*parts, strict=True))
+        are_the_same_however_they_run(tuple(members), *arrays)
 
     return test
 

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 from contracts import (
-    are_the_same_however_they_run,
     binomial,
     close,
     defined,
@@ -15,6 +14,7 @@ from contracts import (
     kept_by_all,
     name,
     pools,
+    run_alike,
     runs_compiled_and_on_a_mesh,
 )
 from hypothesis import given
@@ -93,16 +93,10 @@ def naive(estimate, reward, exists):
 
 STAGE = ESTIMATORS, rewards, existing
 test_an_estimator_is_its_definition = defined(*STAGE, naive=naive, atol=1e-5)
+test_an_estimator_is_the_same_however_it_runs = run_alike(ESTIMATORS[:-1], *STAGE[1:])
 test_absent_completions_neither_get_nor_give_credit_which_follows_the_others = (
     kept_by_all(*STAGE, counts=lambda reward, exists: exists, axes=(0, 1))
 )
-
-
-def test_an_estimator_is_the_same_however_it_runs():
-    random = np.random.default_rng(0)
-    reward = random.integers(0, 3, (8, 4)).astype(np.float32)
-    exists = random.random((8, 4)) < 0.8
-    are_the_same_however_they_run(ESTIMATORS[:-1], reward, exists)
 
 
 def test_the_batch_estimator_is_the_same_however_it_runs():

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 from contracts import (
-    are_the_same_however_they_run,
     binomial,
     close,
     defined,
@@ -13,6 +12,7 @@ from contracts import (
     kept_by_all,
     name,
     pools,
+    run_alike,
 )
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -68,16 +68,10 @@ def naive(gate_, outcome, exists, finished):
 
 STAGE = DEFINITIONS, outcomes, masks, masks
 test_a_gate_is_its_definition = defined(*STAGE, naive=naive)
+test_a_gate_is_the_same_however_it_runs = run_alike(*STAGE)
 test_a_gate_neither_reads_nor_opens_to_the_absent = kept_by_all(
     *STAGE, counts=lambda outcome, exists, finished: exists, axes=(0, 1)
 )
-
-
-def test_a_gate_is_the_same_however_it_runs():
-    random = np.random.default_rng(0)
-    outcome = random.integers(0, 2, (8, 4)).astype(np.float32)
-    exists, finished = random.random((2, 8, 4)) < 0.8
-    are_the_same_however_they_run(DEFINITIONS, outcome, exists, finished)
 
 
 def test_rounding_does_not_bring_a_dead_group_to_life():

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contracts import close, sides
+from contracts import close, equal, same_rows, sides
 from test_law import STATEMENTS
 
 from curax import hint, rollout, update
@@ -138,6 +138,11 @@ SAID_OF = np.array(
 
 def test_prompts_with_hints_of_all_levels_and_of_none_are_among_these():
     assert {0, 2, 3} <= set((SAID > 0).sum(-1).tolist())
+
+
+def at(place, tree):
+    """Entries of all leaves."""
+    return jax.tree.map(lambda leaf: leaf[place], tree)
 
 
 def made_up(level, wanted, exists, order):
@@ -324,51 +329,24 @@ def test_every_row_and_context_of_a_group_comes_from_the_draw_of_its_level():
     level = got.level[0]
     last = [max(np.flatnonzero(SAID[b]) + 1, default=0) for b in range(B)]
     np.testing.assert_array_equal(level, [last[0], SAID[1, 0] > 0, 0, last[3]])
-    drawn, first = (
-        jax.tree.map(lambda x: x[0], part) for part in (got.drawn, got.first)
-    )
+    drawn, first = at(0, got.drawn), at(0, got.first)
     tokens, mask = chain.solution(PROMPTS)
     for b in range(B):
         says = SAID[b, level[b] - 1] if level[b] else 0
         head = np.asarray(mask[b]) & (np.arange(DEPTH) < says)
         block = chain.wrap(tokens[b], jnp.asarray(head), depth=DEPTH)
-        want = hint.joined(
-            jax.tree.map(lambda x, b=b: x[b : b + 1], PROMPTS),
-            *(x[None] for x in block),
-        )
-        for mine, theirs in zip(
-            jax.tree.leaves(want), jax.tree.leaves(drawn.contexts), strict=True
-        ):
-            np.testing.assert_array_equal(mine[0], theirs[b])
+        want = hint.joined(at(slice(b, b + 1), PROMPTS), *(x[None] for x in block))
+        equal(at(0, want), at(b, drawn.contexts))
         rows = made_up(
             level[b], jnp.ones(B, bool), jnp.ones((B, G), bool), jnp.arange(B * G)
         )
         mine = np.arange(B * G) // G == b
-        for name in (
-            "tokens",
-            "logp_behaviour",
-            "logp_policy",
-            "entropy",
-            "score_sq_norm",
-        ):
-            np.testing.assert_array_equal(
-                getattr(drawn.rollouts, name)[mine], getattr(rows, name)[mine]
-            )
-        for name in ("mask", "finished", "exists", "prompt", "slot", "context"):
-            np.testing.assert_array_equal(
-                getattr(drawn.rollouts, name)[mine], getattr(rows, name)[mine]
-            )
+        equal(at(mine, drawn.rollouts), at(mine, rows))
         if not level[b]:
-            for new, old in zip(
-                jax.tree.leaves((drawn.contexts, drawn.outcome.reshape(B, G))),
-                jax.tree.leaves((first.contexts, first.outcome.reshape(B, G))),
-                strict=True,
-            ):
-                np.testing.assert_array_equal(new[b], old[b])
+            equal(at(b, drawn.contexts), at(b, first.contexts))
+            equal(*(at(b, x.outcome.reshape(B, G)) for x in (drawn, first)))
     for name in ("known", "attempts", "memory", "prompts"):
-        jax.tree.map(
-            np.testing.assert_array_equal, getattr(drawn, name), getattr(first, name)
-        )
+        equal(getattr(drawn, name), getattr(first, name))
 
 
 @pytest.mark.long
@@ -548,12 +526,9 @@ def test_a_batch_of_mixed_groups_is_that_without_hints():
     state, row, _ = loop.step(begun(loop), [[MIXED, ALL, MIXED, ALL]])
     assert len(loop.draws) == 1
     drawn, (prompts, contexts, rollouts) = loop.drawn, loop.draws[0]
-    for mine, theirs in zip(
-        jax.tree.leaves((drawn.prompts, drawn.contexts, drawn.rollouts)),
-        jax.tree.leaves((prompts, contexts, rollouts)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(mine, theirs)
+    equal(drawn.prompts, prompts)
+    equal(drawn.contexts, contexts)
+    equal(drawn.rollouts, rollouts)
     assert not drawn.level.any()
     assert row["hint/hinted_fraction"] == 0
     assert row["rollout/drawn"] == B * G
@@ -584,9 +559,7 @@ def test_without_hints_to_give_the_update_is_that_of_the_recipe_without():
     assert max(jax.tree.leaves(moved)) > 1e-3
     assert row["hint/missing"] == 2 * L
     assert not any(row[f"hint/asked_{k}"] for k in range(1, L + 1))
-    for name, value in bare.items():
-        if not name.startswith("time/"):
-            close(row[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    same_rows([row], [bare], rtol=1e-4, atol=1e-5)
 
 
 def test_only_what_is_unresolved_is_drawn_and_log_probs_see_the_hint():

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contracts import (
-    are_the_same_however_they_run,
     binomial,
     by_member,
     close,
@@ -17,6 +16,7 @@ from contracts import (
     kept_by_all,
     name,
     pools,
+    run_alike,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,11 +127,9 @@ test_a_weight_follows_its_completion_and_ignores_the_absent = kept_by_all(
 )
 
 
-def test_a_weight_is_the_same_however_it_runs():
-    random = np.random.default_rng(0)
-    outcome = random.integers(0, 2, (8, 4)).astype(np.float32)
-    exists, history = random.random((8, 4)) < 0.8, random.random(8, np.float32)
-    are_the_same_however_they_run(MEMBERS, outcome, exists, history)
+test_a_weight_is_the_same_however_it_runs = run_alike(
+    MEMBERS, outcomes, existing, rates
+)
 
 
 def test_a_weight_is_finite_at_both_ends():

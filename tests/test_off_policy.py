@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 from contracts import (
-    are_the_same_however_they_run,
     by_member,
     close,
     follow_permutations,
     ignores_absent_entries,
     name,
+    run_alike,
     run_compiled_and_on_a_mesh,
 )
 from hypothesis import given, settings
@@ -105,6 +105,9 @@ def by_row(weigh, rho, mask):
 
 log_probs = hnp.arrays(np.float32, (8, 3), elements=st.floats(-4, 0, width=32))
 tokens = hnp.arrays(np.bool_, (8, 3))
+test_weights_of_tokens_are_the_same_however_they_run = run_alike(
+    OF_TOKENS, log_probs, log_probs, tokens
+)
 
 
 @few
@@ -132,13 +135,6 @@ def test_weights_of_tokens_are_their_definition(logp, behaviour, mask, order):
         close(got, want, rtol=1e-4, err_msg=name(rule))
         ignores_absent_entries(rule, *arrays, counts=mask)
     follow_permutations({**OF_TOKENS, **OF_BATCH}, *arrays, order=order, axis=0)
-
-
-def test_weights_of_tokens_are_the_same_however_they_run():
-    random = np.random.default_rng(0)
-    logp, behaviour = np.float32(-random.exponential(size=(2, 8, 3)))
-    mask = random.random((8, 3)) < 0.7
-    are_the_same_however_they_run(OF_TOKENS, logp, behaviour, mask)
 
 
 @pytest.mark.parametrize("rule", {**OF_TOKENS, **OF_BATCH}, ids=name)

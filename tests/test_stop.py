@@ -1,17 +1,17 @@
 """Stopping rules: definitions, and the published tables by a sum over all pools."""
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 from contracts import (
-    are_the_same_however_they_run,
     binomial,
     close,
     defined,
     kept_by_all,
     name,
+    run_alike,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from curax import correct, gate, hint, stop
 from curax.settings.declared import RIGHT
+from curax.theory import outcome_states
 
 lucky = partial(stop.positives, right=2, threshold=0.7)
 one_each = partial(stop.balanced, right=1, wrong=1)
@@ -51,6 +52,7 @@ def naive(rule, outcome, exists):
 
 STAGE = DEFINITIONS, outcomes, masks
 test_a_rule_is_its_definition = defined(*STAGE, naive=naive)
+test_a_rule_is_the_same_however_it_runs = run_alike(*STAGE)
 test_a_rule_counts_what_exists_in_any_order = kept_by_all(
     *STAGE, counts=lambda outcome, exists: exists, axes=(0, 1)
 )
@@ -75,13 +77,6 @@ def test_a_rule_reads_the_label_and_nothing_finer(rule, outcome, exists):
     )
 
 
-def test_a_rule_is_the_same_however_it_runs():
-    random = np.random.default_rng(0)
-    outcome = random.integers(0, 2, (8, 5)).astype(np.float32)
-    exists = random.random((8, 5)) < 0.8
-    are_the_same_however_they_run(DEFINITIONS, outcome, exists)
-
-
 def test_an_outcome_at_the_threshold_is_wrong():
     outcome, exists = np.float32([[0.5, 0.5, 1.0]]), np.ones((1, 3), bool)
     assert not stop.positives(outcome[:, :2], exists[:, :2]).any()
@@ -100,39 +95,17 @@ def test_counts_below_one_are_refused(counts):
         stop.balanced(outcome, exists, wrong=0)
 
 
-class Pools:
-    """All pools that rounds of M draws can end in, and how likely each of them is.
-
-    Pool i has `right[i]` right completions among `drawn[i]`, a multiple of M. Their
-    order does not matter to anything here: right ones are put first.
-    """
-
-    def __init__(self, rule, *, size, rounds):
-        self.size, self.rounds = size, rounds
-        pools = [
-            (t * size, k) for t in range(1, rounds + 1) for k in range(t * size + 1)
-        ]
-        self.drawn, self.right = np.array(pools).T
-        slot = np.arange(size * rounds)
-        self.exists = slot < self.drawn[:, None]
-        self.outcome = np.float32(slot < self.right[:, None])
-        self.met = np.asarray(jax.jit(rule)(self.outcome, self.exists))
-
-    def chance(self, p):
-        """`[pools]` probability that a prompt of pass rate p ends with this pool."""
-        ends, alive = np.zeros(len(self.drawn)), np.ones(1)
-        for t in range(1, self.rounds + 1):
-            here = self.drawn == t * self.size
-            alive = np.convolve(alive, binomial(self.size, p))
-            stops = self.met[here] | (t == self.rounds)
-            ends[here], alive = alive * stops, alive * ~stops
-        close(ends.sum(), 1.0, rtol=1e-12)
-        return ends
+def pools(rule, p, *, size, rounds):
+    """Pools that end the draws, `[pools, 3]` draws, right ones, some; their chances."""
+    options = {"most": size * rounds, "size": size, "met": rule, "first": False}
+    which, chance = outcome_states.states(np.array([p]), **options)
+    return which, chance[0]
 
 
-@cache
-def released(rule):
-    return Pools(rule, size=8, rounds=4)
+def expected_draws(rule, p, **sizes):
+    """E[draws], summed over all pools."""
+    which, chance = pools(rule, p, **sizes)
+    return chance @ which[:, 0]
 
 
 def printed(got, want):
@@ -174,15 +147,14 @@ ROWS = [(rule, row) for rule, rows in PUBLISHED.items() for row in rows]
 )
 def test_the_released_settings_draw_as_derived(rule, row):
     """L16, L19, Reinforce-Ada: rounds of 8, a cap of 32."""
-    pools, p = released(rule), float(row[0])
-    chance, rate = pools.chance(p), pools.right / pools.drawn
-    mixed = (pools.right > 0) & (pools.right < pools.drawn)
-    got = [chance @ pools.drawn, chance @ pools.met, chance @ mixed, chance @ rate]
-    for value, want in zip(got, row[1:5], strict=True):
-        printed(value, want)
+    which, chance = pools(rule, float(row[0]), size=8, rounds=4)
+    n, k, some = which.T
+    met = np.asarray(rule(*outcome_states.shown(which, 32)))
+    for value, want in zip((n, met, some & (k < n), k / n), row[1:5], strict=True):
+        printed(chance @ value, want)
 
 
-def expected_draws(p, *, size, rounds, right, wrong):
+def by_closed_form(p, *, size, rounds, right, wrong):
     """M sum_{t<T} P(not met after t M), with N+ ~ Binomial(t M, p)."""
     waiting = 0.0
     for n in range(0, size * rounds, size):
@@ -209,10 +181,10 @@ def test_expected_draws_are_rounds_times_the_chance_to_go_on(rule, size, rounds)
     if rule in (stop.never, stop.balanced):
         options = dict.fromkeys(options, np.inf if rule is stop.never else 2)
     options |= {k: v for k, v in getattr(rule, "keywords", {}).items() if k in options}
-    pools = Pools(rule, size=size, rounds=rounds)
+    sizes = {"size": size, "rounds": rounds}
     for p in (0.01, 0.05, 0.3, 0.5, 0.9):
-        want = expected_draws(p, size=size, rounds=rounds, **options)
-        close(pools.chance(p) @ pools.drawn, want, rtol=1e-12)
+        want = by_closed_form(p, **sizes, **options)
+        close(expected_draws(rule, p, **sizes), want, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -228,16 +200,14 @@ def test_expected_draws_are_rounds_times_the_chance_to_go_on(rule, size, rounds)
 )
 def test_the_illustrated_settings_draw_as_derived(rule, draws):
     """L19: rounds of 16, a cap of 128."""
-    pools = Pools(rule, size=16, rounds=8)
     for p, want in zip((0.05, 0.1, 0.25, 0.5), draws, strict=True):
-        printed(pools.chance(p) @ pools.drawn, want)
+        printed(expected_draws(rule, p, size=16, rounds=8), want)
 
 
 @pytest.mark.parametrize(("p", "want"), [(0.05, "23.8"), (0.5, "8.03")])
 def test_rounds_draw_far_more_than_one_over_the_pass_rate(p, want):
     """Without a cap M / (1 - (1-p)^M), and not 1/p."""
-    pools = Pools(stop.positives, size=8, rounds=24)
-    draws = pools.chance(p) @ pools.drawn
+    draws = expected_draws(stop.positives, p, size=8, rounds=24)
     close(draws, 8 / (1 - (1 - p) ** 8), rtol=1e-4)
     printed(draws, want)
 
