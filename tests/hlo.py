@@ -4,6 +4,9 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import jaxprs_in_params
 
 from curax.planning.hlo import Collective, collectives, computations
 
@@ -11,6 +14,21 @@ from curax.planning.hlo import Collective, collectives, computations
 def everywhere(text: str) -> list[Collective]:
     """All collectives of a program."""
     return [one for lines in computations(text).values() for one in collectives(lines)]
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Every equation of a jaxpr and of those inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def sizes(jaxpr: Any) -> Iterator[int]:
+    """Entries of every array in a jaxpr and in those inside it."""
+    for equation in equations(jaxpr):
+        for variable in (*equation.invars, *equation.outvars):
+            yield variable.aval.size
 
 
 @contextlib.contextmanager

@@ -6,13 +6,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from curax import allocate
 from curax.arrays import grids
-from curax.types import Rollouts
 
 B, G, ROWS = 4, 3, 14
 counts_ = hnp.arrays(np.int32, B, elements=st.integers(0, G))
@@ -30,20 +30,9 @@ def rollouts(counts, order):
     junk = np.arange(ROWS, dtype=np.int32)
     prompt = jnp.where(rows.exists, rows.prompt, junk % B)
     slot = jnp.where(rows.exists, rows.slot, junk % G)
-    zeros = jnp.zeros((ROWS, 2))
-    rows = Rollouts(
-        tokens=jnp.zeros((ROWS, 2), jnp.int32),
-        mask=jnp.ones((ROWS, 2), bool),
-        logp_behaviour=zeros,
-        logp_policy=zeros,
-        entropy=zeros,
-        score_sq_norm=zeros,
-        finished=jnp.ones(ROWS, bool),
-        prompt=prompt,
-        slot=slot,
-        context=prompt,
-        exists=rows.exists,
-    )
+    tokens, mask = jnp.zeros((ROWS, 2), jnp.int32), jnp.ones((ROWS, 2), bool)
+    names = {"prompt": prompt, "slot": slot, "exists": rows.exists}
+    rows = tiny.rollouts(tokens, mask, **names)
     return jax.tree.map(lambda leaf: leaf[order], rows)
 
 

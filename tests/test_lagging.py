@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from contracts import close
 from test_law import composed
 from test_truncated import (
@@ -31,7 +32,6 @@ from curax import advantage, aggregate, loss, off_policy
 from curax.config import override
 from curax.monitors import mismatch
 from curax.step import optimise
-from curax.types import Batch
 
 LAG = np.random.default_rng(11).normal(size=LOGITS.shape)
 LOG_MU = np.asarray(jax.nn.log_softmax(jnp.asarray(np.float32(LOGITS + LAG))))
@@ -193,19 +193,10 @@ def test_normalised_weights_forget_a_factor_and_their_bias_falls_with_the_batch(
 
 def batch(now):
     """`[Y, T]` rows: old log-probs are pi's, behaviour's mu's, credit of both signs."""
-    credit = np.where(RIGHT, 1.0, -0.5)[:, None] * MASK
+    credit = np.float32(np.where(RIGHT, 1.0, -0.5)[:, None] * MASK)
     old, behaviour = (np.float32(of_tokens(table)) for table in (LOG_PI, LOG_MU))
-    return Batch(
-        tokens=TOKENS.astype(np.int32),
-        mask=MASK,
-        context=np.arange(len(MASK), dtype=np.int32),
-        credit=np.float32(credit),
-        multiplier=np.ones(MASK.shape, np.float32),
-        logp_behaviour=behaviour,
-        logp_policy=behaviour,
-        logp_old=old,
-        logp_ref=None,
-    ), np.float32(of_tokens(now))
+    known = {"tokens": TOKENS.astype(np.int32), "credit": credit, "logp_old": old}
+    return tiny.batch(MASK, behaviour, **known), np.float32(of_tokens(now))
 
 
 def values(now, **fields):

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from contracts import binomial, close, effective_weight, pools, sides
 from test_stop import PUBLISHED
 
@@ -37,7 +38,6 @@ from curax.config import Sampling, Update, load, override
 from curax.settings.config_paths import option
 from curax.step import learn, optimise
 from curax.theory import moments, predict
-from curax.types import Batch
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 PLAIN = load(CONFIGS / "quickstart.py")
@@ -666,18 +666,9 @@ def test_batch_statistics_weigh_all_prompts_of_a_large_batch_alike():
 def batch(rows=4, lengths=(3, 8, 1, 5)):
     random = np.random.default_rng(0)
     logp = np.float32(-random.exponential(size=(rows, TOKENS)))
-    zeros = np.zeros((rows, TOKENS), np.float32)
-    return logp, Batch(
-        tokens=zeros.astype(np.int32),
-        mask=np.arange(TOKENS) < np.array(lengths)[:, None],
-        context=np.arange(rows, dtype=np.int32),
-        credit=np.float32([[1.5], [-0.5], [0.25], [-1.25]]) + zeros,
-        multiplier=zeros + 1,
-        logp_behaviour=logp,
-        logp_policy=logp,
-        logp_old=logp,
-        logp_ref=logp,
-    )
+    mask = np.arange(TOKENS) < np.array(lengths)[:, None]
+    credit = np.float32([[1.5], [-0.5], [0.25], [-1.25]]) + 0 * logp
+    return logp, tiny.batch(mask, logp, credit=credit, logp_ref=logp)
 
 
 def pull(config, rows, logp):

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from contracts import binomial, close
 from test_law import PLAIN
+from test_predict import listed
 
 from curax import advantage, hint, stop
 from curax import memory as memories
@@ -21,7 +23,7 @@ from curax.step import learn
 from curax.step.methods import hints, prefixes
 from curax.step.types import Graded, StepRollouts, grid_of
 from curax.theory import expect, hint_levels, outcome_states, predict
-from curax.types import Contexts, Difficulty, Hints, Prompts, Rollouts
+from curax.types import Contexts, Difficulty, Hints, Prompts
 
 ALL = np.array([0.2, 0.5, 0.8])  # pass rates of some population
 HINT = Hint(
@@ -88,17 +90,12 @@ def test_the_published_example_has_its_coefficients():
 RULE = Stop(rule=partial(stop.positives, right=2), round_size=2)
 
 
-def listed(p, group, rule):
+def counted(p, group, rule):
     """Chances of (n, k), from all sequences of labels."""
+    met = rule and (lambda labels: sum(labels) >= 2)
     found = {}
-    for labels in product([0, 1], repeat=group):
-        n = group
-        if rule:
-            ends = (n for n in range(2, group, 2) if sum(labels[:n]) >= 2)
-            n = next(ends, group)
-        state = n, sum(labels[:n])
-        chance = np.prod([p if label else 1 - p for label in labels])
-        found[state] = found.get(state, 0.0) + chance
+    for (n, k, _), chance in listed(p, group, 2 if rule else group, met).items():
+        found[n, k] = found.get((n, k), 0.0) + chance
     return found
 
 
@@ -119,7 +116,7 @@ def test_a_search_is_that_of_all_sequences_of_groups(trigger, rule):
         return k == 0 or (trigger is hint.no_signal and k == n)
 
     trains, drawn = {}, {}
-    for ends in product(*(listed(p, group, rule).items() for p in rates)):
+    for ends in product(*(counted(p, group, rule).items() for p in rates)):
         states, masses = zip(*ends, strict=True)
         level, at, mass = 0, states[0], np.prod(masses)
         drawn[0, at] = drawn.get((0, at), 0.0) + mass
@@ -181,22 +178,11 @@ def test_the_hints_of_a_batch_go_to_those_that_collapse():
 
 def rows(labels, exists, group):
     """Rows of a grid as a sampler leaves them, of one token."""
-    count = labels.size
-    zero = jnp.zeros((count, 1), jnp.float32)
-    place = jnp.arange(count, dtype=jnp.int32)
-    return Rollouts(
-        tokens=labels.reshape(-1, 1).astype(jnp.int32),
-        mask=exists.reshape(-1, 1),
-        logp_behaviour=zero,
-        logp_policy=zero,
-        entropy=zero,
-        score_sq_norm=zero,
-        finished=exists.reshape(-1),
-        prompt=place // group,
-        slot=place % group,
-        context=place // group,
-        exists=exists.reshape(-1),
-    )
+    place = jnp.arange(labels.size, dtype=jnp.int32)
+    tokens = labels.reshape(-1, 1).astype(jnp.int32)
+    where = {"prompt": place // group, "slot": place % group}
+    made = tiny.rollouts(tokens, exists.reshape(-1, 1), **where)
+    return jax.tree.map(jnp.asarray, made)
 
 
 def simulated(config, rates):

@@ -20,7 +20,7 @@ from curax.config import Mesh as Sizes
 from curax.models import decoding, parts
 from curax.planning.hlo import in_loops
 from curax.step import mesh
-from curax.types import Batch, TrainState
+from curax.types import TrainState
 
 V = 12  # as 11, but it divides over two devices
 MODEL = tiny.model(vocab_size=V)
@@ -209,16 +209,13 @@ def draw_and_differentiate(params):
         jax.random.key(1),
         tiny.settings(slots=4),
     )
-    batch = Batch(
+    batch = tiny.batch(
+        rows.mask,
+        rows.logp_policy,
         tokens=rows.tokens,
-        mask=rows.mask,
         context=rows.context,
         credit=jnp.linspace(-1.0, 1.0, rows.mask.size).reshape(rows.mask.shape),
-        multiplier=jnp.ones(rows.mask.shape),
-        logp_behaviour=rows.logp_behaviour,
-        logp_policy=rows.logp_policy,
         logp_old=rows.logp_policy - 0.1,
-        logp_ref=None,
     )
 
     def token_loss(logp, entropy, rows):
@@ -328,14 +325,6 @@ def test_a_cut_sampler_gathers_layers_at_every_token_and_never_the_head():
     assert sorted(got) == sorted(halves)  # a half: `tensor` stays
 
 
-def same(got, want):
-    """The same completions; what is known of them up to rounding."""
-    for name in ("tokens", "mask", "finished", "exists", "context"):
-        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
-    for name in ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm"):
-        close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-5)
-
-
 @pytest.mark.first(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
@@ -353,7 +342,7 @@ def test_rounds_that_open_slots_move_no_cache_either(sizes, how, monkeypatch):
     params, key = tiny.random_params(policy), jax.random.key(5)
     want = jax.jit(partial(drawn, policy, stopping=RULE))(params, ROWS, key)
     assert 8 < want.exists.sum() < 32
-    same(program(jax.device_put(params, where), ROWS, key), want)
+    tiny.agree(program(jax.device_put(params, where), ROWS, key), want)
 
 
 @pytest.mark.first(1)
@@ -380,7 +369,7 @@ def test_pages_stay_where_they_are_and_change_nothing(sizes, kv_heads, stopping)
         got = program(jax.device_put(params, where), ROWS, key)
     want = jax.jit(partial(drawn, policy, **options))(params, ROWS, key)
     assert want.mask.sum(-1).max() > tiny.T
-    same(got, want)
+    tiny.agree(got, want)
 
 
 @pytest.mark.long
@@ -390,7 +379,7 @@ def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads
     params, key = tiny.random_params(policy), jax.random.key(5)
     for plan in (ROWS, UNEVEN):
         want = jax.jit(partial(drawn, policy))(params, plan, key)
-        same(program(jax.device_put(params, where), plan, key), want)
+        tiny.agree(program(jax.device_put(params, where), plan, key), want)
 
 
 # ----- what moves between devices in an update
@@ -416,16 +405,14 @@ def scored():
     noise = partial(random.normal, size=shape)
     mask = np.arange(tiny.T) < random.integers(1, tiny.T + 1, (shape[0], 1))
     logp = -jnp.abs(jnp.asarray(noise(), jnp.float32))
-    rows = Batch(
+    rows = tiny.batch(
+        jnp.asarray(mask),
+        logp,
         tokens=jnp.asarray(random.integers(0, LARGE, shape), jnp.int32),
-        mask=jnp.asarray(mask),
         context=jnp.arange(shape[0], dtype=jnp.int32) // 2,
         credit=jnp.asarray(noise(), jnp.float32),
         multiplier=jnp.ones(shape, jnp.float32),
-        logp_behaviour=logp,
-        logp_policy=logp,
         logp_old=None,
-        logp_ref=None,
     )
     return rows, jnp.where(rows.mask, 0.1, 0.0)
 

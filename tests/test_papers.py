@@ -172,10 +172,7 @@ def test_a_config_takes_a_step(paper):
     new = program(config) not in programs()
     parts = build(shrunk(config))
     if config.reflection:
-        params = tiny.random_params(parts.model)
-        warm = states.Warm(
-            params=params, opt_state=None, step=jnp.int32(0), seed=jnp.uint32(0)
-        )
+        warm = tiny.warm(parts.model)
     else:
         warm = states.initial(parts, jnp.uint32(0))
     state = states.begin(parts, warm)

@@ -23,7 +23,6 @@ import test_rollout
 import test_turns
 import tiny
 import turning
-from contracts import close
 from words import tokenizer
 
 from curax.step import drivers, play
@@ -93,15 +92,6 @@ def played(world=HERE, **options):
 # ----- the same completions
 
 
-def agree(rows, others):
-    """Equal tokens, and log-probs of another order of sums."""
-    for name in ("tokens", "mask", "finished", "exists", "prompt", "slot", "context"):
-        np.testing.assert_array_equal(getattr(rows, name), getattr(others, name), name)
-    jax.tree.map(np.testing.assert_array_equal, rows.turns, others.turns)
-    for name in test_rollout.FIELDS:
-        close(getattr(rows, name), getattr(others, name), rtol=0, atol=1e-4)
-
-
 @pytest.mark.first(1)
 @pytest.mark.parametrize("slots", [0, 3])
 def test_rounds_from_the_host_draw_what_the_loop_on_the_device_draws(slots):
@@ -112,7 +102,7 @@ def test_rounds_from_the_host_draw_what_the_loop_on_the_device_draws(slots):
     wanted = dataclasses.replace(
         wanted, turns=dataclasses.replace(wanted.turns, found=found)
     )
-    agree(rows, wanted)
+    tiny.agree(rows, wanted, atol=1e-4)
     assert (rows.turns.count > 1).any()
     assert rows.turns.observed.any()
     np.testing.assert_array_equal(

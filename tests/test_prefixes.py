@@ -26,13 +26,7 @@ def parts():
 
 @pytest.fixture(scope="module")
 def state(parts):
-    warm = states.Warm(
-        params=tiny.random_params(parts.model),
-        opt_state=None,
-        step=jnp.int32(0),
-        seed=jnp.uint32(3),
-    )
-    return states.begin(parts, warm)
+    return states.begin(parts, tiny.warm(parts.model, seed=3))
 
 
 def graded_step(parts):

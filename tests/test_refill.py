@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from curax.step import draw
 from curax.step.build import build
 from curax.step.methods import refill
 from curax.step.types import Graded
-from curax.types import Contexts, Prompts, Rollouts
+from curax.types import Contexts, Prompts
 
 B, G, T = 4, 3, 2
 ROUNDS = 3
@@ -56,18 +57,13 @@ def sampled(attempt, order=range(B * G), first_ids=range(B)):
     return (
         Prompts(tokens=asked, mask=everywhere, id=ids, target=(ids, asked)),
         Contexts(tokens=asked, mask=everywhere),
-        Rollouts(
+        tiny.rollouts(
             tokens=np.stack([ids[prompt], slot], -1),
             mask=np.arange(T) <= (name % 2 > 1)[:, None],
-            logp_behaviour=-grid,
-            logp_policy=-grid,
-            entropy=grid,
-            score_sq_norm=grid,
+            **dict(zip(tiny.FLOATS, (-grid, -grid, grid, grid), strict=True)),
             finished=name % 2 > 1,
             prompt=prompt,
             slot=slot,
-            context=prompt,
-            exists=np.ones(B * G, bool),
         ),
     )
 

@@ -14,7 +14,7 @@ from contracts import close
 from curax import allocate, hint, reward, rollout
 from curax.step import drivers, grading
 from curax.tasks import chain
-from curax.types import Prompts, Rollouts, Terms
+from curax.types import Prompts, Terms
 
 TASK = chain.task(depth=2)
 HOST = chain.task(depth=2, on_device=False)
@@ -30,20 +30,9 @@ def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False), terms=
         id=np.arange(2, dtype=np.int32),
         target={"answer": np.int32([40, 41]), "more": np.ones((2, 3))},
     )
-    zeros = np.zeros((n, 3), np.float32)
-    rows = Rollouts(
-        tokens=np.arange(3 * n, dtype=np.int32).reshape(n, 3),
-        mask=np.arange(3) < np.array(length)[:, None],
-        logp_behaviour=zeros,
-        logp_policy=zeros,
-        entropy=zeros,
-        score_sq_norm=zeros,
-        finished=np.ones(n, bool),
-        prompt=prompt,
-        slot=np.zeros(n, np.int32),
-        context=prompt,
-        exists=np.array(exists),
-    )
+    tokens = np.arange(3 * n, dtype=np.int32).reshape(n, 3)
+    mask = np.arange(3) < np.array(length)[:, None]
+    rows = tiny.rollouts(tokens, mask, prompt=prompt, exists=np.array(exists))
     task = dataclasses.replace(HOST, verify=verify, terms=terms)
     verdicts = reward.on_host(task, prompts, rows, terms=terms is not None)
     verdicts.log()

@@ -6,6 +6,7 @@ from functools import cache, partial
 from types import SimpleNamespace
 from unittest import mock
 
+import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,6 @@ import tiny
 from contracts import close
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from curax import allocate, rollout, stop, update
@@ -23,7 +23,6 @@ from curax.config import ConfigError
 from curax.models import decoding, parts
 
 KEY = jax.random.key(1)
-FIELDS = ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm")
 logprobs = jax.jit(
     lambda params, rows, temperature: update.logprobs(
         tiny.MODEL,
@@ -65,16 +64,6 @@ def entropies(logp):
 
 def of_tokens(logp, rows):
     return np.take_along_axis(logp, np.asarray(rows.tokens)[..., None], -1)[..., 0]
-
-
-def agree(one, two):
-    """The same completions; their log-probs and entropies up to rounding."""
-    for field in dataclasses.fields(one):
-        got, want = getattr(one, field.name), getattr(two, field.name)
-        if field.name in FIELDS:
-            close(got, want, rtol=0, atol=1e-5)
-        else:
-            np.testing.assert_array_equal(got, want)
 
 
 def reordered(tree, order):
@@ -139,7 +128,7 @@ def test_a_completion_ends_at_the_end_token_or_at_max_tokens():
     assert (length[drawn & ~rows.finished] == tiny.T).all()
     assert (length[drawn] > 0).all()
     assert (rows.tokens[~rows.mask] == tiny.PAD).all()
-    for field in FIELDS:
+    for field in tiny.FLOATS:
         assert (getattr(rows, field)[~rows.mask] == 0).all()
 
 
@@ -159,7 +148,7 @@ def test_rows_that_do_not_exist_draw_nothing(slots):
 @pytest.mark.first(2)
 @pytest.mark.parametrize("slots", [3, 7, 9])
 def test_the_number_of_slots_changes_nothing(slots):
-    agree(tiny.drawn(slots), tiny.drawn())
+    tiny.agree(tiny.drawn(slots), tiny.drawn())
 
 
 @pytest.mark.long
@@ -173,7 +162,7 @@ def test_a_bound_of_the_cache_makes_rows_wait_and_changes_nothing():
     assert held == {"3"}  # slots that have columns, of ten rows
     got = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     jax.tree.map(np.testing.assert_array_equal, got, tiny.drawn(3))
-    agree(got, tiny.drawn())
+    tiny.agree(got, tiny.drawn())
 
 
 def test_slots_follow_from_a_bound_and_one_at_least_must_fit():
@@ -195,7 +184,7 @@ def test_permuted_rows_are_permuted_completions(slots):
     order = np.random.default_rng(0).permutation(10)
     plan = reordered(tiny.PLAN, order)
     got = tiny.sampler(slots)(tiny.params(), tiny.CONTEXTS, plan, KEY)
-    agree(got, reordered(tiny.drawn(), order))
+    tiny.agree(got, reordered(tiny.drawn(), order))
 
 
 def test_a_row_does_not_depend_on_which_others_are_drawn():
@@ -203,7 +192,7 @@ def test_a_row_does_not_depend_on_which_others_are_drawn():
     got = tiny.sampler(3)(tiny.params(), tiny.CONTEXTS, plan, KEY)
     # The rows of both plans, by their prompts and slots.
     here, there = np.array([0, 1, 7, 8]), np.array([0, 3, 4, 5])
-    agree(reordered(got, here), reordered(tiny.drawn(), there))
+    tiny.agree(reordered(got, here), reordered(tiny.drawn(), there))
 
 
 def test_a_context_may_serve_several_prompts():
@@ -211,7 +200,7 @@ def test_a_context_may_serve_several_prompts():
     plan = dataclasses.replace(tiny.PLAN, context=tiny.PLAN.prompt // 2 * 2)
     got = tiny.sampler()(tiny.params(), tiny.CONTEXTS, plan, KEY)
     same = np.array([0, 1, 2, 4, 5, 6, 7, 8, 9])
-    agree(reordered(got, same), reordered(tiny.drawn(), same))
+    tiny.agree(reordered(got, same), reordered(tiny.drawn(), same))
     np.testing.assert_array_equal(got.context[:4], 0)
     want = of_tokens(log_softmax(got), got)
     close(got.logp_policy, np.where(got.mask, want, 0), rtol=0, atol=1e-5)
@@ -233,7 +222,7 @@ def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
     assert set(shapes) == {(3, tiny.P), (1, 1)}
     assert steps.count((3, tiny.P)) == 1
     assert steps.count((1, 1)) == rows.mask.sum()
-    agree(rows, tiny.drawn())
+    tiny.agree(rows, tiny.drawn())
 
 
 @pytest.mark.long
@@ -249,7 +238,7 @@ def test_sampling_maps_over_policies_and_keys():
     assert (got.tokens[0] != got.tokens[1]).any()
     for i in range(2):
         own = tiny.sampler(3)(weights[i], tiny.CONTEXTS, tiny.PLAN, keys[i])
-        agree(jax.tree.map(lambda leaf, i=i: leaf[i], got), own)
+        tiny.agree(jax.tree.map(lambda leaf, i=i: leaf[i], got), own)
 
 
 # ----- stages
@@ -284,7 +273,7 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
     draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(slots=slots)))
     rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
     jax.effects_barrier()
-    agree(rows, tiny.drawn())
+    tiny.agree(rows, tiny.drawn())
     want = np.asarray(logprobs(tiny.params(), rows, np.float32(1)))
     close(rows.logp_policy, np.where(rows.mask, want, 0), rtol=0, atol=1e-4)
     if slots:  # here a slot is never at the end of a column's row alone
@@ -316,7 +305,7 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
         sample = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
         draw = jax.jit(lambda *given, sample=sample: sample(*given))
         rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
-        agree(rows, tiny.drawn())
+        tiny.agree(rows, tiny.drawn())
 
 
 def test_a_block_is_of_so_many_bytes():
@@ -698,14 +687,6 @@ def test_tokens_of_a_large_vocabulary_are_drawn_by_their_chances(vocabulary):
 # ----- many samplers side by side
 
 
-def inside(jaxpr):
-    """Every equation of a jaxpr and of those inside it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from inside(inner)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("slots", [0, 3])
 def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
@@ -719,12 +700,12 @@ def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
         alone = jax.jit(draw)(jax.tree.map(lambda p, i=i: p[i], many), *args)
         np.testing.assert_array_equal(got.tokens[i], alone.tokens)
         np.testing.assert_array_equal(got.mask[i], alone.mask)
-        for name in FIELDS:
+        for name in tiny.FLOATS:
             close(getattr(got, name)[i], getattr(alone, name), atol=1e-5)
         steps.append(int(alone.mask.sum()))
     assert steps[0] != steps[1]
     # No step chooses between old and new caches because one sampler may be done.
-    for equation in inside(jax.make_jaxpr(both)(many, *args).jaxpr):
+    for equation in hlo.equations(jax.make_jaxpr(both)(many, *args).jaxpr):
         if equation.primitive.name == "while":
             body = equation.params["body_jaxpr"].jaxpr
             chosen = [

@@ -3,6 +3,7 @@
 import dataclasses
 from functools import cache, partial
 
+import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +17,11 @@ from contracts import (
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from jax.extend.core import jaxprs_in_params
 
 from curax import score
 from curax.config import Mesh as Sizes
 from curax.step import mesh
-from curax.types import Contexts, Rollouts
+from curax.types import Contexts
 
 N, T, V, P, TEMPERATURE = 8, tiny.T, tiny.V, tiny.P, 0.8
 LENGTHS = np.array([5, 3, 1, 0, 5, 2, 4, 0])
@@ -63,20 +63,9 @@ def rows():
     """Completions of every length, two of which do not exist."""
     random = np.random.default_rng(0)
     mask = np.arange(T) < LENGTHS[:, None]
-    zeros = np.zeros((N, T), np.float32)
-    return Rollouts(
-        tokens=random.integers(0, V, (N, T)).astype(np.int32),
-        mask=mask,
-        logp_behaviour=zeros,
-        logp_policy=zeros,
-        entropy=zeros,
-        score_sq_norm=random.uniform(0, 2, (N, T)).astype(np.float32) * mask,
-        finished=LENGTHS > 0,
-        prompt=np.zeros(N, np.int32),
-        slot=np.arange(N, dtype=np.int32),
-        context=HINTED,
-        exists=LENGTHS > 0,
-    )
+    tokens = random.integers(0, V, (N, T)).astype(np.int32)
+    square = random.uniform(0, 2, (N, T)).astype(np.float32) * mask
+    return tiny.rollouts(tokens, mask, score_sq_norm=square, context=HINTED)
 
 
 def params_of(policy):
@@ -209,17 +198,11 @@ def test_micro_batches_that_do_not_divide_are_refused_in_a_sentence(parts, neare
 
 def dots(group):
     """Sizes of all matrix products on the way to the norms."""
-
-    def products(jaxpr):
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "dot_general":
-                yield equation.outvars[0].aval.size
-            for inner in jaxprs_in_params(equation.params):
-                yield from products(inner)
-
     run = rule_of(group, 1, 0, "plain")
     jaxpr = jax.make_jaxpr(run)(tiny.params(), CONTEXTS, rows(), TEMPERATURE)
-    return list(products(jaxpr.jaxpr))
+    every = hlo.equations(jaxpr.jaxpr)
+    products = (one for one in every if one.primitive.name == "dot_general")
+    return [product.outvars[0].aval.size for product in products]
 
 
 @pytest.mark.long
@@ -327,15 +310,6 @@ def test_the_closed_form_is_the_same_however_it_runs():
         )
 
 
-def sizes(jaxpr):
-    """Of every array in a jaxpr and in those inside it."""
-    for equation in jaxpr.eqns:
-        for variable in (*equation.invars, *equation.outvars):
-            yield variable.aval.size
-        for inner in jaxprs_in_params(equation.params):
-            yield from sizes(inner)
-
-
 @pytest.mark.parametrize(("chunk", "exists"), [(0, True), (16, False)])
 def test_no_array_of_tokens_by_vocabulary_exists_in_chunks(chunk, exists):
     large = 997
@@ -343,7 +317,7 @@ def test_no_array_of_tokens_by_vocabulary_exists_in_chunks(chunk, exists):
     kinds = {float: jnp.float32, int: jnp.int32, bool: jnp.bool_}
     args = [jax.ShapeDtypeStruct(shape, kinds[kind]) for shape, kind in shapes]
     rule = partial(score.last_layer_norms, vocab_chunk=chunk)
-    largest = max(sizes(jax.make_jaxpr(rule)(*args).jaxpr))
+    largest = max(hlo.sizes(jax.make_jaxpr(rule)(*args).jaxpr))
     assert (largest >= N * T * large) == exists
     assert largest < N * large * D * T  # nor ever one of rows by the head
 
@@ -482,12 +456,7 @@ SHALLOW = tiny.model(vocab_size=12, layers=1)  # 12 divides over two devices
 @cache
 def shallow(rule):
     """A rule for a model of one layer, its parameters, and what it says."""
-    random = np.random.default_rng(0)
-
-    def leaf(shape):
-        return jnp.asarray(0.3 * random.normal(size=shape.shape), jnp.float32)
-
-    params = jax.tree.map(leaf, jax.eval_shape(SHALLOW.init, jax.random.key(0)))
+    params = tiny.random_params(SHALLOW)
     run = partial(RULES[rule], SHALLOW)
     return run, params, jax.jit(run)(params, CONTEXTS, rows(), TEMPERATURE)
 

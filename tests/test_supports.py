@@ -25,7 +25,6 @@ from curax.runs import cache as held
 from curax.step import draw, drivers, loops, mesh, room
 from curax.step.build import build
 from curax.step.learn import prepared
-from curax.types import Batch
 
 V = 96  # three words of bits, so that two ids are fewer
 FORMS = {
@@ -187,16 +186,12 @@ def draw_and_differentiate(form, params):
     how = tiny.settings(slots=4, temperature=1.5, support=True, **FORMS[form])
     key = jax.random.key(1)
     rows = rollout.sample(POLICY, params, tiny.CONTEXTS, tiny.PLAN, key, how)
-    batch = Batch(
+    batch = tiny.batch(
+        rows.mask,
+        rows.logp_behaviour,
         tokens=rows.tokens,
-        mask=rows.mask,
         context=rows.context,
         credit=jnp.linspace(-1.0, 1.0, rows.mask.size).reshape(rows.mask.shape),
-        multiplier=jnp.ones(rows.mask.shape),
-        logp_behaviour=rows.logp_behaviour,
-        logp_policy=rows.logp_behaviour,
-        logp_old=rows.logp_behaviour,
-        logp_ref=None,
         support=rows.support,
     )
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from contracts import close, effective_weight, name
 from test_law import coefficients, composed
 
@@ -18,7 +19,6 @@ from curax import advantage, aggregate, correct, loss, off_policy
 from curax.arrays import choice, masked, supports
 from curax.config import override
 from curax.step import optimise
-from curax.types import Batch
 
 V, END, TOP = 4, 0, {"top_k": 3, "top_p": 0.8}
 LOGITS = np.random.default_rng(5).normal(size=(V + 1, V)).astype(np.float32)
@@ -86,20 +86,9 @@ def weights(rule):
     config = override(plain, {"sampling.off_policy": rule})
     old = np.float32(of_tokens(LOG_PI))
     behaviour = of_tokens(np.where(KEPT, LOG_MU, 0))
-    zeros = np.zeros(MASK.shape, np.float32)
-    rows = Batch(
-        tokens=zeros.astype(np.int32),
-        mask=MASK & DRAWN[:, None],
-        context=np.arange(len(MASK), dtype=np.int32),
-        credit=zeros + 1,
-        multiplier=zeros + 1,
-        logp_behaviour=behaviour,
-        logp_policy=old,
-        logp_old=old,
-        logp_ref=None,
-    )
+    rows = tiny.batch(MASK & DRAWN[:, None], old, logp_behaviour=behaviour)
     value = optimise.token_loss(config)
-    pull = jax.grad(lambda logp: jnp.sum(value(logp, zeros, rows)))(jnp.asarray(old))
+    pull = jax.grad(lambda logp: jnp.sum(value(logp, 0 * old, rows)))(jnp.asarray(old))
     return -np.asarray(pull, np.float64)
 
 

@@ -1,5 +1,6 @@
 """A policy, contexts and rows so small that a test compiles in a second or two."""
 
+import dataclasses
 from contextlib import contextmanager
 from functools import cache, partial
 
@@ -11,10 +12,12 @@ import pytest
 from curax import allocate, rollout
 from curax.arrays import masked
 from curax.models import parts, transformer
-from curax.types import Contexts, Model
+from curax.step.states import Warm
+from curax.types import Batch, Contexts, Model, Rollouts
 
 V, P, T = 11, 6, 5
 END, PAD = (9, 10), 0
+FLOATS = ("logp_behaviour", "logp_policy", "entropy", "score_sq_norm")
 model = partial(
     transformer.model,
     vocab_size=V,
@@ -117,6 +120,40 @@ def drawn(slots=0, temperature=1.0):
     """What the tiny policy says to the tiny plan."""
     draw = sampler(slots, temperature)
     return draw(params(), CONTEXTS, PLAN, jax.random.key(1))
+
+
+def rollouts(tokens, mask, **known):
+    """Rows of one prompt as a sampler leaves them; all that is not `known` is 0."""
+    there = mask.any(-1)
+    rows = {"finished": there, "exists": there, "prompt": np.zeros(len(mask), np.int32)}
+    rows |= {"slot": np.arange(len(mask), dtype=np.int32)} | known
+    rows = dict.fromkeys(FLOATS, np.zeros(mask.shape, np.float32)) | rows
+    return Rollouts(tokens=tokens, mask=mask, **{"context": rows["prompt"]} | rows)
+
+
+def batch(mask, logp, **known):
+    """Rows to train on, each of its own context, with log-probs of the policy alone."""
+    ones = np.ones(mask.shape, np.float32)
+    rows = {"tokens": np.zeros(mask.shape, np.int32), "credit": ones}
+    rows |= {"context": np.arange(len(mask), dtype=np.int32), "multiplier": ones}
+    rows |= {"logp_behaviour": logp, "logp_policy": logp, "logp_old": logp}
+    return Batch(mask=mask, **rows | {"logp_ref": None} | known)
+
+
+def warm(policy, seed=0):
+    """What a warm start leaves: random parameters of a policy."""
+    step, seed = jnp.int32(0), jnp.uint32(seed)
+    return Warm(params=random_params(policy), opt_state=None, step=step, seed=seed)
+
+
+def agree(one, two, atol=1e-5):
+    """The same completions and turns; their log-probs and entropies up to rounding."""
+    for field in dataclasses.fields(one):
+        got, want = getattr(one, field.name), getattr(two, field.name)
+        if field.name in FLOATS:
+            np.testing.assert_allclose(got, want, 0, atol, err_msg=field.name)
+        else:
+            jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def whole(contexts, tokens, context):
