@@ -163,23 +163,19 @@ def counts_of(allocator, difficulty, budget=BUDGET, most=MOST):
 
 
 @cache
-def rule(function, budget, least, most):
-    return jax.jit(partial(function, budget=budget, least=least, most=most))
+def rule(function, **bounds):
+    return jax.jit(partial(function, **bounds))
 
 
-def level_of(share, budget, least, most):
-    share = np.float32(share)
-    return np.asarray(rule(whole.water_level, budget, least, most)(share))
+def by_rule(function, weight, budget, least, most):
+    run = rule(function, budget=budget, least=least, most=most)
+    return np.asarray(run(np.float32(weight)))
 
 
-def proportional(share, budget, least, most):
-    share = np.float32(share)
-    return np.asarray(rule(whole.proportional, budget, least, most)(share))
-
-
-def greedy(variance, budget, least, most):
-    variance = np.float32(variance)
-    return np.asarray(rule(whole.greedy, budget, least, most)(variance))
+level_of = partial(by_rule, whole.water_level)
+proportional = partial(by_rule, whole.proportional)
+greedy = partial(by_rule, whole.greedy)
+within = partial(rule, whole.within_tokens)
 
 
 def difficulty(**fields):
@@ -541,15 +537,6 @@ def test_tokens_go_to_the_largest_gain_that_fits_until_none_does(
     assert got.sum() <= budget
     if got.sum() < budget and spent <= token_budget:
         assert (spent + c[got < 6] > token_budget).all()
-
-
-@cache
-def _within(**bounds):
-    return jax.jit(partial(whole.within_tokens, **bounds))
-
-
-def within(**bounds):
-    return _within(**bounds)
 
 
 def test_tokens_of_equal_cost_are_shared_as_completions_are():

@@ -236,50 +236,6 @@ def test_hints_of_their_own_open_more_groups_than_one_they_share():
     assert (round(shared, 4), round(own, 4)) == (0.5695, 0.9922)
 
 
-@jax.jit
-def searched(*tries):
-    """The group left of each search, by the rules; its level, and groups drawn."""
-    group = tries[0]
-    exists = jnp.ones(group.shape, bool)
-    level = drawn_groups = jnp.zeros(len(group), jnp.int32)
-    open_ = hint.all_wrong(group, exists)
-    for new in tries[1:]:
-        drawn_groups += open_.astype(jnp.int32)
-        takes = open_ & hint.replaces(new, exists, group, exists)
-        group = jnp.where(takes[:, None], new, group)
-        level += takes.astype(jnp.int32)
-        open_ &= hint.all_wrong(group, exists)
-    return group, level, 1 + drawn_groups, advantage.standardised(group, exists)
-
-
-def test_hints_add_to_the_expected_update_and_change_nothing_of_the_rest():
-    """SAGE 3 and SAGE 8, over all outcomes of three groups of four."""
-    rates, g = (0.07, 0.4, 0.6), drawn(4)
-    index = np.array(list(product(range(16), repeat=3))).T
-    tries = [g[i] for i in index]
-    chance = np.prod([chances(t, p) for t, p in zip(tries, rates, strict=True)], axis=0)
-    final, level, groups, credit = (np.asarray(x) for x in searched(*tries))
-    got = []
-    for at, p in enumerate(rates):
-        score = np.where(final == 1, 1 / p, -1 / (1 - p))  # in units of grad p
-        got.append(chance @ ((level == at)[:, None] * credit * score).mean(-1))
-    alone = np.asarray(advantage.standardised(pools(4), np.ones((5, 4), bool))) / 4
-    w = [effective_weight(alone, p) for p in rates]
-    reached = np.cumprod([1.0, *(1 - np.array(rates[:2])) ** 4])
-    np.testing.assert_allclose(got, reached * w, rtol=1e-5)
-    # Published as 1.7057 and 1.2116 by simulation, of which 1.2123 was derived.
-    assert (round(got[0], 4), round(got[1], 4)) == (1.7018, 1.2123)
-    np.testing.assert_allclose(chance @ groups, reached.sum(), rtol=1e-6)
-    # Per sample too: what was replaced had no gradient, what was not is as it was.
-    before = np.asarray(advantage.standardised(tries[0], np.ones((4096, 4), bool)))
-    assert not before[level > 0].any()
-    np.testing.assert_array_equal(credit[level == 0], before[level == 0])
-    # The first level with something right, or the last.
-    some = np.stack([t.any(-1) for t in tries], -1)
-    np.testing.assert_array_equal(level, np.where(some.any(-1), some.argmax(-1), 2))
-    np.testing.assert_array_equal(groups, level + 1)
-
-
 # ----- controllers
 
 NEXT = {  # from level 1, by the number of right completions

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contracts import close
+from contracts import close, sides
 from kinds import one_of_each_first
-from test_law import loaded, recipes, sides, small, stated
+from test_law import loaded, recipes, small, stated
 
 from curax import (
     advantage,
@@ -463,6 +463,27 @@ def test_a_row_graded_as_another_prompt_is_noticed(recipe):
     assert (counted(rows.but(prompt=renamed)) != counts).any(-1).all()
 
 
+def possible(own):
+    """Draws of prompts 0 and 2 that the sampler can make, and their chances."""
+    own.ids = np.array([0, 2], np.int32)
+    rows, chance = own.listed()
+    return rows.taken(chance > 0), chance[chance > 0]
+
+
+def expectations(own, rows, chance, found):
+    """E[change]; of each prompt its number, its p under mu, w(p), and E[C-]."""
+    mean = np.einsum("s,spa->pa", chance, np.float64(found.change))
+    shape = found.credit.shape[1:]
+    right = gridded(rows, RIGHT[own.ids[rows.prompt], rows.tokens], shape, False)
+    c = np.float64(found.credit) / own.parts.train_rows
+    of_each, mu = [], own.drawn_from()
+    for b, i in enumerate(own.ids):
+        p = mu[i] @ RIGHT[i]
+        minus = chance @ np.where(right[:, b], 0, c[:, b]).sum(-1)
+        of_each.append((i, p, chance @ sides(c[:, b], right[:, b], p), minus))
+    return mean, of_each
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize("estimate", [advantage.raw, advantage.leave_one_out])
 def test_of_truncated_draws_weights_give_the_part_that_is_inside(estimate):
@@ -474,26 +495,16 @@ def test_of_truncated_draws_weights_give_the_part_that_is_inside(estimate):
         tabular("rloo").sampling, top_k=2, off_policy=off_policy.truncated_ratio
     )
     own = Path("rloo", sampling=sampling, advantage=estimate)
-    own.ids = np.array([0, 2], np.int32)
-    rows, chance = own.listed()
-    possible = chance > 0
-    rows, chance = rows.taken(possible), chance[possible]
+    rows, chance = possible(own)
     found, mu = own(rows), own.drawn_from()
-    mean = np.einsum("s,sba->ba", chance, np.float64(found.change))
-    shape = found.credit.shape[1:]
-    right = gridded(rows, RIGHT[own.ids[rows.prompt], rows.tokens], shape, False)
-    c = np.float64(found.credit) / own.parts.train_rows
-    for b, i in enumerate(own.ids):
-        p, kept = (mu[i] * RIGHT[i]).sum(), mu[i] > 0
+    mean, of_each = expectations(own, rows, chance, found)
+    for i, p, w, minus in of_each:
         assert 0.1 < p < 0.9
-        plus, minus = (
-            chance @ (c[:, b] * side).sum(-1) for side in (right[:, b], ~right[:, b])
-        )
-        scores = np.eye(ACTIONS) - POLICY[i]
+        kept, scores = mu[i] > 0, np.eye(ACTIONS) - POLICY[i]
         of_right, of_kept = (
             (POLICY[i] * side) @ scores for side in (RIGHT[i] & kept, kept)
         )
-        want = (plus / p - minus / (1 - p)) * of_right + minus / (1 - p) * of_kept
+        want = w * of_right + minus / (1 - p) * of_kept
         close(mean[i], want, rtol=1e-5, atol=1e-6)
     mass = np.where(mu > 0, POLICY, 0).sum(-1)[own.ids[rows.prompt]]
     close(found.metrics["off_policy/weight_mean"], mass.mean(-1), rtol=1e-5)
@@ -511,18 +522,10 @@ def test_of_replayed_draws_the_update_is_w_grad_p_of_what_is_drawn(estimate):
     sampling = replace(tabular("rloo").sampling, top_k=2, replay_support=True)
     kl = KL(estimator=loss.k3, coefficient=0.5)
     own = Path("rloo", sampling=sampling, advantage=estimate, kl=kl)
-    own.ids = np.array([0, 2], np.int32)
-    rows, chance = own.listed()
-    possible = chance > 0
-    rows, chance = rows.taken(possible), chance[possible]
+    rows, chance = possible(own)
     found, mu = own(rows), own.drawn_from()
-    mean = np.einsum("s,sba->ba", chance, np.float64(found.change))
-    shape = found.credit.shape[1:]
-    right = gridded(rows, RIGHT[own.ids[rows.prompt], rows.tokens], shape, False)
-    c = np.float64(found.credit) / own.parts.train_rows
-    for b, i in enumerate(own.ids):
-        p = (mu[i] * RIGHT[i]).sum()
-        w = chance @ sides(c[:, b], right[:, b], p)
+    mean, of_each = expectations(own, rows, chance, found)
+    for i, p, w, _ in of_each:
         slope = mu[i] * (RIGHT[i] - p)
         assert np.abs(slope).max() > 0.1
         close(mean[i], w * slope, rtol=1e-5, atol=1e-6)
@@ -537,8 +540,7 @@ def lagging(rule, *, bypass=False, **changes):
     update = Update(clip_norm=np.inf, behaviour_as_old=bypass)
     sampling = replace(tabular("rloo").sampling, off_policy=rule)
     own = Path("rloo", lag=LAG, sampling=sampling, update=update, **changes)
-    own.ids = np.array([0, 2], np.int32)
-    rows, chance = own.listed()
+    rows, chance = possible(own)
     return own, rows, chance, own(rows)
 
 
@@ -562,20 +564,11 @@ def test_of_lagging_draws_ratios_give_the_gradient_of_the_policy(estimate):
     With one token, sequences and tokens are the same.
     """
     own, rows, chance, found = lagging(off_policy.ratio, advantage=estimate)
-    mean, mu = (
-        np.einsum("s,spa->pa", chance, np.float64(found.change)),
-        own.drawn_from(),
-    )
-    shape = found.credit.shape[1:]
-    right = gridded(rows, RIGHT[own.ids[rows.prompt], rows.tokens], shape, False)
-    c = np.float64(found.credit) / own.parts.train_rows
-    for b, i in enumerate(own.ids):
-        p = (mu[i] * RIGHT[i]).sum()
+    mu = own.drawn_from()
+    mean, of_each = expectations(own, rows, chance, found)
+    for i, p, w, _ in of_each:
         assert abs(p - RATES[i]) > 0.05
-        plus, minus = (
-            chance @ (c[:, b] * side).sum(-1) for side in (right[:, b], ~right[:, b])
-        )
-        close(mean[i], (plus / p - minus / (1 - p)) * GRAD_P[i], rtol=1e-5, atol=1e-6)
+        close(mean[i], w * GRAD_P[i], rtol=1e-5, atol=1e-6)
     told = {name.removeprefix("off_policy/"): v for name, v in found.metrics.items()}
     close(chance @ told["ratio_mean"], 1, rtol=1e-5)
     square = ((POLICY - mu) ** 2 / mu).sum(-1)[own.ids]
