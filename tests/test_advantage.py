@@ -350,3 +350,22 @@ def test_effective_weights_are_those_the_docstrings_state(n):
         close(weight[advantage.group_mean], 1 - 1 / n)
         close(weight[advantage.leave_one_out], 1.0)
         close(weight[sharp[1]], np.sqrt((n - 1) / n) * weight[sharp[0]])
+
+
+@pytest.mark.parametrize(
+    ("n", "weights"),
+    [
+        (4, (1.496, 1.481, 1.464, 1.425, 1.400)),
+        (16, (3.614, 3.163, 2.757, 2.128, 1.873)),
+    ],
+)
+def test_small_groups_flatten_the_weight_of_grpo(n, weights):
+    """L1: the published weights of finite groups."""
+    credit = bessel(pools(n), np.ones((n + 1, n), bool)) / n
+    got = [effective_weight(credit, p) for p in (0.01, 0.05, 0.1, 0.25, 0.5)]
+    close(got, weights, atol=5e-4)
+
+
+def test_grpo_weighs_a_hopeless_prompt_by_the_root_of_its_group():
+    credit = advantage.standardised(pools(16), np.ones((17, 16), bool)) / 16
+    close(effective_weight(credit, 1e-6), 3.872969, rtol=1e-4)
