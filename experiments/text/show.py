@@ -43,8 +43,8 @@ def experiment() -> tuple[Any, list[Arm], list[Arm], dict[str, Any]]:
     return made, own, trials(made, own), runner.finished(RESULTS)
 
 
-def of_arm(name: str, regime: str, what: str) -> np.ndarray:
-    """`[R]` values of an arm where each run has drawn the tokens of the budget."""
+def of_arm(name: str, regime: str, what: str, share: float = 1) -> np.ndarray:
+    """`[R]` values of an arm where each run has drawn a share of the tokens."""
     made, _, _, found = experiment()
     own = found[f"{name} @ {regime}"]
     if what in made.watched:
@@ -52,7 +52,7 @@ def of_arm(name: str, regime: str, what: str) -> np.ndarray:
     else:
         values = np.array(own[what], float)
     drawn = np.array(own["drawn"], float)[-len(values) :]
-    return statistics.at(drawn, values, made.tokens)
+    return statistics.at(drawn, values, share * made.tokens)
 
 
 def rates(regime: str) -> dict[str, np.ndarray]:
@@ -147,7 +147,31 @@ def twin_table() -> str:
             gap = np.subtract(*(rates(regime)[arm] for arm in pair))
             told = plus_minus(Effect(regime, "claim", name, gap).mean)
             body.append([regime, *name.split(", "), told, at_updates(*pair, regime)])
+        for draws in ("fixed", "drawn"):
+            four = [
+                rates(regime)[f"{credit}-{draws}-{weight}"]
+                for credit in ("right", "centred")
+                for weight in ("log", "one")
+            ]
+            told = plus_minus(
+                Effect(regime, "claim", draws, np.dot([1, -1, -1, 1], four)).mean
+            )
+            body.append([regime, "right alone x 1/p", draws, told, ""])
     head = ["twins", "choice", "at", "equal tokens", "as many updates"]
+    return markdown(head, body)
+
+
+def course_table() -> str:
+    """Markdown of where arms begin, what they gain, and what in the last quarter."""
+    body = []
+    for regime in whole():
+        for name, end in rates(regime).items():
+            begin, then = (of_arm(name, regime, "rate", share) for share in (0, 0.75))
+            gains = (Effect(regime, "claim", name, end - x).mean for x in (begin, then))
+            body.append(
+                [regime, name, number(begin.mean()), *(plus_minus(x) for x in gains)]
+            )
+    head = ["course", "arm", "start", "gained", "in the last quarter of the tokens"]
     return markdown(head, body)
 
 
@@ -207,7 +231,8 @@ def tables() -> list[str]:
     """Markdown of all tables."""
     every = differences()
     found = [arm_table(regime, every) for regime in whole()]
-    apart = [updates_table(), twin_table(), order_table(), tuning_table()]
+    apart = [updates_table(), twin_table(), course_table(), order_table()]
+    apart.append(tuning_table())
     return [*found, effect_table(every), *apart]
 
 
