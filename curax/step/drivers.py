@@ -105,13 +105,14 @@ class Hosted:
     rounds, each a draw of its own.
 
     Attributes:
+        logs: whether reasons for missing outcomes are logged.
         background: a thread, in which a host verifier runs.
         clock: times of the present step.
         reason: latest reason for missing outcomes; None: none was missing.
         begins: whether a draw that is one step ahead is begun.
     """
 
-    begins = True
+    logs = begins = True
 
     def __init__(
         self,
@@ -347,7 +348,8 @@ class Hosted:
                 return self._waited_for(own)
             joined = grading.join(own)
         for mine, all_ in zip(own, joined, strict=True):
-            mine.log()
+            if self.logs:
+                mine.log()
             self.clock.graded(mine.seconds, all_)
             self.reason = all_.reason or self.reason
         return joined
