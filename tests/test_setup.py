@@ -172,5 +172,5 @@ def test_git_ignores_checkpoints_and_runs_at_the_top_and_nothing_of_the_package(
 
 def test_types_are_checked_in_the_folders_of_the_project_alone():
     included = PROJECT["tool"]["basedpyright"]["include"]
-    assert set(included) == {"curax", "configs", "benchmarks"}
+    assert set(included) == {"curax", "configs", "benchmarks", "experiments"}
     assert not set(included) & set(OF_RUNS)
