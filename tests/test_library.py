@@ -165,6 +165,9 @@ def test_what_no_program_can_call_is_refused_in_a_sentence():
     terms = replace(built.task, on_device=False, terms=object())
     with pytest.raises(ConfigError, match=r"set task\.grader to one of them\.$"):
         curax.run(replace(built, task=terms))
+    two = replace(small.get_config(), seeds=2, task=lambda: terms)
+    with pytest.raises(ConfigError, match=r"^seeds=2, but the reward of the task has"):
+        curax.build(two)
     for call in (curax.init, curax.train_step, curax.run):
         with pytest.raises(ConfigError, match=r"mesh\.data, .* to 1"):
             call(meshed)

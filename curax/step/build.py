@@ -32,7 +32,10 @@ def build(config: Config, task: Task | None = None) -> Components:
     """
     task, methods = task or task_of(config), methods_of(config)
     if config.seeds > 1:
-        task = callbacks.inside(task)
+        try:
+            task = callbacks.inside(task)
+        except ValueError as error:
+            raise ValueError(f"seeds={config.seeds}, but {error}") from error
     for sentence in _clashes(config, methods):
         raise ValueError(sentence)
     for method in methods:
