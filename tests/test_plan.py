@@ -13,6 +13,7 @@ import tiny
 from jax.sharding import AbstractMesh
 from outputs import message, refusal
 
+from benchmarks import plans
 from curax import allocate, plan, score
 from curax.config import ConfigError, Mesh, Pilot, load, override
 from curax.planning import chips, estimate, hlo, planner, table
@@ -304,6 +305,25 @@ def test_what_cannot_be_planned_is_told_in_a_sentence(args, says, tmp_path):
     words = [*SMALL, "--topology", "v5e:2x2", "--cheap", "--out", tmp_path / "plan"]
     assert says in refusal(plan.main, *words, *args)
     assert not list((tmp_path / "plan").iterdir())
+
+
+@pytest.mark.long
+def test_estimates_are_near_what_the_compiler_said_of_the_table():
+    ratios = []
+    for page in json.loads(plans.RESULTS.read_text()):
+        if page["model"] == "Qwen3-0.6B":
+            model, place, quick = page["model"], page["topology"], page["quick"]
+            again = plans.planned(model, place, compiles=False, quick=quick)
+            assert json.loads(json.dumps(again["layouts"])) == page["layouts"]
+        for one in page["compiled"]:
+            of = [each for each in page["layouts"] if each["mesh"] == one["mesh"]]
+            for program in one["programs"]:
+                if program["total"] and of:
+                    said = program["compiled"]["temporaries"]
+                    work = of[0]["work"][program["role"]]["memory"]
+                    ratios.append(sum(work.values()) / said)
+    assert len(ratios) == 30
+    assert all(1 / 1.25 < ratio < 1.25 for ratio in ratios), ratios
 
 
 @pytest.mark.long

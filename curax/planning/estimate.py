@@ -1,9 +1,9 @@
 """Roofline estimate of a run from shapes: memory, operations and bytes of a chip.
 
 Nothing is compiled. Bytes of the state are exact; those of a program are sums of the
-arrays it cannot do without, and of what compilers were found to keep in an update: it
-took .85 to 1.3 times as much. Times are those of a roofline: the longest of arithmetic,
-memory and links, each at its peak.
+arrays it cannot do without, and of what compilers were found to keep in an update:
+those of TPUs took .91 to 1.19 times as much. Times are those of a roofline: the longest
+of arithmetic, memory and links, each at its peak.
 """
 
 import dataclasses
@@ -341,8 +341,8 @@ def learn(
         whole = prompts * cut.fsdp * token * sizes.item
         received += parts_of * (gathers + 1) * whole * apart
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
-    # What is kept between layers, of rows, and of contexts and gradients as much again.
-    kept = sizes.layers * (4 * sizes.width * sizes.item if remat else inner)
+    # What is kept between layers, of rows and as much of contexts.
+    kept = sizes.layers * (2 * sizes.width * sizes.item if remat else inner)
     of_logits = min(at_once, how.token_chunk or at_once)
     logits = of_logits * sizes.vocab * FLOAT32 / tensor
     if in_pieces:
@@ -353,8 +353,8 @@ def learn(
     sums_held = (1 if at_home else cut.data) + (cut.fsdp > 1)
     trained = state["parameters"] if parts.model.trained is None else 0.0
     cast = sizes.item if trained and sizes.item < FLOAT32 else 0
-    # The head is whole along `fsdp`, and its gradient until devices have added it up.
-    of_head = (FLOAT32 if trained else 0) + (sizes.item if cut.fsdp > 1 else 0)
+    # The head is whole along `fsdp`, and so is its gradient, in pieces and added up.
+    of_head = 2 * FLOAT32 if trained else sizes.item * (cut.fsdp > 1)
     return Work(
         flops=passes * flops / tensor,
         read=passes * times * gathers * matrices
@@ -367,7 +367,7 @@ def learn(
             "weights as they are read": sizes.products * cast / tensor / cut.fsdp,
             "head": head * of_head / tensor,
             "activations": at_once * (kept + 3 * inner),
-            "prefix": prompts * token * (sizes.item + sums_held * FLOAT32),
+            "prefix": prompts * token * (sizes.item + 1.25 * sums_held * FLOAT32),
             "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
             # Of all that were drawn, and of those that train once more.
