@@ -27,6 +27,9 @@ from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
 
 FLOAT32 = 4
+# Bytes that a layer keeps of a token over those of its products, as compiled for TPUs:
+# norms and rotations in float32, gates, and copies.
+BESIDE = 3.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -341,8 +344,10 @@ def learn(
         whole = prompts * cut.fsdp * token * sizes.item
         received += parts_of * (gathers + 1) * whole * apart
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
-    # What is kept between layers, of rows and as much of contexts.
-    kept = sizes.layers * (2 * sizes.width * sizes.item if remat else inner)
+    # Of rows, and of as many tokens of contexts.
+    each = {"everything": sizes.width * sizes.item, "dots": inner}
+    held = sizes.layers * (at_once + min(at_once, prompts))
+    held *= each.get(again, BESIDE * inner)
     of_logits = min(at_once, how.token_chunk or at_once)
     logits = of_logits * sizes.vocab * FLOAT32 / tensor
     if in_pieces:
@@ -366,7 +371,7 @@ def learn(
             "gradients": 2.0 * trained,
             "weights as they are read": sizes.products * cast / tensor / cut.fsdp,
             "head": head * of_head / tensor,
-            "activations": at_once * (kept + 3 * inner),
+            "activations": held + 3.0 * at_once * inner,
             "prefix": prompts * token * (sizes.item + 1.25 * sums_held * FLOAT32),
             "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
