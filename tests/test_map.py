@@ -264,10 +264,6 @@ def test_effects_are_differences_of_means_over_the_other_choices():
     np.testing.assert_allclose(effects.effect(found, (1,)), main)
     both = (cube[1] - cube[0]).mean(1)
     np.testing.assert_allclose(effects.effect(found, (0, 1)), both[1] - both[0])
-    fixed = {arm: own for arm, own in found.items() if "fixed" in arm}
-    right = (cube[1, 0] - cube[0, 0]).mean(0)
-    np.testing.assert_allclose(effects.effect(fixed, (0,)), right)
-    assert effects.effect(fixed, (0, 1)) is None
 
 
 def test_the_page_of_turns_has_the_tables_that_the_results_give():

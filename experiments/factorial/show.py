@@ -9,9 +9,8 @@ An effect is, with s = +1 where a choice is made and -1 where it is not,
     of all      sum_arms s s' s'' r, how much more a pair does where the third is
 
 and at a combination of the others, r of the arm where it is made less r of its twin;
-of every seed, r its held-out pass rate at equal tokens, for eight arms; at four times
-the tokens, where there are the four of fixed draws alone, twice that. Intervals are
-those of t, over seeds, widened by Holm's procedure over all effects of the page.
+of every seed, r its held-out pass rate at equal tokens. Intervals are those of t, over
+seeds, widened by Holm's procedure over all effects of the page.
 """
 
 import json
@@ -69,12 +68,8 @@ class Effect(NamedTuple):
 
 
 def measured(regime: str, kind: str) -> list[str]:
-    """The arms of a regime at a horizon: all, those of fixed draws, or none yet."""
-    there = [arm for arm in ARMS if Piece(regime, kind, arm).path.exists()]
-    for wanted in (ARMS, [arm for arm in ARMS if "fixed" in arm]):
-        if set(wanted) <= set(there):
-            return wanted
-    return []
+    """The arms of a regime at a horizon, where all are measured."""
+    return ARMS if all(Piece(regime, kind, x).path.exists() for x in ARMS) else []
 
 
 def read(regime: str, kind: str, arm: str) -> dict[str, Any]:
@@ -82,17 +77,15 @@ def read(regime: str, kind: str, arm: str) -> dict[str, Any]:
     return json.loads(Piece(regime, kind, arm).path.read_text())
 
 
-def rates(regime: str, kind: str) -> dict[str, np.ndarray]:
-    """`[R]` held-out pass rates of each arm at equal tokens."""
-    place = run.tokens(regime, kind)
+def rates(regime: str, kind: str, at: str = "") -> dict[str, np.ndarray]:
+    """`[R]` held-out pass rates of each arm at equal tokens, those of a kind."""
+    place = run.tokens(regime, at or kind)
     arms = measured(regime, kind)
     return {arm: run.ends(read(regime, kind, arm), place) for arm in arms}
 
 
-def effect(found: dict[str, np.ndarray], choices: tuple[int, ...]) -> np.ndarray | None:
-    """`[R]` of each seed; None where a choice was not varied."""
-    if any(len({arm.split("-")[i] for arm in found}) < 2 for i in choices):
-        return None
+def effect(found: dict[str, np.ndarray], choices: tuple[int, ...]) -> np.ndarray:
+    """`[R]` of each seed, of all eight arms."""
     total: Any = 0
     for arm, own in found.items():
         signs = [1 if arm.split("-")[i] == MADE[i] else -1 for i in choices]
@@ -158,11 +151,11 @@ def effects() -> list[Effect]:
     found = []
     for kind in KINDS:
         for regime in REGIMES:
-            own = rates(regime, kind)
+            if not (own := rates(regime, kind)):
+                continue
             every = {name: effect(own, choices) for name, choices in EFFECTS.items()}
             for name, gap in (every | apart(own)).items():
-                if gap is not None:
-                    found.append(Effect(regime, kind, name, gap))
+                found.append(Effect(regime, kind, name, gap))
     return family(found)
 
 
@@ -199,6 +192,20 @@ def apart_table(every: list[Effect], kind: str) -> str:
             alike = plus_minus(by_updates(one.regime, kind, *pair))
             body.append([one.regime, *one.name.split(", "), *cells, alike])
     return markdown([*head, "at as many updates"], body)
+
+
+def grown_table() -> str:
+    """Markdown of the gaps of twins along the long runs; none of the family."""
+    body = []
+    for regime in REGIMES:
+        early, late = (rates(regime, "long", at) for at in KINDS)
+        for name, pair in twins(early).items():
+            first, last = (own[pair[0]] - own[pair[1]] for own in (early, late))
+            gaps = first, last, last - first
+            cells = (plus_minus(Effect(regime, "long", name, x).mean) for x in gaps)
+            body.append([regime, *name.split(", "), *cells])
+    head = ["along the long runs", "choice", "at", "at a quarter", "at the end", "more"]
+    return markdown(head, body)
 
 
 def arm_table(kind: str) -> str:
@@ -345,7 +352,7 @@ def tables() -> list[str]:
         if any(one.kind == kind for one in every):
             found += [arm_table(kind), effect_table(every, kind)]
             found.append(apart_table(every, kind))
-    return found
+    return [*found, grown_table()]
 
 
 def renewed(page: str, tables: Iterable[str]) -> str:

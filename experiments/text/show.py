@@ -90,7 +90,6 @@ def differences() -> list[Effect]:
         eight = {name: own[name] for name in ARMS}
         for name, choices in EFFECTS.items():
             effect = chains.effect(eight, choices)
-            assert effect is not None
             found.append(Effect(regime, "claim", name, effect))
     return chains.family(found)
 
