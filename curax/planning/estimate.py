@@ -2,8 +2,9 @@
 
 Nothing is compiled. Bytes of the state are exact; those of a program are sums of the
 arrays it cannot do without, and of what compilers were found to keep in an update:
-those of TPUs took .91 to 1.19 times as much. Times are those of a roofline: the longest
-of arithmetic, memory and links, each at its peak.
+those of TPUs took .91 to 1.19 times as much, and 1.51 where a v5p torus gathers by sums
+(docs/plan.md). Times are those of a roofline: the longest of arithmetic, memory and
+links, each at its peak.
 """
 
 import dataclasses
@@ -27,9 +28,11 @@ from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
 
 FLOAT32 = 4
-# Bytes that a layer keeps of a token over those of its products, as compiled for TPUs:
-# norms and rotations in float32, gates, and copies.
-BESIDE = 3.25
+# What TPU compilers were found to hold: without recomputation a layer keeps so many
+# times the bytes of its products, with norms, rotations and gates; and sums of gradients
+# of contexts take so many times their own bytes.
+KEPT_OF_PRODUCTS = 3.25
+HELD_OF_SUMS = 1.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -344,10 +347,13 @@ def learn(
         whole = prompts * cut.fsdp * token * sizes.item
         received += parts_of * (gathers + 1) * whole * apart
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
+    each = {  # bytes that a layer keeps of a token, by what is recomputed
+        "everything": sizes.width * sizes.item,
+        "dots": inner,
+        "none": KEPT_OF_PRODUCTS * inner,
+    }
     # Of rows, and of as many tokens of contexts.
-    each = {"everything": sizes.width * sizes.item, "dots": inner}
-    held = sizes.layers * (at_once + min(at_once, prompts))
-    held *= each.get(again, BESIDE * inner)
+    held = sizes.layers * (at_once + min(at_once, prompts)) * each[again]
     of_logits = min(at_once, how.token_chunk or at_once)
     logits = of_logits * sizes.vocab * FLOAT32 / tensor
     if in_pieces:
@@ -355,7 +361,7 @@ def learn(
     # A copy of the parameters adds up gradients of the contexts of all copies, unless
     # these lie with their rows; where rows lie on several shards of it, each
     # micro-batch gives them anew.
-    sums_held = (1 if at_home else cut.data) + (cut.fsdp > 1)
+    sums_held = HELD_OF_SUMS * ((1 if at_home else cut.data) + (cut.fsdp > 1))
     trained = state["parameters"] if parts.model.trained is None else 0.0
     cast = sizes.item if trained and sizes.item < FLOAT32 else 0
     # The head is whole along `fsdp`, and so is its gradient, in pieces and added up.
@@ -372,7 +378,7 @@ def learn(
             "weights as they are read": sizes.products * cast / tensor / cut.fsdp,
             "head": head * of_head / tensor,
             "activations": held + 3.0 * at_once * inner,
-            "prefix": prompts * token * (sizes.item + 1.25 * sums_held * FLOAT32),
+            "prefix": prompts * token * (sizes.item + sums_held * FLOAT32),
             "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
             # Of all that were drawn, and of those that train once more.

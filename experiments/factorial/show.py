@@ -78,7 +78,7 @@ def read(regime: str, kind: str, arm: str) -> dict[str, Any]:
 
 
 def rates(regime: str, kind: str, at: str = "") -> dict[str, np.ndarray]:
-    """`[R]` held-out pass rates of each arm at equal tokens, those of a kind."""
+    """`[R]` held-out pass rates of each arm where another kind ends, or its own."""
     place = run.tokens(regime, at or kind)
     arms = measured(regime, kind)
     return {arm: run.ends(read(regime, kind, arm), place) for arm in arms}
