@@ -29,8 +29,8 @@ from curax.types import Contexts, Rollouts, TrainState
 
 FLOAT32 = 4
 # What TPU compilers were found to hold: without recomputation a layer keeps so many
-# times the bytes of its products, with norms, rotations and gates; and sums of gradients
-# of contexts take so many times their own bytes.
+# times the bytes of its products, with norms, rotations and gates; and sums of
+# gradients of contexts take so many times their own bytes.
 KEPT_OF_PRODUCTS = 3.25
 HELD_OF_SUMS = 1.25
 
