@@ -305,6 +305,11 @@ CONFLICTS = {
     },
     "mesh.data=-1 and mesh.fsdp=-1 cannot both be what the others leave; set mesh.data "
     "to 1.": {"mesh": Mesh(data=-1, fsdp=-1)},
+    "sampling.chunks=2 lets the host verify beside the device, and seeds=2 are "
+    "verified within one program; set sampling.chunks to 1.": {
+        "sampling": Sampling(chunks=2),
+        "seeds": 2,
+    },
     "seeds=2 cannot run side by side with staged=True; "
     "set seeds to 1 or staged to False.": {"seeds": 2, "staged": True},
     f"downsample.m is not set, but {HERE}.largest needs it; "

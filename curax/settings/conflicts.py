@@ -82,6 +82,12 @@ def _run(config: Fields) -> Table:
             "to 1 or staged to False.",
         ),
         (
+            config.seeds > 1 and config.sampling.chunks > 1,
+            f"sampling.chunks={config.sampling.chunks} lets the host verify beside the "
+            f"device, and seeds={config.seeds} are verified within one program; set "
+            "sampling.chunks to 1.",
+        ),
+        (
             held_out.k > held_out.samples,
             f"evaluation.k={held_out.k} completions cannot be drawn from "
             f"evaluation.samples={held_out.samples}; set evaluation.k to at most "
