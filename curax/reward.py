@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks
-from curax.settings.config_types import is_array, present
+from curax.settings.config_types import Count, is_array, present
 from curax.types import Float, Int, Prompts, Rollouts, Task, Terms
 
 TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
@@ -216,7 +216,7 @@ def _one(task: Task, target: Any, tokens: np.ndarray) -> float | str | None:
 
 @checks.contract(lengths=("max_tokens", "margin"))
 def soft_overlong(
-    outcome: Float, length: Int, *, max_tokens: int, margin: int
+    outcome: Float, length: Int, *, max_tokens: Count, margin: Count
 ) -> Float:
     """The outcome, less a penalty that grows over the last `margin` tokens.
 

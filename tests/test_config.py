@@ -824,6 +824,14 @@ def test_a_recipe_on_another_task_keeps_its_stages_and_scales_its_lengths():
     assert own.shape_reward is None
 
 
+def test_lengths_of_the_shaped_reward_are_lengths():
+    recipe = cf.load(RECIPES / "dapo.py")
+    for name in PRICE:
+        field = f"shape_reward.{name}"
+        said = error_of(cf.override, recipe, [f"{field}=0"])
+        assert said == f"{field}=0 must be at least 1; set {field} to 1."
+
+
 def test_right_is_one_thing_in_a_recipe():
     recipe = cf.load("ada_seq_positive_accepted")
     assert error_of(cf.override, recipe, ["stop.rule.threshold=0.7"]) == (

@@ -450,6 +450,13 @@ def test_a_tally_of_nothing_is_no_error():
     assert "0 problems" in results.table("x", found)
 
 
+def test_tables_are_in_order_of_numbers_and_then_of_words():
+    said = ["b", "②", "10", "9", "²"]
+    blocks = [[a_row(i, level=level)] for i, level in enumerate(said)]
+    found = results.summary(results.collect(blocks, 1), [1], seed=0)
+    assert list(found["levels"]) == ["9", "10", "b", "²", "②"]
+
+
 def test_the_majority_counts_answers_that_are_the_same():
     said = [("0.5", 1.0), ("1/2", 1.0), ("3", 0.0), ("4", 0.0)]
     block = [a_row(0, answer=answer, outcome=outcome) for answer, outcome in said]
@@ -606,6 +613,8 @@ def test_completions_without_an_answer_say_so_in_their_rows_and_in_the_table():
     assert [row["outcome"] for row in rows] == [0, 1, 0, 0]
     silent = graders.NO_ANSWER
     assert [row["reason"] for row in rows] == [silent, None, None, silent]
+    # Nor do they vote: a last number is no answer to a grader that reads none.
+    assert [row["answer"] for row in rows] == [None, "17", "3", None]
     found = results.summary(results.collect([rows], 4), [1], seed=0)
     assert (found["no_answer"], found["missing"]) == (2, {})
     assert "wrong, without an answer: 50.0%" in results.table("x", found)

@@ -171,9 +171,13 @@ def test_a_field_that_is_missing_empty_or_no_text_is_named(layout, record, name)
         (" $18.50", "18.50"),
         (" -7", "-7"),
         (" 3/4", "3/4"),
+        (" $12,345.60", "12345.60"),
+        (" (3, 4)", "(3, 4)"),
+        (" 12,5", "12,5"),
+        (" 1, 2000", "1, 2000"),
     ],
 )
-def test_the_result_of_gsm8k_loses_commas_and_dollars_only(behind, answer):
+def test_the_result_of_gsm8k_loses_thousands_commas_and_dollars_only(behind, answer):
     said = f"First #### 1, but then\n####{behind}"
     assert layouts.gsm8k(GSM8K | {"answer": said}).answer == answer
 

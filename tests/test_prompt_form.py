@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import small
@@ -42,6 +43,24 @@ def test_supervised_training_and_rl_ask_gsm8k_alike():
     # What is imitated answers in the way that is asked for.
     said = supervised.tokenizer.decode(supervised.trace_ids(problem))
     assert "\\boxed{5}" in said
+
+
+def test_fields_are_filled_in_once():
+    """A solution may hold what looks like a field."""
+    plain: Any = SimpleNamespace(encode=list, named_tokens={}, end=(0,))
+    text = r"So the \textbf{answer} is {solution}."
+
+    def trace(template, **fields):
+        ids = PromptFormat(tokenizer=plain, trace=template).trace_ids(
+            layouts.Problem("q", **fields)
+        )
+        return "".join(ids[:-1])
+
+    both = "{solution} \\boxed{{answer}}"
+    assert trace(both, solution=text, answer="5") == text + r" \boxed{5}"
+    assert trace("{answer}", solution=text, answer="{solution}") == "{solution}"
+    assert trace("{solution}", solution=text) == text
+    assert trace(both, solution=text) == ""
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -196,8 +196,8 @@ def _lengths(length: np.ndarray) -> dict[str, Any]:
 
 def _sort_key(name: str) -> tuple[bool, float, str]:
     """Sort key: numbers by value, then words."""
-    number = float(name) if name.isdigit() else 0.0
-    return not name.isdigit(), number, name
+    number = float(name) if name.isdecimal() else 0.0
+    return not name.isdecimal(), number, name
 
 
 # ----- text

@@ -210,12 +210,13 @@ def said(
         missing: reason why it is, if it is.
     """
     text, states = questions.text(tokens), questions.task.states
-    lacks, silent = np.isnan(outcome), outcome == 0 and states and not states(text)
+    lacks, silent = np.isnan(outcome), states is not None and not states(text)
+    reason = graders.NO_ANSWER if silent and outcome == 0 else None
     return {
         "text": text,
-        "answer": answers.final_answer(text, last_number=True),
+        "answer": None if silent else answers.final_answer(text, last_number=True),
         "outcome": None if lacks else float(outcome),
-        "reason": missing if lacks else graders.NO_ANSWER if silent else None,
+        "reason": missing if lacks else reason,
         "length_tokens": len(tokens),
     }
 

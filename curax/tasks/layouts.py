@@ -16,6 +16,7 @@ from math import isfinite
 from typing import Any
 
 _BOXES = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 # The instructions before and after a question of DAPO-Math-17k.
 _BEFORE = re.compile(
@@ -63,7 +64,7 @@ def gsm8k(record: Record) -> Problem:
     """
     text = _required(record, "answer")
     _, mark, answer = text.rpartition("####")
-    answer = re.sub("[,$]", "", answer).strip()
+    answer = _THOUSANDS.sub("", answer).replace("$", "").strip()
     if not mark or not answer:
         raise _layout_error(f"answer={_short(text)} has no result behind ####")
     return Problem(

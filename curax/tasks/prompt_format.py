@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -187,12 +188,13 @@ def _messages(content: str, system: str | None) -> list[dict[str, str]]:
 
 def _filled(template: str, problem: Problem) -> str | None:
     """A template with fields of the problem; None where the problem lacks one."""
-    for name in ("solution", "answer"):
-        value = getattr(problem, name)
-        if value is None and f"{{{name}}}" in template:
-            return None
-        template = template.replace(f"{{{name}}}", str(value))
-    return template
+    values = {f"{{{x}}}": getattr(problem, x) for x in ("solution", "answer")}
+    if any(value is None and name in template for name, value in values.items()):
+        return None
+    # In one pass, for a solution may hold what looks like a field.
+    return re.sub(
+        "|".join(map(re.escape, values)), lambda found: values[found[0]], template
+    )
 
 
 def padded_rows(
