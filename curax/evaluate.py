@@ -72,6 +72,8 @@ NUMBERS = {
     ),
     "memory_mb": Number(Count, "memory of a process (default: 2048)", "MB", 2048),
 }
+# Options that no benchmark sets, but that change what is asked or how it is graded.
+ASKED = ("system", "template", "chat", "thinking", "max_prompt_tokens", "grader")
 
 
 def _add_numbers(group: Any, *names: str) -> None:
@@ -166,8 +168,7 @@ def _add_question_options(parser: Parser) -> None:
     group.add_argument(
         "--on-error",
         choices=("raise", "skip"),
-        default="raise",
-        help="what to do about a broken record",
+        help="what to do about a broken record (default: raise)",
     )
     _add_numbers(group, "max_prompt_tokens")
     group.add_argument("--system", metavar="TEXT", help="the system turn")
@@ -254,8 +255,9 @@ def apply_benchmark(args: Namespace) -> None:
                 setattr(args, name, default)
             elif given != default:
                 args.changed[name] = given
-        if args.template is not None:
-            args.changed["template"] = repr(args.template)
+        for name in ASKED:
+            if (given := getattr(args, name)) is not None:
+                args.changed[name] = repr(given)
     args.n = 8 if args.n is None else args.n
 
 

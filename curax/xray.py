@@ -203,7 +203,8 @@ def gradients(args: Namespace) -> None:
         config = override(policies.run_config(path), args.assignments)
         name = path.resolve().name
         check(config)
-        loop, state = policies.load_state(path, config, step=args.step or "latest")
+        step, asks = args.step or "latest", "another run"
+        loop, state = policies.load_state(path, config, step=step, asks=asks)
     else:
         if args.step:
             raise ConfigError(

@@ -58,7 +58,7 @@ def built(make) -> loops.Loop:
 def patched(monkeypatch):
     """Who restores one of the configs gets states whose programs are there already."""
 
-    def states_of(config):
+    def states_of(config, _):
         return built(lora if option(config.model, "path") else own)
 
     monkeypatch.setattr(policies, "states_of", states_of)
@@ -84,6 +84,7 @@ def state(make, step):
 def write(workdir, make, *, off=0):
     """A run folder with checkpoints of a few steps; the base has changed if `off`."""
     folder.make(workdir, make())
+    folder.write_questions(workdir, built(make).parts.task)
     about = folder.kept(describe(make()))
     there = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=9, about=about)
     with contextlib.closing(there):

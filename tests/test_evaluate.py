@@ -25,16 +25,18 @@ import pytest
 import real
 import saved
 import small
+import words
 from outputs import message, printed
 from test_folder import files_of_at_most, lines
 
 from curax import demo, evaluate, rollout
 from curax.config import ConfigError
-from curax.evaluation import benchmarks, results, runner, samples, setup
+from curax.evaluation import benchmarks, questions, results, runner, samples, setup
 from curax.models import pretrained, prompt_form
-from curax.runs import policies
+from curax.runs import folder, policies
 from curax.settings import lock
-from curax.tasks import layouts, text
+from curax.tasks import file_task, layouts, sources, text
+from curax.tasks.prompt_format import PromptFormat
 from curax.verify import graders
 
 ROOT = Path(__file__).parents[1]
@@ -702,7 +704,8 @@ def test_a_benchmark_sets_what_is_not_said(place, tmp_path):
     measures = page["results"]["math.jsonl"]["measures"]
     assert set(measures) == {"mean@4", "pass@1", "pass@4", "maj@4"}
     assert all(one["low"] <= one["value"] <= one["high"] for one in measures.values())
-    assert "avg@32 at temperature 1 in 4096 tokens; here n=4, max_tokens=6." in said
+    here = "here n=4, max_tokens=6, grader='marks:grade'."
+    assert f"avg@32 at temperature 1 in 4096 tokens; {here}" in said
     assert "Warning: math500 has 500 problems, and 10 were asked" in said
 
 
@@ -717,6 +720,15 @@ def test_every_benchmark_has_a_layout_and_options_that_are_accepted(name):
     assert (args.n, args.k, args.changed) == (known.n, [1, known.n], {})
     (line,) = benchmarks.remarks(name, known.problems, {})
     assert line == f"{name}: {known.source}."
+    # What no benchmark sets, but what makes it another, is named too.
+    more = ["--system", "S", "--no-chat", "--thinking", "--grader", "my:own"]
+    args = evaluate.parser().parse_args([*argv, *more, "--max-prompt-tokens", "9"])
+    evaluate.apply_benchmark(args)
+    (line,) = benchmarks.remarks(name, known.problems, args.changed)
+    assert line == (
+        f"{name}: {known.source}; here system='S', chat=False, thinking=True, "
+        "max_prompt_tokens=9, grader='my:own'."
+    )
 
 
 @pytest.mark.long
@@ -751,6 +763,64 @@ def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatc
         f"curax.evaluate: --out {tmp_path / 'out'} holds an evaluation of other "
         "parameters; name another --out, or make them agree.\n",
     )
+    # What it holds out was cut from a file, which may be another by now.
+    (there / folder.QUESTIONS).write_text('{"mark": 1, "prompts": 9}')
+    status, _, err = main("--model", there, "--n", 1, "--out", tmp_path / "other")
+    assert (status, err) == (
+        2,
+        f"curax.evaluate: {there}: the questions, answers or solutions in the files of "
+        f"the task are not those in {there / folder.QUESTIONS} that the run began "
+        "with; bring these back, or name files with --data.\n",
+    )
+    config = policies.run_config(there)
+    assert policies.load_run(there, config).step == 5  # to ask others, and to export
+    monkeypatch.undo()
+    states = policies.states_of(config, {"prompts": 9})
+    assert states.abstract.memory.draws.shape == (9,)
+    # Where no file is named there is nothing to read in another way.
+    for option, value in (("--layout", "json:loads"), ("--on-error", "skip")):
+        status, _, err = main("--model", there, option, value)
+        assert (status, err) == (
+            2,
+            f"curax.evaluate: {option} is for files of problems, and --data names "
+            "none; leave it out, or name --data.\n",
+        )
+
+
+def test_what_is_held_out_never_trained_in_whatever_form_it_is_asked(tmp_path):
+    """What becomes too long is left out; it moved the border between the sides."""
+    path = tmp_path / "problems.jsonl"
+    made = enumerate(demo.problems(seed=5, count=40))
+    long = [p | {"question": "Look. " * (i % 5) + p["question"]} for i, p in made]
+    demo.write_lines(path, long)
+    own = PromptFormat(tokenizer=words.tokenizer())
+    form = replace(own, template="Think. {question} Answer in one number.")
+    known: dict[str, Any] = {"train": str(path), "held_out": None, "num_held_out": 12}
+    known |= {"held_out_layout": None, "layout": layouts.detect, "on_error": "raise"}
+    whole = file_task.usable(
+        sources.open_records(str(path)),
+        layouts.detect,
+        own,
+        longest=99,
+        on_error="raise",
+    )
+    length = [len(form.prompt(problem)) for problem in whole.problems]
+    known["max_prompt_tokens"] = most = int(np.median(length))
+    held = questions.held_out_problems(known, own, own, most)
+    asked = questions.held_out_problems(known, own, form, most)
+    size = dict(zip(whole.digests, length, strict=True))
+    assert asked.digests == [d for d in held.digests if size[d] <= most]
+    assert 0 < len(asked) < len(held) == 12
+    assert asked.longest == max(x for x in length if x <= most)
+    apart = known | {"train": "nowhere", "held_out": str(path)}
+    first = questions.held_out_problems(apart, own, form, most)
+    assert first.digests == [d for d in whole.digests[:12] if size[d] <= most]
+    few = known | {"num_held_out": 1}
+    (one,) = questions.held_out_problems(few, own, own, most).digests
+    short = min(length)
+    assert short < size[one]
+    with pytest.raises(ValueError, match="all problems that the run holds out are lon"):
+        questions.held_out_problems(few, own, form, short)
 
 
 @pytest.mark.long
@@ -771,8 +841,8 @@ def test_a_task_without_files_is_graded_by_its_own_verifier(tmp_path, monkeypatc
     status, _, err = main(*words_, "--template", "{question}", "--out", tmp_path / "x")
     assert status == 2
     assert err == (
-        f"curax.evaluate: --template is for files of problems, and {there} trains on "
-        "none; leave it out, or name --data.\n"
+        "curax.evaluate: --template is for files of problems, and --data names none; "
+        "leave it out, or name --data.\n"
     )
 
 

@@ -132,24 +132,39 @@ def _held_out(task: Task, numbers: Sequence[int]) -> Prompts:
 
 
 def held_out_problems(
-    options: Mapping[str, Any], form: PromptFormat
+    options: Mapping[str, Any], own: PromptFormat, form: PromptFormat, longest: int
 ) -> sources.ProblemSet:
-    """The held-out problems of a run of `file_task.task`.
+    """The held-out problems of a run of `file_task.task`, whatever they are asked in.
 
     Args:
         options: all options of its task.
-        form: prompt form.
+        own: prompt form of the run, in which it left out what was too long.
+        form: prompt form in which they are asked.
+        longest: tokens; what is longer in this form is left out.
+
+    Raises:
+        ValueError: all are.
     """
-    side = partial(
-        file_task.usable,
-        prompt_format=form,
-        longest=options["max_prompt_tokens"],
-        on_error=options["on_error"],
-    )
-    count = options["num_held_out"]
-    if options["held_out"] is None:
-        whole = side(sources.open_records(options["train"]), options["layout"])
-        return file_task.split_by_digest(whole, count)[1]
-    records = sources.open_records(options["held_out"], split="test")
-    tested = side(records, options["held_out_layout"] or options["layout"])
-    return tested.subset(range(count or len(tested)))
+    count, layout = options["num_held_out"], options["layout"]
+    if apart := options["held_out"] is not None:
+        records = sources.open_records(options["held_out"], split="test")
+        layout = options["held_out_layout"] or layout
+    else:
+        records = sources.open_records(options["train"])
+    side = partial(file_task.usable, records, layout, on_error=options["on_error"])
+    most = options["max_prompt_tokens"]
+    tested = side(own, longest=most)
+    if apart:
+        tested = tested.subset(range(count or len(tested)))
+    else:
+        tested = file_task.split_by_digest(tested, count)[1]
+    if (form, longest) == (own, most):
+        return tested
+    asked, kept = side(form, longest=longest), {*tested.digests}
+    kept = [i for i, digest in enumerate(asked.digests) if digest in kept]
+    if not kept:
+        raise ValueError(
+            f"all problems that the run holds out are longer than {longest} tokens in "
+            "this form; set --max-prompt-tokens higher, or leave --template out."
+        )
+    return asked.subset(kept)

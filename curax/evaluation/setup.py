@@ -35,7 +35,9 @@ from curax.verify.workers import pool
 
 FORM = ("system", "template", "chat", "thinking")  # options of the prompt form
 # Options that apply only to files of problems.
-FILE_OPTIONS = (*FORM, "layout", "grader", "max_prompt_tokens")
+FILE_OPTIONS = (*FORM, "layout", "on_error", "grader", "max_prompt_tokens")
+DATA = "files with --data"
+READING = ("layout", "on_error")  # those that apply only to files of --data
 
 
 # Options of sampling that the command line or a run gives, with their defaults.
@@ -81,11 +83,11 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
         ConfigError: an option is wrong, or a file cannot be read.
     """
     name_of_model, path = _model(args)
-    config = _run_config(path, args)
+    config, step = _run_config(path, args), args.step or "latest"
     with errors.config_errors():
         if config and not args.data and unbound(config.task) is not file_task.task:
-            _check_no_file_options(path, args)
-            policy = policies.load_run(path, config, step=args.step or "latest")
+            _check_no_file_options(FILE_OPTIONS, args)
+            policy = policies.load_run(path, config, step=step, asks=DATA)
             assert policy.task
             name = f"held out by {path}"
             sets: dict[str, Questions] = {
@@ -96,7 +98,8 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
             form = _prompt_form(path, config, args)
             sets, grading = _file_questions(config, form, args, opened)
             if config:
-                policy = policies.load_run(path, config, step=args.step or "latest")
+                own = None if args.data else DATA
+                policy = policies.load_run(path, config, step=step, asks=own)
             else:
                 axes = zip(meshes.AXES, args.mesh or (1, 1, 1), strict=True)
                 policy = policies.load_checkpoint(
@@ -173,17 +176,17 @@ def _run_config(path: Path, args: Namespace) -> Config | None:
     return None
 
 
-def _check_no_file_options(path: Path, args: Namespace) -> None:
-    """Check that no option of `FILE_OPTIONS` is given.
+def _check_no_file_options(names: Sequence[str], args: Namespace) -> None:
+    """Check that no option of these is given where no file is named.
 
     Raises:
         ConfigError: one is given.
     """
-    for name in FILE_OPTIONS:
+    for name in names:
         if getattr(args, name) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')} is for files of problems, and {path} "
-                "trains on none; leave it out, or name --data."
+                f"--{name.replace('_', '-')} is for files of problems, and --data "
+                "names none; leave it out, or name --data."
             )
 
 
@@ -230,10 +233,14 @@ def _file_questions(
     """Question sets of files by samples file, and the settings of their grading."""
     known = options(config.task) if config else {}
     layout = _import_function("layout", args.layout) or layouts.detect
+    if not args.data:
+        _check_no_file_options(READING, args)
+        layout = known["held_out_layout"] or known["layout"]
     grader = _import_function("grader", args.grader) or known.get(
         "grader", graders.mathematics
     )
     longest = _first_given(args.max_prompt_tokens, known.get("max_prompt_tokens"), 1024)
+    on_error = _first_given(args.on_error, "raise")
     sides: dict[str, tuple[str, sources.ProblemSet]] = {}
     for path in args.data:
         path = hub.pinned(path, "dataset")
@@ -246,14 +253,16 @@ def _file_questions(
         try:
             records = sources.open_records(path, split="test")
             side = file_task.usable(
-                records, layout, form, longest=longest, on_error=args.on_error
+                records, layout, form, longest=longest, on_error=on_error
             )
         except ValueError as error:
             message = str(error).replace("--set task.on_error=", "--on-error ")
             raise ConfigError(message) from error
         sides[f"{name}.jsonl"] = path, side
     if not sides:
-        sides["held_out.jsonl"] = "held out", questions.held_out_problems(known, form)
+        own = dataclasses.replace(form, **{name: known[name] for name in FORM})
+        held_out = questions.held_out_problems(known, own, form, longest)
+        sides["held_out.jsonl"] = "held out", held_out
     processes = {"count": args.workers, "deadline": args.deadline}
     processes["memory_mb"] = args.memory_mb
     judge: dict[str, Any] = {"grader": describe(grader)}

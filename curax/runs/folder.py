@@ -241,8 +241,16 @@ def make(workdir: Path, config: Config, recipe: str = "") -> None:
             write_json(workdir / RECIPE, {"recipe": recipe})
 
 
-def check_questions(workdir: Path, task: Task) -> None:
+def check_questions(
+    workdir: Path, task: Task, *, of: str = "--resume", other: str = "another --workdir"
+) -> None:
     """Check that a task of files has the questions that the run began with.
+
+    Args:
+        workdir: run folder.
+        task: of the run, built anew.
+        of: what is refused, in the sentence.
+        other: what to name instead.
 
     Raises:
         ConfigError: the questions differ.
@@ -254,9 +262,9 @@ def check_questions(workdir: Path, task: Task) -> None:
         and reading.read_json(path).get("mark") != task.fingerprint
     ):
         raise ConfigError(
-            "--resume: the questions, answers or solutions in the files of the task "
-            f"are not those in {path} that the run began with; bring these back, or "
-            "name another --workdir."
+            f"{of}: the questions, answers or solutions in the files of the task are "
+            f"not those in {path} that the run began with; bring these back, or name "
+            f"{other}."
         )
 
 

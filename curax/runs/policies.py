@@ -109,18 +109,22 @@ def run_config(
     return override(config, changes) if changes else config
 
 
-def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
+def load_run(
+    path: Path, config: Config, *, step: str = "latest", asks: str | None = None
+) -> Policy:
     """The policy of a run at a checkpoint.
 
     Args:
         path: run folder; it is only read, so the run may still be training.
         config: config of the run, from `run_config`.
         step: `latest`, `best` or a number.
+        asks: what to name instead, where the run's own questions are asked and its
+            files have others by now; None: others are asked.
 
     Raises:
-        ConfigError: there is no such checkpoint, or it is damaged.
+        ConfigError: there is no such checkpoint, or it is damaged; or as `asks`.
     """
-    states, state = load_state(path, config, step=step)
+    states, state = load_state(path, config, step=step, asks=asks)
     return Policy(
         model=states.parts.model,
         params=frozen.join(state.params, state.frozen),
@@ -132,7 +136,7 @@ def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
 
 
 def load_state(
-    path: Path, config: Config, *, step: str = "latest"
+    path: Path, config: Config, *, step: str = "latest", asks: str | None
 ) -> tuple[States, TrainState]:
     """The states of a run, and its whole train state at a checkpoint; as `load_run`."""
     if config.seeds > 1:
@@ -144,7 +148,10 @@ def load_state(
     saved = checkpoint.Checkpoints(path / folder.CHECKPOINTS, keep=None, about=about)
     number = saved.named(step)
     build.check_weights(config, resumed=True)
-    states = states_of(config)
+    # The difficulty memory is as long as the files were.
+    states = states_of(config, reading.read_json(path / folder.QUESTIONS))
+    if asks:
+        folder.check_questions(path, states.parts.task, of=str(path), other=asks)
     try:
         with states.context():
             like = states.abstract, states.sharding, states.whole
@@ -161,14 +168,22 @@ def load_state(
     return states, state
 
 
-def states_of(config: Config) -> States:
+def states_of(config: Config, began: Mapping[str, Any]) -> States:
     """The states of a run.
+
+    Args:
+        config: of the run.
+        began: what `folder.write_questions` wrote as it began.
 
     Raises:
         ConfigError: a function of the config failed; the message names its line.
     """
     with errors.config_errors(config):
-        return States(build.build(config))
+        parts = build.build(config)
+    if parts.task.fingerprint and (prompts := began.get("prompts")):
+        task = dataclasses.replace(parts.task, num_prompts=prompts)
+        parts = dataclasses.replace(parts, task=task)
+    return States(parts)
 
 
 def warm_state(loop: loops.Loop) -> TrainState:
