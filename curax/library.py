@@ -24,7 +24,7 @@ from curax.models import written
 from curax.settings import errors
 from curax.settings.config_paths import full_name
 from curax.step import build as builder
-from curax.step import callbacks, draw, drivers, loops, optimise
+from curax.step import callbacks, draw, drivers, loops, optimise, play
 from curax.step import mesh as meshes
 from curax.step.step import step
 from curax.step.types import Components
@@ -54,9 +54,10 @@ def init(parts: Components, seed: int | jax.Array = 0) -> TrainState:
             traced, unless the host reads or grades the task.
 
     Raises:
-        ConfigError: the run is for several devices.
+        ConfigError: the run is for several devices, or begins with a memory.
     """
     _check_devices(parts)
+    _check_memory(parts)
     if _is_hosted(parts):
         return _init_from_host(parts, int(seed))
     start = jax.jit(partial(loops.start, parts))
@@ -107,9 +108,10 @@ def run(
 
     Raises:
         ConfigError: an engine draws, a program cannot call the task, or the run is for
-            several devices.
+            several devices or begins with a memory.
     """
     _check_devices(parts)
+    _check_memory(parts)
     if parts.engine:
         raise ConfigError(
             "sampling.engine draws for the task, which no compiled run can call; make "
@@ -156,8 +158,18 @@ def datum(
         context: `[M]` int32 in [0, B), the prompt of each row; None: M = B, in order.
         support: `[M, T, S]`, the `support` of rows of `sample`, within which log-probs
             then are; None: they are of the whole vocabulary.
+
+    Raises:
+        ConfigError: shapes do not fit each other.
     """
     shape, credit = mask.shape, jnp.asarray(advantage, jnp.float32)
+    _check_rows(shape, tokens=tokens, logp=logp)
+    _check_rows(shape[:1], context=context)
+    if context is None and shape[0] != len(prompts.tokens):
+        raise ConfigError(
+            f"curax.datum is given {shape[0]} rows of {len(prompts.tokens)} prompts; "
+            "give context, the prompt of each row, as that of curax.sample."
+        )
     credit = credit[:, None] if credit.ndim == 1 else credit
     drawn = jnp.zeros(shape, jnp.float32) if logp is None else logp
     rows = jnp.arange(shape[0], dtype=jnp.int32) if context is None else context
@@ -176,6 +188,16 @@ def datum(
     return Datum(contexts=hint.none(prompts), batch=batch)
 
 
+def _check_rows(shape: tuple[int, ...], **arrays: jax.Array | None) -> None:
+    """Raise a ConfigError if an array of `datum` that is given has another shape."""
+    for name, array in arrays.items():
+        if array is not None and array.shape != shape:
+            raise ConfigError(
+                f"{name} of curax.datum has shape {array.shape}, and by its mask there "
+                f"are {shape}; give these."
+            )
+
+
 def sample(
     parts: Components, state: TrainState, prompts: Prompts, each: int, key: jax.Array
 ) -> Rollouts:
@@ -192,7 +214,16 @@ def sample(
         `[B n]` rows; row b n + i is completion i of prompt b. `logp_behaviour` has the
         log-prob of each token under what it was drawn from, and `support` with
         `sampling.replay_support` the tokens that this could be.
+
+    Raises:
+        ConfigError: the task has an environment that is asked from the host.
     """
+    if play.hosted(parts):
+        raise ConfigError(
+            "task.environment is asked from the host, which answers no turns here; "
+            "make steps by curax.train_step, or name a task whose environment is a JAX "
+            "function."
+        )
     request = draw.plain(prompts, each, key, draw.to_train(parts))
     return draw.draw(parts, state, request)
 
@@ -363,6 +394,15 @@ def _is_hosted(parts: Components) -> bool:
 def _loaded(parts: Components) -> Any:
     """Parameters of the checkpoint that the model names; None: it names none."""
     return parts.model.load(None) if parts.model.load else None
+
+
+def _check_memory(parts: Components) -> None:
+    """Raise a ConfigError if the run is to begin with a memory."""
+    if (path := parts.config.memory.load) is not None:
+        raise ConfigError(
+            f"memory.load={path} is read by python -m curax.train alone; set "
+            "memory.load to None."
+        )
 
 
 def _check_devices(parts: Components) -> None:

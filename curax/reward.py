@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks
-from curax.settings.config_types import Count, is_array, present
+from curax.settings.config_types import ConfigError, Count, is_array, present
 from curax.types import Float, Int, Prompts, Rollouts, Task, Terms
 
 TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
@@ -162,11 +162,14 @@ def of_completions(
     by_term: Mapping[str, Any] = {}
     if terms and task.terms:
         by_term = task.terms.verify_all(targets, completions)
+        for name, values in by_term.items():
+            _check_count(f"the term {name} of the reward", values, completions)
         each = zip(*by_term.values(), strict=True)
         given = [dict(zip(by_term, values, strict=True)) for values in each]
         results = [_outcome(task.terms, one) for one in given]
     elif task.verify_all:
         results = list(task.verify_all(targets, completions))
+        _check_count("verify_all of the task", results, completions)
     else:
         pairs = zip(targets, completions, strict=True)
         results = [_one(task, target, tokens) for target, tokens in pairs]
@@ -181,6 +184,15 @@ def of_completions(
             outcome[n] = result
     found = {name: _where_known(outcome, values) for name, values in by_term.items()}
     return Verdicts(outcome, reasons, time.perf_counter() - start, found or None)
+
+
+def _check_count(name: str, given: Sequence[Any], asked: Sequence[Any]) -> None:
+    """Raise a ConfigError where outcomes would be those of other completions."""
+    if len(given) != len(asked):
+        raise ConfigError(
+            f"{name} gives {len(given)} outcomes of {len(asked)} completions; let it "
+            "give one of each, and None where there is none."
+        )
 
 
 def _is_missing(result: float | str | None) -> bool:

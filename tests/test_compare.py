@@ -409,6 +409,7 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         (WHOLE + ", cost=(0.0, 0.0)", "makes everything free"),
         (WHOLE + ", common={'staged': True, 'seeds': 1}", "common sets seeds"),
         (WHOLE + ", common={'mesh.data': 2}", "mesh.data=2, and a comparison runs on"),
+        (WHOLE + ", common={'memory.load': 'm.jsonl'}", "memory.load=m.jsonl is read"),
         ("recipes={'a': 'grpo', 'a': 'rloo'}, tokens=1, steps=1", "stands twice"),
         ("recipes={}, tokens=1, steps=1", "recipes is empty"),
         ("recipes={'a/b': 'grpo'}, tokens=1, steps=1", "cannot be part of a file's"),

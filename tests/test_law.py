@@ -557,6 +557,40 @@ def test_over_the_draws_of_a_selection_its_mean_is_the_pool(rule, undo):
     assert (np.abs(mean - want) <= 5 * np.abs(want) / np.sqrt(draws)).all()
 
 
+RIGHT_ALONE = {
+    correct.expansion: {},
+    correct.inverse_pass_rate: {},
+    correct.accepted_mean: {"rows": 3},
+    correct.control_variate: {"rows": 3, "limit": 4},
+    correct.first_success: {
+        **{"rows": 3, "limit": 4, "coefficients": objective.log_coefficients}
+    },
+}
+
+
+@pytest.mark.parametrize("rule", RIGHT_ALONE, ids=lambda rule: rule.__name__)
+def test_rules_in_a_product_go_by_outcomes_where_they_do_alone(rule):
+    """And those that compare rewards by rewards, beside them too."""
+    outcome = np.float32([[1, 0, 1, 0]])
+    reward = np.float32([[0.25, 0.25, 0.4, 0]])  # shaped: none is above 1/2
+    ones, history = np.ones((1, 4), bool), np.zeros(1, np.float32)
+    best = partial(downsample.max_reward, m=3)
+
+    def factor(undo):
+        config = composed(4, correct=undo, downsample=best)
+        arrays = outcome, reward, ones, ones, history
+        return np.asarray(learn.compute_credit(config, KEY, *arrays).factor)
+
+    one, fair = partial(rule, **RIGHT_ALONE[rule]), correct.horvitz_thompson
+    alone = factor(one)
+    assert alone.any()
+    close(factor(partial(correct.every, rules=(one,))), alone)
+    both = partial(correct.every, rules=(fair, partial(correct.every, rules=(one,))))
+    close(factor(both), alone * factor(fair))
+    with pytest.raises(AssertionError):  # rewards and outcomes make other classes
+        close(factor(fair), fair(outcome, ones, factor(fair) > 0))
+
+
 def test_two_of_six_corrected_weigh_as_the_six_would():
     """L14."""
     log = partial(objective.prompt_weight, f=objective.log)

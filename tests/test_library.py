@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from curax import advantage, aggregate, library
 from curax.config import ConfigError, override
 from curax.step import draw, drivers
 from curax.theory import predict
+from curax.types import HostEnvironment, Prompts
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "use_as_a_library.md").read_text()
@@ -168,6 +170,16 @@ def test_what_no_program_can_call_is_refused_in_a_sentence():
     two = replace(small.get_config(), seeds=2, task=lambda: terms)
     with pytest.raises(ConfigError, match=r"^seeds=2, but the reward of the task has"):
         curax.build(two)
+    learnt = override(small.get_config(), {"memory.load": "memory.jsonl"})
+    for call in (curax.init, curax.run):
+        with pytest.raises(
+            ConfigError, match=r"^memory\.load=.* set memory\.load to N"
+        ):
+            call(curax.build(learnt))
+    nothing: Any = [None] * 4
+    asked = replace(built.task, environment=HostEnvironment(answer=list), on_device=False)
+    with pytest.raises(ConfigError, match=r"^task\.environment is asked from the host"):
+        curax.sample(replace(built, task=asked), *nothing)
     for call in (curax.init, curax.train_step, curax.run):
         with pytest.raises(ConfigError, match=r"mesh\.data, .* to 1"):
             call(meshed)
@@ -210,6 +222,26 @@ def test_the_block_of_the_readme_runs_too(followed, begun, monkeypatch):
     exec(compile(block, "README.md", "exec"), names)
     assert int(names["state"].step) == small_parts.config.steps
     assert names["metrics"].keys() == followed["metrics"].keys()
+
+
+def test_rows_to_train_on_fit_their_prompts():
+    """Indices behind the last prompt would be those of the last, without a word."""
+    tokens = np.zeros((6, 3), np.int32)
+    two: Any = {"tokens": tokens[:2], "mask": tokens[:2] == 0, "id": np.arange(2)}
+    prompts = Prompts(**two, target=None)
+    mask, context = tokens == 0, np.arange(6) // 3
+    assert curax.datum(prompts, tokens, mask, context=context).batch.mask.shape == (
+        6,
+        3,
+    )
+    curax.datum(prompts, tokens[:2], mask[:2])
+    with pytest.raises(ConfigError, match="given 6 rows of 2 prompts; give context"):
+        curax.datum(prompts, tokens, mask)
+    wrong = {"logp": mask[:, :2], "context": context[:2], "tokens": tokens[:, :1]}
+    for name, value in wrong.items():
+        given = {"tokens": tokens, "mask": mask, "context": context, name: value}
+        with pytest.raises(ConfigError, match=f"^{name} of curax.datum has shape"):
+            curax.datum(prompts, **given)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import tiny
 from contracts import close
 
 from curax import allocate, hint, reward, rollout
+from curax.config import ConfigError
 from curax.step import drivers, grading
 from curax.tasks import chain
 from curax.types import Prompts, Terms
@@ -20,7 +21,9 @@ TASK = chain.task(depth=2)
 HOST = chain.task(depth=2, on_device=False)
 
 
-def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False), terms=None):
+def judged(
+    verify, length=(2, 0, 3, 1), exists=(True, True, True, False), terms=None, **more
+):
     """Outcomes on the host of rows that name their prompt in their tokens."""
     n = len(length)
     prompt = np.int32([1, 0, 1, 0])
@@ -33,7 +36,7 @@ def judged(verify, length=(2, 0, 3, 1), exists=(True, True, True, False), terms=
     tokens = np.arange(3 * n, dtype=np.int32).reshape(n, 3)
     mask = np.arange(3) < np.array(length)[:, None]
     rows = tiny.rollouts(tokens, mask, prompt=prompt, exists=np.array(exists))
-    task = dataclasses.replace(HOST, verify=verify, terms=terms)
+    task = dataclasses.replace(HOST, verify=verify, terms=terms, **more)
     verdicts = reward.on_host(task, prompts, rows, terms=terms is not None)
     verdicts.log()
     return verdicts if terms else verdicts.outcome
@@ -112,6 +115,21 @@ def test_a_completion_that_lacks_a_term_has_no_outcome(caplog):
     ]
     joined = grading.merged(halves).terms
     jax.tree.map(np.testing.assert_array_equal, joined, verdicts.terms)
+
+
+def test_outcomes_are_never_those_of_other_completions():
+    """One that is left out would move all behind it to the row before."""
+
+    def few(targets, completions):
+        return [1.0 for one in completions if len(one)]
+
+    with pytest.raises(ConfigError, match="of the task gives 2 outcomes of 3 comple"):
+        judged(HOST.verify, verify_all=few)
+    by_term = {"right": [1.0, 0.0, 1.0], "form": [1.0]}
+    weights = {"right": 1.0, "form": 1.0}
+    terms = Terms(weights=weights, outcome="right", verify_all=lambda *_: by_term)
+    with pytest.raises(ConfigError, match="the term form of the reward gives 1 outc"):
+        judged(HOST.verify, terms=terms)
 
 
 def test_interrupting_a_verifier_interrupts_the_run():

@@ -606,9 +606,13 @@ def test_of_lagging_and_truncated_draws_both_causes_are_told_apart():
 
 
 @pytest.mark.long
-def test_normalised_weights_are_those_of_all_rows_of_an_update():
+@pytest.mark.parametrize("inside", [False, True])
+def test_normalised_weights_are_those_of_all_rows_of_an_update(inside):
     """Lag: w / mean w over the rows that train, in however many micro-batches."""
     rule = partial(off_policy.self_normalised, weigh=off_policy.ratio)
+    if inside:  # of a rule that drops nothing
+        wide = {"by": "token", "low": 0.0, "high": 1e9}
+        rule = partial(off_policy.rejected, weigh=rule, **wide)
     own, rows, _, found = lagging(rule)
     mu = own.drawn_from()
 

@@ -298,6 +298,10 @@ def _unfit(arm: Arm) -> Iterator[str]:
     """Yield sentences on why a config cannot run side by side in one program."""
     if arm.config.staged:
         yield "staged=True runs one seed at a time; set staged to False."
+    if (path := arm.config.memory.load) is not None:
+        yield (
+            f"memory.load={path} is read by curax.train alone; set memory.load to None."
+        )
     sizes = arm.config.mesh
     for axis in AXES:
         if getattr(sizes, axis) != 1:

@@ -70,8 +70,12 @@ def needs_old_first(config: Fields) -> bool:
     """Whether log-probs of the old policy are needed before any pass of an update."""
     if updates_of(config) > 1:
         return not config.update.behaviour_as_old
-    rule = config.sampling.off_policy
-    return rule is not None and declared(rule, "of_batch", False)
+    return is_of_batch(config.sampling.off_policy)
+
+
+def is_of_batch(rule: Function | None) -> bool:
+    """Whether weights of a rule, or of one that it weighs with, are of all rows."""
+    return any(own for *_, own in declaring(rule, "of_batch"))
 
 
 def causes(config: Fields) -> tuple[str, ...]:

@@ -146,7 +146,7 @@ def compute_credit(
         return outcome if declared(stage, "right_above", "") else reward
 
     keep = stages.called(config, "downsample", key, by(config.downsample), pool)
-    undo = stages.called(config, "correct", by(config.correct), pool, keep)
+    undo = stages.corrected(config, by, pool, keep)
     factor = undo * stages.called(config, "objective", outcome, exists, history)
     credit = stages.advantage_credit(config, reward, exists, keep, factor)
     return Credit(keep=keep, credit=credit, factor=factor)

@@ -23,6 +23,7 @@ from curax.settings.sizes import (
     causes,
     corrects_sampling,
     declared_option,
+    is_of_batch,
     kept_of,
     ratio_per,
 )
@@ -108,7 +109,7 @@ def optimise(
         epochs = jax.random.split(key, how.epochs)
         order = jax.vmap(jax.random.permutation)(epochs, order)
     order = order.reshape(how.epochs * how.minibatches, -1)
-    of_batch = declared(cfg.sampling.off_policy, "of_batch", False)
+    of_batch = is_of_batch(cfg.sampling.off_policy)
 
     def one(carry, item):
         params, opt_state = carry
@@ -229,8 +230,9 @@ def weight_metrics(
     plain = off_policy.ratio(*arrays, per=ratio_per(rule))
     # Divided by their mean all of them would differ from their ratios.
     own = weights
-    if declared(rule, "of_batch", False):
-        own = declared_option(rule, "weighs")(*arrays)
+    while is_of_batch(rule):
+        rule = declared_option(rule, "weighs")
+        own = jnp.where(weights == 0, 0.0, rule(*arrays))
     total, square, tokens = (
         masked.total(values, rows.mask, axis=None)
         for values in (weights, weights**2, rows.mask)

@@ -35,7 +35,7 @@ from curax import (
 from curax.arrays import checks
 from curax.config import Config, ConfigError
 from curax.settings import errors
-from curax.settings.config_paths import Place, full_name, unbound
+from curax.settings.config_paths import Place, full_name, option, unbound
 from curax.settings.config_types import is_array
 from curax.settings.packages import missing
 
@@ -82,10 +82,31 @@ def called(config: Config, field: str, *arrays: Any, **options: Any) -> jax.Arra
         ConfigError: it fails, or its output has another shape or dtype than its
             contract says.
     """
-    function = attrgetter(field)(config)
-    value = _value(field, function, *arrays, **options)
-    ((kind, shape),) = checks.outputs(CONTRACTS[field], *arrays)
-    return _checked_array(field, function, value, shape, kind)
+    return _called(field, attrgetter(field)(config), *arrays, **options)
+
+
+def corrected(
+    config: Config, goes_by: Callable[[Any], Array], pool: Array, keep: Array
+) -> jax.Array:
+    """`[B, G]` float32, the product of the rules of `correct`, each as by `called`.
+
+    Args:
+        config: the recipe.
+        goes_by: the outcomes or rewards `[B, G]` that a rule is given.
+        pool: as of a rule.
+        keep: as of a rule.
+    """
+    undo = jnp.asarray(keep, jnp.float32)
+    for rule in _factors(config.correct):
+        undo *= _called("correct", rule, goes_by(rule), pool, keep)
+    return undo
+
+
+def _factors(rule: Any) -> list[Any]:
+    """The rules whose product a rule is, in any depth; itself, if it is none."""
+    if unbound(rule) is not correct.every:
+        return [rule]
+    return [inner for one in option(rule, "rules") for inner in _factors(one)]
 
 
 def several(config: Config, field: str, *arrays: Any) -> tuple[jax.Array, ...]:
@@ -126,6 +147,12 @@ def advantage_credit(
     """`[B, G]` float32: advantage times `factor` of kept completions, 0 of others."""
     sees = exists if config.pool_statistics else keep
     return jnp.where(keep, called(config, "advantage", reward, sees) * factor, 0.0)
+
+
+def _called(field: str, function: Any, *arrays: Any, **options: Any) -> jax.Array:
+    value = _value(field, function, *arrays, **options)
+    ((kind, shape),) = checks.outputs(CONTRACTS[field], *arrays)
+    return _checked_array(field, function, value, shape, kind)
 
 
 def _value(field: str, function: Callable[..., Any], *arrays: Any, **options: Any):
