@@ -14,6 +14,7 @@ import numpy as np
 
 from curax.arrays import checks, masked
 from curax.arrays.masked import Axis
+from curax.settings.config_types import Magnitude, Natural
 from curax.types import BoolBG, BoolG, FloatBG, FloatG
 
 _COLLAPSED = 1e-6  # rewards no further apart than this are equal
@@ -134,9 +135,9 @@ def standardised(
     reward: FloatG,
     exists: BoolG,
     *,
-    eps: float | jax.Array = 1e-6,
+    eps: Magnitude | jax.Array = 1e-6,
     bessel: bool = False,
-    floor: float | jax.Array = 0.0,
+    floor: Magnitude | jax.Array = 0.0,
 ) -> FloatG:
     """How many standard deviations each completion is above its group. GRPO.
 
@@ -179,7 +180,7 @@ def standardised(
 
 @checks.contract()
 def batch_standardised(
-    reward: FloatBG, exists: BoolBG, *, eps: float | jax.Array = 1e-6
+    reward: FloatBG, exists: BoolBG, *, eps: Magnitude | jax.Array = 1e-6
 ) -> FloatBG:
     """How many standard deviations each completion is above the whole batch.
 
@@ -216,8 +217,8 @@ def guarded(
     exists: BoolG,
     *,
     estimate: Callable[[jax.Array, jax.Array], jax.Array],
-    clip: float | jax.Array = math.inf,
-    least: int = 0,
+    clip: Magnitude | jax.Array = math.inf,
+    least: Natural = 0,
     keep_negatives: bool = True,
     threshold: float | jax.Array = 0.5,
 ) -> FloatG:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
+from curax.settings.config_types import Positive
 from curax.types import BoolMT, FloatMT
 
 
@@ -66,7 +67,7 @@ def sequence_mean(mask: BoolMT) -> FloatMT:
 
 
 @checks.contract(lengths=("length",))
-def constant_length(mask: BoolMT, *, length: float | jax.Array) -> FloatMT:
+def constant_length(mask: BoolMT, *, length: Positive | jax.Array) -> FloatMT:
     """Every token counts 1 / (M length), whatever else is in the batch.
 
         weight = mask / (M length)

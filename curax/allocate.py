@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from curax.arrays import checks
 from curax.arrays import counts as whole
+from curax.settings.config_types import Count, Fraction, Magnitude, Natural, Positive
 from curax.types import Counts, Difficulty, Plan
 
 
@@ -118,8 +119,8 @@ def gvm_weight(
     pass_rate: jax.Array,
     norm: jax.Array,
     *,
-    alpha: float | jax.Array,
-    beta: float | jax.Array,
+    alpha: Magnitude | jax.Array,
+    beta: Magnitude | jax.Array,
 ) -> jax.Array:
     """What GVM's counts are proportional to.
 
@@ -148,9 +149,9 @@ def gvm(
     budget: int,
     most: int,
     least: int = 0,
-    alpha: float | jax.Array = 1e-3,
-    beta: float | jax.Array = 2.0,
-    unit: int = 1,
+    alpha: Magnitude | jax.Array = 1e-3,
+    beta: Magnitude | jax.Array = 2.0,
+    unit: Count = 1,
     exact: bool = False,
 ) -> Counts:
     """The allocation that minimises the gradient variance of log p, regularised.
@@ -277,7 +278,7 @@ def bernoulli(
     most: int,
     least: int = 2,
     estimate: Callable[[jax.Array, jax.Array], jax.Array] = smoothed_variance,
-    power: float | jax.Array = 0.5,
+    power: Magnitude | jax.Array = 0.5,
 ) -> Counts:
     """Counts in proportion to the standard deviation of the outcome.
 
@@ -366,7 +367,7 @@ def neyman_within_tokens(
     *,
     budget: int,
     most: int,
-    token_budget: float,
+    token_budget: Positive,
     least: int = 2,
     estimate: Callable[[jax.Array, jax.Array], jax.Array] = smoothed_variance,
     standardised: bool = False,
@@ -407,10 +408,10 @@ def dynamo(
     budget: int,
     most: int,
     least: int = 8,
-    initial_budget: int = 4,
-    known: float | jax.Array = 4.0,
-    mastered: float | jax.Array = 0.85,
-    lowest: float | jax.Array = 0.01,
+    initial_budget: Natural = 4,
+    known: Magnitude | jax.Array = 4.0,
+    mastered: Fraction | jax.Array = 0.85,
+    lowest: Fraction | jax.Array = 0.01,
 ) -> Counts:
     """DynaMO's allocator, as released: a floor, and a share linear in the variance.
 
@@ -491,8 +492,8 @@ def skip_dead(
     budget: int,
     most: int,
     least: int = 1,
-    draws: float | jax.Array = 8.0,
-    margin: float | jax.Array = 0.05,
+    draws: Magnitude | jax.Array = 8.0,
+    margin: Magnitude | jax.Array = 0.05,
 ) -> Counts:
     """Prompts always, or never, solved so far get `least`; the others share evenly.
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
+from curax.settings.config_types import Magnitude, Positive
 from curax.settings.declared import RIGHT
 from curax.types import BoolG, FloatG
 
@@ -130,7 +131,7 @@ def inverse_pass_rate(
     pool: BoolG,
     keep: BoolG,
     *,
-    power: float | jax.Array = 1.0,
+    power: Magnitude | jax.Array = 1.0,
     threshold: float | jax.Array = RIGHT,
 ) -> FloatG:
     """The published correction: every kept completion over the pass rate of its pool.
@@ -167,7 +168,7 @@ def inverse_pass_rate(
 
 @checks.contract(rows_per_prompt="rows")
 def per_prompt(
-    reward: FloatG, pool: BoolG, keep: BoolG, *, rows: float | jax.Array
+    reward: FloatG, pool: BoolG, keep: BoolG, *, rows: Positive | jax.Array
 ) -> FloatG:
     """Every prompt counts the same, however many completions of it are trained.
 
@@ -208,7 +209,7 @@ def accepted_mean(
     pool: BoolG,
     keep: BoolG,
     *,
-    rows: float | jax.Array,
+    rows: Positive | jax.Array,
     threshold: float | jax.Array = RIGHT,
 ) -> FloatG:
     """The mean over the right ones that are kept; wrong ones train nothing.
@@ -249,7 +250,7 @@ def control_variate(
     pool: BoolG,
     keep: BoolG,
     *,
-    rows: float | jax.Array,
+    rows: Positive | jax.Array,
     limit: float | jax.Array,
     strength: float | jax.Array = 1.0,
     threshold: float | jax.Array = RIGHT,
@@ -300,7 +301,7 @@ def first_success(
     pool: BoolG,
     keep: BoolG,
     *,
-    rows: float | jax.Array,
+    rows: Positive | jax.Array,
     limit: int,
     coefficients: Callable[[int], np.ndarray],
     threshold: float | jax.Array = RIGHT,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
+from curax.settings.config_types import Fraction, Magnitude
 from curax.settings.declared import RIGHT
 from curax.types import BoolG, FloatG
 
@@ -35,7 +36,11 @@ def none(outcome: FloatG, exists: BoolG, finished: BoolG) -> BoolG:
 
 @checks.contract(least_group=2)
 def zero_variance(
-    outcome: FloatG, exists: BoolG, finished: BoolG, *, delta: float | jax.Array = 1e-6
+    outcome: FloatG,
+    exists: BoolG,
+    finished: BoolG,
+    *,
+    delta: Magnitude | jax.Array = 1e-6,
 ) -> BoolG:
     """Only groups whose outcomes differ: max - min > delta.
 
@@ -74,8 +79,8 @@ def pass_rate_band(
     exists: BoolG,
     finished: BoolG,
     *,
-    low: float | jax.Array,
-    high: float | jax.Array,
+    low: Fraction | jax.Array,
+    high: Fraction | jax.Array,
 ) -> BoolG:
     """Only groups that are neither too hard nor too easy: low <= mean outcome <= high.
 

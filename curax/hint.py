@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import checks, masked
+from curax.settings.config_types import Fraction
 from curax.types import Bool, BoolG, Contexts, Float, FloatG, Hinting, Int, Prompts
 
 _CAP_NATS = 20.0  # of the log of a weight: exp(20) is finite, and so are its sums
@@ -230,7 +231,7 @@ def replaces(
 
 @checks.contract()
 def paper(
-    level: Int, pass_rate: Float, *, levels: int, alpha: float | jax.Array = 0.35
+    level: Int, pass_rate: Float, *, levels: int, alpha: Fraction | jax.Array = 0.35
 ) -> Int:
     """One level more where the last visit went badly, never one less.
 
@@ -258,7 +259,12 @@ def paper(
 
 @checks.contract()
 def hysteresis(
-    level: Int, pass_rate: Float, *, levels: int, low: float = 0.1, high: float = 0.35
+    level: Int,
+    pass_rate: Float,
+    *,
+    levels: int,
+    low: Fraction = 0.1,
+    high: Fraction = 0.35,
 ) -> Int:
     """One level more where the last visit went badly, one less where it went well.
 

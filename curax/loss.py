@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from curax.arrays import checks, masked, ratios
+from curax.settings.config_types import AboveOne, Fraction, Magnitude
 from curax.types import BoolT, Float, FloatT
 
 
@@ -54,9 +55,9 @@ def clipped_ratio(
     advantage: FloatT | Float,
     mask: BoolT,
     *,
-    low: float | jax.Array = 0.2,
-    high: float | jax.Array = 0.2,
-    dual: float | jax.Array | None = None,
+    low: Fraction | jax.Array = 0.2,
+    high: Magnitude | jax.Array = 0.2,
+    dual: AboveOne | jax.Array | None = None,
 ) -> FloatT:
     """Importance-weighted, and silent once a token has moved far enough.
 
@@ -103,8 +104,8 @@ def gspo(
     advantage: FloatT | Float,
     mask: BoolT,
     *,
-    low: float | jax.Array = 3e-4,
-    high: float | jax.Array = 4e-4,
+    low: Fraction | jax.Array = 3e-4,
+    high: Magnitude | jax.Array = 4e-4,
 ) -> FloatT:
     """Ratio and clip of whole completions.
 
@@ -149,8 +150,8 @@ def cispo(
     advantage: FloatT | Float,
     mask: BoolT,
     *,
-    low: float | jax.Array = 1.0,
-    high: float | jax.Array = 4.0,
+    low: Fraction | jax.Array = 1.0,
+    high: Magnitude | jax.Array = 4.0,
 ) -> FloatT:
     """Importance-weighted policy gradient whose weight is clipped, not its gradient.
 
@@ -266,9 +267,15 @@ def _bounded(
     high: float | jax.Array,
     dual: float | jax.Array | None = None,
 ) -> jax.Array:
-    """The ratio, held where moving on would only overdo what `credit` asks for."""
-    lowered = jnp.clip(ratio, 1.0 - low, dual)
-    return jnp.where(credit > 0, jnp.minimum(ratio, 1.0 + high), lowered)
+    """The ratio, held where moving on would only overdo what `credit` asks for.
+
+    At a bound itself it is not held, so that with a bound of 1 the first update moves.
+    """
+    raised = jnp.where(ratio > 1.0 + high, 1.0 + high, ratio)
+    lowered = jnp.where(ratio < 1.0 - low, 1.0 - low, ratio)
+    if dual is not None:
+        lowered = jnp.where(lowered > dual, dual, lowered)
+    return jnp.where(credit > 0, raised, lowered)
 
 
 def _towards(logp: jax.Array, logp_ref: jax.Array) -> jax.Array:

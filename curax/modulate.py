@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from curax.arrays import checks, masked, metrics, ratios
+from curax.settings.config_types import Fraction, Magnitude, Positive
 from curax.types import FloatMT, Tokens
 
 _BATCH = (-2, -1)
@@ -36,7 +37,7 @@ def none(tokens: Tokens) -> FloatMT:
 
 
 @checks.contract()
-def forking_tokens(tokens: Tokens, *, share: float | jax.Array = 0.2) -> FloatMT:
+def forking_tokens(tokens: Tokens, *, share: Fraction | jax.Array = 0.2) -> FloatMT:
     """Train only the tokens at which the policy is least sure.
 
         multiplier = 1[H_t >= tau],   tau = the round(share n)-th largest entropy
@@ -69,7 +70,10 @@ def forking_tokens(tokens: Tokens, *, share: float | jax.Array = 0.2) -> FloatMT
 
 @checks.contract()
 def entropy_change(
-    tokens: Tokens, *, low: float | jax.Array = 0.2, high: float | jax.Array = 0.2
+    tokens: Tokens,
+    *,
+    low: Fraction | jax.Array = 0.2,
+    high: Magnitude | jax.Array = 0.2,
 ) -> FloatMT:
     """How the update changes the entropy at each token, to first order, per unit step.
 
@@ -100,7 +104,10 @@ def entropy_change(
 
 @checks.contract()
 def released_entropy_change(
-    tokens: Tokens, *, low: float | jax.Array = 0.2, high: float | jax.Array = 0.2
+    tokens: Tokens,
+    *,
+    low: Fraction | jax.Array = 0.2,
+    high: Magnitude | jax.Array = 0.2,
 ) -> FloatMT:
     """What the released code of DynaMO takes for `entropy_change`.
 
@@ -134,12 +141,12 @@ def released_entropy_change(
 def dynamo(
     tokens: Tokens,
     *,
-    boost: float | jax.Array = 0.2,
-    floor: float | jax.Array = 0.6,
-    gamma: float | jax.Array = 50.0,
-    tau: float | jax.Array = 0.99,
-    low: float | jax.Array = 0.2,
-    high: float | jax.Array = 0.2,
+    boost: Magnitude | jax.Array = 0.2,
+    floor: Magnitude | jax.Array = 0.6,
+    gamma: Magnitude | jax.Array = 50.0,
+    tau: Fraction | jax.Array = 0.99,
+    low: Fraction | jax.Array = 0.2,
+    high: Magnitude | jax.Array = 0.2,
     change: Callable[..., jax.Array] = entropy_change,
 ) -> FloatMT:
     """Sure tokens of right answers are raised, great changes of entropy are braked.
@@ -195,7 +202,10 @@ def dynamo(
 
 @checks.contract()
 def state_gain(
-    tokens: Tokens, *, most: float | jax.Array = 3.0, eps: float | jax.Array = 1e-6
+    tokens: Tokens,
+    *,
+    most: Positive | jax.Array = 3.0,
+    eps: Magnitude | jax.Array = 1e-6,
 ) -> FloatMT:
     """Sure states are raised, for right and wrong tokens alike.
 
@@ -234,8 +244,8 @@ def abs_brake(
     tokens: Tokens,
     *,
     budget: float | jax.Array,
-    low: float | jax.Array = 0.2,
-    high: float | jax.Array = 0.2,
+    low: Fraction | jax.Array = 0.2,
+    high: Magnitude | jax.Array = 0.2,
 ) -> FloatMT:
     """No token changes the entropy by more than a budget.
 
@@ -268,11 +278,11 @@ def abs_brake(
 def clip_cov(
     tokens: Tokens,
     *,
-    share: float | jax.Array = 2e-4,
-    least: float | jax.Array = 1.0,
-    most: float | jax.Array = 5.0,
-    low: float | jax.Array = 0.2,
-    high: float | jax.Array = 0.2,
+    share: Fraction | jax.Array = 2e-4,
+    least: Magnitude | jax.Array = 1.0,
+    most: Positive | jax.Array = 5.0,
+    low: Fraction | jax.Array = 0.2,
+    high: Magnitude | jax.Array = 0.2,
 ) -> FloatMT:
     """A few tokens whose log-prob and advantage go together most do not train.
 

@@ -59,6 +59,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from curax.arrays import checks, masked, ratios
+from curax.settings.config_types import Magnitude, Positive
 from curax.types import BoolT, FloatT
 
 Rule = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -149,7 +150,7 @@ def truncated_ratio(
     logp_behaviour: FloatT,
     mask: BoolT,
     *,
-    cap: float | jax.Array = 2.0,
+    cap: Positive | jax.Array = 2.0,
     per: str = "token",
 ) -> FloatT:
     """Truncated importance sampling (TIS): the ratio, clipped at a cap.
@@ -188,7 +189,7 @@ def masked_ratio(
     logp_behaviour: FloatT,
     mask: BoolT,
     *,
-    cap: float | jax.Array = 2.0,
+    cap: Positive | jax.Array = 2.0,
     per: str = "token",
 ) -> FloatT:
     """Masked importance sampling (MIS): what is above a cap is dropped, not clipped.
@@ -227,8 +228,8 @@ def icepop(
     logp_behaviour: FloatT,
     mask: BoolT,
     *,
-    low: float | jax.Array = 0.5,
-    high: float | jax.Array = 5.0,
+    low: Magnitude | jax.Array = 0.5,
+    high: Magnitude | jax.Array = 5.0,
 ) -> FloatT:
     """IcePop: the ratio of a token inside a band; tokens outside of it are dropped.
 
@@ -268,8 +269,8 @@ def rejected(
     *,
     weigh: Rule = truncated_ratio,
     by: str = "geometric",
-    low: float | jax.Array = 0.5,
-    high: float | jax.Array = 2.0,
+    low: Magnitude | jax.Array = 0.5,
+    high: Magnitude | jax.Array = 2.0,
 ) -> FloatT:
     """Rejection: a completion whose ratio is outside a band does not train.
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
+from curax.settings.config_types import Magnitude, Positive
 from curax.types import BoolG, BoolY, Float, FloatG, FloatGY, FloatY, Int1, IntG
 
 Scores = Annotated[jax.Array, "[F] float"]  # of candidates
@@ -111,7 +112,9 @@ def variance(spread: Spread, mask: BoolY) -> FloatY:
 
 
 @checks.contract()
-def denoised(spread: Spread, mask: BoolY, *, floor: float | jax.Array = 3.0) -> FloatY:
+def denoised(
+    spread: Spread, mask: BoolY, *, floor: Magnitude | jax.Array = 3.0
+) -> FloatY:
     """Tokens count by the variance that is above the noise of the reference.
 
         g = max(0, s^2 - s0^2 (1 + floor sqrt(2 / (n - 1))))
@@ -175,7 +178,7 @@ def certainty(
     mask: BoolY,
     *,
     weights: Callable[[Spread, jax.Array], jax.Array],
-    clip_nats: float | jax.Array = 8.0,
+    clip_nats: Positive | jax.Array = 8.0,
     leave_one_out: bool = False,
     baseline: FloatY | FloatGY | None = None,
 ) -> Certainty:
@@ -288,7 +291,7 @@ def length_term(
     length: IntG,
     wanted: IntG | Int1,
     *,
-    slope: float | jax.Array = 0.5,
+    slope: Magnitude | jax.Array = 0.5,
     least: float | jax.Array = -1.0,
 ) -> FloatG:
     """Reward of an answer for being as long as the reference.

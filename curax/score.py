@@ -25,7 +25,7 @@ from curax.arrays import checks, masked, supports
 from curax.arrays.micro_batches import join, split
 from curax.arrays.sharding import shard_rows
 from curax.rollout import extend, prefill
-from curax.settings.config_types import Count, Natural
+from curax.settings.config_types import Count, Natural, Positive
 from curax.types import BoolT, Contexts, Float, FloatT, FloatTD, IntT, Model, Rollouts
 
 # What is differentiated, and how the whole parameters are made of it again.
@@ -224,7 +224,7 @@ def completion_logp(
     tokens: jax.Array,
     mask: jax.Array,
     *,
-    temperature: float | jax.Array = 1.0,
+    temperature: Positive | jax.Array = 1.0,
     token_chunk: Natural = 0,
     support: jax.Array | None = None,
 ) -> jax.Array:
@@ -264,7 +264,7 @@ def last_layer_norms(
     tokens: IntT,
     mask: BoolT,
     *,
-    temperature: float | jax.Array = 1.0,
+    temperature: Positive | jax.Array = 1.0,
     vocab_chunk: Natural = 0,
     support: jax.Array | None = None,
 ) -> Float:

@@ -68,6 +68,20 @@ def test_a_gap_is_of_the_same_seed_where_both_share_it():
     assert (paired.freedom, apart.freedom) == (7, 7)
 
 
+@pytest.mark.parametrize("seeds", [2, 3, 4, 5])
+def test_few_values_that_are_the_same_by_chance_claim_nothing(seeds):
+    """Rates are multiples of one over the prompts; of two often both differ alike."""
+    x, y = draw(seeds).binomial(64, 0.95, (2, 2000, seeds)) / 64
+    found = statistics.gap([x], [y], paired=True)
+    alike = np.ptp(x - y, -1) == 0
+    assert np.isnan(found.error[alike]).all()
+    assert np.isfinite(found.error[~alike]).all()
+    least = 0.05 / 18  # six recipes on three axes, by Holm
+    assert (found.p_value() <= least).mean() <= 3 * least
+    same = statistics.gap([np.full(8, 0.5)], [np.full(8, 0.25)], paired=True)
+    assert same.p_value() == 0
+
+
 def test_one_value_has_no_interval_and_nothing_is_claimed_of_it():
     found = statistics.center([np.array([0.4])])
     assert (found.value, found.p_value()) == (0.4, 1)

@@ -824,12 +824,23 @@ def test_a_recipe_on_another_task_keeps_its_stages_and_scales_its_lengths():
     assert own.shape_reward is None
 
 
-def test_lengths_of_the_shaped_reward_are_lengths():
-    recipe = cf.load(RECIPES / "dapo.py")
-    for name in PRICE:
-        field = f"shape_reward.{name}"
-        said = error_of(cf.override, recipe, [f"{field}=0"])
-        assert said == f"{field}=0 must be at least 1; set {field} to 1."
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("shape_reward.max_tokens=0", "at least 1; set shape_reward.max_tokens to 1."),
+        ("shape_reward.margin=0", "at least 1; set shape_reward.margin to 1."),
+        ("loss.low=-1.0", "at least 0.0 and at most 1.0; set loss.low to 0.0."),
+        ("loss.high=-0.5", "at least 0.0; set loss.high to 0.0."),
+        ("loss.dual=1.0", "greater than 1.0; set loss.dual to 2.0."),
+        ("advantage.eps=-1.0", "at least 0.0; set advantage.eps to 0.0."),
+        ("gate.gates.0.delta=-1.0", "at least 0.0; set gate.gates.0.delta to 0.0."),
+        ("optimizer.learning_rate=-0.1", "at least 0; set it to 0.001, for example."),
+    ],
+)
+def test_options_of_functions_have_the_ranges_of_their_docstrings(word, said):
+    """Out of them they would train backwards, or not at all, without a word."""
+    got = error_of(cf.override, cf.load(RECIPES / "dapo.py"), [word])
+    assert got == f"{word} must be {said}"
 
 
 def test_right_is_one_thing_in_a_recipe():

@@ -42,6 +42,8 @@ def test_metrics_are_those_of_binomial_groups():
     close(got["group/pass_rate"], 0.5, rtol=1e-2)
     close(got["credit/right_sum"], 0.75 * 0.25, rtol=1e-2)
     close(got["credit/wrong_sum"], -0.75 * 0.25, rtol=1e-2)
+    # Of one sample each no spread follows: half of all at 0 and 1 look like these.
+    assert expect.expected(config, np.arange(64) % 2.0, 1) == {}
 
 
 def test_draws_follow_the_rule_and_leave_out_pilots():

@@ -177,7 +177,9 @@ def test_what_no_program_can_call_is_refused_in_a_sentence():
         ):
             call(curax.build(learnt))
     nothing: Any = [None] * 4
-    asked = replace(built.task, environment=HostEnvironment(answer=list), on_device=False)
+    asked = replace(
+        built.task, environment=HostEnvironment(answer=list), on_device=False
+    )
     with pytest.raises(ConfigError, match=r"^task\.environment is asked from the host"):
         curax.sample(replace(built, task=asked), *nothing)
     for call in (curax.init, curax.train_step, curax.run):

@@ -176,6 +176,16 @@ def test_raft_plus_plus_is_silent_above_its_upper_bound_and_only_there(low):
         close(gradient_at(raft, ratio, 0.0), 0.0)
 
 
+def test_at_a_bound_itself_a_token_still_moves():
+    """As where the first update of a step begins, at a ratio of 1."""
+    for bounds in ({"low": 0.0}, {"high": 0.0}):
+        rule = partial(loss.clipped_ratio, **bounds)
+        GRADIENTS[rule] = jax.grad(
+            lambda logp, *rest, of=rule: jnp.sum(of(logp, *rest))
+        )
+        close([gradient_at(rule, 1.0, a) for a in (1.0, -1.0)], [-1, 1])
+
+
 def test_a_wrong_token_falls_silent_once_lowered_enough():
     for ratio in RATIOS:
         close(gradient_at(loss.clipped_ratio, ratio, -2.0), 2.0 * (ratio > 0.8))

@@ -25,6 +25,7 @@ from curax.runs import reading
 
 LEVEL = 0.95
 RESAMPLES = 2000
+EQUAL = 6  # values without any spread of which a sign test would claim something
 Strata = Sequence[np.ndarray]
 
 
@@ -48,7 +49,7 @@ class Estimate(NamedTuple):
     """A statistic with its standard error, `[...]` each, and degrees of freedom."""
 
     value: np.ndarray
-    error: np.ndarray  # NaN where a stratum has one value
+    error: np.ndarray  # NaN where a stratum has one value, or few are all the same
     freedom: int
 
     def interval(self, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
@@ -61,7 +62,9 @@ class Estimate(NamedTuple):
     def p_value(self) -> np.ndarray:
         """Two-sided p value of the hypothesis of 0, `[...]`; 1 without an error.
 
-        Equal values without any spread are 1 where they are 0, else 0.
+        Equal values without any spread are 1 where they are 0, else 0: `EQUAL` of them
+        at least, for rates are multiples of one over the prompts, and few are the same
+        by chance.
         """
         from scipy.special import stdtr
 
@@ -125,6 +128,8 @@ def _estimate(
         return Estimate(value, np.full(value.shape, np.nan), 0)
     found = reading.bootstrap(samples, statistic, draws=RESAMPLES, seed=seed)
     error = np.asarray(found.standard_error) * math.sqrt(least / (least - 1))
+    if sum(sizes) < EQUAL:
+        error = np.where(error <= 1e-9 * np.abs(value), np.nan, error)
     return Estimate(value, error, sum(sizes) - len(sizes))
 
 

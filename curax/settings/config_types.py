@@ -73,6 +73,7 @@ Natural = Annotated[int, Range(0)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Magnitude = Annotated[float, Range(0.0)]
 Positive = Annotated[float, Range(0.0, closed=False)]
+AboveOne = Annotated[float, Range(1.0, closed=False)]
 Share = Annotated[float, Range(0.0, 1.0, closed=False)]
 Fraction = Annotated[float, Range(0.0, 1.0)]
 

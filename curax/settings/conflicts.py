@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from curax.settings.config_paths import Place, full_name, option, unbound
+from curax.settings.config_types import Magnitude, out_of_range
 from curax.settings.declared import RIGHT, declared
 from curax.settings.groups import AXES, DASHBOARDS, Fields, Logging, Reflection
 from curax.settings.sizes import (
@@ -75,7 +76,18 @@ def _tables(config: Fields) -> Iterator[Table]:
 def _run(config: Fields) -> Table:
     """Of the run as a whole: its seeds, devices and evaluation."""
     mesh, held_out = config.mesh, config.evaluation
+    warm = config.warm_start and config.warm_start.optimizer
+    rates = {"optimizer": config.optimizer, "warm_start.optimizer": warm}
+    rates = {name: option(tx, "learning_rate") for name, tx in rates.items() if tx}
     return [
+        *(
+            (
+                out_of_range(rate, Magnitude),
+                f"{name}.learning_rate={rate} must be at least 0; set it to 0.001, for "
+                "example.",
+            )
+            for name, rate in rates.items()
+        ),
         (
             config.staged and config.seeds > 1,
             f"seeds={config.seeds} cannot run side by side with staged=True; set seeds "

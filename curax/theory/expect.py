@@ -33,13 +33,13 @@ def spread(rates: np.ndarray, samples: int) -> np.ndarray:
 
     Args:
         rates: `[...]` measured pass rates, NaN where there is none.
-        samples: completions behind each.
+        samples: completions behind each, at least 2: one tells nothing of a spread.
     """
     rates = rates[np.isfinite(rates)]
-    mean, samples = float(np.clip(rates.mean(), 0.001, 0.999)), max(samples, 1)
+    mean = float(np.clip(rates.mean(), 0.001, 0.999))
     noise = mean * (1 - mean)
     # Var of a share = noise (1 / n + (1 - 1 / n) rho), rho = 1 / (a + b + 1).
-    rho = (rates.var() / noise - 1 / samples) / max(1 - 1 / samples, 1e-9)
+    rho = (rates.var() / noise - 1 / samples) / (1 - 1 / samples)
     total = 1 / float(np.clip(rho, 0.01, 0.9)) - 1
     solved = rates * samples
     random = np.random.default_rng(0)
@@ -57,7 +57,8 @@ def expected(
     """Predicted metrics of a step by name, for a policy with these held-out pass rates.
 
     Draws leave out the pilots, as the metric does. Empty with hints, whose effect is
-    not known before, and with rewards by reference answers.
+    not known before, with rewards by reference answers, and with one sample each, of
+    which no spread of pass rates follows.
 
     Args:
         config: config of the run.
@@ -65,7 +66,7 @@ def expected(
         samples: completions behind each.
         prompts: number of prompts of the task, from which visits per prompt follow.
     """
-    if config.hint or config.reflection:
+    if config.hint or config.reflection or samples < 2:
         return {}
     population = spread(rates, samples)
     seen = predict(config, RATES, population, prompts=prompts)

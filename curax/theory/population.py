@@ -94,6 +94,11 @@ def of_evaluation(path: Path) -> Population:
         )
     shares = np.array([np.mean(each) for each in graded])
     samples = round(np.mean([len(each) for each in graded]))
+    if samples < 2:
+        raise ConfigError(
+            f"--evaluation {path}: one sample of a problem tells nothing of how far "
+            "pass rates lie apart; evaluate with --n 4 or so."
+        )
     rates = np.clip(spread(shares, samples), LOWEST, 1 - LOWEST)
     return Population(str(path), np.sort(rates))
 
