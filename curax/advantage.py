@@ -211,7 +211,7 @@ def batch_standardised(
     return _standardised(reward, exists, axis=(-2, -1), eps=eps, ddof=0)
 
 
-@checks.contract()
+@checks.contract(right_above="threshold", counts_right="least")
 def guarded(
     reward: FloatG,
     exists: BoolG,
@@ -243,6 +243,7 @@ def guarded(
         least: fewest right completions that positive advantages need; static.
         keep_negatives: whether the other groups keep theirs below 0; static.
         threshold: largest reward of a wrong completion, in the units of `reward`.
+            Where rewards are not outcomes, a config with this is refused.
 
     Returns:
         `[..., G]` float32 in the units of `estimate`; 0 where `exists` is False.

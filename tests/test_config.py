@@ -854,3 +854,16 @@ def test_right_is_one_thing_in_a_recipe():
     hinted = cf.load("ada_seq_sage")
     said = error_of(cf.override, hinted, ["stop.rule.threshold=0.7"])
     assert said.startswith("stop.rule.threshold=0.7 and curax.settings.declared.RIGHT=")
+
+
+def test_an_estimator_that_counts_right_ones_by_rewards_needs_outcomes_there():
+    words = ["advantage=advantage.guarded", "advantage.estimate=advantage.group_mean"]
+    words += ["advantage.least=2"]
+    said = error_of(cf.override, cf.load(RECIPES / "dapo.py"), words)
+    assert said == (
+        "advantage.least=2 counts right completions by rewards, which shape_reward "
+        "changes; set it to None, or advantage.least to 0, for gate.minimum_right "
+        "counts outcomes."
+    )
+    cf.override(cf.load(RECIPES / "dapo.py"), words[:2])
+    cf.override(cf.load("guarded"), words)

@@ -523,6 +523,9 @@ def test_terms_that_nobody_would_ask_are_refused():
         "the terms of a reward are graded on the host, and this task is verified on "
         "the device; set on_device of the task to False."
     )
+    guarded = partial(advantage.guarded, estimate=advantage.group_mean, least=2)
+    with pytest.raises(ValueError, match=r"^advantage\.least=2 counts .* task\.grader"):
+        build(replace(several, advantage=guarded))
 
 
 @long

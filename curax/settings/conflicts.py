@@ -38,6 +38,8 @@ def conflicts(config: Fields) -> Iterator[str]:
         yield from _said_elsewhere(config)
         yield from _too_small_groups(config)
     yield from _right_twice(config)
+    if config.shape_reward is not None:
+        yield from right_by_rewards(config, "shape_reward changes; set it to None")
     yield from _without_method(config)
 
 
@@ -456,6 +458,21 @@ def _right_twice(config: Fields) -> Iterator[str]:
             yield (
                 f"{other}={its} and {one}={mine} call different completions right; set "
                 f"{other} to {mine}."
+            )
+
+
+def right_by_rewards(config: Fields, why: str) -> Iterator[str]:
+    """Sentences about estimators that would take other rewards for outcomes.
+
+    Args:
+        config: of the run.
+        why: rewards are no outcomes, and what to do about it.
+    """
+    for name, place, own in declaring(config.advantage, "counts_right", "advantage"):
+        if least := option(place.value, own):
+            yield (
+                f"{name}.{own}={least} counts right completions by rewards, which "
+                f"{why}, or {name}.{own} to 0, for gate.minimum_right counts outcomes."
             )
 
 

@@ -42,6 +42,8 @@
     other_terms     rewards by a grader have more terms than its outcome
     most_draws      the option of a correction that is the most a prompt draws
     right_above     the option that is the largest outcome of a wrong completion
+    counts_right    of an estimator, the option that is how many right completions it
+                    needs, which it counts by rewards; 0 there: none
 
 Checks read properties, never the name of a function, so a user's function declares what
 it needs in the same way. Only the standard library is imported.

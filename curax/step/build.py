@@ -10,7 +10,7 @@ from curax.config import Config, ConfigError
 from curax.handover import Engine
 from curax.settings import errors
 from curax.settings.config_paths import Place, full_name, option, unbound, wrong_options
-from curax.settings.conflicts import Table, said
+from curax.settings.conflicts import Table, right_by_rewards, said
 from curax.settings.declared import declared
 from curax.settings.sizes import checkpoint_of, kept_of, rows_of
 from curax.step import callbacks
@@ -275,6 +275,9 @@ def _lacks(config: Config, task: Task) -> Iterator[str]:
             "the terms of a reward are graded on the host, and this task is verified "
             "on the device; set on_device of the task to False."
         )
+    if task.terms:
+        why = "task.grader adds terms to; set it to one of these"
+        yield from right_by_rewards(config, why)
     if chunks > 1 and task.on_device:
         yield (
             f"sampling.chunks={chunks} lets the host verify beside the device, and "
