@@ -465,6 +465,7 @@ def test_keys_that_fit_no_layout_are_named(record, keys):
 def test_a_question_with_a_plain_answer_is_read_by_the_names_of_its_fields():
     record = {"question": "1 + 1?", "answer": "2"}
     assert layouts.detect(record) == layouts.Problem(question="1 + 1?", answer="2")
+    assert layouts.detect(record | {"level": 0}).level == "0"
     more = record | {"solution": "1 + 1 = 2", "level": "easy", "subject": None}
     want = layouts.Problem(
         question="1 + 1?", answer="2", solution="1 + 1 = 2", level="easy"

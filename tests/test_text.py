@@ -438,7 +438,7 @@ def said(tokenizer, content="the end", **options):
         ("{% generation %}\n  {% set x = 1 %}{{ x }}!{% endgeneration %}{{ x }}", "1!"),
         ("{{ eos_token }}{{ bos_token }}", "<|endoftext|>"),
         ("{{ enable_thinking }}{{ tools is none }}", "FalseTrue"),
-        ("{{ strftime_now('%%') }}", "%"),
+        ("{{ strftime_now('%d %b %Y %%') }}", "26 Jul 2024 %"),
         ("  {% if add_generation_prompt %}\nyes\n  {% endif %}\n", "yes\n"),
     ],
 )

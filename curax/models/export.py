@@ -41,7 +41,8 @@ def export(
 
     Files, tensor names, order, precision and metadata are those of the source, as are
     config, tokenizer and all other files of its folder. Untrained parameters give
-    files that are equal byte by byte. One tensor is in memory at a time.
+    files that are equal byte by byte, unless they are held in less than the source's
+    precision, as beside adapters. One tensor is in memory at a time.
 
     Args:
         source: folder of the checkpoint that was loaded.

@@ -303,7 +303,8 @@ def _name(layout: Any) -> str:
 
 def _plain(record: Record) -> Problem:
     """The problem of a record whose fields have the names that `fields` gives them."""
-    more = [name for name in ("solution", "level", "subject") if record.get(name)]
+    more = ("solution", "level", "subject")
+    more = [x for x in more if record.get(x) or type(record.get(x)) is int]
     with contextlib.suppress(LayoutError):  # the field may hold anything
         more += ["hints"] if _texts(record.get("hints"), "hints") else []
     return fields(record, **{name: name for name in more})
