@@ -124,14 +124,7 @@ def of_trl(given: Mapping[str, Any]) -> Conversion:
     for name, why in REFUSED.items():
         if options[name] != DEFAULTS[name]:
             raise _refusal(name, options[name], why, DEFAULTS[name])
-    if len(options["reward_weights"] or ()) > 1:
-        raise _refusal(
-            "reward_weights",
-            options["reward_weights"],
-            "adds up several rewards, as "
-            "graders.weighted of a config does, and w(p) is of one outcome",
-            None,
-        )
+    _check_reward_weights(options["reward_weights"])
     remarks = list[str]()
     sampling, update, steps = _batch(options)
     if sampling.off_policy:
@@ -194,6 +187,25 @@ def _check_names(given: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name}={given[name]} is no option; did you mean {near[0]}?"
             )
+
+
+def _check_reward_weights(weights: Any) -> None:
+    """Check that there is one reward at most, and that it counts as it is."""
+    if weights is None or weights == [1]:
+        return
+    listed = isinstance(weights, list) and weights
+    if not listed or any(type(weight) not in (int, float) for weight in weights):
+        raise ConfigError(
+            f"reward_weights={weights!r} must be a list of numbers; write "
+            "reward_weights: [1.0], or leave it out."
+        )
+    why = "multiplies the reward, which is the outcome here"
+    if len(weights) > 1:
+        why = (
+            "adds up several rewards, as graders.weighted of a config does, and w(p) "
+            "is of one outcome"
+        )
+    raise _refusal("reward_weights", weights, why, None)
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -69,6 +69,7 @@ CONVERTED = [
     ({"loss_type": "grpo"}, {"aggregate": aggregate.sequence_mean}),
     ({"top_entropy_quantile": 0.2}, {"modulate.share": 0.2}),
     ({"entropy_coef": 0.01}, {"entropy_bonus": 0.01}),
+    ({"reward_weights": [1.0]}, {"advantage.eps": 1e-4}),
 ]
 
 
@@ -92,7 +93,7 @@ REFUSED = [
     {"scale_rewards": "row"},
     {"generation_kwargs": {"min_p": 0.1}},
     {"off_policy_mask_threshold": 0.1},
-    {"reward_weights": [0.5, 0.5]},
+    *({"reward_weights": it} for it in ([0.5, 0.5], [0.5], 1.0, "x", {}, [], [None])),
     {"multi_objective_aggregation": "normalize_then_sum"},
     {"loss_type": "cispo"},
     {"loss_type": "grpo", "entropy_coef": 0.01},
