@@ -219,11 +219,14 @@ def _typed(name: str, value: Any) -> Any:
     if name in numbers or type(default) in (int, float):
         whole = type(default) is int or name in numbers[2:]
         try:
-            number = float(value) if not isinstance(value, bool) else None
-        except (TypeError, ValueError):
-            number = None
-        if number is None or (whole and not number.is_integer()):
-            kind = "a whole number" if whole else "a number"
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (OverflowError, TypeError, ValueError):
+            number = math.nan
+        kind, fits = "a number, finite and at least 0", 0 <= number < math.inf
+        if whole:
+            kind = "a whole number below 2**31"
+            fits = number.is_integer() and abs(number) < 2**31
+        if not fits:
             raise ConfigError(
                 f"{name}={value!r} must be {kind}; leave it out for the default, "
                 f"{default}."

@@ -106,6 +106,9 @@ REFUSED = [
     {"num_generations": 1},
     {"num_generations": "many"},
     {"beta": True},
+    *({"learning_rate": it} for it in (float("nan"), "1e400", 10**400)),
+    *({"num_generations": it} for it in (float("inf"), 10**400, 1e300)),
+    *({name: -0.1} for name in ("epsilon", "epsilon_high", "top_entropy_quantile")),
     {"mask_truncated_completions": "yes"},
     {"num_generatoins": 8},
 ]
@@ -115,7 +118,7 @@ REFUSED = [
 IN_THEIR_PLACE = ("epsilon_high", "use_bias_correction_kl")
 
 
-@pytest.mark.parametrize("given", REFUSED, ids=str)
+@pytest.mark.parametrize("given", REFUSED, ids=lambda given: str(given)[:60])
 def test_what_cannot_be_converted_is_a_sentence_with_what_to_write(given):
     said = message(ConfigError, foreign.of_trl, given)
     assert re.search(r"\w+=\S+ .*(; (write|leave)|did you mean).*[.?]$", said), said
