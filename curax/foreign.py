@@ -341,7 +341,11 @@ def _loss(options: Mapping[str, Any]) -> Callable[..., Any]:
             why = "clips ratios of completions from above"
             raise _refusal("delta", options["delta"], why, None)
         return partial(loss.gspo, low=low, high=high)
-    return partial(loss.clipped_ratio, low=low, high=high, dual=options["delta"])
+    delta = options["delta"]
+    if delta is not None and delta < 1 + high:
+        why = f"is below 1 + epsilon_high, {1 + high:g}, so caps rewarded tokens too"
+        raise _refusal("delta", delta, why, None)
+    return partial(loss.clipped_ratio, low=low, high=high, dual=delta)
 
 
 def _aggregate(options: Mapping[str, Any]) -> Callable[..., Any]:

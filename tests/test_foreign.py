@@ -46,6 +46,7 @@ CONVERTED = [
     ({}, {"advantage.eps": 1e-4, "advantage.bessel": True, "update.epochs": 1}),
     ({}, {"loss.low": 0.2, "loss.high": 0.2, "loss.dual": None}),
     ({"epsilon_high": 0.28, "delta": 4}, {"loss.high": 0.28, "loss.dual": 4.0}),
+    ({"epsilon_high": 0.28, "delta": 1.28}, {"loss.high": 0.28, "loss.dual": 1.28}),
     ({"generation_batch_size": 64}, {"sampling.prompts": 8, "update.minibatches": 8}),
     (
         {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
@@ -85,6 +86,18 @@ def test_an_option_becomes_the_field_with_its_meaning(given, want):
         assert got == value, name
 
 
+@pytest.mark.parametrize("delta", [1.28, 4.0])
+def test_delta_clips_ratios_as_trl_does(delta):
+    """Inside the minimum of PPO, whatever the sign of the advantage."""
+    token_loss = foreign.of_trl({"epsilon_high": 0.28, "delta": delta}).config().loss
+    ratio = np.array([[0.1, 0.9, 1.1, 1.27, 1.5, 3, 9]] * 2, np.float32)
+    credit = np.array([[1], [-1]], np.float32) * np.ones_like(ratio)
+    clipped = np.clip(ratio, 0.8, 1.28) * credit
+    want = -np.minimum(np.minimum(ratio, delta) * credit, clipped)
+    got = token_loss(np.log(ratio), np.zeros_like(ratio), credit, ratio > 0)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 REFUSED = [
     *({"loss_type": name} for name in ("bnpo", "luspo", "sapo", "vespo", "ppo")),
     *({name: 0.5} for name in ("min_p", "repetition_penalty")),
@@ -98,6 +111,8 @@ REFUSED = [
     {"loss_type": "cispo"},
     {"loss_type": "grpo", "entropy_coef": 0.01},
     {"importance_sampling_level": "sequence", "delta": 4.0},
+    {"delta": 1.27, "epsilon_high": 0.28},
+    *({"delta": it} for it in (-1, 0, 1.1)),
     {"importance_sampling_level": "sequence", "beta": 0.1},
     {"importance_sampling_level": "row"},
     {"generation_batch_size": 12},
