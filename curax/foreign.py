@@ -391,4 +391,7 @@ def _entropy_bonus(options: Mapping[str, Any]) -> float:
     if bonus and AGGREGATES.get(options["loss_type"]) is not aggregate.token_mean:
         why = "is averaged over tokens, and the loss of loss_type is not"
         raise _refusal("entropy_coef", bonus, why, 0.0)
+    if bonus and options["top_entropy_quantile"] < 1:
+        why = "is over the tokens that top_entropy_quantile keeps, here over all"
+        raise _refusal("entropy_coef", bonus, why, 0.0)
     return bonus

@@ -110,6 +110,7 @@ REFUSED = [
     {"multi_objective_aggregation": "normalize_then_sum"},
     {"loss_type": "cispo"},
     {"loss_type": "grpo", "entropy_coef": 0.01},
+    {"entropy_coef": 0.01, "top_entropy_quantile": 0.2},
     {"importance_sampling_level": "sequence", "delta": 4.0},
     {"delta": 1.27, "epsilon_high": 0.28},
     *({"delta": it} for it in (-1, 0, 1.1)),
